@@ -164,7 +164,7 @@ Operation: TypeAlias = Reserve | Settle | Renew | Lower | Draw | Spend | Show | 
 
 
 @dataclass(frozen=True, slots=True)
-class Remaining:
+class RemainingBudget:
     """What is left in the scope that has least. None: no scope limits it. Below 0: debt."""
 
     requests: float | None = None
@@ -180,7 +180,7 @@ Reason: TypeAlias = Literal["requests", "tokens", "concurrency", "overrun", "bur
 class Granted:
     """The reservation is made."""
 
-    remaining: Remaining
+    remaining: RemainingBudget
     is_repeated: bool = False
     """True if Redis knew it already: nothing was charged again."""
 
@@ -195,7 +195,7 @@ class Denied:
     wait_s: float | None
     """Until the levels hold it, to the millisecond, if no other request takes from them.
     None: not known (concurrency, overrun) or never (burst)."""
-    remaining: Remaining
+    remaining: RemainingBudget
     is_claimed: bool = False
     """True if it must wait for a larger request that was refused before it; who needs more may not have to."""
     overrun_excess: int = 0
@@ -215,7 +215,7 @@ class Settled:
     overrun: int
     """Tokens charged beyond the reservation."""
     state: SettledState
-    remaining: Remaining
+    remaining: RemainingBudget
 
 
 RenewedState: TypeAlias = Literal["renewed", "reopened", "recreated", "settled"]
@@ -227,7 +227,7 @@ class Renewed:
     """What became of each item of the Renew, in its order."""
 
     states: tuple[RenewedState, ...]
-    remaining: Remaining
+    remaining: RemainingBudget
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +236,7 @@ class Lowered:
 
     refunded: int
     """0 too if the reservation is settled or not known."""
-    remaining: Remaining
+    remaining: RemainingBudget
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +248,7 @@ class Drawn:
     slots: int
     is_open: bool
     """False if the slab was settled: it holds nothing and never will again."""
-    remaining: Remaining
+    remaining: RemainingBudget
     overrun: int = 0
 
 
@@ -257,7 +257,7 @@ class Spent:
     """The spending is taken."""
 
     is_repeated: bool
-    remaining: Remaining
+    remaining: RemainingBudget
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +271,7 @@ class Swept:
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class ScopeUsage:
     """Live use of one scope. None: not limited; levels below 0 are debt."""
 
     scope: str
@@ -316,7 +316,7 @@ class LedgerTotals:
 class Shown:
     """Answer to Show."""
 
-    uses: tuple[Use, ...]
+    uses: tuple[ScopeUsage, ...]
     """In the order of the account's scopes."""
     ledger_totals: LedgerTotals
 

@@ -25,11 +25,12 @@ from kvmesh.buckets.operations import (
     Lowered,
     Operation,
     Reason,
-    Remaining,
+    RemainingBudget,
     Renew,
     Renewed,
     RenewedState,
     Reserve,
+    ScopeUsage,
     Settle,
     Settled,
     SettledState,
@@ -39,7 +40,6 @@ from kvmesh.buckets.operations import (
     Spent,
     Sweep,
     Swept,
-    Use,
 )
 from kvmesh.redis_script import Call
 
@@ -229,8 +229,8 @@ def _level(word: bytes | int) -> float | None:
     return None if word == b"" else int(word) / UNIT
 
 
-def _remaining(requests: bytes | int, tokens: bytes | int, slots: bytes | int) -> Remaining:
-    return Remaining(_level(requests), _level(tokens), None if slots == b"" else int(slots))
+def _remaining(requests: bytes | int, tokens: bytes | int, slots: bytes | int) -> RemainingBudget:
+    return RemainingBudget(_level(requests), _level(tokens), None if slots == b"" else int(slots))
 
 
 def _reserved(_: Reserve, reply: Any) -> Answer:
@@ -267,7 +267,7 @@ def _spent(_: Spend, reply: Any) -> Answer:
 
 def _shown(each: Show, reply: Any) -> Answer:
     uses = tuple(
-        Use(scope.name, _level(requests), _level(tokens), int(slots), int(overrun))
+        ScopeUsage(scope.name, _level(requests), _level(tokens), int(slots), int(overrun))
         for scope, (requests, tokens, slots, overrun) in zip(each.account.scopes, reply[0], strict=True)
     )
     values = [int(word or 0) for word in reply[1]]

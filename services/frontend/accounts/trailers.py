@@ -20,7 +20,7 @@ CONCURRENCY: Final = "kvmesh-remaining-concurrency"
 
 
 class Left(Protocol):
-    """What is left; None: not limited. A `Remaining` of kvmesh.buckets is one."""
+    """What is left; None: not limited. A `RemainingBudget` of kvmesh.buckets is one."""
 
     @property
     def requests(self) -> float | None: ...

@@ -22,12 +22,13 @@ from kvmesh.buckets.operations import (
     Lowered,
     Operation,
     Reason,
-    Remaining,
+    RemainingBudget,
     Renew,
     Renewal,
     Renewed,
     RenewedState,
     Reserve,
+    ScopeUsage,
     Settle,
     Settled,
     SettledState,
@@ -37,7 +38,6 @@ from kvmesh.buckets.operations import (
     Spent,
     Sweep,
     Swept,
-    Use,
 )
 
 SETTLED_MS, SWEPT_MS, BUNCH_MS, SWEEP_MAX = 300_000, 3_600_000, 256, 100
@@ -158,7 +158,7 @@ class ReferenceBudget:
         rows = [row for row in self.rows.values() if row.state == "open" and name in row.scopes]
         return sum(row.overrun - row.overrun_free for row in rows)
 
-    def _remaining(self, account: Account, now_ms: int) -> Remaining:
+    def _remaining(self, account: Account, now_ms: int) -> RemainingBudget:
         levels = [self._now(scope, now_ms) for scope in account.scopes]
         requests = [each for each, _ in levels if each is not None]
         tokens = [each for _, each in levels if each is not None]
@@ -167,7 +167,7 @@ class ReferenceBudget:
             for each in account.scopes
             if each.limit.concurrency
         ]
-        return Remaining(
+        return RemainingBudget(
             _rounded_down(min(requests)) if requests else None,
             _rounded_down(min(tokens)) if tokens else None,
             min(slots) if slots else None,
@@ -277,7 +277,7 @@ class ReferenceBudget:
             return Denied("concurrency", full[-1], None, left)
         return self._judge_overrun(each, left)
 
-    def _judge_overrun(self, each: Reserve, left: Remaining) -> Denied | None:
+    def _judge_overrun(self, each: Reserve, left: RemainingBudget) -> Denied | None:
         found: list[tuple[int, int, str]] = []
         has_free_tenant = any(
             scope.name.startswith("tenant:") and not self._overrun_of_requests(scope.name)
@@ -448,7 +448,7 @@ class ReferenceBudget:
         for scope in each.account.scopes:
             requests, tokens = self._now(scope, now_ms)
             uses.append(
-                Use(
+                ScopeUsage(
                     scope.name,
                     None if requests is None else _rounded_down(requests),
                     None if tokens is None else _rounded_down(tokens),

@@ -10,7 +10,7 @@ from enum import Enum, auto
 from typing import Final
 
 from kvmesh.buckets.limits import Account
-from kvmesh.buckets.operations import Denied, Remaining, Spend
+from kvmesh.buckets.operations import Denied, RemainingBudget, Spend
 from kvmesh.drain_rate import DrainRate, Stock
 from kvmesh.tenants.caller import Caller
 from services.frontend.accounts.budgets.quota_lease import QuotaLease
@@ -91,7 +91,7 @@ class AccountState:
         """True if tokens are limited."""
         self.has_slots = any(scope.limit.concurrency for scope in account.scopes)
         """True if requests at a time are limited."""
-        self._remaining = Remaining()
+        self._remaining = RemainingBudget()
         self._denied: Denied | None = None
         self._denied_at_s = self._denied_until_s = 0.0
         self._denied_tokens = self._denied_overrun = 0
@@ -117,23 +117,23 @@ class AccountState:
         return bool(self.spending or self.spent_tokens or self.spent_requests)
 
     @property
-    def remaining(self) -> Remaining:
+    def remaining(self) -> RemainingBudget:
         """What is left: what Redis last said, and what is free here."""
         told, slab = self._remaining, self.slab
         if not slab.is_open:
             return told
-        return Remaining(
+        return RemainingBudget(
             None if told.requests is None else told.requests + slab.free_requests,
             None if told.tokens is None else told.tokens + slab.free_tokens,
             None if told.concurrency is None else told.concurrency + slab.free_slots,
         )
 
     @property
-    def told(self) -> Remaining | None:
+    def told(self) -> RemainingBudget | None:
         """What Redis last said to be left; None: nothing yet."""
         return self._remaining if self.remaining_at_s > float("-inf") else None
 
-    def tell(self, remaining: Remaining, now_s: float) -> None:
+    def tell(self, remaining: RemainingBudget, now_s: float) -> None:
         """Take what Redis says to be left."""
         self._remaining = remaining
         self.remaining_at_s = now_s
@@ -309,7 +309,7 @@ class Reservation:
         return min(self.overrun, max(0, self.prompt_tokens + self.position + EXTEND_TOKENS - self.tokens))
 
     @property
-    def remaining(self) -> Remaining | None:
+    def remaining(self) -> RemainingBudget | None:
         """What is left of the account in its tightest scope, as far as this frontend knows. None: nothing is limited."""
         return None if self.standing is None else self.standing.remaining
 

@@ -25,7 +25,7 @@ from typing import Final
 from zlib import crc32
 
 from kvmesh.buckets.limits import Account, Limit, Scope
-from kvmesh.buckets.operations import Denied, Remaining
+from kvmesh.buckets.operations import Denied, RemainingBudget
 
 SHARE: Final = 0.8
 OUTAGE_S: Final = 60.0
@@ -111,7 +111,7 @@ class LocalBuckets:
         return min((self._share * burst for burst in bursts), default=math.inf)
 
     def open(
-        self, account: Account, remaining: Remaining | None, age_s: float, live: int, now_s: float
+        self, account: Account, remaining: RemainingBudget | None, age_s: float, live: int, now_s: float
     ) -> None:
         """Know the account: what Redis said `age_s` ago to be left, and how many of its requests run here.
 
@@ -160,20 +160,20 @@ class LocalBuckets:
             cap = self._share * scope.limit.requests_burst
             bucket.requests = min(max(cap, bucket.requests), bucket.requests + requests)
 
-    def remaining(self, account: Account) -> Remaining:
+    def remaining(self, account: Account) -> RemainingBudget:
         """Return what is left here in the scope that has least."""
-        least = Remaining()
+        least = RemainingBudget()
         for scope in account.scopes:
             bucket, limit = self._buckets[account.organisation, scope.name], scope.limit
             free = max(0, self._slots(limit) - bucket.slots)
-            least = Remaining(
+            least = RemainingBudget(
                 _least(least.requests, bucket.requests if limit.requests_per_min else None),
                 _least(least.tokens, bucket.tokens if limit.tokens_per_min else None),
                 least.concurrency if not limit.concurrency else min(free, least.concurrency or free),
             )
         return least
 
-    def _start(self, limit: Limit, remaining: Remaining | None, age_s: float, now_s: float) -> _Bucket:
+    def _start(self, limit: Limit, remaining: RemainingBudget | None, age_s: float, now_s: float) -> _Bucket:
         tokens, requests = limit.tokens_burst, limit.requests_burst
         if remaining is not None and remaining.tokens is not None:
             tokens = min(tokens, remaining.tokens + age_s * limit.tokens_per_min / 60)
@@ -197,7 +197,7 @@ class LocalBuckets:
 
         What is larger than the bucket is admitted when the bucket is full, and repaid before the next.
         """
-        limit, remaining = scope.limit, Remaining(bucket.requests, bucket.tokens, None)
+        limit, remaining = scope.limit, RemainingBudget(bucket.requests, bucket.tokens, None)
         worst = denied.wait_s or 0.0 if denied is not None else 0.0
         found: Denied | None = None
         if limit.tokens_per_min:

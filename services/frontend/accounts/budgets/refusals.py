@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Final, TypeAlias
 
 from kvmesh.buckets.limits import Account, Limit
-from kvmesh.buckets.operations import Denied, Reason, Remaining
+from kvmesh.buckets.operations import Denied, Reason, RemainingBudget
 from kvmesh.errors import MeshError, QuotaViolation
 from services.frontend.accounts import trailers
 
@@ -73,7 +73,7 @@ def _phrase(account: Account, reason: Reason, scope: str, tokens: int, overrun: 
     return REASONS[reason], f"{scope}: {description}", MappingProxyType(metadata), quota
 
 
-def away_error(account: Account, tokens: int, fits: float, remaining: Remaining) -> MeshError:
+def away_error(account: Account, tokens: int, fits: float, remaining: RemainingBudget) -> MeshError:
     """Return the error for a request that may use more than this frontend may admit while budgets cannot be asked."""
     return MeshError(
         "BUDGET_UNAVAILABLE",
@@ -89,7 +89,7 @@ def away_error(account: Account, tokens: int, fits: float, remaining: Remaining)
     )
 
 
-def shed_error(account: Account, remaining: Remaining) -> MeshError:
+def shed_error(account: Account, remaining: RemainingBudget) -> MeshError:
     """Return the error for a request of a sheddable class while budgets cannot be asked for long."""
     return MeshError(
         "BUDGET_UNAVAILABLE",

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from kvmesh.buckets.limits import Account
-from kvmesh.buckets.operations import TOKENS_MAX, Answer, Denied, Operation, Remaining, Reserve, Sweep
+from kvmesh.buckets.operations import TOKENS_MAX, Answer, Denied, Operation, RemainingBudget, Reserve, Sweep
 from kvmesh.buckets.wire import calls
 from kvmesh.errors import MeshError
 from kvmesh.redis_link import RedisUnavailable
@@ -533,7 +533,9 @@ def test_who_waits_for_a_larger_one_does_not_hold_that_one_up() -> None:
                 if isinstance(each, Reserve):
                     asked.append(each.tokens)
                     if each.tokens < 500:
-                        answers[at] = Denied("tokens", "tenant:search", 2.0, Remaining(), is_claimed=True)
+                        answers[at] = Denied(
+                            "tokens", "tenant:search", 2.0, RemainingBudget(), is_claimed=True
+                        )
             return answers
 
         frontend.ledger.run = claimed  # type: ignore[method-assign]

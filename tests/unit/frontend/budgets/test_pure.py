@@ -7,7 +7,7 @@ import random
 import pytest
 
 from kvmesh.buckets.limits import Account, Limit, Scope
-from kvmesh.buckets.operations import Denied, Reason, Remaining
+from kvmesh.buckets.operations import Denied, Reason, RemainingBudget
 from kvmesh.tenants.caller import Tenant
 from services.frontend.accounts.budgets import estimates, local_buckets, quota_lease, refusals
 from services.frontend.accounts.budgets.estimates import COLD_OUTPUT, LEARNERS_MAX, Estimates, Learner
@@ -231,7 +231,7 @@ def test_local_buckets_spend_no_more_than_stated(seed: int) -> None:
     frontends = draw.randint(1, 9)
     one, other = account(name="one"), account(name="two")
     local, now_s, largest = LocalBuckets(frontends), 0.0, 0
-    remaining = draw.choice((None, Remaining(draw.uniform(0, 500), draw.uniform(-3000, 9000), 5)))
+    remaining = draw.choice((None, RemainingBudget(draw.uniform(0, 500), draw.uniform(-3000, 9000), 5)))
     for who in (one, other):
         local.open(who, remaining, 0.0, 0, now_s)
     spent = dict.fromkeys(("organisation:acme", "tenant:one", "tenant:two"), 0)
@@ -268,17 +268,17 @@ def test_local_buckets_start_where_redis_left_off() -> None:
     limit = Limit(0, 0, 60_000, 10_000, 0)
     who = Account("acme", (Scope("tenant:search", limit),))
     for remaining, age_s, expected in (
-        (Remaining(None, 0.0, None), 0.0, 0.0),
-        (Remaining(None, 5000.0, None), 0.0, 0.8 * 5000 / 4),
-        (Remaining(None, 0.0, None), 3.0, 0.8 * 3000 / 4),
-        (Remaining(None, 0.0, None), 600.0, 0.8 * 10_000 / 4),
+        (RemainingBudget(None, 0.0, None), 0.0, 0.0),
+        (RemainingBudget(None, 5000.0, None), 0.0, 0.8 * 5000 / 4),
+        (RemainingBudget(None, 0.0, None), 3.0, 0.8 * 3000 / 4),
+        (RemainingBudget(None, 0.0, None), 600.0, 0.8 * 10_000 / 4),
         (None, 0.0, 0.8 * 10_000 / 4),
     ):
         local = LocalBuckets(4)
         local.open(who, remaining, age_s, 0, 0.0)
         assert local.remaining(who).tokens == pytest.approx(expected)
     local = LocalBuckets(4)
-    local.open(who, Remaining(None, 0.0, None), 0.0, 0, 0.0)
+    local.open(who, RemainingBudget(None, 0.0, None), 0.0, 0, 0.0)
     denied = local.admit(who, 400, 0.0, is_forced=False)
     assert denied is not None and denied.wait_s == pytest.approx(400 / 200)
     assert local.admit(who, 400, 2.0, is_forced=False) is None
@@ -312,7 +312,7 @@ def test_a_refusal_tells_of_the_limit_that_refused(reason: Reason) -> None:
         )
         for scope in mine.scopes:
             for wait_s in (0.5, 0.25):
-                denied = Denied(reason, scope.name, wait_s, Remaining(0, -5, 1))
+                denied = Denied(reason, scope.name, wait_s, RemainingBudget(0, -5, 1))
                 error = refusals.denied_error(mine, denied, 0)
                 limit = {
                     "requests": scope.limit.requests_per_min,

@@ -18,7 +18,7 @@ from kvmesh.buckets.operations import (
     Lower,
     Lowered,
     Operation,
-    Remaining,
+    RemainingBudget,
     Renew,
     Renewed,
     RenewedState,
@@ -156,13 +156,13 @@ class TwinRedis:
         for scope in row.scopes:
             self.level(scope).slots += slots
 
-    def _remaining(self, account: Account) -> Remaining:
+    def _remaining(self, account: Account) -> RemainingBudget:
         def least(values: list[float]) -> float | None:
             return min(values) if values else None
 
         pairs = [(scope.limit, self.level(scope)) for scope in account.scopes]
         slots = [limit.concurrency - level.slots for limit, level in pairs if limit.concurrency]
-        return Remaining(
+        return RemainingBudget(
             least([level.requests for limit, level in pairs if limit.requests_per_min]),
             least([level.tokens for limit, level in pairs if limit.tokens_per_min]),
             min(slots) if slots else None,
@@ -386,7 +386,7 @@ class TwinRedis:
         return Swept(swept, 0, True)
 
 
-def left_of(remaining: Remaining) -> tuple[float | None, float | None, int | None]:
+def left_of(remaining: RemainingBudget) -> tuple[float | None, float | None, int | None]:
     """Return tokens, requests, slots."""
     return remaining.tokens, remaining.requests, remaining.concurrency
 
