@@ -101,7 +101,7 @@ class Catalogue:
         return caller
 
     @property
-    def asks(self) -> bool:
+    def requires_credentials(self) -> bool:
         """True if callers must say who they are; without tenants nobody need."""
         return self._everybody is None
 

@@ -56,12 +56,12 @@ class CatalogueStore:
 
     async def run(self) -> None:
         """Look every POLL_S and at every nudge, until cancelled. No answer of Redis ends it."""
-        if self.catalogue.asks:  # without tenants there is nothing that could be changed
+        if self.catalogue.requires_credentials:  # without tenants there is nothing that could be changed
             await persist(self._follow, "tenants", pause_s=AWAY_PAUSE_S)
 
     async def poll(self) -> None:
         """Look once. Raises RedisAway."""
-        if not self.catalogue.asks:
+        if not self.catalogue.requires_credentials:
             return
         found = await _read(self._redis, self._config.mesh.name)
         if found == self._found and not self._lacking:

@@ -22,7 +22,7 @@ def identify(call: Call[Any, Any], catalogue: Catalogue) -> Caller:
 
     Raises MeshError CREDENTIALS_MISSING, CREDENTIALS_UNKNOWN, TENANT_UNKNOWN, TENANT_DISABLED.
     """
-    if not catalogue.asks:
+    if not catalogue.requires_credentials:
         return catalogue.identify(None, (), None)
     metadata = call.metadata
     given = metadata.get(AUTHORIZATION)

@@ -50,7 +50,7 @@ def test_without_tenants_everybody_is_the_anonymous_one() -> None:
     catalogue = Catalogue(
         MeshConfig(frontend=Frontend(runtime_max_s=33, default_deadline_s=33, max_output_tokens_max=300))
     )
-    assert not catalogue.asks
+    assert not catalogue.requires_credentials
     caller = catalogue.identify("whatever", ["router.kvmesh.internal"], "acme")
     assert (caller.tenant.name, caller.account.scopes, caller.key) == ("", (), "")
     standard = caller.service_class
