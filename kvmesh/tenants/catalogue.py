@@ -20,7 +20,7 @@ from kvmesh.tenants.sections import STANDARD, ClassTable, KeyTable, TenantTable
 HEADER: Final = "kvmesh-tenant"
 """Metadata in which a gateway names the tenant it calls for."""
 
-NOTHING: Final[Mapping[str, Override]] = {}
+NO_OVERRIDES: Final[Mapping[str, Override]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Catalogue:
     256 random bits, which nobody can guess.
     """
 
-    def __init__(self, config: MeshConfig, overrides: Mapping[str, Override] = NOTHING) -> None:
+    def __init__(self, config: MeshConfig, overrides: Mapping[str, Override] = NO_OVERRIDES) -> None:
         tables, problems = apply(tables_of(config), overrides)
         self.tables = tables
         """With the overrides."""
@@ -64,9 +64,9 @@ class Catalogue:
         self._anonymous: _Credential | None = None
         if config.frontend.anonymous_tenant:
             self._anonymous = _Credential(self._callers[config.frontend.anonymous_tenant])
-        self._everybody: Caller | None = None
+        self._open_caller: Caller | None = None
         if not tables.tenants:
-            self._everybody = Caller(
+            self._open_caller = Caller(
                 tenant=Tenant(name=""), service_class=self.classes[STANDARD], account=Account("", ())
             )
 
@@ -78,8 +78,8 @@ class Catalogue:
         bring. Raises MeshError CREDENTIALS_MISSING, CREDENTIALS_UNKNOWN, TENANT_UNKNOWN, TENANT_DISABLED; none of them
         quotes a key.
         """
-        if self._everybody is not None:
-            return self._everybody
+        if self._open_caller is not None:
+            return self._open_caller
         credential = self._credential(bearer, identities)
         if credential.is_disabled:
             raise _disabled("key", credential.caller.key)
@@ -103,7 +103,7 @@ class Catalogue:
     @property
     def requires_credentials(self) -> bool:
         """True if callers must say who they are; without tenants nobody need."""
-        return self._everybody is None
+        return self._open_caller is None
 
     @property
     def tenants(self) -> list[Tenant]:

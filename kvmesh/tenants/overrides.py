@@ -32,7 +32,7 @@ CHANGEABLE: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Kind of a scope -> keys that may be changed while the mesh runs. Who belongs to whom is the configuration's alone."""
 
-OF_NEW_KEYS: Final = ("tenant", "sha256", "gateway")
+NEW_KEY_FIELDS: Final = ("tenant", "sha256", "gateway")
 """What an entry says besides, of a key that the configuration does not know."""
 
 DELETED: Final[Mapping[str, Any]] = {"deleted": True, "disabled": True}
@@ -65,7 +65,7 @@ def read(
     """
     overrides, problems = dict(known), list[str]()
     names = {name.decode(errors="replace"): entry for name, entry in found.items()}
-    lacking = {scope: override for scope, override in known.items() if scope not in names}
+    missing = {scope: override for scope, override in known.items() if scope not in names}
     for scope, entry in names.items():
         try:
             override = _decoder.decode(entry)
@@ -73,10 +73,10 @@ def read(
             problems.append(f"{scope}: the entry cannot be read: {error}.")
             continue
         if scope in known and override.version < known[scope].version:
-            lacking[scope] = known[scope]
+            missing[scope] = known[scope]
         else:
             overrides[scope] = override
-    return overrides, lacking, problems
+    return overrides, missing, problems
 
 
 _decoder: Final = msgspec.json.Decoder(Override)
@@ -131,7 +131,7 @@ def changed(tables: Tables, kind: str, name: str, changes: Mapping[str, Any]) ->
     table, before = TABLE_OF[kind], tables.named(kind).get(name)
     where = f"{table.kind}.{name}"
     if before is None and kind == "key":
-        refuse_unknown(where, changes, (*CHANGEABLE[kind], *OF_NEW_KEYS))
+        refuse_unknown(where, changes, (*CHANGEABLE[kind], *NEW_KEY_FIELDS))
         new = build_table(KeyTable, name, dict(changes))
         refuse_unknown_name(f"{where}.tenant", new.tenant, tables.tenants)
         for other, key in tables.keys.items():
@@ -143,7 +143,7 @@ def changed(tables: Tables, kind: str, name: str, changes: Mapping[str, Any]) ->
             f"{where} cannot be changed: there is no [{where}] in the configuration. Allowed are "
             f"{', '.join(sorted(tables.named(kind))) or 'none'}."
         )
-    own = {key: value for key, value in changes.items() if not _is_said_before(before, key, value)}
+    own = {key: value for key, value in changes.items() if not _is_in_file_already(before, key, value)}
     refuse_unknown(where, own, CHANGEABLE[kind])
     after = _replaced(before, own)
     after.refuse_wrong(name)
@@ -191,14 +191,14 @@ def _with(tables: Tables, found: Mapping[str, Mapping[str, Any]]) -> Tables:
     )
 
 
-AnyTable = TypeVar("AnyTable", bound=Table)
+TableT = TypeVar("TableT", bound=Table)
 
 
-def _replaced(table: AnyTable, changes: Mapping[str, Any]) -> AnyTable:
+def _replaced(table: TableT, changes: Mapping[str, Any]) -> TableT:
     attributes = {shown_key(attribute): attribute for attribute, _, _ in keys(type(table))}
     return msgspec.structs.replace(table, **{attributes[key]: value for key, value in changes.items()})
 
 
-def _is_said_before(table: Table, key: str, value: Any) -> bool:
+def _is_in_file_already(table: Table, key: str, value: Any) -> bool:
     """Tell whether the file has taken over what the entry says of a key that was made before it was in the file."""
-    return key in OF_NEW_KEYS and bool(getattr(table, key, None) == value)
+    return key in NEW_KEY_FIELDS and bool(getattr(table, key, None) == value)

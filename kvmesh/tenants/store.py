@@ -29,9 +29,9 @@ _RESTORE: Final = Script.beside(__file__, "restore_override.lua")
 POLL_S: Final = 1.0
 """Between two looks without news."""
 
-AWAY_PAUSE_S: Final = 0.25
+RETRY_PAUSE_S: Final = 0.25
 
-TRIES_MAX: Final = 5
+CAS_ATTEMPTS_MAX: Final = 5
 """Of a change that others come before."""
 
 
@@ -44,10 +44,10 @@ class CatalogueStore:
         self._redis = redis
         self._config = config
         self._overrides: Mapping[str, Override] = {}
-        self._found: Mapping[bytes, bytes] = {}
-        self._lacking: Mapping[str, Override] = {}
+        self._entries: Mapping[bytes, bytes] = {}
+        self._missing: Mapping[str, Override] = {}
         """What Redis had lost when it was read last."""
-        self._told: Sequence[str] = ()
+        self._logged_problems: Sequence[str] = ()
 
     async def start(self) -> None:
         """Look once, before the first request; where Redis is away, what the configuration says holds."""
@@ -57,16 +57,16 @@ class CatalogueStore:
     async def run(self) -> None:
         """Look every POLL_S and at every nudge, until cancelled. No answer of Redis ends it."""
         if self.catalogue.requires_credentials:  # without tenants there is nothing that could be changed
-            await persist(self._follow, "tenants", pause_s=AWAY_PAUSE_S)
+            await persist(self._follow, "tenants", pause_s=RETRY_PAUSE_S)
 
     async def poll(self) -> None:
         """Look once. Raises RedisAway."""
         if not self.catalogue.requires_credentials:
             return
         found = await _read(self._redis, self._config.mesh.name)
-        if found == self._found and not self._lacking:
+        if found == self._entries and not self._missing:
             return
-        overrides, lacking, problems = read(found, self._overrides)
+        overrides, missing, problems = read(found, self._overrides)
         if overrides != self._overrides:
             changed = sorted(
                 scope for scope, override in overrides.items() if override != self._overrides.get(scope)
@@ -75,14 +75,14 @@ class CatalogueStore:
             self.catalogue = await asyncio.to_thread(Catalogue, self._config, overrides)
             self._overrides = overrides
             log.info("tenants changed", extra={"changed": changed})
-        self._found = found
-        self._tell([*problems, *self.catalogue.problems])
-        if lacking and lacking != self._lacking:
-            log.warning("Redis lost what was changed; it is put back", extra={"changed": sorted(lacking)})
-        self._lacking = lacking
-        if lacking:
+        self._entries = found
+        self._log_problems([*problems, *self.catalogue.problems])
+        if missing and missing != self._missing:
+            log.warning("Redis lost what was changed; it is put back", extra={"changed": sorted(missing)})
+        self._missing = missing
+        if missing:
             with suppress(RedisUnavailable):  # one that takes no writes can be read all the same
-                await restore(self._redis, self._config.mesh.name, lacking)
+                await restore(self._redis, self._config.mesh.name, missing)
 
     async def _follow(self) -> None:
         subscription = self._redis.subscription()
@@ -95,11 +95,11 @@ class CatalogueStore:
             with suppress(Exception):  # closing a broken connection tells nothing new
                 await subscription.aclose()
 
-    def _tell(self, problems: Sequence[str]) -> None:
+    def _log_problems(self, problems: Sequence[str]) -> None:
         for problem in problems:
-            if problem not in self._told:
+            if problem not in self._logged_problems:
                 log.error("a change of tenants is left out: %s", problem)
-        self._told = problems
+        self._logged_problems = problems
 
 
 async def read_overrides(redis: RedisLink, mesh: str) -> tuple[dict[str, Override], list[str]]:
@@ -117,7 +117,7 @@ async def change(
     cannot be read counts as empty. Raises RedisAway, Contended, and what `made` raises.
     """
     name = key(mesh, "tenants")
-    for _ in range(TRIES_MAX):
+    for _ in range(CAS_ATTEMPTS_MAX):
         before = await redis.execute("HGET", name, scope)
         known = read({scope.encode(): before}, {})[0].get(scope) if before is not None else None
         changes = made(dict(known.changes) if known else {})

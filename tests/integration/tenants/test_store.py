@@ -189,7 +189,7 @@ async def test_the_newer_of_two_states_is_restored(redis_url: str) -> None:
             rng = random.Random(seed)
             await link.execute("DEL", TENANTS)
             stale = CatalogueStore(link, CONFIG)
-            stale._overrides, stale._found = old._overrides, dict(old._found)
+            stale._overrides, stale._entries = old._overrides, dict(old._entries)
             for store in rng.sample([stale, new, stale, new], 4):
                 await store.poll()
             await stale.poll()
