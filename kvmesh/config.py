@@ -42,7 +42,7 @@ from kvmesh.tenants.sections import (
     KeyTable,
     OrganisationTable,
     TenantTable,
-    refuse_wrong,
+    validate,
 )
 from kvmesh.trust import networks
 
@@ -451,7 +451,7 @@ class MeshConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     keys: Mapping[str, KeyTable] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        refuse_wrong(self.classes, self.organisations, self.tenants, self.keys)
+        validate(self.classes, self.organisations, self.tenants, self.keys)
         self._check_tenants()
         if self.frontend.max_output_tokens_default >= self.engine.max_sequence_tokens:
             raise ConfigError(

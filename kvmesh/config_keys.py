@@ -84,7 +84,7 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """First part of the table's name."""
     about: ClassVar[str] = ""
 
-    def refuse_wrong(self, name: str) -> None:
+    def validate(self, name: str) -> None:
         """Raise ConfigError if a value of the table [`kind`.`name`] is wrong."""
         where = f"{self.kind}.{name}"
         if not re.fullmatch(NAME, name):
@@ -114,7 +114,7 @@ def build_table(table: type[AnyTable], name: str, found: Any) -> AnyTable:
     refuse_unknown(where, found, list(attributes))
     values = {attributes[key]: tuple(v) if isinstance(v, list) else v for key, v in found.items()}
     built = table(**values)
-    built.refuse_wrong(name)
+    built.validate(name)
     return built
 
 

@@ -161,7 +161,7 @@ async def make_key(
             admin.caller(tenant)
             key_name = key_name or f"{tenant[:55]}-{hashed[:8]}"
             made = KeyTable(tenant=tenant, sha256=hashed, gateway=is_gateway)
-            made.refuse_wrong(key_name)
+            made.validate(key_name)
 
             def first(before: dict[str, Any]) -> dict[str, Any]:
                 if before not in ({}, DELETED) or key_name in admin.catalogue.tables.keys:

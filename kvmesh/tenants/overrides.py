@@ -146,7 +146,7 @@ def changed(tables: Tables, kind: str, name: str, changes: Mapping[str, Any]) ->
     own = {key: value for key, value in changes.items() if not _is_in_file_already(before, key, value)}
     refuse_unknown(where, own, CHANGEABLE[kind])
     after = _replaced(before, own)
-    after.refuse_wrong(name)
+    after.validate(name)
     if isinstance(after, TenantTable):
         refuse_unknown_name(f"{where}.class", after.class_, {STANDARD: None, **tables.classes})
     return after

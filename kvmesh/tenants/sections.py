@@ -253,7 +253,7 @@ TABLES: Final[Mapping[str, type[Table]]] = {
 }
 
 
-def refuse_wrong(
+def validate(
     classes: Mapping[str, ClassTable],
     organisations: Mapping[str, OrganisationTable],
     tenants: Mapping[str, TenantTable],
@@ -263,7 +263,7 @@ def refuse_wrong(
     given: tuple[Mapping[str, Table], ...] = (classes, organisations, tenants, keys)
     for tables in given:
         for name, table in tables.items():
-            table.refuse_wrong(name)
+            table.validate(name)
     for name, tenant in tenants.items():
         if name in LABELS_TAKEN:
             raise ConfigError(
