@@ -11,7 +11,7 @@ import grpc
 
 from kvmesh.config import ConfigError, MeshConfig
 from kvmesh.server import channel
-from kvmesh.trust.material import Files, Keeper, Material
+from kvmesh.trust.material import CertificateReloader, Files, Material
 from kvmesh.trust.peers import Trust
 
 log = logging.getLogger(__name__)
@@ -24,16 +24,18 @@ class Edge:
         """Read the files. Raises ConfigError."""
         section = config.frontend
         self._trust = trust
-        self._keeper: Keeper | None = None
+        self._reloader: CertificateReloader | None = None
         self._clients: Authorities | None = None
         if section.certificate:
-            self._keeper = Keeper(Files(section.certificate, section.key, "", section="frontend"))
+            self._reloader = CertificateReloader(
+                Files(section.certificate, section.key, "", section="frontend")
+            )
         if section.client_authority:
             self._clients = Authorities(section.client_authority)
 
     def server_credentials(self) -> grpc.ServerCredentials | None:
         """Return what the frontend shows its clients and asks of them; None: plain."""
-        if self._keeper is None:
+        if self._reloader is None:
             return None
         return grpc.dynamic_ssl_server_credentials(
             self._configuration(),
@@ -43,9 +45,9 @@ class Edge:
 
     def channel(self, address: str) -> grpc.aio.Channel:
         """Return a channel of the mesh's own tools to a frontend: the one certificate that it may show is known."""
-        if self._keeper is None:
+        if self._reloader is None:
             return channel(address)
-        found = self._keeper.current()
+        found = self._reloader.current()
         own = self._trust.material() if self._clients else None
         credentials = grpc.ssl_channel_credentials(
             found.certificate, own.key if own else None, own.certificate if own else None
@@ -54,11 +56,11 @@ class Edge:
 
     def expires_s(self) -> float:
         """Return the Unix time at which the certificate in use ends; 0 without one."""
-        return self._keeper.expires_s if self._keeper else 0.0
+        return self._reloader.expires_s if self._reloader else 0.0
 
     def _configuration(self) -> Any:
-        assert self._keeper is not None, "a plain edge has no configuration"
-        found: Material = self._keeper.current()
+        assert self._reloader is not None, "a plain edge has no configuration"
+        found: Material = self._reloader.current()
         roots = None
         if self._clients is not None:
             own = self._trust.material()

@@ -95,7 +95,7 @@ def read(files: Files, name: str = "") -> Material:
     return Material(certificate, key, authority, names, float(ssl.cert_time_to_seconds(seen["notAfter"])))
 
 
-class Keeper:
+class CertificateReloader:
     """Holds the newest usable material of `files`. May be asked from any thread."""
 
     def __init__(self, files: Files, name: str = "") -> None:

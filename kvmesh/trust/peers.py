@@ -13,7 +13,7 @@ from kvmesh.config import MeshConfig
 from kvmesh.server import channel
 from kvmesh.trust.diagnosis import explain
 from kvmesh.trust.guard import PeerGuard
-from kvmesh.trust.material import Files, Keeper, Material
+from kvmesh.trust.material import CertificateReloader, Files, Material
 from kvmesh.trust.names import name_of
 
 log = logging.getLogger(__name__)
@@ -35,30 +35,30 @@ class Trust:
         self._role = role
         self._mesh = config.mesh.name
         section = config.trust
-        self._keeper: Keeper | None = None
+        self._reloader: CertificateReloader | None = None
         if section.certificate:
             paths = (section.certificate, section.key, section.authority)
             files = Files(*(path.replace(ROLE, role) for path in paths))
-            self._keeper = Keeper(files, name_of(role, self._mesh))
+            self._reloader = CertificateReloader(files, name_of(role, self._mesh))
             log.info(
                 "peers are verified",
-                extra={"as": name_of(role, self._mesh), "expires_s": self._keeper.expires_s},
+                extra={"as": name_of(role, self._mesh), "expires_s": self._reloader.expires_s},
             )
 
     def material(self) -> Material | None:
         """Return what is shown and believed now, or None without TLS."""
-        return self._keeper.current() if self._keeper else None
+        return self._reloader.current() if self._reloader else None
 
     @property
     def is_on(self) -> bool:
         """True if peers must show a certificate of the mesh."""
-        return self._keeper is not None
+        return self._reloader is not None
 
     def channel(self, address: str, role: str) -> grpc.aio.Channel:
         """Return a channel to `host:port`, where only a process of `role` is believed. The caller closes it."""
-        if self._keeper is None:
+        if self._reloader is None:
             return channel(address)
-        found = self._keeper.current()
+        found = self._reloader.current()
         credentials = grpc.ssl_channel_credentials(found.authority, found.key, found.certificate)
         return channel(address, credentials, name_of(role, self._mesh))
 
@@ -68,12 +68,12 @@ class Trust:
 
     async def explain(self, address: str, role: str) -> str:
         """Return why the process of `role` at `address` and this one do not take each other, or an empty text."""
-        files = self._keeper.files if self._keeper else None
+        files = self._reloader.files if self._reloader else None
         return await explain(address, name_of(role, self._mesh), files)
 
     def server_credentials(self) -> grpc.ServerCredentials | None:
         """Return what the process's server shows and asks for; None: plain."""
-        if self._keeper is None:
+        if self._reloader is None:
             return None
         return grpc.dynamic_ssl_server_credentials(
             self._configuration(), self._configuration, require_client_authentication=True
@@ -85,10 +85,10 @@ class Trust:
 
     def expires_s(self) -> float:
         """Return the Unix time at which the certificate in use ends; 0 without one."""
-        return self._keeper.expires_s if self._keeper else 0.0
+        return self._reloader.expires_s if self._reloader else 0.0
 
     def _configuration(self) -> Any:
         """Called by gRPC for each connection, on a thread of its own."""
-        assert self._keeper is not None, "without files there is no configuration"
-        found = self._keeper.current()
+        assert self._reloader is not None, "without files there is no configuration"
+        found = self._reloader.current()
         return grpc.ssl_server_certificate_configuration([(found.key, found.certificate)], found.authority)

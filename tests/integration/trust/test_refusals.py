@@ -58,15 +58,15 @@ def _over(role: str) -> Callable[[Folder, Folder], Trust]:
         old = own.files(role)
         own.expire(role)
         # the certificate of a process that did not renew in time
-        assert made._keeper is not None
-        made._keeper._material = type(made._keeper._material)(
+        assert made._reloader is not None
+        made._reloader._material = type(made._reloader._material)(
             Path(old.certificate).read_bytes(),
             Path(old.key).read_bytes(),
             Path(old.authority).read_bytes(),
             (),
             0.0,
         )
-        made._keeper._stamp = made._keeper.files.stamp()
+        made._reloader._stamp = made._reloader.files.stamp()
         return made
 
     return trust

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvmesh.config import ConfigError
-from kvmesh.trust.material import Files, Keeper, Material, read
+from kvmesh.trust.material import CertificateReloader, Files, Material, read
 from tests.certificates import Folder
 
 NAME = "router.kvmesh.internal"
@@ -117,12 +117,12 @@ def test_an_encrypted_key_is_refused_and_not_asked_for(own: Folder) -> None:
 
 def test_a_renewal_is_taken_when_the_files_changed(own: Folder) -> None:
     """Files that did not change are not read again; renewed ones are taken at the next look."""
-    keeper = Keeper(own.files("router"), NAME)
-    before = keeper.current()
-    assert keeper.current() is before
+    reloader = CertificateReloader(own.files("router"), NAME)
+    before = reloader.current()
+    assert reloader.current() is before
     own.renew("router")
-    after = keeper.current()
-    assert after.certificate != before.certificate and after is keeper.current()
+    after = reloader.current()
+    assert after.certificate != before.certificate and after is reloader.current()
 
 
 @pytest.mark.parametrize(
@@ -137,30 +137,30 @@ def test_a_spoiled_renewal_leaves_the_one_before_in_use(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """It is said once, with the reason; the next good renewal is taken."""
-    keeper = Keeper(own.files("router"), NAME)
-    before = keeper.current()
+    reloader = CertificateReloader(own.files("router"), NAME)
+    before = reloader.current()
     authority = (own.path / "authority.pem").read_bytes()
     spoil(own, other)
     with caplog.at_level(logging.ERROR):
-        assert [keeper.current() for _ in range(3)] == [before] * 3
+        assert [reloader.current() for _ in range(3)] == [before] * 3
     assert len(caplog.records) == 1 and words in caplog.text
     (own.path / "authority.pem").write_bytes(authority)
     own.renew("router")
-    assert keeper.current() != before
+    assert reloader.current() != before
 
 
 def test_a_renewal_caught_half_way_is_not_taken(own: Folder) -> None:
     """Key and certificate are replaced one after the other; in between the old pair serves."""
-    keeper = Keeper(own.files("router"), NAME)
-    before = keeper.current()
+    reloader = CertificateReloader(own.files("router"), NAME)
+    before = reloader.current()
     seen: list[Material] = []
     old_certificate = (own.path / "router.pem").read_bytes()
     own.renew("router")
     new_certificate = (own.path / "router.pem").read_bytes()
     (own.path / "router.pem").write_bytes(old_certificate)
-    seen.append(keeper.current())
+    seen.append(reloader.current())
     (own.path / "router.pem").write_bytes(new_certificate)
-    seen.append(keeper.current())
+    seen.append(reloader.current())
     assert seen[0] == before and seen[1].certificate == new_certificate
 
 
@@ -171,8 +171,8 @@ def test_files_swapped_by_a_link_are_seen(own: Folder, tmp_path: Path) -> None:
     link = tmp_path / "current"
     link.symlink_to(first)
     files = Files(*(str(link / name) for name in ("router.pem", "router.key", "authority.pem")))
-    keeper = Keeper(files, NAME)
-    before = keeper.current()
+    reloader = CertificateReloader(files, NAME)
+    before = reloader.current()
     (tmp_path / "next").symlink_to(second.path)
     (tmp_path / "next").replace(link)
-    assert keeper.current().authority != before.authority
+    assert reloader.current().authority != before.authority
