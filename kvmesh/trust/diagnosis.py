@@ -10,7 +10,7 @@ from typing import Final
 from kvmesh.config import ConfigError
 from kvmesh.trust.material import Files, client_context, read
 
-LOOK_S: Final = 1.0
+HANDSHAKE_S: Final = 1.0
 """Longest look; who asks is about to wait before the next attempt anyway."""
 
 _WRONG_NAME: Final = 62
@@ -24,15 +24,15 @@ async def explain(address: str, name: str, files: Files | None) -> str:
     """
     host, _, port = address.rpartition(":")
     try:
-        async with asyncio.timeout(LOOK_S):
-            return await _look(host.strip("[]"), int(port), name, files)
+        async with asyncio.timeout(HANDSHAKE_S):
+            return await _handshake(host.strip("[]"), int(port), name, files)
     except (OSError, TimeoutError, ValueError, EOFError):
         return ""
 
 
-async def _look(host: str, port: int, name: str, files: Files | None) -> str:
+async def _handshake(host: str, port: int, name: str, files: Files | None) -> str:
     try:
-        context = client_context(files) if files else _believing()
+        context = client_context(files) if files else _unverified_context()
     except ConfigError as error:
         return str(error)
     context.check_hostname = files is not None
@@ -61,7 +61,7 @@ async def _look(host: str, port: int, name: str, files: Files | None) -> str:
         writer.transport.abort()
 
 
-def _believing() -> ssl.SSLContext:
+def _unverified_context() -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE  # only to see whether TLS is spoken at all; nothing is sent

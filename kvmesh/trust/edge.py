@@ -75,30 +75,32 @@ class Authorities:
     def __init__(self, path: str) -> None:
         """Read at once. Raises ConfigError."""
         self._path = path
-        self._good = self._read()
-        self._bad = b""
+        self._current = self._read()
+        self._last_fault = b""
 
     def current(self) -> bytes:
         """Return the authorities, PEM. What cannot be used is logged, and the old ones stay."""
         try:
-            self._good = self._read()
+            self._current = self._read()
         except ConfigError as error:
-            if str(error).encode() != self._bad:  # told once
+            if str(error).encode() != self._last_fault:  # told once
                 log.error("renewed authorities cannot be used; those before stay in use: %s", error)
-            self._bad = str(error).encode()
-        return self._good
+            self._last_fault = str(error).encode()
+        return self._current
 
     def _read(self) -> bytes:
-        said = f'frontend.client_authority = "{self._path}"'
+        setting = f'frontend.client_authority = "{self._path}"'
         try:
             found = Path(self._path).read_bytes()
             ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=found.decode("ascii"))
         except OSError as error:
             if isinstance(error, ssl.SSLError):
                 raise ConfigError(
-                    f"{said} cannot be used: allowed is a PEM file with certificates."
+                    f"{setting} cannot be used: allowed is a PEM file with certificates."
                 ) from error
-            raise ConfigError(f"{said} cannot be read: {error.strerror}.") from error
+            raise ConfigError(f"{setting} cannot be read: {error.strerror}.") from error
         except ValueError as error:
-            raise ConfigError(f"{said} cannot be used: allowed is a PEM file with certificates.") from error
+            raise ConfigError(
+                f"{setting} cannot be used: allowed is a PEM file with certificates."
+            ) from error
         return found

@@ -45,7 +45,7 @@ class Files:
         found = {key: self._bytes(key, path) for key, path in self._named()}
         return found["certificate"], found["key"], found.get("authority", b"")
 
-    def said(self, key: str) -> str:
+    def setting(self, key: str) -> str:
         """Return `section.key = "path"`."""
         return f'{self.section}.{key} = "{getattr(self, key)}"'
 
@@ -57,14 +57,14 @@ class Files:
         try:
             found = os.stat(path)  # noqa: PTH116  # follows links, which is how renewals are swapped in
         except OSError as error:
-            raise ConfigError(f"{self.said(key)} cannot be read: {error.strerror}.") from error
+            raise ConfigError(f"{self.setting(key)} cannot be read: {error.strerror}.") from error
         return found.st_mtime_ns, found.st_size, found.st_ino
 
     def _bytes(self, key: str, path: str) -> bytes:
         try:
             return Path(path).read_bytes()
         except OSError as error:
-            raise ConfigError(f"{self.said(key)} cannot be read: {error.strerror}.") from error
+            raise ConfigError(f"{self.setting(key)} cannot be read: {error.strerror}.") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +87,11 @@ def read(files: Files, name: str = "") -> Material:
     one that is over, one of another role.
     """
     certificate, key, authority = files.read()
-    seen = _rehearse(files)
+    seen = _test_handshake(files)
     names = tuple(text for kind, text in seen.get("subjectAltName", ()) if kind == "DNS")
     if name and name not in names:
         shown = ", ".join(names) or "nobody (it has no DNS name)"
-        raise ConfigError(f"{files.said('certificate')} is for {shown}: allowed is one for {name}.")
+        raise ConfigError(f"{files.setting('certificate')} is for {shown}: allowed is one for {name}.")
     return Material(certificate, key, authority, names, float(ssl.cert_time_to_seconds(seen["notAfter"])))
 
 
@@ -103,7 +103,7 @@ class CertificateReloader:
         self.files = files
         self._name = name
         self._lock = threading.Lock()
-        self._stamp, self._material = self._settled()
+        self._stamp, self._material = self._read_stable()
 
     def current(self) -> Material:
         """Return the material, read again if a file changed. What cannot be used is logged, and the old one stays."""
@@ -111,7 +111,7 @@ class CertificateReloader:
             try:
                 stamp = self.files.stamp()
             except ConfigError as error:
-                self._refuse((), error)
+                self._log_unusable((), error)
                 return self._material
             if stamp != self._stamp:
                 self._renew(stamp)
@@ -124,24 +124,24 @@ class CertificateReloader:
 
     def _renew(self, stamp: Stamp) -> None:
         try:
-            self._stamp, self._material = self._settled()
+            self._stamp, self._material = self._read_stable()
         except ConfigError as error:
-            self._refuse(stamp, error)
+            self._log_unusable(stamp, error)
         else:
             log.info(
                 "certificate renewed", extra={"file": self.files.certificate, "names": self._material.names}
             )
 
-    def _settled(self) -> tuple[Stamp, Material]:
+    def _read_stable(self) -> tuple[Stamp, Material]:
         """Read until the files did not change meanwhile; a renewal replaces them one by one."""
         for _ in range(3):
             stamp = self.files.stamp()
             material = read(self.files, self._name)
             if self.files.stamp() == stamp:
                 return stamp, material
-        raise ConfigError(f"{self.files.said('certificate')} changes while it is read.")
+        raise ConfigError(f"{self.files.setting('certificate')} changes while it is read.")
 
-    def _refuse(self, stamp: Stamp, error: ConfigError) -> None:
+    def _log_unusable(self, stamp: Stamp, error: ConfigError) -> None:
         if stamp != self._stamp:  # told once for each change
             log.error("a renewed certificate cannot be used; the one before stays in use: %s", error)
         self._stamp = stamp
@@ -161,26 +161,26 @@ def _context(protocol: int, files: Files) -> ssl.SSLContext:
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
             raise ConfigError(
-                f"{files.said('key')} does not belong to {files.said('certificate')}: allowed is its own key."
+                f"{files.setting('key')} does not belong to {files.setting('certificate')}: allowed is its own key."
             ) from error
         raise ConfigError(
-            f"{files.said('certificate')} and {files.said('key')} cannot be used: allowed are PEM files with a "
+            f"{files.setting('certificate')} and {files.setting('key')} cannot be used: allowed are PEM files with a "
             "certificate and its key, without a password."
         ) from error
     except OSError as error:
-        raise ConfigError(f"{files.said('certificate')} cannot be read: {error.strerror}.") from error
+        raise ConfigError(f"{files.setting('certificate')} cannot be read: {error.strerror}.") from error
     try:
         context.load_verify_locations(files.authority or files.certificate)
     except (ssl.SSLError, OSError) as error:
         raise ConfigError(
-            f"{files.said('authority')} cannot be used: allowed is a PEM file with certificates."
+            f"{files.setting('authority')} cannot be used: allowed is a PEM file with certificates."
         ) from error
     context.verify_mode = ssl.CERT_REQUIRED
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as gRPC does
     return context
 
 
-def _rehearse(files: Files) -> dict[str, Any]:
+def _test_handshake(files: Files) -> dict[str, Any]:
     """Play a handshake with ourselves and return the certificate as a peer sees it. Raises ConfigError."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     server = _context(ssl.PROTOCOL_TLS_SERVER, files)
@@ -200,11 +200,13 @@ def _rehearse(files: Files) -> dict[str, Any]:
                 pass
             except ssl.SSLCertVerificationError as error:
                 raise ConfigError(
-                    f"{files.said('certificate')} does not hold before {files.said('authority')}: "
+                    f"{files.setting('certificate')} does not hold before {files.setting('authority')}: "
                     f"{error.verify_message}."
                 ) from error
             except ssl.SSLError as error:
-                raise ConfigError(f"{files.said('certificate')} cannot be used: {error.reason}.") from error
+                raise ConfigError(
+                    f"{files.setting('certificate')} cannot be used: {error.reason}."
+                ) from error
         if all(done):
             return dict(ends[0].getpeercert() or {})
-    raise ConfigError(f"{files.said('certificate')} cannot be used: a handshake with it does not end.")
+    raise ConfigError(f"{files.setting('certificate')} cannot be used: a handshake with it does not end.")
