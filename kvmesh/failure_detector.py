@@ -25,11 +25,11 @@ class FailureDetector:
         self._heard_s = now_s
         self._looked_s = now_s
 
-    def heard(self, now_s: float) -> None:
+    def heartbeat(self, now_s: float) -> None:
         """Something came."""
         self._heard_s = now_s
 
-    def look(self, now_s: float) -> bool:
+    def check(self, now_s: float) -> bool:
         """Return whether the silence has lasted for the limit. The time we stood still does not count."""
         gap_s = now_s - self._looked_s
         self._looked_s = now_s
@@ -37,6 +37,6 @@ class FailureDetector:
             self._heard_s = min(now_s, self._heard_s + gap_s)
         return now_s - self._heard_s >= self.limit_s
 
-    def lasts_s(self, now_s: float) -> float:
+    def silent_s(self, now_s: float) -> float:
         """Return how long nothing was heard, as of the last look."""
         return max(0.0, now_s - self._heard_s)

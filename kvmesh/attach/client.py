@@ -234,7 +234,7 @@ class AttachLink:
         while isinstance(message, pb.AttachResponse):
             now_s = self._clock.now_s()
             if self._silence is not None:
-                self._silence.heard(now_s)
+                self._silence.heartbeat(now_s)
             elif message.HasField("load_report"):
                 # A peer that reports its load does so each second; one that never does may be silent.
                 self._silence = FailureDetector(SILENT_S, now_s)
@@ -247,8 +247,8 @@ class AttachLink:
         while True:
             await asyncio.sleep(LOOK_S)
             now_s = self._clock.now_s()
-            if self._silence is not None and self._silence.look(now_s):
-                raise PeerSilent(f"nothing came for {self._silence.lasts_s(now_s):.1f} s")
+            if self._silence is not None and self._silence.check(now_s):
+                raise PeerSilent(f"nothing came for {self._silence.silent_s(now_s):.1f} s")
 
     def _check(self, hello: pb.Hello) -> None:
         """Raise ValueError if somebody else answers."""

@@ -239,7 +239,7 @@ class TritonEngine:
         while True:
             await asyncio.sleep(LOOK_S)
             now_s = self._clock.now_s()
-            reason = self._watch.look(now_s)
+            reason = self._watch.check(now_s)
             if reason:
                 self._lose(reason, now_s)
             is_asked = self._probing is not None and not self._probing.done()

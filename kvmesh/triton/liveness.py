@@ -37,12 +37,12 @@ class EngineLiveness:
     def on_model(self, now_s: float) -> None:
         """The model said something: a load report, an answer."""
         self.on_server(now_s)
-        self._model.heard(now_s)
+        self._model.heartbeat(now_s)
 
     def on_server(self, now_s: float) -> None:
         """The server answered a probe."""
         self._missed = 0
-        self._any.heard(now_s)
+        self._any.heartbeat(now_s)
 
     def on_missed(self) -> None:
         """A probe was not answered in time."""
@@ -53,17 +53,17 @@ class EngineLiveness:
         self.is_lost = False
         self.on_model(now_s)
 
-    def look(self, now_s: float) -> str:
+    def check(self, now_s: float) -> str:
         """Return why the engine is lost, once; else nothing."""
-        silences = [silence for silence in (self._any, self._model) if silence.look(now_s)]
+        silences = [silence for silence in (self._any, self._model) if silence.check(now_s)]
         if self._missed < MISSED_PROBES and self._any in silences:
             silences.remove(self._any)
         if self.is_lost or not silences:
             return ""
         self.is_lost = True
         who = "engine" if silences[0] is self._any else "model"
-        return f"nothing was heard of the {who} for {silences[0].lasts_s(now_s):.1f} s"
+        return f"nothing was heard of the {who} for {silences[0].silent_s(now_s):.1f} s"
 
     def wants_probe(self, now_s: float) -> bool:
         """Return whether the server is to be asked whether it is there."""
-        return not self.is_lost and self._any.lasts_s(now_s) >= PROBE_AFTER_S
+        return not self.is_lost and self._any.silent_s(now_s) >= PROBE_AFTER_S

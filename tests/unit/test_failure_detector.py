@@ -16,9 +16,9 @@ def test_silence_is_noticed_at_the_limit_and_never_before() -> None:
         for _ in range(100):
             now_s += draw.uniform(0.0, STANDSTILL_S * 0.99)
             if draw.random() < 0.2:
-                silence.heard(now_s)
+                silence.heartbeat(now_s)
                 heard_s = now_s
-            assert silence.look(now_s) == (now_s - heard_s >= 3.0), f"seed={seed}"
+            assert silence.check(now_s) == (now_s - heard_s >= 3.0), f"seed={seed}"
 
 
 def test_time_we_stood_still_does_not_count() -> None:
@@ -32,6 +32,6 @@ def test_time_we_stood_still_does_not_count() -> None:
             step_s = draw.choice((LOOK_S, draw.uniform(1.0, 60.0)))
             now_s += step_s
             listened_s += step_s if step_s <= STANDSTILL_S else 0.0
-            assert silence.look(now_s) == (listened_s >= 3.0), f"seed={seed}"
-        silence.heard(now_s)
-        assert silence.lasts_s(now_s) == 0.0
+            assert silence.check(now_s) == (listened_s >= 3.0), f"seed={seed}"
+        silence.heartbeat(now_s)
+        assert silence.silent_s(now_s) == 0.0

@@ -19,7 +19,7 @@ def lost_after_s(watch: EngineLiveness, now_s: float, *, answers_probes: bool) -
                 watch.on_server(at_s)
             else:
                 watch.on_missed()
-        if watch.look(at_s):
+        if watch.check(at_s):
             return at_s - now_s
     return None
 
@@ -31,7 +31,7 @@ def test_an_engine_that_says_nothing_is_lost_within_the_limit_and_once() -> None
         watch.on_return(now_s)
         waited_s = lost_after_s(watch, now_s, answers_probes=False)
         assert waited_s is not None and SILENCE_S <= waited_s <= SILENCE_S + LOOK_S
-        assert watch.is_lost and not watch.look(now_s + 70) and not watch.wants_probe(now_s + 70)
+        assert watch.is_lost and not watch.check(now_s + 70) and not watch.wants_probe(now_s + 70)
 
 
 def test_a_busy_model_behind_a_living_server_gets_more_time() -> None:
@@ -49,7 +49,7 @@ def test_an_engine_that_speaks_is_not_probed() -> None:
         now_s = 100.0 + tick * LOOK_S
         if tick % 4 == 0:
             watch.on_model(now_s)
-        assert not watch.look(now_s) and not watch.wants_probe(now_s)
+        assert not watch.check(now_s) and not watch.wants_probe(now_s)
 
 
 def test_debts_are_told_to_the_boot_that_has_them() -> None:
