@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Final
 
-LOOK_S: Final = 0.25
+CHECK_INTERVAL_S: Final = 0.25
 """How often to look."""
 
-STANDSTILL_S: Final = 0.75
+STALL_S: Final = 0.75
 """Looks that lie further apart than this: we stood still ourselves."""
 
 
@@ -33,7 +33,7 @@ class FailureDetector:
         """Return whether the silence has lasted for the limit. The time we stood still does not count."""
         gap_s = now_s - self._looked_s
         self._looked_s = now_s
-        if gap_s > STANDSTILL_S:
+        if gap_s > STALL_S:
             self._heard_s = min(now_s, self._heard_s + gap_s)
         return now_s - self._heard_s >= self.limit_s
 

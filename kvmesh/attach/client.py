@@ -21,7 +21,7 @@ from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.attach.v1 import attach_pb2_grpc
 from kvmesh.attach.writer import OutboxStuck, Writer
 from kvmesh.clock import Clock
-from kvmesh.failure_detector import LOOK_S, FailureDetector
+from kvmesh.failure_detector import CHECK_INTERVAL_S, FailureDetector
 
 log = logging.getLogger(__name__)
 
@@ -245,7 +245,7 @@ class AttachLink:
     async def _listen(self) -> None:
         """Raise PeerSilent once the peer has said nothing for too long."""
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_INTERVAL_S)
             now_s = self._clock.now_s()
             if self._silence is not None and self._silence.check(now_s):
                 raise PeerSilent(f"nothing came for {self._silence.silent_s(now_s):.1f} s")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kvmesh.clock import Clock
-from kvmesh.failure_detector import LOOK_S
+from kvmesh.failure_detector import CHECK_INTERVAL_S
 from kvmesh.triton.capabilities import ModelFacts
 from kvmesh.triton.client import Responses, TritonClient, opened
 from kvmesh.triton.deferred_calls import DeferredCalls
@@ -237,7 +237,7 @@ class TritonEngine:
     async def _look(self) -> None:
         """Look after the engine until cancelled."""
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_INTERVAL_S)
             now_s = self._clock.now_s()
             reason = self._watch.check(now_s)
             if reason:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, Final, Protocol
 
-from kvmesh.failure_detector import LOOK_S, STANDSTILL_S
+from kvmesh.failure_detector import CHECK_INTERVAL_S, STALL_S
 from services.frontend.requests.progress import Progress
 from services.frontend.requests.router_peers import Peer
 from services.frontend.requests.upstream import Upstream
@@ -43,11 +43,11 @@ class ClosedWindows:
     @property
     def next_s(self) -> float:
         """When to look, while requests are live."""
-        return self._looked_s + LOOK_S
+        return self._looked_s + CHECK_INTERVAL_S
 
     def watched_s(self, now_s: float) -> float:
         """Return until when windows were watched: now, or the last look if this process has stood still since."""
-        return now_s if now_s - self._looked_s <= STANDSTILL_S else self._looked_s
+        return now_s if now_s - self._looked_s <= STALL_S else self._looked_s
 
     def look(self, serving: Collection[Stream], attended: Collection[Stream], now_s: float) -> None:
         """Tell routers what has changed.
@@ -55,7 +55,7 @@ class ClosedWindows:
         `serving`: all requests whose client waits. `attended`: those with a handler, which may be over.
         """
         gap_s, self._looked_s = now_s - self._looked_s, now_s
-        if gap_s > STANDSTILL_S:
+        if gap_s > STALL_S:
             for request in {*serving, *attended}:
                 request.progress.stood_still(gap_s, now_s)
             return

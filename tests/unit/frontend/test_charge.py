@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvmesh.failure_detector import LOOK_S
+from kvmesh.failure_detector import CHECK_INTERVAL_S
 from kvmesh.inference.v1 import inference_pb2 as pb
 from services.frontend.accounts import bill
 from services.frontend.requests import charge
@@ -226,7 +226,7 @@ def test_time_that_the_frontend_stood_still_closes_no_window(read_s: float, *, i
     clients[0].leave(mesh.now_s)
     assert clients[0].message is not None
     assert bill.of(clients[0].request).output_tokens == clients[0].message.tokens
-    mesh.advance(CLOSED_S + LOOK_S)
+    mesh.advance(CLOSED_S + CHECK_INTERVAL_S)
     clients[1].leave(mesh.now_s)
     computed = mesh.computed[clients[1].order.request_id]
     assert computed - COMPUTED_STRIDE < bill.of(clients[1].request).output_tokens <= computed

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from kvmesh.failure_detector import LOOK_S
+from kvmesh.failure_detector import CHECK_INTERVAL_S
 from services.frontend.requests.closed_windows import CLOSED_S
 from tests.unit.frontend.fake_mesh import Client, FakeMesh, Router, order
 from tests.unit.frontend.test_request import begin, mesh_of, run
@@ -32,15 +32,15 @@ def test_a_closed_window_is_told_once_and_its_opening_too() -> None:
     (router,) = mesh.routers
     client = stuck(mesh)
     told(mesh, router)
-    mesh.advance(CLOSED_S - LOOK_S)
+    mesh.advance(CLOSED_S - CHECK_INTERVAL_S)
     assert told(mesh, router) == ([], [])
-    mesh.advance(2 * LOOK_S)
+    mesh.advance(2 * CHECK_INTERVAL_S)
     slot = client.request.upstream.slot
     assert told(mesh, router) == ([slot], [])
     mesh.advance(2.0)
     assert told(mesh, router) == ([], [])
     client.request.progress.writing_since_s = None
-    mesh.advance(LOOK_S)
+    mesh.advance(CHECK_INTERVAL_S)
     assert told(mesh, router) == ([], [slot])
     mesh.advance(2.0)
     assert told(mesh, router) == ([], [])
@@ -50,7 +50,7 @@ def test_another_router_is_told_too() -> None:
     """The stream breaks: whoever has the request next knows nothing of its client."""
     mesh = mesh_of(routers=2)
     client = stuck(mesh)
-    mesh.advance(CLOSED_S + LOOK_S)
+    mesh.advance(CLOSED_S + CHECK_INTERVAL_S)
     upstream = client.request.upstream
     first = next(
         router for router in mesh.routers if upstream.peer is not None and router is upstream.peer.link
@@ -59,7 +59,7 @@ def test_another_router_is_told_too() -> None:
     mesh.cut(first)
     second = next(router for router in mesh.routers if router is not first)
     mesh.settle(3)
-    mesh.advance(LOOK_S)
+    mesh.advance(CHECK_INTERVAL_S)
     assert told(mesh, second)[0] == [upstream.slot]
 
 
@@ -110,5 +110,5 @@ def test_routers_know_the_windows_whatever_happens(seed: int) -> None:
             slot_s = opened_s.setdefault(slot, mesh.now_s)
             if one.request.upstream.peer is not None and since_s is not None:
                 late_s = mesh.now_s - max(since_s + CLOSED_S, slot_s)
-                assert slot in known or late_s < 2 * LOOK_S, one.request
+                assert slot in known or late_s < 2 * CHECK_INTERVAL_S, one.request
     assert len(mesh.core.closed_windows) <= len(mesh.core.live.serving)
