@@ -113,7 +113,7 @@ class AttachLink:
         """Since the last stream of STEADY_S."""
         self._attached_s = 0.0
         self._ready = asyncio.Event()
-        self._silence: FailureDetector | None = None
+        self._detector: FailureDetector | None = None
         """Of the present stream, once its peer has reported its load."""
         self.outbox = self._new_outbox()
 
@@ -140,14 +140,14 @@ class AttachLink:
             except (TimeoutError, OSError, grpc.aio.UsageError, OutboxStuck, PeerSilent, ValueError) as error:
                 reason = f"{type(error).__name__}: {error}"
             except asyncio.CancelledError:
-                self._lose("closed by this side")
+                self._on_stream_lost("closed by this side")
                 raise
             except Exception as error:  # a bug in a sink loses the stream, not the process
                 log.exception("attach link to %s failed", self.name)
                 reason = f"{type(error).__name__}: {error}"
-            self._lose(reason)
+            self._on_stream_lost(reason)
             if self.failures == 1:  # told once for each streak
-                await self._tell(reason)
+                await self._log_failure(reason)
             delay_s = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2 ** min(self.failures, 8)) * random.uniform(
                 0.5, 1.0
             )
@@ -156,7 +156,7 @@ class AttachLink:
                 max(BACKOFF_MIN_S / 2, delay_s - took_s, pause_s) if self.failures else delay_s
             )
 
-    async def _tell(self, reason: str) -> None:
+    async def _log_failure(self, reason: str) -> None:
         """Log why the stream could not be opened."""
         why = ""
         is_unavailable = reason.startswith(grpc.StatusCode.UNAVAILABLE.name)
@@ -170,9 +170,9 @@ class AttachLink:
         outbox.on_ready = self._ready.set
         return outbox
 
-    def _lose(self, reason: str) -> None:
+    def _on_stream_lost(self, reason: str) -> None:
         was_up, self.is_up = self.is_up, False
-        self._silence = None
+        self._detector = None
         if was_up:
             self._is_known = self._clock.now_s() >= self._attached_s + STEADY_S
             self._dials = 0 if self._is_known else self._dials
@@ -190,7 +190,7 @@ class AttachLink:
         self._dials += 1
         try:
             self._dialled = await self._dialer.resolve(self.address, self._dials - 1)
-            await _reach(self._dialled)
+            await _probe(self._dialled)
         except (DialRefused, PeerUnreachable):
             queue.give_back()
             raise
@@ -203,7 +203,7 @@ class AttachLink:
             reading = asyncio.create_task(self._read(call), name=f"attach-read:{self.name}")
             writing = asyncio.create_task(writer.run(), name=f"attach-write:{self.name}")
             watching = asyncio.create_task(writer.watch(), name=f"attach-watch:{self.name}")
-            listening = asyncio.create_task(self._listen(), name=f"attach-listen:{self.name}")
+            listening = asyncio.create_task(self._watch_heartbeats(), name=f"attach-listen:{self.name}")
             tasks = [reading, writing, watching, listening]
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for watch in (watching, listening):
@@ -228,29 +228,29 @@ class AttachLink:
             return await _status(call)
         if not isinstance(message, pb.AttachResponse) or not message.HasField("hello"):
             raise ValueError("the peer did not say hello in its first message")
-        self._check(message.hello)
+        self._check_hello(message.hello)
         self.is_up, self._attached_s = True, self._clock.now_s()
         self._sink.on_attached(self, message.hello, self._clock.now_s())
         while isinstance(message, pb.AttachResponse):
             now_s = self._clock.now_s()
-            if self._silence is not None:
-                self._silence.heartbeat(now_s)
+            if self._detector is not None:
+                self._detector.heartbeat(now_s)
             elif message.HasField("load_report"):
                 # A peer that reports its load does so each second; one that never does may be silent.
-                self._silence = FailureDetector(SILENT_S, now_s)
+                self._detector = FailureDetector(SILENT_S, now_s)
             self._sink.on_response(self, message, now_s)
             message = await call.read()
         return await _status(call)
 
-    async def _listen(self) -> None:
+    async def _watch_heartbeats(self) -> None:
         """Raise PeerSilent once the peer has said nothing for too long."""
         while True:
             await asyncio.sleep(CHECK_INTERVAL_S)
             now_s = self._clock.now_s()
-            if self._silence is not None and self._silence.check(now_s):
-                raise PeerSilent(f"nothing came for {self._silence.silent_s(now_s):.1f} s")
+            if self._detector is not None and self._detector.check(now_s):
+                raise PeerSilent(f"nothing came for {self._detector.silent_s(now_s):.1f} s")
 
-    def _check(self, hello: pb.Hello) -> None:
+    def _check_hello(self, hello: pb.Hello) -> None:
         """Raise ValueError if somebody else answers."""
         for what, expected, said in (
             ("process", self._expected_process, hello.process_id),
@@ -263,7 +263,7 @@ class AttachLink:
                 raise ValueError(text)
 
 
-async def _reach(address: str) -> None:
+async def _probe(address: str) -> None:
     """Return when somebody at `address` takes connections. Raises PeerUnreachable.
 
     gRPC cannot give up a connection that is being made: closed meanwhile, its channel leaves the socket behind, and when
