@@ -32,18 +32,18 @@ BACKOFF_MAX_S = 0.5
 REFUSED_PAUSE_S = 30.0
 """Until a host name that may not be dialled is looked up again."""
 
-STEADY_S = 3.0
+STABLE_S = 3.0
 """A peer is known after a stream that lasted so long, and until one that lasted less."""
 
 ATTACH_TIMEOUT_S = 2.0
 """A peer that does not answer hello within this is treated as lost."""
 
-SILENT_S = 3.0
+HEARTBEAT_TIMEOUT_S = 3.0
 """A peer that reports its load each second and has said nothing for this long is lost, though its connection answers
 pings: gRPC does that on a thread of its own, whatever became of the process's event loop."""
 
 
-class PeerSilent(Exception):
+class HeartbeatTimeout(Exception):
     """Nothing came for SILENT_S."""
 
 
@@ -137,7 +137,14 @@ class AttachLink:
                 reason, pause_s = f"refused: {error}", REFUSED_PAUSE_S
             except PeerUnreachable as error:
                 reason = f"{grpc.StatusCode.UNAVAILABLE.name}: {error}"
-            except (TimeoutError, OSError, grpc.aio.UsageError, OutboxStuck, PeerSilent, ValueError) as error:
+            except (
+                TimeoutError,
+                OSError,
+                grpc.aio.UsageError,
+                OutboxStuck,
+                HeartbeatTimeout,
+                ValueError,
+            ) as error:
                 reason = f"{type(error).__name__}: {error}"
             except asyncio.CancelledError:
                 self._on_stream_lost("closed by this side")
@@ -174,7 +181,7 @@ class AttachLink:
         was_up, self.is_up = self.is_up, False
         self._detector = None
         if was_up:
-            self._is_known = self._clock.now_s() >= self._attached_s + STEADY_S
+            self._is_known = self._clock.now_s() >= self._attached_s + STABLE_S
             self._dials = 0 if self._is_known else self._dials
         self.failures = 0 if was_up else self.failures + 1
         self.outbox = self._new_outbox()
@@ -237,7 +244,7 @@ class AttachLink:
                 self._detector.heartbeat(now_s)
             elif message.HasField("load_report"):
                 # A peer that reports its load does so each second; one that never does may be silent.
-                self._detector = FailureDetector(SILENT_S, now_s)
+                self._detector = FailureDetector(HEARTBEAT_TIMEOUT_S, now_s)
             self._sink.on_response(self, message, now_s)
             message = await call.read()
         return await _status(call)
@@ -248,7 +255,7 @@ class AttachLink:
             await asyncio.sleep(CHECK_INTERVAL_S)
             now_s = self._clock.now_s()
             if self._detector is not None and self._detector.check(now_s):
-                raise PeerSilent(f"nothing came for {self._detector.silent_s(now_s):.1f} s")
+                raise HeartbeatTimeout(f"nothing came for {self._detector.silent_s(now_s):.1f} s")
 
     def _check_hello(self, hello: pb.Hello) -> None:
         """Raise ValueError if somebody else answers."""

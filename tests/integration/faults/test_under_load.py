@@ -19,7 +19,7 @@ from tests.integration.lent_mesh import LentMesh, lent_mesh
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(300)]
 
 OUTPUT_TOKENS = 120
-SILENT_S = 6.0
+HEARTBEAT_TIMEOUT_S = 6.0
 """Longer than a silence takes to be noticed."""
 
 PAUSE_MAX_S = 7.0
@@ -75,7 +75,7 @@ async def test_a_frozen_engine_costs_a_pause_and_is_used_again(uncached: Mesh) -
             for pid in pids:
                 os.kill(pid, signal.SIGSTOP)
             try:
-                await asyncio.sleep(SILENT_S)
+                await asyncio.sleep(HEARTBEAT_TIMEOUT_S)
             finally:
                 for pid in pids:
                     os.kill(pid, signal.SIGCONT)

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
-from kvmesh.attach.client import REFUSED_PAUSE_S, STEADY_S, AttachLink
+from kvmesh.attach.client import REFUSED_PAUSE_S, STABLE_S, AttachLink
 from kvmesh.attach.dial_budget import BURST, RATE_PER_S
 from kvmesh.attach.dial_queue import CONNECTIONS
 from kvmesh.attach.dialing import KNOWN_BURST, Dialer, DialRefused, PeerUnreachable
@@ -210,9 +210,9 @@ async def test_an_attempt_at_a_closed_port_costs_one_connection() -> None:
         assert sum(len(sink.lost) for sink in sinks) == BURST - 1
 
 
-@pytest.mark.parametrize("lasted_s", [STEADY_S, STEADY_S - 0.1])
+@pytest.mark.parametrize("lasted_s", [STABLE_S, STABLE_S - 0.1])
 async def test_a_known_peer_is_dialed_again_while_new_ones_wait(lasted_s: float) -> None:
-    """A stream of STEADY_S makes a peer known; after a shorter stream the peer counts as new."""
+    """A stream of STABLE_S makes a peer known; after a shorter stream the peer counts as new."""
     async with AsyncExitStack() as stack:
         dialer, clock = Dialer(VirtualClock()), VirtualClock()
         server, _, address = await serve(stack, hangs_up=False)
@@ -224,7 +224,7 @@ async def test_a_known_peer_is_dialed_again_while_new_ones_wait(lasted_s: float)
         await server.stop(0)
         await until(lambda: bool(sink.lost))
         _, again, _ = await serve(stack, hangs_up=False, port=int(address.rpartition(":")[2]))
-        is_known = lasted_s >= STEADY_S
+        is_known = lasted_s >= STABLE_S
         await until(lambda: link.is_up or dialer.waiting_count > 0)
         assert (link.is_up, again.count > 0) == (is_known, is_known)
 
@@ -238,7 +238,7 @@ async def test_known_peers_have_a_rate_limit_too() -> None:
         server, _, address = await serve(stack, hangs_up=False)
         link, sink = dial(stack, address, dialer, clock)
         await until(lambda: link.is_up)
-        clock.advance(STEADY_S)
+        clock.advance(STABLE_S)
         await server.stop(0)
         await until(lambda: dialer.waiting_count == 1)
         assert len(sink.lost) == 1 + 3

@@ -289,7 +289,7 @@ async def test_a_caller_that_never_says_hello_is_sent_away() -> None:
 
 async def test_a_silent_peer_that_reports_its_load_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """Silence ends the stream of a peer that reports, and it is attached again; one that never did may be silent."""
-    monkeypatch.setattr(attach_client, "SILENT_S", 0.6)
+    monkeypatch.setattr(attach_client, "HEARTBEAT_TIMEOUT_S", 0.6)
     echo, sink, never, other = Echo(), Collector(), Echo(), Collector()
     async with (
         serving(echo) as (_, port),
@@ -299,12 +299,12 @@ async def test_a_silent_peer_that_reports_its_load_is_lost(monkeypatch: pytest.M
     ):
         await until(lambda: silent.is_up and link.is_up)
         began_s = heard_s = CLOCK.now_s()
-        while heard_s < began_s + 2 * attach_client.SILENT_S:
+        while heard_s < began_s + 2 * attach_client.HEARTBEAT_TIMEOUT_S:
             echo.outboxes[0].load(pb.LoadReport(engine_ready=True))
             heard_s = CLOCK.now_s()
             await asyncio.sleep(0.1)
         assert not sink.lost, "a peer that speaks is not silent"
         await until(lambda: bool(sink.lost))
-        assert "PeerSilent" in sink.lost[0] and CLOCK.now_s() - heard_s > 0.4
+        assert "HeartbeatTimeout" in sink.lost[0] and CLOCK.now_s() - heard_s > 0.4
         await until(lambda: len(sink.attached) == 2)
         assert not other.lost, "three times as long without a report"
