@@ -168,7 +168,7 @@ class AttachLink:
         why = ""
         is_unavailable = reason.startswith(grpc.StatusCode.UNAVAILABLE.name)
         queue = self._dialer.queue(is_known=self._is_known)
-        if self._explain is not None and is_unavailable and self._dialled and queue.may_look():
+        if self._explain is not None and is_unavailable and self._dialled and queue.try_acquire():
             why = await self._explain(self._dialled)
         log.warning("cannot attach", extra={"peer": self.name, "address": self.address, "why": why or reason})
 
@@ -193,13 +193,13 @@ class AttachLink:
     async def _serve(self) -> str:
         self._dialled = ""
         queue = self._dialer.queue(is_known=self._is_known)
-        await queue.turn(self._dials)
+        await queue.acquire(self._dials)
         self._dials += 1
         try:
             self._dialled = await self._dialer.resolve(self.address, self._dials - 1)
             await _probe(self._dialled)
         except (DialRefused, PeerUnreachable):
-            queue.give_back()
+            queue.refund()
             raise
         channel = self._open_channel(self._dialled)
         tasks: list[asyncio.Task[Any]] = []

@@ -28,7 +28,7 @@ class Ticket:
 
 
 class DialBudget:
-    """One process's. `ask`, then `due` when the time has come."""
+    """One process's. `enqueue`, then `due` when the time has come."""
 
     def __init__(self, now_s: float, rate_per_s: float = RATE_PER_S, burst: float = BURST) -> None:
         self._rate_per_s = rate_per_s
@@ -41,7 +41,7 @@ class DialBudget:
     def __len__(self) -> int:
         return sum(not ticket.is_withdrawn for ticket in self._waiting)
 
-    def ask(self, failures: int, connections: int) -> Ticket:
+    def enqueue(self, failures: int, connections: int) -> Ticket:
         """Wait for `connections`; `failures`: how often the attempt has failed already."""
         ticket = Ticket(failures, next(self._numbers), connections)
         heappush(self._waiting, ticket)
@@ -75,7 +75,7 @@ class DialBudget:
         self._tokens -= 1
         return True
 
-    def give_back(self, connections: int) -> None:
+    def refund(self, connections: int) -> None:
         """These were granted and not opened."""
         self._tokens = min(self._burst, self._tokens + connections)
 

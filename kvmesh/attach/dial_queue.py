@@ -17,47 +17,47 @@ class DialQueue:
     def __init__(self, clock: Clock, budget: DialBudget) -> None:
         self._clock = clock
         self._budget = budget
-        self._turns: dict[int, asyncio.Future[None]] = {}
+        self._waiters: dict[int, asyncio.Future[None]] = {}
         """Of the waiting attempts, by the number of the ticket."""
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
         return len(self._budget)
 
-    async def turn(self, failures: int) -> None:
+    async def acquire(self, failures: int) -> None:
         """Return when an attempt that has failed so often may open its CONNECTIONS."""
-        ticket = self._budget.ask(failures, CONNECTIONS)
-        mine = self._turns[ticket.number] = asyncio.get_running_loop().create_future()
+        ticket = self._budget.enqueue(failures, CONNECTIONS)
+        waiter = self._waiters[ticket.number] = asyncio.get_running_loop().create_future()
         self._grant()
         try:
-            await mine
+            await waiter
         except asyncio.CancelledError:
-            self._withdraw(ticket, mine)
+            self._withdraw(ticket, waiter)
             raise
         finally:
-            self._turns.pop(ticket.number, None)
+            self._waiters.pop(ticket.number, None)
 
-    def give_back(self) -> None:
+    def refund(self) -> None:
         """The second connection of an attempt was not opened."""
-        self._budget.give_back(CONNECTIONS - 1)
+        self._budget.refund(CONNECTIONS - 1)
         self._grant()
 
-    def may_look(self) -> bool:
+    def try_acquire(self) -> bool:
         """Take one connection for a look at why an attempt failed, if no attempt waits for it."""
         return self._budget.try_take(self._clock.now_s())
 
-    def _withdraw(self, ticket: Ticket, mine: asyncio.Future[None]) -> None:
-        if mine.done() and not mine.cancelled():
-            self._budget.give_back(CONNECTIONS)
+    def _withdraw(self, ticket: Ticket, waiter: asyncio.Future[None]) -> None:
+        if waiter.done() and not waiter.cancelled():
+            self._budget.refund(CONNECTIONS)
         ticket.is_withdrawn = True
         self._grant()
 
     def _grant(self) -> None:
         """Wake the attempts whose turn it is, and come back when the next one has its turn."""
         for ticket in self._budget.due(self._clock.now_s()):
-            turn = self._turns.get(ticket.number)
-            if turn is not None and not turn.done():
-                turn.set_result(None)
+            waiter = self._waiters.get(ticket.number)
+            if waiter is not None and not waiter.done():
+                waiter.set_result(None)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

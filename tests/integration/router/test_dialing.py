@@ -103,7 +103,7 @@ async def test_a_cancelled_attempt_gives_its_turn_to_the_next() -> None:
     """A link that is closed while it waits delays no other link."""
     dialer = Dialer(CLOCK)
     queue = dialer.queue(is_known=False)
-    waiting = [asyncio.create_task(queue.turn(0)) for _ in range(70)]
+    waiting = [asyncio.create_task(queue.acquire(0)) for _ in range(70)]
     await until(lambda: sum(task.done() for task in waiting) >= 64)
     late = [task for task in waiting if not task.done()]
     for task in late[:-1]:
@@ -219,7 +219,7 @@ async def test_a_known_peer_is_dialed_again_while_new_ones_wait(lasted_s: float)
         link, sink = dial(stack, address, dialer, clock)
         await until(lambda: link.is_up)
         clock.advance(lasted_s)
-        while dialer.queue(is_known=False).may_look():
+        while dialer.queue(is_known=False).try_acquire():
             pass
         await server.stop(0)
         await until(lambda: bool(sink.lost))
@@ -234,7 +234,7 @@ async def test_known_peers_have_a_rate_limit_too() -> None:
     async with AsyncExitStack() as stack:
         dialer, clock = Dialer(VirtualClock()), VirtualClock()
         for _ in range(int(KNOWN_BURST / CONNECTIONS) - 2):
-            await dialer.queue(is_known=True).turn(0)
+            await dialer.queue(is_known=True).acquire(0)
         server, _, address = await serve(stack, hangs_up=False)
         link, sink = dial(stack, address, dialer, clock)
         await until(lambda: link.is_up)

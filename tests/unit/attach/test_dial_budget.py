@@ -18,7 +18,7 @@ def test_over_any_window_no_more_than_the_burst_and_the_rate() -> None:
             now_s += rng.choice((0.0, 0.001, 0.05, 0.3, 3.0)) * rng.random()
             kind = rng.random()
             if kind < 0.6:
-                waiting.append(budget.ask(rng.randrange(4), rng.choice((1, 2))))
+                waiting.append(budget.enqueue(rng.randrange(4), rng.choice((1, 2))))
             elif kind < 0.7 and waiting:
                 waiting.pop(rng.randrange(len(waiting))).is_withdrawn = True
             elif kind < 0.75 and budget.try_take(now_s):
@@ -29,7 +29,7 @@ def test_over_any_window_no_more_than_the_burst_and_the_rate() -> None:
                 waiting.remove(ticket)
                 unused = ticket.connections == 2 and rng.random() < 0.5
                 if unused:
-                    budget.give_back(1)
+                    budget.refund(1)
                 opened.append((now_s, ticket.connections - unused))
             next_s = budget.next_s()
             assert (next_s is None) == (not budget._waiting), f"seed={seed}"
@@ -45,7 +45,7 @@ def test_what_waits_is_granted_when_next_s_says() -> None:
     """No wait is longer than its tokens take, and none is forgotten."""
     now_s, budget = 0.0, DialBudget(0.0)
     for _ in range(1000):
-        budget.ask(0, 2)
+        budget.enqueue(0, 2)
     granted = 0
     while (next_s := budget.next_s()) is not None:
         now_s = max(now_s + 1e-9, next_s)
@@ -58,7 +58,7 @@ def test_a_mesh_of_64_members_is_dialled_at_once() -> None:
     """Two connections each, from a fresh process; the next 64 have theirs within 6.4 s."""
     budget = DialBudget(5.0)
     for _ in range(128):
-        budget.ask(0, 2)
+        budget.enqueue(0, 2)
     assert len(budget.due(5.0)) == 64
     assert len(budget.due(5.0 + 64 * 2 / RATE_PER_S + 1e-6)) == 64
 
@@ -67,7 +67,7 @@ def test_a_new_member_goes_before_a_thousand_that_fail() -> None:
     """However long dead addresses wait for their retries."""
     budget = DialBudget(0.0)
     for _ in range(1000):
-        budget.ask(1, 2)
+        budget.enqueue(1, 2)
     budget.due(0.0)
-    mine = budget.ask(0, 2)
+    mine = budget.enqueue(0, 2)
     assert budget.due(0.1)[0] is mine
