@@ -141,9 +141,9 @@ class RequestReader:
         )
 
 
-def watch_request_reader(metrics: Metrics, reception: RequestReader) -> None:
+def export_request_reader(metrics: Metrics, request_reader: RequestReader) -> None:
     """Export how many calls wait for their first message, and what became of those that did in vain."""
-    unread = reception.unread
+    unread = request_reader.unread
     metrics.gauge("unread_calls", "Calls whose message has not arrived.", lambda: len(unread))
     metrics.total(
         "unread_calls_refused",
@@ -151,19 +151,19 @@ def watch_request_reader(metrics: Metrics, reception: RequestReader) -> None:
         lambda: unread.refused_total + unread.cut_total,
     )
     metrics.total(
-        "unread_calls_late", "Calls whose message did not arrive in time.", lambda: reception.late_total
+        "unread_calls_late", "Calls whose message did not arrive in time.", lambda: request_reader.late_total
     )
 
 
 class RequestReaderInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
     """Serves every method as one that streams its input. Stands innermost: guards have seen the headers before.
 
-    A handler of one message gets it from `reception`. One of many reads them from its context, and sees to its first
-    itself; its iterator waits for each no longer than `reception` does. Bytes that cannot be parsed are INVALID_ARGUMENT.
+    A handler of one message gets it from `request_reader`. One of many reads them from its context, and sees to its first
+    itself; its iterator waits for each no longer than `request_reader` does. Bytes that cannot be parsed are INVALID_ARGUMENT.
     """
 
-    def __init__(self, reception: RequestReader) -> None:
-        self._reception = reception
+    def __init__(self, request_reader: RequestReader) -> None:
+        self._request_reader = request_reader
         self._watches: dict[str, StreamLimit[asyncio.Timeout]] = {}
         """Open calls by method; the timeouts end them."""
 
@@ -223,13 +223,13 @@ class RequestReaderInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type
 
     async def _messages(self, context: Context) -> AsyncIterator[Any]:
         while True:
-            message = await self._reception.message(context.read, connection_of(context))
+            message = await self._request_reader.message(context.read, connection_of(context))
             if message is grpc.aio.EOF:  # type: ignore[attr-defined]  # the stubs lack it
                 return
             yield message
 
     async def _only(self, context: Context, method: str) -> Any:
-        message = await self._reception.message(context.read, connection_of(context))
+        message = await self._request_reader.message(context.read, connection_of(context))
         if message is grpc.aio.EOF:  # type: ignore[attr-defined]  # the stubs lack it
             raise no_message(method)
         return message

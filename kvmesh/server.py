@@ -160,12 +160,12 @@ class MeshServer:
         credentials: grpc.ServerCredentials | None = None,
         guards: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
         limits: ServerLimits = ServerLimits(),  # frozen
-        reception: RequestReader | None = None,
+        request_reader: RequestReader | None = None,
     ) -> None:
         """Build the server; no I/O yet. `service_names` are the full names, for health and reflection.
 
         `credentials`: TLS; None is plain. `guards` see a call before its message and may refuse it with a MeshError.
-        `reception` waits for the messages of calls; one that a servicer uses itself may be the same.
+        `request_reader` waits for the messages of calls; one that a servicer uses itself may be the same.
 
         A peer with live calls is pinged every `keepalive_s` and dropped when it does
         not answer for twice that: 1 s inside the mesh, more where clients are far away.
@@ -177,7 +177,7 @@ class MeshServer:
         self.grpc: grpc.aio.Server = aio_server(
             interceptors=(
                 *(*interceptors, ErrorInterceptor(), *guards),
-                RequestReaderInterceptor(reception or RequestReader(limits.message_bytes_max)),
+                RequestReaderInterceptor(request_reader or RequestReader(limits.message_bytes_max)),
             ),
             options=(*_keepalive(keepalive_s), *SERVER_OPTIONS, *limits.options()),
         )

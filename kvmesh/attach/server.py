@@ -57,10 +57,10 @@ class AttachService(attach_pb2_grpc.AttachServiceServicer):
     """Serves Attach over grpc.aio for one `Attachable`."""
 
     def __init__(
-        self, service: Attachable, hello: pb.Hello, clock: Clock, reception: RequestReader | None = None
+        self, service: Attachable, hello: pb.Hello, clock: Clock, request_reader: RequestReader | None = None
     ) -> None:
-        """`reception`: waits for hellos."""
-        self._reception = reception or RequestReader(MESSAGE_BYTES_MAX)
+        """`request_reader`: waits for hellos."""
+        self._request_reader = request_reader or RequestReader(MESSAGE_BYTES_MAX)
         self._service = service
         self._hello = hello
         self._clock = clock
@@ -75,10 +75,10 @@ class AttachService(attach_pb2_grpc.AttachServiceServicer):
     async def serve(self, call: Call[pb.AttachRequest, pb.AttachResponse]) -> str | None:
         """Serve one stream until it ends. Return what the peer did wrong, or None. Raises MeshError (CALLS_FULL)."""
         try:
-            first = await self._reception.message(call.read, (call.peer,))
+            first = await self._request_reader.message(call.read, (call.peer,))
         except MeshError as refusal:
             if refusal.reason == "REQUEST_TIMEOUT":
-                return f"no hello within {self._reception.timeout_s:g} s"
+                return f"no hello within {self._request_reader.timeout_s:g} s"
             raise
         if first is None:
             return None

@@ -35,7 +35,7 @@ from kvmesh.redis_link import RedisLink
 from kvmesh.replica import options as command_line
 from kvmesh.replica.options import Options, ReplicaRole
 from kvmesh.replica.shell import ReplicaCore, ReplicaShell
-from kvmesh.request_reader import RequestReader, watch_request_reader
+from kvmesh.request_reader import RequestReader, export_request_reader
 from kvmesh.tasks import end
 from kvmesh.telemetry import Tracing, start_logging, tracing_of
 from kvmesh.triton.capabilities import ModelFacts, ModelRefused
@@ -160,16 +160,16 @@ class _Replica:
         )
         role.core.connect(self._engine)
         hello = pb.Hello(process_id=options.process_id, boot_id=boot_id, protocol_version=PROTOCOL_VERSION)
-        reception = RequestReader(MESSAGE_BYTES_MAX, clock=clock)
-        watch_request_reader(metrics, reception)
-        attach = AttachService(self._shell, hello, clock, reception)
+        request_reader = RequestReader(MESSAGE_BYTES_MAX, clock=clock)
+        export_request_reader(metrics, request_reader)
+        attach = AttachService(self._shell, hello, clock, request_reader)
         self._server = mesh_server.MeshServer(
             options.role,
             options.process_id,
             (ATTACH_NAME, role.service_name),
             credentials=trust.server_credentials(),
             guards=trust.guards(),
-            reception=reception,
+            request_reader=request_reader,
         )
         attach_pb2_grpc.add_AttachServiceServicer_to_server(attach, self._server.grpc)
         role.add_service(self._server.grpc, Parts(attach, self._engine, clock))

@@ -21,7 +21,7 @@ from kvmesh.config import MeshConfig
 from kvmesh.membership.member import Member
 from kvmesh.metrics import Metrics
 from kvmesh.redis_link import RedisLink
-from kvmesh.request_reader import RequestReader, watch_request_reader
+from kvmesh.request_reader import RequestReader, export_request_reader
 from kvmesh.service_options import ServiceOptions
 from kvmesh.tenants.store import CatalogueStore
 from kvmesh.timer import Timer
@@ -142,7 +142,7 @@ class Frontend:
             setting="frontend.request_timeout_s",
             clock=self._clock,
         )
-        watch_request_reader(self.metrics, reader)
+        export_request_reader(self.metrics, reader)
         parser = RequestParser(
             tokenizer,
             _bounds(self._config, tokenizer),

@@ -32,7 +32,7 @@ from kvmesh.membership.registration import Registration
 from kvmesh.metrics import Metrics, exposed
 from kvmesh.queue_order import ORDERS
 from kvmesh.redis_link import RedisLink
-from kvmesh.request_reader import RequestReader, watch_request_reader
+from kvmesh.request_reader import RequestReader, export_request_reader
 from kvmesh.router.v1 import router_pb2_grpc
 from kvmesh.tasks import end
 from kvmesh.telemetry import start_logging, tracing_of
@@ -221,17 +221,17 @@ class Router:
         )
         telemetry.export(self.relay, policy, self.index, self.dispatches, self.metrics, clock)
         self.metrics.gauge("certificate_expires_seconds", EXPIRES, trust.expires_s)
-        reception = RequestReader(MESSAGE_BYTES_MAX, clock=clock)
-        watch_request_reader(self.metrics, reception)
+        request_reader = RequestReader(MESSAGE_BYTES_MAX, clock=clock)
+        export_request_reader(self.metrics, request_reader)
         self.server = mesh_server.MeshServer(
             "router",
             place.name,
             (ATTACH_NAME, SERVICE_NAME),
             credentials=trust.server_credentials(),
             guards=trust.guards(),
-            reception=reception,
+            request_reader=request_reader,
         )
-        attach = AttachService(self.relay, hello, clock, reception)
+        attach = AttachService(self.relay, hello, clock, request_reader)
         attach_pb2_grpc.add_AttachServiceServicer_to_server(attach, self.server.grpc)
         router_pb2_grpc.add_RouterServiceServicer_to_server(
             RouterStatus(self.relay, policy, attach, self.redis, clock), self.server.grpc

@@ -86,11 +86,13 @@ class Collector:
 
 @asynccontextmanager
 async def serving(
-    echo: Echo, port: int = 0, reception: RequestReader | None = None
+    echo: Echo, port: int = 0, request_reader: RequestReader | None = None
 ) -> AsyncIterator[tuple[grpc.aio.Server, int]]:
     server = grpc.aio.server(options=SERVER_OPTIONS)
     hello = pb.Hello(process_id="echo", boot_id="boot", protocol_version=1)
-    attach_pb2_grpc.add_AttachServiceServicer_to_server(AttachService(echo, hello, CLOCK, reception), server)
+    attach_pb2_grpc.add_AttachServiceServicer_to_server(
+        AttachService(echo, hello, CLOCK, request_reader), server
+    )
     port = server.add_insecure_port(f"127.0.0.1:{port}")
     await server.start()
     try:
@@ -279,8 +281,11 @@ async def test_a_bug_in_the_sink_does_not_end_a_link() -> None:
 
 async def test_a_caller_that_never_says_hello_is_sent_away() -> None:
     """A stream without a caller holds nothing for long."""
-    echo, reception = Echo(), RequestReader(MESSAGE_BYTES_MAX, timeout_s=0.2)
-    async with serving(echo, reception=reception) as (_, port), _channel(f"127.0.0.1:{port}") as channel:
+    echo, request_reader = Echo(), RequestReader(MESSAGE_BYTES_MAX, timeout_s=0.2)
+    async with (
+        serving(echo, request_reader=request_reader) as (_, port),
+        _channel(f"127.0.0.1:{port}") as channel,
+    ):
         call = attach_pb2_grpc.AttachServiceStub(channel).Attach()  # type: ignore[call-arg]
         with pytest.raises(grpc.aio.AioRpcError, match="no hello"):
             await call.read()

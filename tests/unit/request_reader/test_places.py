@@ -35,11 +35,11 @@ async def arrives(after_ticks: int) -> bytes:
     return b"x"
 
 
-async def call(reception: RequestReader, after_ticks: int, reset_ticks: int | None) -> str:
+async def call(request_reader: RequestReader, after_ticks: int, reset_ticks: int | None) -> str:
     """Make one call; return its outcome."""
     try:
         async with asyncio.timeout(None if reset_ticks is None else reset_ticks * TICK_S):
-            return repr(await reception.message(lambda: arrives(after_ticks), ("one",)))
+            return repr(await request_reader.message(lambda: arrives(after_ticks), ("one",)))
     except TimeoutError:
         return "reset"
     except MeshError as error:
@@ -52,17 +52,17 @@ async def schedule(steps: list[tuple[int, int, int | None]]) -> None:
     assert isinstance(loop, VirtualLoop)
     clock: Clock = loop
     message_bytes_max = module.BODY_BYTES_MAX // module.READERS_MIN
-    reception = RequestReader(
+    request_reader = RequestReader(
         message_bytes_max, calls_max=CALLS_MAX, timeout_s=TIMEOUT_TICKS * TICK_S, clock=clock
     )
     calls = []
     for gap_ticks, after_ticks, reset_ticks in steps:
         await asyncio.sleep(gap_ticks * TICK_S)
-        calls.append(asyncio.create_task(call(reception, after_ticks, reset_ticks)))
+        calls.append(asyncio.create_task(call(request_reader, after_ticks, reset_ticks)))
     outcomes = await asyncio.gather(*calls)
     assert set(outcomes) <= {"b'x'", "reset", "CALLS_FULL", "REQUEST_TIMEOUT"}
-    assert not len(reception.unread) and not reception._limits and not reception._turns
-    after = await asyncio.gather(*(call(reception, 1, None) for _ in range(module.READERS_MIN)))
+    assert not len(request_reader.unread) and not request_reader._limits and not request_reader._turns
+    after = await asyncio.gather(*(call(request_reader, 1, None) for _ in range(module.READERS_MIN)))
     assert set(after) == {"b'x'"}
 
 

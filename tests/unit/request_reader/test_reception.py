@@ -31,9 +31,9 @@ INVALID_ARGUMENT, DEADLINE_EXCEEDED, PERMISSION_DENIED, RESOURCE_EXHAUSTED = 3, 
 
 
 @asynccontextmanager
-async def serving(reception: RequestReader, guards: Any = ()) -> AsyncIterator[str]:
+async def serving(request_reader: RequestReader, guards: Any = ()) -> AsyncIterator[str]:
     """Serve health and reflection alone."""
-    server = MeshServer("frontend", "frontend-0", [], reception=reception, guards=guards)
+    server = MeshServer("frontend", "frontend-0", [], request_reader=request_reader, guards=guards)
     address = await server.listen("127.0.0.1:0")
     try:
         yield address
@@ -42,20 +42,20 @@ async def serving(reception: RequestReader, guards: Any = ()) -> AsyncIterator[s
 
 
 @asynccontextmanager
-async def calling(reception: RequestReader, method: str, guards: Any = ()) -> AsyncIterator[RawStream]:
+async def calling(request_reader: RequestReader, method: str, guards: Any = ()) -> AsyncIterator[RawStream]:
     """Serve, and open a call of which the headers were sent."""
-    async with serving(reception, guards) as address, RawConnection.connect(address) as connection:
+    async with serving(request_reader, guards) as address, RawConnection.connect(address) as connection:
         yield connection.call(method)
 
 
 @pytest.mark.parametrize("method", METHODS)
 async def test_a_message_that_does_not_come_ends_the_call(method: str) -> None:
     """Headers alone hold a call for the timeout, and not longer."""
-    reception = RequestReader(MESSAGE_BYTES_MAX, timeout_s=0.1)
-    async with calling(reception, method) as stream:
+    request_reader = RequestReader(MESSAGE_BYTES_MAX, timeout_s=0.1)
+    async with calling(request_reader, method) as stream:
         await stream.ended()
         assert stream.status == DEADLINE_EXCEEDED and "within 0.1 s" in stream.message
-    assert reception.late_total == 1 and not len(reception.unread)
+    assert request_reader.late_total == 1 and not len(request_reader.unread)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -82,8 +82,8 @@ async def test_a_call_without_a_message_is_refused() -> None:
 
 async def test_too_many_unread_calls_are_refused_at_once() -> None:
     """Of a connection with more than its share, in words; calls before it, and those of another connection, are served."""
-    reception = RequestReader(MESSAGE_BYTES_MAX, calls_max=6, timeout_s=60)
-    async with serving(reception) as address, RawConnection.connect(address) as connection:
+    request_reader = RequestReader(MESSAGE_BYTES_MAX, calls_max=6, timeout_s=60)
+    async with serving(request_reader) as address, RawConnection.connect(address) as connection:
         *waiting, refused = [connection.call(CHECK) for _ in range(4)]
         await refused.ended()
         assert refused.status == RESOURCE_EXHAUSTED and "3 of them of one caller" in refused.message
@@ -98,10 +98,10 @@ async def test_too_many_unread_calls_are_refused_at_once() -> None:
 async def test_half_messages_give_way_to_whole_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls that wait for their turn behind endless messages get it; an endless one is refused, and told to come back."""
     monkeypatch.setattr(module, "BODY_BYTES_MAX", 4 * MESSAGE_BYTES_MAX)
-    reception = RequestReader(MESSAGE_BYTES_MAX, timeout_s=60)
-    assert reception.unread.readers_max == 4
+    request_reader = RequestReader(MESSAGE_BYTES_MAX, timeout_s=60)
+    assert request_reader.unread.readers_max == 4
     async with AsyncExitStack() as stack:
-        address = await stack.enter_async_context(serving(reception))
+        address = await stack.enter_async_context(serving(request_reader))
         connection = await stack.enter_async_context(RawConnection.connect(address))
         endless = [connection.call(CHECK) for _ in range(4)]
         for stream in endless:
@@ -112,7 +112,7 @@ async def test_half_messages_give_way_to_whole_ones(monkeypatch: pytest.MonkeyPa
         assert len(answers) == 50
         cut = [stream for stream in endless if stream.has_ended]
         assert cut and {stream.status for stream in cut} == {RESOURCE_EXHAUSTED}
-        assert reception.unread.cut_total == len(cut)
+        assert request_reader.unread.cut_total == len(cut)
 
 
 async def test_watches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,8 +161,8 @@ class Refusing(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic
 @pytest.mark.parametrize("method", METHODS)
 async def test_guards_refuse_before_the_message(method: str) -> None:
     """Of a caller that may not call, no byte of its message is waited for."""
-    reception = RequestReader(MESSAGE_BYTES_MAX, timeout_s=60, calls_max=1)
-    async with calling(reception, method, (Refusing(),)) as stream:
+    request_reader = RequestReader(MESSAGE_BYTES_MAX, timeout_s=60, calls_max=1)
+    async with calling(request_reader, method, (Refusing(),)) as stream:
         await stream.ended()
         assert stream.status == PERMISSION_DENIED
 
@@ -170,21 +170,23 @@ async def test_guards_refuse_before_the_message(method: str) -> None:
 async def test_a_call_that_must_give_way_as_its_time_ends_is_ended_once() -> None:
     """Both come in one turn of the loop; the call that waited is read."""
     clock = VirtualClock()
-    reception = RequestReader(module.BODY_BYTES_MAX // module.READERS_MIN, timeout_s=60, clock=clock)
+    request_reader = RequestReader(module.BODY_BYTES_MAX // module.READERS_MIN, timeout_s=60, clock=clock)
     loop, faults = asyncio.get_running_loop(), list[Any]()
     loop.set_exception_handler(lambda _, context: faults.append(context))
     calls = [
-        asyncio.ensure_future(reception.message(asyncio.Event().wait, ("one",)))
+        asyncio.ensure_future(request_reader.message(asyncio.Event().wait, ("one",)))
         for _ in range(module.READERS_MIN + 1)
     ]
     await asyncio.sleep(0)
     clock.advance(LOOK_S)
-    reception._limits[next(iter(reception.unread.reading))].reschedule(loop.time())
-    loop.call_soon(reception._end_due)
+    request_reader._limits[next(iter(request_reader.unread.reading))].reschedule(loop.time())
+    loop.call_soon(request_reader._end_due)
     (first, *others) = calls
     with pytest.raises(MeshError):
         await first
-    assert not faults and not reception.unread.waiting and len(reception.unread) == module.READERS_MIN
+    assert (
+        not faults and not request_reader.unread.waiting and len(request_reader.unread) == module.READERS_MIN
+    )
     for call in others:
         call.cancel()
     await asyncio.gather(*others, return_exceptions=True)
