@@ -111,12 +111,12 @@ class RequestReader:
             self._timer.cancel()
         self._timer_s = due_s
         delay_s = max(0.0, due_s - self._clock.now_s())
-        self._timer = asyncio.get_running_loop().call_later(delay_s, self._end_due)
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._evict_due)
 
-    def _end_due(self) -> None:
+    def _evict_due(self) -> None:
         self._timer = None
         try:
-            for call in self.unread.end_due(self._clock.now_s()):
+            for call in self.unread.evict_due(self._clock.now_s()):
                 end_now(self._limits[call])
         finally:
             self._watch()
@@ -128,7 +128,7 @@ class RequestReader:
                 f"{held} calls wait, {readers} messages are read at once, and this call got no turn in time"
             )
             return full(what, held, readers)
-        if call.is_cut:
+        if call.is_evicted:
             what = (
                 f"{readers} messages are read at once, and this one did not arrive while other calls waited"
             )
@@ -148,7 +148,7 @@ def export_request_reader(metrics: Metrics, request_reader: RequestReader) -> No
     metrics.total(
         "unread_calls_refused",
         "Calls refused because too many waited for their message.",
-        lambda: unread.refused_total + unread.cut_total,
+        lambda: unread.refused_total + unread.evicted_total,
     )
     metrics.total(
         "unread_calls_late", "Calls whose message did not arrive in time.", lambda: request_reader.late_total

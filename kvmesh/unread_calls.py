@@ -26,12 +26,12 @@ RETRY_AFTER_S: Final = 1.0
 class UnreadCall:
     """One call: `opened_s` is when its headers came, `reading_s` when its message was asked for; None: not yet."""
 
-    __slots__ = ("is_cut", "opened_s", "reading_s")
+    __slots__ = ("is_evicted", "opened_s", "reading_s")
 
     def __init__(self, opened_s: float) -> None:
         self.opened_s = opened_s
         self.reading_s: float | None = None
-        self.is_cut = False
+        self.is_evicted = False
         """True once it had to give way."""
 
 
@@ -46,7 +46,7 @@ class UnreadCalls:
         self.waiting: dict[UnreadCall, None] = {}
         """In the order in which they came."""
         self.refused_total = 0
-        self.cut_total = 0
+        self.evicted_total = 0
         self._queue: FairQueue[UnreadCall] = FairQueue()
         self._ending = 0
         """Calls in `reading` that had to give way: their readers are free soon."""
@@ -87,43 +87,43 @@ class UnreadCalls:
         self.waiting.pop(call, None)
         if call in self.reading:
             del self.reading[call]
-            self._ending -= call.is_cut
+            self._ending -= call.is_evicted
         return self._read_next(now_s)
 
-    def end_due(self, now_s: float) -> list[UnreadCall]:
+    def evict_due(self, now_s: float) -> list[UnreadCall]:
         """Return the calls that must give way now. They are still to be closed."""
         due = list(takewhile(lambda call: now_s >= call.opened_s + WAIT_S, self.waiting))
         for call in due:
             del self.waiting[call]
-            self._cut(call)
-        while (slow := self._to_cut()) is not None and now_s >= _since(slow) + LOOK_S:
-            self._cut(slow)
+            self._evict(call)
+        while (slow := self._next_to_evict()) is not None and now_s >= _since(slow) + LOOK_S:
+            self._evict(slow)
             self._ending += 1
             due.append(slow)
         return due
 
     def next_due_s(self) -> float | None:
-        """Return when `end_due` is to be asked next; None: nothing waits."""
+        """Return when `evict_due` is to be asked next; None: nothing waits."""
         oldest = next(iter(self.waiting), None)
         if oldest is None:
             return None
-        reader = self._to_cut()
+        reader = self._next_to_evict()
         wait_ends_s = oldest.opened_s + WAIT_S
         return wait_ends_s if reader is None else min(wait_ends_s, _since(reader) + LOOK_S)
 
-    def _to_cut(self) -> UnreadCall | None:
+    def _next_to_evict(self) -> UnreadCall | None:
         """Return the call that gives way to those that wait: of the caller with the most readers, the one read longest."""
         if len(self.waiting) <= self._ending:
             return None
-        read = (call for call in self.reading if not call.is_cut)
+        read = (call for call in self.reading if not call.is_evicted)
         return min(read, key=self._rank, default=None)
 
     def _rank(self, call: UnreadCall) -> tuple[float, ...]:
         return (*(-readers for readers in self._queue.served_beside(call)), _since(call))
 
-    def _cut(self, call: UnreadCall) -> None:
-        call.is_cut = True
-        self.cut_total += 1
+    def _evict(self, call: UnreadCall) -> None:
+        call.is_evicted = True
+        self.evicted_total += 1
         self._queue.remove(call)
 
     def _read_next(self, now_s: float) -> UnreadCall | None:

@@ -54,7 +54,7 @@ class Crowd:
             else:
                 assert due_s is not None, "calls are open, and nothing will end them"
                 now_s = max(now_s, due_s)
-                ended = self.unread.end_due(now_s)
+                ended = self.unread.evict_due(now_s)
                 assert ended, "nothing was due"
                 for call in ended:
                     self._end(call, now_s)
@@ -87,7 +87,7 @@ class Crowd:
         if call.reading_s is None:
             self.never_read.append(took_s)
         has_come = arrival.message_s is not None and now_s >= arrival.at_s + arrival.message_s
-        is_read = has_come and call.reading_s is not None and not call.is_cut
+        is_read = has_come and call.reading_s is not None and not call.is_evicted
         (self.read_s if is_read else self.refused_s)[arrival] = took_s
         successor = self.unread.close(call, now_s)
         if successor is not None:

@@ -112,7 +112,7 @@ async def test_half_messages_give_way_to_whole_ones(monkeypatch: pytest.MonkeyPa
         assert len(answers) == 50
         cut = [stream for stream in endless if stream.has_ended]
         assert cut and {stream.status for stream in cut} == {RESOURCE_EXHAUSTED}
-        assert request_reader.unread.cut_total == len(cut)
+        assert request_reader.unread.evicted_total == len(cut)
 
 
 async def test_watches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +180,7 @@ async def test_a_call_that_must_give_way_as_its_time_ends_is_ended_once() -> Non
     await asyncio.sleep(0)
     clock.advance(LOOK_S)
     request_reader._limits[next(iter(request_reader.unread.reading))].reschedule(loop.time())
-    loop.call_soon(request_reader._end_due)
+    loop.call_soon(request_reader._evict_due)
     (first, *others) = calls
     with pytest.raises(MeshError):
         await first

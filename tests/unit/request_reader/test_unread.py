@@ -38,7 +38,7 @@ def test_bounds_hold_and_no_turn_is_lost(
             assert (unread.close(call, now_s) is not None) == (was_read and waited)
         elif step == "end":
             due_s, waiting = unread.next_due_s(), list(unread.waiting)
-            ended = unread.end_due(now_s)
+            ended = unread.evict_due(now_s)
             assert bool(ended) == (due_s is not None and due_s <= now_s)
             for call in ended:
                 if call.reading_s is None:
@@ -47,7 +47,7 @@ def test_bounds_hold_and_no_turn_is_lost(
                     assert unread.close(call, now_s) is None
                 else:
                     assert waiting and now_s >= call.reading_s + LOOK_S
-            assert not any(call.is_cut for call in unread.waiting)
+            assert not any(call.is_evicted for call in unread.waiting)
         assert len(unread) == len(live) <= calls_max
         assert len(unread.reading) <= readers_max
         assert not unread.waiting or len(unread.reading) == readers_max
@@ -73,8 +73,8 @@ def test_no_more_calls_are_cut_than_wait() -> None:
     unread = UnreadCalls(100, 4)
     reading = [unread.open(("a", "c"), 0.0) for _ in range(4)]
     waiting = unread.open(("b", "c"), 0.0)
-    assert unread.end_due(0.9) == reading[:1]
-    assert unread.end_due(0.95) == []
+    assert unread.evict_due(0.9) == reading[:1]
+    assert unread.evict_due(0.95) == []
     assert unread.close(reading[0], 0.96) is waiting
 
 
