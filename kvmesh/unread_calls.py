@@ -14,7 +14,7 @@ from typing import Final
 from kvmesh.errors import MeshError
 from kvmesh.fair_queue import FairQueue, Path
 
-LOOK_S: Final = 0.25
+READ_MIN_S: Final = 0.25
 """Time that every message gets to arrive in, however many calls wait: most arrive together with their headers."""
 
 WAIT_S: Final = 1.0
@@ -96,7 +96,7 @@ class UnreadCalls:
         for call in due:
             del self.waiting[call]
             self._evict(call)
-        while (slow := self._next_to_evict()) is not None and now_s >= _since(slow) + LOOK_S:
+        while (slow := self._next_to_evict()) is not None and now_s >= _since(slow) + READ_MIN_S:
             self._evict(slow)
             self._ending += 1
             due.append(slow)
@@ -109,7 +109,7 @@ class UnreadCalls:
             return None
         reader = self._next_to_evict()
         wait_ends_s = oldest.opened_s + WAIT_S
-        return wait_ends_s if reader is None else min(wait_ends_s, _since(reader) + LOOK_S)
+        return wait_ends_s if reader is None else min(wait_ends_s, _since(reader) + READ_MIN_S)
 
     def _next_to_evict(self) -> UnreadCall | None:
         """Return the call that gives way to those that wait: of the caller with the most readers, the one read longest."""

@@ -19,7 +19,7 @@ from kvmesh.errors import MeshError
 from kvmesh.interceptors import rewrapped
 from kvmesh.request_reader import RequestReader
 from kvmesh.server import MeshServer
-from kvmesh.unread_calls import LOOK_S
+from kvmesh.unread_calls import READ_MIN_S
 from tests.raw_frames import framed
 from tests.raw_http2 import RawConnection, RawStream
 
@@ -178,7 +178,7 @@ async def test_a_call_that_must_give_way_as_its_time_ends_is_ended_once() -> Non
         for _ in range(module.READERS_MIN + 1)
     ]
     await asyncio.sleep(0)
-    clock.advance(LOOK_S)
+    clock.advance(READ_MIN_S)
     request_reader._limits[next(iter(request_reader.unread.reading))].reschedule(loop.time())
     loop.call_soon(request_reader._evict_due)
     (first, *others) = calls

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvmesh.errors import MeshError
-from kvmesh.unread_calls import LOOK_S, WAIT_S, UnreadCall, UnreadCalls
+from kvmesh.unread_calls import READ_MIN_S, WAIT_S, UnreadCall, UnreadCalls
 
 STEPS = st.lists(
     st.tuples(
@@ -46,7 +46,7 @@ def test_bounds_hold_and_no_turn_is_lost(
                     live.remove(call)
                     assert unread.close(call, now_s) is None
                 else:
-                    assert waiting and now_s >= call.reading_s + LOOK_S
+                    assert waiting and now_s >= call.reading_s + READ_MIN_S
             assert not any(call.is_evicted for call in unread.waiting)
         assert len(unread) == len(live) <= calls_max
         assert len(unread.reading) <= readers_max
