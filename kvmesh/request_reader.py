@@ -37,7 +37,7 @@ UNREAD_CALLS_MAX: Final = 2_000
 TIMEOUT_S: Final = 5.0
 """Of what is no request of a client's: hellos, health checks, questions for the status."""
 
-WATCHES_MAX: Final = 1_000
+STREAMS_MAX: Final = 1_000
 """Open calls of each method that answers one message with a stream, as Health.Watch does."""
 
 
@@ -164,7 +164,7 @@ class RequestReaderInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type
 
     def __init__(self, request_reader: RequestReader) -> None:
         self._request_reader = request_reader
-        self._watches: dict[str, StreamLimit[asyncio.Timeout]] = {}
+        self._streams: dict[str, StreamLimit[asyncio.Timeout]] = {}
         """Open calls by method; the timeouts end them."""
 
     async def intercept_service(
@@ -193,25 +193,25 @@ class RequestReaderInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type
         return call
 
     def _watch(self, inner: Any, method: str) -> Any:
-        self._watches.setdefault(method, StreamLimit(method, WATCHES_MAX))
+        self._streams.setdefault(method, StreamLimit(method, STREAMS_MAX))
 
         async def call(_: Any, context: Context) -> None:
             request = await self._only(context, method)
-            watches, connection = self._watches[method], context.peer()
+            streams, connection = self._streams[method], context.peer()
             limit = asyncio.timeout(None)
-            displaced = watches.open(connection, limit)
+            evicted = streams.open(connection, limit)
             try:
-                if displaced is not None:
-                    end_now(displaced)
+                if evicted is not None:
+                    end_now(evicted)
                 async with limit:
                     await answered(inner(request, context), context)
             except TimeoutError:
                 if not limit.expired():
                     raise
                 what = f"this call of {method} gave way to one of a connection with fewer"
-                raise full(what, len(watches), watches.watches_max) from None
+                raise full(what, len(streams), streams.streams_max) from None
             finally:
-                watches.close(connection, limit)
+                streams.close(connection, limit)
 
         return call
 

@@ -117,7 +117,7 @@ async def test_half_messages_give_way_to_whole_ones(monkeypatch: pytest.MonkeyPa
 
 async def test_watches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """One connection does not keep others out; a place that is left is free."""
-    monkeypatch.setattr(module, "WATCHES_MAX", 2)
+    monkeypatch.setattr(module, "STREAMS_MAX", 2)
     async with (
         serving(RequestReader(MESSAGE_BYTES_MAX)) as address,
         RawConnection.connect(address) as connection,
