@@ -62,7 +62,7 @@ class RequestReader:
         self.late_total = 0
         self._setting = f" ({setting})" if setting else ""
         self._clock = clock or MonotonicClock()
-        self._turns: dict[UnreadCall, asyncio.Future[None]] = {}
+        self._waiters: dict[UnreadCall, asyncio.Future[None]] = {}
         self._limits: dict[UnreadCall, asyncio.Timeout] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = 0.0
@@ -78,7 +78,7 @@ class RequestReader:
         try:
             async with limit:
                 if call.reading_s is None:
-                    await self._turn(call)
+                    await self._wait_for_reader(call)
                 return await read()
         except TimeoutError:
             if not limit.expired():
@@ -87,22 +87,22 @@ class RequestReader:
         finally:
             self._close(call)
 
-    async def _turn(self, call: UnreadCall) -> None:
-        turn = self._turns[call] = asyncio.get_running_loop().create_future()
-        self._watch()
-        await turn
+    async def _wait_for_reader(self, call: UnreadCall) -> None:
+        waiter = self._waiters[call] = asyncio.get_running_loop().create_future()
+        self._arm_timer()
+        await waiter
 
     def _close(self, call: UnreadCall) -> None:
         del self._limits[call]
-        self._turns.pop(call, None)
+        self._waiters.pop(call, None)
         successor = self.unread.close(call, self._clock.now_s())
         if successor is not None:
-            turn = self._turns.pop(successor)
-            if not turn.done():
-                turn.set_result(None)
-        self._watch()
+            waiter = self._waiters.pop(successor)
+            if not waiter.done():
+                waiter.set_result(None)
+        self._arm_timer()
 
-    def _watch(self) -> None:
+    def _arm_timer(self) -> None:
         """Come back when the next call has to give way."""
         due_s = self.unread.next_due_s()
         if due_s is None or (self._timer is not None and self._timer_s <= due_s):
@@ -119,7 +119,7 @@ class RequestReader:
             for call in self.unread.evict_due(self._clock.now_s()):
                 end_now(self._limits[call])
         finally:
-            self._watch()
+            self._arm_timer()
 
     def _late(self, call: UnreadCall) -> MeshError:
         held, readers = len(self.unread), self.unread.readers_max
@@ -180,7 +180,7 @@ class RequestReaderInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type
         if handler.unary_unary:
             return grpc.stream_unary_rpc_method_handler(self._unary(handler.unary_unary, method), *codecs)
         if handler.unary_stream:
-            return grpc.stream_stream_rpc_method_handler(self._watch(handler.unary_stream, method), *codecs)
+            return grpc.stream_stream_rpc_method_handler(self._limited(handler.unary_stream, method), *codecs)
         if handler.stream_unary:
             return grpc.stream_unary_rpc_method_handler(self._paced(handler.stream_unary), *codecs)
         return grpc.stream_stream_rpc_method_handler(self._paced(handler.stream_stream), *codecs)
@@ -192,7 +192,7 @@ class RequestReaderInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type
 
         return call
 
-    def _watch(self, inner: Any, method: str) -> Any:
+    def _limited(self, inner: Any, method: str) -> Any:
         self._streams.setdefault(method, StreamLimit(method, STREAMS_MAX))
 
         async def call(_: Any, context: Context) -> None:

@@ -61,7 +61,7 @@ async def schedule(steps: list[tuple[int, int, int | None]]) -> None:
         calls.append(asyncio.create_task(call(request_reader, after_ticks, reset_ticks)))
     outcomes = await asyncio.gather(*calls)
     assert set(outcomes) <= {"b'x'", "reset", "CALLS_FULL", "REQUEST_TIMEOUT"}
-    assert not len(request_reader.unread) and not request_reader._limits and not request_reader._turns
+    assert not len(request_reader.unread) and not request_reader._limits and not request_reader._waiters
     after = await asyncio.gather(*(call(request_reader, 1, None) for _ in range(module.READERS_MIN)))
     assert set(after) == {"b'x'"}
 
