@@ -156,10 +156,11 @@ def export_request_reader(metrics: Metrics, request_reader: RequestReader) -> No
 
 
 class RequestReaderInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
-    """Serves every method as one that streams its input. Stands innermost: guards have seen the headers before.
+    """Serves every method as one that streams its input. The innermost interceptor: guards have checked the headers before.
 
-    A handler of one message gets it from `request_reader`. One of many reads them from its context, and sees to its first
-    itself; its iterator waits for each no longer than `request_reader` does. Bytes that cannot be parsed are INVALID_ARGUMENT.
+    A handler of one message gets it from `request_reader`. A handler of many messages reads them from its context and
+    bounds its first read itself. Its iterator waits for each message no longer than `request_reader` does. Bytes that
+    cannot be parsed are INVALID_ARGUMENT.
     """
 
     def __init__(self, request_reader: RequestReader) -> None:
