@@ -1,7 +1,7 @@
 """The trained decoder in NumPy: RMSNorm, RoPE, grouped-query attention, SwiGLU, tied embeddings.
 
 Computes in float64. Keys and values are in the paged store as float32. The step's own keys and values are read back
-from the store like all others, so a result does not depend on which rows came from the prefix cache. The rows of
+from the store like all others. So a result does not depend on which rows came from the prefix cache. The rows of
 all chunks go through the matrices together. Attention runs per sequence (prefill) or per group of sequences of
 similar length (decode).
 
