@@ -93,6 +93,11 @@ class Checkout:
         """Where its mesh is."""
         return read_mesh(self.folder / ".kvmesh")
 
+    def logs(self) -> str:
+        """Return the last lines of each process of the mesh."""
+        paths = sorted((self.folder / ".kvmesh" / "logs").glob("*.log"))
+        return "".join(f"\n== {path.name}\n{path.read_text()[-1500:]}" for path in paths)
+
     def run(self, *command: str) -> subprocess.CompletedProcess[str]:
         """Run `command` here, to its end."""
         return subprocess.run(
@@ -136,7 +141,8 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkout]:
                 pytest.fail("".join(shown))
             yield made
             up.send_signal(signal.SIGINT)
-            assert up.wait(40) == 0
+            shown += up.communicate(timeout=40)[0]
+            assert up.returncode == 0, "".join(shown) + made.logs()
         finally:
             up.kill()
 
