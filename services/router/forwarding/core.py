@@ -25,11 +25,11 @@ from services.router.forwarding.replicas import Replica
 from services.router.forwarding.rows import as_us
 from services.router.forwarding.timeouts import Timeouts
 from services.router.forwarding.work_reports import WorkReports
-from services.router.placement.policy import Note, PlacementPolicy, ReplicaGone
+from services.router.placement.policy import DispatchEvent, PlacementPolicy, ReplicaGone
 from services.router.queue.release_queue import ReleaseQueue
 
 
-def _unheard(note: Note) -> None:
+def _unheard(note: DispatchEvent) -> None:
     """Nobody else needs to know."""
 
 
@@ -48,7 +48,7 @@ class ForwardingCore(AttachedCore[Attempt]):
         policy: PlacementPolicy,
         limits: ForwardingLimits,
         *,
-        note: Callable[[Note], None] = _unheard,
+        note: Callable[[DispatchEvent], None] = _unheard,
         record: Record = _unrecorded,
         forecast: Forecast | None = None,
     ) -> None:

@@ -9,9 +9,9 @@ from services.router.forwarding.attempt import Attempt
 from services.router.placement.policy import (
     DISPATCH_LIFE_S,
     Dispatched,
+    DispatchEvent,
     Finished,
     Hit,
-    Note,
     PlacementPolicy,
     Started,
 )
@@ -30,7 +30,7 @@ class WorkReports:
         router: str,
         policy: PlacementPolicy,
         queue: ReleaseQueue[Attempt],
-        note: Callable[[Note], None],
+        note: Callable[[DispatchEvent], None],
     ) -> None:
         """`note`: takes each event for the other routers."""
         self.shares = ReplicaReservation()
@@ -89,6 +89,6 @@ class WorkReports:
         self._tell(Finished(self._router, item.submitted.request_id, now_s, hit))
         return True
 
-    def _tell(self, event: Note) -> None:
+    def _tell(self, event: DispatchEvent) -> None:
         self._policy.observe(event)
         self._note(event)

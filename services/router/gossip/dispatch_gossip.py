@@ -19,7 +19,7 @@ from services.router.gossip import messages
 from services.router.gossip.exchange import Exchange
 from services.router.gossip.messages import Entry, GossipError
 from services.router.gossip.peer_routers import ROLL_S, Known, PeerRouters
-from services.router.placement.policy import Event, Note
+from services.router.placement.policy import DispatchEvent, Event
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class DispatchGossip:
         self.exchange.set_routers(boot_ids, self._clock.now_s())
         self._news.set()
 
-    def note(self, note: Note) -> None:
+    def note(self, note: DispatchEvent) -> None:
         """Tell the other routers. Never waits."""
         if self.exchange.note(note):
             self._news.set()

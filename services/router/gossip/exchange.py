@@ -11,7 +11,7 @@ from services.router.gossip.messages import NOTES_MAX, Entry, Told
 from services.router.gossip.open_dispatches import OpenDispatches
 from services.router.gossip.peer_routers import ALL, PeerRouters
 from services.router.gossip.propagation_delay import PropagationDelay
-from services.router.placement.policy import DISPATCH_LIFE_S, Dispatched, Finished, Note, Started
+from services.router.placement.policy import DISPATCH_LIFE_S, Dispatched, DispatchEvent, Finished, Started
 
 WAITING_MAX: Final = 8 * NOTES_MAX
 """Notes that wait to be written; the oldest are dropped beyond it."""
@@ -52,7 +52,7 @@ class Exchange:
         )
         self.call_roll()
 
-    def note(self, note: Note) -> bool:
+    def note(self, note: DispatchEvent) -> bool:
         """Take what happened here; True if there is somebody to tell."""
         self.open.note(note)
         if not len(self.neighbours):

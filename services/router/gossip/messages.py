@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvmesh import blocks
-from services.router.placement.policy import Dispatched, Finished, Hit, Measured, Note, Started
+from services.router.placement.policy import Dispatched, DispatchEvent, Finished, Hit, Measured, Started
 from services.router.placement.precedence import USUAL, Precedence
 
 FIELD: Final = b"b"
@@ -69,7 +69,7 @@ class Ask:
 
 NO_HIT: Final = Hit(0, 0, 0, 0.0)
 
-Told = Note | Measured | Digest | Ask
+Told = DispatchEvent | Measured | Digest | Ask
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from services.router.gossip.messages import Digest
-from services.router.placement.policy import Dispatched, Finished, Measured, Note, Started
+from services.router.placement.policy import Dispatched, DispatchEvent, Finished, Measured, Started
 
 MEASURED_MAX: Final = 64
 """Measured prompts that a router which starts is told: estimates need some, and old ones say little."""
@@ -31,7 +31,7 @@ class OpenDispatches:
     def __len__(self) -> int:
         return len(self._open)
 
-    def note(self, note: Note) -> None:
+    def note(self, note: DispatchEvent) -> None:
         """Take what happened."""
         match note:
             case Dispatched():
@@ -57,9 +57,9 @@ class OpenDispatches:
         """Return the requests that are open, the oldest first."""
         return list(self._open)
 
-    def told_again(self, request_ids: Iterable[str]) -> list[Note]:
+    def told_again(self, request_ids: Iterable[str]) -> list[DispatchEvent]:
         """Return the notes of those of `request_ids` that are open."""
-        notes: list[Note] = []
+        notes: list[DispatchEvent] = []
         for request_id in request_ids:
             one = self._open.get(request_id)
             if one is not None:

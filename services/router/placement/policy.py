@@ -236,7 +236,7 @@ class RouterGone:
     router: str
 
 
-Note = Dispatched | Started | Finished
+DispatchEvent = Dispatched | Started | Finished
 """What a router tells the others of its own dispatches."""
 
 Event = Dispatched | Started | Finished | Measured | Stored | Removed | LoadSeen | ReplicaGone | RouterGone
