@@ -68,7 +68,7 @@ class DispatchProbe:
 
     def _tell(self, event: Dispatched | Started | Finished) -> None:
         self.policy.observe(event)
-        self.dispatches.note(event)
+        self.dispatches.publish(event)
 
     async def meet(self, routers: list[str]) -> None:
         """Name the {routers}, and wait until they have told what they have."""

@@ -198,7 +198,7 @@ class Router:
                 section.queue_delay_max_s,
                 ORDERS[config.prefill.queue_order],
             ),
-            note=self.dispatches.note,
+            publish=self.dispatches.publish,
             record=self._telemetry,
             forecast=policy,
         )

@@ -29,7 +29,7 @@ from services.router.placement.policy import DispatchEvent, PlacementPolicy, Rep
 from services.router.queue.release_queue import ReleaseQueue
 
 
-def _unheard(note: DispatchEvent) -> None:
+def _unheard(event: DispatchEvent) -> None:
     """Nobody else needs to know."""
 
 
@@ -48,11 +48,11 @@ class ForwardingCore(AttachedCore[Attempt]):
         policy: PlacementPolicy,
         limits: ForwardingLimits,
         *,
-        note: Callable[[DispatchEvent], None] = _unheard,
+        publish: Callable[[DispatchEvent], None] = _unheard,
         record: Record = _unrecorded,
         forecast: Forecast | None = None,
     ) -> None:
-        """`note` hears of every dispatch, start and finish, for the other routers; `record` of every attempt that ended.
+        """`publish` hears of every dispatch, start and finish, for the other routers; `record` of every attempt that ended.
 
         Without a `forecast` nothing is refused because its deadline cannot be met.
         """

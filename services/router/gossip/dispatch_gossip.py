@@ -81,9 +81,9 @@ class DispatchGossip:
         self.exchange.set_routers(boot_ids, self._clock.now_s())
         self._news.set()
 
-    def note(self, note: DispatchEvent) -> None:
+    def publish(self, event: DispatchEvent) -> None:
         """Tell the other routers. Never waits."""
-        if self.exchange.note(note):
+        if self.exchange.publish(event):
             self._news.set()
 
     def is_caught_up(self) -> bool:

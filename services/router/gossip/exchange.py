@@ -52,15 +52,15 @@ class Exchange:
         )
         self.call_roll()
 
-    def note(self, note: DispatchEvent) -> bool:
+    def publish(self, event: DispatchEvent) -> bool:
         """Take what happened here; True if there is somebody to tell."""
-        self.open.note(note)
+        self.open.record(event)
         if not len(self.neighbours):
             return False
         if len(self._waiting) >= WAITING_MAX:
             self._waiting.popleft()
             self.dropped_total += 1
-        self._waiting.append(note)
+        self._waiting.append(event)
         return True
 
     def call_roll(self) -> None:

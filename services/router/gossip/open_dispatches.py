@@ -31,19 +31,19 @@ class OpenDispatches:
     def __len__(self) -> int:
         return len(self._open)
 
-    def note(self, note: DispatchEvent) -> None:
+    def record(self, event: DispatchEvent) -> None:
         """Take what happened."""
-        match note:
+        match event:
             case Dispatched():
-                self._open[note.request_id] = _Open(note)
+                self._open[event.request_id] = _Open(event)
             case Started():
-                one = self._open.get(note.request_id)
+                one = self._open.get(event.request_id)
                 if one is not None and one.started is None:
-                    one.started = note
+                    one.started = event
             case Finished():
-                ended = self._open.pop(note.request_id, None)
-                if ended is not None and note.hit is not None and note.hit.prefill_s > 0:
-                    self.measured.append(Measured(ended.dispatched.replica, note.hit, note.at_s))
+                ended = self._open.pop(event.request_id, None)
+                if ended is not None and event.hit is not None and event.hit.prefill_s > 0:
+                    self.measured.append(Measured(ended.dispatched.replica, event.hit, event.at_s))
 
     def roll_call(self, *, is_full: bool) -> Digest:
         """Return all that is open now."""

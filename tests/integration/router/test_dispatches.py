@@ -71,16 +71,16 @@ async def test_dispatches_of_another_router_count_until_they_finish_or_it_dies(r
     now_s = 5.0
     heard = False
     while not heard:  # until the other side's reader has its position in the stream
-        one.dispatches.note(Dispatched("router-0", a, "prefill-0", (1, 2, 3), 0.5, now_s, now_s + 60))
+        one.dispatches.publish(Dispatched("router-0", a, "prefill-0", (1, 2, 3), 0.5, now_s, now_s + 60))
         with suppress(TimeoutError):
             async with asyncio.timeout(0.3):
                 await until(lambda: len(two.policy.backlog) == 1)
                 heard = True
     assert two.policy.local_index.matched((1, 2, 3)) == {"prefill-0": 3}
-    one.dispatches.note(Dispatched("router-0", b, "prefill-0", (7,), 0.25, now_s, now_s + 60))
-    one.dispatches.note(Started("router-0", a, now_s))
+    one.dispatches.publish(Dispatched("router-0", b, "prefill-0", (7,), 0.25, now_s, now_s + 60))
+    one.dispatches.publish(Started("router-0", a, now_s))
     await until(lambda: len(two.policy.backlog) == 2)
-    one.dispatches.note(Finished("router-0", a, now_s, Hit(8, 4, 2, 0.5)))
+    one.dispatches.publish(Finished("router-0", a, now_s, Hit(8, 4, 2, 0.5)))
     await until(lambda: len(two.policy.backlog) == 1)
     assert two.policy.local_index.blocks_of("prefill-0") == 3
     assert two.policy.backlog.queue_s("prefill-0", 1.0, 1e9) == 0.25

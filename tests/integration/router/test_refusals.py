@@ -94,7 +94,7 @@ async def test_every_loop_survives_a_redis_that_rejects_writes(
         await until(lambda: reader.is_caught_up and publisher.snapshot_total > 0)
         views.clear()
         await control.execute(*fault[0])
-        dispatches.note(Started("router-0", "a" * 32, 0.0))
+        dispatches.publish(Started("router-0", "a" * 32, 0.0))
         await until(lambda: all(one.is_refused for one in registrations))
         async with asyncio.timeout(2 * LEASE_S):
             while await read_members(control, "m") and fault is not DEMOTED:

@@ -87,7 +87,7 @@ class Router:
 
     def tell(self, event: Dispatched | Started | Finished) -> None:
         self.policy.observe(event)
-        self.exchange.note(event)
+        self.exchange.publish(event)
 
     def tick(self) -> None:
         if self.now_s >= self.roll_s:
@@ -326,7 +326,7 @@ def test_who_asks_again_while_all_is_told_makes_it_no_longer() -> None:
     exchange.set_routers([("r0", "boot-0"), ("r1", "boot-1")], 0.0)
     hashes = tuple(range(1000))
     for number in range(1000):
-        exchange.open.note(Dispatched("r0", f"{number:032x}", "p0", hashes, 0.1, 0.0, 60.0))
+        exchange.open.record(Dispatched("r0", f"{number:032x}", "p0", hashes, 0.1, 0.0, 60.0))
     told: list[str] = []
     for turn in range(200):
         asks = [Ask("r0", "boot-0"), Ask("r0", "boot-0", (f"{999:032x}",))]

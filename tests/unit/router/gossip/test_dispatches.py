@@ -97,7 +97,7 @@ def test_entries_are_short() -> None:
         exchange = Exchange("r1", "boot-1", PeerRouters("r1", "boot-1", print, lambda _: {}, lambda _: True))
         exchange.set_routers(EVERYBODY, 0.0)
         for number in range(count):
-            exchange.note(dispatched(number, blocks))
+            exchange.publish(dispatched(number, blocks))
         told = 0
         while (entry := exchange.next_entry(0.0)) is not None:
             notes = [note for note in entry.notes if isinstance(note, Dispatched)]
