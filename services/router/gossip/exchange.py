@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterable
 from typing import Final
 
 from services.router.gossip import messages
-from services.router.gossip.messages import NOTES_MAX, Entry, Told
+from services.router.gossip.messages import NOTES_MAX, Entry, Message
 from services.router.gossip.open_dispatches import OpenDispatches
 from services.router.gossip.peer_routers import ALL, PeerRouters
 from services.router.gossip.propagation_delay import PropagationDelay
@@ -39,7 +39,7 @@ class Exchange:
         """True while answers would be read."""
         self._router = router
         self._boot_id = boot_id
-        self._waiting: deque[Told] = deque()
+        self._waiting: deque[Message] = deque()
         self._is_roll_due = False
         self._is_full = False
         """The next roll call ends an answer to one who asked for all."""
@@ -102,7 +102,7 @@ class Exchange:
             self._waiting.extend(self.open.told_again(each for each in missed if each not in coming))
             asked.clear()
             self._is_roll_due = True
-        notes: list[Told] = []
+        notes: list[Message] = []
         if self.may_ask:
             notes += self.neighbours.asks(now_s)[: TOLD_MAX // 2]
         hashes = 0

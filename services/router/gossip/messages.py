@@ -69,7 +69,7 @@ class Ask:
 
 NO_HIT: Final = Hit(0, 0, 0, 0.0)
 
-Told = DispatchEvent | Measured | Digest | Ask
+Message = DispatchEvent | Measured | Digest | Ask
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Entry:
     boot_id: str
     seq: int
     """Ascends by one with each entry of the process."""
-    notes: Sequence[Told]
+    notes: Sequence[Message]
 
 
 def encode(entry: Entry, now_s: float) -> bytes:
@@ -165,7 +165,7 @@ class _Reader:
             raise GossipError(f"{len(self._data) - self._at} bytes follow the notes")
         return Entry(router, boot_id, seq, notes)
 
-    def _note(self, router: str) -> Told:
+    def _note(self, router: str) -> Message:
         kind = self._take(1)
         if kind == b"\x01":
             return self._dispatched(router)

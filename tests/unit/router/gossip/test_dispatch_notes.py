@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.router.gossip.messages import Ask, Digest, Entry, GossipError, Told, decode, encode
+from services.router.gossip.messages import Ask, Digest, Entry, GossipError, Message, decode, encode
 from services.router.placement.policy import Dispatched, Finished, Hit, Measured, Started
 from services.router.placement.precedence import Precedence
 
@@ -34,7 +34,7 @@ AGES = st.integers(0, 6)
 """Whole seconds: they are the same on both clocks."""
 
 
-def at(clock_s: float) -> st.SearchStrategy[list[Told]]:
+def at(clock_s: float) -> st.SearchStrategy[list[Message]]:
     """Return notes in whose times `clock_s` is now."""
     moments = AGES.map(lambda age: clock_s - age)
     return st.lists(
@@ -67,7 +67,7 @@ def at(clock_s: float) -> st.SearchStrategy[list[Told]]:
 
 
 @given(at(HERE_S))
-def test_notes_come_back_as_they_were(notes: list[Told]) -> None:
+def test_notes_come_back_as_they_were(notes: list[Message]) -> None:
     """Every field survives."""
     entry = Entry("r", "boot", 2**40, notes)
     assert decode(encode(entry, HERE_S), HERE_S, 60.0) == entry
@@ -94,7 +94,7 @@ def test_times_are_of_the_readers_clock(data: st.DataObject) -> None:
 
 
 @given(at(HERE_S), st.data())
-def test_damaged_notes_are_a_value_or_a_typed_error(notes: list[Told], data: st.DataObject) -> None:
+def test_damaged_notes_are_a_value_or_a_typed_error(notes: list[Message], data: st.DataObject) -> None:
     """Cut, flipped, extended and foreign bytes never raise anything but NoteError."""
     damaged = bytearray(encode(Entry("r", "boot", 1, notes), HERE_S))
     for _ in range(data.draw(st.integers(0, 4))):
