@@ -88,7 +88,7 @@ class DispatchGossip:
 
     def is_caught_up(self) -> bool:
         """True if what the others have dispatched is known here, as far as they tell."""
-        return self.exchange.may_ask and self.neighbours.is_caught_up(self._clock.now_s())
+        return self.exchange.is_reading and self.neighbours.is_caught_up(self._clock.now_s())
 
     async def run(self) -> None:
         """Write and read until cancelled. No answer of Redis ends it."""
@@ -145,11 +145,11 @@ class DispatchGossip:
         self._nudge()
 
     def _stop_reading(self) -> None:
-        self.exchange.may_ask = False
+        self.exchange.is_reading = False
 
     async def _read(self) -> None:
         await self._find_position()
-        self.exchange.may_ask = True
+        self.exchange.is_reading = True
         while True:
             self._nudge()
             assert self._position is not None

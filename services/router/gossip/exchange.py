@@ -35,7 +35,7 @@ class Exchange:
         self.transit = PropagationDelay()
         self.dropped_total = 0
         """Dispatches, starts and finishes that were not written."""
-        self.may_ask = False
+        self.is_reading = False
         """True while answers would be read."""
         self._router = router
         self._boot_id = boot_id
@@ -77,8 +77,8 @@ class Exchange:
 
     def has_more(self, now_s: float) -> bool:
         """True if `next_entry` would return one."""
-        return bool(self._waiting or self._is_roll_due or self.neighbours.asked) or (
-            self.may_ask and self.neighbours.has_asks(now_s)
+        return bool(self._waiting or self._is_roll_due or self.neighbours.requested_ids) or (
+            self.is_reading and self.neighbours.has_repair_requests(now_s)
         )
 
     @property
@@ -88,23 +88,23 @@ class Exchange:
 
     def next_entry(self, now_s: float) -> Entry | None:
         """Return what is to be written now. The roll is called last: everything on it was told before."""
-        asked = self.neighbours.asked
+        requested_ids = self.neighbours.requested_ids
         if (
             self._is_full
         ):  # it is being told: who came late hears at the end what it misses, and asks for that
-            asked.discard(ALL)
-        if asked:
-            if ALL in asked:
+            requested_ids.discard(ALL)
+        if requested_ids:
+            if ALL in requested_ids:
                 self._is_full = True
                 self._waiting.extend(self.open.measured)
             coming = {note.request_id for note in self._waiting if isinstance(note, Dispatched)}
-            missed = self.open.request_ids() if ALL in asked else asked
+            missed = self.open.request_ids() if ALL in requested_ids else requested_ids
             self._waiting.extend(self.open.told_again(each for each in missed if each not in coming))
-            asked.clear()
+            requested_ids.clear()
             self._is_roll_due = True
         notes: list[Message] = []
-        if self.may_ask:
-            notes += self.neighbours.asks(now_s)[: TOLD_MAX // 2]
+        if self.is_reading:
+            notes += self.neighbours.repair_requests(now_s)[: TOLD_MAX // 2]
         hashes = 0
         while self._waiting and len(notes) < TOLD_MAX - 1:
             note = self._waiting[0]

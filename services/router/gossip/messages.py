@@ -58,7 +58,7 @@ class Digest:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class RepairRequest:
     """Somebody misses dispatches of the process `boot_id` of `router`."""
 
     router: str
@@ -69,7 +69,7 @@ class Ask:
 
 NO_HIT: Final = Hit(0, 0, 0, 0.0)
 
-Message = DispatchEvent | Measured | Digest | Ask
+Message = DispatchEvent | Measured | Digest | RepairRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ def encode(entry: Entry, now_s: float) -> bytes:
                     parts += [_text(replica), struct.pack("<I", len(prompts))]
                     for request_id, started_s in prompts.items():
                         parts += [bytes.fromhex(request_id), _age(started_s, now_s)]
-            case Ask():
+            case RepairRequest():
                 parts += [b"\x05", _text(note.router), _text(note.boot_id)]
                 parts.append(struct.pack("<H", len(note.request_ids)))
                 parts += [bytes.fromhex(request_id) for request_id in note.request_ids]
@@ -181,8 +181,10 @@ class _Reader:
         if kind == b"\x04":
             return self._roll_call()
         if kind == b"\x05":
-            asked, boot_id = self._text(), self._text()
-            return Ask(asked, boot_id, tuple(self._request() for _ in range(self._numbers("<H")[0])))
+            requested_ids, boot_id = self._text(), self._text()
+            return RepairRequest(
+                requested_ids, boot_id, tuple(self._request() for _ in range(self._numbers("<H")[0]))
+            )
         if kind == b"\x06":
             at_s, replica = self._moment(), self._text()
             return Measured(replica, self._hit(), at_s)

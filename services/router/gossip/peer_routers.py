@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from services.router.gossip.messages import Ask, Digest, Entry
+from services.router.gossip.messages import Digest, Entry, RepairRequest
 from services.router.placement.backlog import Backlog
 from services.router.placement.policy import Dispatched, Event, Finished, Measured, RouterGone, Started
 
@@ -21,13 +21,13 @@ ROLL_S: Final = 0.5
 SILENT_S: Final = 3 * ROLL_S
 """A router that was not heard for this long is taken for dead."""
 
-ASK_AGAIN_S: Final = 0.25
+REPAIR_RETRY_S: Final = 0.25
 """An ask that was not answered is repeated after this."""
 
 GREETING_S: Final = 0.5
 """A new router waits this long for what the others have to tell before it takes requests."""
 
-REQUESTS_ASKED_MAX: Final = 256
+REPAIR_IDS_MAX: Final = 256
 """Who misses more asks for all."""
 
 ALL: Final = ""
@@ -57,9 +57,9 @@ class _Router:
     is_silent: bool = False
     has_told: bool = False
     """It told all it has, and nothing of it was left aside."""
-    misses_all: bool = True
-    missing: set[str] = field(default_factory=set)
-    asked_s: float = float("-inf")
+    needs_all: bool = True
+    missing_ids: set[str] = field(default_factory=set)
+    repair_requested_s: float = float("-inf")
 
 
 class PeerRouters:
@@ -82,7 +82,7 @@ class PeerRouters:
         """Entries of others that were missed."""
         self.healed_total = 0
         """Dispatches, starts and finishes of others that were found out by a roll call."""
-        self.asked: set[str] = set()
+        self.requested_ids: set[str] = set()
         """Dispatches of this router that others ask for, ALL for each of them; the caller answers and clears it."""
         self._router = router
         self._boot_id = boot_id
@@ -109,9 +109,12 @@ class PeerRouters:
         if entry.router == self._router:
             return
         for note in entry.notes:
-            if isinstance(note, Ask) and (note.router, note.boot_id) == (self._router, self._boot_id):
+            if isinstance(note, RepairRequest) and (note.router, note.boot_id) == (
+                self._router,
+                self._boot_id,
+            ):
                 # Answered whoever asks: who starts is not known here yet.
-                self.asked.update(note.request_ids or (ALL,))
+                self.requested_ids.update(note.request_ids or (ALL,))
         one = self._routers.get(entry.router)
         if one is None or one.boot_id != entry.boot_id or entry.seq <= one.seq:
             return
@@ -126,12 +129,12 @@ class PeerRouters:
             match note:
                 case Dispatched():
                     if self._has_replica(note.replica) and not self._is_told_again(one, note):
-                        one.missing.discard(note.request_id)
+                        one.missing_ids.discard(note.request_id)
                         self._observe(note)
                 case Started() | Finished():
                     self._observe(note)
                 case Measured():
-                    if one.misses_all and self._has_replica(note.replica):
+                    if one.needs_all and self._has_replica(note.replica):
                         self._observe(note)  # later ones were heard with their finishes
                 case Digest():
                     self._roll_call(one, note, now_s)
@@ -140,14 +143,14 @@ class PeerRouters:
     def _is_told_again(self, one: _Router, note: Dispatched) -> bool:
         """True if it is known as it is: somebody else had asked for it."""
         here = self._known(one.name).get(note.request_id)
-        return here is not None and here.replica == note.replica and note.request_id not in one.missing
+        return here is not None and here.replica == note.replica and note.request_id not in one.missing_ids
 
     def _roll_call(self, one: _Router, roll: Digest, now_s: float) -> None:
-        if one.misses_all and not roll.is_full:
+        if one.needs_all and not roll.is_full:
             return  # the answer is on its way, or will be asked for again
         known = self._known(one.name)
         listed: set[str] = set()
-        missing: set[str] = set()
+        missing_ids: set[str] = set()
         has_all = True
         for replica, prompts in roll.open.items():
             if not self._has_replica(replica):
@@ -157,17 +160,17 @@ class PeerRouters:
             for request_id, started_s in prompts.items():
                 here = known.get(request_id)
                 if here is None or here.replica != replica or (here.is_started and started_s is None):
-                    missing.add(request_id)
+                    missing_ids.add(request_id)
                 elif started_s is not None and not here.is_started:
                     self.healed_total += 1
                     self._observe(Started(one.name, request_id, started_s))
         for request_id in [each for each in known if each not in listed]:
             self.healed_total += 1
             self._observe(Finished(one.name, request_id, now_s))
-        self.healed_total += len(missing - one.missing)
-        one.missing = missing
-        one.misses_all = False
-        one.has_told = one.has_told or (roll.is_full and has_all and not missing)
+        self.healed_total += len(missing_ids - one.missing_ids)
+        one.missing_ids = missing_ids
+        one.needs_all = False
+        one.has_told = one.has_told or (roll.is_full and has_all and not missing_ids)
 
     def look(self, now_s: float) -> None:
         """Forget what routers had dispatched that are not heard any more."""
@@ -176,19 +179,21 @@ class PeerRouters:
                 one.is_silent = True
                 self._observe(RouterGone(one.name))
 
-    def has_asks(self, now_s: float) -> bool:
-        """True if `asks` would return some."""
-        return any(_is_to_ask(one, now_s) for one in self._routers.values())
+    def has_repair_requests(self, now_s: float) -> bool:
+        """True if `repair_requests` would return some."""
+        return any(_needs_repair(one, now_s) for one in self._routers.values())
 
-    def asks(self, now_s: float) -> list[Ask]:
+    def repair_requests(self, now_s: float) -> list[RepairRequest]:
         """Return what is to be asked now."""
-        asks = []
+        repair_requests = []
         for one in self._routers.values():
-            if _is_to_ask(one, now_s):
-                one.asked_s = now_s
-                is_all = one.misses_all or len(one.missing) > REQUESTS_ASKED_MAX
-                asks.append(Ask(one.name, one.boot_id, () if is_all else tuple(sorted(one.missing))))
-        return asks
+            if _needs_repair(one, now_s):
+                one.repair_requested_s = now_s
+                is_all = one.needs_all or len(one.missing_ids) > REPAIR_IDS_MAX
+                repair_requests.append(
+                    RepairRequest(one.name, one.boot_id, () if is_all else tuple(sorted(one.missing_ids)))
+                )
+        return repair_requests
 
     def is_caught_up(self, now_s: float) -> bool:
         """True if every other router has told what it has at replicas known here, or had the time for it."""
@@ -200,8 +205,12 @@ class PeerRouters:
         return sum(one.is_silent for one in self._routers.values())
 
 
-def _is_to_ask(one: _Router, now_s: float) -> bool:
-    return (one.misses_all or bool(one.missing)) and not one.is_silent and now_s - one.asked_s >= ASK_AGAIN_S
+def _needs_repair(one: _Router, now_s: float) -> bool:
+    return (
+        (one.needs_all or bool(one.missing_ids))
+        and not one.is_silent
+        and now_s - one.repair_requested_s >= REPAIR_RETRY_S
+    )
 
 
 def counted_in(backlog: Backlog) -> Callable[[str], Mapping[str, Known]]:

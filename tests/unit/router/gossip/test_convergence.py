@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.router.gossip.exchange import Exchange
-from services.router.gossip.messages import Ask, Digest, Entry
+from services.router.gossip.messages import Digest, Entry, RepairRequest
 from services.router.gossip.peer_routers import ROLL_S, SILENT_S, PeerRouters, counted_in
 from services.router.index.local_index import LocalPrefixIndex
 from services.router.placement.backlog import Backlog
@@ -79,7 +79,7 @@ class Router:
             lambda replica: replica in self.world.replicas,
         )
         self.exchange = Exchange(self.name, self.boot_id, neighbours)
-        self.exchange.may_ask = True
+        self.exchange.is_reading = True
 
     @property
     def now_s(self) -> float:
@@ -329,8 +329,8 @@ def test_who_asks_again_while_all_is_told_makes_it_no_longer() -> None:
         exchange.open.record(Dispatched("r0", f"{number:032x}", "p0", hashes, 0.1, 0.0, 60.0))
     told: list[str] = []
     for turn in range(200):
-        asks = [Ask("r0", "boot-0"), Ask("r0", "boot-0", (f"{999:032x}",))]
-        list(neighbours.taking(Entry("r1", "boot-1", turn + 1, asks), 0.0))
+        repair_requests = [RepairRequest("r0", "boot-0"), RepairRequest("r0", "boot-0", (f"{999:032x}",))]
+        list(neighbours.taking(Entry("r1", "boot-1", turn + 1, repair_requests), 0.0))
         entry = exchange.next_entry(0.0)
         assert entry is not None
         told += [note.request_id for note in entry.notes if isinstance(note, Dispatched)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.router.gossip.messages import Ask, Digest, Entry, GossipError, Message, decode, encode
+from services.router.gossip.messages import Digest, Entry, GossipError, Message, RepairRequest, decode, encode
 from services.router.placement.policy import Dispatched, Finished, Hit, Measured, Started
 from services.router.placement.precedence import Precedence
 
@@ -60,7 +60,7 @@ def at(clock_s: float) -> st.SearchStrategy[list[Message]]:
                 ),
                 st.booleans(),
             ),
-            st.builds(Ask, NAMES, NAMES, st.lists(REQUESTS, max_size=3).map(tuple)),
+            st.builds(RepairRequest, NAMES, NAMES, st.lists(REQUESTS, max_size=3).map(tuple)),
         ),
         max_size=5,
     )
