@@ -18,7 +18,7 @@ from services.router.cooperative_yield import CooperativeYield
 from services.router.gossip import messages
 from services.router.gossip.exchange import Exchange
 from services.router.gossip.messages import Entry, GossipError
-from services.router.gossip.peer_routers import ROLL_S, Known, PeerRouters
+from services.router.gossip.peer_routers import DIGEST_INTERVAL_S, Known, PeerRouters
 from services.router.placement.policy import DispatchEvent, Event
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ READ_PAUSE_S: Final = 0.002
 BLOCK_MS: Final = 500
 READ_COUNT: Final = 256
 AWAY_PAUSE_S: Final = 0.2
-LOOK_S: Final = ROLL_S / 2
+LOOK_S: Final = DIGEST_INTERVAL_S / 2
 """Between two looks at who is silent and who did not answer; each second one calls the roll."""
 
 StreamId = tuple[int, int]
@@ -106,7 +106,7 @@ class DispatchGossip:
             await asyncio.sleep(LOOK_S)
             is_second = not is_second
             if is_second:
-                self.exchange.call_roll()
+                self.exchange.schedule_digest()
             now_s = self._clock.now_s()
             self.neighbours.look(now_s)
             self._nudge()

@@ -40,8 +40,8 @@ class Exchange:
         self._router = router
         self._boot_id = boot_id
         self._waiting: deque[Message] = deque()
-        self._is_roll_due = False
-        self._is_full = False
+        self._is_digest_due = False
+        self._is_full_digest_due = False
         """The next roll call ends an answer to one who asked for all."""
         self._seq = 0
 
@@ -50,7 +50,7 @@ class Exchange:
         self.neighbours.set_routers(
             {name: boot_id for name, boot_id in boot_ids if name != self._router}, now_s
         )
-        self.call_roll()
+        self.schedule_digest()
 
     def publish(self, event: DispatchEvent) -> bool:
         """Take what happened here; True if there is somebody to tell."""
@@ -63,21 +63,21 @@ class Exchange:
         self._waiting.append(event)
         return True
 
-    def call_roll(self) -> None:
+    def schedule_digest(self) -> None:
         """Tell with the next entry all that is open."""
-        self._is_roll_due = len(self.neighbours) > 0
+        self._is_digest_due = len(self.neighbours) > 0
 
     def drop(self, unwritten: Entry | None) -> None:
         """What waits cannot be written, nor could the entry `unwritten`: the next roll call tells it."""
         lost = (*self._waiting, *(unwritten.notes if unwritten is not None else ()))
         self.dropped_total += sum(isinstance(note, Dispatched | Started | Finished) for note in lost)
         self._waiting.clear()
-        self._is_full = False
-        self.call_roll()
+        self._is_full_digest_due = False
+        self.schedule_digest()
 
     def has_more(self, now_s: float) -> bool:
         """True if `next_entry` would return one."""
-        return bool(self._waiting or self._is_roll_due or self.neighbours.requested_ids) or (
+        return bool(self._waiting or self._is_digest_due or self.neighbours.requested_ids) or (
             self.is_reading and self.neighbours.has_repair_requests(now_s)
         )
 
@@ -90,18 +90,18 @@ class Exchange:
         """Return what is to be written now. The roll is called last: everything on it was told before."""
         requested_ids = self.neighbours.requested_ids
         if (
-            self._is_full
+            self._is_full_digest_due
         ):  # it is being told: who came late hears at the end what it misses, and asks for that
             requested_ids.discard(ALL)
         if requested_ids:
             if ALL in requested_ids:
-                self._is_full = True
+                self._is_full_digest_due = True
                 self._waiting.extend(self.open.measured)
             coming = {note.request_id for note in self._waiting if isinstance(note, Dispatched)}
             missed = self.open.request_ids() if ALL in requested_ids else requested_ids
             self._waiting.extend(self.open.told_again(each for each in missed if each not in coming))
             requested_ids.clear()
-            self._is_roll_due = True
+            self._is_digest_due = True
         notes: list[Message] = []
         if self.is_reading:
             notes += self.neighbours.repair_requests(now_s)[: TOLD_MAX // 2]
@@ -113,9 +113,9 @@ class Exchange:
                 if hashes > HASHES_MAX and notes:
                     break
             notes.append(self._waiting.popleft())
-        if self._is_roll_due and not self._waiting:
-            notes.append(self.open.roll_call(is_full=self._is_full))
-            self._is_roll_due = self._is_full = False
+        if self._is_digest_due and not self._waiting:
+            notes.append(self.open.digest(is_full=self._is_full_digest_due))
+            self._is_digest_due = self._is_full_digest_due = False
         if not notes:
             return None
         self._seq += 1

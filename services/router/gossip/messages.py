@@ -134,23 +134,23 @@ def seq_of(data: bytes, router: str, boot_id: str) -> int | None:
     return int.from_bytes(data[len(head) : len(head) + 8], "little")
 
 
-def decode(data: bytes, now_s: float, life_s: float, under_way_s: float = 0.0) -> Entry:
-    """Return the entry in `data`, read at `now_s` and sent `under_way_s` before; dispatches are forgotten `life_s` later.
+def decode(data: bytes, now_s: float, life_s: float, propagation_s: float = 0.0) -> Entry:
+    """Return the entry in `data`, read at `now_s` and sent `propagation_s` before; dispatches are forgotten `life_s` later.
 
     Raises NoteError.
     """
     try:
-        return _Reader(data, now_s, life_s, under_way_s).entry()
+        return _Reader(data, now_s, life_s, propagation_s).entry()
     except (struct.error, UnicodeDecodeError, IndexError) as error:
         raise GossipError(f"notes of {len(data)} bytes cannot be read: {error}") from None
 
 
 class _Reader:
-    def __init__(self, data: bytes, now_s: float, life_s: float, under_way_s: float) -> None:
+    def __init__(self, data: bytes, now_s: float, life_s: float, propagation_s: float) -> None:
         self._data = data
         self._at = 0
         self._now_s = now_s
-        self._sent_s = now_s - under_way_s
+        self._sent_s = now_s - propagation_s
         self._life_s = life_s
 
     def entry(self) -> Entry:
@@ -170,7 +170,7 @@ class _Reader:
         if kind == b"\x01":
             return self._dispatched(router)
         if kind == b"\x02":
-            return Started(router, self._request(), self._moment())
+            return Started(router, self._request(), self._time())
         if kind == b"\x03":
             request_id = self._request()
             (has_hit,) = self._numbers("<B")
@@ -179,14 +179,14 @@ class _Reader:
             hit = self._hit()
             return Finished(router, request_id, self._sent_s, hit if has_hit else None)
         if kind == b"\x04":
-            return self._roll_call()
+            return self._digest()
         if kind == b"\x05":
             requested_ids, boot_id = self._text(), self._text()
             return RepairRequest(
                 requested_ids, boot_id, tuple(self._request() for _ in range(self._numbers("<H")[0]))
             )
         if kind == b"\x06":
-            at_s, replica = self._moment(), self._text()
+            at_s, replica = self._time(), self._text()
             return Measured(replica, self._hit(), at_s)
         raise GossipError(f"note is of kind {kind!r}; 1 to 6 is allowed")
 
@@ -195,7 +195,7 @@ class _Reader:
         return Hit(cached_tokens, computed_tokens, cached_blocks, min(prefill_us / 1e6, AGE_MAX_S))
 
     def _dispatched(self, router: str) -> Dispatched:
-        request_id, at_s, replica = self._request(), self._moment(), self._text()
+        request_id, at_s, replica = self._request(), self._time(), self._text()
         prefill_us, tokens, count = self._numbers("<QII")
         prefill_s = min(prefill_us / 1e6, AGE_MAX_S)
         hashes = blocks.unpack(self._take(8 * count))
@@ -213,7 +213,7 @@ class _Reader:
             raise GossipError(f"weight is {weight}; more than 0 is needed")
         return Precedence(priority_class, bool(is_resumed), tenant, weight, priority) if is_known else None
 
-    def _roll_call(self) -> Digest:
+    def _digest(self) -> Digest:
         open_: dict[str, Mapping[str, float | None]] = {}
         is_full, count = self._numbers("<BH")
         for _ in range(count):
@@ -228,7 +228,7 @@ class _Reader:
     def _request(self) -> str:
         return self._take(16).hex()
 
-    def _moment(self) -> float:
+    def _time(self) -> float:
         return self._ago(self._numbers("<Q")[0])
 
     def _ago(self, age_us: int) -> float:

@@ -45,7 +45,7 @@ class OpenDispatches:
                 if ended is not None and event.hit is not None and event.hit.prefill_s > 0:
                     self.measured.append(Measured(ended.dispatched.replica, event.hit, event.at_s))
 
-    def roll_call(self, *, is_full: bool) -> Digest:
+    def digest(self, *, is_full: bool) -> Digest:
         """Return all that is open now."""
         replicas: dict[str, dict[str, float | None]] = {}
         for request_id, one in self._open.items():

@@ -15,10 +15,10 @@ from services.router.gossip.messages import Digest, Entry, RepairRequest
 from services.router.placement.backlog import Backlog
 from services.router.placement.policy import Dispatched, Event, Finished, Measured, RouterGone, Started
 
-ROLL_S: Final = 0.5
+DIGEST_INTERVAL_S: Final = 0.5
 """Between two roll calls of a router."""
 
-SILENT_S: Final = 3 * ROLL_S
+SILENT_S: Final = 3 * DIGEST_INTERVAL_S
 """A router that was not heard for this long is taken for dead."""
 
 REPAIR_RETRY_S: Final = 0.25
@@ -137,7 +137,7 @@ class PeerRouters:
                     if one.needs_all and self._has_replica(note.replica):
                         self._observe(note)  # later ones were heard with their finishes
                 case Digest():
-                    self._roll_call(one, note, now_s)
+                    self._apply_digest(one, note, now_s)
             yield
 
     def _is_told_again(self, one: _Router, note: Dispatched) -> bool:
@@ -145,14 +145,14 @@ class PeerRouters:
         here = self._known(one.name).get(note.request_id)
         return here is not None and here.replica == note.replica and note.request_id not in one.missing_ids
 
-    def _roll_call(self, one: _Router, roll: Digest, now_s: float) -> None:
-        if one.needs_all and not roll.is_full:
+    def _apply_digest(self, one: _Router, digest: Digest, now_s: float) -> None:
+        if one.needs_all and not digest.is_full:
             return  # the answer is on its way, or will be asked for again
         known = self._known(one.name)
         listed: set[str] = set()
         missing_ids: set[str] = set()
         has_all = True
-        for replica, prompts in roll.open.items():
+        for replica, prompts in digest.open.items():
             if not self._has_replica(replica):
                 has_all = False
                 continue
@@ -170,7 +170,7 @@ class PeerRouters:
         self.healed_total += len(missing_ids - one.missing_ids)
         one.missing_ids = missing_ids
         one.needs_all = False
-        one.has_told = one.has_told or (roll.is_full and has_all and not missing_ids)
+        one.has_told = one.has_told or (digest.is_full and has_all and not missing_ids)
 
     def look(self, now_s: float) -> None:
         """Forget what routers had dispatched that are not heard any more."""

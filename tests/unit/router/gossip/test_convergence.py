@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from services.router.gossip.exchange import Exchange
 from services.router.gossip.messages import Digest, Entry, RepairRequest
-from services.router.gossip.peer_routers import ROLL_S, SILENT_S, PeerRouters, counted_in
+from services.router.gossip.peer_routers import DIGEST_INTERVAL_S, SILENT_S, PeerRouters, counted_in
 from services.router.index.local_index import LocalPrefixIndex
 from services.router.placement.backlog import Backlog
 from services.router.placement.cost_policy import CostPolicy
@@ -33,7 +33,7 @@ LEASE_S = 3.0
 LATE_S = 0.3
 """The latest entry arrives within this."""
 
-HEALED_S = 2 * ROLL_S
+HEALED_S = 2 * DIGEST_INTERVAL_S
 """In which everybody knows the truth, counted from the last lost entry: a roll call, an ask, the answer."""
 
 
@@ -57,7 +57,7 @@ class Router:
     offset_s: float
     policy: CostPolicy = field(init=False)
     exchange: Exchange = field(init=False)
-    roll_s: float = float("-inf")
+    digest_s: float = float("-inf")
 
     def __post_init__(self) -> None:
         local_index = LocalPrefixIndex()
@@ -90,9 +90,9 @@ class Router:
         self.exchange.publish(event)
 
     def tick(self) -> None:
-        if self.now_s >= self.roll_s:
-            self.roll_s = self.now_s + ROLL_S
-            self.exchange.call_roll()
+        if self.now_s >= self.digest_s:
+            self.digest_s = self.now_s + DIGEST_INTERVAL_S
+            self.exchange.schedule_digest()
         self.exchange.neighbours.look(self.now_s)
         for _ in zip(range(self.world.rng.randrange(3)), self.policy.local_index.maintain(), strict=False):
             pass  # what is left stays for another time
@@ -347,7 +347,7 @@ def test_the_way_through_redis_counts_in_the_age_of_a_dispatch(seed: int, lag_s:
     """Whatever the clocks say: everybody knows when something was dispatched, and how late that is heard."""
     world = World(seed, 0.0)
     world.lag_s = lag_s
-    world.rest(10 * ROLL_S)
+    world.rest(10 * DIGEST_INTERVAL_S)
     for _ in range(100):
         world.rng.choice((world.dispatch, world.dispatch, world.start, world.finish, world.again))()
         world.tick()
@@ -428,7 +428,7 @@ def test_a_router_that_falls_silent_is_forgotten_and_comes_back() -> None:
     own = {work for work in world.truth() if work[1] == "r0"}
     assert one.believed() == world.truth() and own not in (set(), world.truth())
     world.loss = 1.0
-    for _ in range(round((SILENT_S + ROLL_S) / TICK_S)):
+    for _ in range(round((SILENT_S + DIGEST_INTERVAL_S) / TICK_S)):
         world.tick()
     assert one.believed() == own and one.exchange.neighbours.silent_count == 1
     world.rest(HEALED_S)
