@@ -117,7 +117,7 @@ class DispatchProbe:
             "p99_ms": quantile(delays_ms, 0.99),
             "max_ms": max(delays_ms),
             "left": len(self.policy.backlog),
-            "healed": self.dispatches.neighbours.healed_total,
+            "healed": self.dispatches.peer_routers.repaired_total,
         }
 
 

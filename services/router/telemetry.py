@@ -206,21 +206,21 @@ def imbalance(relay: ForwardingCore, policy: CostPolicy, now_s: float) -> float:
 
 def export_sharing(dispatches: DispatchGossip, policy: CostPolicy, metrics: Metrics) -> None:
     """Export what routers tell each other, and what of it was lost."""
-    neighbours, exchange = dispatches.neighbours, dispatches.exchange
-    metrics.gauge("peer_routers", "Routers that hold a lease beside this one.", lambda: len(neighbours))
-    metrics.gauge("silent_peer_routers", "Those that are not heard.", lambda: neighbours.silent_count)
+    peer_routers, exchange = dispatches.peer_routers, dispatches.exchange
+    metrics.gauge("peer_routers", "Routers that hold a lease beside this one.", lambda: len(peer_routers))
+    metrics.gauge("silent_peer_routers", "Those that are not heard.", lambda: peer_routers.silent_count)
     metrics.gauge("open_dispatches", "Own prompts not computed, as others hear.", lambda: len(exchange.open))
     metrics.total(
         "gossip_messages_dropped", "Notes not told, Redis being away.", lambda: exchange.dropped_total
     )
-    metrics.total("gossip_messages_missed", "Of other routers.", lambda: neighbours.gap_total)
+    metrics.total("gossip_messages_missed", "Of other routers.", lambda: peer_routers.gap_total)
     metrics.total(
         "gossip_messages_unreadable", "Of other routers, of no use.", lambda: dispatches.unreadable_total
     )
     metrics.total(
         "repaired_dispatches",
         "Dispatches, starts and finishes of other routers found out by roll calls.",
-        lambda: neighbours.healed_total,
+        lambda: peer_routers.repaired_total,
     )
     metrics.total(
         "refuted_dispatches",

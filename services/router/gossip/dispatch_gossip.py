@@ -64,8 +64,8 @@ class DispatchGossip:
         has_replica: Callable[[str], bool],
         clock: Clock | None = None,
     ) -> None:
-        self.neighbours = PeerRouters(router, boot_id, observe, known, has_replica)
-        self.exchange = Exchange(router, boot_id, self.neighbours)
+        self.peer_routers = PeerRouters(router, boot_id, observe, known, has_replica)
+        self.exchange = Exchange(router, boot_id, self.peer_routers)
         self.unreadable_total = 0
         self._redis = redis
         self._stream = key(mesh, "dispatches")
@@ -88,7 +88,7 @@ class DispatchGossip:
 
     def is_caught_up(self) -> bool:
         """True if what the others have dispatched is known here, as far as they tell."""
-        return self.exchange.is_reading and self.neighbours.is_caught_up(self._clock.now_s())
+        return self.exchange.is_reading and self.peer_routers.is_caught_up(self._clock.now_s())
 
     async def run(self) -> None:
         """Write and read until cancelled. No answer of Redis ends it."""
@@ -108,7 +108,7 @@ class DispatchGossip:
             if is_second:
                 self.exchange.schedule_digest()
             now_s = self._clock.now_s()
-            self.neighbours.look(now_s)
+            self.peer_routers.look(now_s)
             self._nudge()
 
     async def _write(self) -> None:

@@ -29,8 +29,8 @@ class Exchange:
     While there is no other router nothing is written but answers to one that starts.
     """
 
-    def __init__(self, router: str, boot_id: str, neighbours: PeerRouters) -> None:
-        self.neighbours = neighbours
+    def __init__(self, router: str, boot_id: str, peer_routers: PeerRouters) -> None:
+        self.peer_routers = peer_routers
         self.open = OpenDispatches()
         self.transit = PropagationDelay()
         self.dropped_total = 0
@@ -47,7 +47,7 @@ class Exchange:
 
     def set_routers(self, boot_ids: Iterable[tuple[str, str]], now_s: float) -> None:
         """Name the live routers with their boot ids; what a router that is gone had dispatched is forgotten."""
-        self.neighbours.set_routers(
+        self.peer_routers.set_routers(
             {name: boot_id for name, boot_id in boot_ids if name != self._router}, now_s
         )
         self.schedule_digest()
@@ -55,7 +55,7 @@ class Exchange:
     def publish(self, event: DispatchEvent) -> bool:
         """Take what happened here; True if there is somebody to tell."""
         self.open.record(event)
-        if not len(self.neighbours):
+        if not len(self.peer_routers):
             return False
         if len(self._waiting) >= WAITING_MAX:
             self._waiting.popleft()
@@ -65,7 +65,7 @@ class Exchange:
 
     def schedule_digest(self) -> None:
         """Tell with the next entry all that is open."""
-        self._is_digest_due = len(self.neighbours) > 0
+        self._is_digest_due = len(self.peer_routers) > 0
 
     def drop(self, unwritten: Entry | None) -> None:
         """What waits cannot be written, nor could the entry `unwritten`: the next roll call tells it."""
@@ -77,8 +77,8 @@ class Exchange:
 
     def has_more(self, now_s: float) -> bool:
         """True if `next_entry` would return one."""
-        return bool(self._waiting or self._is_digest_due or self.neighbours.requested_ids) or (
-            self.is_reading and self.neighbours.has_repair_requests(now_s)
+        return bool(self._waiting or self._is_digest_due or self.peer_routers.requested_ids) or (
+            self.is_reading and self.peer_routers.has_repair_requests(now_s)
         )
 
     @property
@@ -88,7 +88,7 @@ class Exchange:
 
     def next_entry(self, now_s: float) -> Entry | None:
         """Return what is to be written now. The roll is called last: everything on it was told before."""
-        requested_ids = self.neighbours.requested_ids
+        requested_ids = self.peer_routers.requested_ids
         if (
             self._is_full_digest_due
         ):  # it is being told: who came late hears at the end what it misses, and asks for that
@@ -104,7 +104,7 @@ class Exchange:
             self._is_digest_due = True
         notes: list[Message] = []
         if self.is_reading:
-            notes += self.neighbours.repair_requests(now_s)[: TOLD_MAX // 2]
+            notes += self.peer_routers.repair_requests(now_s)[: TOLD_MAX // 2]
         hashes = 0
         while self._waiting and len(notes) < TOLD_MAX - 1:
             note = self._waiting[0]
@@ -134,4 +134,4 @@ class Exchange:
                 self.transit.read(seq, now_s)
             return
         entry = messages.decode(data, now_s, DISPATCH_LIFE_S, self.transit.seconds)
-        yield from self.neighbours.taking(entry, now_s)
+        yield from self.peer_routers.taking(entry, now_s)

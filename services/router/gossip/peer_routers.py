@@ -80,7 +80,7 @@ class PeerRouters:
     ) -> None:
         self.gap_total = 0
         """Entries of others that were missed."""
-        self.healed_total = 0
+        self.repaired_total = 0
         """Dispatches, starts and finishes of others that were found out by a roll call."""
         self.requested_ids: set[str] = set()
         """Dispatches of this router that others ask for, ALL for each of them; the caller answers and clears it."""
@@ -162,12 +162,12 @@ class PeerRouters:
                 if here is None or here.replica != replica or (here.is_started and started_s is None):
                     missing_ids.add(request_id)
                 elif started_s is not None and not here.is_started:
-                    self.healed_total += 1
+                    self.repaired_total += 1
                     self._observe(Started(one.name, request_id, started_s))
         for request_id in [each for each in known if each not in listed]:
-            self.healed_total += 1
+            self.repaired_total += 1
             self._observe(Finished(one.name, request_id, now_s))
-        self.healed_total += len(missing_ids - one.missing_ids)
+        self.repaired_total += len(missing_ids - one.missing_ids)
         one.missing_ids = missing_ids
         one.needs_all = False
         one.has_told = one.has_told or (digest.is_full and has_all and not missing_ids)

@@ -24,7 +24,7 @@ SILENT_S: Final = 30.0
 LAGS: Final = 16
 """Of the last so many news the freshest tells the lag: the others waited for something."""
 
-HEALED_S: Final = 1.0
+REPAIRED_S: Final = 1.0
 """What is heard later than this was told again, because its first news was lost: it does not tell how late news is."""
 
 
@@ -61,7 +61,7 @@ class CollisionRisk:
         self._count = self._faded(last_s) + math.exp((at_s - last_s) / RATE_S)
         self._counted_s = last_s
         lag_s = max(0.0, heard_s - at_s) if heard_s is not None else 0.0
-        if lag_s < HEALED_S:
+        if lag_s < REPAIRED_S:
             self._lags.append(lag_s)
         if is_new:
             self._count_me()

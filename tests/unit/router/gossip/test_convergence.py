@@ -33,7 +33,7 @@ LEASE_S = 3.0
 LATE_S = 0.3
 """The latest entry arrives within this."""
 
-HEALED_S = 2 * DIGEST_INTERVAL_S
+REPAIRED_S = 2 * DIGEST_INTERVAL_S
 """In which everybody knows the truth, counted from the last lost entry: a roll call, an ask, the answer."""
 
 
@@ -71,14 +71,14 @@ class Router:
         )
         for replica in self.world.replicas:
             local_index.add(replica)
-        neighbours = PeerRouters(
+        peer_routers = PeerRouters(
             self.name,
             self.boot_id,
             self.policy.observe,
             counted_in(self.policy.backlog),
             lambda replica: replica in self.world.replicas,
         )
-        self.exchange = Exchange(self.name, self.boot_id, neighbours)
+        self.exchange = Exchange(self.name, self.boot_id, peer_routers)
         self.exchange.is_reading = True
 
     @property
@@ -93,7 +93,7 @@ class Router:
         if self.now_s >= self.digest_s:
             self.digest_s = self.now_s + DIGEST_INTERVAL_S
             self.exchange.schedule_digest()
-        self.exchange.neighbours.look(self.now_s)
+        self.exchange.peer_routers.look(self.now_s)
         for _ in zip(range(self.world.rng.randrange(3)), self.policy.local_index.maintain(), strict=False):
             pass  # what is left stays for another time
         while (entry := self.exchange.next_entry(self.now_s)) is not None:
@@ -268,7 +268,7 @@ def test_estimates_are_the_truth_a_moment_after_the_last_loss(seed: int, loss: f
     """Of every live router: which prompts are where, and which of them run; nothing of the dead."""
     world = World(seed, loss, routers)
     world.run(300)
-    world.rest(SILENT_S + LATE_S if world.dead_since else HEALED_S + LATE_S)
+    world.rest(SILENT_S + LATE_S if world.dead_since else REPAIRED_S + LATE_S)
     truth = world.truth()
     for router in world.routers.values():
         assert router.believed() == truth, (router.name, router.believed() ^ truth)
@@ -293,7 +293,7 @@ def test_without_losses_nobody_is_ever_asked_or_healed(seed: int) -> None:
         world.tick()
     world.rest(0.1)
     for router in world.routers.values():
-        assert router.exchange.neighbours.healed_total == router.exchange.neighbours.gap_total == 0
+        assert router.exchange.peer_routers.repaired_total == router.exchange.peer_routers.gap_total == 0
         assert router.believed() == world.truth()
 
 
@@ -307,9 +307,9 @@ def test_a_new_router_knows_what_its_neighbours_have_dispatched() -> None:
     world.rest(2.0)
     world.boot("r1")
     new = world.routers["r1"]
-    assert not new.exchange.neighbours.is_caught_up(new.now_s)
+    assert not new.exchange.peer_routers.is_caught_up(new.now_s)
     world.rest(0.1)
-    assert new.exchange.neighbours.is_caught_up(new.now_s)
+    assert new.exchange.peer_routers.is_caught_up(new.now_s)
     assert new.believed() == world.truth()
     for replica in world.replicas:
         here_s = new.policy.queue_s(replica, new.now_s)
@@ -321,8 +321,8 @@ def test_a_new_router_knows_what_its_neighbours_have_dispatched() -> None:
 
 def test_who_asks_again_while_all_is_told_makes_it_no_longer() -> None:
     """So much is open that to tell it takes longer than who starts waits; each ask for all is not answered anew."""
-    neighbours = PeerRouters("r0", "boot-0", lambda _: None, lambda _: {}, lambda _: True)
-    exchange = Exchange("r0", "boot-0", neighbours)
+    peer_routers = PeerRouters("r0", "boot-0", lambda _: None, lambda _: {}, lambda _: True)
+    exchange = Exchange("r0", "boot-0", peer_routers)
     exchange.set_routers([("r0", "boot-0"), ("r1", "boot-1")], 0.0)
     hashes = tuple(range(1000))
     for number in range(1000):
@@ -330,7 +330,7 @@ def test_who_asks_again_while_all_is_told_makes_it_no_longer() -> None:
     told: list[str] = []
     for turn in range(200):
         repair_requests = [RepairRequest("r0", "boot-0"), RepairRequest("r0", "boot-0", (f"{999:032x}",))]
-        list(neighbours.taking(Entry("r1", "boot-1", turn + 1, repair_requests), 0.0))
+        list(peer_routers.taking(Entry("r1", "boot-1", turn + 1, repair_requests), 0.0))
         entry = exchange.next_entry(0.0)
         assert entry is not None
         told += [note.request_id for note in entry.notes if isinstance(note, Dispatched)]
@@ -430,8 +430,8 @@ def test_a_router_that_falls_silent_is_forgotten_and_comes_back() -> None:
     world.loss = 1.0
     for _ in range(round((SILENT_S + DIGEST_INTERVAL_S) / TICK_S)):
         world.tick()
-    assert one.believed() == own and one.exchange.neighbours.silent_count == 1
-    world.rest(HEALED_S)
+    assert one.believed() == own and one.exchange.peer_routers.silent_count == 1
+    world.rest(REPAIRED_S)
     assert one.believed() == two.believed() == world.truth()
 
 

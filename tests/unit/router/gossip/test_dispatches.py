@@ -82,11 +82,11 @@ async def test_what_nobody_wants_takes_the_loop_no_longer() -> None:
 def test_what_is_left_of_an_entry_is_nobodys_when_its_router_goes() -> None:
     """It was forgotten between two notes: nothing of it comes back."""
     heard: list[Event] = []
-    neighbours = PeerRouters("r0", "boot-0", heard.append, lambda _: {}, lambda _: True)
-    neighbours.set_routers({"r1": "boot-1"}, 0.0)
-    slices = neighbours.taking(Entry("r1", "boot-1", 1, [dispatched(1), dispatched(2)]), 0.0)
+    peer_routers = PeerRouters("r0", "boot-0", heard.append, lambda _: {}, lambda _: True)
+    peer_routers.set_routers({"r1": "boot-1"}, 0.0)
+    slices = peer_routers.taking(Entry("r1", "boot-1", 1, [dispatched(1), dispatched(2)]), 0.0)
     next(slices)
-    neighbours.set_routers({"r1": "boot-2"}, 0.0)
+    peer_routers.set_routers({"r1": "boot-2"}, 0.0)
     assert not list(slices)
     assert [each for each in heard if isinstance(each, Dispatched)] == [dispatched(1)]
 
