@@ -32,7 +32,7 @@ class Exchange:
     def __init__(self, router: str, boot_id: str, peer_routers: PeerRouters) -> None:
         self.peer_routers = peer_routers
         self.open = OpenDispatches()
-        self.transit = PropagationDelay()
+        self.propagation_delay = PropagationDelay()
         self.dropped_total = 0
         """Dispatches, starts and finishes that were not written."""
         self.is_reading = False
@@ -123,7 +123,7 @@ class Exchange:
 
     def encoded(self, entry: Entry, now_s: float) -> bytes:
         """Return `entry` as bytes to be written now."""
-        self.transit.sent(entry.seq, now_s)
+        self.propagation_delay.sent(entry.seq, now_s)
         return messages.encode(entry, now_s)
 
     def reading(self, data: bytes, now_s: float) -> Generator[None, None, None]:
@@ -131,7 +131,7 @@ class Exchange:
         if messages.is_of(data, self._router):
             seq = messages.seq_of(data, self._router, self._boot_id)
             if seq is not None:
-                self.transit.read(seq, now_s)
+                self.propagation_delay.read(seq, now_s)
             return
-        entry = messages.decode(data, now_s, DISPATCH_LIFE_S, self.transit.seconds)
+        entry = messages.decode(data, now_s, DISPATCH_LIFE_S, self.propagation_delay.seconds)
         yield from self.peer_routers.taking(entry, now_s)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-LAST: Final = 9
+SAMPLES: Final = 9
 """The middle one of so many tells: one stall is not the rule."""
 
-SENT_MAX: Final = 4096
+IN_TRANSIT_MAX: Final = 4096
 """Entries under way at once, of which the time is known."""
 
 
@@ -22,8 +22,8 @@ class PropagationDelay:
     def __init__(self) -> None:
         self.seconds = 0.0
         """What an entry takes, as of late; 0 before any was read."""
-        self._sent: deque[tuple[int, float]] = deque(maxlen=SENT_MAX)
-        self._last: deque[float] = deque(maxlen=LAST)
+        self._sent: deque[tuple[int, float]] = deque(maxlen=IN_TRANSIT_MAX)
+        self._samples: deque[float] = deque(maxlen=SAMPLES)
 
     def sent(self, seq: int, now_s: float) -> None:
         """The entry `seq`, the highest so far, is encoded now."""
@@ -34,5 +34,5 @@ class PropagationDelay:
         while self._sent and self._sent[0][0] <= seq:
             number, sent_s = self._sent.popleft()
             if number == seq:
-                self._last.append(now_s - sent_s)
-                self.seconds = sorted(self._last)[len(self._last) // 2]
+                self._samples.append(now_s - sent_s)
+                self.seconds = sorted(self._samples)[len(self._samples) // 2]
