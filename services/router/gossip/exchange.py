@@ -7,16 +7,16 @@ from collections.abc import Generator, Iterable
 from typing import Final
 
 from services.router.gossip import messages
-from services.router.gossip.messages import NOTES_MAX, Entry, Message
+from services.router.gossip.messages import MESSAGES_MAX, Entry, Message
 from services.router.gossip.open_dispatches import OpenDispatches
 from services.router.gossip.peer_routers import ALL, PeerRouters
 from services.router.gossip.propagation_delay import PropagationDelay
 from services.router.placement.policy import DISPATCH_LIFE_S, Dispatched, DispatchEvent, Finished, Started
 
-WAITING_MAX: Final = 8 * NOTES_MAX
+WAITING_MAX: Final = 8 * MESSAGES_MAX
 """Notes that wait to be written; the oldest are dropped beyond it."""
 
-TOLD_MAX: Final = NOTES_MAX // 4
+ENTRY_MESSAGES_MAX: Final = MESSAGES_MAX // 4
 """Notes in one entry: it is encoded and decoded in one go, in some milliseconds."""
 
 HASHES_MAX: Final = 8192
@@ -24,7 +24,7 @@ HASHES_MAX: Final = 8192
 
 
 class Exchange:
-    """Own notes come in by `note`; `next_entry` is what is to be written, `reading` takes what is read.
+    """Own notes come in by `message`; `next_entry` is what is to be written, `reading` takes what is read.
 
     While there is no other router nothing is written but answers to one that starts.
     """
@@ -69,8 +69,8 @@ class Exchange:
 
     def drop(self, unwritten: Entry | None) -> None:
         """What waits cannot be written, nor could the entry `unwritten`: the next roll call tells it."""
-        lost = (*self._waiting, *(unwritten.notes if unwritten is not None else ()))
-        self.dropped_total += sum(isinstance(note, Dispatched | Started | Finished) for note in lost)
+        lost = (*self._waiting, *(unwritten.messages if unwritten is not None else ()))
+        self.dropped_total += sum(isinstance(message, Dispatched | Started | Finished) for message in lost)
         self._waiting.clear()
         self._is_full_digest_due = False
         self.schedule_digest()
@@ -97,29 +97,29 @@ class Exchange:
             if ALL in requested_ids:
                 self._is_full_digest_due = True
                 self._waiting.extend(self.open.measured)
-            coming = {note.request_id for note in self._waiting if isinstance(note, Dispatched)}
+            coming = {message.request_id for message in self._waiting if isinstance(message, Dispatched)}
             missed = self.open.request_ids() if ALL in requested_ids else requested_ids
             self._waiting.extend(self.open.told_again(each for each in missed if each not in coming))
             requested_ids.clear()
             self._is_digest_due = True
-        notes: list[Message] = []
+        outgoing: list[Message] = []
         if self.is_reading:
-            notes += self.peer_routers.repair_requests(now_s)[: TOLD_MAX // 2]
+            outgoing += self.peer_routers.repair_requests(now_s)[: ENTRY_MESSAGES_MAX // 2]
         hashes = 0
-        while self._waiting and len(notes) < TOLD_MAX - 1:
-            note = self._waiting[0]
-            if isinstance(note, Dispatched):
-                hashes += len(note.hashes)
-                if hashes > HASHES_MAX and notes:
+        while self._waiting and len(outgoing) < ENTRY_MESSAGES_MAX - 1:
+            message = self._waiting[0]
+            if isinstance(message, Dispatched):
+                hashes += len(message.hashes)
+                if hashes > HASHES_MAX and outgoing:
                     break
-            notes.append(self._waiting.popleft())
+            outgoing.append(self._waiting.popleft())
         if self._is_digest_due and not self._waiting:
-            notes.append(self.open.digest(is_full=self._is_full_digest_due))
+            outgoing.append(self.open.digest(is_full=self._is_full_digest_due))
             self._is_digest_due = self._is_full_digest_due = False
-        if not notes:
+        if not outgoing:
             return None
         self._seq += 1
-        return Entry(self._router, self._boot_id, self._seq, notes)
+        return Entry(self._router, self._boot_id, self._seq, outgoing)
 
     def encoded(self, entry: Entry, now_s: float) -> bytes:
         """Return `entry` as bytes to be written now."""

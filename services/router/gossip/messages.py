@@ -29,7 +29,7 @@ from services.router.placement.policy import Dispatched, DispatchEvent, Finished
 from services.router.placement.precedence import USUAL, Precedence
 
 FIELD: Final = b"b"
-NOTES_MAX: Final = 1024
+MESSAGES_MAX: Final = 1024
 AGE_MAX_S: Final = 3600.0
 """Ages and estimates are cut to this: no prompt takes longer."""
 
@@ -80,44 +80,44 @@ class Entry:
     boot_id: str
     seq: int
     """Ascends by one with each entry of the process."""
-    notes: Sequence[Message]
+    messages: Sequence[Message]
 
 
 def encode(entry: Entry, now_s: float) -> bytes:
-    """Return `entry`, with at most NOTES_MAX notes, as bytes to be sent now."""
+    """Return `entry`, with at most MESSAGES_MAX notes, as bytes to be sent now."""
     parts = [
         *(_MAGIC, _text(entry.router), _text(entry.boot_id)),
-        struct.pack("<QH", entry.seq, len(entry.notes)),
+        struct.pack("<QH", entry.seq, len(entry.messages)),
     ]
-    for note in entry.notes:
-        match note:
+    for message in entry.messages:
+        match message:
             case Dispatched():
                 parts += [
                     b"\x01",
-                    bytes.fromhex(note.request_id),
-                    _age(note.at_s, now_s),
-                    _text(note.replica),
+                    bytes.fromhex(message.request_id),
+                    _age(message.at_s, now_s),
+                    _text(message.replica),
                 ]
-                tokens = min(note.token_count, _U32_MAX)
-                parts.append(struct.pack("<QII", _us(note.prefill_s), tokens, len(note.hashes)))
-                parts += [blocks.pack(note.hashes), _precedence(note.precedence)]
+                tokens = min(message.token_count, _U32_MAX)
+                parts.append(struct.pack("<QII", _us(message.prefill_s), tokens, len(message.hashes)))
+                parts += [blocks.pack(message.hashes), _precedence(message.precedence)]
             case Started():
-                parts += [b"\x02", bytes.fromhex(note.request_id), _age(note.at_s, now_s)]
+                parts += [b"\x02", bytes.fromhex(message.request_id), _age(message.at_s, now_s)]
             case Finished():
-                parts += [b"\x03", bytes.fromhex(note.request_id), bytes((note.hit is not None,))]
-                parts.append(_hit(note.hit or NO_HIT))
+                parts += [b"\x03", bytes.fromhex(message.request_id), bytes((message.hit is not None,))]
+                parts.append(_hit(message.hit or NO_HIT))
             case Measured():
-                parts += [b"\x06", _age(note.at_s, now_s), _text(note.replica), _hit(note.hit)]
+                parts += [b"\x06", _age(message.at_s, now_s), _text(message.replica), _hit(message.hit)]
             case Digest():
-                parts += [b"\x04", struct.pack("<BH", note.is_full, len(note.open))]
-                for replica, prompts in note.open.items():
+                parts += [b"\x04", struct.pack("<BH", message.is_full, len(message.open))]
+                for replica, prompts in message.open.items():
                     parts += [_text(replica), struct.pack("<I", len(prompts))]
                     for request_id, started_s in prompts.items():
                         parts += [bytes.fromhex(request_id), _age(started_s, now_s)]
             case RepairRequest():
-                parts += [b"\x05", _text(note.router), _text(note.boot_id)]
-                parts.append(struct.pack("<H", len(note.request_ids)))
-                parts += [bytes.fromhex(request_id) for request_id in note.request_ids]
+                parts += [b"\x05", _text(message.router), _text(message.boot_id)]
+                parts.append(struct.pack("<H", len(message.request_ids)))
+                parts += [bytes.fromhex(request_id) for request_id in message.request_ids]
     return b"".join(parts)
 
 
@@ -158,14 +158,14 @@ class _Reader:
             raise GossipError(f"notes start with {self._data[:4]!r}; {_MAGIC!r} is needed")
         router, boot_id = self._text(), self._text()
         seq, count = self._numbers("<QH")
-        if count > NOTES_MAX:
-            raise GossipError(f"{count} notes; {NOTES_MAX} are allowed")
-        notes = [self._note(router) for _ in range(count)]
+        if count > MESSAGES_MAX:
+            raise GossipError(f"{count} notes; {MESSAGES_MAX} are allowed")
+        messages = [self._message(router) for _ in range(count)]
         if self._at != len(self._data):
             raise GossipError(f"{len(self._data) - self._at} bytes follow the notes")
-        return Entry(router, boot_id, seq, notes)
+        return Entry(router, boot_id, seq, messages)
 
-    def _note(self, router: str) -> Message:
+    def _message(self, router: str) -> Message:
         kind = self._take(1)
         if kind == b"\x01":
             return self._dispatched(router)

@@ -59,11 +59,11 @@ class OpenDispatches:
 
     def told_again(self, request_ids: Iterable[str]) -> list[DispatchEvent]:
         """Return the notes of those of `request_ids` that are open."""
-        notes: list[DispatchEvent] = []
+        events: list[DispatchEvent] = []
         for request_id in request_ids:
             one = self._open.get(request_id)
             if one is not None:
-                notes.append(one.dispatched)
+                events.append(one.dispatched)
                 if one.started is not None:
-                    notes.append(one.started)
-        return notes
+                    events.append(one.started)
+        return events

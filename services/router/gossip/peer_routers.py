@@ -108,13 +108,13 @@ class PeerRouters:
         """Take an entry note by note; anything else may happen in between."""
         if entry.router == self._router:
             return
-        for note in entry.notes:
-            if isinstance(note, RepairRequest) and (note.router, note.boot_id) == (
+        for message in entry.messages:
+            if isinstance(message, RepairRequest) and (message.router, message.boot_id) == (
                 self._router,
                 self._boot_id,
             ):
                 # Answered whoever asks: who starts is not known here yet.
-                self.requested_ids.update(note.request_ids or (ALL,))
+                self.requested_ids.update(message.request_ids or (ALL,))
         one = self._routers.get(entry.router)
         if one is None or one.boot_id != entry.boot_id or entry.seq <= one.seq:
             return
@@ -123,27 +123,29 @@ class PeerRouters:
         one.seq = entry.seq
         one.heard_s = now_s
         one.is_silent = False
-        for note in entry.notes:
+        for message in entry.messages:
             if self._routers.get(one.name) is not one:
                 return  # what is left of it is of a router that is gone
-            match note:
+            match message:
                 case Dispatched():
-                    if self._has_replica(note.replica) and not self._is_told_again(one, note):
-                        one.missing_ids.discard(note.request_id)
-                        self._observe(note)
+                    if self._has_replica(message.replica) and not self._is_told_again(one, message):
+                        one.missing_ids.discard(message.request_id)
+                        self._observe(message)
                 case Started() | Finished():
-                    self._observe(note)
+                    self._observe(message)
                 case Measured():
-                    if one.needs_all and self._has_replica(note.replica):
-                        self._observe(note)  # later ones were heard with their finishes
+                    if one.needs_all and self._has_replica(message.replica):
+                        self._observe(message)  # later ones were heard with their finishes
                 case Digest():
-                    self._apply_digest(one, note, now_s)
+                    self._apply_digest(one, message, now_s)
             yield
 
-    def _is_told_again(self, one: _Router, note: Dispatched) -> bool:
+    def _is_told_again(self, one: _Router, message: Dispatched) -> bool:
         """True if it is known as it is: somebody else had asked for it."""
-        here = self._known(one.name).get(note.request_id)
-        return here is not None and here.replica == note.replica and note.request_id not in one.missing_ids
+        here = self._known(one.name).get(message.request_id)
+        return (
+            here is not None and here.replica == message.replica and message.request_id not in one.missing_ids
+        )
 
     def _apply_digest(self, one: _Router, digest: Digest, now_s: float) -> None:
         if one.needs_all and not digest.is_full:

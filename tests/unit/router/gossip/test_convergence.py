@@ -333,8 +333,8 @@ def test_who_asks_again_while_all_is_told_makes_it_no_longer() -> None:
         list(peer_routers.taking(Entry("r1", "boot-1", turn + 1, repair_requests), 0.0))
         entry = exchange.next_entry(0.0)
         assert entry is not None
-        told += [note.request_id for note in entry.notes if isinstance(note, Dispatched)]
-        if any(isinstance(note, Digest) and note.is_full for note in entry.notes):
+        told += [message.request_id for message in entry.messages if isinstance(message, Dispatched)]
+        if any(isinstance(message, Digest) and message.is_full for message in entry.messages):
             break
     else:
         raise AssertionError(f"{len(told)} were told, and no end of it")

@@ -67,9 +67,9 @@ def at(clock_s: float) -> st.SearchStrategy[list[Message]]:
 
 
 @given(at(HERE_S))
-def test_notes_come_back_as_they_were(notes: list[Message]) -> None:
+def test_notes_come_back_as_they_were(found: list[Message]) -> None:
     """Every field survives."""
-    entry = Entry("r", "boot", 2**40, notes)
+    entry = Entry("r", "boot", 2**40, found)
     assert decode(encode(entry, HERE_S), HERE_S, 60.0) == entry
 
 
@@ -94,9 +94,9 @@ def test_times_are_of_the_readers_clock(data: st.DataObject) -> None:
 
 
 @given(at(HERE_S), st.data())
-def test_damaged_notes_are_a_value_or_a_typed_error(notes: list[Message], data: st.DataObject) -> None:
+def test_damaged_notes_are_a_value_or_a_typed_error(found: list[Message], data: st.DataObject) -> None:
     """Cut, flipped, extended and foreign bytes never raise anything but NoteError."""
-    damaged = bytearray(encode(Entry("r", "boot", 1, notes), HERE_S))
+    damaged = bytearray(encode(Entry("r", "boot", 1, found), HERE_S))
     for _ in range(data.draw(st.integers(0, 4))):
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
     cut = bytes(damaged[: data.draw(st.integers(0, len(damaged)))])

@@ -46,7 +46,7 @@ async def test_what_is_read_at_once_is_taken_in_slices(entries: int) -> None:
     """Sixty notes that cost a millisecond each do not take the loop for themselves, in however many entries they came."""
     each = NOTES // entries
     told = [
-        Entry("r1", "boot-1", 1 + at, [dispatched(at * each + note) for note in range(each)])
+        Entry("r1", "boot-1", 1 + at, [dispatched(at * each + message) for message in range(each)])
         for at in range(entries)
     ]
     assert await turns_until(told, NOTES) >= NOTES * 0.001 / (2 * SLICE_S)
@@ -100,9 +100,9 @@ def test_entries_are_short() -> None:
             exchange.publish(dispatched(number, blocks))
         told = 0
         while (entry := exchange.next_entry(0.0)) is not None:
-            notes = [note for note in entry.notes if isinstance(note, Dispatched)]
-            told += len(notes)
+            found = [message for message in entry.messages if isinstance(message, Dispatched)]
+            told += len(found)
             assert exchange.has_rest == (told < count), "who has more to write need not wait for it"
-            assert len(entry.notes) <= 256
-            assert len(notes) <= 1 or len(messages.encode(entry, 0.0)) < 100_000
+            assert len(entry.messages) <= 256
+            assert len(found) <= 1 or len(messages.encode(entry, 0.0)) < 100_000
         assert told == count
