@@ -17,7 +17,7 @@ from bench.quantiles import quantile
 from kvmesh.clock import MonotonicClock
 from kvmesh.redis_link import RedisLink
 from services.router.gossip.dispatch_gossip import DispatchGossip
-from services.router.gossip.peer_routers import counted_in
+from services.router.gossip.peer_routers import known_dispatches
 from services.router.index.local_index import LocalPrefixIndex
 from services.router.placement.cost_policy import CostPolicy
 from services.router.placement.policy import DISPATCH_LIFE_S, Dispatched, Event, Finished, Started
@@ -55,7 +55,7 @@ class DispatchProbe:
             name,
             f"boot-{name}",
             self._observe,
-            counted_in(self.policy.backlog),
+            known_dispatches(self.policy.backlog),
             lambda replica: replica == REPLICA,
         )
         self._clock = MonotonicClock()

@@ -44,7 +44,7 @@ from services.router.forwarding.admission import ForwardingLimits
 from services.router.forwarding.core import ForwardingCore
 from services.router.forwarding.replica_links import ReplicaLinks
 from services.router.gossip.dispatch_gossip import DispatchGossip
-from services.router.gossip.peer_routers import counted_in
+from services.router.gossip.peer_routers import known_dispatches
 from services.router.index.index_reader import IndexReader
 from services.router.index.local_index import LocalPrefixIndex
 from services.router.placement.cost_policy import CostPolicy
@@ -180,7 +180,7 @@ class Router:
             place.name,
             self._boot_id,
             policy.observe,
-            counted_in(policy.backlog),
+            known_dispatches(policy.backlog),
             lambda replica: replica in self.relay.replicas,
             clock,
         )

@@ -18,7 +18,7 @@ from services.router.cooperative_yield import CooperativeYield
 from services.router.gossip import messages
 from services.router.gossip.exchange import Exchange
 from services.router.gossip.messages import Entry, GossipError
-from services.router.gossip.peer_routers import DIGEST_INTERVAL_S, Known, PeerRouters
+from services.router.gossip.peer_routers import DIGEST_INTERVAL_S, KnownDispatch, PeerRouters
 from services.router.placement.policy import DispatchEvent, Event
 
 log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class DispatchGossip:
         router: str,
         boot_id: str,
         observe: Callable[[Event], None],
-        known: Callable[[str], Mapping[str, Known]],
+        known: Callable[[str], Mapping[str, KnownDispatch]],
         has_replica: Callable[[str], bool],
         clock: Clock | None = None,
     ) -> None:

@@ -9,7 +9,7 @@ from typing import Final
 from services.router.gossip import messages
 from services.router.gossip.messages import MESSAGES_MAX, Entry, Message
 from services.router.gossip.open_dispatches import OpenDispatches
-from services.router.gossip.peer_routers import ALL, PeerRouters
+from services.router.gossip.peer_routers import ALL_IDS, PeerRouters
 from services.router.gossip.propagation_delay import PropagationDelay
 from services.router.placement.policy import DISPATCH_LIFE_S, Dispatched, DispatchEvent, Finished, Started
 
@@ -92,14 +92,14 @@ class Exchange:
         if (
             self._is_full_digest_due
         ):  # it is being told: who came late hears at the end what it misses, and asks for that
-            requested_ids.discard(ALL)
+            requested_ids.discard(ALL_IDS)
         if requested_ids:
-            if ALL in requested_ids:
+            if ALL_IDS in requested_ids:
                 self._is_full_digest_due = True
                 self._waiting.extend(self.open.measured)
             coming = {message.request_id for message in self._waiting if isinstance(message, Dispatched)}
-            missed = self.open.request_ids() if ALL in requested_ids else requested_ids
-            self._waiting.extend(self.open.told_again(each for each in missed if each not in coming))
+            missed = self.open.request_ids() if ALL_IDS in requested_ids else requested_ids
+            self._waiting.extend(self.open.events_of(each for each in missed if each not in coming))
             requested_ids.clear()
             self._is_digest_due = True
         outgoing: list[Message] = []

@@ -57,7 +57,7 @@ class OpenDispatches:
         """Return the requests that are open, the oldest first."""
         return list(self._open)
 
-    def told_again(self, request_ids: Iterable[str]) -> list[DispatchEvent]:
+    def events_of(self, request_ids: Iterable[str]) -> list[DispatchEvent]:
         """Return the notes of those of `request_ids` that are open."""
         events: list[DispatchEvent] = []
         for request_id in request_ids:

@@ -24,16 +24,16 @@ SILENT_S: Final = 3 * DIGEST_INTERVAL_S
 REPAIR_RETRY_S: Final = 0.25
 """An ask that was not answered is repeated after this."""
 
-GREETING_S: Final = 0.5
+SYNC_TIMEOUT_S: Final = 0.5
 """A new router waits this long for what the others have to tell before it takes requests."""
 
 REPAIR_IDS_MAX: Final = 256
 """Who misses more asks for all."""
 
-ALL: Final = ""
+ALL_IDS: Final = ""
 
 
-class Known(Protocol):
+class KnownDispatch(Protocol):
     """A dispatch of another router that is counted here."""
 
     @property
@@ -55,7 +55,7 @@ class _Router:
     heard_s: float
     seq: int = 0
     is_silent: bool = False
-    has_told: bool = False
+    has_synced: bool = False
     """It told all it has, and nothing of it was left aside."""
     needs_all: bool = True
     missing_ids: set[str] = field(default_factory=set)
@@ -75,7 +75,7 @@ class PeerRouters:
         router: str,
         boot_id: str,
         observe: Callable[[Event], None],
-        known: Callable[[str], Mapping[str, Known]],
+        known: Callable[[str], Mapping[str, KnownDispatch]],
         has_replica: Callable[[str], bool],
     ) -> None:
         self.gap_total = 0
@@ -114,7 +114,7 @@ class PeerRouters:
                 self._boot_id,
             ):
                 # Answered whoever asks: who starts is not known here yet.
-                self.requested_ids.update(message.request_ids or (ALL,))
+                self.requested_ids.update(message.request_ids or (ALL_IDS,))
         one = self._routers.get(entry.router)
         if one is None or one.boot_id != entry.boot_id or entry.seq <= one.seq:
             return
@@ -128,7 +128,7 @@ class PeerRouters:
                 return  # what is left of it is of a router that is gone
             match message:
                 case Dispatched():
-                    if self._has_replica(message.replica) and not self._is_told_again(one, message):
+                    if self._has_replica(message.replica) and not self._is_duplicate(one, message):
                         one.missing_ids.discard(message.request_id)
                         self._observe(message)
                 case Started() | Finished():
@@ -140,7 +140,7 @@ class PeerRouters:
                     self._apply_digest(one, message, now_s)
             yield
 
-    def _is_told_again(self, one: _Router, message: Dispatched) -> bool:
+    def _is_duplicate(self, one: _Router, message: Dispatched) -> bool:
         """True if it is known as it is: somebody else had asked for it."""
         here = self._known(one.name).get(message.request_id)
         return (
@@ -172,7 +172,7 @@ class PeerRouters:
         self.repaired_total += len(missing_ids - one.missing_ids)
         one.missing_ids = missing_ids
         one.needs_all = False
-        one.has_told = one.has_told or (digest.is_full and has_all and not missing_ids)
+        one.has_synced = one.has_synced or (digest.is_full and has_all and not missing_ids)
 
     def look(self, now_s: float) -> None:
         """Forget what routers had dispatched that are not heard any more."""
@@ -199,7 +199,7 @@ class PeerRouters:
 
     def is_caught_up(self, now_s: float) -> bool:
         """True if every other router has told what it has at replicas known here, or had the time for it."""
-        return all(one.has_told or now_s - one.since_s > GREETING_S for one in self._routers.values())
+        return all(one.has_synced or now_s - one.since_s > SYNC_TIMEOUT_S for one in self._routers.values())
 
     @property
     def silent_count(self) -> int:
@@ -215,6 +215,6 @@ def _needs_repair(one: _Router, now_s: float) -> bool:
     )
 
 
-def counted_in(backlog: Backlog) -> Callable[[str], Mapping[str, Known]]:
+def known_dispatches(backlog: Backlog) -> Callable[[str], Mapping[str, KnownDispatch]]:
     """Return the `known` of Neighbours that reads `backlog`."""
     return backlog.by

@@ -12,7 +12,7 @@ from typing import Any
 from kvmesh.clock import Clock, MonotonicClock
 from kvmesh.redis_link import RedisLink
 from services.router.gossip.dispatch_gossip import ENTRIES_MAX, LIFE_S, DispatchGossip
-from services.router.gossip.peer_routers import counted_in
+from services.router.gossip.peer_routers import known_dispatches
 from services.router.index.local_index import LocalPrefixIndex
 from services.router.placement.cost_policy import CostPolicy
 from services.router.placement.policy import Dispatched, Finished, Hit, Started
@@ -40,7 +40,7 @@ class Side:
             name,
             f"boot-{name}",
             self.policy.observe,
-            counted_in(self.policy.backlog),
+            known_dispatches(self.policy.backlog),
             lambda replica: replica == "prefill-0",
             clock,
         )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from services.router.gossip.exchange import Exchange
 from services.router.gossip.messages import Digest, Entry, RepairRequest
-from services.router.gossip.peer_routers import DIGEST_INTERVAL_S, SILENT_S, PeerRouters, counted_in
+from services.router.gossip.peer_routers import DIGEST_INTERVAL_S, SILENT_S, PeerRouters, known_dispatches
 from services.router.index.local_index import LocalPrefixIndex
 from services.router.placement.backlog import Backlog
 from services.router.placement.cost_policy import CostPolicy
@@ -75,7 +75,7 @@ class Router:
             self.name,
             self.boot_id,
             self.policy.observe,
-            counted_in(self.policy.backlog),
+            known_dispatches(self.policy.backlog),
             lambda replica: replica in self.world.replicas,
         )
         self.exchange = Exchange(self.name, self.boot_id, peer_routers)
