@@ -134,4 +134,4 @@ class Exchange:
                 self.propagation_delay.read(seq, now_s)
             return
         entry = messages.decode(data, now_s, DISPATCH_LIFE_S, self.propagation_delay.seconds)
-        yield from self.peer_routers.taking(entry, now_s)
+        yield from self.peer_routers.applying(entry, now_s)

@@ -104,7 +104,7 @@ class PeerRouters:
             if name not in self._routers:
                 self._routers[name] = _Router(name, boot_id, now_s, now_s)
 
-    def taking(self, entry: Entry, now_s: float) -> Generator[None, None, None]:
+    def applying(self, entry: Entry, now_s: float) -> Generator[None, None, None]:
         """Take an entry note by note; anything else may happen in between."""
         if entry.router == self._router:
             return

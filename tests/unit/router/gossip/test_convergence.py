@@ -330,7 +330,7 @@ def test_who_asks_again_while_all_is_told_makes_it_no_longer() -> None:
     told: list[str] = []
     for turn in range(200):
         repair_requests = [RepairRequest("r0", "boot-0"), RepairRequest("r0", "boot-0", (f"{999:032x}",))]
-        list(peer_routers.taking(Entry("r1", "boot-1", turn + 1, repair_requests), 0.0))
+        list(peer_routers.applying(Entry("r1", "boot-1", turn + 1, repair_requests), 0.0))
         entry = exchange.next_entry(0.0)
         assert entry is not None
         told += [message.request_id for message in entry.messages if isinstance(message, Dispatched)]

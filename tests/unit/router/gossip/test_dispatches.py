@@ -84,7 +84,7 @@ def test_what_is_left_of_an_entry_is_nobodys_when_its_router_goes() -> None:
     heard: list[Event] = []
     peer_routers = PeerRouters("r0", "boot-0", heard.append, lambda _: {}, lambda _: True)
     peer_routers.set_routers({"r1": "boot-1"}, 0.0)
-    slices = peer_routers.taking(Entry("r1", "boot-1", 1, [dispatched(1), dispatched(2)]), 0.0)
+    slices = peer_routers.applying(Entry("r1", "boot-1", 1, [dispatched(1), dispatched(2)]), 0.0)
     next(slices)
     peer_routers.set_routers({"r1": "boot-2"}, 0.0)
     assert not list(slices)
