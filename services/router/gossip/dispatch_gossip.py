@@ -108,7 +108,7 @@ class DispatchGossip:
             if is_second:
                 self.exchange.schedule_digest()
             now_s = self._clock.now_s()
-            self.peer_routers.look(now_s)
+            self.peer_routers.detect_failures(now_s)
             self._nudge()
 
     async def _write(self) -> None:

@@ -174,7 +174,7 @@ class PeerRouters:
         one.needs_all = False
         one.has_synced = one.has_synced or (digest.is_full and has_all and not missing_ids)
 
-    def look(self, now_s: float) -> None:
+    def detect_failures(self, now_s: float) -> None:
         """Forget what routers had dispatched that are not heard any more."""
         for one in self._routers.values():
             if not one.is_silent and now_s - one.heard_s > SILENT_S:

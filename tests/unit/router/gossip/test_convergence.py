@@ -93,7 +93,7 @@ class Router:
         if self.now_s >= self.digest_s:
             self.digest_s = self.now_s + DIGEST_INTERVAL_S
             self.exchange.schedule_digest()
-        self.exchange.peer_routers.look(self.now_s)
+        self.exchange.peer_routers.detect_failures(self.now_s)
         for _ in zip(range(self.world.rng.randrange(3)), self.policy.local_index.maintain(), strict=False):
             pass  # what is left stays for another time
         while (entry := self.exchange.next_entry(self.now_s)) is not None:
