@@ -26,10 +26,10 @@ log = logging.getLogger(__name__)
 FLUSH_S: Final = 0.003
 """Between two writes, unless more is there than one can hold; a note after a pause goes at once."""
 
-KEPT_MS: Final = 10_000
+RETENTION_MS: Final = 10_000
 """Entries older than this are trimmed: a reader that stood still for longer asks for what it missed."""
 
-LIFE_S: Final = 60
+STREAM_TTL_S: Final = 60
 """The stream goes so long after the last entry of the last router."""
 
 ENTRIES_MAX: Final = 10_000
@@ -40,8 +40,8 @@ READ_PAUSE_S: Final = 0.002
 
 BLOCK_MS: Final = 500
 READ_COUNT: Final = 256
-AWAY_PAUSE_S: Final = 0.2
-LOOK_S: Final = DIGEST_INTERVAL_S / 2
+OUTAGE_PAUSE_S: Final = 0.2
+TICK_S: Final = DIGEST_INTERVAL_S / 2
 """Between two looks at who is silent and who did not answer; each second one calls the roll."""
 
 StreamId = tuple[int, int]
@@ -71,20 +71,20 @@ class DispatchGossip:
         self._stream = key(mesh, "dispatches")
         self._clock = clock or MonotonicClock()
         self._yielder = CooperativeYield(self._clock)
-        self._writing: Entry | None = None
-        self._news = asyncio.Event()
+        self._unwritten: Entry | None = None
+        self._wakeup = asyncio.Event()
         self._position: StreamId | None = None
-        self._prolong_at_s = 0.0
+        self._expire_at_s = 0.0
 
     def set_routers(self, boot_ids: Iterable[tuple[str, str]]) -> None:
         """Name the live routers with their boot ids; what a router that is gone had dispatched is forgotten."""
         self.exchange.set_routers(boot_ids, self._clock.now_s())
-        self._news.set()
+        self._wakeup.set()
 
     def publish(self, event: DispatchEvent) -> None:
         """Tell the other routers. Never waits."""
         if self.exchange.publish(event):
-            self._news.set()
+            self._wakeup.set()
 
     def is_caught_up(self) -> bool:
         """True if what the others have dispatched is known here, as far as they tell."""
@@ -96,37 +96,39 @@ class DispatchGossip:
             for work, what, on_failure in (
                 (self._write, "dispatches-write", self._drop),
                 (self._read, "dispatches-read", self._stop_reading),
-                (self._look, "dispatches-look", _nothing),
+                (self._tick, "dispatches-look", _no_cleanup),
             ):
-                tasks.create_task(persist(work, what, pause_s=AWAY_PAUSE_S, on_failure=on_failure), name=what)
+                tasks.create_task(
+                    persist(work, what, pause_s=OUTAGE_PAUSE_S, on_failure=on_failure), name=what
+                )
 
-    async def _look(self) -> None:
+    async def _tick(self) -> None:
         is_second = False
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(TICK_S)
             is_second = not is_second
             if is_second:
                 self.exchange.schedule_digest()
             now_s = self._clock.now_s()
             self.peer_routers.detect_failures(now_s)
-            self._nudge()
+            self._wake_writer()
 
     async def _write(self) -> None:
         while True:
-            await self._news.wait()
-            self._news.clear()
+            await self._wakeup.wait()
+            self._wakeup.clear()
             while (entry := self.exchange.next_entry(self._clock.now_s())) is not None:
-                self._writing, pause_s = entry, 0.0 if self.exchange.has_rest else FLUSH_S
+                self._unwritten, pause_s = entry, 0.0 if self.exchange.has_rest else FLUSH_S
                 data = self.exchange.encoded(entry, self._clock.now_s())
                 await self._redis.execute(
                     *("XADD", self._stream, *self._trim(), "*"), *(messages.FIELD, data)
                 )
-                self._writing = None
-                if self._clock.now_s() >= self._prolong_at_s:
-                    await self._redis.execute("EXPIRE", self._stream, LIFE_S)
+                self._unwritten = None
+                if self._clock.now_s() >= self._expire_at_s:
+                    await self._redis.execute("EXPIRE", self._stream, STREAM_TTL_S)
                     # If the clock of Redis was set back, no entry ages until it is where it was.
                     await self._redis.execute("XTRIM", self._stream, "MAXLEN", "~", ENTRIES_MAX)
-                    self._prolong_at_s = self._clock.now_s() + LIFE_S / 4
+                    self._expire_at_s = self._clock.now_s() + STREAM_TTL_S / 4
                 await asyncio.sleep(pause_s)
 
     def _trim(self) -> tuple[str | int, ...]:
@@ -135,14 +137,14 @@ class DispatchGossip:
         return (
             "MINID",
             "~",
-            max(0, self._position[0] - KEPT_MS),
+            max(0, self._position[0] - RETENTION_MS),
         )  # by the clock of Redis, whatever ours says
 
     def _drop(self) -> None:
-        unwritten, self._writing = self._writing, None
-        self._prolong_at_s = 0.0  # a Redis that comes back empty knows nothing of it
+        unwritten, self._unwritten = self._unwritten, None
+        self._expire_at_s = 0.0  # a Redis that comes back empty knows nothing of it
         self.exchange.drop(unwritten)
-        self._nudge()
+        self._wake_writer()
 
     def _stop_reading(self) -> None:
         self.exchange.is_reading = False
@@ -151,7 +153,7 @@ class DispatchGossip:
         await self._find_position()
         self.exchange.is_reading = True
         while True:
-            self._nudge()
+            self._wake_writer()
             assert self._position is not None
             answer = await self._redis.execute(
                 *("XREAD", "COUNT", READ_COUNT, "BLOCK", BLOCK_MS),
@@ -160,16 +162,16 @@ class DispatchGossip:
             read_s = self._clock.now_s()
             for entry_id, fields in answer[0][1] if answer else ():
                 self._position = parse_stream_id(entry_id)
-                await self._take((fields or {}).get(messages.FIELD, b""), read_s)
+                await self._apply((fields or {}).get(messages.FIELD, b""), read_s)
                 await self._yielder.yield_if_due()
             if answer:
                 await asyncio.sleep(READ_PAUSE_S)
             else:
                 await self._find_position()
 
-    def _nudge(self) -> None:
+    def _wake_writer(self) -> None:
         if self.exchange.has_more(self._clock.now_s()):
-            self._news.set()
+            self._wakeup.set()
 
     async def _find_position(self) -> None:
         """Start at the end of the stream, unless the place we were at is still in it: a new Redis may count from less."""
@@ -178,7 +180,7 @@ class DispatchGossip:
         if self._position is None or end < self._position:
             self._position = end
 
-    async def _take(self, data: bytes, read_s: float) -> None:
+    async def _apply(self, data: bytes, read_s: float) -> None:
         try:
             await self._yielder.run_slices(self.exchange.reading(data, read_s))
         except GossipError as error:
@@ -186,5 +188,5 @@ class DispatchGossip:
             log.warning("notes of a router cannot be read: %s", error)
 
 
-def _nothing() -> None:
+def _no_cleanup() -> None:
     """Nothing is to be brought in order."""
