@@ -63,7 +63,7 @@ class ForwardingCore(AttachedCore[Attempt]):
         self.replicas: dict[str, Replica[Attempt]] = {}
         self.sessions: list[CallerSession[Attempt]] = []
         self.queue: ReleaseQueue[Attempt] = ReleaseQueue(limits.queue_max_requests, limits.queue_max_tokens)
-        self.work = WorkReports(router, policy, self.queue, note)
+        self.work = WorkReports(router, policy, self.queue, publish)
         self.holdings = Holdings(self.queue, self.work, record)
         self.eligible = EligibleReplicas(self.replicas)
         endings = Completion(self.holdings, limits.detached_s)

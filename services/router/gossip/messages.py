@@ -181,9 +181,9 @@ class _Reader:
         if kind == b"\x04":
             return self._digest()
         if kind == b"\x05":
-            requested_ids, boot_id = self._text(), self._text()
+            owner, boot_id = self._text(), self._text()
             return RepairRequest(
-                requested_ids, boot_id, tuple(self._request() for _ in range(self._numbers("<H")[0]))
+                owner, boot_id, tuple(self._request() for _ in range(self._numbers("<H")[0]))
             )
         if kind == b"\x06":
             at_s, replica = self._time(), self._text()

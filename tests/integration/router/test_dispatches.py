@@ -11,7 +11,7 @@ from typing import Any
 
 from kvmesh.clock import Clock, MonotonicClock
 from kvmesh.redis_link import RedisLink
-from services.router.gossip.dispatch_gossip import ENTRIES_MAX, LIFE_S, DispatchGossip
+from services.router.gossip.dispatch_gossip import ENTRIES_MAX, STREAM_TTL_S, DispatchGossip
 from services.router.gossip.peer_routers import known_dispatches
 from services.router.index.local_index import LocalPrefixIndex
 from services.router.placement.cost_policy import CostPolicy
@@ -130,7 +130,7 @@ async def test_the_stream_is_bounded_though_its_entries_do_not_age(redis_server:
     await until(lambda: side.dispatches.exchange.propagation_delay.seconds > 0)
     for _ in range(3):
         await side.link.pipeline([("XADD", "m:dispatches", "*", "c", b"")] * 5000)
-    clock.ahead_s = LIFE_S
+    clock.ahead_s = STREAM_TTL_S
     async with asyncio.timeout(10):
         while await side.link.execute("XLEN", "m:dispatches") > 1.1 * ENTRIES_MAX:
             await asyncio.sleep(0.01)
@@ -143,7 +143,7 @@ async def test_the_stream_goes_when_no_router_is_left(redis_server: Any) -> None
     side.dispatches.set_routers([("router-0", "boot-router-0"), ("router-1", "boot-router-1")])
     try:
         async with asyncio.timeout(10):
-            while not 0 < await side.link.execute("TTL", "m:dispatches") <= LIFE_S:
+            while not 0 < await side.link.execute("TTL", "m:dispatches") <= STREAM_TTL_S:
                 await asyncio.sleep(0.01)
     finally:
         await side.close()
