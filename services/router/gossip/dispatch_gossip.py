@@ -182,7 +182,7 @@ class DispatchGossip:
 
     async def _apply(self, data: bytes, read_s: float) -> None:
         try:
-            await self._yielder.run_slices(self.exchange.reading(data, read_s))
+            await self._yielder.run_slices(self.exchange.applying(data, read_s))
         except GossipError as error:
             self.unreadable_total += 1
             log.warning("notes of a router cannot be read: %s", error)

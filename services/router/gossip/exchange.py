@@ -24,7 +24,7 @@ HASHES_MAX: Final = 8192
 
 
 class Exchange:
-    """Own notes come in by `message`; `next_entry` is what is to be written, `reading` takes what is read.
+    """Own notes come in by `message`; `next_entry` is what is to be written, `applying` takes what is read.
 
     While there is no other router nothing is written but answers to one that starts.
     """
@@ -126,7 +126,7 @@ class Exchange:
         self.propagation_delay.sent(entry.seq, now_s)
         return messages.encode(entry, now_s)
 
-    def reading(self, data: bytes, now_s: float) -> Generator[None, None, None]:
+    def applying(self, data: bytes, now_s: float) -> Generator[None, None, None]:
         """Take an entry that was read, note by note; own ones come back too. Raises NoteError."""
         if messages.is_of(data, self._router):
             seq = messages.seq_of(data, self._router, self._boot_id)

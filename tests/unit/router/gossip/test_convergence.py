@@ -100,7 +100,7 @@ class Router:
             self.world.send(self.exchange.encoded(entry, self.now_s))
 
     def hear(self, data: bytes) -> None:
-        list(self.exchange.reading(data, self.now_s))
+        list(self.exchange.applying(data, self.now_s))
 
     def believed(self) -> set[tuple[str, str, str, bool]]:
         backlog = self.policy.backlog
