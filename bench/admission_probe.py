@@ -65,7 +65,7 @@ class Probe:
     async def one(self, who: Caller, requests: int) -> dict[str, float]:
         """Run requests one after another; return microseconds of CPU and the median latency of a reserve."""
         await self.warm(who)
-        latencies, slab = [], self.budgets.metrics.slab.value
+        latencies, quota_lease = [], self.budgets.metrics.quota_lease.value
         cpu_ns = time.process_time_ns()
         for _ in range(requests):
             rid, began_ns = f"r{next(self._numbers)}", time.perf_counter_ns()
@@ -76,7 +76,7 @@ class Probe:
             self.settle(reservation)
             await asyncio.sleep(0)
         cpu_us = (time.process_time_ns() - cpu_ns) / 1e3 / requests
-        hits = (self.budgets.metrics.slab.value - slab) / requests
+        hits = (self.budgets.metrics.quota_lease.value - quota_lease) / requests
         return {"latency_us": statistics.median(latencies) / 1e3, "cpu_us": cpu_us, "slab_share": hits}
 
     async def many(self, who: Caller, requests: int) -> dict[str, float]:

@@ -220,7 +220,7 @@ async def _shell(
     await asyncio.gather(*(load(task) for task in range(TASKS)))
     if not await budgets.flush(20):
         log.write("BREACH", "not flushed", budgets)
-    log.write("LEASES", metrics.slab.value)
+    log.write("LEASES", metrics.quota_lease.value)
     if metrics.local.value:
         log.write("BREACH", "decided without Redis")
     running.cancel()

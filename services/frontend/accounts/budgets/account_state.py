@@ -54,19 +54,19 @@ class AccountState:
             "open_overrun",
             "remaining_at_s",
             "seen_at_s",
-            "slab",
+            "quota_lease",
             "spending",
             "spent_requests",
             "spent_tokens",
         ),
     )
 
-    def __init__(self, account: Account, slab: QuotaLease, now_s: float) -> None:
+    def __init__(self, account: Account, quota_lease: QuotaLease, now_s: float) -> None:
         self.account = account
         self.told_account = account
         """The same with the limits that held as of `told_version`: see Newest."""
         self.told_version = -1
-        self.slab = slab
+        self.quota_lease = quota_lease
         self.live = 0
         """Requests that run here."""
         self.open_overrun = 0
@@ -109,7 +109,7 @@ class AccountState:
     @property
     def is_idle(self) -> bool:
         """True if nothing is held, owed or awaited here."""
-        return not (self.live or self.open or self.owes or self.slab.is_open)
+        return not (self.live or self.open or self.owes or self.quota_lease.is_open)
 
     @property
     def owes(self) -> bool:
@@ -119,13 +119,13 @@ class AccountState:
     @property
     def remaining(self) -> RemainingBudget:
         """What is left: what Redis last said, and what is free here."""
-        told, slab = self._remaining, self.slab
-        if not slab.is_open:
+        told, quota_lease = self._remaining, self.quota_lease
+        if not quota_lease.is_open:
             return told
         return RemainingBudget(
-            None if told.requests is None else told.requests + slab.free_requests,
-            None if told.tokens is None else told.tokens + slab.free_tokens,
-            None if told.concurrency is None else told.concurrency + slab.free_slots,
+            None if told.requests is None else told.requests + quota_lease.free_requests,
+            None if told.tokens is None else told.tokens + quota_lease.free_tokens,
+            None if told.concurrency is None else told.concurrency + quota_lease.free_slots,
         )
 
     @property
@@ -233,7 +233,7 @@ class Holder(Enum):
 
     NOBODY = auto()
     """Nothing is limited, or nothing is reserved yet."""
-    SLAB = auto()
+    QUOTA_LEASE = auto()
     REDIS = auto()
     LOCAL = auto()
 
@@ -254,7 +254,7 @@ class Reservation:
             "max_tokens",
             "position",
         ),
-        *("progress_at", "prompt_tokens", "slab", "standing", "tokens"),
+        *("progress_at", "prompt_tokens", "quota_lease", "standing", "tokens"),
     )
 
     def __init__(
@@ -284,7 +284,7 @@ class Reservation:
         self.position = 0
         """Output tokens, as it was last told."""
         self.holder = Holder.NOBODY
-        self.slab: QuotaLease | None = None
+        self.quota_lease: QuotaLease | None = None
         self.is_live = True
         """False once its slot is given back."""
         self.is_settled = False

@@ -47,8 +47,8 @@ class AccountStates:
         self._newest.see(account)
         standing = self._by_account.get(account)
         if standing is None:
-            slab = QuotaLease(self._name("slab"), account, self._frontends, now_s)
-            standing = self._by_account[account] = AccountState(account, slab, now_s)
+            quota_lease = QuotaLease(self._name("quota_lease"), account, self._frontends, now_s)
+            standing = self._by_account[account] = AccountState(account, quota_lease, now_s)
         self._by_id[id(account)] = account, standing
         return standing
 
@@ -60,7 +60,7 @@ class AccountStates:
         """Take the number of frontends that share the limits."""
         self._frontends = frontends
         for standing in self:
-            standing.slab.resize(standing.account, frontends)
+            standing.quota_lease.resize(standing.account, frontends)
 
     def forget_idle(self, now_s: float) -> None:
         """Drop those that hold nothing and were not used for IDLE_S."""

@@ -68,7 +68,7 @@ class Budgets:
     @property
     def open_count(self) -> int:
         """Reservations that are not settled."""
-        return sum(len(each.open) + each.slab.open_requests for each in self._standings)
+        return sum(len(each.open) + each.quota_lease.open_requests for each in self._standings)
 
     @property
     def owed_count(self) -> int:
@@ -114,7 +114,7 @@ class Budgets:
             error = self._detour.shed(Reservation("", caller, standing, 0, 0), now_s)
             if error is not None:
                 raise self._refused(error)
-        elif not standing.slab.free_requests:
+        elif not standing.quota_lease.free_requests:
             denied = standing.known_denial(1, 0, now_s)
             if denied is not None and not denied.is_claimed:  # larger ones have a chance
                 self.metrics.known_refusals.value += 1
@@ -128,21 +128,25 @@ class Budgets:
         if not account.scopes:
             return Reservation("", caller, None, 0, max_output_tokens)
         standing = self._standings.known(account) or self._standings.of(account, self._clock.now_s())
-        slab = standing.slab
-        if not slab.free_requests:
+        quota_lease = standing.quota_lease
+        if not quota_lease.free_requests:
             return None
         learner = self._estimates.learner(caller.tenant.name, caller.service_class.name)
         prompt, output = estimate(caller.tenant, learner, prompt_tokens, max_output_tokens)
         most = prompt_tokens + max_output_tokens if standing.has_tokens else 0
         reservation = Reservation(rid, caller, standing, prompt, output, most)
         tokens, overrun = reservation.tokens, reservation.overrun
-        if not slab.admit(tokens, overrun):
+        if not quota_lease.admit(tokens, overrun):
             return None
-        slab.want(tokens, overrun)
-        reservation.holder, reservation.slab, reservation.is_forced = Holder.SLAB, slab, is_resumed
+        quota_lease.want(tokens, overrun)
+        reservation.holder, reservation.quota_lease, reservation.is_forced = (
+            Holder.QUOTA_LEASE,
+            quota_lease,
+            is_resumed,
+        )
         standing.begin(overrun, self._clock.now_s())
-        self.metrics.slab.value += 1
-        if slab.is_low:
+        self.metrics.quota_lease.value += 1
+        if quota_lease.is_low:
             self._teller.draw(standing, self._clock.now_s())
         if self._detour.is_on:
             self._detour.hold(standing)
@@ -164,7 +168,7 @@ class Budgets:
         reservation = self._estimated(standing, caller, rid, prompt_tokens, max_output_tokens)
         reservation.is_forced = is_resumed
         tokens, overrun = reservation.tokens, reservation.overrun
-        standing.slab.want(tokens, overrun)
+        standing.quota_lease.want(tokens, overrun)
         denied = None if is_resumed else self._known_denial(standing, tokens, overrun, now_s)
         if denied is not None:
             raise self._refused(denied_error(standing.account, denied, tokens, overrun))
@@ -178,21 +182,21 @@ class Budgets:
 
     def progress(self, reservation: Reservation, position: int) -> None:
         """Take how many tokens of output there are: a stream near its estimate reserves more, and is never cut for it."""
-        standing, slab = reservation.standing, reservation.slab
+        standing, quota_lease = reservation.standing, reservation.quota_lease
         reservation.position = position
         reservation.progress_at = position + EXTEND_TOKENS - MARGIN_TOKENS
         more = reservation.lacking
         if standing is None or reservation.is_settled or not more:
             return
-        if slab is None:  # what was admitted locally has reserved all
+        if quota_lease is None:  # what was admitted locally has reserved all
             if not self._detour.is_on:
                 self._teller.renew(standing, [reservation])
             return
         now_s = self._clock.now_s()
         standing.extend(reservation, more, now_s)
-        slab.extend(more)
+        quota_lease.extend(more)
         self.metrics.extensions.value += 1
-        if slab is standing.slab and slab.is_low:
+        if quota_lease is standing.quota_lease and quota_lease.is_low:
             self._teller.draw(standing, now_s)
 
     def lower(self, caller: Caller, rid: str, tokens: int) -> None:
@@ -211,8 +215,8 @@ class Budgets:
             return
         reservation.is_live = False
         standing.end(self._clock.now_s())
-        if reservation.slab is not None:
-            reservation.slab.release()
+        if reservation.quota_lease is not None:
+            reservation.quota_lease.release()
         if self._detour.is_on:
             self._detour.release(standing)
 
@@ -247,19 +251,19 @@ class Budgets:
             )
         self.metrics.charge(caller.tenant.name, actual)
         standing.forget_denial()
-        slab, overrun = reservation.slab, reservation.overrun
+        quota_lease, overrun = reservation.quota_lease, reservation.overrun
         standing.close(overrun, self._clock.now_s())
-        if slab is None:
+        if quota_lease is None:
             del standing.open[reservation.id]
             if reservation.holder is Holder.LOCAL and self._detour.is_on:
                 left = reservation.tokens - actual
                 self._detour.give_back(standing, left, int(refund_request), self._clock.now_s())
             self._teller.settle(reservation, actual, refund_request=refund_request)
             return
-        slab.settle(reservation.tokens, actual, refund_request=refund_request, overrun=overrun)
-        if slab is not standing.slab:
+        quota_lease.settle(reservation.tokens, actual, refund_request=refund_request, overrun=overrun)
+        if quota_lease is not standing.quota_lease:
             standing.spent_tokens += actual
-        elif slab.is_low:
+        elif quota_lease.is_low:
             self._teller.draw(standing, self._clock.now_s())
 
     async def run(self) -> None:

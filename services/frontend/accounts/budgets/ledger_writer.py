@@ -150,22 +150,23 @@ class LedgerWriter:
 
     def draw(self, standing: AccountState, now_s: float) -> None:
         """Have the account's slab filled, renewed, or given back, whatever is due."""
-        slab = standing.slab
-        if slab.is_over:
-            used = slab.used_tokens, slab.used_requests
+        quota_lease = standing.quota_lease
+        if quota_lease.is_over:
+            used = quota_lease.used_tokens, quota_lease.used_requests
             self.owe(
-                standing, Settle(self.account(standing), slab.rid, used[0], used_requests=max(0, used[1]))
+                standing,
+                Settle(self.account(standing), quota_lease.rid, used[0], used_requests=max(0, used[1])),
             )
             self._replace(standing, now_s)
             return
         is_away = self._detour.is_on
         if is_away and self._detour.outage.back_at_s is None:
-            slab.is_low = False
+            quota_lease.is_low = False
             return
-        ask = slab.draw(now_s, may_grow=not is_away)
+        ask = quota_lease.draw(now_s, may_grow=not is_away)
         if ask is not None:
-            operation = _draw(self.account(standing), slab, ask)
-            self._pump.put(BudgetOperation(operation, partial(self._drawn, standing, slab)))
+            operation = _draw(self.account(standing), quota_lease, ask)
+            self._pump.put(BudgetOperation(operation, partial(self._drawn, standing, quota_lease)))
 
     def _renewed(
         self, standing: AccountState, pairs: list[tuple[Reservation, Renewal]], answer: Answer | None
@@ -217,27 +218,27 @@ class LedgerWriter:
             standing.spending = None
             standing.tell(answer.remaining, self._clock.now_s())
 
-    def _drawn(self, standing: AccountState, slab: QuotaLease, answer: Answer | None) -> None:
+    def _drawn(self, standing: AccountState, quota_lease: QuotaLease, answer: Answer | None) -> None:
         if not isinstance(answer, Drawn):
-            slab.lost()
+            quota_lease.lost()
             return
         now_s = self._clock.now_s()
         standing.tell(answer.remaining, now_s)
         if answer.is_open:
-            slab.drawn(answer.tokens, answer.requests, answer.slots, answer.overrun)
+            quota_lease.drawn(answer.tokens, answer.requests, answer.slots, answer.overrun)
             return
-        slab.lost()  # Redis says it was settled: what runs in it is charged by itself
-        slab.forfeit()
+        quota_lease.lost()  # Redis says it was settled: what runs in it is charged by itself
+        quota_lease.forfeit()
         self._replace(standing, now_s)
 
     def _replace(self, standing: AccountState, now_s: float) -> None:
-        standing.slab = QuotaLease(self.name("slab"), standing.account, self.frontends, now_s)
+        standing.quota_lease = QuotaLease(self.name("quota_lease"), standing.account, self.frontends, now_s)
 
 
-def _draw(account: Account, slab: QuotaLease, ask: Ask) -> Draw:
+def _draw(account: Account, quota_lease: QuotaLease, ask: Ask) -> Draw:
     return Draw(
         account,
-        slab.rid,
+        quota_lease.rid,
         ask.number,
         ask.used_tokens,
         ask.used_requests,

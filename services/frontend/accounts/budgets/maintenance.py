@@ -53,7 +53,7 @@ class Maintenance:
             async with asyncio.timeout(timeout_s):
                 while True:
                     for standing in self._standings:
-                        standing.slab.cool()
+                        standing.quota_lease.cool()
                     self._tick(self._clock.now_s())
                     await self._pump.drained()
                     if not self._is_telling:
@@ -91,7 +91,7 @@ class Maintenance:
             or self._teller.owed_count
             or self._teller.adopting
             or len(self._asking)
-            or any(each.owes or each.slab.is_holding for each in self._standings)
+            or any(each.owes or each.quota_lease.is_holding for each in self._standings)
         )
 
 

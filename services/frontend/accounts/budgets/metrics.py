@@ -16,7 +16,7 @@ class BudgetMetrics:
 
     def __init__(self, metrics: Metrics, label_of: Callable[[str], str]) -> None:
         about = "Requests admitted by a budget, by who held it: a slab here, Redis, or a local bucket while Redis was away."
-        self.slab = metrics.counter("reservations", about, holder="slab")
+        self.quota_lease = metrics.counter("reservations", about, holder="quota_lease")
         self.redis = metrics.counter("reservations", about, holder="redis")
         self.local = metrics.counter("reservations", about, holder="local")
         self.refusals = {

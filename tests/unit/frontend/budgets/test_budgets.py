@@ -83,7 +83,7 @@ def test_with_redis_every_token_is_charged_once(seed: int) -> None:
         check_from_start(uses, started_s)
         assert {reason for frontend in frontends for reason in frontend.counts} <= {
             *REFUSALS,
-            *("SLAB", "REDIS", "left"),
+            *("QUOTA_LEASE", "REDIS", "left"),
         }
 
     simulate(main())
@@ -245,7 +245,7 @@ def test_what_a_dead_frontend_held_is_back_with_its_lease(seed: int) -> None:
         await asyncio.sleep(6)
         await frontends[0].kill()
         dead = [rid for rid in redis.open_rows if rid.startswith("f0-")]
-        assert dead and any("slab" in rid for rid in dead)
+        assert dead and any("quota_lease" in rid for rid in dead)
         held = sum(redis.rows[rid].tokens for rid in dead)
         await asyncio.sleep(LEASE_S + 1)
         assert all(redis.rows[rid].state == "swept" for rid in dead)

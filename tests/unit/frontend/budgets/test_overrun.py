@@ -187,7 +187,7 @@ def test_slabs_promise_no_more_overrun_than_they_hold(seed: int) -> None:
             await asyncio.sleep(0.05)
             known = [frontend.budgets._standings.known(who.account) for frontend in attack.frontends]
             most = max(most, sum(standing.open_overrun for standing in known if standing))
-        from_slabs = sum(frontend.budgets.metrics.slab.value for frontend in attack.frontends)
+        from_slabs = sum(frontend.budgets.metrics.quota_lease.value for frontend in attack.frontends)
         await attack.stop()
         print(f"{most} of {overrun} open, {from_slabs} of {attack.admitted} admitted from slabs")
         assert attack.refusals and 4 * from_slabs > attack.admitted

@@ -80,7 +80,7 @@ def test_a_slab_gives_out_what_it_was_granted_and_no_more(seed: int) -> None:
     """Random admissions, ends, overruns, draws that are granted in part, lost or answered late: Redis always held it."""
     draw = random.Random(seed)
     who = account(burst_s=draw.choice((5, 60)), overrun=draw.choice((0, 20_000)))
-    slab, now_s = QuotaLease("s", who, draw.randint(1, 4), 0.0), 0.0
+    quota_lease, now_s = QuotaLease("s", who, draw.randint(1, 4), 0.0), 0.0
     held = [0, 0, 0, 0]  # tokens, requests, slots, open overrun: what Redis holds
     told = [0, 0]  # used tokens and requests, as Redis knows them
     open_: list[tuple[int, int, bool]] = []
@@ -91,34 +91,37 @@ def test_a_slab_gives_out_what_it_was_granted_and_no_more(seed: int) -> None:
         act = draw.randrange(10)
         if act < 5:
             tokens, overrun = draw.randint(1, 400), draw.choice((0, 0, draw.randint(1, 400)))
-            slab.want(tokens, overrun)
-            if slab.admit(tokens, overrun):
+            quota_lease.want(tokens, overrun)
+            if quota_lease.admit(tokens, overrun):
                 open_.append((tokens, overrun, True))
         elif act < 8 and open_:
             at = draw.randrange(len(open_))
             tokens, overrun, is_live = open_.pop(at)
             if is_live:
-                slab.release()
+                quota_lease.release()
             fate = draw.random()
             if fate < 0.2 and is_live:
                 open_.append((tokens, overrun, False))  # settled later
             elif fate < 0.4 and is_live and overrun:
-                slab.live_slots, slab.free_slots = slab.live_slots + 1, slab.free_slots - 1  # it goes on
+                quota_lease.live_slots, quota_lease.free_slots = (
+                    quota_lease.live_slots + 1,
+                    quota_lease.free_slots - 1,
+                )  # it goes on
                 more = draw.randint(1, overrun)
-                slab.extend(more)
+                quota_lease.extend(more)
                 open_.append((tokens + more, overrun - more, True))
             else:
                 actual = draw.randint(0, tokens) if draw.random() < 0.95 else tokens + overrun
-                slab.settle(tokens, actual, refund_request=draw.random() < 0.1, overrun=overrun)
+                quota_lease.settle(tokens, actual, refund_request=draw.random() < 0.1, overrun=overrun)
         elif waiting is not None:
             answer, waiting = waiting, None
             if draw.random() < 0.2:
-                slab.lost()
+                quota_lease.lost()
                 lost += 1
             else:
-                slab.drawn(*answer)
+                quota_lease.drawn(*answer)
         else:
-            ask = slab.draw(now_s)
+            ask = quota_lease.draw(now_s)
             if ask is None:
                 continue
             is_done = draw.random() < 0.9
@@ -138,56 +141,60 @@ def test_a_slab_gives_out_what_it_was_granted_and_no_more(seed: int) -> None:
                 held[3] = max(held[3], ask.least_overrun)
                 waiting = held[0], held[1], held[2], held[3]
             else:
-                slab.lost()
+                quota_lease.lost()
         running = sum(tokens for tokens, _, _ in open_)
         live = sum(is_live for _, _, is_live in open_)
         beyond = sum(overrun for _, overrun, _ in open_)
-        assert slab.promised_overrun == beyond and slab.free_overrun >= 0
-        assert slab.free_overrun + beyond <= held[3]
-        assert (slab.promised_tokens, slab.live_slots, slab.open_requests) == (running, live, len(open_))
-        owed = slab.used_tokens - told[0]
-        assert max(0, slab.free_tokens) + running <= held[0] - owed or slab.free_tokens <= 0
-        assert slab.free_requests + slab.used_requests - told[1] <= held[1]
-        assert slab.free_slots + live <= held[2] and slab.free_slots >= 0
-        assert slab.free_requests >= -lost, (
+        assert quota_lease.promised_overrun == beyond and quota_lease.free_overrun >= 0
+        assert quota_lease.free_overrun + beyond <= held[3]
+        assert (quota_lease.promised_tokens, quota_lease.live_slots, quota_lease.open_requests) == (
+            running,
+            live,
+            len(open_),
+        )
+        owed = quota_lease.used_tokens - told[0]
+        assert max(0, quota_lease.free_tokens) + running <= held[0] - owed or quota_lease.free_tokens <= 0
+        assert quota_lease.free_requests + quota_lease.used_requests - told[1] <= held[1]
+        assert quota_lease.free_slots + live <= held[2] and quota_lease.free_slots >= 0
+        assert quota_lease.free_requests >= -lost, (
             "one too few where an answer was lost and a request refunded after"
         )
 
 
 def test_a_slab_of_a_redis_that_lost_its_memory_asks_for_what_can_be_asked() -> None:
     """It gave out what Redis grants no more, and goes on renewing its lease."""
-    slab = QuotaLease("s", account(), 1, 0.0)
+    quota_lease = QuotaLease("s", account(), 1, 0.0)
     for _ in range(40):
-        slab.want(10)
-    ask = slab.draw(1.0)
+        quota_lease.want(10)
+    ask = quota_lease.draw(1.0)
     assert ask is not None
-    slab.drawn(ask.tokens, ask.requests, ask.slots)
+    quota_lease.drawn(ask.tokens, ask.requests, ask.slots)
     for _ in range(40):
-        slab.want(10)
-    ask = slab.draw(7.0)
-    assert ask is not None and slab.is_hot
-    assert slab.admit(10), "while it is asked"
-    slab.drawn(ask.least_tokens, 0, ask.least_slots)
-    assert slab.free_requests < 0
-    ask = slab.draw(14.0, may_grow=False)
+        quota_lease.want(10)
+    ask = quota_lease.draw(7.0)
+    assert ask is not None and quota_lease.is_hot
+    assert quota_lease.admit(10), "while it is asked"
+    quota_lease.drawn(ask.least_tokens, 0, ask.least_slots)
+    assert quota_lease.free_requests < 0
+    ask = quota_lease.draw(14.0, may_grow=False)
     assert ask is not None and min(ask.tokens, ask.requests, ask.slots) >= 0, ask
 
 
 def test_a_slab_opens_overrun_within_its_share() -> None:
     """What requests may use beyond their promises is held in Redis first; a slab that cannot hold two of them is none."""
     for beyond, is_served in ((100, True), (2000, False)):
-        slab, now_s, admitted = QuotaLease("s", account(overrun=20_000), 2, 0.0), 0.0, 0
+        quota_lease, now_s, admitted = QuotaLease("s", account(overrun=20_000), 2, 0.0), 0.0, 0
         for _ in range(400):
             now_s += 0.01
-            slab.want(10, beyond)
-            if slab.admit(10, beyond):
+            quota_lease.want(10, beyond)
+            if quota_lease.admit(10, beyond):
                 admitted += 1
-                slab.release()
-                slab.settle(10, 10, refund_request=False, overrun=beyond)
-            ask = slab.draw(now_s)
+                quota_lease.release()
+                quota_lease.settle(10, 10, refund_request=False, overrun=beyond)
+            ask = quota_lease.draw(now_s)
             if ask is not None:
-                slab.drawn(ask.tokens, ask.requests, ask.slots, ask.overrun)
-            assert slab.free_overrun <= quota_lease.SHARE * 20_000 / 2
+                quota_lease.drawn(ask.tokens, ask.requests, ask.slots, ask.overrun)
+            assert quota_lease.free_overrun <= quota_lease.SHARE * 20_000 / 2
         assert (admitted > 0) == is_served
 
 
@@ -202,26 +209,26 @@ def test_one_frontend_alone_admits_a_request_that_is_larger_than_its_share() -> 
 def test_a_slab_follows_the_demand_within_its_share() -> None:
     """Never more free than the share of the burst by the number of frontends; nothing once nobody comes."""
     who, now_s = account(burst_s=60), 0.0
-    slab = QuotaLease("s", who, 2, now_s)
+    quota_lease = QuotaLease("s", who, 2, now_s)
     most = 0
     for _ in range(2000):
         now_s += 0.01
-        slab.want(100)
-        if slab.admit(100):
-            slab.release()
-            slab.settle(100, 100, refund_request=False)
-        ask = slab.draw(now_s)
+        quota_lease.want(100)
+        if quota_lease.admit(100):
+            quota_lease.release()
+            quota_lease.settle(100, 100, refund_request=False)
+        ask = quota_lease.draw(now_s)
         if ask is not None:
-            slab.drawn(ask.tokens, ask.requests, ask.slots)
-        most = max(most, slab.free_tokens)
+            quota_lease.drawn(ask.tokens, ask.requests, ask.slots)
+        most = max(most, quota_lease.free_tokens)
     assert 1000 < most <= quota_lease.SHARE * 60_000 / 2
     for _ in range(40):
         now_s += 0.25
-        ask = slab.draw(now_s)
+        ask = quota_lease.draw(now_s)
         if ask is not None:
-            slab.drawn(ask.tokens, ask.requests, ask.slots)
-    assert slab.is_over
-    assert (slab.free_tokens, slab.free_requests, slab.free_slots) == (0, 0, 0)
+            quota_lease.drawn(ask.tokens, ask.requests, ask.slots)
+    assert quota_lease.is_over
+    assert (quota_lease.free_tokens, quota_lease.free_requests, quota_lease.free_slots) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("seed", range(30))
