@@ -254,14 +254,14 @@ class Reservation:
             "max_tokens",
             "position",
         ),
-        *("progress_at", "prompt_tokens", "quota_lease", "standing", "tokens"),
+        *("progress_at", "prompt_tokens", "quota_lease", "account_state", "tokens"),
     )
 
     def __init__(
         self,
         rid: str,
         caller: Caller,
-        standing: AccountState | None,
+        account_state: AccountState | None,
         prompt_tokens: int,
         output_tokens: int,
         max_tokens: int = 0,
@@ -269,7 +269,7 @@ class Reservation:
         self.id = rid
         """Empty: nothing was reserved."""
         self.caller = caller
-        self.standing = standing
+        self.account_state = account_state
         self.prompt_tokens = prompt_tokens
         """Reserved for the prompt."""
         self.estimate = prompt_tokens + output_tokens
@@ -311,7 +311,7 @@ class Reservation:
     @property
     def remaining(self) -> RemainingBudget | None:
         """What is left of the account in its tightest scope, as far as this frontend knows. None: nothing is limited."""
-        return None if self.standing is None else self.standing.remaining
+        return None if self.account_state is None else self.account_state.remaining
 
 
 def _expected(wait_s: float | None) -> float:

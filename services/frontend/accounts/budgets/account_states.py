@@ -45,12 +45,12 @@ class AccountStates:
         if known is not None:
             return known[1]
         self._newest.see(account)
-        standing = self._by_account.get(account)
-        if standing is None:
+        account_state = self._by_account.get(account)
+        if account_state is None:
             quota_lease = QuotaLease(self._name("quota_lease"), account, self._frontends, now_s)
-            standing = self._by_account[account] = AccountState(account, quota_lease, now_s)
-        self._by_id[id(account)] = account, standing
-        return standing
+            account_state = self._by_account[account] = AccountState(account, quota_lease, now_s)
+        self._by_id[id(account)] = account, account_state
+        return account_state
 
     def organisations(self) -> set[str]:
         """Return whose accounts they are."""
@@ -59,12 +59,12 @@ class AccountStates:
     def resize(self, frontends: int) -> None:
         """Take the number of frontends that share the limits."""
         self._frontends = frontends
-        for standing in self:
-            standing.quota_lease.resize(standing.account, frontends)
+        for account_state in self:
+            account_state.quota_lease.resize(account_state.account, frontends)
 
     def forget_idle(self, now_s: float) -> None:
         """Drop those that hold nothing and were not used for IDLE_S."""
         self._by_id.clear()
-        for standing in list(self):
-            if standing.is_idle and now_s - standing.seen_at_s > IDLE_S:
-                del self._by_account[standing.account]
+        for account_state in list(self):
+            if account_state.is_idle and now_s - account_state.seen_at_s > IDLE_S:
+                del self._by_account[account_state.account]

@@ -50,13 +50,13 @@ class Budgets:
         self._estimates = Estimates()
         pump = self._pump = Batcher(ledger, self._on_silence, self._on_answer, answer_s=answer_s)
         teller = self._teller = LedgerWriter(pump, self._detour, boot_id, clock, metrics)
-        self._standings = AccountStates(teller.newest, teller.name)
-        self._absence = RedisOutage(self._detour, pump, teller, self._standings, clock, metrics)
+        self._account_states = AccountStates(teller.newest, teller.name)
+        self._absence = RedisOutage(self._detour, pump, teller, self._account_states, clock, metrics)
         self._asking = PendingReservations(
             pump, teller, self._detour, self._absence, clock, metrics, give_back=self._give_back
         )
         self._upkeep = Maintenance(
-            pump, teller, self._detour, self._absence, self._asking, self._standings, clock
+            pump, teller, self._detour, self._absence, self._asking, self._account_states, clock
         )
 
     def __repr__(self) -> str:
@@ -68,7 +68,7 @@ class Budgets:
     @property
     def open_count(self) -> int:
         """Reservations that are not settled."""
-        return sum(len(each.open) + each.quota_lease.open_requests for each in self._standings)
+        return sum(len(each.open) + each.quota_lease.open_requests for each in self._account_states)
 
     @property
     def owed_count(self) -> int:
@@ -99,26 +99,26 @@ class Budgets:
         """Take how many frontends share the limits, this one included, and its place among them, 0 to `frontends` - 1."""
         frontends = self._teller.frontends = max(1, frontends)
         self._detour.resize(frontends, place)
-        self._standings.resize(frontends)
+        self._account_states.resize(frontends)
 
     def check(self, caller: Caller) -> None:
         """Raise MeshError if any new request of `caller` would be refused now, however small: before it is even read.
 
         Only what a denial just before has told; a resumed request is never refused and need not be checked.
         """
-        standing = self._standings.known(caller.account)
-        if standing is None:
+        account_state = self._account_states.known(caller.account)
+        if account_state is None:
             return
         now_s = self._clock.now_s()
         if self._detour.is_on:
-            error = self._detour.shed(Reservation("", caller, standing, 0, 0), now_s)
+            error = self._detour.shed(Reservation("", caller, account_state, 0, 0), now_s)
             if error is not None:
                 raise self._refused(error)
-        elif not standing.quota_lease.free_requests:
-            denied = standing.known_denial(1, 0, now_s)
+        elif not account_state.quota_lease.free_requests:
+            denied = account_state.known_denial(1, 0, now_s)
             if denied is not None and not denied.is_claimed:  # larger ones have a chance
                 self.metrics.known_refusals.value += 1
-                raise self._refused(denied_error(standing.account, denied, 0))
+                raise self._refused(denied_error(account_state.account, denied, 0))
 
     def try_reserve(
         self, caller: Caller, rid: str, prompt_tokens: int, max_output_tokens: int, is_resumed: bool = False
@@ -127,14 +127,16 @@ class Budgets:
         account = caller.account
         if not account.scopes:
             return Reservation("", caller, None, 0, max_output_tokens)
-        standing = self._standings.known(account) or self._standings.of(account, self._clock.now_s())
-        quota_lease = standing.quota_lease
+        account_state = self._account_states.known(account) or self._account_states.of(
+            account, self._clock.now_s()
+        )
+        quota_lease = account_state.quota_lease
         if not quota_lease.free_requests:
             return None
         learner = self._estimates.learner(caller.tenant.name, caller.service_class.name)
         prompt, output = estimate(caller.tenant, learner, prompt_tokens, max_output_tokens)
-        most = prompt_tokens + max_output_tokens if standing.has_tokens else 0
-        reservation = Reservation(rid, caller, standing, prompt, output, most)
+        most = prompt_tokens + max_output_tokens if account_state.has_tokens else 0
+        reservation = Reservation(rid, caller, account_state, prompt, output, most)
         tokens, overrun = reservation.tokens, reservation.overrun
         if not quota_lease.admit(tokens, overrun):
             return None
@@ -144,12 +146,12 @@ class Budgets:
             quota_lease,
             is_resumed,
         )
-        standing.begin(overrun, self._clock.now_s())
+        account_state.begin(overrun, self._clock.now_s())
         self.metrics.quota_lease.value += 1
         if quota_lease.is_low:
-            self._teller.draw(standing, self._clock.now_s())
+            self._teller.draw(account_state, self._clock.now_s())
         if self._detour.is_on:
-            self._detour.hold(standing)
+            self._detour.hold(account_state)
         return reservation
 
     async def reserve(
@@ -163,62 +165,62 @@ class Budgets:
         if not caller.account.scopes:
             return Reservation("", caller, None, 0, max_output_tokens)
         now_s = self._clock.now_s()
-        standing = self._standings.of(caller.account, now_s)
-        standing.seen_at_s = now_s
-        reservation = self._estimated(standing, caller, rid, prompt_tokens, max_output_tokens)
+        account_state = self._account_states.of(caller.account, now_s)
+        account_state.seen_at_s = now_s
+        reservation = self._estimated(account_state, caller, rid, prompt_tokens, max_output_tokens)
         reservation.is_forced = is_resumed
         tokens, overrun = reservation.tokens, reservation.overrun
-        standing.quota_lease.want(tokens, overrun)
-        denied = None if is_resumed else self._known_denial(standing, tokens, overrun, now_s)
+        account_state.quota_lease.want(tokens, overrun)
+        denied = None if is_resumed else self._known_denial(account_state, tokens, overrun, now_s)
         if denied is not None:
-            raise self._refused(denied_error(standing.account, denied, tokens, overrun))
+            raise self._refused(denied_error(account_state.account, denied, tokens, overrun))
         if self._detour.is_on:
-            decision = self._absence.decide(reservation, standing, now_s)
+            decision = self._absence.decide(reservation, account_state, now_s)
         else:
-            decision = await self._asking.ask(reservation, standing)
+            decision = await self._asking.ask(reservation, account_state)
         if isinstance(decision, MeshError):
             raise self._refused(decision)
         return decision
 
     def progress(self, reservation: Reservation, position: int) -> None:
         """Take how many tokens of output there are: a stream near its estimate reserves more, and is never cut for it."""
-        standing, quota_lease = reservation.standing, reservation.quota_lease
+        account_state, quota_lease = reservation.account_state, reservation.quota_lease
         reservation.position = position
         reservation.progress_at = position + EXTEND_TOKENS - MARGIN_TOKENS
         more = reservation.lacking
-        if standing is None or reservation.is_settled or not more:
+        if account_state is None or reservation.is_settled or not more:
             return
         if quota_lease is None:  # what was admitted locally has reserved all
             if not self._detour.is_on:
-                self._teller.renew(standing, [reservation])
+                self._teller.renew(account_state, [reservation])
             return
         now_s = self._clock.now_s()
-        standing.extend(reservation, more, now_s)
+        account_state.extend(reservation, more, now_s)
         quota_lease.extend(more)
         self.metrics.extensions.value += 1
-        if quota_lease is standing.quota_lease and quota_lease.is_low:
-            self._teller.draw(standing, now_s)
+        if quota_lease is account_state.quota_lease and quota_lease.is_low:
+            self._teller.draw(account_state, now_s)
 
     def lower(self, caller: Caller, rid: str, tokens: int) -> None:
         """What reservation `rid`, of another frontend perhaps, is charged if that one dies: `tokens` at most.
 
         Redis is told when it can be; what it does not know, as part of a slab, stays as it is.
         """
-        standing = self._standings.known(caller.account)
-        if standing is not None:
-            self._teller.owe(standing, Lower(self._teller.account(standing), rid, tokens))
+        account_state = self._account_states.known(caller.account)
+        if account_state is not None:
+            self._teller.owe(account_state, Lower(self._teller.account(account_state), rid, tokens))
 
     def ended(self, reservation: Reservation) -> None:
         """The request is over; what it is charged will be told by `settle`, which may come late."""
-        standing = reservation.standing
-        if standing is None or not reservation.is_live:
+        account_state = reservation.account_state
+        if account_state is None or not reservation.is_live:
             return
         reservation.is_live = False
-        standing.end(self._clock.now_s())
+        account_state.end(self._clock.now_s())
         if reservation.quota_lease is not None:
             reservation.quota_lease.release()
         if self._detour.is_on:
-            self._detour.release(standing)
+            self._detour.release(account_state)
 
     def settle(
         self,
@@ -233,8 +235,8 @@ class Budgets:
 
         The discount on cached tokens is applied here. A second call is ignored.
         """
-        standing = reservation.standing
-        if standing is None or reservation.is_settled:
+        account_state = reservation.account_state
+        if account_state is None or reservation.is_settled:
             return
         if reservation.is_live:
             self.ended(reservation)
@@ -250,21 +252,21 @@ class Budgets:
                 caller, prompt_tokens, cached_tokens, output_tokens, has_overrun=has_overrun
             )
         self.metrics.charge(caller.tenant.name, actual)
-        standing.forget_denial()
+        account_state.forget_denial()
         quota_lease, overrun = reservation.quota_lease, reservation.overrun
-        standing.close(overrun, self._clock.now_s())
+        account_state.close(overrun, self._clock.now_s())
         if quota_lease is None:
-            del standing.open[reservation.id]
+            del account_state.open[reservation.id]
             if reservation.holder is Holder.LOCAL and self._detour.is_on:
                 left = reservation.tokens - actual
-                self._detour.give_back(standing, left, int(refund_request), self._clock.now_s())
+                self._detour.give_back(account_state, left, int(refund_request), self._clock.now_s())
             self._teller.settle(reservation, actual, refund_request=refund_request)
             return
         quota_lease.settle(reservation.tokens, actual, refund_request=refund_request, overrun=overrun)
-        if quota_lease is not standing.quota_lease:
-            standing.spent_tokens += actual
+        if quota_lease is not account_state.quota_lease:
+            account_state.spent_tokens += actual
         elif quota_lease.is_low:
-            self._teller.draw(standing, self._clock.now_s())
+            self._teller.draw(account_state, self._clock.now_s())
 
     async def run(self) -> None:
         """Draw slabs, renew leases and tell Redis what it missed, until cancelled. No answer of Redis ends it."""
@@ -281,24 +283,31 @@ class Budgets:
         return await self._upkeep.flush(timeout_s)
 
     def _estimated(
-        self, standing: AccountState, caller: Caller, rid: str, prompt_tokens: int, max_output_tokens: int
+        self,
+        account_state: AccountState,
+        caller: Caller,
+        rid: str,
+        prompt_tokens: int,
+        max_output_tokens: int,
     ) -> Reservation:
         learner = self._estimates.learner(caller.tenant.name, caller.service_class.name)
         prompt, output = estimate(caller.tenant, learner, prompt_tokens, max_output_tokens)
-        burst, _ = standing.burst
+        burst, _ = account_state.burst
         if prompt + output > burst >= prompt and not caller.tenant.is_strict:
             output = int(burst) - prompt  # a guess must not make a request impossible
-        most = prompt_tokens + max_output_tokens if standing.has_tokens else 0
-        return Reservation(rid, caller, standing, prompt, output, most)
+        most = prompt_tokens + max_output_tokens if account_state.has_tokens else 0
+        return Reservation(rid, caller, account_state, prompt, output, most)
 
-    def _known_denial(self, standing: AccountState, tokens: int, overrun: int, now_s: float) -> Denied | None:
+    def _known_denial(
+        self, account_state: AccountState, tokens: int, overrun: int, now_s: float
+    ) -> Denied | None:
         """Return why Redis would refuse, where that is known without asking."""
-        burst, scope = standing.burst
+        burst, scope = account_state.burst
         if tokens > burst:
-            return Denied("burst", scope, None, standing.remaining)
+            return Denied("burst", scope, None, account_state.remaining)
         if self._detour.is_on:
             return None
-        denied = standing.known_denial(tokens, overrun, now_s)
+        denied = account_state.known_denial(tokens, overrun, now_s)
         if denied is not None:
             self.metrics.known_refusals.value += 1
         return denied

@@ -68,60 +68,60 @@ class LedgerWriter:
         """Settlements that wait for Redis."""
         return len(self._owed)
 
-    def account(self, standing: AccountState) -> Account:
-        """Return the account of `standing` by the limits that hold now."""
-        if standing.told_version != self.newest.version:
-            standing.told_account = self.newest.of(standing.account)
-            standing.told_version = self.newest.version
-        return standing.told_account
+    def account(self, account_state: AccountState) -> Account:
+        """Return the account of `account_state` by the limits that hold now."""
+        if account_state.told_version != self.newest.version:
+            account_state.told_account = self.newest.of(account_state.account)
+            account_state.told_version = self.newest.version
+        return account_state.told_account
 
     def name(self, what: str) -> str:
         """Return a name that nothing else has."""
         return f"{self._boot_id}-{what}-{next(self._names)}"
 
-    def tell(self, standings: Iterable[AccountState]) -> None:
+    def tell(self, account_states: Iterable[AccountState]) -> None:
         """Tell what Redis missed. What is given back goes first, so that what was spent can be taken."""
         running: dict[AccountState, list[Reservation]] = {}
         for reservation in self.adopting.values():
-            assert reservation.standing is not None
-            running.setdefault(reservation.standing, []).append(reservation)
-        for standing, reservations in running.items():
-            self.renew(standing, reservations)
+            assert reservation.account_state is not None
+            running.setdefault(reservation.account_state, []).append(reservation)
+        for account_state, reservations in running.items():
+            self.renew(account_state, reservations)
         owed, self._owed = self._owed, deque()
-        for standing, operation in owed:
-            self._put(standing, operation)
-        for standing in standings:
-            self._spend(standing)
+        for account_state, operation in owed:
+            self._put(account_state, operation)
+        for account_state in account_states:
+            self._spend(account_state)
 
-    def owe(self, standing: AccountState, operation: Operation) -> None:
+    def owe(self, account_state: AccountState, operation: Operation) -> None:
         """Have `operation` done, now or when Redis is back."""
         if not self._detour.is_on:
-            self._put(standing, operation)
+            self._put(account_state, operation)
             return
         if len(self._owed) >= OWED_MAX:
             self._owed.popleft()
             self._metrics.dropped.value += 1
-        self._owed.append((standing, operation))
+        self._owed.append((account_state, operation))
 
     def settle(self, reservation: Reservation, actual: int, *, refund_request: bool) -> None:
         """Settle what Redis holds, or may hold, or shall be told in sum."""
-        standing = reservation.standing
-        assert standing is not None
-        operation = Settle(self.account(standing), reservation.id, actual, refund_request)
+        account_state = reservation.account_state
+        assert account_state is not None
+        operation = Settle(self.account(account_state), reservation.id, actual, refund_request)
         if reservation.holder is Holder.REDIS:
-            self.owe(standing, operation)
+            self.owe(account_state, operation)
             return
         self.adopting.pop(reservation.id, None)
         if reservation.is_doubtful:
             # Whether Redis has it or not: opened and settled it is charged once.
             self.owe(
-                standing,
-                Renew(self.account(standing), (Renewal(reservation.id, reservation.tokens),), LEASE_S),
+                account_state,
+                Renew(self.account(account_state), (Renewal(reservation.id, reservation.tokens),), LEASE_S),
             )
-            self.owe(standing, operation)
+            self.owe(account_state, operation)
         else:
-            standing.spent_tokens += actual
-            standing.spent_requests += not refund_request
+            account_state.spent_tokens += actual
+            account_state.spent_requests += not refund_request
 
     def adopted(self, reservation: Reservation) -> None:
         """Redis holds what was admitted locally."""
@@ -135,7 +135,7 @@ class LedgerWriter:
         self._renewed_at_s = now_s
         return True
 
-    def renew(self, standing: AccountState, reservations: Iterable[Reservation]) -> None:
+    def renew(self, account_state: AccountState, reservations: Iterable[Reservation]) -> None:
         """Renew leases; reserve what running streams are behind their estimates; let Redis know what it does not."""
         pairs = []
         for each in reservations:
@@ -145,19 +145,19 @@ class LedgerWriter:
             pairs.append((each, renewal))
         for at in range(0, len(pairs), RENEWALS_MAX):
             part = pairs[at : at + RENEWALS_MAX]
-            operation = Renew(self.account(standing), tuple(item for _, item in part), LEASE_S)
-            self._pump.put(BudgetOperation(operation, partial(self._renewed, standing, part)))
+            operation = Renew(self.account(account_state), tuple(item for _, item in part), LEASE_S)
+            self._pump.put(BudgetOperation(operation, partial(self._renewed, account_state, part)))
 
-    def draw(self, standing: AccountState, now_s: float) -> None:
+    def draw(self, account_state: AccountState, now_s: float) -> None:
         """Have the account's slab filled, renewed, or given back, whatever is due."""
-        quota_lease = standing.quota_lease
+        quota_lease = account_state.quota_lease
         if quota_lease.is_over:
             used = quota_lease.used_tokens, quota_lease.used_requests
             self.owe(
-                standing,
-                Settle(self.account(standing), quota_lease.rid, used[0], used_requests=max(0, used[1])),
+                account_state,
+                Settle(self.account(account_state), quota_lease.rid, used[0], used_requests=max(0, used[1])),
             )
-            self._replace(standing, now_s)
+            self._replace(account_state, now_s)
             return
         is_away = self._detour.is_on
         if is_away and self._detour.outage.back_at_s is None:
@@ -165,74 +165,76 @@ class LedgerWriter:
             return
         ask = quota_lease.draw(now_s, may_grow=not is_away)
         if ask is not None:
-            operation = _draw(self.account(standing), quota_lease, ask)
-            self._pump.put(BudgetOperation(operation, partial(self._drawn, standing, quota_lease)))
+            operation = _draw(self.account(account_state), quota_lease, ask)
+            self._pump.put(BudgetOperation(operation, partial(self._drawn, account_state, quota_lease)))
 
     def _renewed(
-        self, standing: AccountState, pairs: list[tuple[Reservation, Renewal]], answer: Answer | None
+        self, account_state: AccountState, pairs: list[tuple[Reservation, Renewal]], answer: Answer | None
     ) -> None:
         if not isinstance(answer, Renewed):
             return
         now_s = self._clock.now_s()
-        standing.tell(answer.remaining, now_s)
+        account_state.tell(answer.remaining, now_s)
         for reservation, item in pairs:
             if item.extra_tokens and not reservation.is_settled:
                 self._metrics.extensions.value += 1
-                standing.extend(reservation, item.tokens + item.extra_tokens - reservation.tokens, now_s)
+                account_state.extend(reservation, item.tokens + item.extra_tokens - reservation.tokens, now_s)
             if reservation.holder is Holder.LOCAL and not reservation.is_settled:
                 self.adopted(reservation)
 
-    def _put(self, standing: AccountState, operation: Operation) -> None:
+    def _put(self, account_state: AccountState, operation: Operation) -> None:
         question = BudgetOperation(operation, _ignore)
-        question.take = partial(self._paid, standing, question)
-        if standing.has_slots:  # somebody may wait for this one
+        question.take = partial(self._paid, account_state, question)
+        if account_state.has_slots:  # somebody may wait for this one
             self._pump.put(question)
         else:
             self._pump.put_soon(question)
 
-    def _paid(self, standing: AccountState, question: BudgetOperation, answer: Answer | None) -> None:
+    def _paid(self, account_state: AccountState, question: BudgetOperation, answer: Answer | None) -> None:
         if isinstance(answer, Settled | Renewed | Lowered):
-            standing.tell(answer.remaining, self._clock.now_s())
+            account_state.tell(answer.remaining, self._clock.now_s())
         elif question.is_wrong:
             self._metrics.dropped.value += 1
         else:
-            self.owe(standing, question.operation)
+            self.owe(account_state, question.operation)
 
-    def _spend(self, standing: AccountState) -> None:
-        if standing.is_spending:
+    def _spend(self, account_state: AccountState) -> None:
+        if account_state.is_spending:
             return
-        if standing.spending is None:
-            if not (standing.spent_tokens or standing.spent_requests):
+        if account_state.spending is None:
+            if not (account_state.spent_tokens or account_state.spent_requests):
                 return
             # Of a long outage more may be due than can be told at once.
-            tokens, requests = min(TOKENS_MAX, standing.spent_tokens), standing.spent_requests
-            standing.spending = Spend(self.account(standing), tokens, requests, self.name("spent"))
-            standing.spent_tokens -= tokens
-            standing.spent_requests = 0
-        standing.is_spending = True
-        self._pump.put(BudgetOperation(standing.spending, partial(self._spent, standing)))
+            tokens, requests = min(TOKENS_MAX, account_state.spent_tokens), account_state.spent_requests
+            account_state.spending = Spend(self.account(account_state), tokens, requests, self.name("spent"))
+            account_state.spent_tokens -= tokens
+            account_state.spent_requests = 0
+        account_state.is_spending = True
+        self._pump.put(BudgetOperation(account_state.spending, partial(self._spent, account_state)))
 
-    def _spent(self, standing: AccountState, answer: Answer | None) -> None:
-        standing.is_spending = False
+    def _spent(self, account_state: AccountState, answer: Answer | None) -> None:
+        account_state.is_spending = False
         if isinstance(answer, Spent):
-            standing.spending = None
-            standing.tell(answer.remaining, self._clock.now_s())
+            account_state.spending = None
+            account_state.tell(answer.remaining, self._clock.now_s())
 
-    def _drawn(self, standing: AccountState, quota_lease: QuotaLease, answer: Answer | None) -> None:
+    def _drawn(self, account_state: AccountState, quota_lease: QuotaLease, answer: Answer | None) -> None:
         if not isinstance(answer, Drawn):
             quota_lease.lost()
             return
         now_s = self._clock.now_s()
-        standing.tell(answer.remaining, now_s)
+        account_state.tell(answer.remaining, now_s)
         if answer.is_open:
             quota_lease.drawn(answer.tokens, answer.requests, answer.slots, answer.overrun)
             return
         quota_lease.lost()  # Redis says it was settled: what runs in it is charged by itself
         quota_lease.forfeit()
-        self._replace(standing, now_s)
+        self._replace(account_state, now_s)
 
-    def _replace(self, standing: AccountState, now_s: float) -> None:
-        standing.quota_lease = QuotaLease(self.name("quota_lease"), standing.account, self.frontends, now_s)
+    def _replace(self, account_state: AccountState, now_s: float) -> None:
+        account_state.quota_lease = QuotaLease(
+            self.name("quota_lease"), account_state.account, self.frontends, now_s
+        )
 
 
 def _draw(account: Account, quota_lease: QuotaLease, ask: Ask) -> Draw:

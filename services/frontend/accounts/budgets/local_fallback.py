@@ -30,16 +30,16 @@ class LocalFallback:
         self._frontends, self._place = frontends, place
         self._local.resize(frontends, place)
 
-    def begin(self, standings: Iterable[AccountState], now_s: float) -> None:
+    def begin(self, account_states: Iterable[AccountState], now_s: float) -> None:
         """Redis answers nobody. May be called again while it lasts."""
         self.outage.lose(now_s)
         if self.is_on:
             return
         self.is_on = True
         self._local = LocalBuckets(self._frontends, self._place)
-        for standing in standings:
-            if standing.live:
-                self._open(standing, now_s)
+        for account_state in account_states:
+            if account_state.live:
+                self._open(account_state, now_s)
 
     def end(self) -> None:
         """Redis is asked again."""
@@ -51,21 +51,21 @@ class LocalFallback:
         """Return why the request's class is not served now, if so."""
         if reservation.is_forced or not reservation.caller.service_class.is_sheddable:
             return None
-        standing = reservation.standing
-        if standing is None or not (self.is_on and self.outage.is_shedding(now_s)):
+        account_state = reservation.account_state
+        if account_state is None or not (self.is_on and self.outage.is_shedding(now_s)):
             return None
-        self._open(standing, now_s)
-        return shed_error(standing.account, self._local.remaining(standing.account))
+        self._open(account_state, now_s)
+        return shed_error(account_state.account, self._local.remaining(account_state.account))
 
     def admit(self, reservation: Reservation, now_s: float) -> MeshError | None:
         """Take all that the request may use from the local buckets, or return why not: overrun is opened by Redis alone."""
-        standing = reservation.standing
-        assert standing is not None and self.is_on
+        account_state = reservation.account_state
+        assert account_state is not None and self.is_on
         error = self.shed(reservation, now_s)
         if error is not None:
             return error
-        self._open(standing, now_s)
-        account, tokens = standing.account, reservation.max_tokens
+        self._open(account_state, now_s)
+        account, tokens = account_state.account, reservation.max_tokens
         fits = self._local.largest(account)
         if tokens > fits and not reservation.is_forced:
             return away_error(account, tokens, fits, self._local.remaining(account))
@@ -73,25 +73,25 @@ class LocalFallback:
         if denied is None:
             reservation.tokens = tokens
             return None
-        return denied_error(account, standing.timed(denied, now_s, self._frontends), tokens)
+        return denied_error(account, account_state.timed(denied, now_s, self._frontends), tokens)
 
-    def hold(self, standing: AccountState) -> None:
+    def hold(self, account_state: AccountState) -> None:
         """Count a request that runs and was admitted elsewhere."""
-        if self.is_on and standing in self._opened:
-            self._local.hold(standing.account)
+        if self.is_on and account_state in self._opened:
+            self._local.hold(account_state.account)
 
-    def release(self, standing: AccountState) -> None:
+    def release(self, account_state: AccountState) -> None:
         """Count one that has ended."""
-        if self.is_on and standing in self._opened:
-            self._local.release(standing.account)
+        if self.is_on and account_state in self._opened:
+            self._local.release(account_state.account)
 
-    def give_back(self, standing: AccountState, tokens: int, requests: int, now_s: float) -> None:
+    def give_back(self, account_state: AccountState, tokens: int, requests: int, now_s: float) -> None:
         """Put back what was taken here and not used; tokens below 0 are taken besides."""
-        if self.is_on and standing in self._opened:
-            self._local.give_back(standing.account, tokens, requests, now_s)
+        if self.is_on and account_state in self._opened:
+            self._local.give_back(account_state.account, tokens, requests, now_s)
 
-    def _open(self, standing: AccountState, now_s: float) -> None:
-        if standing not in self._opened:
-            self._opened.add(standing)
-            age_s = now_s - standing.remaining_at_s
-            self._local.open(standing.account, standing.told, age_s, standing.live, now_s)
+    def _open(self, account_state: AccountState, now_s: float) -> None:
+        if account_state not in self._opened:
+            self._opened.add(account_state)
+            age_s = now_s - account_state.remaining_at_s
+            self._local.open(account_state.account, account_state.told, age_s, account_state.live, now_s)

@@ -32,7 +32,7 @@ class Maintenance:
         detour: LocalFallback,
         absence: RedisOutage,
         asking: PendingReservations,
-        standings: AccountStates,
+        account_states: AccountStates,
         clock: Clock,
     ) -> None:
         self._pump = pump
@@ -40,7 +40,7 @@ class Maintenance:
         self._detour = detour
         self._absence = absence
         self._asking = asking
-        self._standings = standings
+        self._account_states = account_states
         self._clock = clock
 
     async def run(self) -> None:
@@ -52,8 +52,8 @@ class Maintenance:
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
-                    for standing in self._standings:
-                        standing.quota_lease.cool()
+                    for account_state in self._account_states:
+                        account_state.quota_lease.cool()
                     self._tick(self._clock.now_s())
                     await self._pump.drained()
                     if not self._is_telling:
@@ -72,15 +72,15 @@ class Maintenance:
             if not self._pump.is_busy:
                 self._absence.seek(now_s, self._tick)
             return
-        self._teller.tell(self._standings)
+        self._teller.tell(self._account_states)
         is_due = self._teller.is_renewal_due(now_s)
-        for standing in self._standings:
-            self._teller.draw(standing, now_s)
+        for account_state in self._account_states:
+            self._teller.draw(account_state, now_s)
             if is_due:
-                self._teller.renew(standing, standing.open.values())
+                self._teller.renew(account_state, account_state.open.values())
         if is_due:
-            self._standings.forget_idle(now_s)
-            for organisation in self._standings.organisations():
+            self._account_states.forget_idle(now_s)
+            for organisation in self._account_states.organisations():
                 self._pump.put(BudgetOperation(Sweep(organisation), _ignore))
 
     @property
@@ -91,7 +91,7 @@ class Maintenance:
             or self._teller.owed_count
             or self._teller.adopting
             or len(self._asking)
-            or any(each.owes or each.quota_lease.is_holding for each in self._standings)
+            or any(each.owes or each.quota_lease.is_holding for each in self._account_states)
         )
 
 

@@ -25,11 +25,11 @@ from services.frontend.accounts.budgets.refusals import denied_error
 class _Asked:
     """A request that waits for Redis."""
 
-    __slots__ = ("future", "is_decided", "question", "reservation", "standing")
+    __slots__ = ("future", "is_decided", "question", "reservation", "account_state")
 
-    def __init__(self, reservation: Reservation, standing: AccountState) -> None:
+    def __init__(self, reservation: Reservation, account_state: AccountState) -> None:
         self.reservation = reservation
-        self.standing = standing
+        self.account_state = account_state
         self.future: asyncio.Future[Reservation | MeshError] = asyncio.get_running_loop().create_future()
         self.question: BudgetOperation | None = None
         self.is_decided = False
@@ -61,11 +61,11 @@ class PendingReservations:
     def __len__(self) -> int:
         return len(self._asked)
 
-    async def ask(self, reservation: Reservation, standing: AccountState) -> Reservation | MeshError:
+    async def ask(self, reservation: Reservation, account_state: AccountState) -> Reservation | MeshError:
         """Return the reservation, now held by somebody, or why it is refused."""
-        asked = _Asked(reservation, standing)
+        asked = _Asked(reservation, account_state)
         operation = Reserve(
-            standing.account,
+            account_state.account,
             reservation.id,
             reservation.tokens,
             LEASE_S,
@@ -79,7 +79,7 @@ class PendingReservations:
             return await asked.future
         except asyncio.CancelledError:
             self._asked.pop(reservation.id, None)
-            if standing.open.get(reservation.id) is reservation:
+            if account_state.open.get(reservation.id) is reservation:
                 self._metrics.abandoned.value += 1  # it came in the same moment
                 self._give_back(reservation)
             raise
@@ -91,49 +91,51 @@ class PendingReservations:
 
     def _reserved(self, asked: _Asked, answer: Answer | None) -> None:
         """Take Redis's answer to a reserve."""
-        reservation, standing = asked.reservation, asked.standing
+        reservation, account_state = asked.reservation, asked.account_state
         assert asked.question is not None
         self._asked.pop(reservation.id, None)
         now_s = self._clock.now_s()
         if isinstance(answer, Granted | Denied):
-            standing.tell(answer.remaining, now_s)
+            account_state.tell(answer.remaining, now_s)
         if asked.is_decided:
-            self._reserved_late(reservation, standing, answer)
+            self._reserved_late(reservation, account_state, answer)
         elif asked.future.done():
             if not isinstance(answer, Denied):  # its caller left
                 self._metrics.abandoned.value += 1
-                self._cancel(reservation, standing)
+                self._cancel(reservation, account_state)
         elif isinstance(answer, Granted):
-            standing.admit(reservation, Holder.REDIS, now_s)
+            account_state.admit(reservation, Holder.REDIS, now_s)
             self._metrics.redis.value += 1
-            self._detour.hold(standing)
+            self._detour.hold(account_state)
             asked.future.set_result(reservation)
         elif isinstance(answer, Denied):
             tokens, overrun = reservation.tokens, reservation.overrun
-            denied = standing.deny(answer, tokens, overrun, now_s, self._teller.frontends)
-            asked.future.set_result(denied_error(standing.account, denied, tokens, overrun))
+            denied = account_state.deny(answer, tokens, overrun, now_s, self._teller.frontends)
+            asked.future.set_result(denied_error(account_state.account, denied, tokens, overrun))
         elif asked.question.is_wrong:
             asked.future.set_result(internal())
         else:
             self._decide(asked)
 
-    def _reserved_late(self, reservation: Reservation, standing: AccountState, answer: Answer | None) -> None:
+    def _reserved_late(
+        self, reservation: Reservation, account_state: AccountState, answer: Answer | None
+    ) -> None:
         """Redis speaks of a request that was decided on without it."""
         if reservation.holder is not Holder.LOCAL:
             if not isinstance(answer, Denied):  # it was refused
-                self._cancel(reservation, standing)
+                self._cancel(reservation, account_state)
         elif isinstance(answer, Denied):
             reservation.is_doubtful = False
         elif isinstance(answer, Granted) and not reservation.is_settled:
             now_s = self._clock.now_s()
             self._teller.adopted(reservation)
-            self._detour.give_back(standing, reservation.tokens, 1, now_s)
-            standing.reopen(reservation, now_s)
+            self._detour.give_back(account_state, reservation.tokens, 1, now_s)
+            account_state.reopen(reservation, now_s)
 
-    def _cancel(self, reservation: Reservation, standing: AccountState) -> None:
+    def _cancel(self, reservation: Reservation, account_state: AccountState) -> None:
         """Have Redis take back what it holds, or may hold, for nobody."""
-        account = self._teller.account(standing)
-        self._teller.owe(standing, Settle(account, reservation.id, 0, refund_request=True))
+        account = self._teller.account(account_state)
+        self._teller.owe(account_state, Settle(account, reservation.id, 0, refund_request=True))
 
     def _decide(self, asked: _Asked) -> None:
         self._asked.pop(asked.reservation.id, None)
@@ -144,4 +146,4 @@ class PendingReservations:
         asked.reservation.is_doubtful = asked.question.is_sent
         now_s = self._clock.now_s()
         self._absence.begin(now_s)
-        asked.future.set_result(self._absence.decide(asked.reservation, asked.standing, now_s))
+        asked.future.set_result(self._absence.decide(asked.reservation, asked.account_state, now_s))

@@ -27,29 +27,29 @@ class RedisOutage:
         detour: LocalFallback,
         pump: Batcher,
         teller: LedgerWriter,
-        standings: AccountStates,
+        account_states: AccountStates,
         clock: Clock,
         metrics: BudgetMetrics,
     ) -> None:
         self._detour = detour
         self._pump = pump
         self._teller = teller
-        self._standings = standings
+        self._account_states = account_states
         self._clock = clock
         self._metrics = metrics
 
     def begin(self, now_s: float) -> None:
         """Redis answers nobody. May be called again while it lasts."""
-        self._detour.begin(self._standings, now_s)
+        self._detour.begin(self._account_states, now_s)
 
     def decide(
-        self, reservation: Reservation, standing: AccountState, now_s: float
+        self, reservation: Reservation, account_state: AccountState, now_s: float
     ) -> Reservation | MeshError:
         """Admit or refuse a request; Redis hears of it when it is back."""
         error = self._detour.admit(reservation, now_s)
         if error is not None:
             return error
-        standing.admit(reservation, Holder.LOCAL, now_s)
+        account_state.admit(reservation, Holder.LOCAL, now_s)
         self._metrics.local.value += 1
         self._teller.adopting[reservation.id] = reservation
         return reservation
@@ -65,11 +65,11 @@ class RedisOutage:
         """
         if self._detour.outage.back_at_s is not None:
             if self._teller.is_renewal_due(now_s):  # leases ran meanwhile
-                for standing in self._standings:
-                    self._teller.renew(standing, standing.open.values())
-                    self._teller.draw(standing, now_s)
-            self._teller.tell(self._standings)
-        organisation = next(iter(self._standings.organisations()), "-")
+                for account_state in self._account_states:
+                    self._teller.renew(account_state, account_state.open.values())
+                    self._teller.draw(account_state, now_s)
+            self._teller.tell(self._account_states)
+        organisation = next(iter(self._account_states.organisations()), "-")
         self._pump.put(BudgetOperation(Sweep(organisation, 1), partial(self._sought, on_end)))
 
     def _sought(self, on_end: Callable[[float], None], answer: Answer | None) -> None:
@@ -77,6 +77,6 @@ class RedisOutage:
         if answer is None or not self._detour.outage.may_end(now_s):
             return
         self._detour.end()
-        for standing in self._standings:
-            standing.forget_denial()
+        for account_state in self._account_states:
+            account_state.forget_denial()
         on_end(now_s)

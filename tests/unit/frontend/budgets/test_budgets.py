@@ -40,7 +40,7 @@ async def close(redis: TwinRedis, frontends: list[Frontend]) -> None:
     for frontend in frontends:
         budgets = frontend.budgets
         assert (budgets.open_count, budgets.owed_count) == (0, 0), budgets
-        assert all(each.live == 0 for each in budgets._standings)
+        assert all(each.live == 0 for each in budgets._account_states)
     assert redis.open_rows == {}
     assert all(level.slots == 0 for level in redis.levels.values())
     ledger_totals = redis.ledger_totals
@@ -272,12 +272,12 @@ def test_redis_without_its_memory_learns_who_runs(seed: int) -> None:
         await asyncio.sleep(5)
         redis.empty()
         await asyncio.sleep(7)
-        running = sum(len(each.open) for f in frontends for each in f.budgets._standings)
+        running = sum(len(each.open) for f in frontends for each in f.budgets._account_states)
         assert running and redis.ledger_totals["recreate_count"]
         assert all(
             rid in redis.open_rows
             for f in frontends
-            for each in f.budgets._standings
+            for each in f.budgets._account_states
             for rid, reservation in each.open.items()
             if reservation.is_live
         )
@@ -329,8 +329,10 @@ def test_whoever_is_cancelled_as_the_answer_comes_holds_nothing(
         redis.is_gone = state == "gone"
         decide, admitted_ = AccountState.admit, []
 
-        def admit(standing: AccountState, reservation: Reservation, holder: Holder, now_s: float) -> None:
-            decide(standing, reservation, holder, now_s)
+        def admit(
+            account_state: AccountState, reservation: Reservation, holder: Holder, now_s: float
+        ) -> None:
+            decide(account_state, reservation, holder, now_s)
             admitted_.append(reservation)
             asyncio.get_running_loop().call_soon(asking.cancel)
 
@@ -430,7 +432,7 @@ def test_nobody_asks_for_a_caller_without_limits() -> None:
         frontend.budgets.progress(reservation, 100)
         frontend.budgets.settle(reservation, 10, 0, 10)
         await frontend.close()
-        assert redis.operations == {} and len(frontend.budgets._standings) <= 1
+        assert redis.operations == {} and len(frontend.budgets._account_states) <= 1
 
     simulate(main())
 
@@ -456,7 +458,7 @@ def test_what_a_long_outage_cost_is_told_in_parts_that_can_be_told() -> None:
         redis.is_gone = False
         await asyncio.sleep(5)
         told = redis.ledger_totals["spent"] + redis.ledger_totals["settled"] + redis.ledger_totals["overrun"]
-        assert told == 3 * TOKENS_MAX and not any(each.owes for each in budgets._standings)
+        assert told == 3 * TOKENS_MAX and not any(each.owes for each in budgets._account_states)
         await frontend.kill()
 
     simulate(main())

@@ -185,8 +185,8 @@ def test_slabs_promise_no_more_overrun_than_they_hold(seed: int) -> None:
         most = 0
         for _ in range(100):
             await asyncio.sleep(0.05)
-            known = [frontend.budgets._standings.known(who.account) for frontend in attack.frontends]
-            most = max(most, sum(standing.open_overrun for standing in known if standing))
+            known = [frontend.budgets._account_states.known(who.account) for frontend in attack.frontends]
+            most = max(most, sum(account_state.open_overrun for account_state in known if account_state))
         from_slabs = sum(frontend.budgets.metrics.quota_lease.value for frontend in attack.frontends)
         await attack.stop()
         print(f"{most} of {overrun} open, {from_slabs} of {attack.admitted} admitted from slabs")
