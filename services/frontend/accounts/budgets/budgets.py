@@ -46,17 +46,19 @@ class Budgets:
     ) -> None:
         self.metrics = metrics
         self._clock = clock
-        self._detour = LocalFallback()
+        self._local_fallback = LocalFallback()
         self._estimates = Estimates()
         pump = self._pump = Batcher(ledger, self._on_silence, self._on_answer, answer_s=answer_s)
-        teller = self._teller = LedgerWriter(pump, self._detour, boot_id, clock, metrics)
+        teller = self._teller = LedgerWriter(pump, self._local_fallback, boot_id, clock, metrics)
         self._account_states = AccountStates(teller.newest, teller.name)
-        self._absence = RedisOutage(self._detour, pump, teller, self._account_states, clock, metrics)
+        self._redis_outage = RedisOutage(
+            self._local_fallback, pump, teller, self._account_states, clock, metrics
+        )
         self._asking = PendingReservations(
-            pump, teller, self._detour, self._absence, clock, metrics, give_back=self._give_back
+            pump, teller, self._local_fallback, self._redis_outage, clock, metrics, give_back=self._give_back
         )
         self._upkeep = Maintenance(
-            pump, teller, self._detour, self._absence, self._asking, self._account_states, clock
+            pump, teller, self._local_fallback, self._redis_outage, self._asking, self._account_states, clock
         )
 
     def __repr__(self) -> str:
@@ -78,12 +80,12 @@ class Budgets:
     @property
     def is_away(self) -> bool:
         """True while requests are admitted locally."""
-        return self._detour.is_on
+        return self._local_fallback.is_on
 
     @property
     def outage(self) -> Outage:
         """Since when, and how often."""
-        return self._detour.outage
+        return self._local_fallback.outage
 
     @property
     def batch_total(self) -> int:
@@ -98,7 +100,7 @@ class Budgets:
     def on_members(self, frontends: int, place: int = 0) -> None:
         """Take how many frontends share the limits, this one included, and its place among them, 0 to `frontends` - 1."""
         frontends = self._teller.frontends = max(1, frontends)
-        self._detour.resize(frontends, place)
+        self._local_fallback.resize(frontends, place)
         self._account_states.resize(frontends)
 
     def check(self, caller: Caller) -> None:
@@ -110,8 +112,8 @@ class Budgets:
         if account_state is None:
             return
         now_s = self._clock.now_s()
-        if self._detour.is_on:
-            error = self._detour.shed(Reservation("", caller, account_state, 0, 0), now_s)
+        if self._local_fallback.is_on:
+            error = self._local_fallback.shed(Reservation("", caller, account_state, 0, 0), now_s)
             if error is not None:
                 raise self._refused(error)
         elif not account_state.quota_lease.free_requests:
@@ -150,8 +152,8 @@ class Budgets:
         self.metrics.quota_lease.value += 1
         if quota_lease.is_low:
             self._teller.draw(account_state, self._clock.now_s())
-        if self._detour.is_on:
-            self._detour.hold(account_state)
+        if self._local_fallback.is_on:
+            self._local_fallback.hold(account_state)
         return reservation
 
     async def reserve(
@@ -174,8 +176,8 @@ class Budgets:
         denied = None if is_resumed else self._known_denial(account_state, tokens, overrun, now_s)
         if denied is not None:
             raise self._refused(denied_error(account_state.account, denied, tokens, overrun))
-        if self._detour.is_on:
-            decision = self._absence.decide(reservation, account_state, now_s)
+        if self._local_fallback.is_on:
+            decision = self._redis_outage.decide(reservation, account_state, now_s)
         else:
             decision = await self._asking.ask(reservation, account_state)
         if isinstance(decision, MeshError):
@@ -191,7 +193,7 @@ class Budgets:
         if account_state is None or reservation.is_settled or not more:
             return
         if quota_lease is None:  # what was admitted locally has reserved all
-            if not self._detour.is_on:
+            if not self._local_fallback.is_on:
                 self._teller.renew(account_state, [reservation])
             return
         now_s = self._clock.now_s()
@@ -219,8 +221,8 @@ class Budgets:
         account_state.end(self._clock.now_s())
         if reservation.quota_lease is not None:
             reservation.quota_lease.release()
-        if self._detour.is_on:
-            self._detour.release(account_state)
+        if self._local_fallback.is_on:
+            self._local_fallback.release(account_state)
 
     def settle(
         self,
@@ -257,9 +259,9 @@ class Budgets:
         account_state.close(overrun, self._clock.now_s())
         if quota_lease is None:
             del account_state.open[reservation.id]
-            if reservation.holder is Holder.LOCAL and self._detour.is_on:
+            if reservation.holder is Holder.LOCAL and self._local_fallback.is_on:
                 left = reservation.tokens - actual
-                self._detour.give_back(account_state, left, int(refund_request), self._clock.now_s())
+                self._local_fallback.give_back(account_state, left, int(refund_request), self._clock.now_s())
             self._teller.settle(reservation, actual, refund_request=refund_request)
             return
         quota_lease.settle(reservation.tokens, actual, refund_request=refund_request, overrun=overrun)
@@ -305,7 +307,7 @@ class Budgets:
         burst, scope = account_state.burst
         if tokens > burst:
             return Denied("burst", scope, None, account_state.remaining)
-        if self._detour.is_on:
+        if self._local_fallback.is_on:
             return None
         denied = account_state.known_denial(tokens, overrun, now_s)
         if denied is not None:
@@ -324,11 +326,11 @@ class Budgets:
 
     def _on_silence(self) -> None:
         """Redis answers nobody: decide on all that wait, and on all that come."""
-        self._absence.begin(self._clock.now_s())
+        self._redis_outage.begin(self._clock.now_s())
         self._asking.decide_all()
 
     def _on_answer(self) -> None:
-        self._absence.answered()
+        self._redis_outage.answered()
 
 
 def watch_budgets(metrics: Metrics, budgets: Budgets) -> None:

@@ -48,14 +48,14 @@ class LedgerWriter:
     """The way to Redis of all that nobody waits for. `boot_id` makes names unique."""
 
     def __init__(
-        self, pump: Batcher, detour: LocalFallback, boot_id: str, clock: Clock, metrics: BudgetMetrics
+        self, pump: Batcher, local_fallback: LocalFallback, boot_id: str, clock: Clock, metrics: BudgetMetrics
     ) -> None:
         self.adopting: dict[str, Reservation] = {}
         """Admitted locally and not settled: Redis shall know of them."""
         self.frontends = 1
         self.newest = CurrentLimits()
         self._pump = pump
-        self._detour = detour
+        self._local_fallback = local_fallback
         self._boot_id = boot_id
         self._clock = clock
         self._metrics = metrics
@@ -95,7 +95,7 @@ class LedgerWriter:
 
     def owe(self, account_state: AccountState, operation: Operation) -> None:
         """Have `operation` done, now or when Redis is back."""
-        if not self._detour.is_on:
+        if not self._local_fallback.is_on:
             self._put(account_state, operation)
             return
         if len(self._owed) >= OWED_MAX:
@@ -159,8 +159,8 @@ class LedgerWriter:
             )
             self._replace(account_state, now_s)
             return
-        is_away = self._detour.is_on
-        if is_away and self._detour.outage.back_at_s is None:
+        is_away = self._local_fallback.is_on
+        if is_away and self._local_fallback.outage.back_at_s is None:
             quota_lease.is_low = False
             return
         ask = quota_lease.draw(now_s, may_grow=not is_away)

@@ -29,16 +29,16 @@ class Maintenance:
         self,
         pump: Batcher,
         teller: LedgerWriter,
-        detour: LocalFallback,
-        absence: RedisOutage,
+        local_fallback: LocalFallback,
+        redis_outage: RedisOutage,
         asking: PendingReservations,
         account_states: AccountStates,
         clock: Clock,
     ) -> None:
         self._pump = pump
         self._teller = teller
-        self._detour = detour
-        self._absence = absence
+        self._local_fallback = local_fallback
+        self._redis_outage = redis_outage
         self._asking = asking
         self._account_states = account_states
         self._clock = clock
@@ -68,9 +68,9 @@ class Maintenance:
             self._tick(self._clock.now_s())
 
     def _tick(self, now_s: float) -> None:
-        if self._detour.is_on:
+        if self._local_fallback.is_on:
             if not self._pump.is_busy:
-                self._absence.seek(now_s, self._tick)
+                self._redis_outage.seek(now_s, self._tick)
             return
         self._teller.tell(self._account_states)
         is_due = self._teller.is_renewal_due(now_s)
@@ -87,7 +87,7 @@ class Maintenance:
     def _is_telling(self) -> bool:
         """True if Redis does not know everything yet."""
         return bool(
-            self._detour.is_on
+            self._local_fallback.is_on
             or self._teller.owed_count
             or self._teller.adopting
             or len(self._asking)

@@ -43,16 +43,16 @@ class PendingReservations:
         self,
         pump: Batcher,
         teller: LedgerWriter,
-        detour: LocalFallback,
-        absence: RedisOutage,
+        local_fallback: LocalFallback,
+        redis_outage: RedisOutage,
         clock: Clock,
         metrics: BudgetMetrics,
         give_back: Callable[[Reservation], None],
     ) -> None:
         self._pump = pump
         self._teller = teller
-        self._detour = detour
-        self._absence = absence
+        self._local_fallback = local_fallback
+        self._redis_outage = redis_outage
         self._clock = clock
         self._metrics = metrics
         self._give_back = give_back
@@ -106,7 +106,7 @@ class PendingReservations:
         elif isinstance(answer, Granted):
             account_state.admit(reservation, Holder.REDIS, now_s)
             self._metrics.redis.value += 1
-            self._detour.hold(account_state)
+            self._local_fallback.hold(account_state)
             asked.future.set_result(reservation)
         elif isinstance(answer, Denied):
             tokens, overrun = reservation.tokens, reservation.overrun
@@ -129,7 +129,7 @@ class PendingReservations:
         elif isinstance(answer, Granted) and not reservation.is_settled:
             now_s = self._clock.now_s()
             self._teller.adopted(reservation)
-            self._detour.give_back(account_state, reservation.tokens, 1, now_s)
+            self._local_fallback.give_back(account_state, reservation.tokens, 1, now_s)
             account_state.reopen(reservation, now_s)
 
     def _cancel(self, reservation: Reservation, account_state: AccountState) -> None:
@@ -145,5 +145,5 @@ class PendingReservations:
         asked.is_decided = True
         asked.reservation.is_doubtful = asked.question.is_sent
         now_s = self._clock.now_s()
-        self._absence.begin(now_s)
-        asked.future.set_result(self._absence.decide(asked.reservation, asked.account_state, now_s))
+        self._redis_outage.begin(now_s)
+        asked.future.set_result(self._redis_outage.decide(asked.reservation, asked.account_state, now_s))

@@ -24,14 +24,14 @@ class RedisOutage:
 
     def __init__(
         self,
-        detour: LocalFallback,
+        local_fallback: LocalFallback,
         pump: Batcher,
         teller: LedgerWriter,
         account_states: AccountStates,
         clock: Clock,
         metrics: BudgetMetrics,
     ) -> None:
-        self._detour = detour
+        self._local_fallback = local_fallback
         self._pump = pump
         self._teller = teller
         self._account_states = account_states
@@ -40,13 +40,13 @@ class RedisOutage:
 
     def begin(self, now_s: float) -> None:
         """Redis answers nobody. May be called again while it lasts."""
-        self._detour.begin(self._account_states, now_s)
+        self._local_fallback.begin(self._account_states, now_s)
 
     def decide(
         self, reservation: Reservation, account_state: AccountState, now_s: float
     ) -> Reservation | MeshError:
         """Admit or refuse a request; Redis hears of it when it is back."""
-        error = self._detour.admit(reservation, now_s)
+        error = self._local_fallback.admit(reservation, now_s)
         if error is not None:
             return error
         account_state.admit(reservation, Holder.LOCAL, now_s)
@@ -56,14 +56,14 @@ class RedisOutage:
 
     def answered(self) -> None:
         """Redis has answered something."""
-        self._detour.outage.answer(self._clock.now_s())
+        self._local_fallback.outage.answer(self._clock.now_s())
 
     def seek(self, now_s: float, on_end: Callable[[float], None]) -> None:
         """Ask Redis whether it is back; once it is, tell it everything, and after a while ask it for reservations again.
 
         Then `on_end(now_s)` is called: what was admitted since is to be told before anybody asks.
         """
-        if self._detour.outage.back_at_s is not None:
+        if self._local_fallback.outage.back_at_s is not None:
             if self._teller.is_renewal_due(now_s):  # leases ran meanwhile
                 for account_state in self._account_states:
                     self._teller.renew(account_state, account_state.open.values())
@@ -74,9 +74,9 @@ class RedisOutage:
 
     def _sought(self, on_end: Callable[[float], None], answer: Answer | None) -> None:
         now_s = self._clock.now_s()
-        if answer is None or not self._detour.outage.may_end(now_s):
+        if answer is None or not self._local_fallback.outage.may_end(now_s):
             return
-        self._detour.end()
+        self._local_fallback.end()
         for account_state in self._account_states:
             account_state.forget_denial()
         on_end(now_s)
