@@ -48,17 +48,31 @@ class Budgets:
         self._clock = clock
         self._local_fallback = LocalFallback()
         self._estimates = Estimates()
-        pump = self._pump = Batcher(ledger, self._on_silence, self._on_answer, answer_s=answer_s)
-        teller = self._teller = LedgerWriter(pump, self._local_fallback, boot_id, clock, metrics)
-        self._account_states = AccountStates(teller.newest, teller.name)
+        batcher = self._batcher = Batcher(ledger, self._on_silence, self._on_answer, answer_s=answer_s)
+        ledger_writer = self._ledger_writer = LedgerWriter(
+            batcher, self._local_fallback, boot_id, clock, metrics
+        )
+        self._account_states = AccountStates(ledger_writer.newest, ledger_writer.name)
         self._redis_outage = RedisOutage(
-            self._local_fallback, pump, teller, self._account_states, clock, metrics
+            self._local_fallback, batcher, ledger_writer, self._account_states, clock, metrics
         )
         self._asking = PendingReservations(
-            pump, teller, self._local_fallback, self._redis_outage, clock, metrics, give_back=self._give_back
+            batcher,
+            ledger_writer,
+            self._local_fallback,
+            self._redis_outage,
+            clock,
+            metrics,
+            give_back=self._give_back,
         )
         self._upkeep = Maintenance(
-            pump, teller, self._local_fallback, self._redis_outage, self._asking, self._account_states, clock
+            batcher,
+            ledger_writer,
+            self._local_fallback,
+            self._redis_outage,
+            self._asking,
+            self._account_states,
+            clock,
         )
 
     def __repr__(self) -> str:
@@ -75,7 +89,7 @@ class Budgets:
     @property
     def owed_count(self) -> int:
         """Settlements that wait for Redis."""
-        return self._teller.owed_count
+        return self._ledger_writer.owed_count
 
     @property
     def is_away(self) -> bool:
@@ -90,16 +104,16 @@ class Budgets:
     @property
     def batch_total(self) -> int:
         """Round trips to Redis."""
-        return self._pump.batch_total
+        return self._batcher.batch_total
 
     @property
     def wrong_total(self) -> int:
         """Questions that Redis refused by themselves."""
-        return self._pump.wrong_total
+        return self._batcher.wrong_total
 
     def on_members(self, frontends: int, place: int = 0) -> None:
         """Take how many frontends share the limits, this one included, and its place among them, 0 to `frontends` - 1."""
-        frontends = self._teller.frontends = max(1, frontends)
+        frontends = self._ledger_writer.frontends = max(1, frontends)
         self._local_fallback.resize(frontends, place)
         self._account_states.resize(frontends)
 
@@ -151,7 +165,7 @@ class Budgets:
         account_state.begin(overrun, self._clock.now_s())
         self.metrics.quota_lease.value += 1
         if quota_lease.is_low:
-            self._teller.draw(account_state, self._clock.now_s())
+            self._ledger_writer.draw(account_state, self._clock.now_s())
         if self._local_fallback.is_on:
             self._local_fallback.hold(account_state)
         return reservation
@@ -194,14 +208,14 @@ class Budgets:
             return
         if quota_lease is None:  # what was admitted locally has reserved all
             if not self._local_fallback.is_on:
-                self._teller.renew(account_state, [reservation])
+                self._ledger_writer.renew(account_state, [reservation])
             return
         now_s = self._clock.now_s()
         account_state.extend(reservation, more, now_s)
         quota_lease.extend(more)
         self.metrics.extensions.value += 1
         if quota_lease is account_state.quota_lease and quota_lease.is_low:
-            self._teller.draw(account_state, now_s)
+            self._ledger_writer.draw(account_state, now_s)
 
     def lower(self, caller: Caller, rid: str, tokens: int) -> None:
         """What reservation `rid`, of another frontend perhaps, is charged if that one dies: `tokens` at most.
@@ -210,7 +224,9 @@ class Budgets:
         """
         account_state = self._account_states.known(caller.account)
         if account_state is not None:
-            self._teller.owe(account_state, Lower(self._teller.account(account_state), rid, tokens))
+            self._ledger_writer.owe(
+                account_state, Lower(self._ledger_writer.account(account_state), rid, tokens)
+            )
 
     def ended(self, reservation: Reservation) -> None:
         """The request is over; what it is charged will be told by `settle`, which may come late."""
@@ -262,20 +278,20 @@ class Budgets:
             if reservation.holder is Holder.LOCAL and self._local_fallback.is_on:
                 left = reservation.tokens - actual
                 self._local_fallback.give_back(account_state, left, int(refund_request), self._clock.now_s())
-            self._teller.settle(reservation, actual, refund_request=refund_request)
+            self._ledger_writer.settle(reservation, actual, refund_request=refund_request)
             return
         quota_lease.settle(reservation.tokens, actual, refund_request=refund_request, overrun=overrun)
         if quota_lease is not account_state.quota_lease:
             account_state.spent_tokens += actual
         elif quota_lease.is_low:
-            self._teller.draw(account_state, self._clock.now_s())
+            self._ledger_writer.draw(account_state, self._clock.now_s())
 
     async def run(self) -> None:
         """Draw slabs, renew leases and tell Redis what it missed, until cancelled. No answer of Redis ends it."""
         try:
             await self._upkeep.run()
         finally:
-            await self._pump.close()
+            await self._batcher.close()
 
     async def flush(self, timeout_s: float) -> bool:
         """Give back what no request needs and wait until Redis knows everything, at most `timeout_s`.

@@ -48,13 +48,18 @@ class LedgerWriter:
     """The way to Redis of all that nobody waits for. `boot_id` makes names unique."""
 
     def __init__(
-        self, pump: Batcher, local_fallback: LocalFallback, boot_id: str, clock: Clock, metrics: BudgetMetrics
+        self,
+        batcher: Batcher,
+        local_fallback: LocalFallback,
+        boot_id: str,
+        clock: Clock,
+        metrics: BudgetMetrics,
     ) -> None:
         self.adopting: dict[str, Reservation] = {}
         """Admitted locally and not settled: Redis shall know of them."""
         self.frontends = 1
         self.newest = CurrentLimits()
-        self._pump = pump
+        self._batcher = batcher
         self._local_fallback = local_fallback
         self._boot_id = boot_id
         self._clock = clock
@@ -146,7 +151,7 @@ class LedgerWriter:
         for at in range(0, len(pairs), RENEWALS_MAX):
             part = pairs[at : at + RENEWALS_MAX]
             operation = Renew(self.account(account_state), tuple(item for _, item in part), LEASE_S)
-            self._pump.put(BudgetOperation(operation, partial(self._renewed, account_state, part)))
+            self._batcher.put(BudgetOperation(operation, partial(self._renewed, account_state, part)))
 
     def draw(self, account_state: AccountState, now_s: float) -> None:
         """Have the account's slab filled, renewed, or given back, whatever is due."""
@@ -166,7 +171,7 @@ class LedgerWriter:
         ask = quota_lease.draw(now_s, may_grow=not is_away)
         if ask is not None:
             operation = _draw(self.account(account_state), quota_lease, ask)
-            self._pump.put(BudgetOperation(operation, partial(self._drawn, account_state, quota_lease)))
+            self._batcher.put(BudgetOperation(operation, partial(self._drawn, account_state, quota_lease)))
 
     def _renewed(
         self, account_state: AccountState, pairs: list[tuple[Reservation, Renewal]], answer: Answer | None
@@ -186,9 +191,9 @@ class LedgerWriter:
         question = BudgetOperation(operation, _ignore)
         question.take = partial(self._paid, account_state, question)
         if account_state.has_slots:  # somebody may wait for this one
-            self._pump.put(question)
+            self._batcher.put(question)
         else:
-            self._pump.put_soon(question)
+            self._batcher.put_soon(question)
 
     def _paid(self, account_state: AccountState, question: BudgetOperation, answer: Answer | None) -> None:
         if isinstance(answer, Settled | Renewed | Lowered):
@@ -210,7 +215,7 @@ class LedgerWriter:
             account_state.spent_tokens -= tokens
             account_state.spent_requests = 0
         account_state.is_spending = True
-        self._pump.put(BudgetOperation(account_state.spending, partial(self._spent, account_state)))
+        self._batcher.put(BudgetOperation(account_state.spending, partial(self._spent, account_state)))
 
     def _spent(self, account_state: AccountState, answer: Answer | None) -> None:
         account_state.is_spending = False

@@ -27,16 +27,16 @@ class Maintenance:
 
     def __init__(
         self,
-        pump: Batcher,
-        teller: LedgerWriter,
+        batcher: Batcher,
+        ledger_writer: LedgerWriter,
         local_fallback: LocalFallback,
         redis_outage: RedisOutage,
         asking: PendingReservations,
         account_states: AccountStates,
         clock: Clock,
     ) -> None:
-        self._pump = pump
-        self._teller = teller
+        self._batcher = batcher
+        self._ledger_writer = ledger_writer
         self._local_fallback = local_fallback
         self._redis_outage = redis_outage
         self._asking = asking
@@ -55,7 +55,7 @@ class Maintenance:
                     for account_state in self._account_states:
                         account_state.quota_lease.cool()
                     self._tick(self._clock.now_s())
-                    await self._pump.drained()
+                    await self._batcher.drained()
                     if not self._is_telling:
                         return True
                     await asyncio.sleep(TICK_S / 10)
@@ -69,27 +69,27 @@ class Maintenance:
 
     def _tick(self, now_s: float) -> None:
         if self._local_fallback.is_on:
-            if not self._pump.is_busy:
+            if not self._batcher.is_busy:
                 self._redis_outage.seek(now_s, self._tick)
             return
-        self._teller.tell(self._account_states)
-        is_due = self._teller.is_renewal_due(now_s)
+        self._ledger_writer.tell(self._account_states)
+        is_due = self._ledger_writer.is_renewal_due(now_s)
         for account_state in self._account_states:
-            self._teller.draw(account_state, now_s)
+            self._ledger_writer.draw(account_state, now_s)
             if is_due:
-                self._teller.renew(account_state, account_state.open.values())
+                self._ledger_writer.renew(account_state, account_state.open.values())
         if is_due:
             self._account_states.forget_idle(now_s)
             for organisation in self._account_states.organisations():
-                self._pump.put(BudgetOperation(Sweep(organisation), _ignore))
+                self._batcher.put(BudgetOperation(Sweep(organisation), _ignore))
 
     @property
     def _is_telling(self) -> bool:
         """True if Redis does not know everything yet."""
         return bool(
             self._local_fallback.is_on
-            or self._teller.owed_count
-            or self._teller.adopting
+            or self._ledger_writer.owed_count
+            or self._ledger_writer.adopting
             or len(self._asking)
             or any(each.owes or each.quota_lease.is_holding for each in self._account_states)
         )

@@ -41,16 +41,16 @@ class PendingReservations:
 
     def __init__(
         self,
-        pump: Batcher,
-        teller: LedgerWriter,
+        batcher: Batcher,
+        ledger_writer: LedgerWriter,
         local_fallback: LocalFallback,
         redis_outage: RedisOutage,
         clock: Clock,
         metrics: BudgetMetrics,
         give_back: Callable[[Reservation], None],
     ) -> None:
-        self._pump = pump
-        self._teller = teller
+        self._batcher = batcher
+        self._ledger_writer = ledger_writer
         self._local_fallback = local_fallback
         self._redis_outage = redis_outage
         self._clock = clock
@@ -74,7 +74,7 @@ class PendingReservations:
         )
         asked.question = BudgetOperation(operation, partial(self._reserved, asked), asked.future)
         self._asked[reservation.id] = asked
-        self._pump.put(asked.question)
+        self._batcher.put(asked.question)
         try:
             return await asked.future
         except asyncio.CancelledError:
@@ -110,7 +110,7 @@ class PendingReservations:
             asked.future.set_result(reservation)
         elif isinstance(answer, Denied):
             tokens, overrun = reservation.tokens, reservation.overrun
-            denied = account_state.deny(answer, tokens, overrun, now_s, self._teller.frontends)
+            denied = account_state.deny(answer, tokens, overrun, now_s, self._ledger_writer.frontends)
             asked.future.set_result(denied_error(account_state.account, denied, tokens, overrun))
         elif asked.question.is_wrong:
             asked.future.set_result(internal())
@@ -128,14 +128,14 @@ class PendingReservations:
             reservation.is_doubtful = False
         elif isinstance(answer, Granted) and not reservation.is_settled:
             now_s = self._clock.now_s()
-            self._teller.adopted(reservation)
+            self._ledger_writer.adopted(reservation)
             self._local_fallback.give_back(account_state, reservation.tokens, 1, now_s)
             account_state.reopen(reservation, now_s)
 
     def _cancel(self, reservation: Reservation, account_state: AccountState) -> None:
         """Have Redis take back what it holds, or may hold, for nobody."""
-        account = self._teller.account(account_state)
-        self._teller.owe(account_state, Settle(account, reservation.id, 0, refund_request=True))
+        account = self._ledger_writer.account(account_state)
+        self._ledger_writer.owe(account_state, Settle(account, reservation.id, 0, refund_request=True))
 
     def _decide(self, asked: _Asked) -> None:
         self._asked.pop(asked.reservation.id, None)

@@ -25,15 +25,15 @@ class RedisOutage:
     def __init__(
         self,
         local_fallback: LocalFallback,
-        pump: Batcher,
-        teller: LedgerWriter,
+        batcher: Batcher,
+        ledger_writer: LedgerWriter,
         account_states: AccountStates,
         clock: Clock,
         metrics: BudgetMetrics,
     ) -> None:
         self._local_fallback = local_fallback
-        self._pump = pump
-        self._teller = teller
+        self._batcher = batcher
+        self._ledger_writer = ledger_writer
         self._account_states = account_states
         self._clock = clock
         self._metrics = metrics
@@ -51,7 +51,7 @@ class RedisOutage:
             return error
         account_state.admit(reservation, Holder.LOCAL, now_s)
         self._metrics.local.value += 1
-        self._teller.adopting[reservation.id] = reservation
+        self._ledger_writer.adopting[reservation.id] = reservation
         return reservation
 
     def answered(self) -> None:
@@ -64,13 +64,13 @@ class RedisOutage:
         Then `on_end(now_s)` is called: what was admitted since is to be told before anybody asks.
         """
         if self._local_fallback.outage.back_at_s is not None:
-            if self._teller.is_renewal_due(now_s):  # leases ran meanwhile
+            if self._ledger_writer.is_renewal_due(now_s):  # leases ran meanwhile
                 for account_state in self._account_states:
-                    self._teller.renew(account_state, account_state.open.values())
-                    self._teller.draw(account_state, now_s)
-            self._teller.tell(self._account_states)
+                    self._ledger_writer.renew(account_state, account_state.open.values())
+                    self._ledger_writer.draw(account_state, now_s)
+            self._ledger_writer.tell(self._account_states)
         organisation = next(iter(self._account_states.organisations()), "-")
-        self._pump.put(BudgetOperation(Sweep(organisation, 1), partial(self._sought, on_end)))
+        self._batcher.put(BudgetOperation(Sweep(organisation, 1), partial(self._sought, on_end)))
 
     def _sought(self, on_end: Callable[[float], None], answer: Answer | None) -> None:
         now_s = self._clock.now_s()

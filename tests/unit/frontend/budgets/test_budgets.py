@@ -449,7 +449,7 @@ def test_what_a_long_outage_cost_is_told_in_parts_that_can_be_told() -> None:
             calls("kvmesh", operations, 1)
             return await run(operations)
 
-        budgets._pump._ledger.run = checked  # type: ignore[method-assign]
+        budgets._batcher._ledger.run = checked  # type: ignore[method-assign]
         redis.is_gone = True
         for number in range(3):
             reservation = await budgets.reserve(who, f"{number}", 10, 10, is_resumed=True)

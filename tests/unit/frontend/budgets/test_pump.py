@@ -38,14 +38,14 @@ class Wire:
 async def test_a_process_that_did_not_listen_blames_nobody(has_answer: bool) -> None:
     """An answer that lay there while the loop stood still has come in time; one that never comes has not."""
     wire, silent, answers = Wire(has_answer=has_answer), asyncio.Event(), list[Answer | None]()
-    pump = Batcher(wire, silent.set, lambda: None)
-    pump.put(BudgetOperation(Sweep("acme"), answers.append))
+    batcher = Batcher(wire, silent.set, lambda: None)
+    batcher.put(BudgetOperation(Sweep("acme"), answers.append))
     if has_answer:
-        await pump.drained()
+        await batcher.drained()
         assert len(answers) == 1 and not silent.is_set()
     else:
         await asyncio.wait_for(silent.wait(), 5.0)
         assert not answers
-    await pump.close()
+    await batcher.close()
     wire.near.close()
     wire.far.close()
