@@ -56,7 +56,7 @@ class Budgets:
         self._redis_outage = RedisOutage(
             self._local_fallback, batcher, ledger_writer, self._account_states, clock, metrics
         )
-        self._asking = PendingReservations(
+        self._pending = PendingReservations(
             batcher,
             ledger_writer,
             self._local_fallback,
@@ -65,12 +65,12 @@ class Budgets:
             metrics,
             give_back=self._give_back,
         )
-        self._upkeep = Maintenance(
+        self._maintenance = Maintenance(
             batcher,
             ledger_writer,
             self._local_fallback,
             self._redis_outage,
-            self._asking,
+            self._pending,
             self._account_states,
             clock,
         )
@@ -193,7 +193,7 @@ class Budgets:
         if self._local_fallback.is_on:
             decision = self._redis_outage.decide(reservation, account_state, now_s)
         else:
-            decision = await self._asking.ask(reservation, account_state)
+            decision = await self._pending.ask(reservation, account_state)
         if isinstance(decision, MeshError):
             raise self._refused(decision)
         return decision
@@ -289,7 +289,7 @@ class Budgets:
     async def run(self) -> None:
         """Draw slabs, renew leases and tell Redis what it missed, until cancelled. No answer of Redis ends it."""
         try:
-            await self._upkeep.run()
+            await self._maintenance.run()
         finally:
             await self._batcher.close()
 
@@ -298,7 +298,7 @@ class Budgets:
 
         Returns whether that is so.
         """
-        return await self._upkeep.flush(timeout_s)
+        return await self._maintenance.flush(timeout_s)
 
     def _estimated(
         self,
@@ -343,7 +343,7 @@ class Budgets:
     def _on_silence(self) -> None:
         """Redis answers nobody: decide on all that wait, and on all that come."""
         self._redis_outage.begin(self._clock.now_s())
-        self._asking.decide_all()
+        self._pending.decide_all()
 
     def _on_answer(self) -> None:
         self._redis_outage.answered()

@@ -31,7 +31,7 @@ class Maintenance:
         ledger_writer: LedgerWriter,
         local_fallback: LocalFallback,
         redis_outage: RedisOutage,
-        asking: PendingReservations,
+        pending: PendingReservations,
         account_states: AccountStates,
         clock: Clock,
     ) -> None:
@@ -39,7 +39,7 @@ class Maintenance:
         self._ledger_writer = ledger_writer
         self._local_fallback = local_fallback
         self._redis_outage = redis_outage
-        self._asking = asking
+        self._pending = pending
         self._account_states = account_states
         self._clock = clock
 
@@ -90,7 +90,7 @@ class Maintenance:
             self._local_fallback.is_on
             or self._ledger_writer.owed_count
             or self._ledger_writer.adopting
-            or len(self._asking)
+            or len(self._pending)
             or any(each.owes or each.quota_lease.is_holding for each in self._account_states)
         )
 
