@@ -18,10 +18,10 @@ IDLE_S: Final = 60.0
 
 
 class AccountStates:
-    """What is known of each. `newest` learns the limits that hold; `name(what)` returns a name that nothing else has."""
+    """What is known of each. `current_limits` learns the limits that hold; `name(what)` returns a name that nothing else has."""
 
-    def __init__(self, newest: CurrentLimits, name: Callable[[str], str]) -> None:
-        self._newest = newest
+    def __init__(self, current_limits: CurrentLimits, name: Callable[[str], str]) -> None:
+        self._current_limits = current_limits
         self._name = name
         self._frontends = 1
         self._by_account: dict[Account, AccountState] = {}
@@ -44,7 +44,7 @@ class AccountStates:
         known = self._by_id.get(id(account))
         if known is not None:
             return known[1]
-        self._newest.see(account)
+        self._current_limits.see(account)
         account_state = self._by_account.get(account)
         if account_state is None:
             quota_lease = QuotaLease(self._name("quota_lease"), account, self._frontends, now_s)

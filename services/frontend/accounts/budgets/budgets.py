@@ -52,7 +52,7 @@ class Budgets:
         ledger_writer = self._ledger_writer = LedgerWriter(
             batcher, self._local_fallback, boot_id, clock, metrics
         )
-        self._account_states = AccountStates(ledger_writer.newest, ledger_writer.name)
+        self._account_states = AccountStates(ledger_writer.current_limits, ledger_writer.name)
         self._redis_outage = RedisOutage(
             self._local_fallback, batcher, ledger_writer, self._account_states, clock, metrics
         )

@@ -58,7 +58,7 @@ class LedgerWriter:
         self.adopting: dict[str, Reservation] = {}
         """Admitted locally and not settled: Redis shall know of them."""
         self.frontends = 1
-        self.newest = CurrentLimits()
+        self.current_limits = CurrentLimits()
         self._batcher = batcher
         self._local_fallback = local_fallback
         self._boot_id = boot_id
@@ -75,9 +75,9 @@ class LedgerWriter:
 
     def account(self, account_state: AccountState) -> Account:
         """Return the account of `account_state` by the limits that hold now."""
-        if account_state.told_version != self.newest.version:
-            account_state.told_account = self.newest.of(account_state.account)
-            account_state.told_version = self.newest.version
+        if account_state.told_version != self.current_limits.version:
+            account_state.told_account = self.current_limits.of(account_state.account)
+            account_state.told_version = self.current_limits.version
         return account_state.told_account
 
     def name(self, what: str) -> str:
