@@ -86,14 +86,14 @@ class Batcher:
         """True while a batch is under way."""
         return self._sending is not None and not self._sending.done()
 
-    def put(self, question: BudgetOperation) -> None:
+    def put(self, budget_operation: BudgetOperation) -> None:
         """Ask as soon as possible."""
-        self._waiting.append(question)
+        self._waiting.append(budget_operation)
         self._start()
 
-    def put_soon(self, question: BudgetOperation) -> None:
+    def put_soon(self, budget_operation: BudgetOperation) -> None:
         """Ask with the next question, or after GATHER_S; in order all the same."""
-        self._waiting.append(question)
+        self._waiting.append(budget_operation)
         if self._gathering is None and not self.is_busy:
             self._gathering = asyncio.get_running_loop().call_later(GATHER_S, self._start)
 
@@ -128,7 +128,7 @@ class Batcher:
             self.batch_total += 1
             self._listen(LATE_MAX)
             try:
-                answers = await self._ledger.run([question.operation for question in batch])
+                answers = await self._ledger.run([budget_operation.operation for budget_operation in batch])
             except RedisUnavailable as away:
                 self._listened()
                 if away.may_pass:
@@ -144,8 +144,8 @@ class Batcher:
                 await self._each(batch)
             else:
                 self._on_answer()
-                for question, answer in zip(batch, answers, strict=True):
-                    self._told(question, answer)
+                for budget_operation, answer in zip(batch, answers, strict=True):
+                    self._told(budget_operation, answer)
             finally:
                 self._listened()
 
@@ -169,38 +169,38 @@ class Batcher:
     def _batch(self) -> list[BudgetOperation]:
         batch: list[BudgetOperation] = []
         while self._waiting and len(batch) < BATCH_MAX:
-            question = self._waiting.popleft()
-            if question.future is None or not question.future.done():
-                question.is_sent = True
-                batch.append(question)
+            budget_operation = self._waiting.popleft()
+            if budget_operation.future is None or not budget_operation.future.done():
+                budget_operation.is_sent = True
+                batch.append(budget_operation)
         return batch
 
     async def _each(self, batch: list[BudgetOperation]) -> None:
         """Ask one by one: some of them cannot be answered."""
-        for at, question in enumerate(batch):
+        for at, budget_operation in enumerate(batch):
             try:
-                (answer,) = await self._ledger.run([question.operation])
+                (answer,) = await self._ledger.run([budget_operation.operation])
             except RedisUnavailable as away:
                 if away.may_pass:
                     self._tell_silence()
                     self._fail(batch[at:])
                     return
                 log.error("Redis refuses a question to the budgets: %s", away)
-                self._wrong(question)
+                self._wrong(budget_operation)
             except asyncio.CancelledError:
                 self._fail(batch[at:])
                 raise
             except Exception:
                 log.exception("a question to the budgets cannot be asked")
-                self._wrong(question)
+                self._wrong(budget_operation)
             else:
-                self._told(question, answer)
+                self._told(budget_operation, answer)
 
     def _fail(self, batch: list[BudgetOperation] | tuple[()]) -> None:
         """Answer nobody, also those that wait: they would wait in vain."""
         unanswered, self._waiting = [*batch, *self._waiting], deque()
-        for question in unanswered:
-            self._told(question, None)
+        for budget_operation in unanswered:
+            self._told(budget_operation, None)
 
     def _tell_silence(self) -> None:
         try:
@@ -208,13 +208,13 @@ class Batcher:
         except Exception:
             log.exception("the silence of the budgets cannot be dealt with")
 
-    def _wrong(self, question: BudgetOperation) -> None:
+    def _wrong(self, budget_operation: BudgetOperation) -> None:
         self.wrong_total += 1
-        question.is_wrong = True
-        self._told(question, None)
+        budget_operation.is_wrong = True
+        self._told(budget_operation, None)
 
-    def _told(self, question: BudgetOperation, answer: Answer | None) -> None:
+    def _told(self, budget_operation: BudgetOperation, answer: Answer | None) -> None:
         try:
-            question.take(answer)
+            budget_operation.take(answer)
         except Exception:
             log.exception("an answer of the budgets cannot be taken")

@@ -188,20 +188,22 @@ class LedgerWriter:
                 self.adopted(reservation)
 
     def _put(self, account_state: AccountState, operation: Operation) -> None:
-        question = BudgetOperation(operation, _ignore)
-        question.take = partial(self._paid, account_state, question)
+        budget_operation = BudgetOperation(operation, _ignore)
+        budget_operation.take = partial(self._paid, account_state, budget_operation)
         if account_state.has_slots:  # somebody may wait for this one
-            self._batcher.put(question)
+            self._batcher.put(budget_operation)
         else:
-            self._batcher.put_soon(question)
+            self._batcher.put_soon(budget_operation)
 
-    def _paid(self, account_state: AccountState, question: BudgetOperation, answer: Answer | None) -> None:
+    def _paid(
+        self, account_state: AccountState, budget_operation: BudgetOperation, answer: Answer | None
+    ) -> None:
         if isinstance(answer, Settled | Renewed | Lowered):
             account_state.tell(answer.remaining, self._clock.now_s())
-        elif question.is_wrong:
+        elif budget_operation.is_wrong:
             self._metrics.dropped.value += 1
         else:
-            self.owe(account_state, question.operation)
+            self.owe(account_state, budget_operation.operation)
 
     def _spend(self, account_state: AccountState) -> None:
         if account_state.is_spending:

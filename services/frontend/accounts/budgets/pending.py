@@ -25,13 +25,13 @@ from services.frontend.accounts.budgets.refusals import denied_error
 class _Asked:
     """A request that waits for Redis."""
 
-    __slots__ = ("future", "is_decided", "question", "reservation", "account_state")
+    __slots__ = ("future", "is_decided", "budget_operation", "reservation", "account_state")
 
     def __init__(self, reservation: Reservation, account_state: AccountState) -> None:
         self.reservation = reservation
         self.account_state = account_state
         self.future: asyncio.Future[Reservation | MeshError] = asyncio.get_running_loop().create_future()
-        self.question: BudgetOperation | None = None
+        self.budget_operation: BudgetOperation | None = None
         self.is_decided = False
         """True if it was admitted or refused without Redis."""
 
@@ -72,9 +72,9 @@ class PendingReservations:
             force=reservation.is_forced,
             overrun=reservation.overrun,
         )
-        asked.question = BudgetOperation(operation, partial(self._reserved, asked), asked.future)
+        asked.budget_operation = BudgetOperation(operation, partial(self._reserved, asked), asked.future)
         self._asked[reservation.id] = asked
-        self._batcher.put(asked.question)
+        self._batcher.put(asked.budget_operation)
         try:
             return await asked.future
         except asyncio.CancelledError:
@@ -92,7 +92,7 @@ class PendingReservations:
     def _reserved(self, asked: _Asked, answer: Answer | None) -> None:
         """Take Redis's answer to a reserve."""
         reservation, account_state = asked.reservation, asked.account_state
-        assert asked.question is not None
+        assert asked.budget_operation is not None
         self._asked.pop(reservation.id, None)
         now_s = self._clock.now_s()
         if isinstance(answer, Granted | Denied):
@@ -112,7 +112,7 @@ class PendingReservations:
             tokens, overrun = reservation.tokens, reservation.overrun
             denied = account_state.deny(answer, tokens, overrun, now_s, self._ledger_writer.frontends)
             asked.future.set_result(denied_error(account_state.account, denied, tokens, overrun))
-        elif asked.question.is_wrong:
+        elif asked.budget_operation.is_wrong:
             asked.future.set_result(internal())
         else:
             self._decide(asked)
@@ -141,9 +141,9 @@ class PendingReservations:
         self._asked.pop(asked.reservation.id, None)
         if asked.future.done():
             return
-        assert asked.question is not None
+        assert asked.budget_operation is not None
         asked.is_decided = True
-        asked.reservation.is_doubtful = asked.question.is_sent
+        asked.reservation.is_doubtful = asked.budget_operation.is_sent
         now_s = self._clock.now_s()
         self._redis_outage.begin(now_s)
         asked.future.set_result(self._redis_outage.decide(asked.reservation, asked.account_state, now_s))
