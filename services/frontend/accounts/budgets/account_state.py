@@ -102,9 +102,7 @@ class AccountState:
         """How fast requests end here; known where requests at a time are limited."""
 
     def __repr__(self) -> str:
-        return (
-            f"Standing({self.account.scopes[-1].name}: {self.live} live, {len(self.open)} open, {self.slab})"
-        )
+        return f"AccountState({self.account.scopes[-1].name}: {self.live} live, {len(self.open)} open, {self.quota_lease})"
 
     @property
     def is_idle(self) -> bool:

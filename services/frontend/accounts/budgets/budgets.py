@@ -77,8 +77,8 @@ class Budgets:
 
     def __repr__(self) -> str:
         return (
-            f"Budgets({self.open_count} open, {len(self._asking)} asking, {self.owed_count} owed, "
-            f"{len(self._teller.adopting)} local, {len(self._standings)} accounts)"
+            f"Budgets({self.open_count} open, {len(self._pending)} pending, {self.owed_count} owed, "
+            f"{len(self._ledger_writer.adopting)} local, {len(self._account_states)} accounts)"
         )
 
     @property

@@ -28,11 +28,11 @@ class CurrentLimits:
     def of(self, account: Account) -> Account:
         """Return `account` with the limits that hold; itself where they are its own."""
         organisation, limits = account.organisation, self._limits
-        current_limits = Account(
+        current = Account(
             organisation,
             tuple(
                 Scope(scope.name, limits.get((organisation, scope.name), scope.limit))
                 for scope in account.scopes
             ),
         )
-        return account if current_limits == account else current_limits
+        return account if current == account else current

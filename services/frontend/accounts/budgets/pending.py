@@ -25,7 +25,7 @@ from services.frontend.accounts.budgets.refusals import denied_error
 class _Asked:
     """A request that waits for Redis."""
 
-    __slots__ = ("future", "is_decided", "budget_operation", "reservation", "account_state")
+    __slots__ = ("account_state", "budget_operation", "future", "is_decided", "reservation")
 
     def __init__(self, reservation: Reservation, account_state: AccountState) -> None:
         self.reservation = reservation

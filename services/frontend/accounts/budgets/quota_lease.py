@@ -130,7 +130,7 @@ class QuotaLease:
 
     def __repr__(self) -> str:
         return (
-            f"Slab({self.rid}: {self.free_tokens}+{self.promised_tokens} tokens, {self.free_requests} requests, "
+            f"QuotaLease({self.rid}: {self.free_tokens}+{self.promised_tokens} tokens, {self.free_requests} requests, "
             f"{self.free_slots}+{self.live_slots} slots, {self.free_overrun}+{self.promised_overrun} overrun, used "
             f"{self.used_tokens} by {self.used_requests})"
         )

@@ -9,10 +9,10 @@ import pytest
 from kvmesh.buckets.limits import Account, Limit, Scope
 from kvmesh.buckets.operations import Denied, Reason, RemainingBudget
 from kvmesh.tenants.caller import Tenant
-from services.frontend.accounts.budgets import estimates, local_buckets, quota_lease, refusals
+from services.frontend.accounts.budgets import estimates, local_buckets, refusals
 from services.frontend.accounts.budgets.estimates import COLD_OUTPUT, LEARNERS_MAX, Estimates, Learner
 from services.frontend.accounts.budgets.local_buckets import LocalBuckets, Outage
-from services.frontend.accounts.budgets.quota_lease import QuotaLease
+from services.frontend.accounts.budgets.quota_lease import SHARE, QuotaLease
 from tests.unit.frontend.budgets.twin import account
 from tests.unit.frontend.budgets.world import caller
 
@@ -194,7 +194,7 @@ def test_a_slab_opens_overrun_within_its_share() -> None:
             ask = quota_lease.draw(now_s)
             if ask is not None:
                 quota_lease.drawn(ask.tokens, ask.requests, ask.slots, ask.overrun)
-            assert quota_lease.free_overrun <= quota_lease.SHARE * 20_000 / 2
+            assert quota_lease.free_overrun <= SHARE * 20_000 / 2
         assert (admitted > 0) == is_served
 
 
@@ -221,7 +221,7 @@ def test_a_slab_follows_the_demand_within_its_share() -> None:
         if ask is not None:
             quota_lease.drawn(ask.tokens, ask.requests, ask.slots)
         most = max(most, quota_lease.free_tokens)
-    assert 1000 < most <= quota_lease.SHARE * 60_000 / 2
+    assert 1000 < most <= SHARE * 60_000 / 2
     for _ in range(40):
         now_s += 0.25
         ask = quota_lease.draw(now_s)
