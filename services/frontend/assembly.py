@@ -202,8 +202,8 @@ class Frontend:
         ]
         self._has_other = bool(others)
         self.core.retries.share(1 + len(others), self._clock.now_s())
-        place = sum(other.process_id < self._name for other in others)
-        self.accounts.budgets.on_members(1 + len(others), place)
+        rank = sum(other.process_id < self._name for other in others)
+        self.accounts.budgets.on_members(1 + len(others), rank)
 
     async def drain(self) -> None:
         """Refuse new requests, and return when the last one ended or was told to go on elsewhere."""

@@ -111,10 +111,10 @@ class Budgets:
         """Questions that Redis refused by themselves."""
         return self._batcher.wrong_total
 
-    def on_members(self, frontends: int, place: int = 0) -> None:
+    def on_members(self, frontends: int, rank: int = 0) -> None:
         """Take how many frontends share the limits, this one included, and its place among them, 0 to `frontends` - 1."""
         frontends = self._ledger_writer.frontends = max(1, frontends)
-        self._local_fallback.resize(frontends, place)
+        self._local_fallback.resize(frontends, rank)
         self._account_states.resize(frontends)
 
     def check(self, caller: Caller) -> None:

@@ -90,14 +90,14 @@ class _Bucket:
 class LocalBuckets:
     """The buckets of one outage."""
 
-    def __init__(self, frontends: int, place: int = 0) -> None:
-        self.resize(frontends, place)
+    def __init__(self, frontends: int, rank: int = 0) -> None:
+        self.resize(frontends, rank)
         self._buckets: dict[tuple[str, str], _Bucket] = {}
 
-    def resize(self, frontends: int, place: int) -> None:
+    def resize(self, frontends: int, rank: int) -> None:
         """Take the number of frontends that share the limits, and the place of this one among them."""
         self._share = SHARE / frontends
-        self._frontends, self._place = frontends, place
+        self._frontends, self._rank = frontends, rank
 
     def largest(self, account: Account) -> float:
         """Return the tokens of the largest request that may be admitted here.
@@ -105,7 +105,7 @@ class LocalBuckets:
         A request larger than a local bucket would be admitted by every frontend. So one of them alone may do so, chosen by
         the organisation's name.
         """
-        if crc32(account.organisation.encode()) % self._frontends == self._place:
+        if crc32(account.organisation.encode()) % self._frontends == self._rank:
             return math.inf
         bursts = (scope.limit.tokens_burst for scope in account.scopes if scope.limit.tokens_per_min)
         return min((self._share * burst for burst in bursts), default=math.inf)

@@ -20,15 +20,15 @@ class LocalFallback:
         self.outage = Outage()
         self.is_on = False
         self._frontends = 1
-        self._place = 0
+        self._rank = 0
         self._local = LocalBuckets(1)
         self._opened: set[AccountState] = set()
         """Those that the local buckets know."""
 
-    def resize(self, frontends: int, place: int) -> None:
+    def resize(self, frontends: int, rank: int) -> None:
         """Take the number of frontends that share the limits, and the place of this one among them."""
-        self._frontends, self._place = frontends, place
-        self._local.resize(frontends, place)
+        self._frontends, self._rank = frontends, rank
+        self._local.resize(frontends, rank)
 
     def begin(self, account_states: Iterable[AccountState], now_s: float) -> None:
         """Redis answers nobody. May be called again while it lasts."""
@@ -36,7 +36,7 @@ class LocalFallback:
         if self.is_on:
             return
         self.is_on = True
-        self._local = LocalBuckets(self._frontends, self._place)
+        self._local = LocalBuckets(self._frontends, self._rank)
         for account_state in account_states:
             if account_state.live:
                 self._open(account_state, now_s)

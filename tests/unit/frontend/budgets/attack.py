@@ -55,8 +55,8 @@ class Attack:
         """Start a frontend that takes the place of one that was killed."""
         self.names += 1
         ledger, draw = TwinLedger(self.redis), random.Random(self.draw.random())
-        place = next(at for at in range(self.count) if at not in {each.place for each in self.frontends})
-        frontend = Frontend(f"f{self.names}", ledger, draw, self.count, place=place)
+        rank = next(at for at in range(self.count) if at not in {each.rank for each in self.frontends})
+        frontend = Frontend(f"f{self.names}", ledger, draw, self.count, rank=rank)
         self.frontends.append(frontend)
         self.live[frontend] = {}
         frontend.loading = asyncio.create_task(self._come(frontend))

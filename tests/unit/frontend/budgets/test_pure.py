@@ -201,7 +201,7 @@ def test_a_slab_opens_overrun_within_its_share() -> None:
 def test_one_frontend_alone_admits_a_request_that_is_larger_than_its_share() -> None:
     """Without Redis each would admit one, and the tenant get as many as there are frontends."""
     who, frontends = account(), 8
-    largest = [LocalBuckets(frontends, place).largest(who) for place in range(frontends)]
+    largest = [LocalBuckets(frontends, rank).largest(who) for rank in range(frontends)]
     assert sorted(largest) == [local_buckets.SHARE * 10_000 / frontends] * 7 + [float("inf")]
     assert LocalBuckets(1).largest(who) == float("inf")
 

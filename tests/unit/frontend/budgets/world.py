@@ -80,7 +80,7 @@ class Frontend:
     ledger: Ledger
     draw: random.Random
     frontends: int
-    place: int = 0
+    rank: int = 0
     uses: list[Use] = field(default_factory=list)
     errors: list[tuple[float, MeshError]] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
@@ -92,7 +92,7 @@ class Frontend:
         clock = self.loop if isinstance(self.loop, VirtualLoop) else MonotonicClock()
         metrics = BudgetMetrics(Metrics("frontend"), lambda _: "one")
         self.budgets = Budgets(self.ledger, self.name, clock, metrics)
-        self.budgets.on_members(self.frontends, self.place)
+        self.budgets.on_members(self.frontends, self.rank)
         self.running = asyncio.create_task(self.budgets.run())
         self.numbers = 0
         self.loading: asyncio.Task[None] | None = None
