@@ -73,7 +73,7 @@ async def test_redis_paused_is_no_outage_and_no_spike(redis: subprocess.Popen[by
         finally:
             redis.send_signal(signal.SIGCONT)
         back_s = loop.time()
-        await until(lambda: not any(each.budgets.is_away for each in frontends), "Redis is used again", 5)
+        await until(lambda: not any(each.budgets.is_degraded for each in frontends), "Redis is used again", 5)
         served = sum(len(each.uses) for each in frontends)
         await until(lambda: sum(len(each.uses) for each in frontends) >= served + SERVED, "and again", 30)
         await asyncio.gather(*(frontend.stop() for frontend in frontends))

@@ -92,7 +92,7 @@ class Budgets:
         return self._ledger_writer.owed_count
 
     @property
-    def is_away(self) -> bool:
+    def is_degraded(self) -> bool:
         """True while requests are admitted locally."""
         return self._local_fallback.is_on
 
@@ -360,7 +360,7 @@ def watch_budgets(metrics: Metrics, budgets: Budgets) -> None:
     metrics.gauge(
         "budget_local_fallback",
         "1 while Redis answers no budgets and requests are admitted locally.",
-        lambda: budgets.is_away,
+        lambda: budgets.is_degraded,
     )
     metrics.total("budget_outages", "Times Redis answered no budgets.", lambda: budgets.outage.total)
     metrics.total("budget_round_trips", "Round trips to Redis for budgets.", lambda: budgets.batch_total)

@@ -164,11 +164,11 @@ class LedgerWriter:
             )
             self._replace(account_state, now_s)
             return
-        is_away = self._local_fallback.is_on
-        if is_away and self._local_fallback.outage.back_at_s is None:
+        is_degraded = self._local_fallback.is_on
+        if is_degraded and self._local_fallback.outage.back_at_s is None:
             quota_lease.is_low = False
             return
-        ask = quota_lease.draw(now_s, may_grow=not is_away)
+        ask = quota_lease.draw(now_s, may_grow=not is_degraded)
         if ask is not None:
             operation = _draw(self.account(account_state), quota_lease, ask)
             self._batcher.put(BudgetOperation(operation, partial(self._drawn, account_state, quota_lease)))

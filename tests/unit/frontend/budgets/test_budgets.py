@@ -578,7 +578,7 @@ def test_a_question_that_redis_refuses_harms_nobody_else(caplog: pytest.LogCaptu
         )
         assert [type(answer) for answer in answers] == [Reservation, MeshError, Reservation]
         assert isinstance(answers[1], MeshError) and answers[1].reason == "INTERNAL"
-        assert budgets.wrong_total == 1 and not budgets.is_away
+        assert budgets.wrong_total == 1 and not budgets.is_degraded
         assert "WRONGTYPE" in caplog.text
         for answer in answers:
             if isinstance(answer, Reservation):

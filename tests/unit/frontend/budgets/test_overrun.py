@@ -104,7 +104,9 @@ def test_an_outage_opens_no_overrun(size: Size, share: float) -> None:
         attack.redis.is_gone = True
         attack.taught.set()
         await asyncio.sleep(60)
-        assert attack.admitted > TAUGHT * FRONTENDS and all(each.budgets.is_away for each in attack.frontends)
+        assert attack.admitted > TAUGHT * FRONTENDS and all(
+            each.budgets.is_degraded for each in attack.frontends
+        )
         attack.redis.is_gone = False
         await asyncio.sleep(10)
         await end(attack, size)
