@@ -89,7 +89,7 @@ class Settlements:
         self._waiting: deque[_Waiting] = deque()
         self._ready = asyncio.Event()
         self._awaited = asyncio.Event()
-        self._is_away = False
+        self._is_unavailable = False
         self._empty = asyncio.Event()
         self._empty.set()
 
@@ -106,7 +106,7 @@ class Settlements:
             self._waiting.popleft().tell(None)
             self.dropped_total += 1
         waiting = _Waiting(report, on_charge)
-        if self._is_away:
+        if self._is_unavailable:
             waiting.tell(None)
         elif on_charge is not None:
             self._awaited.set()
@@ -144,7 +144,7 @@ class Settlements:
                     self._go_without()
                     raise
                 answers = [await self._alone(each.report) for each in batch]
-            self._is_away = False
+            self._is_unavailable = False
             for waiting, answer in zip(batch, answers, strict=True):
                 if self._waiting and self._waiting[0] is waiting:  # else it was dropped meanwhile
                     self._waiting.popleft()
@@ -160,7 +160,7 @@ class Settlements:
 
     def _go_without(self) -> None:
         """Redis is away: nobody waits for it until it answers again."""
-        self._is_away = True
+        self._is_unavailable = True
         for waiting in self._waiting:
             waiting.tell(None)
 

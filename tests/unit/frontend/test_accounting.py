@@ -95,12 +95,12 @@ class Redis:
     def __init__(self) -> None:
         self.known: dict[str, tuple[int, int]] = {}
         self.left: dict[str, tuple[int, int]] = {}
-        self.is_away = self.is_full = False
+        self.is_unavailable = self.is_full = False
 
     async def scripts(self, script: Script, calls: Sequence[Call]) -> list[Any]:
         await asyncio.sleep(0)
-        if self.is_away or self.is_full:
-            raise RedisUnavailable("gone", may_pass=self.is_away)
+        if self.is_unavailable or self.is_full:
+            raise RedisUnavailable("gone", may_pass=self.is_unavailable)
         return [self._settle(*each) for each in calls]
 
     def _settle(self, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
@@ -147,7 +147,7 @@ async def test_every_reservation_is_settled_once_whatever_redis_does(seed: int) 
     charged: dict[int, int] = {}
     owners: dict[str, int] = {}
     for at in range(150):
-        redis.is_away, redis.is_full = draw.random() < 0.2, draw.random() < 0.1
+        redis.is_unavailable, redis.is_full = draw.random() < 0.2, draw.random() < 0.1
         number, epoch = draw.randrange(40), draw.choice((0, 0, 1, 2))
         budgets.waits = draw.choice((0, 0, 1))
         received = draw.choice((0, 4)) if epoch else 0
@@ -182,7 +182,7 @@ async def test_every_reservation_is_settled_once_whatever_redis_does(seed: int) 
             total[number] = total.get(number, 0) + own + ids
         if draw.random() < 0.3:
             await asyncio.sleep(0.001)
-    redis.is_away = redis.is_full = False
+    redis.is_unavailable = redis.is_full = False
     assert await settlements.flush(5)
     settling.cancel()
     await asyncio.gather(settling, return_exceptions=True)

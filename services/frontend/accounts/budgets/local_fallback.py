@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from kvmesh.errors import MeshError
 from services.frontend.accounts.budgets.account_state import AccountState, Reservation
 from services.frontend.accounts.budgets.local_buckets import LocalBuckets, Outage
-from services.frontend.accounts.budgets.refusals import away_error, denied_error, shed_error
+from services.frontend.accounts.budgets.refusals import denied_error, shed_error, unavailable_error
 
 
 class LocalFallback:
@@ -68,7 +68,7 @@ class LocalFallback:
         account, tokens = account_state.account, reservation.max_tokens
         fits = self._local.largest(account)
         if tokens > fits and not reservation.is_forced:
-            return away_error(account, tokens, fits, self._local.remaining(account))
+            return unavailable_error(account, tokens, fits, self._local.remaining(account))
         denied = self._local.admit(account, tokens, now_s, is_forced=reservation.is_forced)
         if denied is None:
             reservation.tokens = tokens

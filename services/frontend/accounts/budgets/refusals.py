@@ -73,7 +73,7 @@ def _phrase(account: Account, reason: Reason, scope: str, tokens: int, overrun: 
     return REASONS[reason], f"{scope}: {description}", MappingProxyType(metadata), quota
 
 
-def away_error(account: Account, tokens: int, fits: float, remaining: RemainingBudget) -> MeshError:
+def unavailable_error(account: Account, tokens: int, fits: float, remaining: RemainingBudget) -> MeshError:
     """Return the error for a request that may use more than this frontend may admit while budgets cannot be asked."""
     return MeshError(
         "BUDGET_UNAVAILABLE",
