@@ -139,8 +139,8 @@ class Settlements:
             batch = list(islice(self._waiting, BATCH_MAX))
             try:
                 answers = await self._redis.scripts(_SETTLE, [self._call(each.report) for each in batch])
-            except RedisUnavailable as away:
-                if away.may_pass:
+            except RedisUnavailable as error:
+                if error.may_pass:
                     self._go_without()
                     raise
                 answers = [await self._alone(each.report) for each in batch]
@@ -169,8 +169,8 @@ class Settlements:
         try:
             (answer,) = await self._redis.scripts(_SETTLE, [self._call(report)])
             return answer
-        except RedisUnavailable as away:
-            if away.may_pass:
+        except RedisUnavailable as error:
+            if error.may_pass:
                 raise
             self.dropped_total += 1
             return None

@@ -129,9 +129,9 @@ class Batcher:
             self._listen(LATE_MAX)
             try:
                 answers = await self._ledger.run([budget_operation.operation for budget_operation in batch])
-            except RedisUnavailable as away:
+            except RedisUnavailable as error:
                 self._listened()
-                if away.may_pass:
+                if error.may_pass:
                     self._tell_silence()
                     self._fail(batch)
                 else:
@@ -180,12 +180,12 @@ class Batcher:
         for at, budget_operation in enumerate(batch):
             try:
                 (answer,) = await self._ledger.run([budget_operation.operation])
-            except RedisUnavailable as away:
-                if away.may_pass:
+            except RedisUnavailable as error:
+                if error.may_pass:
                     self._tell_silence()
                     self._fail(batch[at:])
                     return
-                log.error("Redis refuses a question to the budgets: %s", away)
+                log.error("Redis refuses a question to the budgets: %s", error)
                 self._wrong(budget_operation)
             except asyncio.CancelledError:
                 self._fail(batch[at:])
