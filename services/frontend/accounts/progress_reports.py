@@ -24,7 +24,7 @@ NOTE_TOKENS: Final = 256
 
 WAITING_MAX: Final = 65_536
 BATCH_MAX: Final = 128
-GATHER_S: Final = 0.05
+COALESCE_S: Final = 0.05
 """Notes of so long travel together."""
 
 
@@ -58,7 +58,7 @@ class ProgressReports:
     async def _send(self) -> None:
         while True:
             await self._ready.wait()
-            await asyncio.sleep(GATHER_S)
+            await asyncio.sleep(COALESCE_S)
             batch = dict(islice(self._waiting.items(), BATCH_MAX))
             await self._redis.scripts(_NOTE, [self._call(owner, *note) for owner, note in batch.items()])
             for owner, note in batch.items():

@@ -34,10 +34,10 @@ _SETTLE: Final = Script.beside(__file__, "settle_execution.lua")
 WAITING_MAX: Final = 65_536
 BATCH_MAX: Final = 128
 
-GATHER_S: Final = 0.05
+COALESCE_S: Final = 0.05
 """A frontend that is killed charges nothing for what ended in its last moments."""
 
-GATHER_AWAITED_S: Final = 0.002
+COALESCE_AWAITED_S: Final = 0.002
 """The same where somebody waits for the charge."""
 
 
@@ -135,7 +135,7 @@ class Settlements:
                 self._ready.clear()
                 self._empty.set()
                 await self._ready.wait()
-                await self._gather()
+                await self._coalesce()
             batch = list(islice(self._waiting, BATCH_MAX))
             try:
                 answers = await self._redis.scripts(_SETTLE, [self._call(each.report) for each in batch])
@@ -150,12 +150,12 @@ class Settlements:
                     self._waiting.popleft()
                 waiting.tell(None if answer is None else self._take(waiting.report, answer))
 
-    async def _gather(self) -> None:
+    async def _coalesce(self) -> None:
         """Wait a moment: what ends together is settled in one round trip."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(GATHER_S):
+            async with asyncio.timeout(COALESCE_S):
                 await self._awaited.wait()
-                await asyncio.sleep(GATHER_AWAITED_S)
+                await asyncio.sleep(COALESCE_AWAITED_S)
         self._awaited.clear()
 
     def _go_without(self) -> None:

@@ -29,7 +29,7 @@ LATE_MAX: Final = 3
 
 BATCH_MAX: Final = 128
 
-GATHER_S: Final = 0.005
+COALESCE_S: Final = 0.005
 """What nobody waits for waits so long for company: a round trip costs more than what it carries."""
 
 Take: TypeAlias = Callable[[Answer | None], None]
@@ -78,7 +78,7 @@ class Batcher:
         self._answer_s = answer_s
         self._waiting: deque[BudgetOperation] = deque()
         self._sending: asyncio.Task[None] | None = None
-        self._gathering: asyncio.TimerHandle | None = None
+        self._coalescing: asyncio.TimerHandle | None = None
         self._answering: asyncio.TimerHandle | None = None
 
     @property
@@ -94,8 +94,8 @@ class Batcher:
     def put_soon(self, budget_operation: BudgetOperation) -> None:
         """Ask with the next question, or after GATHER_S; in order all the same."""
         self._waiting.append(budget_operation)
-        if self._gathering is None and not self.is_busy:
-            self._gathering = asyncio.get_running_loop().call_later(GATHER_S, self._start)
+        if self._coalescing is None and not self.is_busy:
+            self._coalescing = asyncio.get_running_loop().call_later(COALESCE_S, self._start)
 
     async def drained(self) -> None:
         """Wait until nothing is asked."""
@@ -107,16 +107,16 @@ class Batcher:
 
     async def close(self) -> None:
         """Stop. What was not answered never will be."""
-        if self._gathering is not None:
-            self._gathering.cancel()
+        if self._coalescing is not None:
+            self._coalescing.cancel()
         if self._sending is not None:
             await end((self._sending,))
         self._fail(())
 
     def _start(self) -> None:
-        if self._gathering is not None:
-            self._gathering.cancel()
-            self._gathering = None
+        if self._coalescing is not None:
+            self._coalescing.cancel()
+            self._coalescing = None
         if not self.is_busy:
             self._sending = asyncio.create_task(self._send(), name="budgets-questions")
 
