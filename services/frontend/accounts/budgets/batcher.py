@@ -1,7 +1,7 @@
 """Questions to the budgets in Redis: those that come while one batch is under way make up the next.
 
 A shell. One batch at a time, so that questions are answered in the order in which they were put. If a batch has no answer
-after ANSWER_S, Redis answers nobody: `on_silence` hears of it, while the batch still waits for a late answer.
+after ANSWER_S, Redis answers nobody: `on_outage` hears of it, while the batch still waits for a late answer.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ class BudgetOperation:
 
 
 class Batcher:
-    """Sends questions. `on_silence()` hears that Redis answers nobody, `on_answer()` that it answers."""
+    """Sends questions. `on_outage()` hears that Redis answers nobody, `on_answer()` that it answers."""
 
     def __init__(
         self,
         ledger: Ledger,
-        on_silence: Callable[[], None],
+        on_outage: Callable[[], None],
         on_answer: Callable[[], None],
         *,
         answer_s: float = ANSWER_S,
@@ -73,7 +73,7 @@ class Batcher:
         self.wrong_total = 0
         """Questions that can never be answered: bugs."""
         self._ledger = ledger
-        self._on_silence = on_silence
+        self._on_outage = on_outage
         self._on_answer = on_answer
         self._answer_s = answer_s
         self._waiting: deque[BudgetOperation] = deque()
@@ -132,7 +132,7 @@ class Batcher:
             except RedisUnavailable as error:
                 self._listened()
                 if error.may_pass:
-                    self._tell_silence()
+                    self._report_outage()
                     self._fail(batch)
                 else:
                     await self._each(batch)
@@ -164,7 +164,7 @@ class Batcher:
         if late_max and asyncio.get_running_loop().time() - due_s > LATE_S:
             self._listen(late_max - 1)
         else:
-            self._tell_silence()
+            self._report_outage()
 
     def _batch(self) -> list[BudgetOperation]:
         batch: list[BudgetOperation] = []
@@ -182,7 +182,7 @@ class Batcher:
                 (answer,) = await self._ledger.run([budget_operation.operation])
             except RedisUnavailable as error:
                 if error.may_pass:
-                    self._tell_silence()
+                    self._report_outage()
                     self._fail(batch[at:])
                     return
                 log.error("Redis refuses a question to the budgets: %s", error)
@@ -202,9 +202,9 @@ class Batcher:
         for budget_operation in unanswered:
             self._told(budget_operation, None)
 
-    def _tell_silence(self) -> None:
+    def _report_outage(self) -> None:
         try:
-            self._on_silence()
+            self._on_outage()
         except Exception:
             log.exception("the silence of the budgets cannot be dealt with")
 

@@ -48,7 +48,7 @@ class Budgets:
         self._clock = clock
         self._local_fallback = LocalFallback()
         self._estimates = Estimates()
-        batcher = self._batcher = Batcher(ledger, self._on_silence, self._on_answer, answer_s=answer_s)
+        batcher = self._batcher = Batcher(ledger, self._on_outage, self._on_answer, answer_s=answer_s)
         ledger_writer = self._ledger_writer = LedgerWriter(
             batcher, self._local_fallback, boot_id, clock, metrics
         )
@@ -340,7 +340,7 @@ class Budgets:
     def _give_back(self, reservation: Reservation) -> None:
         self.settle(reservation, 0, 0, 0, refund_request=True)
 
-    def _on_silence(self) -> None:
+    def _on_outage(self) -> None:
         """Redis answers nobody: decide on all that wait, and on all that come."""
         self._redis_outage.begin(self._clock.now_s())
         self._pending.decide_all()
