@@ -78,7 +78,7 @@ class Budgets:
     def __repr__(self) -> str:
         return (
             f"Budgets({self.open_count} open, {len(self._pending)} pending, {self.owed_count} owed, "
-            f"{len(self._ledger_writer.adopting)} local, {len(self._account_states)} accounts)"
+            f"{len(self._ledger_writer.unrecorded)} local, {len(self._account_states)} accounts)"
         )
 
     @property

@@ -55,7 +55,7 @@ class LedgerWriter:
         clock: Clock,
         metrics: BudgetMetrics,
     ) -> None:
-        self.adopting: dict[str, Reservation] = {}
+        self.unrecorded: dict[str, Reservation] = {}
         """Admitted locally and not settled: Redis shall know of them."""
         self.frontends = 1
         self.current_limits = CurrentLimits()
@@ -87,7 +87,7 @@ class LedgerWriter:
     def tell(self, account_states: Iterable[AccountState]) -> None:
         """Tell what Redis missed. What is given back goes first, so that what was spent can be taken."""
         running: dict[AccountState, list[Reservation]] = {}
-        for reservation in self.adopting.values():
+        for reservation in self.unrecorded.values():
             assert reservation.account_state is not None
             running.setdefault(reservation.account_state, []).append(reservation)
         for account_state, reservations in running.items():
@@ -116,7 +116,7 @@ class LedgerWriter:
         if reservation.holder is Holder.REDIS:
             self.owe(account_state, operation)
             return
-        self.adopting.pop(reservation.id, None)
+        self.unrecorded.pop(reservation.id, None)
         if reservation.is_doubtful:
             # Whether Redis has it or not: opened and settled it is charged once.
             self.owe(
@@ -128,10 +128,10 @@ class LedgerWriter:
             account_state.spent_tokens += actual
             account_state.spent_requests += not refund_request
 
-    def adopted(self, reservation: Reservation) -> None:
+    def recorded(self, reservation: Reservation) -> None:
         """Redis holds what was admitted locally."""
         reservation.holder, reservation.is_doubtful = Holder.REDIS, False
-        self.adopting.pop(reservation.id, None)
+        self.unrecorded.pop(reservation.id, None)
 
     def is_renewal_due(self, now_s: float) -> bool:
         """Return whether all leases should be renewed now, once each RENEW_S."""
@@ -185,7 +185,7 @@ class LedgerWriter:
                 self._metrics.extensions.value += 1
                 account_state.extend(reservation, item.tokens + item.extra_tokens - reservation.tokens, now_s)
             if reservation.holder is Holder.LOCAL and not reservation.is_settled:
-                self.adopted(reservation)
+                self.recorded(reservation)
 
     def _put(self, account_state: AccountState, operation: Operation) -> None:
         budget_operation = BudgetOperation(operation, _ignore)

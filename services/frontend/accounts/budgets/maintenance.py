@@ -89,7 +89,7 @@ class Maintenance:
         return bool(
             self._local_fallback.is_on
             or self._ledger_writer.owed_count
-            or self._ledger_writer.adopting
+            or self._ledger_writer.unrecorded
             or len(self._pending)
             or any(each.owes or each.quota_lease.is_holding for each in self._account_states)
         )

@@ -128,7 +128,7 @@ class PendingReservations:
             reservation.is_doubtful = False
         elif isinstance(answer, Granted) and not reservation.is_settled:
             now_s = self._clock.now_s()
-            self._ledger_writer.adopted(reservation)
+            self._ledger_writer.recorded(reservation)
             self._local_fallback.give_back(account_state, reservation.tokens, 1, now_s)
             account_state.reopen(reservation, now_s)
 

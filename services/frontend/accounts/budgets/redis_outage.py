@@ -51,7 +51,7 @@ class RedisOutage:
             return error
         account_state.admit(reservation, Holder.LOCAL, now_s)
         self._metrics.local.value += 1
-        self._ledger_writer.adopting[reservation.id] = reservation
+        self._ledger_writer.unrecorded[reservation.id] = reservation
         return reservation
 
     def answered(self) -> None:
