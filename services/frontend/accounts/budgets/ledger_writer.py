@@ -35,7 +35,7 @@ from services.frontend.accounts.budgets.batcher import Batcher, BudgetOperation
 from services.frontend.accounts.budgets.current_limits import CurrentLimits
 from services.frontend.accounts.budgets.local_fallback import LocalFallback
 from services.frontend.accounts.budgets.metrics import BudgetMetrics
-from services.frontend.accounts.budgets.quota_lease import Ask, QuotaLease
+from services.frontend.accounts.budgets.quota_lease import DrawRequest, QuotaLease
 
 LEASE_S: Final = 15.0
 RENEW_S: Final = 5.0
@@ -244,7 +244,7 @@ class LedgerWriter:
         )
 
 
-def _draw(account: Account, quota_lease: QuotaLease, ask: Ask) -> Draw:
+def _draw(account: Account, quota_lease: QuotaLease, ask: DrawRequest) -> Draw:
     return Draw(
         account,
         quota_lease.rid,

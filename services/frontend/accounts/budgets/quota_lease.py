@@ -44,7 +44,7 @@ _REQUESTS_MIN: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class DrawRequest:
     """What to ask of Redis for a slab: a draw, as kvmesh.buckets.operations.Draw has it."""
 
     number: int
@@ -68,7 +68,7 @@ class QuotaLease:
     __slots__ = (
         *(
             "_asked",
-            "_asked_at_s",
+            "_drew_at_s",
             "_caps",
             "_low_overrun",
             "_low_requests",
@@ -121,8 +121,8 @@ class QuotaLease:
         self._seen_at_s = now_s
         self._number = 0
         self._told_requests = 0
-        self._asked: Ask | None = None
-        self._asked_at_s = float("-inf")
+        self._asked: DrawRequest | None = None
+        self._drew_at_s = float("-inf")
         self._low_tokens = self._low_requests = self._low_slots = 0
         self._low_overrun = -1
         self._caps = (0.0, 0.0, 0.0, 0.0)
@@ -144,17 +144,17 @@ class QuotaLease:
     def is_holding(self) -> bool:
         """True if Redis may hold more for it than its open requests need."""
         has_free = self.free_tokens + self.free_requests > 0 or self.free_overrun > 0
-        return self.is_asking or self.is_over or (self.is_open and has_free)
+        return self.is_drawing or self.is_over or (self.is_open and has_free)
 
     @property
-    def is_asking(self) -> bool:
+    def is_drawing(self) -> bool:
         """True while a draw has no answer."""
         return self._asked is not None
 
     @property
     def is_over(self) -> bool:
         """True if it is open for nothing: no request runs, none is expected. Settle it, and use another from then on."""
-        return self.is_open and not (self.is_hot or self.is_asking or self.open_requests or self.live_slots)
+        return self.is_open and not (self.is_hot or self.is_drawing or self.open_requests or self.live_slots)
 
     def resize(self, account: Account, frontends: int) -> None:
         """Take the number of frontends that share the account's bursts."""
@@ -233,13 +233,13 @@ class QuotaLease:
         if self.free_tokens < 0:
             self.is_low = True
 
-    def draw(self, now_s: float, *, may_grow: bool = True) -> Ask | None:
+    def draw(self, now_s: float, *, may_grow: bool = True) -> DrawRequest | None:
         """Return what to ask now, if anything. `drawn` or `lost` must follow before the next.
 
         Called every some 100 ms, and when `is_low`. Without `may_grow` it only renews the lease.
         """
         self.is_low = False
-        if self._asked is not None or now_s - self._asked_at_s < AGAIN_S:
+        if self._asked is not None or now_s - self._drew_at_s < AGAIN_S:
             return None
         if not may_grow:
             free = (max(0, self.free_tokens), max(0, self.free_requests), self.free_slots, self.free_overrun)
@@ -284,12 +284,12 @@ class QuotaLease:
         self.rate = self._token_rate = self._overrun_rate = 0.0
         self._wanted_requests = self._wanted_tokens = self._wanted_overrun = 0
         self.is_hot = False
-        self._asked_at_s = float("-inf")
+        self._drew_at_s = float("-inf")
 
-    def _ask(self, tokens: int, requests: int, slots: int, overrun: int, now_s: float) -> Ask:
+    def _ask(self, tokens: int, requests: int, slots: int, overrun: int, now_s: float) -> DrawRequest:
         """Ask for so much to be free."""
         self._number += 1
-        ask = Ask(
+        ask = DrawRequest(
             self._number,
             self.used_tokens,
             max(0, self.used_requests),
@@ -301,7 +301,7 @@ class QuotaLease:
             self.promised_overrun + overrun,
             self.promised_overrun,
         )
-        self._asked, self._asked_at_s = ask, now_s
+        self._asked, self._drew_at_s = ask, now_s
         self.free_tokens = min(self.free_tokens, tokens)
         self.free_requests = min(self.free_requests, requests)
         self.free_slots = min(self.free_slots, slots)
@@ -309,9 +309,9 @@ class QuotaLease:
         return ask
 
     def _is_due(self, now_s: float) -> bool:
-        return now_s - self._asked_at_s >= RENEW_S
+        return now_s - self._drew_at_s >= RENEW_S
 
-    def _answered(self) -> Ask:
+    def _answered(self) -> DrawRequest:
         ask, self._asked = self._asked, None
         assert ask is not None
         return ask
