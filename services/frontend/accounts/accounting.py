@@ -33,7 +33,7 @@ class Hold:
     reservation: Reservation | None = None
     received: int = 0
     """Output the client had already; the reservation counts from there."""
-    is_heir: bool = False
+    is_successor: bool = False
     """True if the execution that gave it has paid for it, or will."""
     order: Order | None = None
     """What it is held for, until that is over."""
@@ -75,9 +75,9 @@ class Accounting:
         received = hold.received
         # Who has output goes on, whatever is left: the tenant pays it back. What a client cannot show that it had is
         # computed and paid as its prompt is.
-        hold.is_heir = order.goes_ahead
-        prompt = order.prompt_tokens + (0 if hold.is_heir else received)
-        asked = caller, order.rid, prompt, order.max_output_tokens - received, hold.is_heir
+        hold.is_successor = order.goes_ahead
+        prompt = order.prompt_tokens + (0 if hold.is_successor else received)
+        asked = caller, order.rid, prompt, order.max_output_tokens - received, hold.is_successor
         reservation = self._budgets.try_reserve(*asked)
         if reservation is None:
             reservation = await self._budgets.reserve(*asked)
@@ -85,9 +85,9 @@ class Accounting:
         if _is_numbered(order):
             hold.note_at = received + NOTE_TOKENS
         for each, tokens in dues(
-            order.earlier, order.prompt_tokens, received, received, is_heir=hold.is_heir
+            order.earlier, order.prompt_tokens, received, received, is_successor=hold.is_successor
         ):
-            if hold.is_heir and each.is_giver:
+            if hold.is_successor and each.is_predecessor:
                 self._lower(order, each, tokens)
         return replace(order, reservation_id=reservation.id)
 
@@ -110,7 +110,7 @@ class Accounting:
             self._pay(reservation, NOT_STARTED, 0, None)
         if order is not None and _is_numbered(order):
             # Else it would seem to have died: each execution after it would hear of it, and lower its reservation.
-            inherited = hold.received if hold.is_heir else 0
+            inherited = hold.received if hold.is_successor else 0
             nothing = Report(order.request_id, order.epoch, order.owner, 0, 0, 0, False, inherited)
             self._settlements.add(nothing)
 
@@ -122,7 +122,7 @@ class Accounting:
         reservation, hold.reservation = hold.reservation, None
         bill, order = bills.of(request), request.order
         hold.order = None
-        inherited = min(hold.received, bill.output_tokens) if hold.is_heir else 0
+        inherited = min(hold.received, bill.output_tokens) if hold.is_successor else 0
         # Who is owed nothing may have given something: its tokens were on their way. Its heir must not leave them for it.
         if bill.is_nothing and not (request.progress.ids or _is_numbered(order)):
             if reservation is not None:
@@ -142,7 +142,7 @@ class Accounting:
             # It pays for the request instead of those whose output its client let go. Who hangs up at once does not.
             received, output = hold.received, bill.output_tokens
             for each, tokens in dues(
-                order.earlier, order.prompt_tokens, received, output, is_heir=hold.is_heir
+                order.earlier, order.prompt_tokens, received, output, is_successor=hold.is_successor
             ):
                 self._lower(order, each, tokens)
         if reservation is None:

@@ -15,7 +15,7 @@ from services.frontend.requests.request_spec import Earlier
 
 
 def dues(
-    earlier: Iterable[Earlier], prompt_tokens: int, received: int, output_tokens: int, *, is_heir: bool
+    earlier: Iterable[Earlier], prompt_tokens: int, received: int, output_tokens: int, *, is_successor: bool
 ) -> list[tuple[Earlier, int]]:
     """Return what each of `earlier` is charged at most if it has died, beside a later execution of the request.
 
@@ -25,7 +25,7 @@ def dues(
     found, reach = list[tuple[Earlier, int]](), output_tokens
     for each in sorted(earlier, key=lambda one: one.given):
         tokens = max(0, each.given - max(reach, each.inherited))
-        if is_heir and each.is_giver:
+        if is_successor and each.is_predecessor:
             tokens += max(0, (0 if each.inherited else prompt_tokens) + received - each.inherited)
         reach = max(reach, each.given)
         found.append((each, tokens))

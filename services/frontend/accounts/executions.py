@@ -59,7 +59,7 @@ class Claim:
     owner: str
     inherited: int = 0
     """Output that an earlier execution gave and pays."""
-    giver: int = -1
+    predecessor: int = -1
     """Number of the execution that gave it, by the client's token; -1: the client brings none."""
     age_s: float = 0.0
     """Age of that token; infinite if it is not dated."""
@@ -145,7 +145,10 @@ class Executions:
         rest, is_shown = answer[3:], word != b"UNSHOWN"
         earlier = tuple(
             Earlier(
-                bytes(owner).decode(), int(inherited), is_shown and int(epoch) == claim.giver, int(given or 0)
+                bytes(owner).decode(),
+                int(inherited),
+                is_shown and int(epoch) == claim.predecessor,
+                int(given or 0),
             )
             for owner, epoch, inherited, given in zip(*(rest[at::4] for at in range(4)), strict=True)
         )
@@ -222,7 +225,7 @@ class Executions:
             self._channel,
             claim.request_id,
             claim.inherited,
-            claim.giver,
+            claim.predecessor,
             int(self._is_old(claim)),
         )
 

@@ -46,7 +46,7 @@ class Earlier:
     """Empty: nobody asked for its number, so its reservation has the name of the request."""
     inherited: int
     """Output that it began behind, and so does not pay."""
-    is_giver: bool
+    is_predecessor: bool
     """True if it gave the output that the one after it goes on behind."""
     given: int = 0
     """Output below this position is known to have been given by it; 0: it told nothing (accounts.progress_reports)."""

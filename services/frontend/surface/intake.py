@@ -201,7 +201,7 @@ class Intake:
             inherited = len(asked.received_ids) if resume.place is not None else 0
             # Without a date nothing tells that the token is young: then the record in Redis alone proves what was given.
             age_s = wall_s() - resume.issued_s if resume.issued_s else math.inf
-            claim = replace(claim, inherited=inherited, giver=resume.epoch, age_s=age_s)
+            claim = replace(claim, inherited=inherited, predecessor=resume.epoch, age_s=age_s)
         return await self._executions.begin(claim)
 
 

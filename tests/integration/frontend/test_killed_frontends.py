@@ -71,15 +71,15 @@ class Frontend(test_executions.Frontend):
         return self
 
     async def start(
-        self, *, received: int = 0, giver: int = -1, is_keyed: bool = True, age_s: float = 0.0
+        self, *, received: int = 0, predecessor: int = -1, is_keyed: bool = True, age_s: float = 0.0
     ) -> None:
-        """Execute the request: after `received` tokens that `giver` made, or from the beginning. `age_s`: age of the
+        """Execute the request: after `received` tokens that `predecessor` made, or from the beginning. `age_s`: age of the
         client's token.
         """
-        owner, is_resumed, request_id = self.executions.new_owner(), giver >= 0, f"{1:032x}"
+        owner, is_resumed, request_id = self.executions.new_owner(), predecessor >= 0, f"{1:032x}"
         epoch, earlier, is_shown = 0, tuple[Earlier, ...](), True
         if is_keyed or is_resumed:
-            claim = Claim(request_id, 5, 7, False, giver + 1, owner, received, giver, age_s)
+            claim = Claim(request_id, 5, 7, False, predecessor + 1, owner, received, predecessor, age_s)
             execution = await self.executions.begin(claim)
             epoch, earlier, is_shown = execution.epoch, execution.earlier, execution.is_shown
         made = order(
@@ -139,7 +139,7 @@ async def test_a_killed_frontend_is_charged_its_delivered_output(
         if is_swept_before:
             await one.sweep()
             assert (await one.ledger_totals()).swept == PROMPT + OUTPUT
-        await other.start(received=received, giver=0, is_keyed=is_keyed)
+        await other.start(received=received, predecessor=0, is_keyed=is_keyed)
         other.end(OUTPUT, WELL)
         await _quiet(other)
         await one.sweep()
@@ -153,9 +153,9 @@ async def test_of_three_frontends_two_are_killed(redis_url: str) -> None:
     async with AsyncExitStack() as stack:
         one, two, three = [await stack.enter_async_context(Frontend(redis_url, name)) for name in "abc"]
         await one.start()
-        await two.start(received=100, giver=0)
+        await two.start(received=100, predecessor=0)
         assert await two.budgets.flush(5)
-        await three.start(received=250, giver=1)
+        await three.start(received=250, predecessor=1)
         three.end(OUTPUT, WELL)
         await _quiet(three)
         await three.sweep()
@@ -185,7 +185,7 @@ async def test_a_frozen_frontend_that_reports_last_is_charged_its_part(
         await one.start(is_keyed=is_keyed)
         if is_swept_before:
             await one.sweep()
-        await other.start(received=400, giver=0, is_keyed=is_keyed)
+        await other.start(received=400, predecessor=0, is_keyed=is_keyed)
         other.end(1000, LEFT)
         await _quiet(other)
         one.end(streamed, LEFT)
@@ -217,7 +217,7 @@ async def test_output_of_a_killed_execution_is_charged_if_the_next_is_abandoned(
     async with Frontend(redis_url, "a") as one, Frontend(redis_url, "b") as other:
         await one.start()
         await one.gives(3000)  # and is killed
-        await other.start(received=received, giver=0 if received else -1)
+        await other.start(received=received, predecessor=0 if received else -1)
         other.end(output, end)
         await _quiet(other)
         await other.sweep()
@@ -250,7 +250,7 @@ async def test_an_end_with_output_in_flight_is_reported(
         if not is_last:
             one.end(64, AWAY, delivered=0)
             await _quiet(one)
-        await other.start(received=64, giver=0, is_keyed=is_keyed)
+        await other.start(received=64, predecessor=0, is_keyed=is_keyed)
         other.end(74, LEFT)
         await _quiet(other)
         if is_last:
@@ -268,10 +268,10 @@ async def test_an_execution_without_output_has_no_debt(redis_url: str) -> None:
         await one.start(is_keyed=False)
         one.end(1, LEFT)
         await _quiet(one)
-        await two.start(giver=0, is_keyed=False)
+        await two.start(predecessor=0, is_keyed=False)
         two.end(0, LEFT)
         await _quiet(two)
-        await three.start(received=3000, giver=two.order.epoch, is_keyed=False)
+        await three.start(received=3000, predecessor=two.order.epoch, is_keyed=False)
         three.end(3010, LEFT)
         await _quiet(three)
         await three.sweep()
@@ -295,10 +295,10 @@ async def test_output_after_a_token_older_than_its_record_is_charged(
         assert before == PROMPT + 1
         if is_forgotten:
             await one.redis.execute("DEL", f"{MESH}:exec:{1:032x}")
-        await other.start(received=2999, giver=0, is_keyed=is_keyed, age_s=RUNTIME_MAX_S + 61)
+        await other.start(received=2999, predecessor=0, is_keyed=is_keyed, age_s=RUNTIME_MAX_S + 61)
         other.end(3009, LEFT)
         await _quiet(other)
-        await other.start(received=3500, giver=0, is_keyed=is_keyed, age_s=RUNTIME_MAX_S + 61)
+        await other.start(received=3500, predecessor=0, is_keyed=is_keyed, age_s=RUNTIME_MAX_S + 61)
         other.end(3510, LEFT)
         await _quiet(other)
         await other.sweep()
@@ -312,7 +312,7 @@ async def test_an_old_token_is_valid_while_its_record_exists(redis_url: str) -> 
         await one.start()
         one.end(1000, LEFT)
         await _quiet(one)
-        await other.start(received=1000, giver=0, age_s=3600.0)
+        await other.start(received=1000, predecessor=0, age_s=3600.0)
         assert other.order.goes_ahead
         other.end(1500, LEFT)
         await _quiet(other)

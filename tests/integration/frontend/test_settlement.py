@@ -145,7 +145,7 @@ class Run:
     epoch: int
     owner: str
     inherited: int
-    giver: int
+    predecessor: int
     streamed: int
     is_dead: bool
 
@@ -176,14 +176,14 @@ class Shares:
         return {at for at, owner in self.payers.items() if owner == run.owner}
 
     def _payer(self, run: Run, at: int) -> str:
-        giver = run.giver
+        predecessor = run.predecessor
         if at >= run.inherited or (at < 0 and not run.inherited):
             return run.owner
         for other in sorted(self.runs, key=lambda each: -each.epoch):
-            if other.epoch <= giver:
+            if other.epoch <= predecessor:
                 if other.inherited <= max(0, at):
                     return run.owner if other.owner in self.charges else other.owner
-                giver = min(giver, other.giver)
+                predecessor = min(predecessor, other.predecessor)
         raise AssertionError("no execution delivered it")
 
 
@@ -204,21 +204,21 @@ async def test_for_any_order_of_reports_each_token_is_charged_once(redis_url: st
             waiting: list[tuple[Run, Frontend]] = []
             for at in range(draw.randint(1, 4)):
                 frontend = draw.choice(frontends)
-                owner, epoch, inherited, giver = frontend.executions.new_owner(), 0, 0, -1
+                owner, epoch, inherited, predecessor = frontend.executions.new_owner(), 0, 0, -1
                 if at and not (is_keyed and draw.random() < 0.3):
-                    giver = draw.choice(list(received))
-                    inherited = received[giver]
+                    predecessor = draw.choice(list(received))
+                    inherited = received[predecessor]
                 if at or is_keyed:
-                    claim = Claim(request_id, 5, 7, False, giver + 1, owner, inherited, giver)
+                    claim = Claim(request_id, 5, 7, False, predecessor + 1, owner, inherited, predecessor)
                     execution = await frontend.executions.begin(claim)
                     epoch = execution.epoch
                     untold = [each for each in shares.runs if each.owner not in shares.charges]
-                    wanted = [each for each in untold if each.epoch >= giver]
+                    wanted = [each for each in untold if each.epoch >= predecessor]
                     assert [each.inherited for each in execution.earlier] == [
                         each.inherited for each in wanted
                     ]
-                    assert [each.is_giver for each in execution.earlier] == [
-                        each.epoch == giver for each in wanted
+                    assert [each.is_predecessor for each in execution.earlier] == [
+                        each.epoch == predecessor for each in wanted
                     ]
                     assert all(
                         each.owner in (run.owner, "")
@@ -226,7 +226,7 @@ async def test_for_any_order_of_reports_each_token_is_charged_once(redis_url: st
                     )
                     shares.epoch = epoch
                 streamed = draw.randint(inherited, inherited + 40)
-                run = Run(epoch, owner, inherited, giver, streamed, draw.random() < 0.25)
+                run = Run(epoch, owner, inherited, predecessor, streamed, draw.random() < 0.25)
                 received[epoch] = draw.randint(
                     inherited, streamed + draw.choice((0, 5))
                 )  # made up by the client, if more
@@ -266,8 +266,8 @@ async def test_output_is_left_to_its_predecessors_only(redis_url: str) -> None:
     lives = [("e0", -1, 0, 10), ("e1", -1, 0, 0), ("e2", 0, 10, 20), ("e3", 2, 20, 30)]
     paid: dict[str, tuple[int, int]] = {}
     async with Frontend(redis_url, "a") as one:
-        for epoch, (owner, giver, inherited, _) in enumerate(lives):
-            claim = Claim(request_id, 5, 7, False, epoch, owner, inherited, giver)
+        for epoch, (owner, predecessor, inherited, _) in enumerate(lives):
+            claim = Claim(request_id, 5, 7, False, epoch, owner, inherited, predecessor)
             assert (await one.executions.begin(claim)).epoch == epoch
         for epoch in (3, 1, 0, 2):
             owner, _, inherited, streamed = lives[epoch]
