@@ -20,7 +20,7 @@ from services.frontend.accounts.progress_reports import NOTE_TOKENS
 from services.frontend.accounts.settlement import Charge, Report, Settlements
 from services.frontend.accounts.trailers import of_remaining
 from services.frontend.requests.request import LiveRequest
-from services.frontend.requests.request_spec import Earlier, Order
+from services.frontend.requests.request_spec import EarlierExecution, Order
 
 NEVER: Final = 1 << 62
 """Output position that no request reaches."""
@@ -154,7 +154,7 @@ class Accounting:
             self._budgets.ended(reservation)
             self._settlements.add(report, partial(self._pay, reservation, bill, inherited))
 
-    def _lower(self, order: Order, earlier: Earlier, tokens: int) -> None:
+    def _lower(self, order: Order, earlier: EarlierExecution, tokens: int) -> None:
         self._budgets.lower(order.caller, earlier.owner or order.request_id, tokens)
 
     def _pay(self, reservation: Reservation, bill: Bill, inherited: int, charge: Charge | None) -> None:

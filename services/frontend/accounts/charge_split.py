@@ -11,18 +11,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from services.frontend.requests.request_spec import Earlier
+from services.frontend.requests.request_spec import EarlierExecution
 
 
 def dues(
-    earlier: Iterable[Earlier], prompt_tokens: int, received: int, output_tokens: int, *, is_successor: bool
-) -> list[tuple[Earlier, int]]:
+    earlier: Iterable[EarlierExecution],
+    prompt_tokens: int,
+    received: int,
+    output_tokens: int,
+    *,
+    is_successor: bool,
+) -> list[tuple[EarlierExecution, int]]:
     """Return what each of `earlier` is charged at most if it has died, beside a later execution of the request.
 
     That one went on behind `received` tokens and came to `output_tokens`. An heir leaves the prompt and the received
     tokens to their giver; any other pays from the beginning. What an earlier one gave beyond is its own, each token once.
     """
-    found, reach = list[tuple[Earlier, int]](), output_tokens
+    found, reach = list[tuple[EarlierExecution, int]](), output_tokens
     for each in sorted(earlier, key=lambda one: one.given):
         tokens = max(0, each.given - max(reach, each.inherited))
         if is_successor and each.is_predecessor:

@@ -25,7 +25,7 @@ from kvmesh.redis_link import RedisLink, RedisUnavailable, key
 from kvmesh.redis_script import Call, Script
 from kvmesh.tasks import end, persist
 from services.frontend.accounts.budgets.batcher import ANSWER_S
-from services.frontend.requests.request_spec import Earlier
+from services.frontend.requests.request_spec import EarlierExecution
 from services.frontend.requests.resume_token import EPOCH_MAX
 
 log = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class Execution:
     seed: int
     is_fenced: bool
     """True if Redis gave the number: no other execution has it, and earlier ones were told."""
-    earlier: tuple[Earlier, ...] = ()
+    earlier: tuple[EarlierExecution, ...] = ()
     """Those that have not reported, from the giver on."""
     is_shown: bool = True
     """False if the client's token is older than the record of the execution that gave the output: it proves nothing."""
@@ -144,7 +144,7 @@ class Executions:
             )
         rest, is_shown = answer[3:], word != b"UNSHOWN"
         earlier = tuple(
-            Earlier(
+            EarlierExecution(
                 bytes(owner).decode(),
                 int(inherited),
                 is_shown and int(epoch) == claim.predecessor,

@@ -39,7 +39,7 @@ NOBODY: Final = Caller(
 
 
 @dataclass(frozen=True, slots=True)
-class Earlier:
+class EarlierExecution:
     """An execution of the request that has not reported, as the one that begins after it hears of it."""
 
     owner: str
@@ -93,7 +93,7 @@ class Order:
     """True if the client named the request, so that it may send it again."""
     owner: str = ""
     """Name of this execution, different from all others; empty if nobody else can have one of the request yet."""
-    earlier: tuple[Earlier, ...] = ()
+    earlier: tuple[EarlierExecution, ...] = ()
     """Executions of the request that have not told what they gave."""
     can_move: bool = False
     """True if the client can go on at another frontend."""

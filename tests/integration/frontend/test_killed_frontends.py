@@ -23,7 +23,7 @@ from services.frontend.accounts.budgets.metrics import BudgetMetrics
 from services.frontend.accounts.executions import Claim
 from services.frontend.requests.charge import Reach
 from services.frontend.requests.outcome import End
-from services.frontend.requests.request_spec import Earlier, Order
+from services.frontend.requests.request_spec import EarlierExecution, Order
 from services.frontend.requests.resume_token import ATTEMPT_STRIDE
 from services.frontend.requests.takeover import Place
 from tests.integration.frontend import test_executions
@@ -77,7 +77,7 @@ class Frontend(test_executions.Frontend):
         client's token.
         """
         owner, is_resumed, request_id = self.executions.new_owner(), predecessor >= 0, f"{1:032x}"
-        epoch, earlier, is_shown = 0, tuple[Earlier, ...](), True
+        epoch, earlier, is_shown = 0, tuple[EarlierExecution, ...](), True
         if is_keyed or is_resumed:
             claim = Claim(request_id, 5, 7, False, predecessor + 1, owner, received, predecessor, age_s)
             execution = await self.executions.begin(claim)
