@@ -16,7 +16,7 @@ from services.frontend.accounts.bill import NOT_STARTED, Bill
 from services.frontend.accounts.budgets.account_state import Reservation
 from services.frontend.accounts.budgets.budgets import Budgets
 from services.frontend.accounts.charge_split import dues
-from services.frontend.accounts.progress_reports import NOTE_TOKENS
+from services.frontend.accounts.progress_reports import PROGRESS_TOKENS
 from services.frontend.accounts.settlement import Charge, Report, Settlements
 from services.frontend.accounts.trailers import of_remaining
 from services.frontend.requests.request import LiveRequest
@@ -37,7 +37,7 @@ class Hold:
     """True if the execution that gave it has paid for it, or will."""
     order: Order | None = None
     """What it is held for, until that is over."""
-    note_at: int = NEVER
+    report_progress_at: int = NEVER
     """Output position at which Redis is told how far it came."""
 
     def trailers(self) -> Mapping[str, str]:
@@ -49,7 +49,7 @@ class Hold:
         """Output position at which `Accounting.progress` is to be called."""
         if self.reservation is None:
             return NEVER
-        return min(self.note_at, self.received + self.reservation.progress_at)
+        return min(self.report_progress_at, self.received + self.reservation.progress_at)
 
 
 class Accounting:
@@ -83,7 +83,7 @@ class Accounting:
             reservation = await self._budgets.reserve(*asked)
         hold.reservation = reservation
         if _is_numbered(order):
-            hold.note_at = received + NOTE_TOKENS
+            hold.report_progress_at = received + PROGRESS_TOKENS
         for each, tokens in dues(
             order.earlier, order.prompt_tokens, received, received, is_successor=hold.is_successor
         ):
@@ -95,9 +95,9 @@ class Accounting:
         """Tell how far the output came; return the position at which to tell again."""
         reservation, order = hold.reservation, hold.order
         assert reservation is not None and order is not None
-        if position >= hold.note_at:
-            hold.note_at = position + NOTE_TOKENS
-            self._settlements.notes.add(order.request_id, order.owner, position)
+        if position >= hold.report_progress_at:
+            hold.report_progress_at = position + PROGRESS_TOKENS
+            self._settlements.progress_reports.add(order.request_id, order.owner, position)
         if position - hold.received >= reservation.progress_at:
             self._budgets.progress(reservation, position - hold.received)
         return hold.progress_at

@@ -17,9 +17,9 @@ from kvmesh.redis_script import Call, Script
 from kvmesh.tasks import persist
 from services.frontend.accounts.executions import execution_key
 
-_NOTE: Final = Script.beside(__file__, "report_progress.lua")
+_REPORT_PROGRESS: Final = Script.beside(__file__, "report_progress.lua")
 
-NOTE_TOKENS: Final = 256
+PROGRESS_TOKENS: Final = 256
 """Output tokens from one note of an execution to the next: what a killed one may have given without a trace."""
 
 WAITING_MAX: Final = 65_536
@@ -60,7 +60,9 @@ class ProgressReports:
             await self._ready.wait()
             await asyncio.sleep(COALESCE_S)
             batch = dict(islice(self._waiting.items(), BATCH_MAX))
-            await self._redis.scripts(_NOTE, [self._call(owner, *note) for owner, note in batch.items()])
+            await self._redis.scripts(
+                _REPORT_PROGRESS, [self._call(owner, *note) for owner, note in batch.items()]
+            )
             for owner, note in batch.items():
                 if self._waiting.get(owner) == note:
                     del self._waiting[owner]

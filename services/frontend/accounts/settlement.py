@@ -85,7 +85,7 @@ class Settlements:
         self._mesh = mesh
         self._ttl_ms = ttl_ms(runtime_max_s)
         self._on_charge = on_charge
-        self.notes = ProgressReports(redis, mesh)
+        self.progress_reports = ProgressReports(redis, mesh)
         self._waiting: deque[_Waiting] = deque()
         self._ready = asyncio.Event()
         self._awaited = asyncio.Event()
@@ -101,7 +101,7 @@ class Settlements:
 
         `on_charge` is called once with what it came to, perhaps at once; with None if Redis is away or does not take it.
         """
-        self.notes.forget(report.owner)
+        self.progress_reports.forget(report.owner)
         if len(self._waiting) >= WAITING_MAX:
             self._waiting.popleft().tell(None)
             self.dropped_total += 1
@@ -117,7 +117,7 @@ class Settlements:
     async def run(self) -> None:
         """Settle what waits, and tell the notes, until cancelled. No answer of Redis ends it."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.notes.run(), name="progress-notes")
+            tasks.create_task(self.progress_reports.run(), name="progress-notes")
             tasks.create_task(persist(self._settle, "settlement", pause_s=0.25), name="settle")
 
     async def flush(self, timeout_s: float) -> bool:

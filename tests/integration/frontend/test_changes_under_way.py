@@ -19,7 +19,7 @@ from kvmesh.inference.v1 import inference_pb2 as pb
 from kvmesh.tenants.catalogue import Catalogue
 from kvmesh.tenants.overrides import Override
 from services.frontend.accounts.executions import execution_key
-from services.frontend.accounts.progress_reports import NOTE_TOKENS
+from services.frontend.accounts.progress_reports import PROGRESS_TOKENS
 from services.frontend.requests import resume_token
 from services.frontend.requests.progress import CREDIT_WINDOW
 from services.frontend.surface import intake
@@ -122,7 +122,7 @@ async def test_progress_of_a_named_request_is_reported_to_redis(served: Serving,
     one.
     """
     stream = Stream(served, "strict", request(700, idempotency_key="k"))
-    await stream.read(NOTE_TOKENS + CREDIT_WINDOW, cut=False)
+    await stream.read(PROGRESS_TOKENS + CREDIT_WINDOW, cut=False)
     redis, key = (
         served.frontend.accounts.executions._redis,
         execution_key("kvmesh", stream.started.request_id),
@@ -134,7 +134,7 @@ async def test_progress_of_a_named_request_is_reported_to_redis(served: Serving,
 
     while not (given := await note()):
         await asyncio.sleep(0.01)
-    assert NOTE_TOKENS <= given <= 700
+    assert PROGRESS_TOKENS <= given <= 700
     await stream.read(len(stream.ids) + 1)  # another execution takes it over, and its client leaves
     await served.until_empty()
     assert await served.frontend.accounts.settlements.flush(5)

@@ -101,7 +101,7 @@ class Frontend(test_executions.Frontend):
         """Deliver `count` tokens to the client, and report them to Redis."""
         assert self.hold.progress_at <= tokens
         self.accounting.progress(self.hold, tokens)
-        await until(lambda: not self.settlements.notes, "Redis knows")
+        await until(lambda: not self.settlements.progress_reports, "Redis knows")
 
     def end(self, tokens: int, end: End, *, delivered: int | None = None) -> None:
         """End the execution with `count` tokens in all, of which the client is known to have `delivered`, by default
