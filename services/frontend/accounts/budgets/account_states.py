@@ -18,7 +18,7 @@ IDLE_S: Final = 60.0
 
 
 class AccountStates:
-    """What is known of each. `current_limits` learns the limits that hold; `name(what)` returns a name that nothing else has."""
+    """What is known of each. `current_limits` learns the limits that hold; `name(what)` returns a new name."""
 
     def __init__(self, current_limits: CurrentLimits, name: Callable[[str], str]) -> None:
         self._current_limits = current_limits
