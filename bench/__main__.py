@@ -16,7 +16,7 @@ from bench import machine, options, pages, report, windows
 from bench.aims import AIMS
 from bench.processes import BenchError
 from bench.report import TITLES
-from bench.results import Results
+from bench.results import Results, ScenarioResults
 from bench.windows import Pace
 
 PLAIN_WIDTH = 140
@@ -58,7 +58,7 @@ def _measure(names: list[str], pace: Pace, results: Results) -> None:
     for name, _, say in options.repeated(names, pace.repeats, Console(stderr=True)):
         say("measures")
         try:
-            import_module(f"bench.scenarios.{name}").run(results, pace)
+            import_module(f"bench.scenarios.{name}").run(ScenarioResults(results, name), pace)
         except BenchError as error:
             results.problem(name, str(error))
 

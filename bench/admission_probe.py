@@ -58,6 +58,11 @@ class Probe:
         await asyncio.wait([self.running])
         await self.link.close()
 
+    async def reserve(self, who: Caller) -> Reservation:
+        """Admit a request as the frontend does: at once if it can be, else once Redis has answered."""
+        of_request = (who, f"r{next(self._numbers)}", PROMPT_TOKENS, MAX_OUTPUT_TOKENS)
+        return self.budgets.try_reserve(*of_request) or await self.budgets.reserve(*of_request)
+
     def settle(self, reservation: Reservation) -> None:
         """End a request as most end."""
         self.budgets.settle(reservation, PROMPT_TOKENS, 0, OUTPUT_TOKENS)
@@ -68,10 +73,8 @@ class Probe:
         latencies, quota_lease = [], self.budgets.metrics.quota_lease.value
         cpu_ns = time.process_time_ns()
         for _ in range(requests):
-            rid, began_ns = f"r{next(self._numbers)}", time.perf_counter_ns()
-            reservation = self.budgets.try_reserve(who, rid, PROMPT_TOKENS, MAX_OUTPUT_TOKENS)
-            if reservation is None:
-                reservation = await self.budgets.reserve(who, rid, PROMPT_TOKENS, MAX_OUTPUT_TOKENS)
+            began_ns = time.perf_counter_ns()
+            reservation = await self.reserve(who)
             latencies.append(time.perf_counter_ns() - began_ns)
             self.settle(reservation)
             await asyncio.sleep(0)
@@ -110,10 +113,8 @@ class Probe:
         """Refuse requests of an account that has used everything; return microseconds of CPU per refusal."""
         refused, cpu_ns = 0, time.process_time_ns()
         for number in range(requests):
-            rid = f"r{next(self._numbers)}"
             try:
-                if self.budgets.try_reserve(who, rid, PROMPT_TOKENS, MAX_OUTPUT_TOKENS) is None:
-                    await self.budgets.reserve(who, rid, PROMPT_TOKENS, MAX_OUTPUT_TOKENS)
+                await self.reserve(who)
             except MeshError:
                 refused += 1
             if not number % BATCH:

@@ -10,15 +10,8 @@ import subprocess
 from pathlib import Path
 
 PACKAGES = (
-    "grpcio",
-    "protobuf",
-    "uvloop",
-    "redis",
-    "hiredis",
-    "numpy",
-    "tritonclient",
-    "nvidia-pytriton",
-    "tokenizers",
+    *("grpcio", "protobuf", "uvloop", "redis", "hiredis", "numpy"),
+    *("tritonclient", "nvidia-pytriton", "tokenizers"),
 )
 
 

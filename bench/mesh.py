@@ -23,19 +23,18 @@ class Mesh:
         """Start everything. `costs`: of the engine of each replica. `tables`: of the configuration, beside `engine`."""
         self._fleet = fleet
         self._costs = costs
-        self._config = fleet.config({"engine": engines.CONFIG, **tables})
-        self._redis_url = fleet.redis()
+        fleet.configure({"engine": engines.CONFIG, **tables})
         self.engines: dict[str, Engine] = {}
         self.replicas: dict[str, Process] = {}
         for name in costs:
             self.start_engine(name)
-        self.routers = [self._start("router", name) for name in names("router", routers)]
+        self.routers = [fleet.start_service("router", name) for name in names("router", routers)]
         for process in self.routers:
             process.wait_ready()
         for name, engine in self.engines.items():
             engines.wait_ready(engine)
             self.start_replica(name).wait_ready()
-        self.frontend = self._start("frontend", "frontend-0")
+        self.frontend = fleet.start_service("frontend", "frontend-0")
         self.frontend.wait_ready()
 
     def start_engine(self, name: str) -> Engine:
@@ -48,20 +47,15 @@ class Mesh:
         """Start a replica, once again at the address that it had; it is not ready yet."""
         listen = self.replicas[name].address if name in self.replicas else ANY_PORT
         role, engine = name.partition("-")[0], self.engines[name].address
-        self.replicas[name] = self._start(role, name, "--engine", engine, listen=listen)
+        self.replicas[name] = self._fleet.start_service(role, name, "--engine", engine, listen=listen)
         return self.replicas[name]
 
     def restart_routers(self) -> None:
         """Kill every router without a warning, then start all again and return when they are ready."""
         aim(*self.routers)()
-        self.routers = [self._start("router", router.name) for router in self.routers]
+        self.routers = [self._fleet.start_service("router", router.name) for router in self.routers]
         for process in self.routers:
             process.wait_ready()
-
-    def _start(self, role: str, name: str, *options: str, listen: str = ANY_PORT) -> Process:
-        return self._fleet.start_service(
-            role, name, self._config, self._redis_url, *options, core=ANY_CORE, listen=listen
-        )
 
 
 def names(role: str, count: int) -> list[str]:

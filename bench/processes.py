@@ -160,6 +160,9 @@ class Fleet:
         self._stack = contextlib.ExitStack()
         self._processes: list[Process] = []
         self.folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="kvmesh-bench-")))
+        self.redis_url = ""
+        """Of the Redis of the mesh that `configure` began."""
+        self._config = self.folder / "kvmesh.toml"
 
     def __enter__(self) -> Fleet:
         return self
@@ -200,17 +203,16 @@ class Fleet:
         return process
 
     def start_service(
-        self, role: str, name: str, config: Path, redis_url: str, *options: str, core: int, listen: str
+        self, role: str, name: str, *options: str, core: int = ANY_CORE, listen: str = ANY_PORT
     ) -> Process:
-        """Start a service of the mesh; it is not ready yet."""
-        more = ("--redis", redis_url, *options)
-        return self.start(
-            name, service_command(role, name, config=str(config), listen=listen, more=more), core
-        )
+        """Start a service of the mesh that `configure` began; it is not ready yet."""
+        more = ("--redis", self.redis_url, *options)
+        command = service_command(role, name, config=str(self._config), listen=listen, more=more)
+        return self.start(name, command, core)
 
-    def service(self, role: str, name: str, config: Path, redis_url: str, *options: str) -> Process:
+    def service(self, role: str, name: str, *options: str) -> Process:
         """Start a service of the mesh as the process under test and wait until it is ready."""
-        process = self.start_service(role, name, config, redis_url, *options, core=TEST_CORE, listen=ANY_PORT)
+        process = self.start_service(role, name, *options, core=TEST_CORE)
         process.wait_ready()
         return process
 
@@ -221,15 +223,14 @@ class Fleet:
         process.wait_for_port(port)
         return f"redis://127.0.0.1:{port}/0"
 
-    def config(self, tables: Mapping[str, Mapping[str, Any]]) -> Path:
-        """Write a kvmesh.toml with `tables`; services log warnings alone."""
-        path = self.folder / "kvmesh.toml"
+    def configure(self, tables: Mapping[str, Mapping[str, Any]]) -> None:
+        """Begin a mesh: write its configuration from `tables`, with a log of warnings alone, and start its Redis."""
         lines = []
         for section, keys in {"telemetry": {"log_level": "warning"}, **tables}.items():
             lines.append(f"[{section}]")
             lines += [f"{key} = {json.dumps(value)}" for key, value in keys.items()]
-        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        return path
+        self._config.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        self.redis_url = self.redis()
 
 
 def aim(*processes: Process) -> Callable[[], None]:

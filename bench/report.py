@@ -101,40 +101,39 @@ def sentences(results: Results) -> list[str]:
 
 def _share(results: Results, figure: Figure) -> str:
     """Say where a cost comes from, as far as it was measured: the floor of the same case, or the parts of a delay."""
-    case = figure.key.case
-    parts = [results.figures.get(Key(figure.key.scenario, case, name)) for name in PARTS]
-    if figure.key.scenario == "path" and all(parts):
-        told = ", ".join(
-            f"{number(part.median)} {part.key.metric[6:-5]}" for part in parts if part is not None
-        )
-        trip = results.figures.get(Key("floor", case, aims.ATTACH_TRIP))
-        edge = results.figures.get(Key("floor", case, aims.EDGE_TRIP))
+    scenario, case, metric = figure.key
+
+    def medians(scenario: str, *metrics: str) -> list[float]:
+        """Return the medians of `metrics` in this case, none if one was not measured."""
+        found = [results.figures.get(Key(scenario, case, metric)) for metric in metrics]
+        return [one.median for one in found if one is not None] if all(found) else []
+
+    if parts := medians("path", *PARTS) if scenario == "path" else []:
+        told = ", ".join(f"{number(value)} {name[6:-5]}" for name, value in zip(PARTS, parts, strict=True))
         floor = ""
-        if trip is not None and edge is not None:
-            least = edge.median + TRIPS * trip.median
+        if found := medians("floor", aims.EDGE_TRIP, aims.ATTACH_TRIP):
+            edge, trip = found
             floor = (
-                f" With nothing behind them a call of the client API takes {number(edge.median)} and a round trip over "
-                f"Attach {number(trip.median)}; there are {TRIPS} of these one after another (frontend to router, router "
-                f"to prefill): {number(least)} at least."
+                f" With nothing behind them a call of the client API takes {number(edge)} and a round trip over Attach "
+                f"{number(trip)}; there are {TRIPS} of these one after another (frontend to router, router to prefill): "
+                f"{number(edge + TRIPS * trip)} at least."
             )
         return f" Of these milliseconds: {told}.{floor}"
-    own = results.figures.get(Key(figure.key.scenario, case, aims.PER_FRAME))
-    reading = results.figures.get(Key("floor", case, aims.PER_FRAME))
-    writing = results.figures.get(Key("floor", case, aims.FRAME_WRITER))
-    if figure.key.metric != aims.PER_TOKEN or own is None or reading is None or writing is None:
+    own, floor_costs = medians(scenario, aims.PER_FRAME), medians("floor", aims.PER_FRAME, aims.FRAME_WRITER)
+    if metric != aims.PER_TOKEN or not own or not floor_costs:
         return ""
-    if figure.key.scenario == "router":
+    reading, writing = map(number, floor_costs)
+    if scenario == "router":
         return (
-            f" Of {number(own.median)} us per frame, reading one costs {number(reading.median)} and writing one "
-            f"{number(writing.median)} with nothing between."
+            f" Of {number(own[0])} us per frame, reading one costs {reading} and writing one {writing} with nothing "
+            "between."
         )
-    edge = results.figures.get(Key("floor", case, aims.EDGE_WRITER))
-    if figure.key.scenario != "frontend" or edge is None:
-        return ""
-    return (
-        f" A server with nothing behind it spends {number(edge.median)} us per token on the stream to the client, and "
-        f"reading a frame costs {number(reading.median)} us."
-    )
+    if scenario == "frontend" and (edges := medians("floor", aims.EDGE_WRITER)):
+        return (
+            f" A server with nothing behind it spends {number(edges[0])} us per token on the stream to the client, and "
+            f"reading a frame costs {reading} us."
+        )
+    return ""
 
 
 def _cells(figure: Figure) -> list[str]:

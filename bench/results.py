@@ -104,3 +104,19 @@ class Results:
     def scenarios(self) -> Iterable[str]:
         """Return the scenarios that have figures, in order."""
         return dict.fromkeys(key.scenario for key in self.figures)
+
+
+@dataclass(frozen=True, slots=True)
+class ScenarioResults:
+    """The figures of one scenario."""
+
+    results: Results
+    scenario: str
+
+    def add(self, case: object, metric: str, unit: str, value: float) -> None:
+        """Add one value of one repeat."""
+        self.results.add(self.scenario, str(case), metric, unit, value)
+
+    def problem(self, text: str, case: object = None) -> None:
+        """Note a problem once. `case`: its figures are doubtful, in all repeats."""
+        self.results.problem(self.scenario, text, case)

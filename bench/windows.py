@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from bench import accounting, aims
 from bench.processes import Process
-from bench.results import Results
+from bench.results import ScenarioResults
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +100,7 @@ def growth(first: dict[str, Any], last: dict[str, Any]) -> dict[str, float]:
 class SystemUnderTest:
     """A process under test under a load of streams or requests, and where its figures go."""
 
-    scenario: str
-    results: Results
+    results: ScenarioResults
     pace: Pace
     process: Process
     load: Process
@@ -116,11 +115,11 @@ class SystemUnderTest:
 
     def add(self, case: object, metric: str, unit: str, value: float) -> None:
         """Add one figure."""
-        self.results.add(self.scenario, self.name(case), metric, unit, value)
+        self.results.add(self.name(case), metric, unit, value)
 
     def problem(self, case: object, text: str) -> None:
         """Note a problem of a case: its figures are doubtful."""
-        self.results.problem(self.scenario, text, self.name(case))
+        self.results.problem(text, self.name(case))
 
     def idle(self) -> None:
         """Add the memory of the process without load."""

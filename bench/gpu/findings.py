@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from bench.gpu.form import Errors, Fit, fit, fit_steps
+from bench.gpu.form import Fit, fit, fit_steps
 from bench.gpu.learning import MIXES, RUNS, SEEN, Learnt, learn, learn_mix
 from bench.gpu.recording import Prefill, Recording
 from bench.gpu.shape import H100_FLOPS, LLAMA_8B
@@ -60,7 +60,7 @@ def fits(prefills: Sequence[Prefill]) -> list[dict[str, Any]]:
             "c0_s": line.c0_s,
             "a_s": line.a_s,
             "b_s": line.b_s,
-            **_errors(line.errors(prefills)),
+            **line.errors(prefills)._asdict(),
             "worst_at": _worst(line, prefills),
         }
         for name, line in lines
@@ -101,13 +101,9 @@ def _worst(line: Fit, prefills: Sequence[Prefill]) -> dict[str, Any]:
 
 def _learnt(learnt: Learnt) -> dict[str, Any]:
     return {
-        "after": {str(count): _errors(errors) for count, errors in learnt.after.items()},
+        "after": {str(count): errors._asdict() for count, errors in learnt.after.items()},
         "asked": {str(tokens): off for tokens, off in learnt.beyond.items()},
     }
-
-
-def _errors(errors: Errors) -> dict[str, float]:
-    return errors._asdict()
 
 
 def _steps(recording: Recording) -> dict[str, Any]:
@@ -120,7 +116,7 @@ def _steps(recording: Recording) -> dict[str, Any]:
         "base_s": line.base_s,
         "stream_s": line.stream_s,
         "token_s": line.token_s,
-        **_errors(line.errors),
+        **line.errors._asdict(),
         "constant_s": line.constant_s,
-        "constant": _errors(line.constant_errors),
+        "constant": line.constant_errors._asdict(),
     }

@@ -13,9 +13,20 @@ class RecordingError(Exception):
     """A file is no recording; the text says what is wrong with it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prefill:
-    """A prefill of `uncached` tokens behind `cached` ones, timed once or several times."""
+class Timed:
+    """Something that was timed once or several times."""
+
+    seconds: tuple[float, ...]
+
+    @property
+    def median_s(self) -> float:
+        """The middle of the times."""
+        return median(self.seconds)
+
+
+@dataclass(frozen=True)
+class Prefill(Timed):
+    """A prefill of `uncached` tokens behind `cached` ones."""
 
     cached: int
     uncached: int
@@ -26,24 +37,14 @@ class Prefill:
         """Tokens of the prompt."""
         return self.cached + self.uncached
 
-    @property
-    def median_s(self) -> float:
-        """The middle of the times."""
-        return median(self.seconds)
 
-
-@dataclass(frozen=True, slots=True)
-class Step:
+@dataclass(frozen=True)
+class Step(Timed):
     """A decode step of `batch` streams, each with `context` tokens in front."""
 
     batch: int
     context: int
     seconds: tuple[float, ...]
-
-    @property
-    def median_s(self) -> float:
-        """The middle of the times."""
-        return median(self.seconds)
 
 
 @dataclass(frozen=True, slots=True)

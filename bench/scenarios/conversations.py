@@ -15,23 +15,22 @@ from bench.conversation_mesh import PREFILL_BLOCKS, PREFILLS, ROUTERS
 from bench.conversation_player import Taken
 from bench.processes import BenchError, Fleet
 from bench.quantiles import quantile
-from bench.results import Results
+from bench.results import ScenarioResults
 from bench.windows import Pace
 
-NAME = "conversations"
 CONVERSATIONS, QUICK_CONVERSATIONS = 120, 60
 LOAD = 0.6
 SEED = 1
 
 
-def run(results: Results, pace: Pace) -> None:
+def run(results: ScenarioResults, pace: Pace) -> None:
     """Measure one repeat."""
     _measure(results, pace, aims.CONVERSATIONS, PREFILL_BLOCKS)
     if not pace.is_quick:
         _measure(results, pace, aims.SCARCE, PREFILL_BLOCKS // 2)
 
 
-def _measure(results: Results, pace: Pace, case: str, cache_blocks: int) -> None:
+def _measure(results: ScenarioResults, pace: Pace, case: str, cache_blocks: int) -> None:
     count = QUICK_CONVERSATIONS if pace.is_quick else CONVERSATIONS
     plan = conversations.plan(conversations.read(), count, LOAD, PREFILLS)
     with Fleet() as fleet:
@@ -80,13 +79,13 @@ def _measure(results: Results, pace: Pace, case: str, cache_blocks: int) -> None
         ("later than estimated, mean of all", "ms", regret["late_sum"] / first_tokens * 1e3),
         ("sooner than estimated, mean of all", "ms", regret["early_sum"] / first_tokens * 1e3),
     ):
-        results.add(NAME, case, metric, unit, value)
+        results.add(case, metric, unit, value)
 
 
-def _check(results: Results, case: str, expected: int, taken: Sequence[Taken]) -> None:
+def _check(results: ScenarioResults, case: str, expected: int, taken: Sequence[Taken]) -> None:
     """Note turns that failed: those behind them were not sent."""
     failed = Counter(one.error for one in taken if one.error)
     if failed or len(taken) < expected:
-        results.problem(NAME, f"{len(taken)} of {expected} turns, failed {dict(failed)}", case)
+        results.problem(f"{len(taken)} of {expected} turns, failed {dict(failed)}", case)
     if not taken:
         raise BenchError("no turn was answered")

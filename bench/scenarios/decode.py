@@ -6,15 +6,13 @@ The cost includes the Triton client, which lives in the process under test.
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 from bench import engines
 from bench.engines import Engine, EngineCosts
 from bench.processes import NEIGHBOUR_CORE, Fleet
-from bench.results import Results
+from bench.results import ScenarioResults
 from bench.windows import Case, Pace, SystemUnderTest
 
-NAME = "decode"
 PROMPT_TOKENS = 32
 OUTPUT_TOKENS = 4000
 """Longer than any window, short enough that 256 reservations fit the cache."""
@@ -22,11 +20,10 @@ PER_S = 100
 RATE_CASE = f"{PER_S} requests/s"
 
 
-def run(results: Results, pace: Pace) -> None:
+def run(results: ScenarioResults, pace: Pace) -> None:
     """Measure one repeat."""
     with Fleet() as fleet:
-        redis_url = fleet.redis()
-        config = fleet.config({"engine": engines.CONFIG, "decode": {"slots_max": 1024}})
+        fleet.configure({"engine": engines.CONFIG, "decode": {"slots_max": 1024}})
         steps_ms = list(dict.fromkeys(case.step_ms for case in pace.cases))
         running = {
             step_ms: engines.start(
@@ -37,29 +34,23 @@ def run(results: Results, pace: Pace) -> None:
         for step_ms, engine in running.items():
             engines.wait_ready(engine)
             cases = [case for case in pace.cases if case.step_ms == step_ms]
-            _run_engine(results, pace, fleet, engine, cases, redis_url, config)
+            _run_engine(results, pace, fleet, engine, cases)
             fleet.stop(engine.process)
 
 
 def _run_engine(
-    results: Results,
-    pace: Pace,
-    fleet: Fleet,
-    engine: Engine,
-    cases: list[Case],
-    redis_url: str,
-    config: Path,
+    results: ScenarioResults, pace: Pace, fleet: Fleet, engine: Engine, cases: list[Case]
 ) -> None:
     name = f"decode-{cases[0].step_ms:g}"
-    decode = fleet.service("decode", name, config, redis_url, "--engine", engine.address)
+    decode = fleet.service("decode", name, "--engine", engine.address)
     time.sleep(1.0)
     sink = fleet.neighbour(f"sink-{name}", "bench.sink", target=decode.address, phase="local")
-    tested = SystemUnderTest(NAME, results, pace, decode, sink, PROMPT_TOKENS, OUTPUT_TOKENS)
+    tested = SystemUnderTest(results, pace, decode, sink, PROMPT_TOKENS, OUTPUT_TOKENS)
     tested.idle()
     if cases[0].step_ms == 20:
         tested.rate(RATE_CASE, PER_S, PROMPT_TOKENS)
     for case in cases:
         tested.streams(case)
     if not engine.process.is_running():
-        results.problem(NAME, f"{engine.process.name} died: {engine.process.log_tail()}")
+        results.problem(f"{engine.process.name} died: {engine.process.log_tail()}")
     fleet.stop(sink, decode)

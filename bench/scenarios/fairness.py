@@ -14,11 +14,10 @@ from bench import aims, servegen_tenants, tenant_mesh
 from bench.arrivals import Arrival, Seen
 from bench.processes import Fleet
 from bench.quantiles import quantile
-from bench.results import Results
+from bench.results import ScenarioResults
 from bench.tenant_mesh import DEADLINE_S, TenantMesh, poisson
 from bench.windows import Pace
 
-NAME = "fairness"
 PREFILLS = 4
 SHORT, LONG = 200, 2000
 BURST, BURST_EVERY_S = 25, 12.0
@@ -29,7 +28,7 @@ FACTOR = 0.01
 BACKLOG_S = 15.0
 
 
-def run(results: Results, pace: Pace) -> None:
+def run(results: ScenarioResults, pace: Pace) -> None:
     """Measure one repeat."""
     seconds = QUICK_SECONDS if pace.is_quick else SECONDS
     draw = random.Random(1)
@@ -57,7 +56,7 @@ def run(results: Results, pace: Pace) -> None:
 
 
 def _compare(
-    results: Results, mesh: TenantMesh, case: str, quiet: list[Arrival], burst: list[Arrival]
+    results: ScenarioResults, mesh: TenantMesh, case: str, quiet: list[Arrival], burst: list[Arrival]
 ) -> None:
     """Send the quiet ones alone, then beside the burst."""
     bursting = {one.tenant for one in burst}
@@ -69,12 +68,12 @@ def _compare(
         found = [one.ttft_ms for one in others if one.ttft_ms is not None]
         for share in (0.5, 0.95):
             value = quantile(found, share)
-            results.add(NAME, case, f"time to first token of others, p{share * 100:.0f}, {way}", "ms", value)
+            results.add(case, f"time to first token of others, p{share * 100:.0f}, {way}", "ms", value)
         p95.append(quantile(found, 0.95))
-    results.add(NAME, case, aims.FELT, "x", p95[1] / p95[0])
+    results.add(case, aims.FELT, "x", p95[1] / p95[0])
 
 
-def _measure_index(results: Results, mesh: TenantMesh) -> None:
+def _measure_index(results: ScenarioResults, mesh: TenantMesh) -> None:
     """Let three tenants with prompts of 200, 1,000 and 2,000 tokens always wait; tell Jain's index of their tokens."""
     lengths = {"a": LONG, "b": SHORT, "c": 1000}
     tokens_each = round(PREFILLS * BACKLOG_S / tenant_mesh.TOKEN_S)
@@ -89,10 +88,10 @@ def _measure_index(results: Results, mesh: TenantMesh) -> None:
             served[one.tenant] += lengths[one.tenant]
     values = [served[tenant] for tenant in lengths]
     index = sum(values) ** 2 / (len(values) * sum(value * value for value in values))
-    results.add(NAME, "three tenants that always wait", "Jain's index of prompt tokens", "", index)
+    results.add("three tenants that always wait", "Jain's index of prompt tokens", "", index)
 
 
-def _check(results: Results, case: str, seen: list[Seen]) -> None:
+def _check(results: ScenarioResults, case: str, seen: list[Seen]) -> None:
     failed = Counter(one.reason for one in seen if one.reason)
     if failed:
-        results.problem(NAME, f"of {len(seen)} requests {dict(failed)}", case)
+        results.problem(f"of {len(seen)} requests {dict(failed)}", case)

@@ -11,22 +11,21 @@ import time
 
 from bench import accounting, aims
 from bench.processes import ANY_CORE, TEST_CORE, Fleet, Process
-from bench.results import Results
+from bench.results import ScenarioResults
 from bench.windows import PROMPT_TOKENS, QUICK_CASES, Case, Pace, SystemUnderTest
 
-NAME = "floor"
 LATENCY_CASE = "one request at a time"
 LATENCY_PER_S = 30
 LATENCY_S = 2.0
 PER_S = 200
 
 
-def run(results: Results, pace: Pace) -> None:
+def run(results: ScenarioResults, pace: Pace) -> None:
     """Measure one repeat."""
     with Fleet() as fleet:
         source = fleet.neighbour("source", "bench.source", role="router", id="source-0")
         sink = fleet.neighbour("sink", "bench.sink", TEST_CORE, target=source.address)
-        reader = SystemUnderTest(NAME, results, pace, sink, sink)
+        reader = SystemUnderTest(results, pace, sink, sink)
         for case in QUICK_CASES:
             _run_frames(reader, case, source)
         window = reader.requests(PER_S, source)
@@ -35,15 +34,15 @@ def run(results: Results, pace: Pace) -> None:
     with Fleet() as fleet:
         source = fleet.neighbour("source", "bench.source", ANY_CORE, role="decode", id="source-0")
         sink = fleet.neighbour("sink", "bench.sink", ANY_CORE, target=source.address, phase="local")
-        results.add(NAME, LATENCY_CASE, aims.ATTACH_TRIP, "ms", _latency_ms(sink))
+        results.add(LATENCY_CASE, aims.ATTACH_TRIP, "ms", _latency_ms(sink))
         edge = fleet.neighbour("edge-anywhere", "bench.edge", ANY_CORE)
         client = fleet.neighbour("client-anywhere", "bench.client", ANY_CORE, target=edge.address)
         edge.ask("pace", step_ms=1000)
-        results.add(NAME, LATENCY_CASE, aims.EDGE_TRIP, "ms", _latency_ms(client))
+        results.add(LATENCY_CASE, aims.EDGE_TRIP, "ms", _latency_ms(client))
     with Fleet() as fleet:
         edge = fleet.neighbour("edge", "bench.edge", TEST_CORE)
         client = fleet.neighbour("client", "bench.client", target=edge.address)
-        server = SystemUnderTest(NAME, results, pace, edge, client)
+        server = SystemUnderTest(results, pace, edge, client)
         for case in QUICK_CASES:
             _run_edge(server, case)
         edge.ask("pace", step_ms=20)

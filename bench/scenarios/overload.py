@@ -16,11 +16,10 @@ from bench import aims, tenant_mesh
 from bench.arrivals import Arrival, Seen
 from bench.processes import Fleet, aim
 from bench.quantiles import quantile
-from bench.results import Results
+from bench.results import ScenarioResults
 from bench.tenant_mesh import TOKEN_S, TenantMesh, poisson
 from bench.windows import Pace
 
-NAME = "overload"
 PREFILLS = 2
 TOKENS = 400
 DEADLINE_S = 8.0
@@ -36,7 +35,7 @@ RETRYABLE = frozenset(("QUEUE_FULL", "QUEUE_TIMEOUT", "SHED", "LIVE_REQUESTS_FUL
 """Refusals for want of room: each says when to come back."""
 
 
-def run(results: Results, pace: Pace) -> None:
+def run(results: ScenarioResults, pace: Pace) -> None:
     """Measure one repeat."""
     seconds = QUICK_SECONDS if pace.is_quick else SECONDS
     with Fleet() as fleet:
@@ -44,18 +43,18 @@ def run(results: Results, pace: Pace) -> None:
         mesh.learn()
         once = _offer(results, mesh, "1x", CAPACITY, seconds)
         thrice = _offer(results, mesh, "3x", 3 * CAPACITY, seconds)
-        results.add(NAME, "3x", "goodput / that at 1x", "x", thrice / max(once, 1e-9))
+        results.add("3x", "goodput / that at 1x", "x", thrice / max(once, 1e-9))
         before = _counters(mesh)
         halve = aim(*mesh.prefills[: PREFILLS // 2])
         _offer(results, mesh, aims.HALVED, CAPACITY, seconds, halve)
         after = _counters(mesh)
         asked = after["asked"] - before["asked"]
         again = after["again"] - before["again"]
-        results.add(NAME, aims.HALVED, aims.ATTEMPTS, "x", (asked + again) / max(1.0, asked))
+        results.add(aims.HALVED, aims.ATTEMPTS, "x", (asked + again) / max(1.0, asked))
 
 
 def _offer(
-    results: Results,
+    results: ScenarioResults,
     mesh: TenantMesh,
     case: str,
     per_s: float,
@@ -73,26 +72,23 @@ def _offer(
     seen = _replay(mesh, arrivals, seconds / 3, disturb)
     good = [one for one in seen if not one.reason and SETTLE_S <= one.ended_s <= seconds]
     goodput = len(good) / (seconds - SETTLE_S)
-    results.add(NAME, case, "goodput", "requests/s", goodput)
-    results.add(
-        NAME, case, "time to first token, p95", "ms", quantile([one.ttft_ms or 0.0 for one in good], 0.95)
-    )
+    results.add(case, "goodput", "requests/s", goodput)
+    results.add(case, "time to first token, p95", "ms", quantile([one.ttft_ms or 0.0 for one in good], 0.95))
     refused = [one for one in seen if one.reason]
-    results.add(NAME, case, "refused", "%", 100 * len(refused) / len(seen))
+    results.add(case, "refused", "%", 100 * len(refused) / len(seen))
     untold = Counter(one.reason for one in refused if one.reason in RETRYABLE and one.retry_after_s is None)
     if untold:
-        results.problem(NAME, f"refused without RetryInfo: {dict(untold)}", case)
+        results.problem(f"refused without RetryInfo: {dict(untold)}", case)
     reasons = Counter(one.reason for one in refused)
     others = {reason: count for reason, count in reasons.items() if reason not in RETRYABLE}
     results.add(
-        NAME,
         case,
         "refused for want of room, with RetryInfo",
         "%",
         100 * sum(one.reason in RETRYABLE for one in refused) / max(1, len(refused)),
     )
     if others:
-        results.problem(NAME, f"of {len(seen)} requests {others} ended otherwise", case)
+        results.problem(f"of {len(seen)} requests {others} ended otherwise", case)
     return goodput
 
 

@@ -10,10 +10,9 @@ from bench.engines import EngineCosts
 from bench.mesh import Mesh
 from bench.processes import ANY_CORE, BenchError, Fleet, Process
 from bench.quantiles import quantile
-from bench.results import Results
+from bench.results import ScenarioResults
 from bench.windows import PROMPT_TOKENS, Case, Pace, SystemUnderTest, growth
 
-NAME = "path"
 OUTPUT_TOKENS = 4000
 COSTS = {
     "prefill-0": EngineCosts(0.0, prefill_token_s=20e-6),
@@ -24,7 +23,7 @@ PAIRS, QUICK_PAIRS = 100, 30
 TTFT_CASE = "one request at a time"
 
 
-def run(results: Results, pace: Pace) -> None:
+def run(results: ScenarioResults, pace: Pace) -> None:
     """Measure one repeat. A prefill replica runs the prompts, which are long enough: the handoff is on the path."""
     with Fleet() as fleet:
         running = Mesh(fleet, COSTS, {})
@@ -50,7 +49,7 @@ def run(results: Results, pace: Pace) -> None:
         probe = fleet.neighbour("ttft", "bench.ttft", ANY_CORE, target=frontend.address, triton=triton)
         _run_ttft(results, probe, QUICK_PAIRS if pace.is_quick else PAIRS)
         fleet.stop(probe)
-        whole = SystemUnderTest(NAME, results, pace, frontend, client, stream_tokens=OUTPUT_TOKENS)
+        whole = SystemUnderTest(results, pace, frontend, client, stream_tokens=OUTPUT_TOKENS)
         for case in CASES[:2] if pace.is_quick else CASES:
             _run_case(whole, case, decode, meters)
 
@@ -65,23 +64,23 @@ def _is_served(client: Process) -> bool:
     return True
 
 
-def _run_ttft(results: Results, probe: Process, pairs: int) -> None:
+def _run_ttft(results: ScenarioResults, probe: Process, pairs: int) -> None:
     probe.ask("ask", pairs=5, prompt=PROMPT_TOKENS)
     answer = probe.ask("ask", pairs=pairs, prompt=PROMPT_TOKENS)
     mesh, triton = answer["client_ms"], answer["triton_ms"]
     for name, share in (("p50", 0.5), ("p99", 0.99)):
         through, direct = quantile(mesh, share), quantile(triton, share)
-        results.add(NAME, TTFT_CASE, f"time to first token through the mesh, {name}", "ms", through)
-        results.add(NAME, TTFT_CASE, f"time to first token from Triton, {name}", "ms", direct)
-        results.add(NAME, TTFT_CASE, f"added time to first token, {name}", "ms", through - direct)
+        results.add(TTFT_CASE, f"time to first token through the mesh, {name}", "ms", through)
+        results.add(TTFT_CASE, f"time to first token from Triton, {name}", "ms", direct)
+        results.add(TTFT_CASE, f"added time to first token, {name}", "ms", through - direct)
     parts = {
         aims.EDGE_PART: [a - b for a, b in zip(mesh, answer["frontend_ms"], strict=True)],
         aims.MESH_PART: [a - b for a, b in zip(answer["frontend_ms"], answer["prefill_ms"], strict=True)],
     }
     for name, values in parts.items():
-        results.add(NAME, TTFT_CASE, name, "ms", quantile(values, 0.5))
+        results.add(TTFT_CASE, name, "ms", quantile(values, 0.5))
     call_ms = quantile(answer["prefill_ms"], 0.5) - quantile(triton, 0.5)
-    results.add(NAME, TTFT_CASE, aims.CALL_PART, "ms", call_ms)
+    results.add(TTFT_CASE, aims.CALL_PART, "ms", call_ms)
 
 
 def _run_case(

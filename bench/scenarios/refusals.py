@@ -7,39 +7,36 @@ import time
 from bench import aims
 from bench.processes import TEST_CORE, Fleet, Process
 from bench.refusals import CASES, TABLES
-from bench.results import Results
+from bench.results import ScenarioResults
 from bench.windows import Pace, measure
 
-NAME = "refusals"
 CALLS = 32
 """Calls at a time."""
 
 FLOOR = "a server that refuses at once"
 
 
-def run(results: Results, pace: Pace) -> None:
+def run(results: ScenarioResults, pace: Pace) -> None:
     """Measure one repeat."""
     with Fleet() as fleet:
         floor = fleet.neighbour("floor", "bench.refusals", TEST_CORE, part="floor")
         _run_case(results, pace, FLOOR, "", floor, _callers(fleet, floor))
     with Fleet() as fleet:
-        redis_url = fleet.redis()
-        config = fleet.config(TABLES)
-        frontend = fleet.service("frontend", "frontend-0", config, redis_url)
+        fleet.configure(TABLES)
+        frontend = fleet.service("frontend", "frontend-0")
         callers = _callers(fleet, frontend)
         for case in ("unknown key", "quota"):
             _run_case(results, pace, case, CASES[case], frontend, callers)
     with Fleet() as fleet:
-        redis_url = fleet.redis()
         # One request fills the frontend: there is no router, so it waits for one.
-        config = fleet.config({"frontend": {"max_live_requests": 1}})
-        frontend = fleet.service("frontend", "frontend-0", config, redis_url)
+        fleet.configure({"frontend": {"max_live_requests": 1}})
+        frontend = fleet.service("frontend", "frontend-0")
         _run_case(results, pace, "in-flight cap", CASES["in-flight cap"], frontend, _callers(fleet, frontend))
     with Fleet() as fleet:
         own = fleet.neighbour("own", "bench.refusals", TEST_CORE, part="own", target=fleet.redis())
         for case in CASES:
             spent_us = own.ask("measure", case=case, seconds=pace.window_s / 2)["us"]
-            results.add(NAME, case, aims.OWN_REFUSAL, "us", spent_us)
+            results.add(case, aims.OWN_REFUSAL, "us", spent_us)
 
 
 def _callers(fleet: Fleet, server: Process) -> Process:
@@ -48,17 +45,19 @@ def _callers(fleet: Fleet, server: Process) -> Process:
     )
 
 
-def _run_case(results: Results, pace: Pace, case: str, key: str, server: Process, callers: Process) -> None:
+def _run_case(
+    results: ScenarioResults, pace: Pace, case: str, key: str, server: Process, callers: Process
+) -> None:
     callers.ask("open", calls=CALLS, key=key)
     time.sleep(pace.warm_s)
     window = measure(server, callers, pace.window_s)
     callers.ask("close")
     refused = window.counts["refused"]
     if not refused:
-        results.problem(NAME, "nothing was refused", case)
+        results.problem("nothing was refused", case)
         return
     if window.counts["served"] > 0.01 * refused:
-        results.problem(NAME, f"{window.counts['served']:.0f} requests were served", case)
-    results.add(NAME, case, aims.PER_REFUSAL, "us", window.cpu_s / refused * 1e6)
-    results.add(NAME, case, "refusals per second of CPU", "1/s", refused / window.cpu_s)
-    results.add(NAME, case, "refusals per second", "1/s", refused / window.seconds)
+        results.problem(f"{window.counts['served']:.0f} requests were served", case)
+    results.add(case, aims.PER_REFUSAL, "us", window.cpu_s / refused * 1e6)
+    results.add(case, "refusals per second of CPU", "1/s", refused / window.cpu_s)
+    results.add(case, "refusals per second", "1/s", refused / window.seconds)

@@ -6,25 +6,23 @@ import time
 
 from bench import aims
 from bench.processes import Fleet, Process
-from bench.results import Results
+from bench.results import ScenarioResults
 from bench.windows import LONG_SEQUENCES, Pace, SystemUnderTest
 
-NAME = "router"
 SHORT_PROMPT_TOKENS = 32
 """Below router.local_prefill_tokens_max."""
 PER_S = 200
 
 
-def run(results: Results, pace: Pace) -> None:
+def run(results: ScenarioResults, pace: Pace) -> None:
     """Measure one repeat."""
     with Fleet() as fleet:
-        redis_url = fleet.redis()
-        config = fleet.config(LONG_SEQUENCES)
-        sources = [source_of(fleet, role, f"{role}-0", redis_url) for role in ("prefill", "decode")]
-        router = fleet.service("router", "router-0", config, redis_url)
+        fleet.configure(LONG_SEQUENCES)
+        sources = [source_of(fleet, role, f"{role}-0") for role in ("prefill", "decode")]
+        router = fleet.service("router", "router-0")
         wait_attached(router, sources)
         sink = fleet.neighbour("sink", "bench.sink", target=router.address)
-        tested = SystemUnderTest(NAME, results, pace, router, sink)
+        tested = SystemUnderTest(results, pace, router, sink)
         tested.idle()
         for case in pace.cases:
             ask_pace(sources, case.step_ms)
@@ -37,16 +35,16 @@ def run(results: Results, pace: Pace) -> None:
             if window.counts["finished"]:
                 messages = window.counts["messages"] / window.counts["finished"]
                 tested.add(name, "messages to the frontend per request", "", messages)
-        sources.append(source_of(fleet, "decode", "decode-1", redis_url))
+        sources.append(source_of(fleet, "decode", "decode-1"))
         wait_attached(router, sources)
         for case in pace.double_cases:
             ask_pace(sources, case.step_ms)
             tested.streams(case, sources[1:])
 
 
-def source_of(fleet: Fleet, role: str, name: str, redis_url: str, **more: object) -> Process:
+def source_of(fleet: Fleet, role: str, name: str, **more: object) -> Process:
     """Start a fake replica that registers."""
-    return fleet.neighbour(name, "bench.source", role=role, id=name, redis=redis_url, **more)
+    return fleet.neighbour(name, "bench.source", role=role, id=name, redis=fleet.redis_url, **more)
 
 
 def wait_attached(router: Process, sources: list[Process]) -> None:

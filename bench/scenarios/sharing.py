@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from bench.processes import ANY_CORE, BenchError, Fleet, ask_all
-from bench.results import Results
+from bench.results import ScenarioResults
 from bench.windows import Pace
 
-NAME = "sharing"
 ROUTERS = (2, 4)
 PER_S = 50
 """Dispatches of each router."""
 
 
-def run(results: Results, pace: Pace) -> None:
+def run(results: ScenarioResults, pace: Pace) -> None:
     """Measure one repeat."""
     seconds = 4.0 if pace.is_quick else 10.0
     for count in ROUTERS:
@@ -32,6 +31,6 @@ def run(results: Results, pace: Pace) -> None:
             case = f"{count} routers, {PER_S} dispatches/s each"
             for name in ("p50", "p99", "max"):
                 worst = max(each[f"{name}_ms"] for each in heard)
-                results.add(NAME, case, f"until a neighbour counts it, {name}", "ms", worst)
-            results.add(NAME, case, "CPU per own dispatch", "us", max(each["cpu_us"] for each in told))
-            results.add(NAME, case, "found out by roll calls", "", sum(each["healed"] for each in heard))
+                results.add(case, f"until a neighbour counts it, {name}", "ms", worst)
+            results.add(case, "CPU per own dispatch", "us", max(each["cpu_us"] for each in told))
+            results.add(case, "found out by roll calls", "", sum(each["healed"] for each in heard))

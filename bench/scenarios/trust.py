@@ -6,17 +6,16 @@ from pathlib import Path
 
 from bench import aims
 from bench.processes import Fleet
-from bench.results import Results
+from bench.results import ScenarioResults
 from bench.scenarios.router import PER_S, ask_pace, source_of, wait_attached
 from bench.windows import LONG_SEQUENCES, Case, Pace, SystemUnderTest
 from kvmesh.cli.certificates import certificates, trust_keys
 
-NAME = "trust"
 CASE = Case(64, 20)
 WAYS = ("plain text", "TLS")
 
 
-def run(results: Results, pace: Pace) -> None:
+def run(results: ScenarioResults, pace: Pace) -> None:
     """Measure one repeat of each way, one after the other."""
     for way in WAYS:
         with Fleet() as fleet:
@@ -26,15 +25,14 @@ def run(results: Results, pace: Pace) -> None:
             _run(results, pace, way, fleet, folder)
 
 
-def _run(results: Results, pace: Pace, way: str, fleet: Fleet, folder: Path | None) -> None:
-    redis_url = fleet.redis()
-    config = fleet.config({**LONG_SEQUENCES, **({"trust": trust_keys(folder)} if folder else {})})
+def _run(results: ScenarioResults, pace: Pace, way: str, fleet: Fleet, folder: Path | None) -> None:
+    fleet.configure({**LONG_SEQUENCES, **({"trust": trust_keys(folder)} if folder else {})})
     more = {"certificates": folder} if folder else {}
-    sources = [source_of(fleet, role, f"{role}-0", redis_url, **more) for role in ("prefill", "decode")]
-    router = fleet.service("router", "router-0", config, redis_url)
+    sources = [source_of(fleet, role, f"{role}-0", **more) for role in ("prefill", "decode")]
+    router = fleet.service("router", "router-0")
     wait_attached(router, sources)
     sink = fleet.neighbour("sink", "bench.sink", target=router.address, **more)
     ask_pace(sources, CASE.step_ms)
-    tested = SystemUnderTest(NAME, results, pace, router, sink, way=way)
+    tested = SystemUnderTest(results, pace, router, sink, way=way)
     tested.streams(CASE)
     tested.rate(aims.RATE_200, PER_S)

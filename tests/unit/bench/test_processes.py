@@ -10,7 +10,7 @@ import pytest
 
 from bench import accounting, windows
 from bench.processes import ANY_CORE, BenchError, Fleet
-from bench.results import Results
+from bench.results import Results, ScenarioResults
 from bench.scenarios import floor
 
 SPIN = "import time\nend = time.process_time() + 0.2\nwhile time.process_time() < end: pass\nprint('{}')\ninput()"
@@ -53,7 +53,7 @@ def test_a_scenario_fills_the_results() -> None:
     """The floor adds a figure for each case and sees no failure."""
     results = Results()
     pace = windows.Pace(1, 0.1, 0.3, 0.3, is_quick=True, is_full=False)
-    floor.run(results, pace)
+    floor.run(ScenarioResults(results, "floor"), pace)
     assert {figure.key.case for figure in results.of("floor")} >= {str(case) for case in windows.QUICK_CASES}
     assert all(value > 0 for figure in results.of("floor") for value in figure.values)
     assert not [text for text in results.problems if "failed" in text]
