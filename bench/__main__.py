@@ -14,9 +14,8 @@ from rich.markdown import Markdown
 
 from bench import machine, options, pages, report, windows
 from bench.aims import AIMS
-from bench.processes import BenchError
 from bench.report import TITLES
-from bench.results import Results, ScenarioResults
+from bench.results import BenchError, Results, ScenarioResults
 from bench.windows import Pace
 
 PLAIN_WIDTH = 140

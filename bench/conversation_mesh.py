@@ -1,16 +1,25 @@
-"""A mesh for conversations: four prefill and four decode replicas whose prompts cost what an 8B model's do, two routers."""
+"""A mesh for conversations: four prefill and four decode replicas whose prompts cost what an 8B model's do, two routers.
+
+A neighbour that holds conversations with the mesh over its own API. Run as `python -m bench.conversation_client`.
+
+Steered over stdin: open {plan: [[[at_s, fresh tokens, output tokens], ...], ...], seed}; warm; play {until_s} answers
+{taken: [...], stood_still_s}, rows of conversation_player.Taken.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from bench import engines
-from bench.conversation_player import Taken
-from bench.conversations import BLOCK_TOKENS, COST, Plan
+from bench import control, engines, generation
+from bench.conversation_player import Asker, Player, Reply, Taken
+from bench.conversations import BLOCK_TOKENS, COST, Plan, Turn
 from bench.engines import EngineCosts
 from bench.mesh import Mesh, names
-from bench.processes import ANY_CORE, BenchError, Fleet, Process
+from bench.processes import ANY_CORE, Fleet, Process
+from bench.results import BenchError
 
 PREFILLS = DECODES = 4
 ROUTERS = 2
@@ -19,6 +28,7 @@ PREFILL_BLOCKS = 1024
 """KV cache of a prefill replica: 64 GiB of the 8B model's at the recorded lengths."""
 
 PLAY_TIMEOUT_S = 240.0
+DEADLINE_S = 120.0
 STILL_S_MAX = 2.0
 
 
@@ -63,7 +73,7 @@ def start(fleet: Fleet, prefill_blocks: int = PREFILL_BLOCKS) -> ConversationMes
         "router": {"local_prefill_tokens_max": 0},  # a decode engine's cache is not what is looked at
     }
     mesh = Mesh(fleet, costs, tables, ROUTERS)
-    client = fleet.neighbour("client", "bench.conversation_client", ANY_CORE, target=mesh.frontend.address)
+    client = fleet.neighbour("client", __name__, ANY_CORE, target=mesh.frontend.address)
     return ConversationMesh(client, mesh, prefills)
 
 
@@ -75,3 +85,61 @@ def regret(routers: Sequence[Process]) -> dict[str, float]:
         for what in ("sum", "count")
     }
     return {name: sum(router.metric(metric) for router in routers) for name, metric in names.items()}
+
+
+class MeshAsker:
+    """Implements Asker with token ids."""
+
+    def __init__(self, stub: generation.Stub) -> None:
+        self._stub = stub
+
+    def fresh(self, count: int, draw: random.Random) -> list[int]:
+        """See Asker."""
+        return generation.random_ids(count, draw)
+
+    def prompt(self, said: Sequence[Sequence[int]]) -> list[int]:
+        """See Asker."""
+        return [token for part in said for token in part]
+
+    async def ask(self, said: Sequence[Sequence[int]], output_tokens: int) -> Reply[int]:
+        """See Asker."""
+        request = generation.request(self.prompt(said), output_tokens, explain=True)
+        answer = await generation.ask(self._stub, request, DEADLINE_S)
+        if answer.finished is None:
+            return Reply(answer.ids, answer.ttft_s, answer.error or "ended without finished")
+        first = answer.finished.explanation.attempts[0]
+        cached, replica = (
+            answer.finished.usage.cached_token_count,
+            first.prefill_replica or first.decode_replica,
+        )
+        prefill_s = first.prefill.ToNanoseconds() / 1e9
+        return Reply(answer.ids, answer.ttft_s, answer.error, cached, replica, prefill_s)
+
+
+async def serve(asker: Asker[Any]) -> None:
+    """Serve until stdin ends."""
+    player: Player[Any] | None = None
+
+    async def open_(plan: list[list[list[Any]]], seed: int) -> None:
+        nonlocal player
+        player = Player(asker, [[Turn(*turn) for turn in turns] for turns in plan], seed)
+
+    async def warm(seed: int) -> Mapping[str, Any]:
+        assert player is not None, "nothing was opened"
+        return {"failed": await player.warm(seed)}
+
+    async def play(until_s: float) -> Mapping[str, Any]:
+        assert player is not None, "nothing was opened"
+        return {"taken": await player.play(until_s), "stood_still_s": player.watch.longest_s}
+
+    await control.serve_commands(open_, warm, play)
+
+
+async def serve_mesh(target: str) -> None:
+    """Serve conversations with the mesh whose frontend is at `target`, host:port."""
+    async with generation.channel(target) as stub:
+        await serve(MeshAsker(stub))
+
+
+if __name__ == "__main__":
+    control.main(serve_mesh, __doc__)

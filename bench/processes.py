@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Any
 
 from bench import accounting
+from bench.results import BenchError
 from kvmesh.child import bound_command
 from kvmesh.ports import free_ports
 from kvmesh.redis_binary import redis_binary, redis_command
@@ -33,10 +34,6 @@ TEST_CORE = 0
 NEIGHBOUR_CORE = 1
 ANY_CORE = -1
 ANY_PORT = "127.0.0.1:0"
-
-
-class BenchError(Exception):
-    """A measurement could not be made; says which process and why."""
 
 
 class Process:

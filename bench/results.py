@@ -8,6 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 
+class BenchError(Exception):
+    """A measurement could not be made; says which process and why."""
+
+
 class Key(NamedTuple):
     """Names a figure."""
 
@@ -120,3 +124,11 @@ class ScenarioResults:
     def problem(self, text: str, case: object = None) -> None:
         """Note a problem once. `case`: its figures are doubtful, in all repeats."""
         self.results.problem(self.scenario, text, case)
+
+
+def quantile(values: Iterable[float], share: float) -> float:
+    """Return the smallest value that `share` of all do not exceed. Raises BenchError without values."""
+    ordered = sorted(values)
+    if not ordered:
+        raise BenchError("no request had a first token")
+    return ordered[max(0, -(-round(share * 1000) * len(ordered) // 1000) - 1)]

@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from bench.arrivals import Arrival
+from bench.tenant_mesh import Arrival
 
 EXCERPT: Final = Path(__file__).with_suffix(".jsonl")
 BURST_MAX: Final = 150

@@ -17,7 +17,8 @@ from bench.peers.mesh_system import MeshSystem
 from bench.peers.router_system import RouterSystem
 from bench.peers.routers import POLICIES, Installed
 from bench.peers.streams import Figures
-from bench.processes import BenchError, Fleet
+from bench.processes import Fleet
+from bench.results import BenchError
 
 HORIZON_S = 150.0
 RUN_S_MAX = 240.0

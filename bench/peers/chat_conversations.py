@@ -10,7 +10,7 @@ import random
 from collections.abc import Sequence
 
 from bench import control
-from bench.conversation_client import DEADLINE_S, serve
+from bench.conversation_mesh import DEADLINE_S, serve
 from bench.conversation_player import Reply
 from bench.peers import chat
 from bench.peers.caching_worker import words_of

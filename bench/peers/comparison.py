@@ -12,7 +12,7 @@ from rich.console import Console
 from bench import options
 from bench.peers.record import Record
 from bench.peers.routers import ROUTERS, Installed, Policy, Unavailable, environment
-from bench.processes import BenchError
+from bench.results import BenchError
 
 MESH = "kvmesh"
 NAMES = (MESH, *(router.name for router in ROUTERS))

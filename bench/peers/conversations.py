@@ -22,7 +22,7 @@ from bench.peers.comparison import NAMES, cases_of, compare
 from bench.peers.conversations_page import COLUMNS, About, ConversationRecord, Figures
 from bench.peers.routers import Installed, Policy
 from bench.processes import ANY_CORE, Fleet
-from bench.quantiles import quantile
+from bench.results import quantile
 
 CACHE_AWARE = Policy("cache_aware (default)", ("--policy", "cache_aware"))
 SHORTEST = Policy("cache_aware, workers serve the shortest first", CACHE_AWARE.options)

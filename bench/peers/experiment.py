@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from bench.peers.streams import Fault, Figures, Outcome, Stream, figures, readmitted_s
-from bench.processes import BenchError
+from bench.results import BenchError
 
 WARM_S_MAX = 60.0
 RETRY_S = 0.05

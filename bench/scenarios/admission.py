@@ -1,22 +1,56 @@
-"""What budgets cost the frontend: a request admitted from a slab, one that asks Redis, and one that is refused."""
+"""What budgets cost the frontend: a request admitted from a slab, one that asks Redis, and one that is refused.
+
+The process that measures budgets: a frontend's own, asked as its service asks them, over a real Redis.
+
+CPU is that of the whole process per request: admission, settlement, and the frontend's side of all round trips. Run as
+`python -m bench.admission_probe`, steered over stdin.
+"""
 
 from __future__ import annotations
 
-from bench import aims
+import asyncio
+import gc
+import itertools
+import os
+import statistics
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from bench import aims, control, redis_trips
 from bench.processes import TEST_CORE, Fleet
 from bench.results import ScenarioResults
 from bench.windows import Pace
+from kvmesh.buckets.ledger import Ledger
+from kvmesh.buckets.limits import Account, Limit, Scope
+from kvmesh.clock import MonotonicClock
+from kvmesh.errors import MeshError
+from kvmesh.metrics import Metrics
+from kvmesh.redis_link import RedisLink
+from kvmesh.tenants.caller import Caller, ServiceClass, Tenant
+from services.frontend.accounts.budgets.account_state import Reservation
+from services.frontend.accounts.budgets.budgets import Budgets
+from services.frontend.accounts.budgets.metrics import BudgetMetrics
 
 REQUESTS = 20_000
 QUICK_REQUESTS = 5_000
 TIMEOUT_S = 120.0
+PROMPT_TOKENS = 256
+OUTPUT_TOKENS = 200
+MAX_OUTPUT_TOKENS = 1024
+WARM_S = 1.5
+"""A slab is opened when the demand is known."""
+ANSWER_S = 0.8
+"""Of Redis: on a busy machine a shorter one measures local buckets."""
+BATCH = 64
+"""Requests at once between two turns of the loop, where the throughput is meant and not the latency."""
 
 
 def run(results: ScenarioResults, pace: Pace) -> None:
     """Measure one repeat."""
     with Fleet() as fleet:
         redis_url = fleet.redis()
-        probe = fleet.neighbour("admission", "bench.admission_probe", TEST_CORE)
+        probe = fleet.neighbour("admission", __name__, TEST_CORE)
         requests = QUICK_REQUESTS if pace.is_quick else REQUESTS
         told = probe.ask("admission", redis=redis_url, requests=requests, timeout_s=TIMEOUT_S)
     leased, unleased, many, refused = (told[name] for name in ("leased", "unleased", "many", "refused"))
@@ -31,3 +65,145 @@ def run(results: ScenarioResults, pace: Pace) -> None:
         case = f"a script that does nothing, by {way}"
         results.add(case, "round trip, p50", "us", trip["latency_us"])
         results.add(case, "CPU of a round trip", "us", trip["cpu_us"])
+
+
+class Probe:
+    """Budgets over one Redis."""
+
+    def __init__(self, redis_url: str) -> None:
+        self.link = RedisLink(redis_url)
+        metrics = BudgetMetrics(Metrics("frontend"), lambda _: "bench")
+        self.budgets = Budgets(
+            Ledger(self.link, "bench"), f"{os.getpid()}", MonotonicClock(), metrics, answer_s=ANSWER_S
+        )
+        self.budgets.on_members(FRONTENDS)
+        self.running = asyncio.create_task(self.budgets.run())
+        self._numbers = itertools.count(1)
+
+    async def close(self) -> None:
+        """Settle and end."""
+        await self.budgets.flush(5)
+        self.running.cancel()
+        await asyncio.wait([self.running])
+        await self.link.close()
+
+    async def reserve(self, who: Caller) -> Reservation:
+        """Admit a request as the frontend does: at once if it can be, else once Redis has answered."""
+        of_request = (who, f"r{next(self._numbers)}", PROMPT_TOKENS, MAX_OUTPUT_TOKENS)
+        return self.budgets.try_reserve(*of_request) or await self.budgets.reserve(*of_request)
+
+    def settle(self, reservation: Reservation) -> None:
+        """End a request as most end."""
+        self.budgets.settle(reservation, PROMPT_TOKENS, 0, OUTPUT_TOKENS)
+
+    async def one(self, who: Caller, requests: int) -> dict[str, float]:
+        """Run requests one after another; return microseconds of CPU and the median latency of a reserve."""
+        await self.warm(who)
+        latencies, quota_lease = [], self.budgets.metrics.quota_lease.value
+        cpu_ns = time.process_time_ns()
+        for _ in range(requests):
+            began_ns = time.perf_counter_ns()
+            reservation = await self.reserve(who)
+            latencies.append(time.perf_counter_ns() - began_ns)
+            self.settle(reservation)
+            await asyncio.sleep(0)
+        cpu_us = (time.process_time_ns() - cpu_ns) / 1e3 / requests
+        hits = (self.budgets.metrics.quota_lease.value - quota_lease) / requests
+        return {"latency_us": statistics.median(latencies) / 1e3, "cpu_us": cpu_us, "slab_share": hits}
+
+    async def many(self, who: Caller, requests: int) -> dict[str, float]:
+        """Run BATCH requests at a time; return microseconds of CPU per request, reserve and settle apart where they are."""
+        await self.warm(who)
+        admit_ns = settle_ns = 0
+        began_ns = time.process_time_ns()
+        for _ in range(requests // BATCH):
+            rids = [f"r{next(self._numbers)}" for _ in range(BATCH)]
+            at_ns = time.process_time_ns()
+            held = [self.budgets.try_reserve(who, rid, PROMPT_TOKENS, MAX_OUTPUT_TOKENS) for rid in rids]
+            admit_ns += time.process_time_ns() - at_ns
+            rest = [rid for rid, reservation in zip(rids, held, strict=True) if reservation is None]
+            asked = [self.budgets.reserve(who, rid, PROMPT_TOKENS, MAX_OUTPUT_TOKENS) for rid in rest]
+            given = [reservation for reservation in held if reservation is not None]
+            if asked:
+                given += await asyncio.gather(*asked)
+            at_ns = time.process_time_ns()
+            for reservation in given:
+                self.settle(reservation)
+            settle_ns += time.process_time_ns() - at_ns
+            await asyncio.sleep(0.002)
+        per = 1e3 * (requests // BATCH * BATCH)
+        return {
+            "cpu_us": (time.process_time_ns() - began_ns) / per,
+            "admit_us": admit_ns / per,
+            "settle_us": settle_ns / per,
+        }
+
+    async def refuse(self, who: Caller, requests: int) -> dict[str, float]:
+        """Refuse requests of an account that has used everything; return microseconds of CPU per refusal."""
+        refused, cpu_ns = 0, time.process_time_ns()
+        for number in range(requests):
+            try:
+                await self.reserve(who)
+            except MeshError:
+                refused += 1
+            if not number % BATCH:
+                await asyncio.sleep(0)
+        return {"cpu_us": (time.process_time_ns() - cpu_ns) / 1e3 / requests, "refused": refused / requests}
+
+    async def warm(self, who: Caller) -> None:
+        """Let the demand be known."""
+        end_s = time.monotonic() + WARM_S
+        while time.monotonic() < end_s:
+            reservation = await self.budgets.reserve(who, f"w{next(self._numbers)}", PROMPT_TOKENS, 16)
+            self.settle(reservation)
+            await asyncio.sleep(0.0005)
+
+
+def caller(name: str, limit: Limit) -> Caller:
+    """Return a caller with a key within a tenant within an organisation."""
+    scopes = tuple(Scope(f"{scope}:{name}", limit) for scope in ("organisation", "tenant", "key"))
+    return Caller(
+        tenant=Tenant(name=name, organisation=name),
+        service_class=ServiceClass(
+            name="standard", runtime_max_s=300, default_deadline_s=60, max_output_tokens=4096
+        ),
+        account=Account(name, scopes),
+    )
+
+
+PLENTY = Limit(6e7, 1e7, 6e10, 1e10, 0)
+FRONTENDS = 16
+"""As many share the limits, it is told."""
+
+NO_SLAB = Limit(6e7, 100, 6e10, 1e10, 0)
+"""So small a burst among so many that no slab is kept: every request asks Redis."""
+NOTHING = Limit(60, 1, 60_000, 2_000, 0)
+
+
+async def serve() -> None:
+    """Answer commands until stdin ends."""
+
+    async def admission(redis: str, requests: int) -> Mapping[str, Any]:
+        probe = Probe(redis)
+        try:
+            leased, unleased = caller("leased", PLENTY), caller("unleased", NO_SLAB)
+            gc.collect()
+            gc.freeze()
+            one = {
+                "leased": await probe.one(leased, requests),
+                "unleased": await probe.one(unleased, requests // 10),
+            }
+            many = await probe.many(leased, requests)
+            refused = await probe.refuse(caller("nothing", NOTHING), requests)
+            if probe.budgets.outage.total:
+                raise RuntimeError("Redis did not answer in time")
+            trips = await redis_trips.measure(redis, requests // 5)
+            return {**one, "many": many, "refused": refused, "trips": trips}
+        finally:
+            await probe.close()
+
+    await control.serve_commands(admission)
+
+
+if __name__ == "__main__":
+    control.main(serve, __doc__)

@@ -13,9 +13,8 @@ from bench import aims, conversation_mesh, conversations
 from bench.conversation_figures import fitted, imbalance, kept, reuse, simulated
 from bench.conversation_mesh import PREFILL_BLOCKS, PREFILLS, ROUTERS
 from bench.conversation_player import Taken
-from bench.processes import BenchError, Fleet
-from bench.quantiles import quantile
-from bench.results import ScenarioResults
+from bench.processes import Fleet
+from bench.results import BenchError, ScenarioResults, quantile
 from bench.windows import Pace
 
 CONVERSATIONS, QUICK_CONVERSATIONS = 120, 60

@@ -11,11 +11,9 @@ import random
 from collections import Counter
 
 from bench import aims, servegen_tenants, tenant_mesh
-from bench.arrivals import Arrival, Seen
 from bench.processes import Fleet
-from bench.quantiles import quantile
-from bench.results import ScenarioResults
-from bench.tenant_mesh import DEADLINE_S, TenantMesh, poisson
+from bench.results import ScenarioResults, quantile
+from bench.tenant_mesh import DEADLINE_S, Arrival, Seen, TenantMesh, poisson
 from bench.windows import Pace
 
 PREFILLS = 4

@@ -2,17 +2,28 @@
 
 A source and a sink with nothing between bound every relay; a server of the client API with nothing behind bounds the
 frontend.
+
+A frontend with nothing behind it: the least a grpc.aio server can do to stream one message per token and client.
+
+The floor under the frontend. Run as `python -m bench.edge`, steered over stdin.
 """
 
 from __future__ import annotations
 
+import asyncio
 import statistics
 import time
+from typing import Any
 
-from bench import accounting, aims
+import grpc
+
+from bench import accounting, aims, control
+from bench.pacing import token_id_at
 from bench.processes import ANY_CORE, TEST_CORE, Fleet, Process
 from bench.results import ScenarioResults
 from bench.windows import PROMPT_TOKENS, QUICK_CASES, Case, Pace, SystemUnderTest
+from kvmesh.inference.v1 import inference_pb2 as pb
+from kvmesh.inference.v1 import inference_pb2_grpc
 
 LATENCY_CASE = "one request at a time"
 LATENCY_PER_S = 30
@@ -35,12 +46,12 @@ def run(results: ScenarioResults, pace: Pace) -> None:
         source = fleet.neighbour("source", "bench.source", ANY_CORE, role="decode", id="source-0")
         sink = fleet.neighbour("sink", "bench.sink", ANY_CORE, target=source.address, phase="local")
         results.add(LATENCY_CASE, aims.ATTACH_TRIP, "ms", _latency_ms(sink))
-        edge = fleet.neighbour("edge-anywhere", "bench.edge", ANY_CORE)
+        edge = fleet.neighbour("edge-anywhere", __name__, ANY_CORE)
         client = fleet.neighbour("client-anywhere", "bench.client", ANY_CORE, target=edge.address)
         edge.ask("pace", step_ms=1000)
         results.add(LATENCY_CASE, aims.EDGE_TRIP, "ms", _latency_ms(client))
     with Fleet() as fleet:
-        edge = fleet.neighbour("edge", "bench.edge", TEST_CORE)
+        edge = fleet.neighbour("edge", __name__, TEST_CORE)
         client = fleet.neighbour("client", "bench.client", target=edge.address)
         server = SystemUnderTest(results, pace, edge, client)
         for case in QUICK_CASES:
@@ -78,3 +89,56 @@ def _run_edge(server: SystemUnderTest, case: Case) -> None:
     if window.counts["tokens"]:
         server.add(case, aims.EDGE_WRITER, "us", window.cpu_s * 1e6 / window.counts["tokens"])
     server.end(case)
+
+
+class Edge(inference_pb2_grpc.InferenceServiceServicer):
+    """Gives every live call one token per step."""
+
+    def __init__(self) -> None:
+        self.step_s = 0.02
+        self._steps: set[asyncio.Event] = set()
+
+    async def Generate(  # type: ignore[override]  # named by the protocol; writes instead of yielding
+        self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> None:
+        """Stream tokens until the limit."""
+        step = asyncio.Event()
+        self._steps.add(step)
+        try:
+            for position in range(request.limits.max_output_tokens):
+                if position:
+                    await step.wait()
+                    step.clear()
+                tokens = pb.Tokens(text=" word", ids=(token_id_at(position),), position=position)
+                await context.write(pb.GenerateResponse(tokens=tokens))
+        finally:
+            self._steps.discard(step)
+
+    async def run(self) -> None:
+        """Step at multiples of the step time, until cancelled."""
+        loop = asyncio.get_running_loop()
+        next_s = loop.time()
+        while True:
+            next_s = max(next_s + self.step_s, loop.time())
+            await asyncio.sleep(next_s - loop.time())
+            for step in self._steps:
+                step.set()
+
+
+async def serve() -> None:
+    """Serve until stdin ends."""
+    edge = Edge()
+    server = grpc.aio.server()
+    inference_pb2_grpc.add_InferenceServiceServicer_to_server(edge, server)
+
+    async def pace(step_ms: float) -> None:
+        edge.step_s = step_ms / 1000
+
+    async with asyncio.TaskGroup() as tasks, control.serving(server) as address:
+        stepping = tasks.create_task(edge.run(), name="edge-steps")
+        await control.serve_commands(pace, address=address)
+        stepping.cancel()
+
+
+if __name__ == "__main__":
+    control.main(serve, __doc__)

@@ -13,11 +13,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from bench import aims, tenant_mesh
-from bench.arrivals import Arrival, Seen
 from bench.processes import Fleet, aim
-from bench.quantiles import quantile
-from bench.results import ScenarioResults
-from bench.tenant_mesh import TOKEN_S, TenantMesh, poisson
+from bench.results import ScenarioResults, quantile
+from bench.tenant_mesh import TOKEN_S, Arrival, Seen, TenantMesh, poisson
 from bench.windows import Pace
 
 PREFILLS = 2

@@ -1,25 +1,60 @@
-"""What refusing costs the frontend: on the wire beside the floor of grpc.aio, and its own code alone."""
+"""What refusing costs the frontend: on the wire beside the floor of grpc.aio, and its own code alone.
+
+What refusing costs: callers that come again at once, a bare server as the floor, the frontend's own code without a wire.
+
+Run as `python -m bench.refusals --part callers|floor|own`, steered over stdin.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from typing import Any, Literal
 
-from bench import aims
+import grpc
+
+from bench import aims, control
+from bench.generation import bearer
 from bench.processes import TEST_CORE, Fleet, Process
-from bench.refusals import CASES, TABLES
 from bench.results import ScenarioResults
 from bench.windows import Pace, measure
+from kvmesh import config as configuration
+from kvmesh.advertise import AS_LISTENED
+from kvmesh.errors import MeshError, to_status
+from kvmesh.inference.v1 import inference_pb2 as pb
+from kvmesh.inference.v1 import inference_pb2_grpc
+from kvmesh.redis_link import RedisLink
+from kvmesh.service_options import ServiceOptions
+from services.frontend.assembly import Frontend
+from services.frontend.surface.tokenizer import ModelTokenizer
 
 CALLS = 32
 """Calls at a time."""
 
 FLOOR = "a server that refuses at once"
+KEY = "kvm_bench"
+TABLES: dict[str, dict[str, Any]] = {
+    "tenants.bench": {"requests_per_min": 1.0},
+    "keys.bench": {"tenant": "bench", "sha256": sha256(KEY.encode()).hexdigest()},
+}
+"""A tenant that may start one request a minute."""
+
+CASES = {"unknown key": "kvm_nobody", "in-flight cap": KEY, "quota": KEY}
+"""The key that is brought, by case."""
+
+OWN_BATCH = 500
+PLACES = 8
+
+TAKE_S = 0.5
+"""Time for a request to use the quota up."""
 
 
 def run(results: ScenarioResults, pace: Pace) -> None:
     """Measure one repeat."""
     with Fleet() as fleet:
-        floor = fleet.neighbour("floor", "bench.refusals", TEST_CORE, part="floor")
+        floor = fleet.neighbour("floor", __name__, TEST_CORE, part="floor")
         _run_case(results, pace, FLOOR, "", floor, _callers(fleet, floor))
     with Fleet() as fleet:
         fleet.configure(TABLES)
@@ -33,16 +68,14 @@ def run(results: ScenarioResults, pace: Pace) -> None:
         frontend = fleet.service("frontend", "frontend-0")
         _run_case(results, pace, "in-flight cap", CASES["in-flight cap"], frontend, _callers(fleet, frontend))
     with Fleet() as fleet:
-        own = fleet.neighbour("own", "bench.refusals", TEST_CORE, part="own", target=fleet.redis())
+        own = fleet.neighbour("own", __name__, TEST_CORE, part="own", target=fleet.redis())
         for case in CASES:
             spent_us = own.ask("measure", case=case, seconds=pace.window_s / 2)["us"]
             results.add(case, aims.OWN_REFUSAL, "us", spent_us)
 
 
 def _callers(fleet: Fleet, server: Process) -> Process:
-    return fleet.neighbour(
-        f"callers-of-{server.name}", "bench.refusals", part="callers", target=server.address
-    )
+    return fleet.neighbour(f"callers-of-{server.name}", __name__, part="callers", target=server.address)
 
 
 def _run_case(
@@ -61,3 +94,140 @@ def _run_case(
     results.add(case, aims.PER_REFUSAL, "us", window.cpu_s / refused * 1e6)
     results.add(case, "refusals per second of CPU", "1/s", refused / window.cpu_s)
     results.add(case, "refusals per second", "1/s", refused / window.seconds)
+
+
+def request() -> pb.GenerateRequest:
+    """Return a small request."""
+    return pb.GenerateRequest(
+        text="What is refused must cost next to nothing.", limits=pb.Limits(max_output_tokens=16)
+    )
+
+
+class Callers:
+    """Calls as often as it is answered, some calls at a time, and counts the answers by reason."""
+
+    def __init__(self, target: str) -> None:
+        self._channel = grpc.aio.insecure_channel(target)
+        self._stub: Any = inference_pb2_grpc.InferenceServiceStub(self._channel)
+        self._tasks: list[asyncio.Task[None]] = []
+        self.refused = self.served = 0
+
+    async def open(self, calls: int, key: str) -> None:
+        """Start so many calls at a time with `key`."""
+        metadata = bearer(key)
+        self._tasks = [asyncio.create_task(self._call(metadata)) for _ in range(calls)]
+
+    async def close(self) -> None:
+        """Stop all."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def counters(self) -> Mapping[str, Any]:
+        """Return what was counted."""
+        return {"refused": self.refused, "served": self.served}
+
+    async def _call(self, metadata: Sequence[tuple[str, str]]) -> None:
+        asked = request()
+        while True:
+            try:
+                async for _ in self._stub.Generate(asked, metadata=metadata, timeout=10):
+                    pass
+                self.served += 1
+            except grpc.aio.AioRpcError:
+                self.refused += 1
+
+
+class Refusing(inference_pb2_grpc.InferenceServiceServicer):
+    """The floor: a server that looks at nothing and says no."""
+
+    async def Generate(  # type: ignore[override]  # named by the protocol; refuses instead of yielding
+        self, request: pb.GenerateRequest, context: Any
+    ) -> None:
+        """Refuse."""
+        await context.abort_with_status(to_status(MeshError("LIVE_REQUESTS_FULL", "full", retry_after_s=1.0)))
+
+
+class OwnCall:
+    """A call without a wire. A Call."""
+
+    identities: Sequence[str] = ()
+    peer = "bench"
+
+    def __init__(self, key: str, message: bytes) -> None:
+        self.metadata: Mapping[str, str] = dict(bearer(key))
+        self._message = message
+
+    def remaining_s(self) -> float | None:
+        """See Call."""
+        return 30.0
+
+    async def read(self) -> bytes | None:
+        """See Call."""
+        return self._message
+
+    async def write(self, message: pb.GenerateResponse) -> None:
+        """See Call."""
+
+    def set_trailers(self, trailers: Mapping[str, str]) -> None:
+        """See Call."""
+
+
+class Own:
+    """Refuses in this process: a frontend without router, Redis and sockets."""
+
+    def __init__(self, redis_url: str) -> None:
+        mesh = configuration.MeshConfig()
+        tokenizer = ModelTokenizer.load(mesh.mesh.model_path)
+        tables: dict[str, dict[str, Any]] = {"frontend": {"max_live_requests": PLACES}}
+        for name, table in TABLES.items():
+            kind, _, key = name.partition(".")
+            tables.setdefault(kind, {})[key] = table
+        config = configuration.build(tables)
+        options = ServiceOptions(config, "bench", "127.0.0.1:0", redis_url, 0, AS_LISTENED)
+        self._frontend = Frontend(options, tokenizer, RedisLink(redis_url))
+        self._data = request().SerializeToString()
+
+    async def measure(self, case: str, seconds: float) -> Mapping[str, Any]:
+        """Return the least CPU microseconds of a refusal, over batches for `seconds`."""
+        least_us = float("inf")
+        self._frontend.core.live.reading = PLACES if case == "in-flight cap" else 0
+        reason, key = "", CASES[case]
+        taking = asyncio.create_task(self._refuse(key)) if case == "quota" else None
+        await asyncio.sleep(TAKE_S)  # this one is admitted, and waits for a router that does not come
+        until_s = time.monotonic() + seconds
+        while time.monotonic() < until_s:
+            before_ns = time.process_time_ns()
+            for _ in range(OWN_BATCH):
+                reason = await self._refuse(key)
+            least_us = min(least_us, (time.process_time_ns() - before_ns) / 1e3 / OWN_BATCH)
+        if taking is not None:
+            taking.cancel()
+            await asyncio.gather(taking, return_exceptions=True)
+        return {"us": least_us, "reason": reason}
+
+    async def _refuse(self, key: str) -> str:
+        try:
+            await self._frontend.service.serve(OwnCall(key, self._data))
+        except MeshError as error:
+            to_status(error)
+            return error.reason
+        raise AssertionError("it was served")
+
+
+async def serve(part: Literal["callers", "floor", "own"], target: str = "redis://127.0.0.1:1") -> None:
+    """Serve until stdin ends."""
+    if part == "callers":
+        callers = Callers(target)
+        await control.serve_commands(callers.open, callers.close, callers.counters)
+    elif part == "own":
+        await control.serve_commands(Own(target).measure)
+    else:
+        server = grpc.aio.server()
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(Refusing(), server)
+        async with control.serving(server) as address:
+            await control.serve_commands(address=address)
+
+
+if __name__ == "__main__":
+    control.main(serve, __doc__)

@@ -1,14 +1,42 @@
-"""Routers beside each other: how soon each knows what the others have dispatched."""
+"""Routers beside each other: how soon each knows what the others have dispatched.
+
+The process that measures how soon a router's dispatch is known to another: one side of it, over a real Redis.
+
+Both sides run on one machine, whose monotonic clock they share: the moment of a dispatch travels in its request id.
+Run as `python -m bench.dispatch_probe`, steered over stdin.
+"""
 
 from __future__ import annotations
 
-from bench.processes import ANY_CORE, BenchError, Fleet, ask_all
-from bench.results import ScenarioResults
+import asyncio
+import random
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from bench import control
+from bench.processes import ANY_CORE, Fleet, ask_all
+from bench.results import BenchError, ScenarioResults, quantile
 from bench.windows import Pace
+from kvmesh.clock import MonotonicClock
+from kvmesh.redis_link import RedisLink
+from services.router.gossip.dispatch_gossip import DispatchGossip
+from services.router.gossip.peer_routers import known_dispatches
+from services.router.index.local_index import LocalPrefixIndex
+from services.router.placement.cost_policy import CostPolicy
+from services.router.placement.policy import DISPATCH_LIFE_S, Dispatched, Event, Finished, Started
 
 ROUTERS = (2, 4)
 PER_S = 50
 """Dispatches of each router."""
+MESH = "bench"
+REPLICA = "prefill-0"
+BLOCKS = 128
+"""Of a prompt of 4,096 tokens."""
+OPEN_S = 0.2
+"""From a prompt's dispatch to its finish; it starts halfway."""
+SETTLE_S = 0.3
+"""After a run, until everything written has arrived."""
 
 
 def run(results: ScenarioResults, pace: Pace) -> None:
@@ -18,10 +46,7 @@ def run(results: ScenarioResults, pace: Pace) -> None:
         with Fleet() as fleet:
             redis_url = fleet.redis()
             names = [f"router-{number}" for number in range(count)]
-            probes = [
-                fleet.neighbour(name, "bench.dispatch_probe", ANY_CORE, name=name, redis=redis_url)
-                for name in names
-            ]
+            probes = [fleet.neighbour(name, __name__, ANY_CORE, name=name, redis=redis_url) for name in names]
             ask_all(probes, "meet", routers=names)
             told = ask_all(probes, "dispatch", per_s=PER_S, seconds=seconds)
             heard = ask_all(probes, "tell")
@@ -34,3 +59,104 @@ def run(results: ScenarioResults, pace: Pace) -> None:
                 results.add(case, f"until a neighbour counts it, {name}", "ms", worst)
             results.add(case, "CPU per own dispatch", "us", max(each["cpu_us"] for each in told))
             results.add(case, "found out by roll calls", "", sum(each["healed"] for each in heard))
+
+
+class DispatchProbe:
+    """One router's policy, and what it tells and hears."""
+
+    def __init__(self, name: str, redis_url: str) -> None:
+        self.name = name
+        self.delays_s: list[float] = []
+        """From the dispatch by another router until its work was counted here."""
+        self.policy = CostPolicy(
+            name,
+            LocalPrefixIndex(),
+            random.Random(1),
+            block_tokens=32,
+            dispatch_ahead_s=1.0,
+            local_prefill_tokens_max=0,
+        )
+        self.policy.local_index.add(REPLICA)
+        self.redis = RedisLink(redis_url)
+        self.dispatches = DispatchGossip(
+            self.redis,
+            MESH,
+            name,
+            f"boot-{name}",
+            self._observe,
+            known_dispatches(self.policy.backlog),
+            lambda replica: replica == REPLICA,
+        )
+        self._clock = MonotonicClock()
+        self._draw = random.Random(name)
+
+    def _observe(self, event: Event) -> None:
+        self.policy.observe(event)
+        if isinstance(event, Dispatched):
+            self.delays_s.append((time.monotonic_ns() - int(event.request_id[:16], 16)) / 1e9)
+
+    def _tell(self, event: Dispatched | Started | Finished) -> None:
+        self.policy.observe(event)
+        self.dispatches.publish(event)
+
+    async def meet(self, routers: list[str]) -> None:
+        """Name the {routers}, and wait until they have told what they have."""
+        self.dispatches.set_routers((name, f"boot-{name}") for name in routers)
+        async with asyncio.timeout(10):
+            while not self.dispatches.is_caught_up():
+                await asyncio.sleep(0.001)
+
+    async def dispatch(self, per_s: float, seconds: float) -> Mapping[str, Any]:
+        """Dispatch {per_s} prompts a second for {seconds}, at random moments; tell CPU of the process per prompt (us)."""
+        self.delays_s.clear()
+        cpu_s, count = time.process_time(), 0
+        end_s = time.monotonic() + seconds
+        loop = asyncio.get_running_loop()
+        while time.monotonic() < end_s:
+            await asyncio.sleep(self._draw.expovariate(per_s))
+            now_s = self._clock.now_s()
+            request_id = f"{time.monotonic_ns():016x}{self._draw.getrandbits(64):016x}"
+            hashes = tuple(self._draw.getrandbits(64) for _ in range(BLOCKS))
+            self._tell(
+                Dispatched(
+                    *(self.name, request_id, REPLICA, hashes, OPEN_S / 2, now_s),
+                    expires_s=now_s + DISPATCH_LIFE_S,
+                )
+            )
+            loop.call_later(OPEN_S / 2, self._start, request_id)
+            loop.call_later(OPEN_S, self._finish, request_id)
+            count += 1
+        return {"count": count, "cpu_us": (time.process_time() - cpu_s) / max(1, count) * 1e6}
+
+    def _start(self, request_id: str) -> None:
+        self._tell(Started(self.name, request_id, self._clock.now_s()))
+
+    def _finish(self, request_id: str) -> None:
+        self._tell(Finished(self.name, request_id, self._clock.now_s()))
+
+    async def tell(self) -> Mapping[str, Any]:
+        """Tell the delays of what was heard (ms), and what is still counted here once everything has ended."""
+        await asyncio.sleep(OPEN_S + SETTLE_S)
+        delays_ms = [1e3 * each for each in self.delays_s]
+        if len(delays_ms) < 100:
+            raise RuntimeError(f"{len(delays_ms)} dispatches were heard")
+        return {
+            "heard": len(delays_ms),
+            "p50_ms": quantile(delays_ms, 0.5),
+            "p99_ms": quantile(delays_ms, 0.99),
+            "max_ms": max(delays_ms),
+            "left": len(self.policy.backlog),
+            "healed": self.dispatches.peer_routers.repaired_total,
+        }
+
+
+async def serve(name: str, redis: str) -> None:
+    """Serve until stdin ends."""
+    probe = DispatchProbe(name, redis)
+    running = asyncio.create_task(probe.dispatches.run(), name="dispatches")
+    await control.serve_commands(probe.meet, probe.dispatch, probe.tell)
+    running.cancel()
+
+
+if __name__ == "__main__":
+    control.main(serve, __doc__)

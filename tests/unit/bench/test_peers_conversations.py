@@ -15,7 +15,7 @@ from bench.peers.caching_worker import CachingWorker, words_of
 from bench.peers.chat_conversations import ChatAsker, messages
 from bench.peers.conversations import judge
 from bench.peers.conversations_page import BEGIN, END, About, ConversationRecord
-from bench.processes import BenchError
+from bench.results import BenchError
 from simulator.cost import Cost
 
 FREE = Cost("free", 0.0, 1e-9, 0.0)

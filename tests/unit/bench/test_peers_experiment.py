@@ -10,7 +10,7 @@ import pytest
 from bench.peers.experiment import Schedule, run
 from bench.peers.mesh_system import truth
 from bench.peers.streams import Outcome, Stream
-from bench.processes import BenchError
+from bench.results import BenchError
 
 SCHEDULE = Schedule(streams=8, tokens=24, interval_s=0.01, kill_s=0.3, down_s=0.3, watch_s=0.6)
 

@@ -9,8 +9,8 @@ import time
 import pytest
 
 from bench import accounting, windows
-from bench.processes import ANY_CORE, BenchError, Fleet
-from bench.results import Results, ScenarioResults
+from bench.processes import ANY_CORE, Fleet
+from bench.results import BenchError, Results, ScenarioResults
 from bench.scenarios import floor
 
 SPIN = "import time\nend = time.process_time() + 0.2\nwhile time.process_time() < end: pass\nprint('{}')\ninput()"
