@@ -12,7 +12,7 @@ from kvmesh.queue_order import ORDERS, OrderKey
 from services.prefill.queue import PrefillQueue
 from services.prefill.slot import Slot
 from services.router.placement.backlog import Backlog, Work
-from services.router.placement.precedence import USUAL, Precedence
+from services.router.placement.precedence import DEFAULT_PRECEDENCE, Precedence
 from tests.unit.prefill.test_queue import slot
 
 REPLICA = "p0"
@@ -89,7 +89,7 @@ def schedule(
     for number in range(count):
         now_s += rng.expovariate(1) * 0.5 / load
         name, seconds = str(number), min(20.0, 0.01 + rng.lognormvariate(-1.5, 1.3))
-        precedence = USUAL
+        precedence = DEFAULT_PRECEDENCE
         if len(tenants) > 1:
             tenant = rng.choice(list(tenants))
             priority_class, is_resumed = rng.choice((4, 4, 4, 5)), rng.random() < 0.05

@@ -10,7 +10,7 @@ from kvmesh.attach.outbox import DownwardOutbox
 from kvmesh.attach.v1 import attach_pb2 as pb
 from services.router.forwarding.replicas import Replica
 from services.router.placement.policy import Placement
-from services.router.placement.precedence import USUAL, Precedence
+from services.router.placement.precedence import DEFAULT_PRECEDENCE, Precedence
 from services.router.queue.prompts import Prompt
 from services.router.queue.waiting import PRIORITY_CLASS_DEFAULT, Ticket
 
@@ -77,9 +77,9 @@ class Submission:
         """Its precedence in the queue of a prefill replica."""
         if (
             not (self.tenant or self.is_resumed or self.priority)
-            and self.priority_class == USUAL.priority_class
+            and self.priority_class == DEFAULT_PRECEDENCE.priority_class
         ):
-            return USUAL
+            return DEFAULT_PRECEDENCE
         return Precedence(self.priority_class, self.is_resumed, self.tenant, self.weight, self.priority)
 
 

@@ -26,7 +26,7 @@ from typing import Final
 
 from kvmesh import blocks
 from services.router.placement.policy import Dispatched, DispatchEvent, Finished, Hit, Measured, Started
-from services.router.placement.precedence import USUAL, Precedence
+from services.router.placement.precedence import DEFAULT_PRECEDENCE, Precedence
 
 FIELD: Final = b"b"
 MESSAGES_MAX: Final = 1024
@@ -257,7 +257,7 @@ def _hit(hit: Hit) -> bytes:
 
 
 def _precedence(precedence: Precedence | None) -> bytes:
-    known = precedence or USUAL
+    known = precedence or DEFAULT_PRECEDENCE
     tenant = known.tenant.encode()[:_TENANT_MAX].decode(errors="ignore").encode()
     priority = max(-_I32_MAX, min(_I32_MAX, known.priority))
     numbers = struct.pack(

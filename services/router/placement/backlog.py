@@ -14,7 +14,7 @@ from math import exp
 from typing import Final
 
 from kvmesh.queue_order import OrderKey, shortest
-from services.router.placement.precedence import USUAL, Ahead, Precedence
+from services.router.placement.precedence import DEFAULT_PRECEDENCE, Ahead, Precedence
 
 UTILISATION_S: Final = 10.0
 """Time in which the memory of recent work fades to 1/e."""
@@ -129,7 +129,7 @@ class _Replica:
 
 
 def _is_other(work: Work) -> bool:
-    return work.precedence is not None and work.precedence is not USUAL
+    return work.precedence is not None and work.precedence is not DEFAULT_PRECEDENCE
 
 
 class Backlog:
@@ -158,8 +158,8 @@ class Backlog:
         old = self.remove(work.key)
         work.is_own = work.key[0] == self._own_router
         work.order = self._order_key(work.prefill_s, work.at_s)
-        if work.precedence == USUAL:
-            work.precedence = USUAL  # the very one: it is found faster
+        if work.precedence == DEFAULT_PRECEDENCE:
+            work.precedence = DEFAULT_PRECEDENCE  # the very one: it is found faster
         self._work[work.key] = work
         router, request_id = work.key
         self._routers.setdefault(router, {})[request_id] = work
@@ -266,7 +266,7 @@ class Backlog:
             return running_s, 0, running_s, 0, 0.0
         waiting_s = found.waiting_s
         order = self._order_key(prefill_s, now_s)
-        if found.others or (precedence is not USUAL and precedence != USUAL):
+        if found.others or (precedence is not DEFAULT_PRECEDENCE and precedence != DEFAULT_PRECEDENCE):
             ahead_s, behind = _ahead(found, order, precedence)
         else:
             first = bisect_right(found.orders, order)
@@ -275,7 +275,9 @@ class Backlog:
                 ahead_s = sum(found.seconds[:first])
         return running_s + ahead_s, behind, running_s + waiting_s, waiting, waiting_s
 
-    def queue_s(self, replica: str, prefill_s: float, now_s: float, precedence: Precedence = USUAL) -> float:
+    def queue_s(
+        self, replica: str, prefill_s: float, now_s: float, precedence: Precedence = DEFAULT_PRECEDENCE
+    ) -> float:
         """Return the seconds until the engine of `replica` would begin with a prompt of `prefill_s` that arrives now."""
         return self.look(replica, prefill_s, now_s, precedence)[0]
 

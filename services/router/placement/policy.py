@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Final, NamedTuple, Protocol
 
-from services.router.placement.precedence import USUAL, Precedence
+from services.router.placement.precedence import DEFAULT_PRECEDENCE, Precedence
 
 DISPATCH_LIFE_S: Final = 60.0
 """Other routers forget a dispatch after this and ten times its estimate, whatever they hear."""
@@ -31,7 +31,7 @@ class PlacementRequest:
     """Replicas that did not take this attempt just now: the last choice."""
     kv_head_room_permille: int = 0
     """Thousandths of a decode replica's blocks that stay free beside it, unless the replica is empty."""
-    precedence: Precedence = USUAL
+    precedence: Precedence = DEFAULT_PRECEDENCE
     """Before whom it goes in the queue of a prefill replica."""
     waited_s: float = 0.0
     """Seconds since it came to this router: who has waited long goes to a replica where it does not fit."""

@@ -25,7 +25,7 @@ class Precedence:
     priority: int = 0
 
 
-USUAL: Final = Precedence(PRIORITY_CLASS_DEFAULT)
+DEFAULT_PRECEDENCE: Final = Precedence(PRIORITY_CLASS_DEFAULT)
 """Of every new prompt in a mesh without tenants."""
 
 

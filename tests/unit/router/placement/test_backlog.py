@@ -9,7 +9,7 @@ import pytest
 
 from kvmesh.queue_order import ORDERS
 from services.router.placement.backlog import UTILISATION_S, Backlog, Work
-from services.router.placement.precedence import USUAL, Precedence
+from services.router.placement.precedence import DEFAULT_PRECEDENCE, Precedence
 
 HIGH = Precedence(6)
 
@@ -25,7 +25,11 @@ def test_totals_are_what_a_walk_finds(seed: int) -> None:
         now_s += rng.expovariate(5)
         event = rng.random()
         if event < 0.5 or not works:
-            precedence = rng.choice((USUAL, USUAL, None, HIGH)) if seed % 2 else USUAL
+            precedence = (
+                rng.choice((DEFAULT_PRECEDENCE, DEFAULT_PRECEDENCE, None, HIGH))
+                if seed % 2
+                else DEFAULT_PRECEDENCE
+            )
             work = Work(
                 ("r0", str(index)),
                 rng.choice("ab"),
@@ -50,13 +54,13 @@ def test_totals_are_what_a_walk_finds(seed: int) -> None:
         for replica in "ab":
             there = [work for work in works.values() if work.replica == replica]
             waiting = [work for work in there if work.started_s is None]
-            ahead_s, behind, total_s, count, waiting_s = backlog.look(replica, 0.3, now_s, USUAL)
+            ahead_s, behind, total_s, count, waiting_s = backlog.look(replica, 0.3, now_s, DEFAULT_PRECEDENCE)
             assert count == len(waiting)
             assert waiting_s == pytest.approx(sum(work.prefill_s for work in waiting))
             assert total_s == pytest.approx(backlog.total_s(replica, now_s))
             running_s = total_s - waiting_s
             order = key(0.3, now_s)
-            if all(work.precedence in (None, USUAL) for work in waiting):
+            if all(work.precedence in (None, DEFAULT_PRECEDENCE) for work in waiting):
                 ahead = [work for work in waiting if work.order <= order]
                 assert ahead_s == pytest.approx(running_s + sum(w.prefill_s for w in ahead))
                 assert behind == len(waiting) - len(ahead)

@@ -27,7 +27,7 @@ from services.router.placement.policy import (
     Stored,
     Wait,
 )
-from services.router.placement.precedence import USUAL
+from services.router.placement.precedence import DEFAULT_PRECEDENCE
 from services.router.placement.shortlist import Match
 from tests.unit.overtaking import overtaken_s
 
@@ -297,4 +297,4 @@ def test_running_work_shrinks_and_long_waiting_work_is_not_overtaken() -> None:
     assert policy.backlog.queue_s("p0", 0.5, 0.25) == 0.75
     assert policy.backlog.queue_s("p0", 5.0, 0.25) == 4.75
     assert policy.backlog.queue_s("p0", 0.5, 12.0) == 4.0
-    assert policy.backlog.look("p0", 0.5, 12.0, USUAL)[3:] == (1, 4.0)
+    assert policy.backlog.look("p0", 0.5, 12.0, DEFAULT_PRECEDENCE)[3:] == (1, 4.0)

@@ -23,13 +23,18 @@ from services.router.placement.policy import (
     ReplicaState,
     Started,
 )
-from services.router.placement.precedence import USUAL, Ahead, Precedence
+from services.router.placement.precedence import DEFAULT_PRECEDENCE, Ahead, Precedence
 from services.router.placement.prefill_choice import KAPPA_MAX, TYPICAL_FLOOR_S
 from services.router.queue.release_queue import LOOK_AHEAD
 
 BLOCK = 10
 AHEAD_S = 0.3
-BANDS = (USUAL, Precedence(6), Precedence(3, tenant="a"), Precedence(3, tenant="b", weight=2.0, priority=1))
+BANDS = (
+    DEFAULT_PRECEDENCE,
+    Precedence(6),
+    Precedence(3, tenant="a"),
+    Precedence(3, tenant="b", weight=2.0, priority=1),
+)
 
 
 class Twin:
@@ -157,7 +162,7 @@ def test_scores_are_those_of_the_formula(seed: int, *, is_in_order: bool) -> Non
                 one.queued_requests, one.is_stale = rng.randint(0, 4), rng.random() < 0.2
         first = rng.randrange(20) * 1000
         hashes = tuple(range(first, first + rng.randint(1, 60)))
-        precedence = rng.choice(BANDS) if seed % 3 else USUAL
+        precedence = rng.choice(BANDS) if seed % 3 else DEFAULT_PRECEDENCE
         request = PlacementRequest(
             f"{index - index % 2}" if rng.random() < 0.2 else f"{index}",  # some ask again
             hashes,
