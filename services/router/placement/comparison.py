@@ -54,8 +54,8 @@ def _ranked(
 ) -> list[Candidate]:
     found = []
     for one in sorted(offers, key=lambda one: (one[0] != chosen, one[SCORE])):
-        regulars_s, risk_s = terms(one)
-        found.append(Candidate(*one[:SCORE], one[SCORE] + decode_s, regulars_s, risk_s, decode_s))
+        displaced_s, risk_s = terms(one)
+        found.append(Candidate(*one[:SCORE], one[SCORE] + decode_s, displaced_s, risk_s, decode_s))
     return found
 
 

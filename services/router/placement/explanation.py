@@ -82,7 +82,7 @@ def _losses(chosen: Candidate, rival: Candidate) -> list[tuple[str, float]]:
     """Return who would lose more by `rival`, and how many seconds, the largest first."""
     losses = [
         (WAITING, _waiting_s(rival) - _waiting_s(chosen)),
-        ("those that come to it for its cache would lose", rival.regulars_s - chosen.regulars_s),
+        ("those that come to it for its cache would lose", rival.displaced_s - chosen.displaced_s),
         ("the chance that another router has just sent it a prompt costs", rival.risk_s - chosen.risk_s),
     ]
     return sorted(losses, key=lambda loss: -loss[1])
@@ -114,7 +114,7 @@ def _ready_s(one: Candidate) -> float:
 
 def _waiting_s(one: Candidate) -> float:
     """Return what those lose who wait."""
-    return one.score - _ready_s(one) - one.regulars_s - one.risk_s
+    return one.score - _ready_s(one) - one.displaced_s - one.risk_s
 
 
 def _blocks(count: int) -> str:

@@ -85,7 +85,7 @@ class Candidate:
     prefill_s: float
     score: float
     """Seconds: all of these, and what those lose who wait anywhere."""
-    regulars_s: float = 0.0
+    displaced_s: float = 0.0
     """What those lose who will come for its cache."""
     risk_s: float = 0.0
     """The chance that another router has just taken it, times a typical prompt."""

@@ -76,7 +76,7 @@ class PrefillChoice:
         self._dispatch_ahead_s = dispatch_ahead_s
         self._is_in_order = order_key is fifo
         """All work at a replica is served before what comes later."""
-        self._regulars = DisplacedDemand()
+        self._displaced_demand = DisplacedDemand()
         self._blind_spot = CollisionRisk(router)
         self._wishes = Backlog(router, order_key)
         """Requests held here, at the replicas they wait for: their next look may show a better one."""
@@ -122,7 +122,11 @@ class PrefillChoice:
         if kappa > KAPPA_MAX:
             kappa = KAPPA_MAX
         precedence, look, recent_s = request.precedence, backlog.look, backlog.recent_s
-        regulars, delay_s, is_in_order = self._regulars.seen, self._regulars.delay_s, self._is_in_order
+        displaced, delay_s, is_in_order = (
+            self._displaced_demand.seen,
+            self._displaced_demand.delay_s,
+            self._is_in_order,
+        )
         known_depth, usual, found = -1, 0.0, []
         for replica, depth in self._shortlist.of(allowed, match, backlog.ends_s):
             name = replica.name
@@ -140,7 +144,7 @@ class PrefillChoice:
                 queue_s += unknown_s
                 ends_s += unknown_s
             score = queue_s + seconds * (1 + behind + kappa)
-            if name in regulars:
+            if name in displaced:
                 busy = recent_s(name, now_s) / UTILISATION_S if is_in_order else None
                 score += delay_s(name, queue_s, seconds, busy, now_s)
             if not is_alone:
@@ -172,7 +176,7 @@ class PrefillChoice:
         name, _, queue_s, seconds, *_ = offer
         busy = self._backlog.recent_s(name, now_s) / UTILISATION_S if self._is_in_order else None
         risk_s = self._blind_spot.risk(name) * max(self.typical_s, TYPICAL_FLOOR_S)
-        return self._regulars.delay_s(name, queue_s, seconds, busy, now_s), risk_s
+        return self._displaced_demand.delay_s(name, queue_s, seconds, busy, now_s), risk_s
 
     def chose(self, request: PlacementRequest, best: Offer, offers: Sequence[Offer]) -> None:
         """`best` is the answer: what the request would lose elsewhere counts once it is dispatched."""
@@ -225,12 +229,12 @@ class PrefillChoice:
         request_id, lost_s = self._chosen
         if request_id == event.request_id:  # what the others chose for is not known: likely much the same
             routers = self._blind_spot.routers
-            self._regulars.came(event.replica, lost_s, event.prefill_s, event.at_s, routers)
+            self._displaced_demand.came(event.replica, lost_s, event.prefill_s, event.at_s, routers)
             self._chosen = "", 0.0
 
     def forget(self, replica: str) -> None:
         """The replica is gone."""
-        for each in (self._wishes, self._regulars, self._blind_spot):
+        for each in (self._wishes, self._displaced_demand, self._blind_spot):
             each.forget(replica)
 
     def gone(self, router: str) -> None:

@@ -107,7 +107,7 @@ NOBODY_WAITS = candidate("p1", 0.0, 0.1, 0.1)
             ),
         ),
         (
-            placement(candidate("p0", 0.02, 0.1, 0.13), candidate("p1", 0.0, 0.1, 0.19, regulars_s=0.08)),
+            placement(candidate("p0", 0.02, 0.1, 0.13), candidate("p1", 0.0, 0.1, 0.19, displaced_s=0.08)),
             (
                 "p0 has the lowest score: 20.0 ms of queue, 100.0 ms of prefill with 0 blocks cached. p1 would be ready "
                 "20.0 ms sooner (0.0 ms of queue, 100.0 ms of prefill with 0 blocks cached), "
@@ -117,7 +117,7 @@ NOBODY_WAITS = candidate("p1", 0.0, 0.1, 0.1)
         (
             placement(
                 candidate("p0", 0.05, 0.1, 0.15),
-                candidate("p1", 0.0, 0.1, 0.17, regulars_s=0.04, risk_s=0.03),
+                candidate("p1", 0.0, 0.1, 0.17, displaced_s=0.04, risk_s=0.03),
             ),
             (
                 "p0 has the lowest score: 50.0 ms of queue, 100.0 ms of prefill with 0 blocks cached. p1 would be ready "
@@ -217,8 +217,8 @@ def test_what_is_claimed_is_so_after_any_history() -> None:
         ready_ms = {one.replica: (one.queue_s + one.prefill_s) * 1e3 for one in made.candidates}
         assert all(chosen.score <= one.score * (1 + 1e-9) for one in others), told
         for one in made.candidates:
-            shown_s = one.queue_s + one.prefill_s + one.regulars_s + one.risk_s + one.decode_s
-            assert one.score >= shown_s * (1 - 1e-9) and min(one.regulars_s, one.risk_s) >= 0, one
+            shown_s = one.queue_s + one.prefill_s + one.displaced_s + one.risk_s + one.decode_s
+            assert one.score >= shown_s * (1 - 1e-9) and min(one.displaced_s, one.risk_s) >= 0, one
         if "is ready first" in told:
             assert all(ready_ms[one.replica] > ready_ms[chosen.replica] for one in others), told
         if found := re.search(r"(p\d) would be ready (as soon|([\d.]+) ms sooner)", told):

@@ -53,8 +53,8 @@ class Twin:
         ]
         return sum(faded) / UTILISATION_S
 
-    def regulars_s(self, name: str, queue_s: float, seconds: float, now_s: float) -> float:
-        seen = self.policy.prefills._regulars.seen.get(name)
+    def displaced_s(self, name: str, queue_s: float, seconds: float, now_s: float) -> float:
+        seen = self.policy.prefills._displaced_demand.seen.get(name)
         if seen is None:
             return 0.0
         rate, patience_s, own_busy, since_s = seen
@@ -97,7 +97,7 @@ class Twin:
             unknown_s = max(0, one.queued_requests - waiting) * typical_s
             queue_s = ahead_s + held_s + unknown_s
             score = queue_s + seconds * (1 + behind + held_behind + kappa)
-            score += self.regulars_s(one.name, queue_s, seconds, now_s)
+            score += self.displaced_s(one.name, queue_s, seconds, now_s)
             if waiting and there_s + seconds > AHEAD_S:
                 score += min(there_s, there_s + seconds - AHEAD_S) * view.waiting_requests / LOOK_AHEAD
             scores[one.name], queues[one.name] = score, queue_s
@@ -185,8 +185,8 @@ def test_scores_are_those_of_the_formula(seed: int, *, is_in_order: bool) -> Non
         for offer in answer.candidates:
             risk_s = spot.risk(offer.replica) * typical_s if spot.routers > 1 else 0.0
             assert offer.score == pytest.approx(scores[offer.replica] + risk_s, rel=1e-9), (seed, index)
-            regulars_s = twin.regulars_s(offer.replica, offer.queue_s, offer.prefill_s, now_s)
-            assert (offer.regulars_s, offer.risk_s) == pytest.approx((regulars_s, risk_s)), (seed, index)
+            displaced_s = twin.displaced_s(offer.replica, offer.queue_s, offer.prefill_s, now_s)
+            assert (offer.displaced_s, offer.risk_s) == pytest.approx((displaced_s, risk_s)), (seed, index)
             assert offer.queue_s == pytest.approx(queues[offer.replica], rel=1e-9, abs=1e-12), (seed, index)
         assert answer.candidates[0].score <= min(offer.score for offer in answer.candidates) * (1 + 1e-9)
         beside = [one for one in answer.candidates if one.replica != answer.prefill]
