@@ -77,7 +77,7 @@ class PrefillChoice:
         self._is_in_order = order_key is fifo
         """All work at a replica is served before what comes later."""
         self._displaced_demand = DisplacedDemand()
-        self._blind_spot = CollisionRisk(router)
+        self._collision_risk = CollisionRisk(router)
         self._wishes = Backlog(router, order_key)
         """Requests held here, at the replicas they wait for: their next look may show a better one."""
         self._dispatch_total = 0
@@ -112,7 +112,7 @@ class PrefillChoice:
                 wishes.remove(wish.key)
         since_s = self._since_s(request, now_s) if wishes.ends_s else now_s
         self._held_since = request.request_id, since_s
-        is_alone = self._blind_spot.routers == 1
+        is_alone = self._collision_risk.routers == 1
         if not is_alone:
             self._look(allowed, now_s)
         has_wishes = len(wishes.ends_s) > 0
@@ -148,7 +148,7 @@ class PrefillChoice:
                 busy = recent_s(name, now_s) / UTILISATION_S if is_in_order else None
                 score += delay_s(name, queue_s, seconds, busy, now_s)
             if not is_alone:
-                score += self._blind_spot.risk(name) * typical_s
+                score += self._collision_risk.risk(name) * typical_s
             may_go = not waiting or (waiting_s <= dispatch_ahead_s and waiting_s + seconds <= excused_ahead_s)
             if not may_go and waiting_here:  # it would hold up those behind it at this router
                 held_s = min(waiting_s, waiting_s + seconds - dispatch_ahead_s)
@@ -175,7 +175,7 @@ class PrefillChoice:
         """Return what of the score of `offer`, made at `now_s` and the last decision, are regulars and risk."""
         name, _, queue_s, seconds, *_ = offer
         busy = self._backlog.recent_s(name, now_s) / UTILISATION_S if self._is_in_order else None
-        risk_s = self._blind_spot.risk(name) * max(self.typical_s, TYPICAL_FLOOR_S)
+        risk_s = self._collision_risk.risk(name) * max(self.typical_s, TYPICAL_FLOOR_S)
         return self._displaced_demand.delay_s(name, queue_s, seconds, busy, now_s), risk_s
 
     def chose(self, request: PlacementRequest, best: Offer, offers: Sequence[Offer]) -> None:
@@ -214,32 +214,32 @@ class PrefillChoice:
         """Let the blind spot know how many have nothing to do."""
         seen, ends_s = window(allowed, self._rng), self._backlog.ends_s
         idle = sum(ends_s.get(one.name, now_s) <= now_s for one in seen)
-        self._blind_spot.look(allowed, round(idle * len(allowed) / len(seen)), now_s)
+        self._collision_risk.look(allowed, round(idle * len(allowed) / len(seen)), now_s)
 
     # Learning
 
     def dispatched(self, event: Dispatched, *, is_own: bool) -> None:
         """A router sent something somewhere."""
         if not is_own:
-            self._blind_spot.heard(event.router, event.at_s, event.heard_s)
+            self._collision_risk.heard(event.router, event.at_s, event.heard_s)
             return
         self._dispatch_total += 1
         smoothing = max(TYPICAL_SMOOTHING, 1 / (TYPICAL_START + self._dispatch_total))
         self.typical_s += smoothing * (event.prefill_s - self.typical_s)
         request_id, lost_s = self._chosen
         if request_id == event.request_id:  # what the others chose for is not known: likely much the same
-            routers = self._blind_spot.routers
+            routers = self._collision_risk.routers
             self._displaced_demand.came(event.replica, lost_s, event.prefill_s, event.at_s, routers)
             self._chosen = "", 0.0
 
     def forget(self, replica: str) -> None:
         """The replica is gone."""
-        for each in (self._wishes, self._displaced_demand, self._blind_spot):
+        for each in (self._wishes, self._displaced_demand, self._collision_risk):
             each.forget(replica)
 
     def gone(self, router: str) -> None:
         """Another router is gone."""
-        self._blind_spot.gone(router)
+        self._collision_risk.gone(router)
 
 
 def _key(request: PlacementRequest) -> Key:

@@ -352,7 +352,7 @@ def test_the_way_through_redis_counts_in_the_age_of_a_dispatch(seed: int, lag_s:
         world.rng.choice((world.dispatch, world.dispatch, world.start, world.finish, world.again))()
         world.tick()
         for router in world.routers.values():
-            router.policy.prefills._blind_spot.look(
+            router.policy.prefills._collision_risk.look(
                 [ReplicaState(name) for name in world.replicas], 1, router.now_s
             )
     world.rest(1.0)
@@ -362,7 +362,7 @@ def test_the_way_through_redis_counts_in_the_age_of_a_dispatch(seed: int, lag_s:
         for replica in world.replicas:
             for work in router.policy.backlog.of(replica):
                 assert abs(work.at_s - router.offset_s - real_s[work.key[1]]) < 1.5 * TICK_S
-        lags_s = router.policy.prefills._blind_spot._lags
+        lags_s = router.policy.prefills._collision_risk._lags
         assert lags_s and 0.0 <= min(lags_s) - lag_s < 2.5 * TICK_S, "until it is written, and read"
 
 

@@ -34,13 +34,13 @@ def test_risks_are_those_of_a_look_at_each(seed: int) -> None:
         choice, at_s = rng.randrange(8), now_s - rng.choice((0.0, 0.1))
         if choice == 2:
             replicas = [ReplicaState(one) for one in rng.sample(names, rng.randrange(1, 12))]
-        for spot in (kept, anew):
+        for risks in (kept, anew):
             if choice == 0:
-                spot.gone(router)
+                risks.gone(router)
             elif choice == 1:
-                spot.forget(name)
+                risks.forget(name)
             else:
-                spot.heard(router, at_s, now_s)
+                risks.heard(router, at_s, now_s)
         kept.look(replicas, 3, now_s)
         anew.look([*replicas], 3, now_s)
         assert [kept.risk(one) for one in names] == [anew.risk(one) for one in names], seed
@@ -48,13 +48,13 @@ def test_risks_are_those_of_a_look_at_each(seed: int) -> None:
 
 def test_a_sequence_is_gone_through_once() -> None:
     """A decision among a thousand replicas must not look at each of them."""
-    spot, replicas = CollisionRisk("r1"), Counted(ReplicaState(f"p{index}") for index in range(8))
+    risks, replicas = CollisionRisk("r1"), Counted(ReplicaState(f"p{index}") for index in range(8))
     for moment in range(20):
-        spot.heard("r2", float(moment))
-        spot.look(replicas, 3, float(moment))
+        risks.heard("r2", float(moment))
+        risks.look(replicas, 3, float(moment))
     assert replicas.looks == 1
-    spot.forget("p3")
-    spot.look(replicas, 3, 20.0)
+    risks.forget("p3")
+    risks.look(replicas, 3, 20.0)
     assert replicas.looks == 2
 
 
@@ -63,27 +63,27 @@ def test_only_the_way_of_the_news_counts_and_not_the_time_until_the_next_decisio
     """Heard at once nothing is dearer, however seldom is decided; heard late it is the dearer the later."""
     names, risks = [f"p{index}" for index in range(6)], []
     for lag_s in (0.0, 0.05, 0.5):
-        spot, now_s = CollisionRisk("r1"), 0.0
+        risks, now_s = CollisionRisk("r1"), 0.0
         for number in range(400):
-            spot.heard(f"r{2 + number % 2}", now_s - lag_s, now_s)
-            spot.look([ReplicaState(name) for name in names], 6, now_s + gap_s / 2)
+            risks.heard(f"r{2 + number % 2}", now_s - lag_s, now_s)
+            risks.look([ReplicaState(name) for name in names], 6, now_s + gap_s / 2)
             now_s += gap_s
-        risks.append(sum(map(spot.risk, names)))
+        risks.append(sum(map(risks.risk, names)))
     assert risks[0] == 0.0 < risks[1] < risks[2]
 
 
 def test_what_is_told_again_changes_nothing() -> None:
     """After a loss others tell all that is still open, which is old: live news alone says how late and how many."""
-    spot, replicas, now_s = CollisionRisk("r1"), [ReplicaState(f"p{index}") for index in range(6)], 100.0
+    risks, replicas, now_s = CollisionRisk("r1"), [ReplicaState(f"p{index}") for index in range(6)], 100.0
 
     def risk() -> float:
-        spot.look(replicas, 6, now_s)
-        return sum(spot.risk(one.name) for one in replicas)
+        risks.look(replicas, 6, now_s)
+        return sum(risks.risk(one.name) for one in replicas)
 
     for number in range(200):
         now_s += 0.05
-        spot.heard(f"r{2 + number % 2}", now_s - 0.02, now_s)
+        risks.heard(f"r{2 + number % 2}", now_s - 0.02, now_s)
     before = risk()
     for number in range(100):
-        spot.heard(f"r{2 + number % 2}", now_s - 40.0 - number, now_s)
+        risks.heard(f"r{2 + number % 2}", now_s - 40.0 - number, now_s)
     assert before > 0 and risk() == pytest.approx(before, rel=0.02)

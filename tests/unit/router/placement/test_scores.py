@@ -181,9 +181,9 @@ def test_scores_are_those_of_the_formula(seed: int, *, is_in_order: bool) -> Non
         if not isinstance(answer, Placement):
             continue
         assert len(answer.candidates) == len(prefill)
-        spot: CollisionRisk = policy.prefills._blind_spot
+        risks: CollisionRisk = policy.prefills._collision_risk
         for offer in answer.candidates:
-            risk_s = spot.risk(offer.replica) * typical_s if spot.routers > 1 else 0.0
+            risk_s = risks.risk(offer.replica) * typical_s if risks.routers > 1 else 0.0
             assert offer.score == pytest.approx(scores[offer.replica] + risk_s, rel=1e-9), (seed, index)
             displaced_s = twin.displaced_s(offer.replica, offer.queue_s, offer.prefill_s, now_s)
             assert (offer.displaced_s, offer.risk_s) == pytest.approx((displaced_s, risk_s)), (seed, index)
