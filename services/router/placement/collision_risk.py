@@ -21,7 +21,7 @@ RATE_S: Final = 10.0
 SILENT_S: Final = 30.0
 """A router that dispatched nothing for this long does not count."""
 
-LAGS: Final = 16
+LAG_SAMPLES: Final = 16
 """Of the last so many news the freshest tells the lag: the others waited for something."""
 
 REPAIRED_S: Final = 1.0
@@ -36,7 +36,7 @@ class CollisionRisk:
         self._heard_s: dict[str, float] = {}
         self._count = 0.0
         self._counted_s = 0.0
-        self._lags: deque[float] = deque(maxlen=LAGS)
+        self._lags: deque[float] = deque(maxlen=LAG_SAMPLES)
         self._ranks: dict[str, int] = {}
         self._ranked: Sequence[ReplicaState] = ()
         """All of these have a rank."""
@@ -44,14 +44,14 @@ class CollisionRisk:
         self._index = 0
         self._taken = 0.0
         """Expected unknown dispatches at each idle replica of one other router."""
-        self._count_me()
+        self._renumber()
 
     @property
     def routers(self) -> int:
         """Routers that dispatch, this one included."""
         return self._routers
 
-    def heard(self, router: str, at_s: float, heard_s: float | None = None) -> None:
+    def record_dispatch(self, router: str, at_s: float, heard_s: float | None = None) -> None:
         """Another router dispatched something at `at_s`, and this one heard of it at `heard_s`, or at once."""
         if router == self._own:
             return
@@ -64,20 +64,20 @@ class CollisionRisk:
         if lag_s < REPAIRED_S:
             self._lags.append(lag_s)
         if is_new:
-            self._count_me()
+            self._renumber()
 
-    def gone(self, router: str) -> None:
+    def forget_router(self, router: str) -> None:
         """It dispatches no more."""
         if self._heard_s.pop(router, None) is not None:
-            self._count_me()
+            self._renumber()
 
-    def look(self, replicas: Sequence[ReplicaState], idle: int, now_s: float) -> None:
+    def update(self, replicas: Sequence[ReplicaState], idle: int, now_s: float) -> None:
         """A decision is due among `replicas`, `idle` of which have nothing to do as far as is known."""
         if not self._heard_s:
             return
         if now_s - min(self._heard_s.values()) > SILENT_S:
             self._heard_s = {one: at_s for one, at_s in self._heard_s.items() if now_s - at_s <= SILENT_S}
-            self._count_me()
+            self._renumber()
             if not self._heard_s:
                 return
         if replicas is not self._ranked:
@@ -98,7 +98,7 @@ class CollisionRisk:
             owners -= 1
         return 1 - math.exp(-self._taken * owners)
 
-    def forget(self, replica: str) -> None:
+    def forget_replica(self, replica: str) -> None:
         """The replica is gone."""
         if self._ranks.pop(replica, None) is not None:
             self._ranks = {name: rank for rank, name in enumerate(sorted(self._ranks))}
@@ -107,6 +107,6 @@ class CollisionRisk:
     def _faded(self, now_s: float) -> float:
         return self._count * math.exp(min(0.0, self._counted_s - now_s) / RATE_S)
 
-    def _count_me(self) -> None:
+    def _renumber(self) -> None:
         names = sorted((*self._heard_s, self._own))
         self._routers, self._index = len(names), names.index(self._own)

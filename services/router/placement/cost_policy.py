@@ -177,7 +177,7 @@ class CostPolicy:
                 ):
                     each.forget(event.replica)
             case RouterGone():
-                self.prefills.gone(event.router)
+                self.prefills.forget_router(event.router)
                 self._forget(list(self.backlog.by(event.router).values()))
 
     def knows_costs(self) -> bool:

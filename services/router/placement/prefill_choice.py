@@ -211,17 +211,17 @@ class PrefillChoice:
         return wish.at_s if wish is not None else now_s
 
     def _look(self, allowed: Sequence[ReplicaState], now_s: float) -> None:
-        """Let the blind spot know how many have nothing to do."""
+        """Let the blind risks know how many have nothing to do."""
         seen, ends_s = window(allowed, self._rng), self._backlog.ends_s
         idle = sum(ends_s.get(one.name, now_s) <= now_s for one in seen)
-        self._collision_risk.look(allowed, round(idle * len(allowed) / len(seen)), now_s)
+        self._collision_risk.update(allowed, round(idle * len(allowed) / len(seen)), now_s)
 
     # Learning
 
     def dispatched(self, event: Dispatched, *, is_own: bool) -> None:
         """A router sent something somewhere."""
         if not is_own:
-            self._collision_risk.heard(event.router, event.at_s, event.heard_s)
+            self._collision_risk.record_dispatch(event.router, event.at_s, event.heard_s)
             return
         self._dispatch_total += 1
         smoothing = max(TYPICAL_SMOOTHING, 1 / (TYPICAL_START + self._dispatch_total))
@@ -234,12 +234,13 @@ class PrefillChoice:
 
     def forget(self, replica: str) -> None:
         """The replica is gone."""
-        for each in (self._wishes, self._displaced_demand, self._collision_risk):
-            each.forget(replica)
+        self._wishes.forget(replica)
+        self._displaced_demand.forget(replica)
+        self._collision_risk.forget_replica(replica)
 
-    def gone(self, router: str) -> None:
+    def forget_router(self, router: str) -> None:
         """Another router is gone."""
-        self._collision_risk.gone(router)
+        self._collision_risk.forget_router(router)
 
 
 def _key(request: PlacementRequest) -> Key:

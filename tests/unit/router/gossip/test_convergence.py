@@ -352,7 +352,7 @@ def test_the_way_through_redis_counts_in_the_age_of_a_dispatch(seed: int, lag_s:
         world.rng.choice((world.dispatch, world.dispatch, world.start, world.finish, world.again))()
         world.tick()
         for router in world.routers.values():
-            router.policy.prefills._collision_risk.look(
+            router.policy.prefills._collision_risk.update(
                 [ReplicaState(name) for name in world.replicas], 1, router.now_s
             )
     world.rest(1.0)

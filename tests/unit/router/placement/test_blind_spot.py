@@ -36,13 +36,13 @@ def test_risks_are_those_of_a_look_at_each(seed: int) -> None:
             replicas = [ReplicaState(one) for one in rng.sample(names, rng.randrange(1, 12))]
         for risks in (kept, anew):
             if choice == 0:
-                risks.gone(router)
+                risks.forget_router(router)
             elif choice == 1:
-                risks.forget(name)
+                risks.forget_replica(name)
             else:
-                risks.heard(router, at_s, now_s)
-        kept.look(replicas, 3, now_s)
-        anew.look([*replicas], 3, now_s)
+                risks.record_dispatch(router, at_s, now_s)
+        kept.update(replicas, 3, now_s)
+        anew.update([*replicas], 3, now_s)
         assert [kept.risk(one) for one in names] == [anew.risk(one) for one in names], seed
 
 
@@ -50,11 +50,11 @@ def test_a_sequence_is_gone_through_once() -> None:
     """A decision among a thousand replicas must not look at each of them."""
     risks, replicas = CollisionRisk("r1"), Counted(ReplicaState(f"p{index}") for index in range(8))
     for moment in range(20):
-        risks.heard("r2", float(moment))
-        risks.look(replicas, 3, float(moment))
+        risks.record_dispatch("r2", float(moment))
+        risks.update(replicas, 3, float(moment))
     assert replicas.looks == 1
-    risks.forget("p3")
-    risks.look(replicas, 3, 20.0)
+    risks.forget_replica("p3")
+    risks.update(replicas, 3, 20.0)
     assert replicas.looks == 2
 
 
@@ -65,8 +65,8 @@ def test_only_the_way_of_the_news_counts_and_not_the_time_until_the_next_decisio
     for lag_s in (0.0, 0.05, 0.5):
         risks, now_s = CollisionRisk("r1"), 0.0
         for number in range(400):
-            risks.heard(f"r{2 + number % 2}", now_s - lag_s, now_s)
-            risks.look([ReplicaState(name) for name in names], 6, now_s + gap_s / 2)
+            risks.record_dispatch(f"r{2 + number % 2}", now_s - lag_s, now_s)
+            risks.update([ReplicaState(name) for name in names], 6, now_s + gap_s / 2)
             now_s += gap_s
         risks.append(sum(map(risks.risk, names)))
     assert risks[0] == 0.0 < risks[1] < risks[2]
@@ -77,13 +77,13 @@ def test_what_is_told_again_changes_nothing() -> None:
     risks, replicas, now_s = CollisionRisk("r1"), [ReplicaState(f"p{index}") for index in range(6)], 100.0
 
     def risk() -> float:
-        risks.look(replicas, 6, now_s)
+        risks.update(replicas, 6, now_s)
         return sum(risks.risk(one.name) for one in replicas)
 
     for number in range(200):
         now_s += 0.05
-        risks.heard(f"r{2 + number % 2}", now_s - 0.02, now_s)
+        risks.record_dispatch(f"r{2 + number % 2}", now_s - 0.02, now_s)
     before = risk()
     for number in range(100):
-        risks.heard(f"r{2 + number % 2}", now_s - 40.0 - number, now_s)
+        risks.record_dispatch(f"r{2 + number % 2}", now_s - 40.0 - number, now_s)
     assert before > 0 and risk() == pytest.approx(before, rel=0.02)

@@ -67,7 +67,7 @@ class Twin:
     def scores(
         self, request: PlacementRequest, view: PoolView, now_s: float
     ) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
-        """Return scores without the blind spot's, the queue's seconds, and those until all were done, by name.
+        """Return scores without the blind risks's, the queue's seconds, and those until all were done, by name.
 
         Ask before the policy is asked.
         """
