@@ -34,7 +34,7 @@ TYPICAL_START: Final = 8
 TYPICAL_SMOOTHING: Final = 0.01
 TYPICAL_FLOOR_S: Final = 0.001
 
-WISH_LIFE_S: Final = 0.15
+HELD_LIFE_S: Final = 0.15
 """A held request that is not looked at for this long has gone, or others are before it."""
 
 UsualSeconds = Callable[[int], float]
@@ -78,10 +78,10 @@ class PrefillChoice:
         """All work at a replica is served before what comes later."""
         self._displaced_demand = DisplacedDemand()
         self._collision_risk = CollisionRisk(router)
-        self._wishes = Backlog(router, order_key)
+        self._held = Backlog(router, order_key)
         """Requests held here, at the replicas they wait for: their next look may show a better one."""
         self._dispatch_total = 0
-        self._held_since = "", 0.0
+        self._asked_since = "", 0.0
         """Whom the last question was for, and since when it is held."""
         self._chosen = "", 0.0
         """The request of the last answer, and the seconds it would have lost at the next best replica; shortest first,
@@ -104,18 +104,18 @@ class PrefillChoice:
         allowed: Sequence[ReplicaState] = view.prefill
         if request.excluded:
             allowed = [one for one in allowed if one.name not in request.excluded] or allowed
-        backlog, wishes, typical_s = self._backlog, self._wishes, self.typical_s
+        backlog, held, typical_s = self._backlog, self._held, self.typical_s
         if typical_s < TYPICAL_FLOOR_S:
             typical_s = TYPICAL_FLOOR_S
-        if now_s >= wishes.next_expiry_s:
-            for wish in wishes.expired(now_s):
-                wishes.remove(wish.key)
-        since_s = self._since_s(request, now_s) if wishes.ends_s else now_s
-        self._held_since = request.request_id, since_s
+        if now_s >= held.next_expiry_s:
+            for entry in held.expired(now_s):
+                held.remove(entry.key)
+        since_s = self._since_s(request, now_s) if held.ends_s else now_s
+        self._asked_since = request.request_id, since_s
         is_alone = self._collision_risk.routers == 1
         if not is_alone:
             self._look(allowed, now_s)
-        has_wishes = len(wishes.ends_s) > 0
+        has_held = len(held.ends_s) > 0
         waiting_here, dispatch_ahead_s = view.waiting_requests, self._dispatch_ahead_s
         excused_ahead_s = dispatch_ahead_s + AGEING * request.waited_s
         kappa = (backlog.waiting_s / typical_s + waiting_here) / len(view.prefill)
@@ -134,8 +134,8 @@ class PrefillChoice:
                 known_depth, usual = depth, usual_s(depth)
             seconds = usual * factors.get(name, 1.0)
             queue_s, behind, ends_s, waiting, waiting_s = look(name, seconds, now_s, precedence)
-            if has_wishes:
-                held_s, held_behind, held_total_s, _, _ = wishes.look(name, seconds, since_s, precedence)
+            if has_held:
+                held_s, held_behind, held_total_s, _, _ = held.look(name, seconds, since_s, precedence)
                 queue_s += held_s
                 behind += held_behind
                 ends_s += held_total_s
@@ -190,10 +190,10 @@ class PrefillChoice:
 
     def hold(self, request: PlacementRequest, replica: str, prefill_s: float, now_s: float) -> None:
         """It is held here for `replica`, which has enough to do: others that are held are to count it there."""
-        until_s = now_s + WISH_LIFE_S
-        known, since_s = self._held_since
+        until_s = now_s + HELD_LIFE_S
+        known, since_s = self._asked_since
         assert known == request.request_id, "held without being asked for"
-        self._wishes.add(
+        self._held.add(
             Work(
                 _key(request),
                 replica,
@@ -207,8 +207,8 @@ class PrefillChoice:
 
     def _since_s(self, request: PlacementRequest, now_s: float) -> float:
         """Return since when the request is held, and count it nowhere any more."""
-        wish = self._wishes.remove(_key(request))
-        return wish.at_s if wish is not None else now_s
+        entry = self._held.remove(_key(request))
+        return entry.at_s if entry is not None else now_s
 
     def _look(self, allowed: Sequence[ReplicaState], now_s: float) -> None:
         """Let the blind risks know how many have nothing to do."""
@@ -234,7 +234,7 @@ class PrefillChoice:
 
     def forget(self, replica: str) -> None:
         """The replica is gone."""
-        self._wishes.forget(replica)
+        self._held.forget(replica)
         self._displaced_demand.forget(replica)
         self._collision_risk.forget_replica(replica)
 

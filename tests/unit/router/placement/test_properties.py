@@ -118,7 +118,7 @@ def test_nobody_remembers_a_replica_that_is_gone() -> None:
             if not index:
                 end(policy, told, index + 0.5, 0.3)
         policy.observe(LoadSeen("p0", 1, 1, float(index)))
-    assert len(policy.prefills._wishes) and remembered(policy, "p0", set())
+    assert len(policy.prefills._held) and remembered(policy, "p0", set())
     policy.local_index.drop("p0")
     policy.observe(ReplicaGone("p0"))
     policy.place(request_of(9, (7, 8)), PoolView([ReplicaState("p1")], view.decode, 0), 9.0)

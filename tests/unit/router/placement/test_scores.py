@@ -71,11 +71,11 @@ class Twin:
 
         Ask before the policy is asked.
         """
-        policy, wishes = self.policy, self.policy.prefills._wishes
+        policy, held = self.policy, self.policy.prefills._held
         policy._expire(now_s)
-        for wish in wishes.expired(now_s):
-            wishes.remove(wish.key)
-        own_wish = wishes.remove(("", request.request_id))
+        for entry in held.expired(now_s):
+            held.remove(entry.key)
+        own_wish = held.remove(("", request.request_id))
         since_s = own_wish.at_s if own_wish is not None else now_s
         typical_s = max(TYPICAL_FLOOR_S, policy.prefills.typical_s)
         everybody = [one.name for one in view.prefill]
@@ -92,7 +92,7 @@ class Twin:
                 policy.backlog, one.name, seconds, now_s, request.precedence
             )
             held_s, held_behind, _, _, held_total_s = plain_line(
-                wishes, one.name, seconds, since_s, request.precedence
+                held, one.name, seconds, since_s, request.precedence
             )
             unknown_s = max(0, one.queued_requests - waiting) * typical_s
             queue_s = ahead_s + held_s + unknown_s
@@ -103,7 +103,7 @@ class Twin:
             scores[one.name], queues[one.name] = score, queue_s
             ends[one.name] = total_s + held_total_s + unknown_s + seconds
         if own_wish is not None:
-            wishes.add(own_wish)
+            held.add(own_wish)
         return scores, queues, ends
 
 
