@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from services.router.placement.decode_choice import Fitting, Own
+from services.router.placement.decode_choice import Fitting, LocalPrefill
 from services.router.placement.policy import Candidate, DecodeCandidate, Placement
 from services.router.placement.prefill_choice import SCORE, Offer
 
 CANDIDATES_MAX: Final = 16
 
 
-def with_prefills(
+def with_remote_prefill(
     placement: Placement,
     offers: Sequence[Offer],
     fitting: Sequence[Fitting],
@@ -28,9 +28,9 @@ def with_prefills(
     )
 
 
-def with_decode_alone(
+def with_local_prefill(
     placement: Placement,
-    own: Own,
+    local: LocalPrefill,
     offers: Sequence[Offer],
     handoff_s: float,
     terms: Callable[[Offer], tuple[float, float]],
@@ -39,11 +39,11 @@ def with_decode_alone(
 
     `handoff_s`: what the decode side of a pair costs.
     """
-    decode, matched_blocks, queue_s, prefill_s, cost_s = own
+    decode, matched_blocks, queue_s, prefill_s, cost_s = local
     decode_s = cost_s - queue_s - prefill_s
-    alone = Candidate(decode.name, matched_blocks, queue_s, prefill_s, cost_s, decode_s=decode_s)
+    local_prefill = Candidate(decode.name, matched_blocks, queue_s, prefill_s, cost_s, decode_s=decode_s)
     pairs = _ranked(None, offers, terms, handoff_s)[: CANDIDATES_MAX - 1]
-    return placement._replace(candidates=(alone, *pairs))
+    return placement._replace(candidates=(local_prefill, *pairs))
 
 
 def _ranked(

@@ -15,9 +15,9 @@ from typing import Final
 from kvmesh.queue_order import OrderKey, shortest
 from services.router.index.local_index import LocalPrefixIndex
 from services.router.placement.backlog import Backlog, Work
-from services.router.placement.comparison import with_decode_alone, with_prefills
+from services.router.placement.comparison import with_local_prefill, with_remote_prefill
 from services.router.placement.cost_model import CostModel
-from services.router.placement.decode_choice import DecodeChoice, Fitting, Own
+from services.router.placement.decode_choice import DecodeChoice, Fitting, LocalPrefill
 from services.router.placement.local_speeds import LocalSpeeds
 from services.router.placement.policy import (
     Dispatched,
@@ -122,15 +122,15 @@ class CostPolicy:
 
         offers = prefills.offers(request, view, match, usual_s, self.speeds.factors, now_s)
         best = prefills.lowest(offers) if offers else None
-        decode, handoff_s = decodes.beside_prefill(fitting)
+        decode, handoff_s = decodes.for_handoff(fitting)
         paired_s = best[SCORE] + handoff_s if best is not None else math.inf
-        own: Own | None = None
+        local: LocalPrefill | None = None
         if best is None or tokens - match.deepest * block_tokens <= self._local_tokens_max:
-            own = self._alone(request, fitting, usual_s, paired_s, now_s)
+            local = self._local_prefill(request, fitting, usual_s, paired_s, now_s)
         prefill: str | None = None
-        if own is not None:
-            decode = own.decode
-            matched_blocks, queue_s, seconds = own[1:4]
+        if local is not None:
+            decode = local.decode
+            matched_blocks, queue_s, seconds = local[1:4]
         else:
             assert best is not None, "no prefill replica, and decode does not run it"
             prefill, matched_blocks, queue_s, seconds = best[:4]
@@ -144,9 +144,9 @@ class CostPolicy:
         if not request.explain:
             return placement
         terms = partial(prefills.terms, now_s=now_s)
-        if own is not None:
-            return with_decode_alone(placement, own, offers, handoff_s, terms)
-        return with_prefills(placement, offers, fitting, terms)
+        if local is not None:
+            return with_local_prefill(placement, local, offers, handoff_s, terms)
+        return with_remote_prefill(placement, offers, fitting, terms)
 
     def observe(self, event: Event) -> None:
         """Learn what happened. Dispatches of other routers are told the same way as own ones."""
@@ -216,14 +216,14 @@ class CostPolicy:
 
     # Choosing
 
-    def _alone(
+    def _local_prefill(
         self,
         request: PlacementRequest,
         fitting: Sequence[Fitting],
         usual_s: UsualSeconds,
         paired_s: float,
         now_s: float,
-    ) -> Own | None:
+    ) -> LocalPrefill | None:
         """Return decode that runs the prompt itself, if that costs less than `paired_s`, or must be."""
         if paired_s < math.inf:
             # The last token is always computed, to have logits.
@@ -238,8 +238,8 @@ class CostPolicy:
         def queue_s(name: str, seconds: float) -> float:
             return self.backlog.queue_s(name, seconds, now_s)
 
-        own = self._decodes.alone(fitting, prefill_s, queue_s)
-        return own if own.cost_s <= paired_s else None
+        local = self._decodes.local_prefill(fitting, prefill_s, queue_s)
+        return local if local.cost_s <= paired_s else None
 
     # Learning
 

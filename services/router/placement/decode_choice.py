@@ -35,10 +35,10 @@ NO_LOAD: Final[Mapping[str, float]] = {}
 Fitting = tuple[ReplicaState, int, float, float]
 """A replica with room, the blocks it holds, and in seconds: what its fullness costs, and that with the blocks to move."""
 
-_beside_s: Final = itemgetter(3)
+_handoff_cost_s: Final = itemgetter(3)
 
 
-class Own(NamedTuple):
+class LocalPrefill(NamedTuple):
     """Decode runs the prompt itself."""
 
     decode: ReplicaState
@@ -70,17 +70,17 @@ class DecodeChoice:
             found = self._priced(request, [(one, depths.get(one.name, 0)) for one in allowed])
         return found
 
-    def beside_prefill(self, fitting: Sequence[Fitting]) -> tuple[ReplicaState, float]:
+    def for_handoff(self, fitting: Sequence[Fitting]) -> tuple[ReplicaState, float]:
         """Return who takes it after a prefill elsewhere, and what the handoff and its place cost in seconds."""
-        best = fitting[self._lowest([*map(_beside_s, fitting)])]
+        best = fitting[self._lowest([*map(_handoff_cost_s, fitting)])]
         return best[0], HANDOFF_S + best[3]
 
-    def alone(
+    def local_prefill(
         self,
         fitting: Sequence[Fitting],
         prefill_s: Callable[[str, int], float],
         queue_s: Callable[[str, float], float],
-    ) -> Own:
+    ) -> LocalPrefill:
         """Return who would run the prompt itself at the least cost.
 
         `prefill_s`: from name and matched blocks; `queue_s`: from name and prefill seconds, what waits there before.
@@ -91,7 +91,7 @@ class DecodeChoice:
             wait_s = queue_s(one.name, seconds)
             stalls = STREAM_WEIGHT * one.running_requests
             cost_s = wait_s + seconds * (1 + stalls) + full_s
-            found.append(Own(one, depth, wait_s, seconds, cost_s))
+            found.append(LocalPrefill(one, depth, wait_s, seconds, cost_s))
         return found[self._lowest([one.cost_s for one in found])]
 
     def _priced(self, request: PlacementRequest, entries: Sequence[Entry]) -> list[Fitting]:
