@@ -7,23 +7,23 @@ from typing import Final
 
 from services.router.placement.decode_choice import Fitting, LocalPrefill
 from services.router.placement.policy import Candidate, DecodeCandidate, Placement
-from services.router.placement.prefill_choice import SCORE, Offer
+from services.router.placement.prefill_choice import SCORE, ScoredReplica
 
 CANDIDATES_MAX: Final = 16
 
 
 def with_remote_prefill(
     placement: Placement,
-    offers: Sequence[Offer],
+    scored: Sequence[ScoredReplica],
     fitting: Sequence[Fitting],
-    terms: Callable[[Offer], tuple[float, float]],
+    terms: Callable[[ScoredReplica], tuple[float, float]],
 ) -> Placement:
-    """Return `placement` on one of `offers` with all that it was compared with.
+    """Return `placement` on one of `scored` with all that it was compared with.
 
     `terms`: what of an offer's score are regulars and risk.
     """
     return placement._replace(
-        candidates=tuple(_ranked(placement.prefill, offers, terms, 0.0)[:CANDIDATES_MAX]),
+        candidates=tuple(_ranked(placement.prefill, scored, terms, 0.0)[:CANDIDATES_MAX]),
         decode_candidates=tuple(_decodes(placement.decode, fitting)[:CANDIDATES_MAX]),
     )
 
@@ -31,9 +31,9 @@ def with_remote_prefill(
 def with_local_prefill(
     placement: Placement,
     local: LocalPrefill,
-    offers: Sequence[Offer],
+    scored: Sequence[ScoredReplica],
     handoff_s: float,
-    terms: Callable[[Offer], tuple[float, float]],
+    terms: Callable[[ScoredReplica], tuple[float, float]],
 ) -> Placement:
     """Return `placement`, where decode runs the prompt itself, with what the pairs would have cost.
 
@@ -42,18 +42,18 @@ def with_local_prefill(
     decode, matched_blocks, queue_s, prefill_s, cost_s = local
     decode_s = cost_s - queue_s - prefill_s
     local_prefill = Candidate(decode.name, matched_blocks, queue_s, prefill_s, cost_s, decode_s=decode_s)
-    pairs = _ranked(None, offers, terms, handoff_s)[: CANDIDATES_MAX - 1]
+    pairs = _ranked(None, scored, terms, handoff_s)[: CANDIDATES_MAX - 1]
     return placement._replace(candidates=(local_prefill, *pairs))
 
 
 def _ranked(
     chosen: str | None,
-    offers: Sequence[Offer],
-    terms: Callable[[Offer], tuple[float, float]],
+    scored: Sequence[ScoredReplica],
+    terms: Callable[[ScoredReplica], tuple[float, float]],
     decode_s: float,
 ) -> list[Candidate]:
     found = []
-    for one in sorted(offers, key=lambda one: (one[0] != chosen, one[SCORE])):
+    for one in sorted(scored, key=lambda one: (one[0] != chosen, one[SCORE])):
         displaced_s, risk_s = terms(one)
         found.append(Candidate(*one[:SCORE], one[SCORE] + decode_s, displaced_s, risk_s, decode_s))
     return found

@@ -120,8 +120,8 @@ class CostPolicy:
             # The last token is always computed, to have logits.
             return estimate_s(tokens - depth * block_tokens, tokens)
 
-        offers = prefills.offers(request, view, match, usual_s, self.speeds.factors, now_s)
-        best = prefills.lowest(offers) if offers else None
+        scored = prefills.score(request, view, match, usual_s, self.speeds.factors, now_s)
+        best = prefills.lowest(scored) if scored else None
         decode, handoff_s = decodes.for_handoff(fitting)
         paired_s = best[SCORE] + handoff_s if best is not None else math.inf
         local: LocalPrefill | None = None
@@ -137,7 +137,7 @@ class CostPolicy:
             if not best[MAY_GO]:
                 prefills.hold(request, prefill, seconds, now_s)
                 return Wait(f"{prefill} has work ahead", now_s + RECHECK_S, prefill)
-            prefills.chose(request, best, offers)
+            prefills.chose(request, best, scored)
         placement = _tuple(
             Placement, (prefill, decode.name, matched_blocks, seconds, queue_s + seconds, (), ())
         )
@@ -145,8 +145,8 @@ class CostPolicy:
             return placement
         terms = partial(prefills.terms, now_s=now_s)
         if local is not None:
-            return with_local_prefill(placement, local, offers, handoff_s, terms)
-        return with_remote_prefill(placement, offers, fitting, terms)
+            return with_local_prefill(placement, local, scored, handoff_s, terms)
+        return with_remote_prefill(placement, scored, fitting, terms)
 
     def observe(self, event: Event) -> None:
         """Learn what happened. Dispatches of other routers are told the same way as own ones."""

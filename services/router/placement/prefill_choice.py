@@ -41,7 +41,7 @@ UsualSeconds = Callable[[int], float]
 """From matched blocks to the prompt's seconds at a replica that is like most."""
 
 
-Offer = tuple[str, int, float, float, float, bool, float]
+ScoredReplica = tuple[str, int, float, float, float, bool, float]
 """A prefill replica, priced. The first five are those of a Candidate; a plain tuple, for most are only compared.
 
 Then: True if it may be sent more work now; and the seconds until the prompt were done there behind all that is there: what
@@ -89,7 +89,7 @@ class PrefillChoice:
 
     # Choosing
 
-    def offers(
+    def score(
         self,
         request: PlacementRequest,
         view: PoolView,
@@ -97,7 +97,7 @@ class PrefillChoice:
         usual_s: UsualSeconds,
         factors: Mapping[str, float],
         now_s: float,
-    ) -> list[Offer]:
+    ) -> list[ScoredReplica]:
         """Return the replicas worth comparing, priced; none if there is none. `factors`: see speeds.py."""
         if not view.prefill:
             return []
@@ -160,29 +160,29 @@ class PrefillChoice:
         """Return how many blocks of the prompt are where most of it is."""
         return self._shortlist.deepest(prefill, match)
 
-    def lowest(self, offers: Sequence[Offer]) -> Offer:
-        """Return the best of `offers`, of equals a random one."""
-        if len(offers) == 1:
-            return offers[0]
-        ranked = sorted(offers, key=_score)
+    def lowest(self, scored: Sequence[ScoredReplica]) -> ScoredReplica:
+        """Return the best of `scored`, of equals a random one."""
+        if len(scored) == 1:
+            return scored[0]
+        ranked = sorted(scored, key=_score)
         lowest = ranked[0][SCORE] * (1 + 1e-9)
         if ranked[1][SCORE] > lowest:
             return ranked[0]
-        ties = [one for one in offers if one[SCORE] <= lowest]
+        ties = [one for one in scored if one[SCORE] <= lowest]
         return ties[below(len(ties), self._rng)]
 
-    def terms(self, offer: Offer, now_s: float) -> tuple[float, float]:
-        """Return what of the score of `offer`, made at `now_s` and the last decision, are regulars and risk."""
-        name, _, queue_s, seconds, *_ = offer
+    def terms(self, scored: ScoredReplica, now_s: float) -> tuple[float, float]:
+        """Return what of the score of `scored`, made at `now_s` and the last decision, are regulars and risk."""
+        name, _, queue_s, seconds, *_ = scored
         busy = self._backlog.recent_s(name, now_s) / UTILISATION_S if self._is_in_order else None
         risk_s = self._collision_risk.risk(name) * max(self.typical_s, TYPICAL_FLOOR_S)
         return self._displaced_demand.delay_s(name, queue_s, seconds, busy, now_s), risk_s
 
-    def chose(self, request: PlacementRequest, best: Offer, offers: Sequence[Offer]) -> None:
+    def chose(self, request: PlacementRequest, best: ScoredReplica, scored: Sequence[ScoredReplica]) -> None:
         """`best` is the answer: what the request would lose elsewhere counts once it is dispatched."""
         lost_s = 0.0
-        if len(offers) > 1:
-            other = min((one for one in offers if one is not best), key=_ends_s)
+        if len(scored) > 1:
+            other = min((one for one in scored if one is not best), key=_ends_s)
             # Shortest first it passes what is longer elsewhere, too: a short queue alone saves it little.
             if self._is_in_order or other[DEPTH] < best[DEPTH]:
                 lost_s = max(0.0, other[ENDS_S] - best[3])

@@ -182,13 +182,13 @@ def test_scores_are_those_of_the_formula(seed: int, *, is_in_order: bool) -> Non
             continue
         assert len(answer.candidates) == len(prefill)
         risks: CollisionRisk = policy.prefills._collision_risk
-        for offer in answer.candidates:
-            risk_s = risks.risk(offer.replica) * typical_s if risks.routers > 1 else 0.0
-            assert offer.score == pytest.approx(scores[offer.replica] + risk_s, rel=1e-9), (seed, index)
-            displaced_s = twin.displaced_s(offer.replica, offer.queue_s, offer.prefill_s, now_s)
-            assert (offer.displaced_s, offer.risk_s) == pytest.approx((displaced_s, risk_s)), (seed, index)
-            assert offer.queue_s == pytest.approx(queues[offer.replica], rel=1e-9, abs=1e-12), (seed, index)
-        assert answer.candidates[0].score <= min(offer.score for offer in answer.candidates) * (1 + 1e-9)
+        for scored in answer.candidates:
+            risk_s = risks.risk(scored.replica) * typical_s if risks.routers > 1 else 0.0
+            assert scored.score == pytest.approx(scores[scored.replica] + risk_s, rel=1e-9), (seed, index)
+            displaced_s = twin.displaced_s(scored.replica, scored.queue_s, scored.prefill_s, now_s)
+            assert (scored.displaced_s, scored.risk_s) == pytest.approx((displaced_s, risk_s)), (seed, index)
+            assert scored.queue_s == pytest.approx(queues[scored.replica], rel=1e-9, abs=1e-12), (seed, index)
+        assert answer.candidates[0].score <= min(scored.score for scored in answer.candidates) * (1 + 1e-9)
         beside = [one for one in answer.candidates if one.replica != answer.prefill]
         soonest_s = min(ends[one.replica] for one in beside)
         lost_s = {  # several values where the next best ones are equally soon
