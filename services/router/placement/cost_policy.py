@@ -37,7 +37,7 @@ from services.router.placement.policy import (
     Stored,
     Wait,
 )
-from services.router.placement.prefill_choice import MAY_GO, SCORE, PrefillChoice, UsualSeconds
+from services.router.placement.prefill_choice import CAN_DISPATCH, SCORE, PrefillChoice, UsualSeconds
 from services.router.placement.reconciliation import Reconciliation
 from services.router.placement.shortlist import Match
 from services.router.placement.speeds import Speeds
@@ -134,7 +134,7 @@ class CostPolicy:
         else:
             assert best is not None, "no prefill replica, and decode does not run it"
             prefill, matched_blocks, queue_s, seconds = best[:4]
-            if not best[MAY_GO]:
+            if not best[CAN_DISPATCH]:
                 prefills.hold(request, prefill, seconds, now_s)
                 return Wait(f"{prefill} has work ahead", now_s + RECHECK_S, prefill)
             prefills.chose(request, best, scored)

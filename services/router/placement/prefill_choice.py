@@ -50,7 +50,7 @@ one who goes there loses.
 
 DEPTH: Final = 1
 SCORE: Final = 4
-MAY_GO: Final = 5
+CAN_DISPATCH: Final = 5
 ENDS_S: Final = 6
 
 _score: Final = itemgetter(SCORE)
@@ -149,11 +149,13 @@ class PrefillChoice:
                 score += delay_s(name, queue_s, seconds, busy, now_s)
             if not is_alone:
                 score += self._collision_risk.risk(name) * typical_s
-            may_go = not waiting or (waiting_s <= dispatch_ahead_s and waiting_s + seconds <= excused_ahead_s)
-            if not may_go and waiting_here:  # it would hold up those behind it at this router
+            can_dispatch = not waiting or (
+                waiting_s <= dispatch_ahead_s and waiting_s + seconds <= excused_ahead_s
+            )
+            if not can_dispatch and waiting_here:  # it would hold up those behind it at this router
                 held_s = min(waiting_s, waiting_s + seconds - dispatch_ahead_s)
                 score += held_s * waiting_here / LOOK_AHEAD
-            found.append((name, depth, queue_s, seconds, score, may_go, ends_s + seconds))
+            found.append((name, depth, queue_s, seconds, score, can_dispatch, ends_s + seconds))
         return found
 
     def deepest(self, prefill: Sequence[ReplicaState], match: Match) -> int:
