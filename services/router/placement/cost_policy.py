@@ -37,7 +37,7 @@ from services.router.placement.policy import (
     Stored,
     Wait,
 )
-from services.router.placement.prefill_choice import CAN_DISPATCH, SCORE, PrefillChoice, UsualSeconds
+from services.router.placement.prefill_choice import CAN_DISPATCH, SCORE, NominalSeconds, PrefillChoice
 from services.router.placement.reconciliation import Reconciliation
 from services.router.placement.shortlist import Match
 from services.router.placement.speeds import Speeds
@@ -116,17 +116,17 @@ class CostPolicy:
         tokens, block_tokens = request.token_count, self._block_tokens
         estimate_s = self.costs.estimate_s
 
-        def usual_s(depth: int) -> float:
+        def nominal_s(depth: int) -> float:
             # The last token is always computed, to have logits.
             return estimate_s(tokens - depth * block_tokens, tokens)
 
-        scored = prefills.score(request, view, match, usual_s, self.speeds.factors, now_s)
+        scored = prefills.score(request, view, match, nominal_s, self.speeds.factors, now_s)
         best = prefills.lowest(scored) if scored else None
         decode, handoff_s = decodes.for_handoff(fitting)
         paired_s = best[SCORE] + handoff_s if best is not None else math.inf
         local: LocalPrefill | None = None
         if best is None or tokens - match.deepest * block_tokens <= self._local_tokens_max:
-            local = self._local_prefill(request, fitting, usual_s, paired_s, now_s)
+            local = self._local_prefill(request, fitting, nominal_s, paired_s, now_s)
         prefill: str | None = None
         if local is not None:
             decode = local.decode
@@ -220,7 +220,7 @@ class CostPolicy:
         self,
         request: PlacementRequest,
         fitting: Sequence[Fitting],
-        usual_s: UsualSeconds,
+        nominal_s: NominalSeconds,
         paired_s: float,
         now_s: float,
     ) -> LocalPrefill | None:
@@ -233,7 +233,7 @@ class CostPolicy:
                 return None
 
         def prefill_s(name: str, depth: int) -> float:
-            return usual_s(depth) * self.local_speeds.factor(name, now_s)
+            return nominal_s(depth) * self.local_speeds.factor(name, now_s)
 
         def queue_s(name: str, seconds: float) -> float:
             return self.backlog.queue_s(name, seconds, now_s)
@@ -277,9 +277,9 @@ class CostPolicy:
                 self.measured_total_s += hit.prefill_s
             self._measured(work.replica, hit, event.at_s)
         elif hit.local_s > 0:
-            usual_s = self.costs.estimate_s(hit.computed_tokens, hit.cached_tokens + hit.computed_tokens)
-            self._doubt(usual_s, hit.local_s, event.at_s)  # refusals know no factor of decode's own
-            self.local_speeds.observe(work.replica, usual_s, hit.local_s, event.at_s)
+            nominal_s = self.costs.estimate_s(hit.computed_tokens, hit.cached_tokens + hit.computed_tokens)
+            self._doubt(nominal_s, hit.local_s, event.at_s)  # refusals know no factor of decode's own
+            self.local_speeds.observe(work.replica, nominal_s, hit.local_s, event.at_s)
 
     def _measured(self, replica: str, hit: Hit, at_s: float) -> None:
         total = hit.cached_tokens + hit.computed_tokens

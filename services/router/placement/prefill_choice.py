@@ -37,7 +37,7 @@ TYPICAL_FLOOR_S: Final = 0.001
 HELD_LIFE_S: Final = 0.15
 """A held request that is not looked at for this long has gone, or others are before it."""
 
-UsualSeconds = Callable[[int], float]
+NominalSeconds = Callable[[int], float]
 """From matched blocks to the prompt's seconds at a replica that is like most."""
 
 
@@ -94,7 +94,7 @@ class PrefillChoice:
         request: PlacementRequest,
         view: PoolView,
         match: Match,
-        usual_s: UsualSeconds,
+        nominal_s: NominalSeconds,
         factors: Mapping[str, float],
         now_s: float,
     ) -> list[ScoredReplica]:
@@ -131,7 +131,7 @@ class PrefillChoice:
         for replica, depth in self._shortlist.of(allowed, match, backlog.ends_s):
             name = replica.name
             if depth != known_depth:
-                known_depth, usual = depth, usual_s(depth)
+                known_depth, usual = depth, nominal_s(depth)
             seconds = usual * factors.get(name, 1.0)
             queue_s, behind, ends_s, waiting, waiting_s = look(name, seconds, now_s, precedence)
             if has_held:
