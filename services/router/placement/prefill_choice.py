@@ -24,7 +24,7 @@ from services.router.placement.policy import Dispatched, PlacementRequest, PoolV
 from services.router.placement.shortlist import Match, Shortlist, below, window
 from services.router.queue.release_queue import LOOK_AHEAD
 
-KAPPA_MAX: Final = 8.0
+CONGESTION_WEIGHT_MAX: Final = 8.0
 """More waiting requests than this per replica make recomputing no dearer: nobody places well in such a queue."""
 
 TYPICAL_START_S: Final = 0.3
@@ -118,21 +118,21 @@ class PrefillChoice:
         has_held = len(held.ends_s) > 0
         waiting_here, dispatch_ahead_s = view.waiting_requests, self._dispatch_ahead_s
         excused_ahead_s = dispatch_ahead_s + AGEING * request.waited_s
-        kappa = (backlog.waiting_s / typical_s + waiting_here) / len(view.prefill)
-        if kappa > KAPPA_MAX:
-            kappa = KAPPA_MAX
+        congestion_weight = (backlog.waiting_s / typical_s + waiting_here) / len(view.prefill)
+        if congestion_weight > CONGESTION_WEIGHT_MAX:
+            congestion_weight = CONGESTION_WEIGHT_MAX
         precedence, look, recent_s = request.precedence, backlog.look, backlog.recent_s
         displaced, delay_s, is_in_order = (
             self._displaced_demand.seen,
             self._displaced_demand.delay_s,
             self._is_in_order,
         )
-        known_depth, usual, found = -1, 0.0, []
+        known_depth, nominal, found = -1, 0.0, []
         for replica, depth in self._shortlist.of(allowed, match, backlog.ends_s):
             name = replica.name
             if depth != known_depth:
-                known_depth, usual = depth, nominal_s(depth)
-            seconds = usual * factors.get(name, 1.0)
+                known_depth, nominal = depth, nominal_s(depth)
+            seconds = nominal * factors.get(name, 1.0)
             queue_s, behind, ends_s, waiting, waiting_s = look(name, seconds, now_s, precedence)
             if has_held:
                 held_s, held_behind, held_total_s, _, _ = held.look(name, seconds, since_s, precedence)
@@ -143,7 +143,7 @@ class PrefillChoice:
                 unknown_s = (replica.queued_requests - waiting) * typical_s
                 queue_s += unknown_s
                 ends_s += unknown_s
-            score = queue_s + seconds * (1 + behind + kappa)
+            score = queue_s + seconds * (1 + behind + congestion_weight)
             if name in displaced:
                 busy = recent_s(name, now_s) / UTILISATION_S if is_in_order else None
                 score += delay_s(name, queue_s, seconds, busy, now_s)

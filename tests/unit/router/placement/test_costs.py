@@ -88,7 +88,7 @@ def test_it_follows_an_engine_that_changes() -> None:
 def test_an_engine_far_from_the_prior_is_learnt_as_it_is(exponents: Sequence[float], seed: int) -> None:
     """Each coefficient times ten to its exponent, no noise: within 3 % amid the window, and 10 % at its ends."""
     rng, model = random.Random(seed), CostModel()
-    c0, a, b = (usual * 10**exponent for usual, exponent in zip(PRIOR, exponents, strict=True))
+    c0, a, b = (nominal * 10**exponent for nominal, exponent in zip(PRIOR, exponents, strict=True))
 
     def true_s(tokens: int) -> float:
         return c0 + tokens * (a + b * tokens / 2)

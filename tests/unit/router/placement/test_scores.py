@@ -24,7 +24,7 @@ from services.router.placement.policy import (
     Started,
 )
 from services.router.placement.precedence import DEFAULT_PRECEDENCE, Ahead, Precedence
-from services.router.placement.prefill_choice import KAPPA_MAX, TYPICAL_FLOOR_S
+from services.router.placement.prefill_choice import CONGESTION_WEIGHT_MAX, TYPICAL_FLOOR_S
 from services.router.queue.release_queue import LOOK_AHEAD
 
 BLOCK = 10
@@ -82,7 +82,9 @@ class Twin:
         waiting_s = sum(
             work.prefill_s for name in everybody for work in policy.backlog.of(name) if work.started_s is None
         )
-        kappa = min(KAPPA_MAX, (waiting_s / typical_s + view.waiting_requests) / len(view.prefill))
+        congestion_weight = min(
+            CONGESTION_WEIGHT_MAX, (waiting_s / typical_s + view.waiting_requests) / len(view.prefill)
+        )
         depths = policy.local_index.matched(request.hashes)
         scores, queues, ends = {}, {}, {}
         for one in view.prefill:
@@ -96,7 +98,7 @@ class Twin:
             )
             unknown_s = max(0, one.queued_requests - waiting) * typical_s
             queue_s = ahead_s + held_s + unknown_s
-            score = queue_s + seconds * (1 + behind + held_behind + kappa)
+            score = queue_s + seconds * (1 + behind + held_behind + congestion_weight)
             score += self.displaced_s(one.name, queue_s, seconds, now_s)
             if waiting and there_s + seconds > AHEAD_S:
                 score += min(there_s, there_s + seconds - AHEAD_S) * view.waiting_requests / LOOK_AHEAD
