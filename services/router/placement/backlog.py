@@ -14,7 +14,7 @@ from math import exp
 from typing import Final
 
 from kvmesh.queue_order import OrderKey, shortest
-from services.router.placement.precedence import DEFAULT_PRECEDENCE, Ahead, Precedence
+from services.router.placement.precedence import DEFAULT_PRECEDENCE, Precedence, WorkAhead
 
 UTILISATION_S: Final = 10.0
 """Time in which the memory of recent work fades to 1/e."""
@@ -339,7 +339,7 @@ def _ahead(found: _Replica, order: float, precedence: Precedence) -> tuple[float
             behind += 1
     if not others:
         return ahead_s, behind
-    ahead = Ahead(precedence, order, ahead_s, equals_tokens)
+    ahead = WorkAhead(precedence, order, ahead_s, equals_tokens)
     for work in others:
         ahead.add(work.precedence or precedence, work.order, work.prefill_s, work.tokens)
         behind += work.precedence == precedence and work.order > order

@@ -38,7 +38,7 @@ class _Turns:
     seconds: float = 0.0
 
 
-class Ahead:
+class WorkAhead:
     """Adds up what goes before one prompt."""
 
     def __init__(self, own: Precedence, key: float, equals_s: float = 0.0, equals_tokens: int = 0) -> None:

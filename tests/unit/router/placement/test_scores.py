@@ -23,7 +23,7 @@ from services.router.placement.policy import (
     ReplicaState,
     Started,
 )
-from services.router.placement.precedence import DEFAULT_PRECEDENCE, Ahead, Precedence
+from services.router.placement.precedence import DEFAULT_PRECEDENCE, Precedence, WorkAhead
 from services.router.placement.prefill_choice import CONGESTION_WEIGHT_MAX, TYPICAL_FLOOR_S
 from services.router.queue.release_queue import LOOK_AHEAD
 
@@ -114,7 +114,7 @@ def plain_line(
 ) -> tuple[float, int, int, float, float]:
     """Seconds ahead, prompts behind, prompts that wait, their seconds, those of all: by a walk over the work."""
     order = backlog._order_key(seconds, now_s)
-    ahead = Ahead(precedence, order)
+    ahead = WorkAhead(precedence, order)
     running_s = there_s = 0.0
     behind = waiting = 0
     for work in backlog.of(name):
