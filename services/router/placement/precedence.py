@@ -30,7 +30,7 @@ DEFAULT_PRECEDENCE: Final = Precedence(PRIORITY_CLASS_DEFAULT)
 
 
 @dataclass(slots=True)
-class _Turns:
+class _OtherTenant:
     """What waits of another tenant."""
 
     weight: float
@@ -48,7 +48,7 @@ class WorkAhead:
         self._seconds = equals_s
         self._tokens = equals_tokens
         """Of its own tenant."""
-        self._others: dict[str, _Turns] = {}
+        self._others: dict[str, _OtherTenant] = {}
 
     def add(self, other: Precedence, key: float, seconds: float, tokens: int) -> None:
         """A prompt of `tokens` waits there, which takes `seconds`."""
@@ -63,14 +63,14 @@ class WorkAhead:
                 self._seconds += seconds
                 self._tokens += tokens
         else:
-            turns = self._others.setdefault(other.tenant, _Turns(other.weight))
-            turns.tokens += tokens
-            turns.seconds += seconds
+            waiting = self._others.setdefault(other.tenant, _OtherTenant(other.weight))
+            waiting.tokens += tokens
+            waiting.seconds += seconds
 
     def seconds(self) -> float:
         """Return the seconds of what goes before it."""
         total = self._seconds
-        for turns in self._others.values():
-            allowed = self._tokens * turns.weight / self._own.weight
-            total += turns.seconds * min(1.0, allowed / max(1.0, turns.tokens))
+        for waiting in self._others.values():
+            allowed = self._tokens * waiting.weight / self._own.weight
+            total += waiting.seconds * min(1.0, allowed / max(1.0, waiting.tokens))
         return total
