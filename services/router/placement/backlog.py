@@ -51,12 +51,12 @@ class Work:
         return self.started_s is not None
 
 
-Figures = tuple[float, int, float, int, float]
+QueueState = tuple[float, int, float, int, float]
 """What a new prompt finds at a replica: seconds until its engine would begin with it; how many wait there already and would
 be served after it; seconds of all work there; how many have not started, and their seconds. A plain tuple is made in an
 eighth of the time of one with names."""
 
-NOTHING: Final[Figures] = 0.0, 0, 0.0, 0, 0.0
+EMPTY_QUEUE: Final[QueueState] = 0.0, 0, 0.0, 0, 0.0
 
 
 class _Replica:
@@ -65,7 +65,7 @@ class _Replica:
     __slots__ = (
         "begun_ends_s",
         "orders",
-        "others",
+        "with_precedence",
         "running",
         "seconds",
         "unbegun_s",
@@ -81,7 +81,7 @@ class _Replica:
         """Of those that wait, by `Work.order`, ascending."""
         self.seconds: list[float] = []
         """Of the same ones: prefill seconds."""
-        self.others = 0
+        self.with_precedence = 0
         """Those that wait and of which more than their order decides."""
         self.running: dict[Key, Work] = {}
         """What its engine has, in the order in which it got it. Only the first may have begun."""
@@ -96,7 +96,7 @@ class _Replica:
         index = bisect_right(self.orders, work.order)
         self.orders.insert(index, work.order)
         self.seconds.insert(index, work.prefill_s)
-        self.others += _is_other(work)
+        self.with_precedence += _has_precedence(work)
 
     def leave(self, key: Key) -> None:
         work = self.waiting.pop(key)
@@ -105,7 +105,7 @@ class _Replica:
         while self.seconds[index] != work.prefill_s:  # of equals it does not matter which
             index += 1
         del self.orders[index], self.seconds[index]
-        self.others -= _is_other(work)
+        self.with_precedence -= _has_precedence(work)
         if not self.waiting:
             self.waiting_s = 0.0  # what rounding left is gone
 
@@ -128,7 +128,7 @@ class _Replica:
                 self.unbegun_s += work.prefill_s
 
 
-def _is_other(work: Work) -> bool:
+def _has_precedence(work: Work) -> bool:
     return work.precedence is not None and work.precedence is not DEFAULT_PRECEDENCE
 
 
@@ -207,9 +207,9 @@ class Backlog:
             self._waiting_s -= work.prefill_s
         else:
             del replica.running[key]
-            heir = next(iter(replica.running.values()), None)
-            if heir is not None and heir.begun_s is None:
-                heir.begun_s = at_s
+            following = next(iter(replica.running.values()), None)
+            if following is not None and following.begun_s is None:
+                following.begun_s = at_s
             replica.settle()
         if not replica.waiting and not replica.running:
             del self._replicas[work.replica], self.ends_s[work.replica]
@@ -251,14 +251,14 @@ class Backlog:
         """Seconds of all work that has not started, wherever it is."""
         return max(0.0, self._waiting_s)
 
-    def look(self, replica: str, prefill_s: float, now_s: float, precedence: Precedence) -> Figures:
+    def queue_state(self, replica: str, prefill_s: float, now_s: float, precedence: Precedence) -> QueueState:
         """Return what a prompt of `prefill_s` that arrives now would find at `replica`.
 
         Running ones count what is left of them, waiting ones are ahead only if they are served before it.
         """
         found = self._replicas.get(replica)
         if found is None:
-            return NOTHING
+            return EMPTY_QUEUE
         left_s, running_s, waiting = found.begun_ends_s - now_s, found.unbegun_s, len(found.waiting)
         if left_s > 0.0:
             running_s += left_s
@@ -266,7 +266,9 @@ class Backlog:
             return running_s, 0, running_s, 0, 0.0
         waiting_s = found.waiting_s
         order = self._order_key(prefill_s, now_s)
-        if found.others or (precedence is not DEFAULT_PRECEDENCE and precedence != DEFAULT_PRECEDENCE):
+        if found.with_precedence or (
+            precedence is not DEFAULT_PRECEDENCE and precedence != DEFAULT_PRECEDENCE
+        ):
             ahead_s, behind = _ahead(found, order, precedence)
         else:
             first = bisect_right(found.orders, order)
@@ -279,7 +281,7 @@ class Backlog:
         self, replica: str, prefill_s: float, now_s: float, precedence: Precedence = DEFAULT_PRECEDENCE
     ) -> float:
         """Return the seconds until the engine of `replica` would begin with a prompt of `prefill_s` that arrives now."""
-        return self.look(replica, prefill_s, now_s, precedence)[0]
+        return self.queue_state(replica, prefill_s, now_s, precedence)[0]
 
     def total_s(self, replica: str, now_s: float) -> float:
         """Return the seconds of all work at `replica`, whatever its order."""
@@ -313,7 +315,7 @@ class Backlog:
             assert abs(replica.waiting_s - sum(waiting)) < 1e-6 * (1 + sum(waiting)), name
             assert replica.orders == sorted(work.order for work in replica.waiting.values()), name
             assert sorted(replica.seconds) == sorted(waiting), name
-            assert replica.others == sum(map(_is_other, replica.waiting.values())), name
+            assert replica.with_precedence == sum(map(_has_precedence, replica.waiting.values())), name
             begun = [index for index, work in enumerate(replica.running.values()) if work.begun_s is not None]
             assert begun in ([], [0]), "only the first has begun"
             known = replica.begun_ends_s, replica.unbegun_s

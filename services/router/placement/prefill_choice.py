@@ -121,7 +121,7 @@ class PrefillChoice:
         congestion_weight = (backlog.waiting_s / typical_s + waiting_here) / len(view.prefill)
         if congestion_weight > CONGESTION_WEIGHT_MAX:
             congestion_weight = CONGESTION_WEIGHT_MAX
-        precedence, look, recent_s = request.precedence, backlog.look, backlog.recent_s
+        precedence, queue_state, recent_s = request.precedence, backlog.queue_state, backlog.recent_s
         displaced, delay_s, is_in_order = (
             self._displaced_demand.seen,
             self._displaced_demand.delay_s,
@@ -133,9 +133,9 @@ class PrefillChoice:
             if depth != known_depth:
                 known_depth, nominal = depth, nominal_s(depth)
             seconds = nominal * factors.get(name, 1.0)
-            queue_s, behind, ends_s, waiting, waiting_s = look(name, seconds, now_s, precedence)
+            queue_s, behind, ends_s, waiting, waiting_s = queue_state(name, seconds, now_s, precedence)
             if has_held:
-                held_s, held_behind, held_total_s, _, _ = held.look(name, seconds, since_s, precedence)
+                held_s, held_behind, held_total_s, _, _ = held.queue_state(name, seconds, since_s, precedence)
                 queue_s += held_s
                 behind += held_behind
                 ends_s += held_total_s

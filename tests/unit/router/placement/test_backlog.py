@@ -54,7 +54,9 @@ def test_totals_are_what_a_walk_finds(seed: int) -> None:
         for replica in "ab":
             there = [work for work in works.values() if work.replica == replica]
             waiting = [work for work in there if work.started_s is None]
-            ahead_s, behind, total_s, count, waiting_s = backlog.look(replica, 0.3, now_s, DEFAULT_PRECEDENCE)
+            ahead_s, behind, total_s, count, waiting_s = backlog.queue_state(
+                replica, 0.3, now_s, DEFAULT_PRECEDENCE
+            )
             assert count == len(waiting)
             assert waiting_s == pytest.approx(sum(work.prefill_s for work in waiting))
             assert total_s == pytest.approx(backlog.total_s(replica, now_s))

@@ -297,4 +297,4 @@ def test_running_work_shrinks_and_long_waiting_work_is_not_overtaken() -> None:
     assert policy.backlog.queue_s("p0", 0.5, 0.25) == 0.75
     assert policy.backlog.queue_s("p0", 5.0, 0.25) == 4.75
     assert policy.backlog.queue_s("p0", 0.5, 12.0) == 4.0
-    assert policy.backlog.look("p0", 0.5, 12.0, DEFAULT_PRECEDENCE)[3:] == (1, 4.0)
+    assert policy.backlog.queue_state("p0", 0.5, 12.0, DEFAULT_PRECEDENCE)[3:] == (1, 4.0)
