@@ -225,7 +225,7 @@ def export_sharing(dispatches: DispatchGossip, policy: CostPolicy, metrics: Metr
     metrics.total(
         "refuted_dispatches",
         "Dispatches of other routers that load reports denied.",
-        lambda: policy.reconciliation.denied_total,
+        lambda: policy.reconciliation.refuted_total,
     )
 
 

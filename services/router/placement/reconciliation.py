@@ -14,10 +14,10 @@ from services.router.placement.policy import LoadSeen
 SETTLED_S: Final = 0.25
 """A dispatch younger than this may not have reached the replica when it reported."""
 
-DOUBT_S: Final = 0.25
+REFUTED_LIFE_S: Final = 0.25
 """What a report denies is forgotten after this, unless its finish, which knows what was in cache, comes before."""
 
-LOOK_S: Final = 0.25
+RECONCILE_S: Final = 0.25
 """A replica's reports are looked at no more often: a busy one reports twenty times a second."""
 
 
@@ -25,16 +25,16 @@ class Reconciliation:
     """Looks at load reports; changes `backlog`. What is to be forgotten expires there."""
 
     def __init__(self, backlog: Backlog) -> None:
-        self.denied_total = 0
+        self.refuted_total = 0
         """Dispatches that reports denied."""
         self._backlog = backlog
-        self._looked_s: dict[str, float] = {}
+        self._reconciled_s: dict[str, float] = {}
 
     def on_load(self, seen: LoadSeen) -> None:
         """Take a report. Started are the prompts the engine has, of whomever; the rest of them wait."""
-        if seen.at_s - self._looked_s.get(seen.replica, float("-inf")) < LOOK_S:
+        if seen.at_s - self._reconciled_s.get(seen.replica, float("-inf")) < RECONCILE_S:
             return
-        self._looked_s[seen.replica] = seen.at_s
+        self._reconciled_s[seen.replica] = seen.at_s
         works = self._backlog.of(seen.replica)
         others = [work for work in works if not work.is_own and seen.at_s - work.at_s > SETTLED_S]
         if not others:
@@ -46,11 +46,11 @@ class Reconciliation:
         running = max(0, seen.running_requests - own_started)  # of others, and exactly
         started = sorted((work for work in others if work.started_s is not None), key=_ends_s)
         kept = started[max(0, len(started) - running) :]
-        self._deny(started[: len(started) - len(kept)], seen.at_s)
+        self._refute(started[: len(started) - len(kept)], seen.at_s)
         waiting = sorted((work for work in others if work.started_s is None), key=_since_s)
         room = max(0, seen.queued_requests - own_waiting) + running - len(kept)
         excess = max(0, len(waiting) - room)
-        self._deny(waiting[:excess], seen.at_s)
+        self._refute(waiting[:excess], seen.at_s)
         # Who waits here and neither there must have started: the news of it was lost.
         unqueued = max(0, len(waiting) - excess + own_waiting - seen.queued_requests)
         for work in waiting[excess:][: min(unqueued, running - len(kept))]:
@@ -58,13 +58,13 @@ class Reconciliation:
 
     def forget(self, replica: str) -> None:
         """The replica is gone."""
-        self._looked_s.pop(replica, None)
+        self._reconciled_s.pop(replica, None)
 
-    def _deny(self, works: list[Work], now_s: float) -> None:
+    def _refute(self, works: list[Work], now_s: float) -> None:
         for work in works:
-            if work.expires_s > now_s + DOUBT_S:
-                self.denied_total += 1
-                self._backlog.expire_by(work.key, now_s + DOUBT_S)
+            if work.expires_s > now_s + REFUTED_LIFE_S:
+                self.refuted_total += 1
+                self._backlog.expire_by(work.key, now_s + REFUTED_LIFE_S)
 
 
 def _ends_s(work: Work) -> float:
