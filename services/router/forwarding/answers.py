@@ -15,7 +15,7 @@ from services.router.forwarding.replicas import Replica
 from services.router.forwarding.reports import VERDICTS, blame, clamp, handed_over, hit_of
 from services.router.forwarding.rows import US_MAX
 from services.router.forwarding.work_reports import WorkReports
-from services.router.placement.policy import LoadSeen, PlacementPolicy, ReplicaGone
+from services.router.placement.policy import LoadReported, PlacementPolicy, ReplicaGone
 
 PLACE_AGAIN: Final = (
     pb.Refusal.REASON_KV_FULL,
@@ -225,7 +225,7 @@ class Answers:
         replica.failed(item.routing.released_s, now_s, message)
         self._endings.fail(item, pb.Failure.CODE_GAP, message, replica.name, now_s)
 
-    def on_load(self, seen: LoadSeen) -> None:
+    def on_load(self, seen: LoadReported) -> None:
         """A replica reported its load."""
         self._policy.observe(seen)
         self._holdings.is_news = True

@@ -14,7 +14,7 @@ from kvmesh.attach.token_log import Gap, admit
 from kvmesh.attach.v1 import attach_pb2 as pb
 from services.router.forwarding.outlier_ejection import OutlierEjection
 from services.router.forwarding.replica_load import ReplicaLoad
-from services.router.placement.policy import LoadSeen
+from services.router.placement.policy import LoadReported
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class AnswerTaker(Protocol[Slot]):
     @property
     def takers(self) -> Mapping[str, Callable[[Slot, Replica[Slot], Any, float], None]]: ...
     def on_gap(self, slot: Slot, replica: Replica[Slot], message: str, now_s: float, /) -> None: ...
-    def on_load(self, seen: LoadSeen, /) -> None: ...
+    def on_load(self, seen: LoadReported, /) -> None: ...
     def on_lost(
         self, replica: Replica[Slot], slots: Sequence[Slot], reason: str, now_s: float, /
     ) -> None: ...
@@ -304,4 +304,4 @@ class Replica(Generic[Slot]):
             self._trust_changed()
         if not self.is_retired:
             queued, running = report.queued_request_count, report.running_request_count
-            self._core.answers.on_load(LoadSeen(self.name, queued, running, now_s))
+            self._core.answers.on_load(LoadReported(self.name, queued, running, now_s))

@@ -24,7 +24,7 @@ from services.router.placement.policy import (
     Event,
     Finished,
     Hit,
-    LoadSeen,
+    LoadReported,
     Measured,
     Placement,
     PlacementRequest,
@@ -159,7 +159,7 @@ class CostPolicy:
                 self._finished(event)
             case Measured():
                 self._measured(event.replica, event.hit, event.at_s)
-            case LoadSeen():
+            case LoadReported():
                 self.reconciliation.on_load(event)
                 self._expire(event.at_s)
             case Stored():

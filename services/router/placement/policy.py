@@ -213,7 +213,7 @@ class Removed:
 
 
 @dataclass(frozen=True, slots=True)
-class LoadSeen:
+class LoadReported:
     """A replica reported its load."""
 
     replica: str
@@ -239,7 +239,9 @@ class RouterGone:
 DispatchEvent = Dispatched | Started | Finished
 """What a router tells the others of its own dispatches."""
 
-Event = Dispatched | Started | Finished | Measured | Stored | Removed | LoadSeen | ReplicaGone | RouterGone
+Event = (
+    Dispatched | Started | Finished | Measured | Stored | Removed | LoadReported | ReplicaGone | RouterGone
+)
 
 
 class PlacementPolicy(Protocol):

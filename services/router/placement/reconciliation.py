@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from services.router.placement.backlog import Backlog, Work
-from services.router.placement.policy import LoadSeen
+from services.router.placement.policy import LoadReported
 
 SETTLED_S: Final = 0.25
 """A dispatch younger than this may not have reached the replica when it reported."""
@@ -30,7 +30,7 @@ class Reconciliation:
         self._backlog = backlog
         self._reconciled_s: dict[str, float] = {}
 
-    def on_load(self, seen: LoadSeen) -> None:
+    def on_load(self, seen: LoadReported) -> None:
         """Take a report. Started are the prompts the engine has, of whomever; the rest of them wait."""
         if seen.at_s - self._reconciled_s.get(seen.replica, float("-inf")) < RECONCILE_S:
             return

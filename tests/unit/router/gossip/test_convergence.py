@@ -20,7 +20,7 @@ from services.router.placement.policy import (
     Event,
     Finished,
     Hit,
-    LoadSeen,
+    LoadReported,
     PlacementRequest,
     PoolView,
     ReplicaGone,
@@ -470,7 +470,7 @@ def test_load_reports_alone_bound_what_is_believed_of_others(seed: int, loss: fl
     for _ in range(4):
         now_s += 0.5
         running = sum(there.values()) + sum(own.values())
-        policy.observe(LoadSeen(REPLICA, len(there) + len(own) - running, running, now_s))
+        policy.observe(LoadReported(REPLICA, len(there) + len(own) - running, running, now_s))
     policy.place(PlacementRequest("f" * 32, (), 4, 4), PoolView([], []), now_s)
     works = backlog.of(REPLICA)
     assert {work.key[1]: work.started_s is not None for work in works if work.is_own} == own
@@ -478,8 +478,8 @@ def test_load_reports_alone_bound_what_is_believed_of_others(seed: int, loss: fl
     assert len(others) <= len(there)
     assert sum(work.started_s is not None for work in others) <= sum(there.values())
     assert sum(work.started_s is None for work in others) <= len(there) - sum(there.values())
-    policy.observe(LoadSeen(REPLICA, 0, 0, now_s + 1.0))
-    policy.observe(LoadSeen(REPLICA, 0, 0, now_s + 2.0))
+    policy.observe(LoadReported(REPLICA, 0, 0, now_s + 1.0))
+    policy.observe(LoadReported(REPLICA, 0, 0, now_s + 2.0))
     assert all(work.is_own for work in backlog.of(REPLICA))
     policy.assert_consistent()
 
@@ -502,10 +502,10 @@ def test_a_fresh_dispatch_is_not_denied_by_a_report_that_came_before_it() -> Non
     backlog, policy = _policy()
     name = "a" * 32
     policy.observe(Dispatched("r1", name, REPLICA, (1, 2), 0.5, 10.0, 70.0))
-    policy.observe(LoadSeen(REPLICA, 0, 0, 10.1))
-    policy.observe(LoadSeen(REPLICA, 0, 0, 10.2))
+    policy.observe(LoadReported(REPLICA, 0, 0, 10.1))
+    policy.observe(LoadReported(REPLICA, 0, 0, 10.2))
     assert len(backlog.of(REPLICA)) == 1
-    policy.observe(LoadSeen(REPLICA, 0, 0, 11.0))
+    policy.observe(LoadReported(REPLICA, 0, 0, 11.0))
     policy.observe(Finished("r1", name, 11.01, Hit(8, 0, 2, 0.0)))
     assert policy.local_index.blocks_of(REPLICA) == 2
     assert len(backlog) == 0

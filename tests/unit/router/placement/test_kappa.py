@@ -16,7 +16,7 @@ from services.router.placement.policy import (
     Dispatched,
     Finished,
     Hit,
-    LoadSeen,
+    LoadReported,
     Placement,
     PlacementRequest,
     PoolView,
@@ -272,8 +272,8 @@ def test_nothing_of_the_dead_is_waited_for() -> None:
     assert policy.queue_s("p0", 0.0) == 4.0
     policy.observe(RouterGone("router-1"))
     assert policy.queue_s("p0", 0.0) == 3.0
-    policy.observe(LoadSeen("p0", 0, 0, 2.0))
-    policy.observe(LoadSeen("p0", 0, 0, 3.0))
+    policy.observe(LoadReported("p0", 0, 0, 2.0))
+    policy.observe(LoadReported("p0", 0, 0, 3.0))
     assert policy.queue_s("p0", 3.0) == 1.0, "own work is never denied"
     policy.observe(Finished("router-9", f"{0:032x}", 2.0))
     assert policy.queue_s("p0", 2.0) == 1.0

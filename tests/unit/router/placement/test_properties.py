@@ -16,7 +16,7 @@ from services.router.placement.policy import (
     Dispatched,
     Finished,
     Hit,
-    LoadSeen,
+    LoadReported,
     Placement,
     PlacementRequest,
     PoolView,
@@ -117,7 +117,7 @@ def test_nobody_remembers_a_replica_that_is_gone() -> None:
             policy.observe(Dispatched("router-1", f"{index + 9:032x}", "p0", (7, 8), 0.1, float(index), 1e6))
             if not index:
                 end(policy, told, index + 0.5, 0.3)
-        policy.observe(LoadSeen("p0", 1, 1, float(index)))
+        policy.observe(LoadReported("p0", 1, 1, float(index)))
     assert len(policy.prefills._held) and remembered(policy, "p0", set())
     policy.local_index.drop("p0")
     policy.observe(ReplicaGone("p0"))
