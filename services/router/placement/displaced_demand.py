@@ -24,12 +24,12 @@ BUSY_MAX: Final = 0.9
 """A replica that was busier lately is taken to be this busy: nobody knows how long that goes on."""
 
 
-class Seen(NamedTuple):
+class AffineDemand(NamedTuple):
     """The regulars of one replica, as counted last."""
 
     rate: float
     """How many came per second."""
-    patience_s: float
+    loss_s: float
     """Mean seconds each would have lost elsewhere."""
     busy: float
     """Share of time that their own work takes."""
@@ -40,19 +40,19 @@ class DisplacedDemand:
     """Counts, per replica, the requests that came because they would have been later elsewhere."""
 
     def __init__(self) -> None:
-        self.seen: dict[str, Seen] = {}
+        self.demands: dict[str, AffineDemand] = {}
         """By replica; read-only; a replica that is missing has none."""
 
-    def came(self, replica: str, lost_s: float, prefill_s: float, at_s: float, count: float = 1.0) -> None:
+    def record(self, replica: str, lost_s: float, prefill_s: float, at_s: float, count: float = 1.0) -> None:
         """`count` requests of `prefill_s` went to `replica`; each would have lost `lost_s` at the best other one."""
         if lost_s <= 0:
             return
-        rate, patience_s, busy, since_s = self.seen.get(replica, (0.0, 0.0, 0.0, at_s))
+        rate, loss_s, busy, since_s = self.demands.get(replica, (0.0, 0.0, 0.0, at_s))
         fading, more = exp(min(0.0, since_s - at_s) / MEMORY_S), count / MEMORY_S
         rate *= fading
-        patience_s = (rate * patience_s + more * lost_s) / (rate + more)
+        loss_s = (rate * loss_s + more * lost_s) / (rate + more)
         busy = busy * fading + more * prefill_s * lost_s / (lost_s + prefill_s)
-        self.seen[replica] = Seen(rate + more, patience_s, busy, max(at_s, since_s))
+        self.demands[replica] = AffineDemand(rate + more, loss_s, busy, max(at_s, since_s))
 
     def delay_s(
         self, replica: str, queue_s: float, prefill_s: float, busy: float | None, now_s: float
@@ -61,22 +61,22 @@ class DisplacedDemand:
 
         `busy`: share of time, lately, that work takes which is served before theirs; None: only theirs is.
         """
-        found = self.seen.get(replica)
+        found = self.demands.get(replica)
         if found is None:
             return 0.0
-        rate, patience_s, own_busy, since_s = found
+        rate, loss_s, own_busy, since_s = found
         if since_s < now_s:
             fading = exp((since_s - now_s) / MEMORY_S)
             rate *= fading
             own_busy *= fading
         ends_s = queue_s + prefill_s
         # waited_s(ends_s) - waited_s(queue_s), taken apart: asked for every candidate
-        if ends_s < patience_s:
+        if ends_s < loss_s:
             lost_s = prefill_s * (ends_s + queue_s) / 2
-        elif queue_s >= patience_s:
-            lost_s = prefill_s * patience_s
+        elif queue_s >= loss_s:
+            lost_s = prefill_s * loss_s
         else:
-            lost_s = waited_s(ends_s, patience_s) - queue_s * queue_s / 2
+            lost_s = loss_integral(ends_s, loss_s) - queue_s * queue_s / 2
         if busy is None:
             busy = own_busy
         if busy > BUSY_MAX:
@@ -85,11 +85,11 @@ class DisplacedDemand:
 
     def forget(self, replica: str) -> None:
         """The replica is gone."""
-        self.seen.pop(replica, None)
+        self.demands.pop(replica, None)
 
 
-def waited_s(work_s: float, patience_s: float) -> float:
-    """Return the integral of min(`patience_s`, v) over v in (0, `work_s`)."""
-    if work_s < patience_s:
+def loss_integral(work_s: float, loss_s: float) -> float:
+    """Return the integral of min(`loss_s`, v) over v in (0, `work_s`)."""
+    if work_s < loss_s:
         return work_s * work_s / 2
-    return patience_s * (work_s - patience_s / 2)
+    return loss_s * (work_s - loss_s / 2)
