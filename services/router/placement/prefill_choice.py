@@ -123,7 +123,7 @@ class PrefillChoice:
             congestion_weight = CONGESTION_WEIGHT_MAX
         precedence, queue_state, recent_s = request.precedence, backlog.queue_state, backlog.recent_s
         displaced, delay_s, is_in_order = (
-            self._displaced_demand.seen,
+            self._displaced_demand.demands,
             self._displaced_demand.delay_s,
             self._is_in_order,
         )
@@ -231,7 +231,7 @@ class PrefillChoice:
         request_id, lost_s = self._chosen
         if request_id == event.request_id:  # what the others chose for is not known: likely much the same
             routers = self._collision_risk.routers
-            self._displaced_demand.came(event.replica, lost_s, event.prefill_s, event.at_s, routers)
+            self._displaced_demand.record(event.replica, lost_s, event.prefill_s, event.at_s, routers)
             self._chosen = "", 0.0
 
     def forget(self, replica: str) -> None:

@@ -366,5 +366,5 @@ def test_shortest_first_only_those_who_come_for_a_cache_are_regulars(
         answer = policy.place(request, view, now_s)
         assert isinstance(answer, Placement) and answer.prefill == "p0"
         end(policy, send(policy, request, answer, now_s), now_s + 0.05, 0.05)
-    has_regulars = policy.prefills._displaced_demand.seen.keys() == {"p0"}
+    has_regulars = policy.prefills._displaced_demand.demands.keys() == {"p0"}
     assert has_regulars is (is_cached or order_key is fifo)

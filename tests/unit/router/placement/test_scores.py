@@ -54,7 +54,7 @@ class Twin:
         return sum(faded) / UTILISATION_S
 
     def displaced_s(self, name: str, queue_s: float, seconds: float, now_s: float) -> float:
-        seen = self.policy.prefills._displaced_demand.seen.get(name)
+        seen = self.policy.prefills._displaced_demand.demands.get(name)
         if seen is None:
             return 0.0
         rate, patience_s, own_busy, since_s = seen
