@@ -55,7 +55,7 @@ FRESH_S: Final = 10.0
 """Estimates of prompts measured longer ago may be what keeps everybody away: once in this time one of those that they would
 refuse is let through."""
 
-FASTER: Final = 0.5
+REFUTED_BELOW: Final = 0.5
 """A prompt that is measured after such a time, and took less than this share of its estimate, refutes the estimates."""
 
 _tuple: Final = tuple.__new__
@@ -278,22 +278,24 @@ class CostPolicy:
             self._measured(work.replica, hit, event.at_s)
         elif hit.local_s > 0:
             nominal_s = self.costs.estimate_s(hit.computed_tokens, hit.cached_tokens + hit.computed_tokens)
-            self._doubt(nominal_s, hit.local_s, event.at_s)  # refusals know no factor of decode's own
+            self._forget_if_refuted(
+                nominal_s, hit.local_s, event.at_s
+            )  # refusals know no factor of decode's own
             self.local_speeds.observe(work.replica, nominal_s, hit.local_s, event.at_s)
 
     def _measured(self, replica: str, hit: Hit, at_s: float) -> None:
         total = hit.cached_tokens + hit.computed_tokens
         estimate_s = self.costs.estimate_s(hit.computed_tokens, total)
-        self._doubt(estimate_s * self.speeds.factor(replica), hit.prefill_s, at_s)
+        self._forget_if_refuted(estimate_s * self.speeds.factor(replica), hit.prefill_s, at_s)
         self.speeds.observe(replica, estimate_s, hit.prefill_s)
         self.costs.observe(hit.computed_tokens, total, hit.prefill_s / self.speeds.factor(replica))
         if self.costs.observation_total == OBSERVATIONS_MIN:
             self.local_speeds.clear()  # they stood on a guess
         self._measured_at_s = max(self._measured_at_s, at_s)  # other routers tell of old ones, too
 
-    def _doubt(self, estimate_s: float, seconds: float, at_s: float) -> None:
+    def _forget_if_refuted(self, estimate_s: float, seconds: float, at_s: float) -> None:
         """Learn anew if nothing was measured for long, and this prompt was far quicker than it was foreseen there."""
-        if at_s - self._measured_at_s > FRESH_S and seconds < FASTER * estimate_s:
+        if at_s - self._measured_at_s > FRESH_S and seconds < REFUTED_BELOW * estimate_s:
             self.costs.forget()
 
     def _expire(self, now_s: float) -> None:
