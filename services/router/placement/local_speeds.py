@@ -37,8 +37,8 @@ class LocalSpeeds:
         if expected_s <= 0 or seconds <= 0:
             return
         logs = {name: self._log(name, at_s) for name in (_ALL, replica)}
-        surprise = math.log(seconds / expected_s) - sum(logs.values())
-        step = max(-STEP_MAX, min(STEP_MAX, surprise)) / MEMORY_PROMPTS
+        log_error = math.log(seconds / expected_s) - sum(logs.values())
+        step = max(-STEP_MAX, min(STEP_MAX, log_error)) / MEMORY_PROMPTS
         for name, log in logs.items():
             self._seen[name] = (log + step, at_s)
 

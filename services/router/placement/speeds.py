@@ -24,7 +24,7 @@ LONG_PROMPTS: Final = 2048
 STEP_MAX: Final = 0.5
 """Of a logarithm: what took 1.65 times the expected, or less than 1 / 1.65 of it, says no more."""
 
-DOUBT: Final = 0.1
+DEAD_ZONE: Final = 0.1
 """Of a logarithm: replicas that differ by less than this share are taken to be alike, else chance would make one of equals
 the first choice of every request. From twice as much on all of a difference counts, between them a growing part."""
 
@@ -85,11 +85,11 @@ class Speeds:
         seen.count += 1
         self._spread += (abs(short_step) - self._spread) / SPREAD_PROMPTS
         deviation = DEVIATION_PER_DISTANCE * self._spread / math.sqrt(2 * SHORT_PROMPTS)
-        if abs(seen.short - seen.long) > max(DOUBT, CHANGE_SPREADS * deviation):
+        if abs(seen.short - seen.long) > max(DEAD_ZONE, CHANGE_SPREADS * deviation):
             seen.long, seen.count = seen.short, 0
         self._until_centre -= 1
         if self._until_centre <= 0 or is_new:
-            self._centre_again()
+            self._recentre()
         else:
             self.factors[replica] = factor_of(seen.long - self._centre)
 
@@ -98,7 +98,7 @@ class Speeds:
         self._seen.pop(replica, None)
         self.factors.pop(replica, None)
 
-    def _centre_again(self) -> None:
+    def _recentre(self) -> None:
         """What all replicas have in common is the pool's cost, and not theirs."""
         logs = sorted(seen.long for seen in self._seen.values())
         middle = len(logs) // 2
@@ -107,11 +107,11 @@ class Speeds:
         self._until_centre = max(CENTRE_EVERY, len(logs)) if len(logs) > 1 else 1
 
 
-def _clipped(surprise: float) -> float:
-    return max(-STEP_MAX, min(STEP_MAX, surprise))
+def _clipped(log_error: float) -> float:
+    return max(-STEP_MAX, min(STEP_MAX, log_error))
 
 
 def factor_of(log: float) -> float:
     """Return the factor of a logarithm: none below DOUBT, all of it from twice that on."""
-    excess = min(1.0, max(0.0, abs(log) / DOUBT - 1.0))
+    excess = min(1.0, max(0.0, abs(log) / DEAD_ZONE - 1.0))
     return math.exp(log * excess)
