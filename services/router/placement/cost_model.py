@@ -33,13 +33,13 @@ FIT_EVERY: Final = 32
 """Observations between two fits, after the first ones. A fit takes some 0.3 ms; errors are relative to the estimates before
 it, so that noise has no bias."""
 
-USUAL_SPREAD: Final = 0.1
+SPREAD_MIN: Final = 0.1
 """Prefills of the same size differ by this share on a healthy engine: less is not taken for the spread."""
 
-FAR: Final = 2.5
+OUTLIER_SPREADS: Final = 2.5
 """Spreads (1.5 median deviations) from those of its size beyond which an observation says no more."""
 
-NEIGHBOURS: Final = 4
+SIZE_NEIGHBOURS: Final = 4
 """On each side, by size, whose middle is taken for usual: a wrong estimate is wrong for all of a size, a stall is not."""
 
 FITS: Final = 3
@@ -135,16 +135,16 @@ class CostModel:
         c0, a, b = self._coefficients
         expected = [c0 + a * tokens + b * products for tokens, products, _ in self._seen]
         by_size = sorted(range(len(expected)), key=expected.__getitem__)
-        surprises = [log(self._seen[index][2] / expected[index]) for index in by_size]
+        log_errors = [log(self._seen[index][2] / expected[index]) for index in by_size]
         usual = [
-            median(surprises[max(0, place - NEIGHBOURS) : place + NEIGHBOURS + 1])
-            for place in range(len(surprises))
+            median(log_errors[max(0, position - SIZE_NEIGHBOURS) : position + SIZE_NEIGHBOURS + 1])
+            for position in range(len(log_errors))
         ]
-        spread = 1.5 * median(abs(one - middle) for one, middle in zip(surprises, usual, strict=True))
-        away = FAR * max(USUAL_SPREAD, spread)
+        spread = 1.5 * median(abs(one - middle) for one, middle in zip(log_errors, usual, strict=True))
+        threshold = OUTLIER_SPREADS * max(SPREAD_MIN, spread)
         plausible_s = expected
-        for index, surprise, middle in zip(by_size, surprises, usual, strict=True):
-            plausible_s[index] *= exp(min(middle + away, max(middle - away, surprise)))
+        for index, log_error, middle in zip(by_size, log_errors, usual, strict=True):
+            plausible_s[index] *= exp(min(middle + threshold, max(middle - threshold, log_error)))
         return plausible_s
 
 
