@@ -13,7 +13,7 @@ from operator import itemgetter
 from typing import Final, NamedTuple
 
 from services.router.placement.policy import PlacementRequest, PoolView, ReplicaState
-from services.router.placement.shortlist import Entry, Match, Shortlist, below
+from services.router.placement.shortlist import Entry, Match, Shortlist, random_below
 
 HANDOFF_S: Final = 0.01
 """What a prefill elsewhere costs besides: one more hop."""
@@ -122,4 +122,4 @@ class DecodeChoice:
         if prices.count(lowest) == 1:
             return prices.index(lowest)
         ties = [index for index, price in enumerate(prices) if price == lowest]
-        return ties[below(len(ties), self._rng)]
+        return ties[random_below(len(ties), self._rng)]

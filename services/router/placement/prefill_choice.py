@@ -21,7 +21,7 @@ from services.router.placement.backlog import UTILISATION_S, Backlog, Key, Work
 from services.router.placement.collision_risk import CollisionRisk
 from services.router.placement.displaced_demand import DisplacedDemand
 from services.router.placement.policy import Dispatched, PlacementRequest, PoolView, ReplicaState
-from services.router.placement.shortlist import Match, Shortlist, below, window
+from services.router.placement.shortlist import Match, Shortlist, random_below, window
 from services.router.queue.release_queue import LOOK_AHEAD
 
 CONGESTION_WEIGHT_MAX: Final = 8.0
@@ -171,7 +171,7 @@ class PrefillChoice:
         if ranked[1][SCORE] > lowest:
             return ranked[0]
         ties = [one for one in scored if one[SCORE] <= lowest]
-        return ties[below(len(ties), self._rng)]
+        return ties[random_below(len(ties), self._rng)]
 
     def terms(self, scored: ScoredReplica, now_s: float) -> tuple[float, float]:
         """Return what of the score of `scored`, made at `now_s` and the last decision, are regulars and risk."""

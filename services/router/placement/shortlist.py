@@ -15,14 +15,14 @@ from services.router.index.local_index import LocalPrefixIndex
 from services.router.index.prefix_lookup import Group
 from services.router.placement.policy import ReplicaState
 
-ALL: Final = 16
+COMPARE_ALL_MAX: Final = 16
 """Up to this many replicas are all compared."""
 
 HOLDERS: Final = 8
 """Holders of the prompt's blocks that are compared. The least loaded of the deepest are half of them, those of the next
 deepest half of the rest, and so on: the deepest may all be busy, and one that holds a block less idle."""
 
-LIGHT: Final = 6
+LEAST_LOADED: Final = 6
 """Least loaded replicas that are compared, whatever they hold."""
 
 WINDOW: Final = 48
@@ -84,7 +84,7 @@ class Shortlist:
     def of(self, replicas: Sequence[ReplicaState], match: Match, load: Mapping[str, float]) -> list[Entry]:
         """Return whom to compare. `load`: what the least loaded are ordered by; who is not in it has none."""
         by_name, rng = self._named(replicas), self._rng
-        if len(replicas) <= ALL:
+        if len(replicas) <= COMPARE_ALL_MAX:
             return [*zip(replicas, map(match.depths().get, by_name, _NONE), strict=True)]
         chosen: dict[str, int] = {}
         left = HOLDERS
@@ -95,7 +95,7 @@ class Shortlist:
             left = HOLDERS - len(chosen)
             if not left:
                 break
-        light = _lightest([one.name for one in window(replicas, rng)], LIGHT, load, rng)
+        light = _lightest([one.name for one in window(replicas, rng)], LEAST_LOADED, load, rng)
         chosen.update(match.depths_of([name for name in light if name not in chosen]))
         return [(by_name[name], depth) for name, depth in chosen.items()]
 
@@ -110,7 +110,7 @@ class Shortlist:
         return self._by_name
 
 
-def below(count: int, rng: random.Random) -> int:
+def random_below(count: int, rng: random.Random) -> int:
     """Return one of the numbers below `count`: as `rng.randrange` does, in a third of the time."""
     bits, draw = count.bit_length(), rng.getrandbits
     number = draw(bits)
@@ -123,14 +123,14 @@ def window(replicas: Sequence[ReplicaState], rng: random.Random) -> Sequence[Rep
     """Return WINDOW neighbours from a random one on: as good as a sample, and cheap."""
     if len(replicas) <= WINDOW:
         return replicas
-    start = below(len(replicas), rng)
+    start = random_below(len(replicas), rng)
     found = replicas[start : start + WINDOW]
     return [*found, *replicas[: WINDOW - len(found)]] if len(found) < WINDOW else found
 
 
 def _lightest(names: list[str], count: int, load: Mapping[str, float], rng: random.Random) -> list[str]:
     if len(names) > WINDOW or (not load and len(names) > count):
-        start = below(len(names), rng)
+        start = random_below(len(names), rng)
         names = (names[start:] + names[:start])[:WINDOW]
     if len(names) <= count or not load:
         return names[:count]

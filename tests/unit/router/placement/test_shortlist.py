@@ -10,11 +10,11 @@ import pytest
 from services.router.index.local_index import LocalPrefixIndex
 from services.router.placement.decode_choice import NO_LOAD
 from services.router.placement.policy import ReplicaState, Started
-from services.router.placement.shortlist import ALL, HOLDERS, LIGHT, Match, Shortlist
+from services.router.placement.shortlist import COMPARE_ALL_MAX, HOLDERS, LEAST_LOADED, Match, Shortlist
 from tests.unit.router.placement.test_kappa import BLOCK, dispatched, placed, policy_of, request, view_of
 
 
-@pytest.mark.parametrize("decodes", [ALL, ALL + 1, 24, 32, 48, 49, 80])
+@pytest.mark.parametrize("decodes", [COMPARE_ALL_MAX, COMPARE_ALL_MAX + 1, 24, 32, 48, 49, 80])
 def test_equal_decode_replicas_share_however_many_there_are(decodes: int) -> None:
     """Who has most room is chosen of those that are looked at, and all are looked at in turn."""
     policy, view = policy_of(1, decodes, seed=decodes), view_of(1, decodes)
@@ -52,7 +52,7 @@ def test_an_idle_holder_of_a_block_less_is_compared(seed: int) -> None:
 def test_holders_are_few_and_the_deepest_is_among_them(seed: int) -> None:
     """No more are compared than is said, nobody twice, each with what it holds."""
     rng, local_index = random.Random(seed), LocalPrefixIndex()
-    replicas = [ReplicaState(f"p{index}") for index in range(rng.randint(ALL + 1, 120))]
+    replicas = [ReplicaState(f"p{index}") for index in range(rng.randint(COMPARE_ALL_MAX + 1, 120))]
     hashes = tuple(range(60))
     held = {one.name: rng.choice((0, 0, 0, 1, 59, rng.randint(0, 60))) for one in replicas}
     for name, depth in held.items():
@@ -62,7 +62,7 @@ def test_holders_are_few_and_the_deepest_is_among_them(seed: int) -> None:
     for load in (NO_LOAD, {one.name: rng.random() for one in replicas}):
         found = shortlist.of(replicas, Match(local_index, hashes), load)
         names = [one.name for one, _ in found]
-        assert len(set(names)) == len(names) <= HOLDERS + LIGHT
+        assert len(set(names)) == len(names) <= HOLDERS + LEAST_LOADED
         assert all(held[one.name] == depth for one, depth in found)
         assert max(depth for _, depth in found) == max(held.values())
         holders = sum(depth > 0 for depth in held.values())
