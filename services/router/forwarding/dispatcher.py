@@ -249,7 +249,7 @@ class Dispatcher:
             submitted.output_tokens_max,
             explain=item.message is not None and item.message.explain,
             excluded=self._avoided(item, view, now_s),
-            kv_head_room_permille=0 if submitted.is_resumed else submitted.kv_headroom_permille,
+            kv_headroom_permille=0 if submitted.is_resumed else submitted.kv_headroom_permille,
             precedence=submitted.precedence,
             waited_s=now_s - submitted.arrived_s,
         )

@@ -25,7 +25,7 @@ STREAM_WEIGHT: Final = 0.1
 """A second in which a stream stands still costs this much of a second before a first token: readers are slower than
 engines, and the stream is waited for once."""
 
-HEAD_ROOM_BLOCKS: Final = 1
+HEADROOM_BLOCKS: Final = 1
 """Blocks a request may need beyond prompt and output: the last, partial one."""
 
 
@@ -101,7 +101,7 @@ class DecodeChoice:
         """
         tokens, block_tokens, block_s = request.token_count, self._block_tokens, self._transfer_block_s
         blocks, needed = -(-tokens // block_tokens), -(-(tokens + request.output_tokens_max) // block_tokens)
-        headroom = request.kv_head_room_permille
+        headroom = request.kv_headroom_permille
         found = []
         for one, depth in entries:
             total, full_s = one.block_total, FULL_S
@@ -113,7 +113,7 @@ class DecodeChoice:
                     taken < one.block_reserved
                 ):  # an old report refuses nobody, but who falls silent is not the emptiest
                     taken = one.block_reserved
-                full_s = FULL_S * (taken + needed - depth + HEAD_ROOM_BLOCKS) / total
+                full_s = FULL_S * (taken + needed - depth + HEADROOM_BLOCKS) / total
             found.append((one, depth, full_s, full_s + (blocks - depth) * block_s))
         return found
 

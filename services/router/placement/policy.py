@@ -29,7 +29,7 @@ class PlacementRequest:
     """True if the candidates are wanted."""
     excluded: frozenset[str] = frozenset()
     """Replicas that did not take this attempt just now: the last choice."""
-    kv_head_room_permille: int = 0
+    kv_headroom_permille: int = 0
     """Thousandths of a decode replica's blocks that stay free beside it, unless the replica is empty."""
     precedence: Precedence = DEFAULT_PRECEDENCE
     """Before whom it goes in the queue of a prefill replica."""

@@ -189,7 +189,7 @@ def test_head_room_is_kept_free_unless_the_replica_is_empty() -> None:
 
     def has_room(state: ReplicaState, blocks: int, permille: int) -> bool:
         choice = DecodeChoice(1, 0.0, random.Random(1))
-        request = PlacementRequest("r", (), blocks - 10, 10, kv_head_room_permille=permille)
+        request = PlacementRequest("r", (), blocks - 10, 10, kv_headroom_permille=permille)
         return bool(choice.fitting(request, PoolView((), [state]), Match(LocalPrefixIndex(), ())))
 
     state = ReplicaState("d", block_total=100, block_reserved=80)
@@ -216,11 +216,11 @@ def test_a_class_with_head_room_waits_where_another_is_placed() -> None:
         report = pb.LoadReport(block_total_count=100, block_reserved_count=88, engine_ready=True)
         desk.down(decode, load_report=report)
     desk.submit(request_id=name(1), tokens=20, kv_head_room_permille=100)
-    assert asked[-1].kv_head_room_permille == 100 and not desk.up("decode-0").submits
+    assert asked[-1].kv_headroom_permille == 100 and not desk.up("decode-0").submits
     assert [item.submitted.request_id for item in desk.relay.queue] == [name(1)]
     desk.submit(request_id=name(2), tokens=20, kv_head_room_permille=100, resumed=True, attempt=2)
     desk.wait(0.06)
-    assert any(one.kv_head_room_permille == 0 for one in asked)
+    assert any(one.kv_headroom_permille == 0 for one in asked)
     assert [item.submitted.request_id for item in desk.relay.queue] == [name(1)], "the resumed one went"
 
 

@@ -56,7 +56,7 @@ def request_of(
 ) -> PlacementRequest:
     tokens = len(hashes) * BLOCK + 5
     return PlacementRequest(
-        f"{index:032x}", hashes, tokens, 100, True, excluded, kv_head_room_permille=headroom
+        f"{index:032x}", hashes, tokens, 100, True, excluded, kv_headroom_permille=headroom
     )
 
 
@@ -160,7 +160,7 @@ def test_only_those_in_view_with_room_are_chosen(seed: int) -> None:
         answer = policy.place(request, PoolView(seen, ready), now_s)
         needed = -(-(request.token_count + request.output_tokens_max) // BLOCK)
         allowed = [one for one in ready if one.name not in excluded] or ready
-        fitting = [one.name for one in allowed if fits(one, needed, request.kv_head_room_permille)]
+        fitting = [one.name for one in allowed if fits(one, needed, request.kv_headroom_permille)]
         if isinstance(answer, Wait):
             assert not fitting, (seed, index, answer)
             continue
