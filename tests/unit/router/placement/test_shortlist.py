@@ -11,7 +11,14 @@ from services.router.index.local_index import LocalPrefixIndex
 from services.router.placement.decode_choice import NO_LOAD
 from services.router.placement.policy import ReplicaState, Started
 from services.router.placement.shortlist import COMPARE_ALL_MAX, HOLDERS, LEAST_LOADED, Match, Shortlist
-from tests.unit.router.placement.test_kappa import BLOCK, dispatched, placed, policy_of, request, view_of
+from tests.unit.router.placement.test_cost_policy import (
+    BLOCK,
+    dispatched,
+    placed,
+    policy_of,
+    request,
+    view_of,
+)
 
 
 @pytest.mark.parametrize("decodes", [COMPARE_ALL_MAX, COMPARE_ALL_MAX + 1, 24, 32, 48, 49, 80])
