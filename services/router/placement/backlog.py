@@ -65,12 +65,12 @@ class _Replica:
     __slots__ = (
         "begun_ends_s",
         "orders",
-        "with_precedence",
         "running",
         "seconds",
         "unbegun_s",
         "waiting",
         "waiting_s",
+        "with_precedence",
     )
 
     def __init__(self) -> None:

@@ -61,15 +61,15 @@ def test_a_sequence_is_gone_through_once() -> None:
 @pytest.mark.parametrize("gap_s", [0.01, 0.1, 1.0])
 def test_only_the_way_of_the_news_counts_and_not_the_time_until_the_next_decision(gap_s: float) -> None:
     """Heard at once nothing is dearer, however seldom is decided; heard late it is the dearer the later."""
-    names, risks = [f"p{index}" for index in range(6)], []
+    names, chances = [f"p{index}" for index in range(6)], []
     for lag_s in (0.0, 0.05, 0.5):
         risks, now_s = CollisionRisk("r1"), 0.0
         for number in range(400):
             risks.record_dispatch(f"r{2 + number % 2}", now_s - lag_s, now_s)
             risks.update([ReplicaState(name) for name in names], 6, now_s + gap_s / 2)
             now_s += gap_s
-        risks.append(sum(map(risks.risk, names)))
-    assert risks[0] == 0.0 < risks[1] < risks[2]
+        chances.append(sum(map(risks.risk, names)))
+    assert chances[0] == 0.0 < chances[1] < chances[2]
 
 
 def test_what_is_told_again_changes_nothing() -> None:

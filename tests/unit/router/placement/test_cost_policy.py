@@ -238,7 +238,7 @@ def test_blocks_that_decode_holds_need_not_move() -> None:
     pool = [ReplicaState("holder", 1000, block_reserved=300), ReplicaState("empty", 1000)]
     request = PlacementRequest("r", (1, 2, 3, 4), 4 * BLOCK + 1, BLOCK)
     fitting = choice.fitting(request, PoolView((), pool), Match(local_index, request.hashes))
-    best, cost_s = choice.beside_prefill(fitting)
+    best, cost_s = choice.for_handoff(fitting)
     assert best.name == "holder" and cost_s == pytest.approx(HANDOFF_S + 2 * 0.5 + 0.304)
 
 

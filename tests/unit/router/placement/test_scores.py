@@ -12,7 +12,7 @@ from services.router.index.local_index import LocalPrefixIndex
 from services.router.placement.backlog import UTILISATION_S, Backlog
 from services.router.placement.collision_risk import CollisionRisk
 from services.router.placement.cost_policy import CostPolicy
-from services.router.placement.displaced_demand import BUSY_MAX, MEMORY_S, waited_s
+from services.router.placement.displaced_demand import BUSY_MAX, MEMORY_S, loss_integral
 from services.router.placement.policy import (
     Dispatched,
     Finished,
@@ -57,11 +57,11 @@ class Twin:
         seen = self.policy.prefills._displaced_demand.demands.get(name)
         if seen is None:
             return 0.0
-        rate, patience_s, own_busy, since_s = seen
+        rate, loss_s, own_busy, since_s = seen
         fading = math.exp(min(0.0, since_s - now_s) / MEMORY_S)
         rate *= fading
         busy = self.busy(name, now_s) if self.is_in_order else own_busy * fading
-        longer_s = waited_s(queue_s + seconds, patience_s) - waited_s(queue_s, patience_s)
+        longer_s = loss_integral(queue_s + seconds, loss_s) - loss_integral(queue_s, loss_s)
         return rate * longer_s / (1 - min(BUSY_MAX, busy))
 
     def scores(
