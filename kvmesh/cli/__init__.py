@@ -1,4 +1,4 @@
-"""The command `kvmesh`: starts a small mesh, talks to it, looks at it.
+"""The command `kvmesh`: starts a small mesh, sends requests to it and shows its state.
 
-Imports no service: services are processes here, started by name.
+It imports no service. Services run as processes, started by name.
 """

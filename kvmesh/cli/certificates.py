@@ -1,6 +1,6 @@
-"""`kvmesh certificates`: an authority and one certificate a role, to try mutual TLS with. Not for production.
+"""`kvmesh certificates`: an authority and one certificate per role, to try mutual TLS. Not for production.
 
-The `openssl` command makes them; production takes them from whoever issues certificates there.
+The `openssl` command makes them. A production mesh takes certificates from its own certificate authority.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kvmesh.trust.names import CERTIFICATE_ROLES, name_of
 
 AUTHORITY: Final = "authority"
 DAYS_MAX: Final = 825
-"""What many TLS libraries take as the longest life of a certificate."""
+"""Longest lifetime of a certificate that many TLS libraries accept, in days."""
 
 _KEY: Final = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
 
@@ -36,10 +36,10 @@ def certificates(
     days: int = 30,
     authority: str = AUTHORITY,
 ) -> list[Path]:
-    """Write `<role>.pem` and `<role>.key` into `folder`, and an authority that signs them where there is none yet.
+    """Write `<role>.pem` and `<role>.key` into `folder`; make an authority first if `folder` has none.
 
-    Returns the certificates. With the authority there, this renews: running processes take the new files by themselves.
-    Raises ConfigError for a role that does not exist and OpensslMissing.
+    Returns the certificates. If `folder` has an authority, the call renews the certificates. Running processes reload the
+    files. Raises OpensslMissing, and ConfigError for an unknown role.
     """
     for role in roles:
         if role not in CERTIFICATE_ROLES:
@@ -58,7 +58,7 @@ def certificates(
             _publish(draft / "authority.pem", folder / f"{authority}.pem")
         for role in roles:
             _sign(draft, folder / authority, name_of(role, mesh), days)
-            # The key first: whoever reads in between sees two files that do not match, and keeps what it has.
+            # The key comes first. A process that reads in between finds a mismatch and keeps its old certificate.
             _publish(draft / "one.key", folder / f"{role}.key")
             _publish(draft / "one.pem", folder / f"{role}.pem")
     return [folder / f"{role}.pem" for role in roles]
@@ -74,7 +74,7 @@ def trust_keys(folder: Path) -> dict[str, str]:
 
 
 def section(folder: Path) -> str:
-    """Return the same as a section of kvmesh.toml."""
+    """Return the keys of [trust] as a section of kvmesh.toml."""
     return "".join(
         ["[trust]\n", *(f"{key} = {json.dumps(path)}\n" for key, path in trust_keys(folder).items())]
     )

@@ -1,7 +1,7 @@
-"""`make demo`: a mesh on embedded defaults, a dialogue opened and continued, both explained.
+"""`make demo`: a mesh on embedded defaults, a dialogue of two turns, and the explanation of both.
 
-The second turn repeats everything said before, so most of its blocks are in
-cache already and its first token comes sooner: that is the point.
+The second turn repeats all messages before it. Most of its blocks are prefix
+cache hits, so its TTFT (time to first token) is shorter.
 """
 
 from __future__ import annotations
@@ -29,35 +29,33 @@ SESSION: Final = "demo"
 
 SCENE: Final = (
     "You are the younger sister in a quiet country house, and you answer in the manner of an old novel. "
-    "It is an evening late in the autumn. The rain has fallen since noon, the roads are bad, and nobody "
-    "is expected before Sunday. Your mother has gone up early with a headache; your father reads in the "
-    "library and will not be disturbed. Your elder sister sits at the window with her work in her lap, "
-    "but she has not set a stitch for an hour. This morning there came a letter from the north, in a hand "
-    "that you both know well, and she has not yet told anybody what is in it. You are fond of her, you "
-    "are curious, and you know that she never says at once what she feels. The neighbours have talked of "
-    "nothing but the ball at the assembly rooms, where the gentleman danced twice with another lady and "
-    "went away before supper without taking leave. Some say that he is engaged; some say that he is proud; "
-    "you believe neither, because you saw his face when he went out into the rain."
+    "It is an evening late in the autumn. The rain has fallen since noon, the roads are bad, and no visitor "
+    "is expected before Sunday. Your mother has gone up early with a headache. Your father reads in the "
+    "library and will not be disturbed. Your elder sister sits at the window with a piece of needlework, "
+    "but has not set a stitch for an hour. This morning there came a letter from the north, in a hand "
+    "that you both know well. Its contents are still a secret. You are fond of your sister, you "
+    "are curious, and you know that a question will not be answered at once. All the town has talked of "
+    "nothing but the ball at the assembly rooms. There the gentleman danced twice with another lady and "
+    "went away before supper without taking leave. Some say that the gentleman is engaged, and some say "
+    "that the gentleman is proud. You believe neither, because you saw that face go out into the rain."
 )
 OPENING: Final = (
     "My dear, you are very good to sit with me, and to ask me nothing. I have read the letter three times, "
-    "and I am no wiser than before. He writes that he was obliged to go, that he could not explain it then, "
-    "and that he hopes to be in the county again before the end of the month. He asks after my mother, after "
-    "my father's cough, after the old horse; he even asks after the piano. But of that evening he says not "
-    "one word. Tell me honestly what you think of it, and whether I ought to answer him."
+    "and I am no wiser than before. It speaks of a duty that could not wait and could not be explained. "
+    "It speaks of a hope to be in the county again before the end of the month. It asks after my mother, "
+    "after my father's cough, after the old horse, and even after the piano. But on that evening it has not "
+    "one word. Tell me honestly what you think of it, and whether I ought to answer."
 )
-CONTINUATION: Final = "You may be right. But suppose that he comes on Sunday; what am I to say to him?"
+CONTINUATION: Final = "You may be right. But suppose that there is a visit on Sunday; what am I to say?"
 
 
 async def demo(console: Console, *, is_redis_named: bool = False) -> int:
-    """Run the demonstration; 0 when both turns were answered and everything is stopped.
+    """Run the demonstration; return 0 if both turns were answered and all processes are stopped.
 
-    `is_redis_named`: the environment names a Redis; the demonstration says that it leaves that one alone.
+    `is_redis_named`: the environment names a Redis. The demonstration then prints that it does not use this Redis.
     """
     if is_redis_named:
-        console.print(
-            f"The demo starts a Redis of its own; the one of {VARIABLE} is not used.", soft_wrap=True
-        )
+        console.print(f"The demo starts its own Redis; the Redis of {VARIABLE} is not used.", soft_wrap=True)
     try:
         with tempfile.TemporaryDirectory(prefix="kvmesh-demo-") as folder:
             async with running_mesh(MeshConfig(), Path(folder), console) as (supervisor, mesh):
@@ -78,7 +76,7 @@ async def demo(console: Console, *, is_redis_named: bool = False) -> int:
 
 
 async def dialogue(console: Console, addresses: Sequence[str]) -> list[tuple[str, inference.Finished]]:
-    """Have both turns with the frontends at `addresses`; return their titles and ends. Raises RequestFailed."""
+    """Send both turns to the frontends at `addresses`; return titles and `finished` messages. Raises RequestFailed."""
     messages: list[Message] = [
         (inference.ChatMessage.ROLE_SYSTEM, SCENE),
         (inference.ChatMessage.ROLE_USER, OPENING),

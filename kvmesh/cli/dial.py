@@ -1,4 +1,4 @@
-"""How the command line reaches the processes of a mesh: as its operator, by TLS where the configuration says so."""
+"""Channels from the command line to the processes of a mesh: with the operator's certificate if TLS is configured."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Dial:
     """Opens channels to processes by their role. The caller closes them."""
 
     def __init__(self, config: MeshConfig, role: str = OPERATOR) -> None:
-        """Read the certificates of `role`, where there are any. Raises ConfigError."""
+        """Read the certificates of `role`, if the configuration names any. Raises ConfigError."""
         self._trust = Trust(config, role)
         self._edge = Edge(config, self._trust)
 
@@ -32,7 +32,7 @@ class Dial:
 
 
 def channel_trusting(authority: Path, address: str) -> grpc.aio.Channel:
-    """Return a channel to a frontend whose certificate `authority` signed. Raises ConfigError."""
+    """Return a TLS channel to a frontend with a certificate signed by `authority`. Raises ConfigError."""
     try:
         return channel(address, grpc.ssl_channel_credentials(authority.read_bytes()))
     except OSError as error:

@@ -20,13 +20,13 @@ from kvmesh.server import channel
 
 OpenChannel = Callable[[str], grpc.aio.Channel]
 RETRY_POLICY: Final = RetryPolicy(sends_max=6, refusals_max=1, retry_after_max_s=2.0)
-"""Somebody waits at a terminal: a mesh that is full or away is told of soon."""
+"""Retry policy for a user at a terminal: a full or unavailable mesh is reported soon."""
 
 Message = tuple[inference.ChatMessage.Role.ValueType, str]
 
 
 class RequestFailed(RuntimeError):
-    """The mesh refused or lost the request; the text is one sentence. `details` is the same for programs."""
+    """The mesh refused or lost the request. The text is one sentence; `details` has the same facts for programs."""
 
     def __init__(self, sentence: str, details: dict[str, Any]) -> None:
         super().__init__(sentence)
@@ -48,10 +48,10 @@ async def stream(
     open_channel: OpenChannel = channel,
     key: str = "",
 ) -> inference.Finished:
-    """Send `request` to one of the frontends, give every response to `on_response`, return the last one.
+    """Send `request` to one of the frontends, give every response to `on_response`, return the last response.
 
-    A stream whose frontend dies goes on at another one; what it says a second time is left out. `key`: API key, or none.
-    Raises RequestFailed.
+    Failover: if the frontend dies, the stream continues at another frontend, and repeated messages are left out.
+    `key`: API key, or empty. Raises RequestFailed.
     """
     try:
         async with Client(addresses, key=key, retry_policy=RETRY_POLICY, open_channel=open_channel) as client:
@@ -72,7 +72,7 @@ async def stream(
     except GenerateError as error:
         raise RequestFailed(_sentence(error, addresses), _details_of(error)) from error
     except ConfigError:
-        raise  # a sentence already, and the operator's to mend
+        raise  # already one sentence for the operator
     except ValueError as error:
         raise RequestFailed(f"{error}.", {"text": str(error)}) from error
 
@@ -87,7 +87,7 @@ async def generate(
     open_channel: OpenChannel = channel,
     key: str = "",
 ) -> int:
-    """Run one request; text (or JSON lines) to `out`, all else to stderr. Returns the exit status."""
+    """Run one request; write text or JSON lines to `out`, everything else to stderr. Returns the exit status."""
     console = Console(stderr=True)
     started = inference.Started()
 
@@ -124,7 +124,7 @@ async def generate(
 
 
 def run_interruptible(work: Any) -> int:
-    """Run the coroutine `work`; Ctrl-C cancels it and gives the shell's usual status for that."""
+    """Run the coroutine `work`. Ctrl-C cancels it and returns 130, the usual exit status of an interrupt."""
     try:
         status: int = asyncio.run(work)
     except KeyboardInterrupt:
@@ -133,13 +133,13 @@ def run_interruptible(work: Any) -> int:
 
 
 def _notes(started: inference.Started, finished: inference.Finished) -> list[str]:
-    """Return what the mesh's limits did to a complete answer, a sentence each."""
+    """Return one sentence for each limit of the mesh that shortened a complete answer."""
     notes = []
     if started.is_output_clamped:
         limit = started.max_output_tokens
-        notes.append(f"The deadline leaves no time for more: the output limit was lowered to {limit} tokens.")
+        notes.append(f"The output limit was lowered to {limit} tokens: the deadline leaves no time for more.")
     if finished.finish_reason == inference.FINISH_REASON_DEADLINE:
-        notes.append(f"The time that the class {started.service_class} gives is over: the answer was cut.")
+        notes.append(f"The answer was cut at the maximum runtime of class {started.service_class}.")
     return notes
 
 
@@ -151,7 +151,7 @@ def _sentence(error: GenerateError, addresses: Sequence[str]) -> str:
 
 
 def _details_of(error: GenerateError) -> dict[str, Any]:
-    """Return what a program may act on; what the mesh did not say is left out."""
+    """Return the fields of `error` for programs, without the empty ones."""
     details = {
         "code": error.code,
         "reason": error.reason,

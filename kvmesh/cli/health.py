@@ -1,7 +1,7 @@
-"""`kvmesh health`: asks one process whether it serves; what a container's health check runs every few seconds.
+"""`kvmesh health`: asks one process whether it serves. A container's health check runs it every few seconds.
 
-So it imports little: gRPC, and the configuration where there is one. `python -m kvmesh.cli.health` is the same without the
-rest of the command line.
+It therefore imports little: gRPC, and the configuration if one is given. `python -m kvmesh.cli.health` runs the same check
+without the rest of the command line.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ _SERVING: Final = b"\x08\x01"
 _NO_ANSWER: Final = " does not answer: "
 
 _NAME_BYTES_MAX: Final = 127
-"""Up to here a length is one byte on the wire."""
+"""A length up to this takes one byte on the wire."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Whom to ask, and how. An empty `model`: a service, by grpc.health.v1; else a Triton server with that model."""
+    """The process to ask, and the protocol: grpc.health.v1 if `model` is empty, else Triton with that model."""
 
     address: str
     model: str = ""
     role: str = ""
-    """Of the service; needed with `config`."""
+    """Role of the service; required with `config`."""
     config: str = ""
-    """Path of the kvmesh.toml that may ask for TLS; empty: plain."""
+    """Path of the kvmesh.toml, which may require TLS; empty: plain text."""
     is_operator: bool = False
-    """True for who asks as the mesh's operator, where there is a certificate for that, and not as the process itself."""
+    """True: asks with the operator's certificate if there is one. False: asks with the certificate of `role`."""
 
 
 def probe_of(words: Sequence[str]) -> Probe | None:
-    """Return how to ask the process that was started by the command line `words`; None if it is none of ours."""
+    """Return the probe for the process with the command line `words`; None if the process is not part of a mesh."""
     role = next((word for word in words if word in (*SERVICES, ENGINE)), "")
     if role == ENGINE:
         port = option_of(words, "grpc-port") or ROLES[ENGINE].port
@@ -67,7 +67,7 @@ def probe_of(words: Sequence[str]) -> Probe | None:
 
 
 def health(probe: Probe, timeout_s: float = TIMEOUT_S) -> str:
-    """Ask; return why the process does not serve, or nothing if it does. Raises ConfigError for a wrong `config`."""
+    """Ask the process; return why it does not serve, or an empty text. Raises ConfigError for a wrong `config`."""
     try:
         answer, reason = asyncio.run(_answer(probe, timeout_s))
     except grpc.RpcError as error:
@@ -75,17 +75,17 @@ def health(probe: Probe, timeout_s: float = TIMEOUT_S) -> str:
         return f"{probe.address}{_NO_ANSWER}{code}."
     if answer == _SERVING:
         return ""
-    return f"{probe.address} answers, and does not serve now{': ' if reason else ''}{reason}."
+    return f"{probe.address} answers, but does not serve now{': ' if reason else ''}{reason}."
 
 
 async def _answer(probe: Probe, timeout_s: float) -> tuple[bytes, str]:
-    """Return the answer and the reason that comes with it."""
+    """Return the answer, and the reason in its trailing metadata."""
     method, request = "/grpc.health.v1.Health/Check", b""
     if probe.model:
         name = probe.model.encode()
         method, request = "/inference.GRPCInferenceService/ModelReady", b"\x0a" + bytes([len(name)]) + name
     async with _channel(probe) as channel:
-        # Bytes in and out: the messages of both services would cost more to import than the call takes.
+        # Raw bytes in both directions: importing the messages of both services would take longer than the call.
         call: Any = channel.unary_unary(method, None, None)
         asked = call(request, timeout=timeout_s)
         answer: bytes = await asked
@@ -93,7 +93,7 @@ async def _answer(probe: Probe, timeout_s: float) -> tuple[bytes, str]:
 
 
 async def _reason(probe: Probe) -> str:
-    """Return what is wrong between the TLS there and ours, or an empty text."""
+    """Return the fault between the TLS of the process and the local TLS, or an empty text."""
     from kvmesh.config import MeshConfig, load
     from kvmesh.trust.diagnosis import explain
     from kvmesh.trust.peers import Trust
@@ -105,14 +105,14 @@ async def _reason(probe: Probe) -> str:
         return ""
     if not probe.role:
         roles = f"{', '.join(SERVICES[:-1])} or {SERVICES[-1]}"
-        return f"TLS is spoken there; say --role {roles}, and --config where the certificates are named"
+        return f"the server requires TLS; give --role {roles}, and --config with the certificates"
     if probe.role not in INTERNAL_ROLES and config.frontend.certificate:
-        return "its certificate is not the frontend's of this configuration, or it does not take ours"
-    return f"TLS is spoken there, and by this configuration a {probe.role} speaks none"
+        return "its certificate is not the one of frontend.certificate, or it refuses the local certificate"
+    return f"the server requires TLS, but this configuration has no TLS for a {probe.role}"
 
 
 def _channel(probe: Probe) -> grpc.aio.Channel:
-    # Without certificates the configuration says nothing that matters here, and costs as much again to read.
+    # Only certificates matter here. Parsing a configuration without any would double the cost of the check.
     if probe.config and b"certificate" in Path(probe.config).read_bytes():
         from kvmesh.config import load
 
@@ -125,7 +125,7 @@ def _channel(probe: Probe) -> grpc.aio.Channel:
 
 
 def _client_role(config: MeshConfig, probe: Probe) -> str:
-    """Return as which role to ask."""
+    """Return the role of the certificate to show: the operator's, or the one of the probed process."""
     from kvmesh.config import ConfigError
     from kvmesh.trust.names import OPERATOR
     from kvmesh.trust.peers import Trust
@@ -134,13 +134,13 @@ def _client_role(config: MeshConfig, probe: Probe) -> str:
         return probe.role
     try:
         Trust(config, OPERATOR)
-    except ConfigError:  # inside a container there are the files of its own role alone
+    except ConfigError:  # a container has only the files of its own role
         return probe.role
     return OPERATOR
 
 
 def _from_mesh_file(probe: Probe) -> Probe | None:
-    """Return the same with role and configuration, if the mesh that runs in this folder has that process."""
+    """Return `probe` with role and configuration, if mesh.json of this folder has a process at its address."""
     from kvmesh.cli.mesh_file import NoMesh, read_mesh
     from kvmesh.config import MeshConfig, load
 
@@ -156,7 +156,7 @@ def _from_mesh_file(probe: Probe) -> Probe | None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Return 0 and one sentence on stdout if the process serves, else 1 and one on stderr; 2 if the question is wrong."""
+    """Run the command; print one sentence. Returns 0 if the process serves, 1 if not, 2 if the command line is wrong."""
     parser = argparse.ArgumentParser(prog="kvmesh health", description="Ask one process whether it serves.")
     add = parser.add_argument
     add(
@@ -170,7 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--role",
         default="",
         metavar="ROLE",
-        help=f"of the service, where the configuration asks for TLS: {', '.join(SERVICES)}",
+        help=f"role of the service, required if the configuration has TLS: {', '.join(SERVICES)}",
     )
     add("--config", default="", help=f"the mesh's kvmesh.toml, read with --role; default: ./{DEFAULT_CONFIG}")
     add(
@@ -185,7 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.process:
         probe = probe_of(_command_line(given.process))
         if probe is None:
-            return _say(f"--process = {given.process} is no process of a mesh.")
+            return _say(f"--process = {given.process} is not a process of a mesh.")
     elif not given.address:
         return _say("An ADDRESS or --process is needed.")
     elif not _is_address(given.address):
@@ -193,19 +193,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f'ADDRESS = "{given.address}" is not HOST:PORT with a port of 1 to 65535 (IPv6: [::1]:7000).'
         )
     if given.role not in ("", *SERVICES):
-        return _say(f'--role = "{given.role}" is no role: {", ".join(SERVICES)} are allowed.')
+        return _say(f'--role = "{given.role}" is unknown: allowed are {", ".join(SERVICES)}.')
     if len(given.model.encode()) > _NAME_BYTES_MAX:
-        return _say(f"--model is longer than {_NAME_BYTES_MAX} bytes.")
+        return _say(f"--model is too long: allowed are up to {_NAME_BYTES_MAX} bytes.")
     if given.config and not given.role:
         return _say(f"--config needs --role: {', '.join(SERVICES)}.")
     assert probe is not None
     try:
         fault = health(probe)
         if _NO_ANSWER in fault and not (given.process or given.role or given.model):
-            known = _from_mesh_file(probe)  # a plain answer needed none of that
+            known = _from_mesh_file(probe)  # a plain-text answer needs no role
             if known is not None:
                 probe, fault = known, health(known)
-        if _NO_ANSWER in fault and not given.process:  # a container's check stays cheap, also where it fails
+        if _NO_ANSWER in fault and not given.process:  # a container's check stays cheap when it fails
             reason = asyncio.run(_reason(probe))
             fault = f"{probe.address}{_NO_ANSWER}{reason}." if reason else fault
     except (OSError, ValueError) as error:  # ConfigError is a ValueError

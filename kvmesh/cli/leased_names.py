@@ -1,4 +1,4 @@
-"""Whether another mesh has the names that `kvmesh up` is about to use, in a Redis that both share."""
+"""Name leases that another mesh holds in a shared Redis, checked before `kvmesh up` starts."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from kvmesh.membership.member import LEASE_S
 from kvmesh.redis_link import key
 
 LEASES_END_S: Final = LEASE_S + 0.5
-"""The leases of a mesh that was killed a moment ago run out within this time."""
+"""Name leases of a mesh that was just killed expire within this time."""
 
 
 async def leased_names(
     url: str, mesh: str, names: Sequence[str], within_s: float = LEASES_END_S
 ) -> list[str]:
-    """Return which of `names` still have a lease in the Redis at `url` after `within_s`, or at once that none has."""
+    """Return those of `names` that still have a lease in the Redis at `url` after `within_s`; at once if none has."""
     client = redis.asyncio.Redis.from_url(url)
     loop = asyncio.get_running_loop()
     give_up_s = loop.time() + within_s

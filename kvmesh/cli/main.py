@@ -1,4 +1,4 @@
-"""The console script `kvmesh`: reads the command line, says mistakes in one sentence, exits.
+"""The console script `kvmesh`: reads the command line, runs the command, prints each mistake as one sentence.
 
 Exit status: 0 done, 1 the mesh or the request failed, 2 the command or the
 configuration is wrong, 130 interrupted.
@@ -49,18 +49,18 @@ app = typer.Typer(
 MISTAKES: Final = (
     *(BadOption, ConfigError, DataDirUnusable, MeshBusy, NoMesh, OpensslMissing, PortInUse, RedisMissing),
 )
-"""What an operator can mend: one sentence, exit status 2."""
+"""Mistakes that the operator can correct: one sentence, exit status 2."""
 
 NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""Errors of a write that only the operator can mend."""
+"""Errors of a write that only the operator can correct."""
 
 API_KEY: Final = "KVMESH_API_KEY"
-"""Environment variable with the caller's key: every user of the machine can read arguments, and nobody the environment."""
+"""Environment variable with the API key. Other users of the machine can read arguments, but not the environment."""
 
 DEADLINE_S_MIN: Final = 0.001
 INT32_MAX: Final = (1 << 31) - 1
 UINT64_MAX: Final = (1 << 64) - 1
-"""What the request's fields can hold; everything narrower is the frontend's to judge."""
+"""Ranges of the request's fields. The frontend checks every narrower limit."""
 app.add_typer(tenants, name="tenants")
 
 
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if error.errno not in (*NO_ROOM, errno.EPIPE):
             raise
         _give_stdout_up()
-        if error.errno != errno.EPIPE:  # a reader that has seen enough is no mistake
+        if error.errno != errno.EPIPE:  # a closed pipe is not an error: the reader has enough
             sys.stderr.write(f"Cannot write the output: {error.strerror}.\n")
         sys.exit(1)
 
@@ -114,36 +114,38 @@ def up(config: ConfigOption = None, data_dir: DataDirOption = None) -> None:
 
 @app.command()
 def generate(
-    prompt: Annotated[str, typer.Argument(help="What the model continues; - or a pipe reads it.")] = "-",
+    prompt: Annotated[str, typer.Argument(help="Text to continue; - reads it from stdin.")] = "-",
     chat: Annotated[bool, typer.Option(help="Send the prompt as a user's message.")] = False,
-    system: Annotated[str, typer.Option(help="Set the scene; implies --chat.")] = "",
+    system: Annotated[str, typer.Option(help="System message; implies --chat.")] = "",
     max_output_tokens: Annotated[int | None, typer.Option(help="Most tokens to generate.")] = None,
     temperature: Annotated[float | None, typer.Option(help="0 takes the most likely token.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Keep this probability mass.")] = None,
-    top_k: Annotated[int | None, typer.Option(help="Keep this many tokens.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Make the draws repeatable.")] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="End the output here; may be repeated.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Sample from this probability mass.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Sample from this many tokens.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed that makes sampling repeatable.")] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="String that ends the output; may be repeated.")
+    ] = None,
     session: Annotated[
         str,
         typer.Option(
-            help="Name of the conversation. The mesh keeps no history: what is cached is found by the text, "
-            "so send all messages again."
+            help="Name of the conversation, for session affinity. The mesh keeps no history: send all messages again, "
+            "and the prefix cache finds their text."
         ),
     ] = "",
     deadline: Annotated[
         float,
         typer.Option(
-            help="Seconds until the request is given up.",
-            show_default="as long as its service class lets it run",
+            help="Deadline of the request in seconds.",
+            show_default="the maximum runtime of its service class",
         ),
     ] = RUNTIME_MAX_S,
-    explain: Annotated[bool, typer.Option("--explain", help="Tell how the request was served.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Show how the request was served.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print every response as a JSON line.")] = False,
     address: Annotated[
-        str, typer.Option(help="Frontends, host:port by commas; default: the running mesh's.")
+        str, typer.Option(help="Frontends as host:port, with commas. Default: those of the running mesh.")
     ] = "",
     authority: Annotated[
-        Path | None, typer.Option(help="Speak TLS: PEM file of who signed the frontend's certificate.")
+        Path | None, typer.Option(help="Use TLS; PEM file of the frontend's certificate authority.")
     ] = None,
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
@@ -183,7 +185,7 @@ def generate(
     if authority is not None:
         if not address:
             raise BadOption(
-                f'--authority = "{authority}" needs --address HOST:PORT: whose certificate it signed.'
+                f'--authority = "{authority}" needs --address HOST:PORT, a frontend with a certificate signed by it.'
             )
         open_channel = partial(channel_trusting, authority)
     elif not address:
@@ -205,7 +207,7 @@ def status(
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
-    """Ask every process of the running mesh how it is."""
+    """Show health and load of every process of the running mesh."""
     from kvmesh.cli.dial import Dial
     from kvmesh.cli.status import status as run_status
 
@@ -221,7 +223,7 @@ def health(
     address: Annotated[str, typer.Argument(help="host:port of a service's gRPC, or of a Triton server's.")],
     model: Annotated[str, typer.Option(help="Model that the Triton server must have loaded.")] = "",
     role: Annotated[
-        str, typer.Option(help="Of the service, where TLS is on: frontend, router, prefill or decode.")
+        str, typer.Option(help="Role of the service, required with TLS: frontend, router, prefill or decode.")
     ] = "",
     config: Annotated[
         Path | None, typer.Option(help="The mesh's kvmesh.toml, read with --role; default ./kvmesh.toml.")
@@ -239,7 +241,7 @@ def health(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
 )
 def replay_trace(context: typer.Context) -> None:
-    """Replay a trace offline: how many prefill replicas it needs, and what placement does. --help tells more."""
+    """Simulate a trace offline, to find the number of prefill replicas and compare placements. See its --help."""
     from kvmesh.cli.replay import replay
 
     raise typer.Exit(replay(context.args))
@@ -254,12 +256,12 @@ def show_config(config: ConfigOption = None) -> None:
 
 @app.command("certificates")
 def make_certificates(
-    folder: Annotated[Path, typer.Argument(help="Where to write them; what is there is renewed.")],
-    roles: Annotated[str, typer.Option(help="Which roles, with commas; default: all.")] = "",
-    days: Annotated[int, typer.Option(help="How long they hold.")] = 30,
+    folder: Annotated[Path, typer.Argument(help="Folder to write to; certificates in it are renewed.")],
+    roles: Annotated[str, typer.Option(help="Roles, with commas; default: all.")] = "",
+    days: Annotated[int, typer.Option(help="Lifetime of the certificates in days.")] = 30,
     config: ConfigOption = None,
 ) -> None:
-    """Make an authority and certificates, to try mutual TLS with."""
+    """Make an authority and certificates, to try mutual TLS."""
     from kvmesh.cli.certificates import certificates, section
     from kvmesh.trust.names import CERTIFICATE_ROLES
 
@@ -271,14 +273,14 @@ def make_certificates(
 
 @app.command(hidden=True)
 def demo() -> None:
-    """Start a mesh, open a dialogue, continue it, explain both, stop."""
+    """Start a mesh, run a dialogue of two turns, explain both turns, stop the mesh."""
     from kvmesh.cli.demo import run
 
     raise typer.Exit(run(Console(), is_redis_named=VARIABLE in os.environ))
 
 
 def _give_stdout_up() -> None:
-    """Lose what is still buffered, so that the interpreter does not try again at its end."""
+    """Discard buffered output, so that the interpreter does not write it again at its exit."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
@@ -289,7 +291,7 @@ def _prompt(prompt: str) -> str:
         refuse_bytes("The prompt", prompt)
         return prompt
     try:
-        # The last line end is the shell's, not the prompt's.
+        # The last line end comes from the shell and is not part of the prompt.
         return sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
     except UnicodeDecodeError as error:
         raise BadOption(

@@ -1,4 +1,4 @@
-"""`mesh.json` in the data folder: where the running mesh is, for the other commands."""
+"""`mesh.json` in the data folder: the processes of the running mesh, for the other commands."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class DataDirUnusable(RuntimeError):
 
 
 class MeshProcess(msgspec.Struct, frozen=True, kw_only=True):
-    """One process of the running mesh. `pid` 0 and a URL as address: a Redis that the mesh uses and did not start.
+    """One process of the running mesh. A Redis that the mesh did not start has `pid` 0 and a URL as its address.
 
-    The URL has no password: the file is read by commands, kept by editors and copied into reports.
+    INVARIANT: the URL has no password. Commands read the file, editors keep it, and people copy it into reports.
     """
 
     name: str
@@ -60,7 +60,7 @@ class MeshFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_mesh(data_dir: Path, mesh: MeshFile) -> None:
-    """Write mesh.json at once or not at all. Only its owner may read it."""
+    """Write mesh.json atomically, readable by its owner only."""
     draft = data_dir / f"{MESH_FILE}.draft"
     draft.unlink(missing_ok=True)
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
@@ -69,7 +69,10 @@ def write_mesh(data_dir: Path, mesh: MeshFile) -> None:
 
 
 def read_mesh(data_dir: Path) -> MeshFile:
-    """Return the mesh that runs with `data_dir`. Raises NoMesh. A password in the file of an older release is left out."""
+    """Return the mesh that runs with `data_dir`. Raises NoMesh.
+
+    A password in the file of an older release is left out.
+    """
     path = data_dir / MESH_FILE
     with suppress(OSError, msgspec.DecodeError):
         mesh = msgspec.json.decode(path.read_bytes(), type=MeshFile)
@@ -83,9 +86,9 @@ def read_mesh(data_dir: Path) -> MeshFile:
 
 @contextmanager
 def locked_data_dir(data_dir: Path) -> Iterator[None]:
-    """Hold `data_dir` for one mesh inside the block; mesh.json is gone afterwards. Raises MeshBusy and DataDirUnusable.
+    """Lock `data_dir` for one mesh inside the block; remove mesh.json afterwards. Raises MeshBusy and DataDirUnusable.
 
-    The lock is the kernel's: a killed mesh holds nothing.
+    The kernel holds the lock and releases it when a mesh is killed.
     """
     try:
         data_dir.mkdir(parents=True, exist_ok=True)
@@ -100,7 +103,7 @@ def locked_data_dir(data_dir: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise MeshBusy(
-                f"A mesh runs with {data_dir} already: stop it, or use another --data-dir."
+                f"Another mesh runs with {data_dir}: stop that mesh, or use another --data-dir."
             ) from None
         try:
             yield
@@ -109,7 +112,7 @@ def locked_data_dir(data_dir: Path) -> Iterator[None]:
 
 
 def is_alive(pid: int) -> bool:
-    """Return whether a process `pid` exists, whoever owns it."""
+    """Return whether a process `pid` exists, also if another user owns it."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""What the commands have in common: options, where the configuration is, mistakes in one sentence."""
+"""Options that several commands share, the configuration's path, and checks with one sentence per mistake."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEFAULT_CONFIG: Final = Path("kvmesh.toml")
 
 ConfigOption = Annotated[
     Path | None,
-    typer.Option("--config", help="The mesh's kvmesh.toml; default ./kvmesh.toml, else defaults."),
+    typer.Option("--config", help="The mesh's kvmesh.toml; default ./kvmesh.toml, else built-in defaults."),
 ]
 DataDirOption = Annotated[
     Path | None, typer.Option("--data-dir", help="Folder for logs and mesh.json; default mesh.data_dir.")
@@ -22,18 +22,18 @@ DataDirOption = Annotated[
 
 
 class BadOption(ValueError):
-    """An option's value cannot be used; the text is one sentence naming option, value and what is allowed."""
+    """An option's value cannot be used; the text is one sentence with option, value and allowed range."""
 
 
 def settings_given(path: Path | None) -> MeshConfig:
-    """Return the configuration at `path`, or that of the folder, or the defaults. Raises ConfigError."""
+    """Return the configuration at `path`, else ./kvmesh.toml, else the defaults. Raises ConfigError."""
     if path is not None:
         return load(path)
     return load(DEFAULT_CONFIG) if DEFAULT_CONFIG.exists() else MeshConfig()
 
 
 def settings_of(mesh: MeshFile) -> MeshConfig:
-    """Return what the running mesh was started with."""
+    """Return the configuration of the running mesh."""
     return load(mesh.config) if mesh.config else MeshConfig()
 
 
@@ -43,16 +43,16 @@ def data_dir_of(settings: MeshConfig, given: Path | None) -> Path:
 
 
 def refuse_outside(option: str, value: float | None, low: float, high: float, unit: str = "") -> None:
-    """Refuse a value that is not from `low` to `high`; None is none."""
+    """Raise BadOption unless `value` is None or from `low` to `high`."""
     if value is not None and not low <= value <= high:  # also refuses NaN
         top = high if isinstance(high, int) else f"{high:g}"
         raise BadOption(f"{option} = {value} is out of range: allowed are {low} to {top}{unit}.")
 
 
 def refuse_bytes(option: str, text: str) -> None:
-    """Refuse what the shell passed as bytes that are no text."""
+    """Raise BadOption if the shell passed bytes that are not UTF-8."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        byte = ord(text[error.start]) & 0xFF  # how Python carries a byte that it cannot decode (PEP 383)
+        byte = ord(text[error.start]) & 0xFF  # PEP 383: Python keeps an undecodable byte as a surrogate
         raise BadOption(f"{option} is not UTF-8: character {error.start} is the byte {byte:#x}.") from error

@@ -1,4 +1,4 @@
-"""The one list that knows every process of a small mesh: name, command, what it waits for, when it is ready."""
+"""The list of all processes of a small mesh: name, command, dependencies and readiness check."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvmesh.redis_url import VARIABLE, has_password
 from kvmesh.roles import ROLES, engine_command, service_command
 
 COSTS: Final = ("step_s", "prefill_s", "prefill_token_s", "prefill_token2_s", "block_transfer_s")
-"""Keys of [engine] that only the hashed arithmetic heeds."""
+"""Keys of [engine] that only the hashed arithmetic uses."""
 
 
 class PortInUse(RuntimeError):
@@ -26,7 +26,7 @@ class PortInUse(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One process: started when all `deps` are ready, counted as up when `ready` says so."""
+    """One process. It starts when all `deps` are ready, and is up when its readiness check `ready` passes."""
 
     name: str
     role: str
@@ -34,16 +34,16 @@ class Process:
     deps: tuple[str, ...]
     ready: Ready
     environment: tuple[tuple[str, str], ...] = ()
-    """What it gets beside the supervisor's own environment: what not everybody may read."""
+    """Variables added to the supervisor's environment. They hold secrets, which arguments would expose."""
     shared_memory: str = ""
-    """Prefix of its files in /dev/shm, removed when it has ended; empty: none."""
+    """Prefix of its files in /dev/shm, which are removed after its end; empty: none."""
 
 
 def processes_of(config: MeshConfig, config_path: Path, data_dir: Path) -> list[Process]:
-    """Return the processes of the mesh in the order of a start.
+    """Return the processes of the mesh in start order.
 
-    Chooses free ports where the configuration leaves them open. `data_dir` is
-    absolute and exists. Raises ConfigError, PortInUse and RedisMissing.
+    Takes a free port if the configuration leaves a port open. `data_dir` is an
+    existing absolute path. Raises ConfigError, PortInUse and RedisMissing.
     """
     _refuse_foreign(config.mesh.host)
     replicas = [
@@ -120,11 +120,11 @@ def _refuse_foreign(host: str) -> None:
             probe.bind((host, 0))
         except OSError as error:
             reason = error.strerror or str(error)
-        except (TypeError, UnicodeError):  # what a socket raises where the name cannot be encoded
+        except (TypeError, UnicodeError):  # raised by the socket for a name that cannot be encoded
             reason = "not a possible name"
         else:
             return
-    raise ConfigError(f'mesh.host = "{host}" is no address of this machine: {reason}.')
+    raise ConfigError(f'mesh.host = "{host}" is not an address of this machine: {reason}.')
 
 
 def _refuse_taken(host: str, port: int) -> None:
@@ -137,5 +137,5 @@ def _refuse_taken(host: str, port: int) -> None:
         except OSError as error:
             raise PortInUse(
                 f"Port {port} of {host} cannot be used for a frontend ({error.strerror}): "
-                "stop who has it, or set frontend.port to another one or to 0."
+                "stop the process on it, or set frontend.port to another port or to 0."
             ) from error

@@ -1,4 +1,4 @@
-"""When a process counts as ready, and whether it still is."""
+"""Readiness checks of the processes of a mesh, and health checks of running ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvmesh.redis_url import MASK, PASSWORD_REFUSED, without_user
 from kvmesh.server import channel
 
 POLL_S: Final = 0.05
-"""Between two looks at another process, which cannot wake us."""
+"""Interval between two polls of another process, which cannot notify the supervisor."""
 
 CALL_S: Final = 2.0
 TRITON_MODEL: Final = "tensorrt_llm"
@@ -22,14 +22,14 @@ TRITON_MODEL: Final = "tensorrt_llm"
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where a process can be reached, `host:port`; an empty one is not offered."""
+    """Addresses of a process as `host:port`; an empty one is not offered."""
 
     address: str
     metrics_address: str = ""
 
 
 class Lines(Protocol):
-    """What a starting process prints."""
+    """Output of a starting process."""
 
     def ready_line(self) -> dict[str, Any] | None:
         """Return the ready line, or None while it is not printed."""
@@ -38,7 +38,7 @@ class Lines(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ReadyLine:
-    """A service: prints one JSON line when it is ready."""
+    """Readiness of a service, which prints one JSON line."""
 
     async def wait(self, lines: Lines) -> Addresses:
         while (line := lines.ready_line()) is None:
@@ -48,7 +48,7 @@ class ReadyLine:
 
 @dataclass(frozen=True, slots=True)
 class ModelReady:
-    """A Triton server: its model is loaded."""
+    """Readiness of a Triton server: its model is loaded."""
 
     address: str
     metrics_address: str
@@ -61,7 +61,7 @@ class ModelReady:
 
 @dataclass(frozen=True, slots=True)
 class RedisReady:
-    """A Redis: answers PING."""
+    """Readiness of a Redis: it answers PING."""
 
     address: str
 
@@ -93,7 +93,7 @@ async def is_serving(address: str, open_channel: Callable[[str], grpc.aio.Channe
 
 
 async def health_of(address: str, open_channel: Callable[[str], grpc.aio.Channel]) -> tuple[bool, str]:
-    """Return whether the service at `host:port` serves; if not, its reason, where it gives one."""
+    """Return whether the service at `host:port` serves, and its reason if it gives one."""
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
     async with open_channel(address) as to_service:
@@ -108,9 +108,9 @@ async def health_of(address: str, open_channel: Callable[[str], grpc.aio.Channel
 
 
 async def redis_fault(url: str) -> str:
-    """Send PING to the Redis of the operator at `url`; return why it did not answer, or an empty text.
+    """Send PING to the operator's Redis at `url`; return why it did not answer, or an empty text.
 
-    A `url` without its password proves less: a Redis that asks for a password answers.
+    A `url` with a masked password proves less: a Redis that refuses for lack of a password counts as answering.
     """
     is_masked = MASK in url
     import redis.asyncio
@@ -132,6 +132,6 @@ async def redis_fault(url: str) -> str:
         return "" if is_masked else f"it {PASSWORD_REFUSED}"
     except (redis.RedisError, OSError) as error:
         return str(error).rstrip(".") or type(error).__name__
-    except (ValueError, TypeError):  # whose text may quote a part of the password
-        return "no URL that can be used; special characters of a password are written as %XX"
+    except (ValueError, TypeError):  # their text may quote a part of the password
+        return "the URL cannot be parsed; write special characters of a password as %XX"
     return ""

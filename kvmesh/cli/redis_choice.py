@@ -1,7 +1,7 @@
-"""Which Redis a command uses: one rule for all commands. Pure.
+"""The choice of the Redis that a command uses: one rule for all commands. Pure.
 
-The environment comes before the file, the file before the mesh that runs here. `kvmesh up` starts an embedded Redis where
-neither names one. A running mesh keeps the Redis that it was started with: a command refuses a name that differs from it.
+The environment takes precedence over the file, and the file over the mesh that runs here. `kvmesh up` starts an embedded
+Redis if neither names one. A running mesh keeps the Redis of its start, and a command refuses a URL that differs from it.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class NamedRedis:
 
 
 def named_redis(settings: MeshConfig, environment: Mapping[str, str]) -> NamedRedis:
-    """Return what $KVMESH_REDIS_URL names, else what `redis.url` names."""
+    """Return the Redis of $KVMESH_REDIS_URL, else the Redis of `redis.url`."""
     if url := environment.get(VARIABLE, ""):
         return NamedRedis(url, VARIABLE)
     return NamedRedis(settings.redis.url, "redis.url" if settings.redis.url else EMBEDDED)
 
 
 def with_redis(settings: MeshConfig, named: NamedRedis) -> MeshConfig:
-    """Return `settings` with the URL of `named`. Raises ConfigError that says where a wrong URL comes from."""
+    """Return `settings` with the URL of `named`. Raises ConfigError that names the source of a wrong URL."""
     try:
         return msgspec.structs.replace(settings, redis=msgspec.structs.replace(settings.redis, url=named.url))
     except ConfigError as error:
@@ -44,10 +44,10 @@ def with_redis(settings: MeshConfig, named: NamedRedis) -> MeshConfig:
 
 
 def redis_url_of(mesh: MeshFile | None, named: NamedRedis, *, is_file_given: bool) -> str:
-    """Return the URL for a command that works on a mesh. `mesh`: the one that runs here, or None.
+    """Return the URL for a command that works on a mesh. `mesh`: the mesh that runs here, or None.
 
-    `is_file_given`: the command line has --config; the `redis.url` of that file then comes before the running mesh.
-    Raises BadOption: no Redis is named, two different ones are, or the password is not known here.
+    `is_file_given`: the command line has --config. The `redis.url` of that file then precedes the running mesh.
+    Raises BadOption if no Redis is named, if two different ones are named, or if the password is not known.
     """
     found = _url_in(mesh) if mesh is not None else ""
     if not found:

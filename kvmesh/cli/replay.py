@@ -1,4 +1,4 @@
-"""`kvmesh replay`: starts the simulator, which is the router's own, as its own program."""
+"""`kvmesh replay`: starts the simulator, which runs the router's own code, as a separate program."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ PROGRAM: Final = "simulator"
 
 
 def replay(arguments: Sequence[str]) -> int:
-    """Run it with `arguments`; return its exit status."""
+    """Run the simulator with `arguments`; return its exit status."""
     program = subprocess.Popen([sys.executable, "-m", PROGRAM, *arguments])
     while True:
         try:
             return program.wait()
         except KeyboardInterrupt:
-            continue  # the terminal told it too, and it ends by itself
+            continue  # the terminal interrupts the simulator too, and it ends by itself

@@ -1,4 +1,4 @@
-"""What the commands show: progress of a start, tables of addresses and explanations."""
+"""Output of the commands on a terminal: progress of a start, tables of addresses and explanations."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _REFRESHES_PER_S: Final = 4
 
 
 class StartProgress:
-    """Shows the states of processes while they start: a live table on a terminal, else a line per ready process."""
+    """Shows process states during a start: a live table on a terminal, else one line per ready process."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -48,12 +48,12 @@ class StartProgress:
         self._live.stop()
 
     def done(self) -> None:
-        """Stop showing: everything is ready."""
+        """Stop the display; all processes are ready."""
         self._live.stop()
         self._is_done = True
 
     def changed(self, member: Supervised) -> None:
-        """Take note of a process's new state."""
+        """Record a process's new state and update the display."""
         after_s = time.monotonic() - self._began_s
         self._states[member.process.name] = (member.state, after_s)
         if self._live.is_started:
@@ -78,7 +78,7 @@ def address_table(members: Iterable[MeshProcess]) -> Table:
 
 
 def explanation_table(answers: Iterable[tuple[str, inference.Finished]]) -> Table:
-    """Return one column per answer: where it ran, what was cached, where the time went."""
+    """Return one column per answer: replicas, cached blocks and tokens, and the time of each phase."""
     table = Table("")
     rows: dict[str, list[str]] = {}
     answers = list(answers)
@@ -92,9 +92,9 @@ def explanation_table(answers: Iterable[tuple[str, inference.Finished]]) -> Tabl
 
 
 def candidates_table(finished: inference.Finished) -> Table | None:
-    """Return what the router compared for the last attempt, the chosen one first; None if it compared nothing.
+    """Return the candidates that the router compared for the last attempt, the chosen one first; None if there are none.
 
-    The score of each is the sum of the times beside it.
+    The score of a candidate is the sum of its times.
     """
     attempts = finished.explanation.attempts
     if not attempts or not attempts[-1].candidates:
@@ -115,7 +115,7 @@ def candidates_table(finished: inference.Finished) -> Table | None:
 
 
 def reason(finished: inference.Finished) -> str:
-    """Return why the last attempt went where it did, in words; empty if the router did not say."""
+    """Return the reason of the last attempt's placement in words; empty if the router gave none."""
     attempts = finished.explanation.attempts
     return attempts[-1].reason if attempts else ""
 

@@ -1,7 +1,7 @@
-"""What a killed Triton server leaves in /dev/shm, and how it is cleared away.
+"""Removal of the files that a killed Triton server leaves in /dev/shm.
 
-The names carry the supervisor's pid, so that every start can remove what belongs
-to a supervisor that is gone, even one that ran in a folder of its own.
+The file names contain the supervisor's pid. Every start removes the files of
+supervisors that have ended, also of those with another data folder.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def clear(prefix: str, folder: Path = FOLDER) -> None:
 
 
 def clear_stale(folder: Path = FOLDER) -> None:
-    """Remove the files of supervisors that are gone."""
+    """Remove the files of supervisors that have ended."""
     for path in folder.glob("kvmesh-up_*"):
         match = _OWNED.fullmatch(path.name)
         if match and not is_alive(int(match[1])):

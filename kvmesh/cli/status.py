@@ -1,4 +1,4 @@
-"""`kvmesh status`: asks every process of the running mesh how it is."""
+"""`kvmesh status`: health and load of every process of the running mesh."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ _USAGE_METRICS: Final = {
     "prefill": {"running_requests": "live", "queued_requests": "queued"},
     "decode": {"running_requests": "live", "pending_slots": "queued"},
 }
-"""Which metrics of a role tell what it holds, and how they are called."""
+"""By role: the metrics of its load, and the word that the table shows for each."""
 
 
 class PrefillCosts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a router has learnt that prompts take: c0 + u (a + b (T - u/2)) seconds for u uncached of T tokens."""
+    """A router's learnt cost of prefill: c0 + u (a + b (T - u/2)) seconds for u uncached of T tokens."""
 
     c0_s: float
     a_s: float
     b_s: float
     measured_prompts: int
     factors: dict[str, float]
-    """Prefill replicas, and times as long as at a usual one; those like all are left out."""
+    """Prefill replica -> its prefill time relative to a usual replica's; factors of 1 are left out."""
 
     def words(self) -> list[str]:
-        """Return it in words; empty while it is assumed."""
+        """Return the costs in words; empty while they are assumed rather than measured."""
         if not self.measured_prompts:
             return []
         costs = f"c0 {_seconds(self.c0_s)}, a {_seconds(self.a_s)}, b {_seconds(self.b_s)}"
@@ -60,7 +60,7 @@ class PrefillCosts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """One value of a metric, as Prometheus has it."""
+    """One sample of a Prometheus metric."""
 
     name: str
     labels: dict[str, str]
@@ -68,7 +68,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProcessStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What one process said. `metrics` is None where it offers none or did not answer."""
+    """Status of one process. `metrics` is None if the process offers none or did not answer."""
 
     name: str
     role: str
@@ -76,22 +76,22 @@ class ProcessStatus(msgspec.Struct, frozen=True, kw_only=True):
     is_healthy: bool
     metrics: list[Sample] | None
     redis_connected: bool | None = None
-    """What a router says; None where nobody says."""
+    """True if a router has a connection to Redis; None for other roles and without an answer."""
     prefill_costs: PrefillCosts | None = None
-    """The same."""
+    """A router's learnt costs; None for other roles and without an answer."""
     eligible_replicas: dict[str, str] | None = None
-    """Replicas that a router places new requests on, and their addresses; None where the process is no router."""
+    """Replica -> address, for replicas that are eligible for a router's placements; None if the process is no router."""
     reason: str = ""
-    """Why the process does not serve, where it says so."""
+    """Reason of a process that does not serve, if it gives one."""
 
     def value(self, name: str) -> float | None:
         """Return the process's own metric `name` without labels, or None."""
         return _value(self.metrics, f"kvmesh_{self.role}_{name}")
 
     def usage_text(self, addresses: Mapping[str, str] | None = None) -> str:
-        """Return what the process holds, in words; empty where it offers no metrics of its own.
+        """Return the load of the process in words; empty if it offers no metrics of its own.
 
-        `addresses` by name: a replica that a router knows at another address is shown with it.
+        `addresses` by name: a replica that a router knows at another address is shown with that address.
         """
         words = [
             f"{value:.0f} {word}"
@@ -104,7 +104,7 @@ class ProcessStatus(msgspec.Struct, frozen=True, kw_only=True):
         words += self._placement_words()
         words += self.prefill_costs.words() if self.prefill_costs is not None else []
         if self.redis_connected is not None:
-            words.append("Redis connected" if self.redis_connected else "Redis away")
+            words.append("Redis connected" if self.redis_connected else "Redis unavailable")
         if self.eligible_replicas is not None:
             names = [
                 name if addresses and addresses.get(name) == address else f"{name} at {address}"
@@ -114,7 +114,7 @@ class ProcessStatus(msgspec.Struct, frozen=True, kw_only=True):
         return ", ".join(words)
 
     def _placement_words(self) -> list[str]:
-        """Return how a router's placements turned out, in words; empty where none did."""
+        """Return the cache hits and the imbalance of a router's placements in words; empty if it has made none."""
         prompt, cached, expected, imbalance = map(
             self.value,
             ("prompt_tokens_total", "cached_tokens_total", "expected_cached_tokens_total", "imbalance"),
@@ -132,9 +132,9 @@ class ProcessStatus(msgspec.Struct, frozen=True, kw_only=True):
 async def status(
     mesh: MeshFile, console: Console, *, as_json: bool, dial: Dial | None = None, redis_url: str = ""
 ) -> int:
-    """Print one row per process; 0 if all are healthy, else 1. `dial` None: no process speaks TLS.
+    """Print one row per process; return 0 if all are healthy, else 1. `dial` None: no process uses TLS.
 
-    `redis_url`: the Redis that the operator named; it has the password that mesh.json lacks.
+    `redis_url`: the Redis that the operator named. The URL has the password that mesh.json lacks.
     """
     dial = dial or Dial(MeshConfig())
     reports = await asyncio.gather(*(_process_status(member, dial, redis_url) for member in mesh.processes))
@@ -146,7 +146,7 @@ async def status(
 
 
 async def live_requests(mesh: MeshFile) -> int:
-    """Return how many requests the frontends hold; those of a frontend that does not answer are left out."""
+    """Return the number of live requests of all frontends that answer."""
     addresses = [member.metrics_address for member in mesh.processes if member.role == "frontend"]
     scraped = await asyncio.gather(*(_scrape(address) for address in addresses))
     return round(sum(_value(metrics, "kvmesh_frontend_live_requests") or 0.0 for metrics in scraped))
@@ -172,7 +172,7 @@ async def _process_status(member: MeshProcess, dial: Dial, redis_url: str) -> Pr
 
 
 async def _health(member: MeshProcess, dial: Dial, redis_url: str) -> tuple[bool, str]:
-    """Return whether the process serves, and its reason where it does not."""
+    """Return whether the process serves, and its reason if it does not."""
     if member.role == "redis":
         is_named = bool(redis_url) and database_of(redis_url) == database_of(member.address)
         url = redis_url if is_named else member.address
@@ -184,7 +184,7 @@ async def _health(member: MeshProcess, dial: Dial, redis_url: str) -> tuple[bool
 
 
 async def _router_status(member: MeshProcess, dial: Dial) -> router.GetStatusResponse | None:
-    """Ask a router what it sees and holds."""
+    """Return the answer of a router's GetStatus; None for other roles and without an answer."""
     if member.role != "router":
         return None
     async with dial.channel(member.address, member.role) as to_router:
@@ -199,7 +199,7 @@ async def _router_status(member: MeshProcess, dial: Dial) -> router.GetStatusRes
 
 
 def _costs(router_status: router.GetStatusResponse) -> PrefillCosts | None:
-    """Return what prompts take, if the router's release tells it."""
+    """Return the learnt costs of prefill, if the router's release reports them."""
     if not router_status.HasField("prefill_costs"):
         return None
     return PrefillCosts(
@@ -211,13 +211,13 @@ def _costs(router_status: router.GetStatusResponse) -> PrefillCosts | None:
             view.replica: view.prefill_factor
             for view in router_status.replicas
             if view.role != router.ReplicaView.ROLE_DECODE
-            and view.prefill_factor not in (0.0, 1.0)  # 0: not told
+            and view.prefill_factor not in (0.0, 1.0)  # 0: not reported
         },
     )
 
 
 async def _scrape(address: str) -> list[Sample] | None:
-    """Return the samples at `address` without those of histograms' buckets, or None if there is no answer."""
+    """Return the samples at `address` without histogram buckets; None without an answer."""
     if not address:
         return None
     host, _, port = address.rpartition(":")
@@ -245,7 +245,7 @@ def _value(metrics: list[Sample] | None, name: str) -> float | None:
 
 
 def _seconds(value_s: float) -> str:
-    """Return it with three digits, in the largest unit that it fills."""
+    """Return `value_s` with three digits, in the largest unit that gives 1 or more."""
     unit, scale = next(((unit, scale) for unit, scale in _UNITS if value_s * scale >= 0.9995), _UNITS[-1])
     return f"{value_s * scale:.3g} {unit}"
 

@@ -1,9 +1,9 @@
-"""Keeps a list of processes: starts them as their dependencies allow, stops all when one dies.
+"""Supervisor of a list of processes: starts them in order of their dependencies, stops all of them when one dies.
 
-Every process has its own session, so that Ctrl-C reaches the supervisor alone,
-and is bound to the supervisor's life by the kernel (`kvmesh.child`): not even
-`kill -9` of the supervisor leaves one behind. The event loop must run in the
-main thread, because the kernel's bond is to the thread that forks.
+Every process has its own session, so that Ctrl-C reaches the supervisor alone.
+The kernel ends a process together with its supervisor (`kvmesh.child`), also
+after `kill -9` of the supervisor. The event loop must run in the main thread:
+the kernel watches the thread that forks.
 
 States of a process: WAITING -> STARTING -> READY -> STOPPING -> ENDED.
 """
@@ -27,10 +27,10 @@ from kvmesh.cli.shared_memory import clear
 from kvmesh.server import DRAIN_S
 
 START_S_MAX: Final = 60.0
-"""Longest start of one process, from its command to ready."""
+"""Longest start of one process, from its command to its readiness."""
 
 STOP_S_MAX: Final = DRAIN_S + 5.0
-"""Time between SIGTERM and SIGKILL of one process: it drains, then closes."""
+"""Time between SIGTERM and SIGKILL of one process, for its graceful shutdown: drain, then close."""
 
 TAIL_LINES: Final = 12
 
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class ProcessState(Enum):
-    """Where a process stands."""
+    """State of a supervised process."""
 
     WAITING = "waiting"
     STARTING = "starting"
@@ -48,11 +48,11 @@ class ProcessState(Enum):
 
 
 class ProcessFailed(RuntimeError):
-    """A process died or did not get ready; the text names it and ends with the last lines of its log."""
+    """A process died or did not become ready. The text names the process and ends with the last lines of its log."""
 
 
 class Stopped(Exception):
-    """Somebody asked the supervisor to stop."""
+    """The supervisor was requested to stop."""
 
 
 class Supervised:
@@ -92,7 +92,7 @@ class Supervisor:
         changed: Callable[[Supervised], None] = lambda _: None,
         stop_s: float = STOP_S_MAX,
     ) -> None:
-        """Take over `processes`; nothing is started yet. `stop_s` lies between SIGTERM and SIGKILL of each."""
+        """Start nothing yet. `stop_s`: time between SIGTERM and SIGKILL of each process."""
         self._stop_s = stop_s
         self.members = {
             process.name: Supervised(process, logs / f"{process.name}.log") for process in processes
@@ -104,11 +104,11 @@ class Supervisor:
         self._watching: set[asyncio.Task[None]] = set()
 
     def request_stop(self) -> None:
-        """Make `run_while_alive` raise Stopped; a second call kills instead of waiting. Safe from a signal handler."""
+        """Make `run_while_alive` raise Stopped; a second call kills the processes at once. Safe in a signal handler."""
         (self._must_kill if self._stop.is_set() else self._stop).set()
 
     async def start(self) -> None:
-        """Start everything; return when all are ready. Raises ProcessFailed or Stopped."""
+        """Start all processes; return when all are ready. Raises ProcessFailed or Stopped."""
 
         async def all_of_them() -> None:
             async with asyncio.TaskGroup() as tasks:
@@ -123,7 +123,7 @@ class Supervisor:
     async def run_while_alive(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` while all processes live.
 
-        Cancels it and raises ProcessFailed when one dies, Stopped when asked to stop.
+        Cancels `work` and raises ProcessFailed when a process dies, or Stopped on request.
         """
         doing = asyncio.ensure_future(work)
         stop = asyncio.ensure_future(self._stop.wait())
@@ -140,7 +140,7 @@ class Supervisor:
             await asyncio.gather(doing, stop, return_exceptions=True)
 
     async def stop(self) -> None:
-        """Stop everything, dependents first, each within its time; return when all have ended."""
+        """Stop all processes, dependents first, each within `stop_s`; return when all have ended."""
         self._stop.set()
         dependents: dict[str, list[Supervised]] = {name: [] for name in self.members}
         for member in self.members.values():
@@ -155,7 +155,7 @@ class Supervisor:
         for name in member.process.deps:
             await self.members[name].is_ready.wait()
         self._move(member, ProcessState.STARTING)
-        # A file, not a pipe: nobody has to read it, and a grandchild that keeps it open hides no death.
+        # A file needs no reader, unlike a pipe. A grandchild that keeps the file open cannot hide a death.
         more = member.process.environment
         with member.log.open("wb") as log:
             child = await asyncio.create_subprocess_exec(
@@ -175,13 +175,13 @@ class Supervisor:
                 member.addresses = await member.process.ready.wait(member)
         except TimeoutError:
             raise ProcessFailed(
-                f"{member.process.name} was not ready after {START_S_MAX:g} s. Its last lines:\n{member.tail()}"
+                f"{member.process.name} was not ready after {START_S_MAX:g} s. Last lines of its log:\n{member.tail()}"
             ) from None
         member.is_ready.set()
         self._move(member, ProcessState.READY)
 
     async def _watch(self, member: Supervised, child: asyncio.subprocess.Process) -> None:
-        """Wait for the child's end; then clear away what it leaves."""
+        """Wait for the child's end; then kill its process group and remove its shared memory."""
         member.status = await child.wait()
         _kill_group(member.pid)
         if member.process.shared_memory:
@@ -192,7 +192,7 @@ class Supervisor:
         if not was_wanted and not self._death.done():
             self._death.set_result(
                 ProcessFailed(
-                    f"{member.process.name} ended {_how(member.status)}. Its last lines:\n{member.tail()}"
+                    f"{member.process.name} ended {_how(member.status)}. Last lines of its log:\n{member.tail()}"
                 )
             )
 
@@ -225,9 +225,9 @@ async def supervised(
     changed: Callable[[Supervised], None] = lambda _: None,
     stop_s: float = STOP_S_MAX,
 ) -> AsyncIterator[Supervisor]:
-    """Yield a Supervisor that hears SIGTERM and SIGINT; on the way out everything is stopped.
+    """Yield a Supervisor that handles SIGTERM, SIGINT and SIGHUP; all processes are stopped at the end of the block.
 
-    Logs go to `logs/<name>.log`, each start anew.
+    Logs go to `logs/<name>.log`; each start overwrites them.
     """
     logs.mkdir(parents=True, exist_ok=True)
     supervisor = Supervisor(processes, logs, changed, stop_s)
@@ -243,7 +243,7 @@ async def supervised(
 
 
 def _kill_group(pid: int) -> None:
-    """Kill whatever is left in the process's session, for example the stub of a Triton server."""
+    """Kill all remaining processes of the session, for example the stub of a Triton server."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
 

@@ -1,4 +1,4 @@
-"""The commands `kvmesh tenants ...` as they stand on the command line."""
+"""The commands `kvmesh tenants ...`: arguments and options on the command line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ from kvmesh.cli.redis_choice import named_redis, redis_url_of
 from kvmesh.config import MeshConfig
 from kvmesh.redis_url import BUDGETS_VARIABLE
 
-tenants = typer.Typer(help="See who may use the mesh, and change it while it runs.", no_args_is_help=True)
+tenants = typer.Typer(
+    help="Show tenants, limits and keys, and change them while the mesh runs.", no_args_is_help=True
+)
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Named = Annotated[str, typer.Argument(help="A tenant, or organisation:NAME, or key:NAME.", metavar="NAME")]
@@ -34,7 +36,8 @@ Shown = Annotated[str, typer.Argument(help="A tenant, or organisation:NAME.", me
 Changes = Annotated[
     list[str],
     typer.Argument(
-        help="key=value; key= goes back to what the file says; a limit of 0 is none, a burst or overrun of 0 its default."
+        help="key=value, or key= for the value in the file. A limit of 0 lifts the limit; a burst or overrun of 0 takes "
+        "its default."
     ),
 ]
 
@@ -53,7 +56,7 @@ def list_tenants(
 def show(
     name: Shown, as_json: JsonOption = False, config: ConfigOption = None, data_dir: DataDirOption = None
 ) -> None:
-    """Show one tenant with its keys, or one organisation with its tenants, and what is used now."""
+    """Show one tenant with its keys, or one organisation with its tenants, and the current usage."""
     from kvmesh.cli import tenants as command
 
     budgets_url = os.environ.get(BUDGETS_VARIABLE, "")
@@ -68,7 +71,7 @@ def set_values(
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
-    """Change limits and the like; running frontends follow within two seconds."""
+    """Change limits and other values; running frontends apply them within two seconds."""
     from kvmesh.cli import tenants as command
 
     _run(command.change(*_mesh(config, data_dir), name, changes, as_json=as_json))
@@ -78,7 +81,7 @@ def set_values(
 def disable(
     name: Named, as_json: JsonOption = False, config: ConfigOption = None, data_dir: DataDirOption = None
 ) -> None:
-    """Refuse new requests of a tenant or of one key; what runs goes on."""
+    """Refuse new requests of a tenant or of one key; running requests continue."""
     from kvmesh.cli import tenants as command
 
     made = command.change(*_mesh(config, data_dir), name, ["disabled=true"], as_json=as_json)
@@ -89,7 +92,7 @@ def disable(
 def enable(
     name: Named, as_json: JsonOption = False, config: ConfigOption = None, data_dir: DataDirOption = None
 ) -> None:
-    """Take them again."""
+    """Admit requests of a disabled tenant or key again."""
     from kvmesh.cli import tenants as command
 
     made = command.change(*_mesh(config, data_dir), name, ["disabled=false"], as_json=as_json)
@@ -100,21 +103,23 @@ def enable(
 def key(
     name: Tenant,
     key_name: Annotated[
-        str, typer.Option("--name", help="What the key is called; default: the tenant's and a number.")
+        str, typer.Option("--name", help="Name of the key; default: the tenant's name and a number.")
     ] = "",
-    gateway: Annotated[bool, typer.Option("--gateway", help="It may speak for any tenant.")] = False,
+    gateway: Annotated[
+        bool, typer.Option("--gateway", help="The key may send requests for any tenant.")
+    ] = False,
     delete: Annotated[
-        bool, typer.Option("--delete", help="Delete the key --name in place of making one.")
+        bool, typer.Option("--delete", help="Delete the key --name instead of making a key.")
     ] = False,
     as_json: JsonOption = False,
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
-    """Make an API key and print it, once; only its hash is kept. Or delete one."""
+    """Make an API key, or delete one. A new key is printed once; only its hash is kept."""
     from kvmesh.cli import tenants as command
 
     if delete and gateway:
-        raise BadOption("--delete and --gateway do not go together: a key is deleted by its name alone.")
+        raise BadOption("--delete cannot be combined with --gateway: a key is deleted by its name alone.")
     if delete:
         _run(command.delete_key(*_mesh(config, data_dir), name, key_name, as_json=as_json))
     made = command.make_key(*_mesh(config, data_dir), name, key_name, is_gateway=gateway, as_json=as_json)
@@ -122,7 +127,7 @@ def key(
 
 
 def _run(work: Coroutine[Any, Any, int]) -> None:
-    """Run a command to its exit status. What it cannot do it says itself; the link to Redis need not log it, too."""
+    """Run a command and exit with its status. The command prints its own errors, so warnings of RedisLink are muted."""
     logging.disable(logging.WARNING)
     try:
         raise typer.Exit(asyncio.run(work))
@@ -131,7 +136,7 @@ def _run(work: Coroutine[Any, Any, int]) -> None:
 
 
 def _mesh(path: Path | None, data_dir: Path | None) -> tuple[MeshConfig, str]:
-    """Return the configuration and the URL of Redis: of the mesh that runs here, unless others are given."""
+    """Return the configuration and the URL of Redis: those given, else those of the mesh that runs here."""
     settings = settings_given(path)
     named = named_redis(settings, os.environ)
     mesh = None

@@ -1,4 +1,4 @@
-"""What `kvmesh tenants` found, as tables for a terminal."""
+"""Tables of `kvmesh tenants` for a terminal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LIFTED_BY_0: Final = ("requests_per_min", "tokens_per_min", "concurrency")
 
 
 def tenants_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Return one row a tenant."""
+    """Return one row per tenant."""
     table = Table()
     for name in ("tenant", "of", "class"):
         table.add_column(name, overflow="fold")
@@ -34,7 +34,7 @@ def tenants_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def tenant_table(found: Mapping[str, Any]) -> Table:
-    """Return what is known of one tenant."""
+    """Return the values, limits, keys and changes of one tenant."""
     table = Table(show_header=False)
     for name in ("organisation", "class", "weight", "strict", "clamp", "cached_discount", "disabled"):
         table.add_row(name, value_text(found[name]))
@@ -53,7 +53,7 @@ def tenant_table(found: Mapping[str, Any]) -> Table:
 
 
 def organisation_table(found: Mapping[str, Any]) -> Table:
-    """Return what is known of one organisation."""
+    """Return the limits, tenants and changes of one organisation, and its ledger if there is one."""
     table = Table(show_header=False)
     _add_limits(table, found["limits"])
     table.add_row("tenants", ", ".join(found["tenants"]) or NONE)
@@ -68,7 +68,7 @@ def organisation_table(found: Mapping[str, Any]) -> Table:
 
 
 def usage_table(uses: Sequence[Mapping[str, Any]]) -> Table:
-    """Return what is left of each limit."""
+    """Return one row per scope with the remainder of each limit."""
     table = Table()
     for name in ("limit of", "requests left", "tokens left", "running", "open overrun"):
         table.add_column(name, no_wrap=True)
@@ -105,12 +105,12 @@ def _limit(value: float, none: str) -> str:
 
 
 def change_text(key: str, value: Any) -> str:
-    """Return a change in words: 0 lifts a limit, and does not bar."""
+    """Return a change in words. The value 0 lifts a limit."""
     return f"{key}: {NO_LIMIT}" if key in _LIFTED_BY_0 and not value else f"{key} = {value_text(value)}"
 
 
 def value_text(value: Any) -> str:
-    """Return a value as the configuration would have it."""
+    """Return a value as it is written in the configuration."""
     if isinstance(value, float):
         return f"{value:,.10g}"
     return value if isinstance(value, str) else json.dumps(value)

@@ -1,4 +1,4 @@
-"""`kvmesh tenants`: who may use the mesh, what they use, and changes of that. Exit status 1: Redis was away."""
+"""`kvmesh tenants`: tenants, their limits, keys and usage, and changes. Exit status 1: Redis was unavailable."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from kvmesh.tenants.sections import KeyTable, refuse_unknown_name
 
 
 class TenantAdmin:
-    """What the commands need: the configuration, Redis, and what is written there."""
+    """Context of the commands: the configuration, the links to Redis, and the overrides in Redis."""
 
     def __init__(self, config: MeshConfig, url: str, budgets_url: str = "") -> None:
         self.config = config
@@ -44,20 +44,18 @@ class TenantAdmin:
         await self.budgets_redis.close()
 
     async def read(self) -> None:
-        """Take what is changed in Redis, and tell of what cannot be used. Raises RedisAway."""
+        """Read the overrides from Redis; report each unusable one on stderr. Raises RedisUnavailable."""
         self.overrides, problems = await store.read_overrides(self.redis, self.mesh)
         self.catalogue = Catalogue(self.config, self.overrides)
         for problem in (*problems, *self.catalogue.problems):
             _print_error(f"Left out: {problem}")
 
     async def try_read(self) -> bool:
-        """The same; without Redis the configuration alone counts, and stderr tells so."""
+        """Call `read`; return False if Redis is unavailable. The configuration alone then counts, and stderr says so."""
         try:
             await self.read()
         except RedisUnavailable as away:
-            _print_error(
-                f"Shown is the configuration, without what was changed since and without live use: {away}"
-            )
+            _print_error(f"Shown is the configuration alone, without overrides and without usage: {away}")
             return False
         return True
 
@@ -70,7 +68,7 @@ class TenantAdmin:
 
 
 async def list_all(config: MeshConfig, url: str, *, as_json: bool) -> int:
-    """Print one row a tenant; 1 if Redis was away."""
+    """Print one row per tenant; return 1 if Redis was unavailable."""
     async with TenantAdmin(config, url) as admin:
         is_there = await admin.try_read()
         rows = [_tenant(admin, admin.caller(tenant.name)) for tenant in admin.catalogue.tenants]
@@ -78,7 +76,7 @@ async def list_all(config: MeshConfig, url: str, *, as_json: bool) -> int:
         print(json.dumps(rows, indent=2))
     elif not rows:
         _print_error(
-            "There are no tenants: the configuration has no [tenants.NAME], and everybody may use the mesh."
+            "There are no tenants: the configuration has no [tenants.NAME], and the mesh admits all callers."
         )
     else:
         _print(tenant_tables.tenants_table(rows))
@@ -86,14 +84,14 @@ async def list_all(config: MeshConfig, url: str, *, as_json: bool) -> int:
 
 
 async def show(config: MeshConfig, url: str, name: str, *, as_json: bool, budgets_url: str = "") -> int:
-    """Print one tenant with its keys, or one organisation with its tenants, and what is left of every limit.
+    """Print one tenant with its keys, or one organisation with its tenants, and the remainder of every limit.
 
-    1 if Redis was away. Raises ConfigError.
+    Returns 1 if Redis was unavailable. Raises ConfigError.
     """
     kind, name = _scope(name)
     if kind == "key":
         raise ConfigError(
-            f'NAME = "key:{name}" is not shown by itself: allowed are a tenant, which shows its keys, or organisation:NAME.'
+            f'NAME = "key:{name}" is not shown by itself: allowed are a tenant, shown with its keys, or organisation:NAME.'
         )
     async with TenantAdmin(config, url, budgets_url) as admin:
         is_there = await admin.try_read()
@@ -108,7 +106,7 @@ async def show(config: MeshConfig, url: str, name: str, *, as_json: bool, budget
             try:
                 found["use"], found["ledger"] = await _usage(admin, organisation, scopes)
             except RedisUnavailable as away:
-                _print_error(f"Shown is no live use: {away}")
+                _print_error(f"The usage is not shown: {away}")
                 is_there = False
     if as_json:
         print(json.dumps(found, indent=2))
@@ -119,7 +117,7 @@ async def show(config: MeshConfig, url: str, name: str, *, as_json: bool, budget
 
 
 async def change(config: MeshConfig, url: str, name: str, given: Sequence[str], *, as_json: bool) -> int:
-    """Write changes of a tenant, an organisation or a key; 1 if they could not be written. Raises ConfigError."""
+    """Write changes of a tenant, an organisation or a key; return 1 if the write failed. Raises ConfigError."""
     kind, name = _scope(name)
     changes = parse_changes(kind, name, given)
     async with TenantAdmin(config, url) as admin:
@@ -145,14 +143,14 @@ async def change(config: MeshConfig, url: str, name: str, given: Sequence[str], 
             f"{key} as in the file" if value is None else tenant_tables.change_text(key, value)
             for key, value in changes.items()
         )
-        print(f"{kind} {name}: {summary}. Running frontends follow within two seconds.")
+        print(f"{kind} {name}: {summary}. Running frontends apply it within two seconds.")
     return 0
 
 
 async def make_key(
     config: MeshConfig, url: str, tenant: str, key_name: str, *, is_gateway: bool, as_json: bool
 ) -> int:
-    """Make a key of `tenant` and print it; 1 if its hash could not be written. Raises ConfigError."""
+    """Make a key of `tenant` and print it; return 1 if its hash could not be written. Raises ConfigError."""
     secret = minting.mint()
     hashed = digest(secret).hex()
     async with TenantAdmin(config, url) as admin:
@@ -165,7 +163,9 @@ async def make_key(
 
             def first(before: dict[str, Any]) -> dict[str, Any]:
                 if before not in ({}, DELETED) or key_name in admin.catalogue.tables.keys:
-                    raise ConfigError(f'--name = "{key_name}" is a key already: allowed is any other name.')
+                    raise ConfigError(
+                        f'--name = "{key_name}" is taken by another key: allowed is any other name.'
+                    )
                 return {"tenant": tenant, "sha256": hashed, **({"gateway": True} if is_gateway else {})}
 
             await store.change(admin.redis, admin.mesh, f"key:{key_name}", first)
@@ -177,8 +177,8 @@ async def make_key(
         return 0
     gateway = "\ngateway = true" if is_gateway else ""
     _print_error(
-        f"Key {key_name} of {tenant}; it is shown only now. {without_password(url)} keeps its hash, and frontends on it "
-        f"know the key within two seconds. To keep it in the configuration as well:\n\n"
+        f"Key {key_name} of {tenant} is shown only this once. {without_password(url)} keeps its hash. Frontends on this "
+        f"Redis accept the key within two seconds. To keep the key in the configuration as well:\n\n"
         f'[keys.{key_name}]\ntenant = "{tenant}"\nsha256 = "{hashed}"{gateway}\n'
     )
     print(secret)
@@ -186,20 +186,20 @@ async def make_key(
 
 
 async def delete_key(config: MeshConfig, url: str, tenant: str, key_name: str, *, as_json: bool) -> int:
-    """Delete a key that was made while the mesh ran; 1 if that could not be written. Raises ConfigError."""
+    """Delete a key that was made while the mesh ran; return 1 if the write failed. Raises ConfigError."""
     if not key_name:
-        raise ConfigError("--delete needs --name: the key that is deleted.")
+        raise ConfigError("--delete needs --name: the key to delete.")
     async with TenantAdmin(config, url) as admin:
         try:
             await admin.read()
             keys = {key["name"]: key for key in _keys(admin, admin.caller(tenant).tenant.name)}
             if key_name not in keys:
                 known = ", ".join(keys) or "none"
-                raise ConfigError(f'--name = "{key_name}" is no key of {tenant}: allowed are {known}.')
+                raise ConfigError(f'--name = "{key_name}" is not a key of {tenant}: allowed are {known}.')
             if keys[key_name]["configured"]:
                 raise ConfigError(
-                    f'--name = "{key_name}" stands in the configuration: remove [keys.{key_name}] there, and '
-                    f"`kvmesh tenants disable key:{key_name}` refuses it until the frontends have started again."
+                    f'--name = "{key_name}" is a key of the configuration: remove [keys.{key_name}] there, and run '
+                    f"`kvmesh tenants disable key:{key_name}` to refuse the key until the frontends restart."
                 )
             override = await store.change(admin.redis, admin.mesh, f"key:{key_name}", lambda _: dict(DELETED))
         except (RedisUnavailable, store.Contended) as error:
@@ -208,12 +208,12 @@ async def delete_key(config: MeshConfig, url: str, tenant: str, key_name: str, *
     if as_json:
         print(json.dumps({"name": key_name, "tenant": tenant, "version": override.version}, indent=2))
     else:
-        print(f"Key {key_name} of {tenant} is deleted. Running frontends follow within two seconds.")
+        print(f"Key {key_name} of {tenant} is deleted. Running frontends refuse it within two seconds.")
     return 0
 
 
 def _scope(name: str) -> tuple[str, str]:
-    """Return kind and name of "search", "tenant:search", "organisation:acme", "key:search-prod"."""
+    """Return kind and name of a text such as "search", "tenant:search", "organisation:acme" or "key:search-prod"."""
     kind, sign, rest = name.partition(":")
     if not sign:
         return "tenant", name
@@ -277,7 +277,7 @@ def _keys(admin: TenantAdmin, tenant: str) -> list[dict[str, Any]]:
 
 
 def _key_scopes(admin: TenantAdmin, tenant: str) -> list[Scope]:
-    """Return the limits of the tenant's keys that have some."""
+    """Return the scopes of the tenant's keys that have limits."""
     return [
         Scope(f"key:{name}", key.limit())
         for name, key in admin.catalogue.tables.keys.items()
@@ -286,7 +286,7 @@ def _key_scopes(admin: TenantAdmin, tenant: str) -> list[Scope]:
 
 
 def _organisation_scopes(admin: TenantAdmin, name: str) -> list[Scope]:
-    """Return the limits of the organisation and of its tenants, each once."""
+    """Return the scopes of the organisation and of its tenants, each once."""
     callers = [admin.caller(tenant.name) for tenant in admin.catalogue.tenants if tenant.organisation == name]
     above = Scope(f"organisation:{name}", admin.catalogue.tables.organisations[name].limit())
     scopes = [] if above.limit.is_none else [above]
@@ -296,7 +296,7 @@ def _organisation_scopes(admin: TenantAdmin, name: str) -> list[Scope]:
 async def _usage(
     admin: TenantAdmin, organisation: str, scopes: Sequence[Scope]
 ) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
-    """Return what is left in each of the scopes, and the ledger of their organisation."""
+    """Return the usage of each scope, and the ledger of the organisation."""
     if not scopes:
         return [], None
     shows = [Show(Account(organisation, (scope,))) for scope in scopes]

@@ -1,4 +1,4 @@
-"""`kvmesh up`: one small mesh on this machine, until it is told to stop or a process dies."""
+"""`kvmesh up`: one small mesh on this machine, until a signal stops it or a process dies."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ from kvmesh.trust.networks import Networks
 LOGS = "logs"
 
 COUNT_S: Final = 1.0
-"""Longest look at what is live before a stop."""
+"""Longest count of live requests before a stop."""
 
 
 @asynccontextmanager
 async def running_mesh(
     config: MeshConfig, data_dir: Path, console: Console, redis_source: str = "redis.url"
 ) -> AsyncIterator[tuple[Supervisor, MeshFile]]:
-    """Yield a mesh whose processes are all ready; it is stopped on the way out.
+    """Yield a mesh with all processes ready; the mesh is stopped at the end of the block.
 
     `redis_source`: the variable or key that named the Redis of `config`, for messages.
-    Raises ProcessFailed, Stopped, and what `processes_of` and `locked_data_dir` raise.
+    Raises ProcessFailed, Stopped, and the errors of `processes_of` and `locked_data_dir`.
     """
     data_dir = data_dir.resolve()
     with locked_data_dir(data_dir):
         await _check_prerequisites(config, redis_source)
         _warn_of_costs(config.engine, console)
         clear_stale()
-        # What runs is what was checked, also when somebody edits the file meanwhile.
+        # The processes read the checked configuration, also if the operator edits the original file meanwhile.
         config_path = data_dir / "kvmesh.toml"
         config_path.write_text(describe(config), encoding="utf-8")
         processes = processes_of(config, config_path, data_dir)
@@ -94,41 +94,43 @@ def _failed(failed: ProcessFailed, console: Console) -> int:
 
 
 async def _announce_drain(mesh: MeshFile, console: Console) -> None:
-    """Say what a stop is about to wait for, if anything is live."""
+    """Print the number of live requests that a graceful shutdown waits for, if there are any."""
     with suppress(TimeoutError):
         async with asyncio.timeout(COUNT_S):
             live = await live_requests(mesh)
             if live:
                 requests = "1 live request" if live == 1 else f"{live} live requests"
-                console.print(f"Waiting up to {DRAIN_S:g} s for {requests}. Ctrl-C now ends at once.")
+                console.print(
+                    f"Draining: waiting up to {DRAIN_S:g} s for {requests}. Ctrl-C now ends at once."
+                )
 
 
 async def _check_prerequisites(config: MeshConfig, redis_source: str) -> None:
-    """Refuse what every process would wait for in vain. Raises ConfigError."""
+    """Check the model, the certificates, Redis and the networks, which every process needs. Raises ConfigError."""
     if not config.mesh.model_path.is_dir():
         raise ConfigError(
-            f'mesh.model_dir = "{config.mesh.model_dir}" is no folder ({config.mesh.model_path}): '
-            "name the one with the tokenizer and the weights."
+            f'mesh.model_dir = "{config.mesh.model_dir}" is not a folder ({config.mesh.model_path}): '
+            "name the folder with the tokenizer and the weights."
         )
     for role in CERTIFICATE_ROLES:
         Dial(config, role)
     if config.redis.url and (fault := await redis_fault(config.redis.url)):
         raise ConfigError(
             f'{redis_source} = "{without_password(config.redis.url)}" does not answer ({fault}): '
-            f"start it or correct the URL, or leave {redis_source} empty for an embedded one."
+            f"start it or correct the URL, or leave {redis_source} empty for an embedded Redis."
         )
     if fault := Networks(config.trust.networks).fault(f"{config.mesh.host}:0"):
         raise ConfigError(
-            f"mesh.host: {fault}: the processes of this mesh would refuse each other; add a network that holds it."
+            f"mesh.host: {fault}. The processes of this mesh would refuse each other; add a network that contains it."
         )
 
 
 async def _refuse_leased_names(config: MeshConfig, names: list[str], redis_source: str) -> None:
-    """Refuse names that a running mesh has: its processes would be superseded. Raises ConfigError."""
+    """Refuse names that a running mesh has leased: a start would supersede its processes. Raises ConfigError."""
     if config.redis.url and (leased := await leased_names(config.redis.url, config.mesh.name, names)):
         raise ConfigError(
-            f'A mesh named "{config.mesh.name}" runs with {redis_source} = {without_password(config.redis.url)} already '
-            f"({', '.join(leased)}): stop it, set another mesh.name, or use another Redis."
+            f'Another mesh named "{config.mesh.name}" runs with {redis_source} = {without_password(config.redis.url)} '
+            f"({', '.join(leased)}): stop that mesh, set another mesh.name, or use another Redis."
         )
 
 

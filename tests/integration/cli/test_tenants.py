@@ -126,7 +126,7 @@ def test_a_deleted_key_is_gone_at_frontends(kvmesh: Run, config: Path, redis_url
     status, out, _ = kvmesh("key", "mail", "--name", "mail-1", "--delete")
     assert (status, out) == (
         0,
-        "Key mail-1 of mail is deleted. Running frontends follow within two seconds.\n",
+        "Key mail-1 of mail is deleted. Running frontends refuse it within two seconds.\n",
     )
     catalogue = followed(config, redis_url)
     assert catalogue.problems == ()
@@ -163,7 +163,7 @@ def test_a_key_is_printed_once_and_kept_as_its_hash(kvmesh: Run, config: Path, r
     assert secret.startswith("kvm_")
     assert len(secret) == 47
     assert secret not in err
-    assert f"{redis_url} keeps its hash, and frontends on it know the key within two seconds" in err
+    assert f"{redis_url} keeps its hash. Frontends on this Redis accept the key within two seconds." in err
     for shown in (kvmesh("show", "search"), kvmesh("show", "search", "--json"), kvmesh("list", "--json")):
         assert secret not in shown[1] + shown[2]
     assert "edge" in kvmesh("show", "search")[1]
@@ -274,13 +274,13 @@ def test_an_organisation_without_limits_has_no_use(kvmesh: Run, config: Path) ->
             ["key", "search", "--name", "A b"],
             'the name "A b" cannot be used: allowed are up to 64 of a-z, 0-9',
         ),
-        (["key", "search", "--name", "search-prod"], '--name = "search-prod" is a key already'),
-        (["key", "search", "--name", "none", "--delete"], '--name = "none" is no key of search'),
-        (["key", "mail", "--name", "search-prod", "--delete"], '--name = "search-prod" is no key of mail'),
+        (["key", "search", "--name", "search-prod"], '--name = "search-prod" is taken by another key'),
+        (["key", "search", "--name", "none", "--delete"], '--name = "none" is not a key of search'),
+        (["key", "mail", "--name", "search-prod", "--delete"], '--name = "search-prod" is not a key of mail'),
         (["key", "search", "--delete"], "--delete needs --name"),
         (
             ["key", "search", "--name", "search-prod", "--delete"],
-            '--name = "search-prod" stands in the configuration: remove [keys.search-prod] there',
+            '--name = "search-prod" is a key of the configuration: remove [keys.search-prod] there',
         ),
     ],
 )
@@ -336,7 +336,7 @@ def test_a_mesh_without_tenants_says_so(kvmesh: Run, config: Path) -> None:
     config.write_text("")
     status, out, err = kvmesh("list")
     assert (status, out) == (0, "")
-    assert "everybody may use the mesh" in err
+    assert "the mesh admits all callers" in err
     assert kvmesh("key", "search")[0] == 2
 
 

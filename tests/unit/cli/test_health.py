@@ -44,7 +44,7 @@ def test_a_service_that_serves_is_healthy(
     assert capsys.readouterr().out == f"{address} serves.\n"
     servicer.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
     assert main([address]) == 1
-    assert capsys.readouterr().err == f"{address} answers, and does not serve now.\n"
+    assert capsys.readouterr().err == f"{address} answers, but does not serve now.\n"
     assert main(["127.0.0.1:1"]) == 1
     assert capsys.readouterr().err == "127.0.0.1:1 does not answer: UNAVAILABLE.\n"
 
@@ -87,7 +87,7 @@ def test_a_process_of_no_mesh_is_named(capsys: pytest.CaptureFixture[str]) -> No
     finally:
         other.kill()
         other.wait()
-    assert "is no process of a mesh" in capsys.readouterr().err
+    assert "is not a process of a mesh" in capsys.readouterr().err
     assert main(["--process", "99999999"]) == 2
 
 
@@ -112,7 +112,7 @@ def test_a_role_that_is_none_is_named(capsys: pytest.CaptureFixture[str]) -> Non
     assert main(["127.0.0.1:1", "--role", "foo"]) == 2
     assert (
         capsys.readouterr().err
-        == '--role = "foo" is no role: frontend, router, prefill, decode are allowed.\n'
+        == '--role = "foo" is unknown: allowed are frontend, router, prefill, decode.\n'
     )
 
 
@@ -156,7 +156,8 @@ def test_the_configuration_of_the_folder_is_read(
         assert "the certificate there is not for decode.kvmesh.internal." in capsys.readouterr().err
         assert command(address) == 1
         assert (
-            "TLS is spoken there; say --role frontend, router, prefill or decode" in capsys.readouterr().err
+            "the server requires TLS; give --role frontend, router, prefill or decode"
+            in capsys.readouterr().err
         )
         (tmp_path / ".kvmesh").mkdir()
         member = MeshProcess(name="r", role="router", pid=1, address=address, metrics_address="", log="")
@@ -169,7 +170,7 @@ def test_the_configuration_of_the_folder_is_read(
         assert command(address) == 0, "the operator's certificate is enough"
         capsys.readouterr()
         assert command(address, "--role", "frontend") == 1
-        assert "by this configuration a frontend speaks none" in capsys.readouterr().err
+        assert "but this configuration has no TLS for a frontend" in capsys.readouterr().err
     finally:
         server.stop(None)
 

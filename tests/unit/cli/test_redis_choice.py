@@ -148,7 +148,7 @@ async def test_up_takes_no_names_of_a_running_mesh(
     await client.aclose()
     monkeypatch.setattr(up_module, "leased_names", partial(leased_names, within_s=0.1))
     config = MeshConfig(redis=Redis(url=redis_url))
-    with pytest.raises(ConfigError, match=r"REDIS = .* already \(router-0\): stop it"):
+    with pytest.raises(ConfigError, match=r"REDIS = .* \(router-0\): stop that mesh"):
         await up_module.up(config, tmp_path, Console(file=io.StringIO()), redis_source="REDIS")
 
 

@@ -92,7 +92,9 @@ async def test_an_early_death_is_named_with_its_last_lines(tmp_path: Path) -> No
         fake("engine", BROKEN, tmp_path, "redis"),
         fake("service", OBEDIENT, tmp_path, "engine"),
     ]
-    with pytest.raises(ProcessFailed, match=r"engine ended with status 3\. Its last lines:\n  no such model"):
+    with pytest.raises(
+        ProcessFailed, match=r"engine ended with status 3\. Last lines of its log:\n  no such model"
+    ):
         async with supervised(processes, tmp_path / "logs") as supervisor:
             await supervisor.start()
     assert events(tmp_path) == ["start redis", "stop redis"]

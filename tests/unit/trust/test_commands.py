@@ -115,7 +115,10 @@ def test_the_printed_configuration_has_no_password(
     ("words", "said"),
     [
         (("--address", "127.0.0.1:1"), '--authority = "nofile" cannot be read: No such file or directory.\n'),
-        ((), '--authority = "nofile" needs --address HOST:PORT: whose certificate it signed.\n'),
+        (
+            (),
+            '--authority = "nofile" needs --address HOST:PORT, a frontend with a certificate signed by it.\n',
+        ),
     ],
 )
 def test_an_authority_that_cannot_help_is_named(
