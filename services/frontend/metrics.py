@@ -49,14 +49,14 @@ class RequestMetrics:
         """Count a request whose client's side ended."""
         assert request.end is not None
         self._tenants.on_end(request)
-        progress, order = request.progress, request.order
+        progress, spec = request.progress, request.spec
         self._outcomes[request.end.outcome].value += 1
-        self._duration.observe(request.ended_s - order.arrived_s)
-        if progress.first_token_s is not None and not order.received_ids:
-            self._ttft.observe(progress.first_token_s - order.arrived_s)
-        self._prompt.value += order.prompt_tokens
+        self._duration.observe(request.ended_s - spec.arrived_s)
+        if progress.first_token_s is not None and not spec.received_ids:
+            self._ttft.observe(progress.first_token_s - spec.arrived_s)
+        self._prompt.value += spec.prompt_tokens
         self._cached.value += progress.cached_tokens or 0
-        self._output.value += len(progress.ids) - len(order.received_ids)
+        self._output.value += len(progress.ids) - len(spec.received_ids)
         self._recomputed.value += progress.recomputed_tokens
         self._adoptions.value += request.takeovers
         self._resumes.value += request.tries.resumes

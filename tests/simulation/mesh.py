@@ -12,7 +12,7 @@ from services.frontend.requests.core import FrontendCore
 from services.frontend.requests.detokenizer import Detokenizer
 from services.frontend.requests.output import Output
 from services.frontend.requests.request import LiveRequest
-from services.frontend.requests.request_spec import Order
+from services.frontend.requests.request_spec import RequestSpec
 from services.frontend.requests.retry_budget import RetryBudget
 from services.frontend.requests.retry_state import Limits
 from services.prefill.core import PrefillCore
@@ -34,12 +34,12 @@ TOKEN_BYTES = [bytes([65 + token % 26]) for token in range(VOCABULARY)]
 class Client:
     """Reads one request as a handler would, and checks what every client may rely on."""
 
-    def __init__(self, core: FrontendCore, order: Order, now_s: float) -> None:
-        self.core, self.order = core, order
+    def __init__(self, core: FrontendCore, spec: RequestSpec, now_s: float) -> None:
+        self.core, self.spec = core, spec
         self.ids: list[int] = []
         self.has_left = False
-        output = Output(Detokenizer(TOKEN_BYTES), order.stop, with_logprobs=False)
-        self.request: LiveRequest = core.submit(order, output, lambda: None, now_s)
+        output = Output(Detokenizer(TOKEN_BYTES), spec.stop, with_logprobs=False)
+        self.request: LiveRequest = core.submit(spec, output, lambda: None, now_s)
 
     @property
     def is_done(self) -> bool:
@@ -233,7 +233,7 @@ class Mesh:
         **fields: Any,
     ) -> Client:
         """Send a request for `output` tokens behind `prompt` through a random frontend. `fields`: of its order."""
-        order = Order(
+        spec = RequestSpec(
             request_id=f"{self.draw.getrandbits(128):032x}",
             prompt_ids=frames.pack_ids(prompt),
             temperature=1.0,
@@ -247,13 +247,13 @@ class Mesh:
             deadline_s=self.now_s + seconds,
             **fields,
         )
-        client = Client(self.cores[self.draw.choice(self.frontend_names)], order, self.now_s)
+        client = Client(self.cores[self.draw.choice(self.frontend_names)], spec, self.now_s)
         self.clients.append(client)
         return client
 
-    def oracle(self, order: Order) -> list[int]:
-        """Return what `order` gives on an engine alone."""
-        return expected(frames.unpack_ids(order.prompt_ids), order.max_output_tokens, order.end_token_id)
+    def oracle(self, spec: RequestSpec) -> list[int]:
+        """Return what `spec` gives on an engine alone."""
+        return expected(frames.unpack_ids(spec.prompt_ids), spec.max_output_tokens, spec.end_token_id)
 
     def held(self) -> list[str]:
         """Return what the mesh still holds for requests."""

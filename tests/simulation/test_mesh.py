@@ -136,7 +136,7 @@ def test_every_token_once_and_nothing_left(fault_share: float, whole_share: floa
             schedule.run(steps=600)
             mesh = schedule.mesh
             for client in mesh.clients:
-                wanted, end = mesh.oracle(client.order), client.request.end
+                wanted, end = mesh.oracle(client.spec), client.request.end
                 assert end is not None, f"{client.request} never ended"
                 assert client.ids == wanted[: len(client.ids)], f"{client.request}: wrong tokens"
                 if end.finish_reason in WHOLE and not client.has_left:
@@ -171,7 +171,7 @@ def test_a_late_adopt_of_a_lost_router_disturbs_nobody() -> None:
     mesh.connect()
     mesh.travel()
     client = mesh.submit()
-    while client.request.order.max_output_tokens < 40:
+    while client.request.spec.max_output_tokens < 40:
         client = mesh.submit()
     request = client.request
     for _ in range(200):
@@ -196,7 +196,7 @@ def test_a_late_adopt_of_a_lost_router_disturbs_nobody() -> None:
     second.notice(mesh.now_s)
     for _ in range(400):
         go(mesh)
-    assert client.ids == mesh.oracle(client.order)
+    assert client.ids == mesh.oracle(client.spec)
     assert (len(request.attempts), request.takeovers) == (1, 1)
     mesh.advance(ORPHAN_S)
     mesh.assert_consistent()

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from services.frontend.requests.core import FrontendCore
-from services.frontend.requests.request_spec import Order
+from services.frontend.requests.request_spec import RequestSpec
 from services.frontend.requests.resume_token import ATTEMPT_STRIDE
 from services.frontend.requests.takeover import Place
 from tests.simulation.mesh import Client
@@ -19,15 +19,15 @@ pytestmark = pytest.mark.timeout(240)  # all CPU: a busy machine takes its time
 class Reader(Client):
     """One call of a client that has tokens already."""
 
-    def __init__(self, core: FrontendCore, order: Order, now_s: float) -> None:
-        super().__init__(core, order, now_s)
-        self.place: Place | None = order.place
+    def __init__(self, core: FrontendCore, spec: RequestSpec, now_s: float) -> None:
+        super().__init__(core, spec, now_s)
+        self.place: Place | None = spec.place
         """Where its request runs, as it was told last."""
 
     @property
     def whole(self) -> list[int]:
         """What the client has of the whole answer."""
-        return [*self.order.received_ids, *self.ids]
+        return [*self.spec.received_ids, *self.ids]
 
     def read(self, now_s: float) -> None:
         """Take what waits, and where it comes from."""
@@ -84,7 +84,7 @@ class Moving(Schedule):
         mesh, draw, old = self.mesh, self.draw, journey.reader
         if old.is_done or old.has_left or old.request.end is not None:
             return
-        request_id = old.order.request_id
+        request_id = old.spec.request_id
         home = (
             next(name for name in mesh.frontend_names if mesh.cores[name] is old.core)
             if self.lives(old)
@@ -102,13 +102,13 @@ class Moving(Schedule):
         elif fate == 3 and home:
             old.core.hand_over([old.request], mesh.now_s)
         if draw.random() < self.redis_share:
-            epoch = self.epochs[request_id] = max(self.epochs.get(request_id, 0), old.order.epoch) + 1
+            epoch = self.epochs[request_id] = max(self.epochs.get(request_id, 0), old.spec.epoch) + 1
             self.news += [(name, request_id, epoch) for name in mesh.frontend_names]
             is_fenced = True
         else:
-            epoch, is_fenced = old.order.epoch + 1, False
-        order = dataclasses.replace(
-            old.order,
+            epoch, is_fenced = old.spec.epoch + 1, False
+        spec = dataclasses.replace(
+            old.spec,
             attempt_base=epoch * ATTEMPT_STRIDE,
             is_resumed=True,
             is_fenced=is_fenced,
@@ -118,7 +118,7 @@ class Moving(Schedule):
         old.has_left = True
         journey.left.append(old)
         journey.moves += 1
-        journey.reader = Reader(mesh.cores[draw.choice(mesh.frontend_names)], order, mesh.now_s)
+        journey.reader = Reader(mesh.cores[draw.choice(mesh.frontend_names)], spec, mesh.now_s)
         mesh.clients.append(journey.reader)
 
     def lives(self, client: Client) -> bool:
@@ -166,12 +166,12 @@ def test_a_client_that_moves_gets_every_token_once() -> None:
                     mesh = schedule.mesh
                     for journey in schedule.journeys:
                         reader = journey.reader
-                        wanted, end = mesh.oracle(reader.order), reader.request.end
+                        wanted, end = mesh.oracle(reader.spec), reader.request.end
                         for each in (reader, *journey.left):
                             assert each.whole == wanted[: len(each.whole)], f"{each.request}: wrong tokens"
                         moves += journey.moves
                         takeovers += sum(
-                            each.request.takeovers for each in (reader, *journey.left) if each.order.place
+                            each.request.takeovers for each in (reader, *journey.left) if each.spec.place
                         )
                         if end is None or reader.has_left:
                             continue

@@ -99,7 +99,7 @@ class Pool(Mesh):
         for client in clients:
             end = client.request.end
             assert end is not None and end.finish_reason in WHOLE, f"{client.request}: {end}"
-            assert client.ids == self.oracle(client.order), client.request
+            assert client.ids == self.oracle(client.spec), client.request
         self.assert_consistent()
 
 
@@ -285,7 +285,7 @@ def test_no_schedule_lets_a_lie_through_or_leaves_anything_behind() -> None:
             mesh = schedule.mesh
             for client in mesh.clients:
                 assert client.request.end is not None, f"{client.request} never ended"
-                assert client.ids == mesh.oracle(client.order)[: len(client.ids)], client.request
+                assert client.ids == mesh.oracle(client.spec)[: len(client.ids)], client.request
             assert not mesh.held(), mesh.held()
             known = [mesh.cores[name].verdicts for name in mesh.frontend_names]
         except BaseException as error:

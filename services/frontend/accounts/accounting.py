@@ -20,7 +20,7 @@ from services.frontend.accounts.progress_reports import PROGRESS_TOKENS
 from services.frontend.accounts.settlement import Charge, Report, Settlements
 from services.frontend.accounts.trailers import of_remaining
 from services.frontend.requests.request import LiveRequest
-from services.frontend.requests.request_spec import EarlierExecution, Order
+from services.frontend.requests.request_spec import EarlierExecution, RequestSpec
 
 NEVER: Final = 1 << 62
 """Output position that no request reaches."""
@@ -35,7 +35,7 @@ class Hold:
     """Output the client had already; the reservation counts from there."""
     is_successor: bool = False
     """True if the execution that gave it has paid for it, or will."""
-    order: Order | None = None
+    spec: RequestSpec | None = None
     """What it is held for, until that is over."""
     report_progress_at: int = NEVER
     """Output position at which Redis is told how far it came."""
@@ -63,41 +63,41 @@ class Accounting:
         """Raise MeshError if no new request of `caller`, who has limits, has a chance now, however small it is."""
         self._budgets.check(caller)
 
-    async def reserve(self, hold: Hold, order: Order) -> Order:
-        """Reserve what `order` may use, in `hold`; return it with its reservation.
+    async def reserve(self, hold: Hold, spec: RequestSpec) -> RequestSpec:
+        """Reserve what `spec` may use, in `hold`; return it with its reservation.
 
         Raises MeshError with the quota that is used up.
         """
-        caller = order.caller
+        caller = spec.caller
         if not caller.account.scopes:
-            return order
-        hold.order, hold.received = order, len(order.received_ids)
+            return spec
+        hold.spec, hold.received = spec, len(spec.received_ids)
         received = hold.received
         # Who has output goes on, whatever is left: the tenant pays it back. What a client cannot show that it had is
         # computed and paid as its prompt is.
-        hold.is_successor = order.goes_ahead
-        prompt = order.prompt_tokens + (0 if hold.is_successor else received)
-        asked = caller, order.rid, prompt, order.max_output_tokens - received, hold.is_successor
+        hold.is_successor = spec.goes_ahead
+        prompt = spec.prompt_tokens + (0 if hold.is_successor else received)
+        asked = caller, spec.rid, prompt, spec.max_output_tokens - received, hold.is_successor
         reservation = self._budgets.try_reserve(*asked)
         if reservation is None:
             reservation = await self._budgets.reserve(*asked)
         hold.reservation = reservation
-        if _is_numbered(order):
+        if _is_numbered(spec):
             hold.report_progress_at = received + PROGRESS_TOKENS
         for each, tokens in dues(
-            order.earlier, order.prompt_tokens, received, received, is_successor=hold.is_successor
+            spec.earlier, spec.prompt_tokens, received, received, is_successor=hold.is_successor
         ):
             if hold.is_successor and each.is_predecessor:
-                self._lower(order, each, tokens)
-        return replace(order, reservation_id=reservation.id)
+                self._lower(spec, each, tokens)
+        return replace(spec, reservation_id=reservation.id)
 
     def progress(self, hold: Hold, position: int) -> int:
         """Tell how far the output came; return the position at which to tell again."""
-        reservation, order = hold.reservation, hold.order
-        assert reservation is not None and order is not None
+        reservation, spec = hold.reservation, hold.spec
+        assert reservation is not None and spec is not None
         if position >= hold.report_progress_at:
             hold.report_progress_at = position + PROGRESS_TOKENS
-            self._settlements.progress_reports.add(order.request_id, order.owner, position)
+            self._settlements.progress_reports.add(spec.request_id, spec.owner, position)
         if position - hold.received >= reservation.progress_at:
             self._budgets.progress(reservation, position - hold.received)
         return hold.progress_at
@@ -105,13 +105,13 @@ class Accounting:
     def release(self, hold: Hold) -> None:
         """Give everything back: the request never became live. May be called twice."""
         reservation, hold.reservation = hold.reservation, None
-        order, hold.order = hold.order, None
+        spec, hold.spec = hold.spec, None
         if reservation is not None:
             self._pay(reservation, NOT_STARTED, 0, None)
-        if order is not None and _is_numbered(order):
+        if spec is not None and _is_numbered(spec):
             # Else it would seem to have died: each execution after it would hear of it, and lower its reservation.
             inherited = hold.received if hold.is_successor else 0
-            nothing = Report(order.request_id, order.epoch, order.owner, 0, 0, 0, False, inherited)
+            nothing = Report(spec.request_id, spec.epoch, spec.owner, 0, 0, 0, False, inherited)
             self._settlements.add(nothing)
 
     def close(self, hold: Hold, request: LiveRequest) -> None:
@@ -120,18 +120,18 @@ class Accounting:
             self.release(hold)
             return
         reservation, hold.reservation = hold.reservation, None
-        bill, order = bills.of(request), request.order
-        hold.order = None
+        bill, spec = bills.of(request), request.spec
+        hold.spec = None
         inherited = min(hold.received, bill.output_tokens) if hold.is_successor else 0
         # Who is owed nothing may have given something: its tokens were on their way. Its heir must not leave them for it.
-        if bill.is_nothing and not (request.progress.ids or _is_numbered(order)):
+        if bill.is_nothing and not (request.progress.ids or _is_numbered(spec)):
             if reservation is not None:
                 self._pay(reservation, bill, inherited, None)
             return
         report = Report(
-            order.request_id,
-            order.epoch,
-            order.owner,
+            spec.request_id,
+            spec.epoch,
+            spec.owner,
             bill.prompt_tokens,
             bill.output_tokens,
             request.progress.recomputed_tokens,
@@ -142,9 +142,9 @@ class Accounting:
             # It pays for the request instead of those whose output its client let go. Who hangs up at once does not.
             received, output = hold.received, bill.output_tokens
             for each, tokens in dues(
-                order.earlier, order.prompt_tokens, received, output, is_successor=hold.is_successor
+                spec.earlier, spec.prompt_tokens, received, output, is_successor=hold.is_successor
             ):
-                self._lower(order, each, tokens)
+                self._lower(spec, each, tokens)
         if reservation is None:
             self._settlements.add(report)
         elif _is_only(request, bill):
@@ -154,8 +154,8 @@ class Accounting:
             self._budgets.ended(reservation)
             self._settlements.add(report, partial(self._pay, reservation, bill, inherited))
 
-    def _lower(self, order: Order, earlier: EarlierExecution, tokens: int) -> None:
-        self._budgets.lower(order.caller, earlier.owner or order.request_id, tokens)
+    def _lower(self, spec: RequestSpec, earlier: EarlierExecution, tokens: int) -> None:
+        self._budgets.lower(spec.caller, earlier.owner or spec.request_id, tokens)
 
     def _pay(self, reservation: Reservation, bill: Bill, inherited: int, charge: Charge | None) -> None:
         """Settle with what is this execution's to pay.
@@ -173,9 +173,9 @@ class Accounting:
         self._budgets.settle(reservation, prompt, cached, output, refund_request=is_refunded)
 
 
-def _is_numbered(order: Order) -> bool:
+def _is_numbered(spec: RequestSpec) -> bool:
     """True if Redis has noted it among the executions of the request."""
-    return order.is_fenced and (order.is_keyed or order.is_resumed)
+    return spec.is_fenced and (spec.is_keyed or spec.is_resumed)
 
 
 def _is_only(request: LiveRequest, bill: Bill) -> bool:
@@ -183,6 +183,6 @@ def _is_only(request: LiveRequest, bill: Bill) -> bool:
 
     Then nobody need be asked, and its place is free when the client reads that end.
     """
-    order = request.order
+    spec = request.spec
     was_read = bill.is_complete and request.progress.delivered >= bill.output_tokens
-    return was_read and order.is_fenced and order.epoch == 0
+    return was_read and spec.is_fenced and spec.epoch == 0

@@ -52,7 +52,7 @@ def of(request: LiveRequest) -> Bill:
         if not progress.ids:  # its prompt was not run to the end
             was_started = any(attempt.is_started for attempt in request.attempts)
             return Bill(0, 0, 0, is_request_refunded=not was_started, is_complete=False)
-    cached = min(progress.cached_tokens or 0, request.order.prompt_tokens)
+    cached = min(progress.cached_tokens or 0, request.spec.prompt_tokens)
     return Bill(
-        request.order.prompt_tokens, cached, output_tokens, is_request_refunded=False, is_complete=is_complete
+        request.spec.prompt_tokens, cached, output_tokens, is_request_refunded=False, is_complete=is_complete
     )

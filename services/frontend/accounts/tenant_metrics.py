@@ -42,13 +42,13 @@ class TenantMetrics:
     def on_end(self, request: LiveRequest) -> None:
         """Count a request whose client's side ended."""
         assert request.end is not None
-        series = self._of(request.order.caller)
+        series = self._of(request.spec.caller)
         series.outcomes[OK if request.end.error is None else FAILED].value += 1
-        progress, order = request.progress, request.order
-        series.prompt.value += order.prompt_tokens
+        progress, spec = request.progress, request.spec
+        series.prompt.value += spec.prompt_tokens
         series.cached.value += progress.cached_tokens or 0
-        series.output.value += len(progress.ids) - len(order.received_ids)
-        series.live_s.value += request.ended_s - order.arrived_s
+        series.output.value += len(progress.ids) - len(spec.received_ids)
+        series.live_s.value += request.ended_s - spec.arrived_s
 
     def on_refused(self, error: MeshError, caller: Caller | None) -> None:
         """Count a request that was refused before it became live; one of nobody's counts for no tenant."""

@@ -94,7 +94,7 @@ class AdmittedRequests:
         assert len(self.serving) + self._staying < self.places
         self.serving.add(request)
         self._ends.stock(len(self.serving) + self._staying, now_s)
-        self._by_id.setdefault(request.order.request_id, []).append(request)
+        self._by_id.setdefault(request.spec.request_id, []).append(request)
 
     def attend(self, request: LiveRequest) -> None:
         """A handler serves `request`, which was admitted; it may be over already."""
@@ -122,10 +122,10 @@ class AdmittedRequests:
         """Give the place back if no handler has it; the request is kept as leaving until `forget`."""
         self.serving.remove(request)
         self.leaving.add(request)
-        executions = self._by_id[request.order.request_id]
+        executions = self._by_id[request.spec.request_id]
         executions.remove(request)
         if not executions:
-            del self._by_id[request.order.request_id]
+            del self._by_id[request.spec.request_id]
         if request in self.attended:
             self._staying += 1
         else:

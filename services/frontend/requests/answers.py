@@ -105,7 +105,7 @@ def on_tokens(request: LiveRequest, row: frames.Row, now_s: float) -> None:
         request.hub.schedule(request)
     if progress.output.stop_string is not None:
         request.finish(pb.FINISH_REASON_STOP_STRING, now_s)
-    elif attempt.is_anothers and len(progress.ids) >= request.order.max_output_tokens:
+    elif attempt.is_anothers and len(progress.ids) >= request.spec.max_output_tokens:
         # It may have another limit than this request, and then its finish never comes.
         request.end_if_complete(now_s)
     else:
@@ -203,12 +203,12 @@ def _on_verdict(
 
 def _refused_in_time(request: LiveRequest, row: attach.Refusal, now_s: float) -> None:
     """A hop behind says that the request cannot be served in time, or that its time is over."""
-    order, progress = request.order, request.progress
-    if now_s < order.deadline_s and progress.ids and not order.is_clients_deadline:
+    spec, progress = request.spec, request.progress
+    if now_s < spec.deadline_s and progress.ids and not spec.is_clients_deadline:
         # Its class lets it run on: estimates err, and what it has is its answer in the end.
         request.again(faults.INFEASIBLE, now_s, untouched=True, after_s=row.retry_after_ms / 1000)
         return
-    left_s, estimate_s = order.left_s(now_s, is_waiting=not progress.ids), row.estimate_ms / 1000
+    left_s, estimate_s = spec.left_s(now_s, is_waiting=not progress.ids), row.estimate_ms / 1000
     if estimate_s and left_s > 0:
         request.upstream.current.fault = faults.INFEASIBLE
         error = faults.infeasible(left_s, estimate_s, len(progress.ids), row.retry_after_ms / 1000 or None)
@@ -231,8 +231,8 @@ def _may_outbid(request: LiveRequest) -> bool:
 
     Where executions are numbered apart, a higher attempt is a later execution's.
     """
-    order = request.order
-    is_shared = (order.is_resumed or order.is_keyed) and not order.is_fenced
+    spec = request.spec
+    is_shared = (spec.is_resumed or spec.is_keyed) and not spec.is_fenced
     return is_shared and len(request.attempts) < request.limits.attempts_max
 
 

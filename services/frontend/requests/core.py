@@ -22,7 +22,7 @@ from services.frontend.requests.closed_windows import ClosedWindows
 from services.frontend.requests.feasibility import PRIORITY_CLASS_TOLD, FirstTokens, Outlook
 from services.frontend.requests.output import Output
 from services.frontend.requests.request import LiveRequest
-from services.frontend.requests.request_spec import Order
+from services.frontend.requests.request_spec import RequestSpec
 from services.frontend.requests.retry_budget import RetryBudget
 from services.frontend.requests.retry_state import Limits
 from services.frontend.requests.router_peers import Link, Peer, Peers
@@ -92,13 +92,15 @@ class FrontendCore:
         self._check_draining()
         return self.live.place_to_read(now_s)
 
-    def submit(self, order: Order, output: Output, on_ready: Callable[[], None], now_s: float) -> LiveRequest:
+    def submit(
+        self, spec: RequestSpec, output: Output, on_ready: Callable[[], None], now_s: float
+    ) -> LiveRequest:
         """Start a request. `on_ready` is called from now on, also before this returns. Raises MeshError."""
         self._check_draining()
         self.live.check_room(now_s)
-        request = LiveRequest(order, output, self, self._limits)
+        request = LiveRequest(spec, output, self, self._limits)
         request.on_ready = on_ready
-        self.supersede(order.request_id, order.epoch, now_s)
+        self.supersede(spec.request_id, spec.epoch, now_s)
         self.live.admit(request, now_s)
         self.retries.on_request(now_s)
         self._guard(request, lambda each: each.start(now_s), now_s)
@@ -111,9 +113,9 @@ class FrontendCore:
         `owner`: whose it is; one of ours that started without waiting for its number has it now.
         """
         for request in self.live.executions(request_id):
-            if request.order.epoch >= epoch:
+            if request.spec.epoch >= epoch:
                 continue
-            if owner and request.order.owner == owner:
+            if owner and request.spec.owner == owner:
                 request.renumber(epoch)
             else:
                 self._guard(request, lambda each: each.yield_to(faults.superseded(), now_s), now_s)
@@ -226,7 +228,7 @@ class FrontendCore:
         self.live.schedule(request)
 
     def take_retry(self, request: LiveRequest, now_s: float) -> bool:
-        return self.retries.take(now_s, is_sheddable=request.order.caller.service_class.is_sheddable)
+        return self.retries.take(now_s, is_sheddable=request.spec.caller.service_class.is_sheddable)
 
     def take_spare_retry(self, now_s: float) -> bool:
         return self.retries.take_spare(now_s)
@@ -245,9 +247,9 @@ class FrontendCore:
         cross_check.close(request)
         self.live.end(request, now_s)
         first_s = request.progress.first_token_s
-        if first_s is not None and len(request.attempts) == 1 and not request.order.received_ids:
-            seconds = first_s - request.order.arrived_s - request.attempts[0].queue_s
-            self._first_tokens.observe(request.order.prompt_tokens, seconds, now_s)
+        if first_s is not None and len(request.attempts) == 1 and not request.spec.received_ids:
+            seconds = first_s - request.spec.arrived_s - request.attempts[0].queue_s
+            self._first_tokens.observe(request.spec.prompt_tokens, seconds, now_s)
         if self._observer is not None:
             self._observer.on_end(request)
 
@@ -300,7 +302,7 @@ class FrontendCore:
             except frames.FrameError:
                 raise
             except Exception:
-                log.exception(_BUG, extra={"request_id": request.order.request_id})
+                log.exception(_BUG, extra={"request_id": request.spec.request_id})
                 request.on_bug(now_s)
 
     def _guard(self, request: LiveRequest, action: Callable[[LiveRequest], None], now_s: float) -> None:
@@ -308,5 +310,5 @@ class FrontendCore:
         try:
             action(request)
         except Exception:
-            log.exception(_BUG, extra={"request_id": request.order.request_id})
+            log.exception(_BUG, extra={"request_id": request.spec.request_id})
             request.on_bug(now_s)

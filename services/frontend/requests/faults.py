@@ -12,7 +12,7 @@ from typing import Final
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.errors import TABLE, MeshError
 from services.frontend.requests.progress import Progress
-from services.frontend.requests.request_spec import Order
+from services.frontend.requests.request_spec import RequestSpec
 
 ROUTER_LOST: Final = "ROUTER_LOST"
 NO_ROUTER: Final = "NO_ROUTER"
@@ -105,14 +105,14 @@ def deadline(
     )
 
 
-def time_over(order: Order, progress: Progress, fault: str = "") -> MeshError:
+def time_over(spec: RequestSpec, progress: Progress, fault: str = "") -> MeshError:
     """Return the error of a request whose deadline, or that of its first token, has come. `fault`: as of `deadline`."""
-    reason, until_s = "DEADLINE", order.deadline_s
+    reason, until_s = "DEADLINE", spec.deadline_s
     is_waiting = progress.first_token_s is None
-    if is_waiting and order.ttft_deadline_s is not None and order.ttft_deadline_s < until_s:
-        reason, until_s = "TTFT_TIMEOUT", order.ttft_deadline_s
-    is_rest = reason == "DEADLINE" and order.is_clients_deadline and (order.is_resumed or order.is_keyed)
-    return deadline(reason, until_s - order.arrived_s, len(progress.ids), is_rest=is_rest, fault=fault)
+    if is_waiting and spec.ttft_deadline_s is not None and spec.ttft_deadline_s < until_s:
+        reason, until_s = "TTFT_TIMEOUT", spec.ttft_deadline_s
+    is_rest = reason == "DEADLINE" and spec.is_clients_deadline and (spec.is_resumed or spec.is_keyed)
+    return deadline(reason, until_s - spec.arrived_s, len(progress.ids), is_rest=is_rest, fault=fault)
 
 
 def too_short(left_s: float, least_s: float, estimate_s: float = 0.0) -> MeshError:

@@ -12,7 +12,7 @@ from kvmesh.errors import MeshError
 from kvmesh.inference.v1 import inference_pb2 as pb
 from services.frontend.requests import faults
 from services.frontend.requests.progress import Progress
-from services.frontend.requests.request_spec import Order
+from services.frontend.requests.request_spec import RequestSpec
 
 CUT: Final = "DEADLINE_CUT"
 """An answer that the mesh's own limit cut; DEADLINE is the reason of a request that failed by its deadline."""
@@ -56,11 +56,11 @@ def completed(progress: Progress) -> End | None:
     return finished(progress, reason) if reason != pb.FINISH_REASON_UNSPECIFIED else None
 
 
-def by_deadline(order: Order, progress: Progress, fault: str = "") -> End:
+def by_deadline(spec: RequestSpec, progress: Progress, fault: str = "") -> End:
     """Return the end of a request whose time is over, here or at a hop behind, whose margin makes it a little earlier.
 
     `fault`: why it was not running.
     """
-    if progress.ids and not order.is_clients_deadline:
+    if progress.ids and not spec.is_clients_deadline:
         return finished(progress, pb.FINISH_REASON_DEADLINE)
-    return End(error=faults.time_over(order, progress, fault))
+    return End(error=faults.time_over(spec, progress, fault))

@@ -14,7 +14,7 @@ from kvmesh.inference.v1 import inference_pb2 as pb
 from services.frontend.requests.attempts import Attempt
 from services.frontend.requests.charge import Reach
 from services.frontend.requests.output import Output
-from services.frontend.requests.request_spec import Order
+from services.frontend.requests.request_spec import RequestSpec
 
 CREDIT_WINDOW: Final = 64
 """Positions that may be sent ahead of what the client's transport took; credit grows by half of it at a time."""
@@ -32,7 +32,7 @@ class Progress:
 
     __slots__ = (
         "_computed_tokens",
-        "_order",
+        "_spec",
         "cached_tokens",
         "closed_s",
         "computed_output",
@@ -46,8 +46,8 @@ class Progress:
         "writing_since_s",
     )
 
-    def __init__(self, order: Order, output: Output) -> None:
-        self._order = order
+    def __init__(self, spec: RequestSpec, output: Output) -> None:
+        self._spec = spec
         self.output = output
         self.ids = array("i")
         self.delivered = 0
@@ -73,7 +73,7 @@ class Progress:
     def reach(self) -> Reach:
         """How far the output came."""
         produced = len(self.ids)
-        computed = min(max(produced, self.computed_output), self._order.max_output_tokens)
+        computed = min(max(produced, self.computed_output), self._spec.max_output_tokens)
         return Reach(self.output.taken, produced, computed, self.closed_s)
 
     def count_closed(self, watched_s: float) -> None:
@@ -91,14 +91,14 @@ class Progress:
 
     def take_received(self, now_s: float) -> None:
         """Start behind what the client has from another frontend."""
-        received = self._order.received_ids
+        received = self._spec.received_ids
         if not received:
             return
         used = self.output.feed(received)
         self.output.forget_waiting()
         self.ids.extend(received[:used])
         self.delivered = used
-        self._computed_tokens = self._order.prompt_tokens + used - 1
+        self._computed_tokens = self._spec.prompt_tokens + used - 1
         self.first_token_s = now_s
 
     def add(self, row: frames.Row, now_s: float) -> bool:
@@ -106,7 +106,7 @@ class Progress:
         new = token_log.admit(row, len(self.ids))
         if new is None:
             return False
-        ids = frames.unpack_ids(new.token_ids)[: self._order.max_output_tokens - len(self.ids)]
+        ids = frames.unpack_ids(new.token_ids)[: self._spec.max_output_tokens - len(self.ids)]
         if not ids:
             return False
         try:
@@ -123,36 +123,36 @@ class Progress:
     def count_prompt(self, attempt: Attempt, row: attach.FirstToken) -> None:
         """Count what the attempt's prompt cost."""
         if self.cached_tokens is None:
-            self.cached_tokens = min(row.cached_token_count, self._order.prompt_tokens)
+            self.cached_tokens = min(row.cached_token_count, self._spec.prompt_tokens)
         again = min(attempt.context_tokens, self._computed_tokens) - row.cached_token_count
         self.recomputed_tokens += max(0, again)
         self._computed_tokens = max(self._computed_tokens, attempt.context_tokens)
 
     def count_lost(self, attempt: Attempt) -> None:
         """Remember what the lost attempt had computed; all of its context if nobody told how far it came."""
-        known = self._order.prompt_tokens + len(self.ids) - 1 if self.ids else attempt.context_tokens
+        known = self._spec.prompt_tokens + len(self.ids) - 1 if self.ids else attempt.context_tokens
         self._computed_tokens = max(self._computed_tokens, known)
 
     def completion(self) -> pb.FinishReason.ValueType:
         """Return how the output ended, if every token it can have is here; else UNSPECIFIED."""
         if self.output.stop_string is not None:
             return pb.FINISH_REASON_STOP_STRING
-        if self.ids and self.ids[-1] == self._order.end_token_id:
+        if self.ids and self.ids[-1] == self._spec.end_token_id:
             return pb.FINISH_REASON_END_TOKEN
-        if len(self.ids) >= self._order.max_output_tokens:
+        if len(self.ids) >= self._spec.max_output_tokens:
             return pb.FINISH_REASON_LENGTH
         return pb.FINISH_REASON_UNSPECIFIED
 
     def open_credit(self) -> int:
         """Return the credit of a new slot."""
-        self.credit = min(self.delivered + CREDIT_WINDOW, self._order.max_output_tokens)
+        self.credit = min(self.delivered + CREDIT_WINDOW, self._spec.max_output_tokens)
         return self.credit
 
     def grow_credit(self, delivered: int) -> int | None:
         """Note that the client's transport took [0, delivered); return the new credit if it is worth a row."""
         self.delivered = delivered
-        credit = min(delivered + CREDIT_WINDOW, self._order.max_output_tokens)
-        is_last = credit == self._order.max_output_tokens and credit > self.credit
+        credit = min(delivered + CREDIT_WINDOW, self._spec.max_output_tokens)
+        is_last = credit == self._spec.max_output_tokens and credit > self.credit
         if credit - self.credit < CREDIT_WINDOW // 2 and not is_last:
             return None
         self.credit_before, self.credit = self.credit, credit

@@ -20,7 +20,7 @@ from services.frontend.requests.closed_windows import ClosedWindows
 from services.frontend.requests.outcome import End, by_deadline, completed, finished
 from services.frontend.requests.output import Output
 from services.frontend.requests.progress import Progress
-from services.frontend.requests.request_spec import Order
+from services.frontend.requests.request_spec import RequestSpec
 from services.frontend.requests.resume_token import ATTEMPT_STRIDE
 from services.frontend.requests.retry_state import Limits, RetryState
 from services.frontend.requests.router_peers import Peer
@@ -90,10 +90,10 @@ class LiveRequest:
     Invariants: the rows of the open slot alone get here; `end` is set once.
     """
 
-    def __init__(self, order: Order, output: Output, hub: Hub, limits: Limits) -> None:
-        self.order = order
-        self.progress = Progress(order, output)
-        self.upstream = Upstream(order.attempt_base)
+    def __init__(self, spec: RequestSpec, output: Output, hub: Hub, limits: Limits) -> None:
+        self.spec = spec
+        self.progress = Progress(spec, output)
+        self.upstream = Upstream(spec.attempt_base)
         self.tries = RetryState(limits.attempts_max)
         self.on_ready: Callable[[], None] = _nothing
         self.state = State.WAITING
@@ -110,7 +110,7 @@ class LiveRequest:
 
     def __repr__(self) -> str:
         return (
-            f"LiveRequest({self.order.request_id[:8]}, {self.state.value}, {self.upstream}, "
+            f"LiveRequest({self.spec.request_id[:8]}, {self.state.value}, {self.upstream}, "
             f"{len(self.progress.ids)} tokens)"
         )
 
@@ -134,13 +134,13 @@ class LiveRequest:
     def start(self, now_s: float) -> None:
         """Take over what runs for the client, or submit the first attempt behind what it has. Called once, by the hub."""
         self.progress.take_received(now_s)
-        if self.order.is_resumed:
+        if self.spec.is_resumed:
             self.upstream.cause = pb.AttemptExplanation.CAUSE_RESUME
         if self.end_if_complete(now_s):
             return
-        place = self.order.place
+        place = self.spec.place
         if place is None or not self.progress.ids:
-            self.tries.resumes += self.order.is_resumed
+            self.tries.resumes += self.spec.is_resumed
             self.submit(now_s)
             return
         self.upstream.take_over(place, self, now_s)
@@ -168,7 +168,7 @@ class LiveRequest:
     def renumber(self, epoch: int) -> None:
         """Redis gave the number of this execution late: the next attempt is above all of the earlier ones'."""
         base = epoch * ATTEMPT_STRIDE
-        self.order = dataclasses.replace(self.order, attempt_base=base, is_fenced=True)
+        self.spec = dataclasses.replace(self.spec, attempt_base=base, is_fenced=True)
         self.upstream.renumber(base)
 
     # The router's side; what follows from its rows is in `answers`.
@@ -201,12 +201,12 @@ class LiveRequest:
 
     def submit(self, now_s: float) -> None:
         """WAITING -> ATTACHED, or stay and wait for a router."""
-        left_s, needed_s = self.order.left_s(now_s), self.limits.start_min_s
+        left_s, needed_s = self.spec.left_s(now_s), self.limits.start_min_s
         if not self.progress.ids and left_s < needed_s:
             error = faults.too_short(left_s, needed_s)
             self.end_with(End(error=error), now_s, attach.Cancel.REASON_DEADLINE)
             return
-        peer = self.hub.choose(self.order.affinity, self.upstream.avoid)
+        peer = self.hub.choose(self.spec.affinity, self.upstream.avoid)
         if peer is None:
             if self.router_until_s is None:
                 self.router_until_s = now_s + self.tries.router_wait_s
@@ -229,7 +229,7 @@ class LiveRequest:
     def adopt(self) -> None:
         """Ask for the running attempt, or wait for a router to ask."""
         self.retry_at_s = None
-        peer = self.hub.choose(self.order.affinity, self.upstream.avoid)
+        peer = self.hub.choose(self.spec.affinity, self.upstream.avoid)
         if peer is None:
             self.hub.await_router(self)
         else:
@@ -275,7 +275,7 @@ class LiveRequest:
         """-> WAITING, the slot being closed: test the verdict `fault` by one more attempt, which is paid for."""
         self._wait(fault)
         self.progress.count_lost(self.upstream.current)
-        has_tokens = len(self.progress.ids) > len(self.order.received_ids)
+        has_tokens = len(self.progress.ids) > len(self.spec.received_ids)
         is_resume = self.tries.contest(now_s, has_tokens=has_tokens)
         delay_s = self.tries.delay_s(self.hub.jitter(), untouched=False, after_s=0.0)
         self._submit_after(delay_s, now_s, is_resume=is_resume)
@@ -313,7 +313,7 @@ class LiveRequest:
         """Time is over, here or at a hop behind, whose margin makes it a little earlier."""
         if self.end_if_complete(now_s):
             return
-        end = by_deadline(self.order, self.progress, self._fault())
+        end = by_deadline(self.spec, self.progress, self._fault())
         self.end_with(end, now_s, attach.Cancel.REASON_DEADLINE)
 
     def _fault(self) -> str:

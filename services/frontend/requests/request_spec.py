@@ -53,7 +53,7 @@ class EarlierExecution:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class RequestSpec:
     """One request of a client, validated, tokenized, with its seed and its deadlines."""
 
     caller: Caller = NOBODY

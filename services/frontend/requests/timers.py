@@ -39,10 +39,10 @@ def of(request: LiveRequest) -> tuple[Timer, ...]:
     sought_until_s = request.upstream.adoption.until_s
     if request.end is not None:
         return (sought_until_s, _stop_seeking), (request.retry_at_s, _ask)
-    order, is_waiting = request.order, request.progress.first_token_s is None
+    spec, is_waiting = request.spec, request.progress.first_token_s is None
     return (
-        (order.deadline_s, _time_over),
-        (order.ttft_deadline_s if is_waiting else None, _time_over),
+        (spec.deadline_s, _time_over),
+        (spec.ttft_deadline_s if is_waiting else None, _time_over),
         (sought_until_s, _sought_in_vain),
         (_silent_s(request), _too_silent),
         (request.retry_at_s, _ask),

@@ -11,7 +11,7 @@ from kvmesh.attach.v1 import attach_pb2 as attach
 from kvmesh.inference.v1 import inference_pb2 as pb
 from services.frontend.requests.attempts import Attempt, Cause
 from services.frontend.requests.progress import Progress
-from services.frontend.requests.request_spec import Order
+from services.frontend.requests.request_spec import RequestSpec
 from services.frontend.requests.resume_token import ATTEMPT_STRIDE
 from services.frontend.requests.retry_state import Limits, RetryState
 from services.frontend.requests.router_peers import Peer
@@ -24,7 +24,7 @@ CancelReason: TypeAlias = attach.Cancel.Reason.ValueType
 class Source(Protocol):
     """The request whose slot and rows an Upstream holds: what the rows are made of."""
 
-    order: Order
+    spec: RequestSpec
     progress: Progress
     tries: RetryState
     limits: Limits
@@ -99,7 +99,7 @@ class Upstream:
     def take_over(self, place: Place, request: Source, now_s: float) -> None:
         """Take another frontend's attempt, which runs at `place`, for the current one."""
         received = len(request.progress.ids)
-        context_tokens = request.order.prompt_tokens + received
+        context_tokens = request.spec.prompt_tokens + received
         attempt = Attempt(place.attempt, self.cause, received, context_tokens, "", now_s, is_anothers=True)
         attempt.placement = attach.Placement(decode_replica=place.decode_replica)
         attempt.is_started = attempt.has_tokens = True
@@ -120,28 +120,28 @@ class Upstream:
 
     def submit(self, peer: Peer[Any], request: Source, now_s: float) -> None:
         """Send the next attempt, behind the tokens that are here. Ask `has_number` first."""
-        order, progress, tries = request.order, request.progress, request.tries
+        spec, progress, tries = request.spec, request.progress, request.tries
         received = progress.ids
         slot = self._open(peer, request)
         self._number += 1
         self.adoption.steals = 0
-        context_tokens = order.prompt_tokens + len(received)
+        context_tokens = spec.prompt_tokens + len(received)
         self.attempts.append(
             Attempt(self._number, self.cause, len(received), context_tokens, peer.name, now_s)
         )
-        row = order.submission(
+        row = spec.submission(
             slot,
             self._number,
             self._number + tries.executions_left,
             received,
             block_tokens=request.limits.block_tokens,
             credit_position=progress.open_credit(),
-            resumed=tries.was_taken or order.goes_ahead,
+            resumed=tries.was_taken or spec.goes_ahead,
             vocabulary_size=progress.output.vocabulary_size,
             contested_replicas=[one.replica for one in self.contested.values()],
         )
-        ttft_s = order.ttft_deadline_s if progress.first_token_s is None else None
-        peer.link.outbox.submit(row, order.hops_deadline_s, ttft_s)
+        ttft_s = spec.ttft_deadline_s if progress.first_token_s is None else None
+        peer.link.outbox.submit(row, spec.hops_deadline_s, ttft_s)
 
     def adopt(self, peer: Peer[Any], request: Source) -> None:
         """Ask for the last attempt, which runs somewhere."""
@@ -149,9 +149,7 @@ class Upstream:
         attempt.router = attempt.router or peer.name
         place = Place(attempt.number, attempt.decode_replica)
         position, credit = len(request.progress.ids), request.progress.open_credit()
-        peer.link.outbox.adopt(
-            self.adoption.next_row(slot, request.order.request_id, place, position, credit)
-        )
+        peer.link.outbox.adopt(self.adoption.next_row(slot, request.spec.request_id, place, position, credit))
 
     def credit(self, position: int) -> None:
         """Let tokens below `position` come. A slot must be open."""

@@ -19,7 +19,7 @@ from services.frontend.accounts.executions import Claim, Execution, Executions
 from services.frontend.requests import faults, feasibility
 from services.frontend.requests.core import FrontendCore
 from services.frontend.requests.feasibility import Outlook
-from services.frontend.requests.request_spec import Order
+from services.frontend.requests.request_spec import RequestSpec
 from services.frontend.requests.resume_token import ATTEMPT_STRIDE, EPOCH_MAX, Seal
 from services.frontend.surface import validation
 from services.frontend.surface.request_parser import Parsed, RequestParser
@@ -81,12 +81,12 @@ class Intake:
         """The execution `owner` is over, or never began. May be called twice, and without a name."""
         self._executions.forget(owner)
 
-    async def read(self, data: bytes, arrival: Arrival) -> Order:
+    async def read(self, data: bytes, arrival: Arrival) -> RequestSpec:
         """Return what the client asks for, complete. Raises MeshError before any router hears of it."""
         parsed = await self._parser.parse(data, arrival.caller.service_class)
-        return await self._order(parsed, arrival)
+        return await self._spec(parsed, arrival)
 
-    async def _order(self, parsed: Parsed, arrival: Arrival) -> Order:
+    async def _spec(self, parsed: Parsed, arrival: Arrival) -> RequestSpec:
         """Return the complete order. Raises MeshError."""
         asked, prompt_ids, bounds = parsed
         asked_tokens = validation.fit(asked, parsed.prompt_tokens, bounds)
@@ -112,7 +112,7 @@ class Intake:
             )
             max_output_tokens = self._clamped(asked, asked_tokens, deadline_s, outlook)
         execution = await self._begin(asked, request_id, digest, arrival.owner)
-        return Order(
+        return RequestSpec(
             caller=arrival.caller,
             request_id=request_id,
             prompt_ids=prompt_ids,
@@ -195,7 +195,7 @@ class Intake:
             return Execution(0, seed, is_fenced=True)
         least = resume.epoch + 1 if resume is not None else 0
         for other in self._core.live.executions(request_id):
-            least = max(least, min(EPOCH_MAX, other.order.epoch + 1))
+            least = max(least, min(EPOCH_MAX, other.spec.epoch + 1))
         claim = Claim(request_id, digest, seed, is_seed_asked, least, owner)
         if resume is not None:
             inherited = len(asked.received_ids) if resume.place is not None else 0

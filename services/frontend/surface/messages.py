@@ -13,7 +13,7 @@ from services.frontend.requests.attempts import of_s
 from services.frontend.requests.detokenizer import Detokenizer
 from services.frontend.requests.output import Output
 from services.frontend.requests.request import LiveRequest
-from services.frontend.requests.request_spec import Order
+from services.frontend.requests.request_spec import RequestSpec
 from services.frontend.requests.resume_token import Seal
 from services.frontend.requests.takeover import Place
 
@@ -42,30 +42,30 @@ class Messages:
         self._region = region
         self._is_seeded = is_seeded
 
-    def output(self, order: Order) -> Output:
+    def output(self, spec: RequestSpec) -> Output:
         """Return the output of a request, empty yet."""
-        return Output(Detokenizer(self._token_bytes), order.stop, with_logprobs=order.logprobs)
+        return Output(Detokenizer(self._token_bytes), spec.stop, with_logprobs=spec.logprobs)
 
-    def started(self, order: Order, issued_s: int) -> pb.GenerateResponse:
+    def started(self, spec: RequestSpec, issued_s: int) -> pb.GenerateResponse:
         """Return the first message, with a resume token made at `issued_s` seconds since 1970."""
         # Where it runs is known of a request that came with it: another break before its next token loses nothing.
-        place = order.place if order.received_ids else None
+        place = spec.place if spec.received_ids else None
         return pb.GenerateResponse(
             started=pb.Started(
-                request_id=order.request_id,
-                resume_token=order.resume_token(place, issued_s).pack(self._seal),
-                prompt_token_count=order.prompt_tokens,
-                model_version=order.model_version,
-                seed=order.seed,
-                max_output_tokens=order.max_output_tokens,
-                is_output_clamped=order.is_output_clamped,
-                service_class=order.caller.service_class.name,
+                request_id=spec.request_id,
+                resume_token=spec.resume_token(place, issued_s).pack(self._seal),
+                prompt_token_count=spec.prompt_tokens,
+                model_version=spec.model_version,
+                seed=spec.seed,
+                max_output_tokens=spec.max_output_tokens,
+                is_output_clamped=spec.is_output_clamped,
+                service_class=spec.caller.service_class.name,
             )
         )
 
-    def newer_token(self, order: Order, place: Place, issued_s: int) -> bytes:
+    def newer_token(self, spec: RequestSpec, place: Place, issued_s: int) -> bytes:
         """Return the resume token of a request that generates at `place`, made at `issued_s` seconds since 1970."""
-        return order.resume_token(place, issued_s).pack(self._seal)
+        return spec.resume_token(place, issued_s).pack(self._seal)
 
     def finished(self, request: LiveRequest) -> pb.GenerateResponse:
         """Return the last message of a request that ended well."""
@@ -85,7 +85,7 @@ def finished(request: LiveRequest, frontend: str, region: str, *, is_seeded: boo
         stop_string=request.output.stop_string or "",
         resumed=not is_seeded and request.tries.resumes > 0,
     )
-    if request.order.explain:
+    if request.spec.explain:
         message.explanation.CopyFrom(explanation(request, frontend, region))
     return pb.GenerateResponse(finished=message)
 
@@ -93,7 +93,7 @@ def finished(request: LiveRequest, frontend: str, region: str, *, is_seeded: boo
 def usage(request: LiveRequest) -> pb.Usage:
     """Return what the request used."""
     return pb.Usage(
-        prompt_token_count=request.order.prompt_tokens,
+        prompt_token_count=request.spec.prompt_tokens,
         cached_token_count=request.progress.cached_tokens or 0,
         output_token_count=len(request.progress.ids),
         recomputed_token_count=request.progress.recomputed_tokens,
@@ -102,7 +102,7 @@ def usage(request: LiveRequest) -> pb.Usage:
 
 def explanation(request: LiveRequest, frontend: str, region: str) -> pb.Explanation:
     """Return how the request was served."""
-    order, numbered = request.order, list(enumerate(request.attempts, start=1))
+    spec, numbered = request.spec, list(enumerate(request.attempts, start=1))
     if len(numbered) > EXPLAINED_ATTEMPTS_MAX:
         numbered = [numbered[0], *numbered[1 - EXPLAINED_ATTEMPTS_MAX :]]
     message = pb.Explanation(
@@ -110,8 +110,8 @@ def explanation(request: LiveRequest, frontend: str, region: str) -> pb.Explanat
         frontend=frontend,
         attempts=[attempt.explanation(number) for number, attempt in numbered],
         adoption_count=request.takeovers,
-        total=of_s(request.ended_s - order.arrived_s),
+        total=of_s(request.ended_s - spec.arrived_s),
     )
     if request.progress.first_token_s is not None:
-        message.time_to_first_token.CopyFrom(of_s(request.progress.first_token_s - order.arrived_s))
+        message.time_to_first_token.CopyFrom(of_s(request.progress.first_token_s - spec.arrived_s))
     return message

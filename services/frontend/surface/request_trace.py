@@ -38,7 +38,7 @@ class RequestTrace:
             log.info(
                 "request failed",
                 extra={
-                    "request_id": request.order.request_id,
+                    "request_id": request.spec.request_id,
                     "outcome": end.outcome,
                     "faults": [attempt.fault for attempt in request.attempts],
                     "tokens": len(request.progress.ids),
@@ -52,9 +52,9 @@ class RequestTrace:
             self._arrived_ns,
             wall_ns(),
             {
-                "request_id": request.order.request_id,
+                "request_id": request.spec.request_id,
                 "outcome": end.outcome,
-                "prompt_tokens": request.order.prompt_tokens,
+                "prompt_tokens": request.spec.prompt_tokens,
                 "output_tokens": len(request.progress.ids),
                 "cached_tokens": request.progress.cached_tokens or 0,
                 "recomputed_tokens": request.progress.recomputed_tokens,

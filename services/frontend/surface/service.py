@@ -112,11 +112,11 @@ class InferenceService:
                 trace = RequestTrace(self._tracing, call, arrived_ns)
                 arrival = self._intake.arrival(call, caller, arrived_s, remaining_s, trace.traceparent)
                 owner = arrival.owner
-                order = await self._intake.read(data, arrival)
-                order = await self._accounting.reserve(hold, order)
+                spec = await self._intake.read(data, arrival)
+                spec = await self._accounting.reserve(hold, spec)
             del data
-            output, reader = self._messages.output(order), Reader(self._clock)
-            request = self._core.submit(order, output, reader.on_ready, self._clock.now_s())
+            output, reader = self._messages.output(spec), Reader(self._clock)
+            request = self._core.submit(spec, output, reader.on_ready, self._clock.now_s())
         except BaseException as error:
             self._intake.forget(owner)
             self._accounting.release(hold)
@@ -138,7 +138,7 @@ class InferenceService:
             now_s = self._clock.now_s()
             reader.close()
             try:
-                self._core.leave(request, now_s, was_deadline=now_s >= order.deadline_s)
+                self._core.leave(request, now_s, was_deadline=now_s >= spec.deadline_s)
             finally:
                 self._core.live.dismiss(request, now_s)
                 self._intake.forget(owner)
@@ -152,7 +152,7 @@ class InferenceService:
         output, place, progress_at = request.output, None, hold.progress_at
         ready = reader.ready
         try:
-            await self._write(call, request, reader, self._messages.started(request.order, wall_s()))
+            await self._write(call, request, reader, self._messages.started(request.spec, wall_s()))
             while True:
                 tokens = output.take()
                 if tokens is not None:
@@ -176,7 +176,7 @@ class InferenceService:
             raise faults.slow_reader(request.progress.delivered) from None
         except (grpc.aio.UsageError, grpc.aio.InternalError) as error:
             # The call ended under the write: the client is gone, and nobody reads a status.
-            log.debug("write failed", extra={"request_id": request.order.request_id, "why": str(error)})
+            log.debug("write failed", extra={"request_id": request.spec.request_id, "why": str(error)})
 
     async def _write(
         self,
@@ -196,5 +196,5 @@ class InferenceService:
         place = request.place
         if place is None or place == told:
             return told
-        tokens.resume_token = self._messages.newer_token(request.order, place, wall_s())
+        tokens.resume_token = self._messages.newer_token(request.spec, place, wall_s())
         return place

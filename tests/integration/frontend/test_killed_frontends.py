@@ -23,14 +23,14 @@ from services.frontend.accounts.budgets.metrics import BudgetMetrics
 from services.frontend.accounts.executions import Claim
 from services.frontend.requests.charge import Reach
 from services.frontend.requests.outcome import End
-from services.frontend.requests.request_spec import EarlierExecution, Order
+from services.frontend.requests.request_spec import EarlierExecution, RequestSpec
 from services.frontend.requests.resume_token import ATTEMPT_STRIDE
 from services.frontend.requests.takeover import Place
 from tests.integration.frontend import test_executions
 from tests.integration.frontend.conftest import until
 from tests.integration.frontend.test_executions import MESH, RUNTIME_MAX_S
 from tests.unit.frontend.budgets.world import caller
-from tests.unit.frontend.fake_mesh import order
+from tests.unit.frontend.fake_mesh import spec
 
 ACCOUNT = Account("acme", (Scope("tenant:t", Limit(tokens_per_min=60_000, tokens_burst=50_000)),))
 PROMPT, OUTPUT = 2000, 4000
@@ -49,8 +49,8 @@ class Progress:
 class Request:
     """Stands for an admitted request that has ended."""
 
-    def __init__(self, of: Order, tokens: int, delivered: int, end: End) -> None:
-        self.order, self.progress, self.end = of, Progress(tokens, delivered), end
+    def __init__(self, of: RequestSpec, tokens: int, delivered: int, end: End) -> None:
+        self.spec, self.progress, self.end = of, Progress(tokens, delivered), end
         self.attempts: list[Any] = []
 
 
@@ -63,7 +63,7 @@ class Frontend(test_executions.Frontend):
         self.ledger = Ledger(self.redis, MESH)
         self.budgets = Budgets(self.ledger, name, MonotonicClock(), metrics, answer_s=10.0)
         self.accounting = Accounting(self.settlements, self.budgets)
-        self.hold, self.order = Hold(), order(1)
+        self.hold, self.spec = Hold(), spec(1)
 
     async def __aenter__(self) -> Frontend:
         await super().__aenter__()
@@ -82,7 +82,7 @@ class Frontend(test_executions.Frontend):
             claim = Claim(request_id, 5, 7, False, predecessor + 1, owner, received, predecessor, age_s)
             execution = await self.executions.begin(claim)
             epoch, earlier, is_shown = execution.epoch, execution.earlier, execution.is_shown
-        made = order(
+        made = spec(
             1,
             caller=caller(ACCOUNT, is_strict=True),
             owner=owner,
@@ -95,7 +95,7 @@ class Frontend(test_executions.Frontend):
             earlier=earlier,
             max_output_tokens=OUTPUT,
         )
-        self.order = await self.accounting.reserve(self.hold, replace(made, prompt_ids=b"\1\0\0\0" * PROMPT))
+        self.spec = await self.accounting.reserve(self.hold, replace(made, prompt_ids=b"\1\0\0\0" * PROMPT))
 
     async def gives(self, tokens: int) -> None:
         """Deliver `count` tokens to the client, and report them to Redis."""
@@ -107,7 +107,7 @@ class Frontend(test_executions.Frontend):
         """End the execution with `count` tokens in all, of which the client is known to have `delivered`, by default
         all.
         """
-        request = Request(self.order, tokens, tokens if delivered is None else delivered, end)
+        request = Request(self.spec, tokens, tokens if delivered is None else delivered, end)
         self.accounting.close(self.hold, request)  # type: ignore[arg-type]
 
     async def ledger_totals(self) -> LedgerTotals:
@@ -271,7 +271,7 @@ async def test_an_execution_without_output_has_no_debt(redis_url: str) -> None:
         await two.start(predecessor=0, is_keyed=False)
         two.end(0, LEFT)
         await _quiet(two)
-        await three.start(received=3000, predecessor=two.order.epoch, is_keyed=False)
+        await three.start(received=3000, predecessor=two.spec.epoch, is_keyed=False)
         three.end(3010, LEFT)
         await _quiet(three)
         await three.sweep()
@@ -313,7 +313,7 @@ async def test_an_old_token_is_valid_while_its_record_exists(redis_url: str) -> 
         one.end(1000, LEFT)
         await _quiet(one)
         await other.start(received=1000, predecessor=0, age_s=3600.0)
-        assert other.order.goes_ahead
+        assert other.spec.goes_ahead
         other.end(1500, LEFT)
         await _quiet(other)
         assert charged(await other.ledger_totals()) == PROMPT + 1500
@@ -324,7 +324,7 @@ async def test_executions_that_were_never_admitted_are_forgotten(redis_url: str)
     async with Frontend(redis_url, "a") as one:
         for _ in range(5):
             await one.start()
-            assert len(one.order.earlier) == 0
+            assert len(one.spec.earlier) == 0
             one.accounting.release(one.hold)
             await _quiet(one)
         await one.start()

@@ -20,7 +20,7 @@ from services.frontend.requests.core import FrontendCore
 from services.frontend.requests.detokenizer import Detokenizer
 from services.frontend.requests.output import Output
 from services.frontend.requests.request import LiveRequest
-from services.frontend.requests.request_spec import Order
+from services.frontend.requests.request_spec import RequestSpec
 
 END_ID = 1
 VOCABULARY = 300
@@ -343,15 +343,15 @@ class FakeMesh:
 class Client:
     """Reads one request as a handler would, and checks what every client may rely on."""
 
-    def __init__(self, core: FrontendCore, order: Order, now_s: float) -> None:
+    def __init__(self, core: FrontendCore, spec: RequestSpec, now_s: float) -> None:
         self.core = core
-        self.order = order
+        self.spec = spec
         self.ids: list[int] = []
         self.text = ""
         self.ready = False
         self.ends = 0
-        output = Output(Detokenizer(TOKEN_BYTES), order.stop, with_logprobs=order.logprobs)
-        self.request: LiveRequest = core.submit(order, output, self._on_ready, now_s)
+        output = Output(Detokenizer(TOKEN_BYTES), spec.stop, with_logprobs=spec.logprobs)
+        self.request: LiveRequest = core.submit(spec, output, self._on_ready, now_s)
 
     def _on_ready(self) -> None:
         self.ready = True
@@ -366,13 +366,13 @@ class Client:
         tokens = self.request.output.take()
         if tokens is None:
             return
-        assert tokens.position == len(self.order.received_ids) + len(self.ids), "a gap or a repeat"
+        assert tokens.position == len(self.spec.received_ids) + len(self.ids), "a gap or a repeat"
         self.ids += tokens.ids
         self.text += tokens.text
         self.core.deliver(self.request, self.request.output.taken, now_s)
 
 
-def order(request_id: int, **changes: object) -> Order:
+def spec(request_id: int, **changes: object) -> RequestSpec:
     """Return an order with a prompt of its own."""
     draw = random.Random(request_id)
     prompt = [draw.randrange(4, VOCABULARY) for _ in range(draw.randint(1, 80))]
@@ -389,4 +389,4 @@ def order(request_id: int, **changes: object) -> Order:
         "arrived_s": 1000.0,
         "deadline_s": 1600.0,
     }
-    return Order(**{**values, **changes})  # type: ignore[arg-type]
+    return RequestSpec(**{**values, **changes})  # type: ignore[arg-type]

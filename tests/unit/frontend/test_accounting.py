@@ -21,9 +21,9 @@ from services.frontend.accounts.settlement import Settlements
 from services.frontend.requests.charge import Reach
 from services.frontend.requests.faults import given_up
 from services.frontend.requests.outcome import End
-from services.frontend.requests.request_spec import Order
+from services.frontend.requests.request_spec import RequestSpec
 from services.frontend.requests.takeover import Place
-from tests.unit.frontend.fake_mesh import order
+from tests.unit.frontend.fake_mesh import spec
 
 CALLER = Caller(
     tenant=Tenant(name="t"),
@@ -126,8 +126,8 @@ class Progress:
 class Request:
     """Stands for a live request that ended."""
 
-    def __init__(self, of: Order, ids: int, delivered: int, end: End | None) -> None:
-        self.order, self.progress, self.end = of, Progress(ids, delivered), end
+    def __init__(self, of: RequestSpec, ids: int, delivered: int, end: End | None) -> None:
+        self.spec, self.progress, self.end = of, Progress(ids, delivered), end
         self.attempts: list[Any] = []
 
 
@@ -151,7 +151,7 @@ async def test_every_reservation_is_settled_once_whatever_redis_does(seed: int) 
         number, epoch = draw.randrange(40), draw.choice((0, 0, 1, 2))
         budgets.waits = draw.choice((0, 0, 1))
         received = draw.choice((0, 4)) if epoch else 0
-        asked = order(
+        asked = spec(
             number,
             caller=CALLER,
             owner=f"o{at}",
@@ -201,7 +201,7 @@ async def test_who_is_cancelled_while_it_asks_holds_nothing(steps: int) -> None:
     accounting, budgets, _ = made(Redis())
     budgets.waits = 2
     hold = Hold()
-    asking = asyncio.create_task(accounting.reserve(hold, order(1, caller=CALLER, owner="o", is_keyed=True)))
+    asking = asyncio.create_task(accounting.reserve(hold, spec(1, caller=CALLER, owner="o", is_keyed=True)))
     for _ in range(steps):
         await asyncio.sleep(0)
     asking.cancel()
@@ -216,7 +216,7 @@ async def test_what_a_client_had_is_not_paid_again() -> None:
     accounting, budgets, _ = made(Redis())
     hold = Hold()
     asked = await accounting.reserve(
-        hold, order(1, caller=CALLER, owner="o", received_ids=(5,) * 7, is_resumed=True, place=PLACE)
+        hold, spec(1, caller=CALLER, owner="o", received_ids=(5,) * 7, is_resumed=True, place=PLACE)
     )
     assert hold.progress_at == 7 + 5
     assert accounting.progress(hold, 13) == 7 + 16 and budgets.told == [6]
@@ -235,7 +235,7 @@ async def test_a_resume_is_never_refused_and_no_way_around_the_limits() -> None:
         *((0, 0, None), (1, 0, None), (1, 0, PLACE), (1, 3, PLACE)),
         *((8, 3, PLACE), (9, 3, PLACE), (1, 3, None)),
     ):
-        asked = order(1, caller=CALLER, owner=f"o{epoch}-{received}-{place}", received_ids=(5,) * received)
+        asked = spec(1, caller=CALLER, owner=f"o{epoch}-{received}-{place}", received_ids=(5,) * received)
         await accounting.reserve(Hold(), replace(asked, attempt_base=256 * epoch, place=place))
     assert budgets.forced == [False, False, False, True, True, False, False]
 
@@ -252,11 +252,11 @@ async def test_output_that_a_client_made_up_is_paid(was_told: bool, place: Place
     settling = asyncio.create_task(settlements.run())
     if was_told:
         first = await accounting.reserve(
-            hold := Hold(), order(1, caller=CALLER, owner="first", is_fenced=True)
+            hold := Hold(), spec(1, caller=CALLER, owner="first", is_fenced=True)
         )
         accounting.close(hold, Request(first, 1, 1, WELL))  # type: ignore[arg-type]
         assert await settlements.flush(5)
-    asked = order(1, caller=CALLER, owner="o", received_ids=(5,) * 40, attempt_base=256, place=place)
+    asked = spec(1, caller=CALLER, owner="o", received_ids=(5,) * 40, attempt_base=256, place=place)
     asked = await accounting.reserve(hold := Hold(), replace(asked, is_resumed=True))
     accounting.close(hold, Request(asked, 43, 43, WELL))  # type: ignore[arg-type]
     assert await settlements.flush(5)
@@ -271,7 +271,7 @@ async def test_output_that_a_client_made_up_is_paid(was_told: bool, place: Place
 async def test_without_limits_nobody_is_asked() -> None:
     """No reservation, no object in the order's place, no word to the budgets."""
     accounting, budgets, settlements = made(Redis())
-    hold, asked = Hold(), order(1, owner="o")
+    hold, asked = Hold(), spec(1, owner="o")
     assert await accounting.reserve(hold, asked) is asked
     assert (hold.reservation, hold.progress_at, hold.trailers()) == (None, NEVER, {})
     accounting.close(hold, Request(asked, 3, 3, WELL))  # type: ignore[arg-type]

@@ -25,7 +25,7 @@ from services.frontend.requests.request_spec import RUNTIME_GRACE_S
 from services.frontend.requests.retry_budget import RetryBudget
 from services.frontend.requests.retry_state import Limits
 from services.frontend.surface import wire
-from tests.unit.frontend.fake_mesh import Client, FakeMesh, order
+from tests.unit.frontend.fake_mesh import Client, FakeMesh, spec
 
 ROOM = pb.Refusal
 
@@ -60,7 +60,7 @@ def mesh_of(retries: RetryBudget | None = None, start_min_s: float = 0.0) -> Fak
 
 def begin(mesh: FakeMesh, at: int = 1, **changes: Any) -> Client:
     values = {"max_output_tokens": 60, "deadline_s": mesh.now_s + 600, **changes}
-    return Client(mesh.core, order(at, **values), mesh.now_s)
+    return Client(mesh.core, spec(at, **values), mesh.now_s)
 
 
 def refuse(mesh: FakeMesh, slot: int, reason: int, **row: Any) -> None:
@@ -153,7 +153,7 @@ def test_who_has_tokens_and_time_by_its_class_is_not_ended_by_an_estimate() -> N
     mesh.settle(6)
     client.read(mesh.now_s)
     assert client.ids
-    until_s = client.order.deadline_s
+    until_s = client.spec.deadline_s
     mesh.cut(mesh.routers[0])
     mesh.runs.clear()
     mesh.open(mesh.routers[0])
@@ -313,7 +313,7 @@ def test_the_outlook_is_what_the_router_said_last_and_what_was_seen() -> None:
     rows.finishes.add(slot=submit.slot, end_position=1, reason=pb.Finish.REASON_LENGTH)
     mesh.core.on_response(mesh.routers[0], rows, mesh.now_s + 0.5)
     assert client.request.end is not None
-    size = client.request.order.prompt_tokens
+    size = client.request.spec.prompt_tokens
     outlook = mesh.core.outlook("s", 4, size, mesh.now_s)
     assert (outlook.queue_delay_s, outlook.step_s) == (0.25, 0.021)
     assert outlook.first_token_s == pytest.approx(0.2), "0.1 s beside the queue, and as much for its spread"
@@ -375,7 +375,7 @@ def test_bills_by_how_a_request_ends() -> None:
         mesh.settle(1)
         whole.read(mesh.now_s)
     assert ended(mesh, whole).is_complete and ended(mesh, whole).output_tokens == len(whole.ids)
-    assert ended(mesh, whole).prompt_tokens == whole.order.prompt_tokens
+    assert ended(mesh, whole).prompt_tokens == whole.spec.prompt_tokens
 
     queued = begin(mesh, 2)
     mesh.core.leave(queued.request, mesh.now_s)
@@ -387,7 +387,7 @@ def test_bills_by_how_a_request_ends() -> None:
         left.read(mesh.now_s)
     mesh.core.leave(left.request, mesh.now_s)
     paid = ended(mesh, left)
-    assert (paid.prompt_tokens, paid.output_tokens) == (left.order.prompt_tokens, len(left.ids))
+    assert (paid.prompt_tokens, paid.output_tokens) == (left.spec.prompt_tokens, len(left.ids))
     assert not paid.is_request_refunded and not paid.is_complete
 
     lost = begin(mesh, 4)

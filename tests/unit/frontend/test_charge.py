@@ -16,8 +16,8 @@ from services.frontend.requests import charge
 from services.frontend.requests.charge import CLOSED_S, Reach
 from services.frontend.requests.core import FrontendCore
 from services.frontend.requests.progress import CREDIT_WINDOW
-from services.frontend.requests.request_spec import Order
-from tests.unit.frontend.fake_mesh import COMPUTED_STRIDE, Client, FakeMesh, order
+from services.frontend.requests.request_spec import RequestSpec
+from tests.unit.frontend.fake_mesh import COMPUTED_STRIDE, Client, FakeMesh, spec
 from tests.unit.frontend.test_schedules import Schedule, core_of
 
 POSITIONS = st.integers(0, 1000)
@@ -60,7 +60,7 @@ class Message:
 class Windowed(Client):
     """A client whose transport sends as many bytes as its window lets through, and takes one message at a time."""
 
-    def __init__(self, core: FrontendCore, asked: Order, now_s: float) -> None:
+    def __init__(self, core: FrontendCore, asked: RequestSpec, now_s: float) -> None:
         super().__init__(core, asked, now_s)
         self.window = 0
         self.whole_tokens = 0
@@ -125,7 +125,7 @@ class Leaving(Schedule):
         super().run(0)
 
     def _begin(self) -> None:
-        asked = order(len(self.clients) + 1, max_output_tokens=self.draw.randint(1, 400), end_token_id=-1)
+        asked = spec(len(self.clients) + 1, max_output_tokens=self.draw.randint(1, 400), end_token_id=-1)
         self.clients.append(Windowed(self.core, asked, self.mesh.now_s))
 
     def step(self) -> None:
@@ -134,7 +134,7 @@ class Leaving(Schedule):
         readers = [client for client in self.clients if isinstance(client, Windowed) and not client.has_left]
         if readers and draw.random() < 0.3:
             client = draw.choice(readers)
-            if int(client.order.request_id, 16) % 3:  # of three one does not open its window
+            if int(client.spec.request_id, 16) % 3:  # of three one does not open its window
                 client.window += draw.choice((0, 1, 7, 30, 200))
             client.write(now_s)
             if client.message is not None and draw.random() < 0.04:
@@ -166,7 +166,7 @@ def test_resets_anywhere_are_charged_what_left_and_at_most_a_window_more(fault_s
                 left += 1
                 if request.progress.closed_s > CLOSED_S:
                     stalled += 1
-                    assert paid.output_tokens <= schedule.mesh.computed.get(client.order.request_id, 0), where
+                    assert paid.output_tokens <= schedule.mesh.computed.get(client.spec.request_id, 0), where
                     continue
             most = client.whole_tokens + CREDIT_WINDOW + max(0, len(request.attempts) - 1)
             assert paid.output_tokens <= most, where
@@ -180,13 +180,13 @@ def test_a_closed_window_costs_what_was_computed(closed_s: float, *, dies: bool)
     core = core_of(random.Random(1))
     mesh = FakeMesh(core, random.Random(1), 1)
     mesh.open(mesh.routers[0])
-    client = Windowed(core, order(3, max_output_tokens=5000, end_token_id=-1), mesh.now_s)
+    client = Windowed(core, spec(3, max_output_tokens=5000, end_token_id=-1), mesh.now_s)
     while not client.request.output.has_waiting():
         mesh.settle()
     client.write(mesh.now_s)
     assert client.message is not None
     mesh.settle(100)
-    computed = mesh.computed[client.order.request_id]
+    computed = mesh.computed[client.spec.request_id]
     assert computed > 200 and client.received == 0
     mesh.advance(closed_s)
     if dies:
@@ -210,8 +210,7 @@ def test_time_that_the_frontend_stood_still_closes_no_window(read_s: float, *, i
     mesh = FakeMesh(core, random.Random(1), 1)
     mesh.open(mesh.routers[0])
     clients = [
-        Windowed(core, order(number, max_output_tokens=5000, end_token_id=-1), mesh.now_s)
-        for number in (3, 4)
+        Windowed(core, spec(number, max_output_tokens=5000, end_token_id=-1), mesh.now_s) for number in (3, 4)
     ]
     while not all(client.request.output.has_waiting() for client in clients):
         mesh.settle()
@@ -228,7 +227,7 @@ def test_time_that_the_frontend_stood_still_closes_no_window(read_s: float, *, i
     assert bill.of(clients[0].request).output_tokens == clients[0].message.tokens
     mesh.advance(CLOSED_S + CHECK_INTERVAL_S)
     clients[1].leave(mesh.now_s)
-    computed = mesh.computed[clients[1].order.request_id]
+    computed = mesh.computed[clients[1].spec.request_id]
     assert computed - COMPUTED_STRIDE < bill.of(clients[1].request).output_tokens <= computed
 
 
@@ -237,7 +236,7 @@ def test_a_standstill_behind_the_end_closes_no_window() -> None:
     core = core_of(random.Random(1))
     mesh = FakeMesh(core, random.Random(1), 1)
     mesh.open(mesh.routers[0])
-    asked = order(3, max_output_tokens=5000, end_token_id=-1, deadline_s=mesh.now_s + 1.0)
+    asked = spec(3, max_output_tokens=5000, end_token_id=-1, deadline_s=mesh.now_s + 1.0)
     client = Windowed(core, asked, mesh.now_s)
     core.live.attend(client.request)
     while not client.request.output.has_waiting():
@@ -259,7 +258,7 @@ def test_a_deadline_behind_a_closed_window_costs_what_was_computed() -> None:
     core = core_of(random.Random(1))
     mesh = FakeMesh(core, random.Random(1), 1)
     mesh.open(mesh.routers[0])
-    asked = order(
+    asked = spec(
         3, max_output_tokens=5000, end_token_id=-1, deadline_s=mesh.now_s + 5.0, is_clients_deadline=False
     )
     client = Windowed(core, asked, mesh.now_s)

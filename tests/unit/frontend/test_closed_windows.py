@@ -8,7 +8,7 @@ import pytest
 
 from kvmesh.failure_detector import CHECK_INTERVAL_S
 from services.frontend.requests.closed_windows import CLOSED_S
-from tests.unit.frontend.fake_mesh import Client, FakeMesh, Router, order
+from tests.unit.frontend.fake_mesh import Client, FakeMesh, Router, spec
 from tests.unit.frontend.test_request import begin, mesh_of, run
 
 
@@ -88,7 +88,7 @@ def test_routers_know_the_windows_whatever_happens(seed: int) -> None:
     for number in range(300):
         live = [one for one in clients if one.request.end is None]
         if len(live) < 8:
-            clients.append(Client(mesh.core, order(number + 10), mesh.now_s))
+            clients.append(Client(mesh.core, spec(number + 10), mesh.now_s))
         elif rng.random() < 0.2:
             one = rng.choice(live)
             mesh.core.leave(one.request, mesh.now_s)

@@ -7,7 +7,7 @@ import pytest
 from kvmesh.attach.v1 import attach_pb2 as pb
 from services.frontend.requests.resume_token import ATTEMPT_STRIDE
 from services.frontend.requests.takeover import Place
-from tests.unit.frontend.fake_mesh import ORPHAN_S, Client, FakeMesh, order
+from tests.unit.frontend.fake_mesh import ORPHAN_S, Client, FakeMesh, spec
 from tests.unit.frontend.test_request import LONG, begin, finish, mesh_of, run, whole
 
 
@@ -73,7 +73,7 @@ def test_what_nobody_takes_over_is_cancelled_in_the_end() -> None:
     mesh = mesh_of()
     client = begin(mesh)
     run(mesh, client, 10)
-    mesh.core.supersede(client.request.order.request_id, 1, mesh.now_s)
+    mesh.core.supersede(client.request.spec.request_id, 1, mesh.now_s)
     assert client.request.end is not None and client.request.end.outcome == "SUPERSEDED"
     mesh.settle()
     assert mesh.cancels == []
@@ -88,7 +88,7 @@ def test_what_has_no_token_yet_is_not_left_to_anybody() -> None:
     mesh = mesh_of()
     client = begin(mesh)
     mesh.send_up(mesh.routers[0])
-    mesh.core.supersede(client.request.order.request_id, 1, mesh.now_s)
+    mesh.core.supersede(client.request.spec.request_id, 1, mesh.now_s)
     mesh.settle()
     assert mesh.cancels == [pb.Cancel.REASON_SUPERSEDED] and not mesh.core.live.leaving
 
@@ -99,7 +99,7 @@ def test_news_of_its_own_or_an_earlier_execution_changes_nothing(epoch: int) -> 
     mesh = mesh_of()
     client = begin(mesh, attempt_base=ATTEMPT_STRIDE, is_resumed=True, is_fenced=True)
     run(mesh, client, 5)
-    mesh.core.supersede(client.request.order.request_id, epoch, mesh.now_s)
+    mesh.core.supersede(client.request.spec.request_id, epoch, mesh.now_s)
     assert finish(mesh, client) == "LENGTH"
 
 
@@ -155,8 +155,8 @@ def test_a_number_that_comes_late_is_this_executions_own() -> None:
     mesh = mesh_of()
     client = begin(mesh, is_keyed=True, owner="me")
     run(mesh, client, 5)
-    mesh.core.supersede(client.request.order.request_id, 1, mesh.now_s, "me")
-    assert client.request.end is None and client.request.order.epoch == 1
+    mesh.core.supersede(client.request.spec.request_id, 1, mesh.now_s, "me")
+    assert client.request.end is None and client.request.spec.epoch == 1
     (attempt,) = mesh.runs
     assert attempt.router is not None
     attempt.router.runs.pop(attempt.slot)
@@ -167,7 +167,7 @@ def test_a_number_that_comes_late_is_this_executions_own() -> None:
     assert finish(mesh, client) == "LENGTH"
     assert client.ids == whole(client)
     assert [submit.attempt for submit in mesh.submits] == [1, ATTEMPT_STRIDE + 1]
-    mesh.core.supersede(client.request.order.request_id, 2, mesh.now_s, "me")
+    mesh.core.supersede(client.request.spec.request_id, 2, mesh.now_s, "me")
 
 
 def test_silence_behind_is_bounded() -> None:
@@ -233,8 +233,8 @@ def test_a_number_that_comes_late_makes_no_attempt_anothers() -> None:
     mesh = mesh_of(attempts_max=2)
     client = begin(mesh, is_keyed=True, owner="me")
     run(mesh, client, 10)
-    mesh.core.supersede(client.request.order.request_id, 3, mesh.now_s, "me")
-    assert client.request.order.attempt_base == 3 * ATTEMPT_STRIDE
+    mesh.core.supersede(client.request.spec.request_id, 3, mesh.now_s, "me")
+    assert client.request.spec.attempt_base == 3 * ATTEMPT_STRIDE
     assert not client.request.upstream.is_anothers()
     for _ in range(2):
         client.request.upstream.detach()
@@ -245,7 +245,7 @@ def test_a_number_that_comes_late_makes_no_attempt_anothers() -> None:
 def test_a_client_that_does_not_read_is_no_silence() -> None:
     """What fills its credit waits for the client, however long."""
     mesh = mesh_of()
-    client = Client(mesh.core, order(LONG, max_output_tokens=200), mesh.now_s)
+    client = Client(mesh.core, spec(LONG, max_output_tokens=200), mesh.now_s)
     for _ in range(300):
         mesh.settle()
     assert len(client.request.progress.ids) == client.request.progress.credit == 64

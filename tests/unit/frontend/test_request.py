@@ -21,11 +21,11 @@ from services.frontend.requests.attempts import Attempt
 from services.frontend.requests.core import FrontendCore
 from services.frontend.requests.outcome import outcome_of
 from services.frontend.requests.request import LiveRequest
-from services.frontend.requests.request_spec import Order
+from services.frontend.requests.request_spec import RequestSpec
 from services.frontend.requests.retry_budget import RetryBudget
 from services.frontend.requests.retry_state import Limits
 from services.frontend.surface import messages
-from tests.unit.frontend.fake_mesh import ORPHAN_S, TOKEN_BYTES, Client, FakeMesh, oracle, order
+from tests.unit.frontend.fake_mesh import ORPHAN_S, TOKEN_BYTES, Client, FakeMesh, oracle, spec
 
 LONG = 4
 """A request whose oracle makes at least 60 tokens (checked below)."""
@@ -45,7 +45,7 @@ def mesh_of(routers: int = 1, *, attempts_max: int = 4, places: int = 8, retries
 
 
 def begin(mesh: FakeMesh, **changes: object) -> Client:
-    return Client(mesh.core, order(LONG, **{"max_output_tokens": 60, **changes}), mesh.now_s)
+    return Client(mesh.core, spec(LONG, **{"max_output_tokens": 60, **changes}), mesh.now_s)
 
 
 def run(mesh: FakeMesh, client: Client, tokens: int) -> None:
@@ -96,12 +96,12 @@ def lose_queued(mesh: FakeMesh) -> None:
 
 
 def whole(client: Client) -> list[int]:
-    return oracle(client.order.prompt_ids, client.order.max_output_tokens)
+    return oracle(client.spec.prompt_ids, client.spec.max_output_tokens)
 
 
 def test_the_oracle_is_long_enough() -> None:
     """The other tests cut into the middle of it."""
-    assert len(oracle(order(LONG).prompt_ids, 60)) == 60
+    assert len(oracle(spec(LONG).prompt_ids, 60)) == 60
 
 
 def test_an_undisturbed_request_takes_one_attempt() -> None:
@@ -157,7 +157,7 @@ def test_a_router_that_stays_away_is_resumed_when_one_comes() -> None:
     assert second.start_position >= had
     assert second.budget.max_output_tokens == 60 - second.start_position
     ids = frames.unpack_ids(second.token_ids)
-    assert list(ids[client.order.prompt_tokens :]) == whole(client)[: second.start_position]
+    assert list(ids[client.spec.prompt_tokens :]) == whole(client)[: second.start_position]
     assert client.request.progress.recomputed_tokens == len(ids) - 1
 
 
@@ -197,7 +197,7 @@ def test_what_no_engine_took_is_retried_from_the_budget() -> None:
 def test_what_waited_in_a_lost_router_needs_no_retry_budget() -> None:
     """Many requests may wait in one router; its death sends each once more, whatever the budget has left."""
     mesh = mesh_of(2, retries=0.0, places=64)
-    clients = [Client(mesh.core, order(number, max_output_tokens=60), mesh.now_s) for number in range(48)]
+    clients = [Client(mesh.core, spec(number, max_output_tokens=60), mesh.now_s) for number in range(48)]
     mesh.settle()
     mesh.cut(mesh.routers[0])
     assert {finish(mesh, client) for client in clients} <= {"LENGTH", "END_TOKEN"}
@@ -277,7 +277,7 @@ def test_a_gap_is_a_lost_attempt() -> None:
 def test_a_stop_string_ends_the_engine_too() -> None:
     """The match is found here; behind, the slot is cancelled as complete."""
     mesh = mesh_of()
-    text = b"".join(TOKEN_BYTES[each] for each in oracle(order(LONG).prompt_ids, 60)).decode(errors="replace")
+    text = b"".join(TOKEN_BYTES[each] for each in oracle(spec(LONG).prompt_ids, 60)).decode(errors="replace")
     client = begin(mesh, stop=(text[20:23],))
     assert finish(mesh, client) == "STOP_STRING"
     mesh.settle()
@@ -292,7 +292,7 @@ def test_a_stop_string_ends_the_engine_too() -> None:
 def test_credit_follows_the_client_not_the_engine() -> None:
     """A client that reads nothing is sent one window; each half window it reads grants as much again."""
     mesh = mesh_of()
-    client = Client(mesh.core, order(9, max_output_tokens=200, end_token_id=-1), mesh.now_s)
+    client = Client(mesh.core, spec(9, max_output_tokens=200, end_token_id=-1), mesh.now_s)
     mesh.settle(300)
     request = client.request
     assert request.progress.credit == len(request.progress.ids) == 64
@@ -460,13 +460,13 @@ def test_a_resumed_client_goes_on_where_it_was() -> None:
     first = mesh_of()
     client = begin(first)
     run(first, client, 20)
-    resume = client.order.resume_token()
+    resume = client.spec.resume_token()
     second = begin(
         first, attempt_base=resume.attempt_base + 256, is_resumed=True, received_ids=tuple(client.ids)
     )
     assert finish(first, client) == "SUPERSEDED"
     assert finish(first, second) == "LENGTH"
-    assert [*second.order.received_ids, *second.ids] == whole(client)
+    assert [*second.spec.received_ids, *second.ids] == whole(client)
     assert first.submits[1].attempt == 257 and first.submits[1].resumed
 
 
@@ -474,7 +474,7 @@ def test_a_resumed_client_goes_on_where_it_was() -> None:
 def test_a_resume_from_anywhere_is_complete(count: int) -> None:
     """Nothing received, almost everything, or everything but the last message."""
     mesh = mesh_of()
-    ids = tuple(oracle(order(LONG).prompt_ids, 60)[:count])
+    ids = tuple(oracle(spec(LONG).prompt_ids, 60)[:count])
     client = begin(mesh, attempt_base=256, is_resumed=True, received_ids=ids)
     assert finish(mesh, client) == "LENGTH"
     assert [*ids, *client.ids] == whole(client)
@@ -485,7 +485,7 @@ def test_a_resume_from_anywhere_is_complete(count: int) -> None:
 def test_a_resume_token_alone_is_no_way_past_the_queue(count: int) -> None:
     """Only who has tokens waits at the head; each attempt that no engine took costs retry budget, token or not."""
     mesh = mesh_of(2, retries=0.0)
-    ids = tuple(oracle(order(LONG).prompt_ids, 60)[:count])
+    ids = tuple(oracle(spec(LONG).prompt_ids, 60)[:count])
     client = begin(mesh, attempt_base=256, is_resumed=True, received_ids=ids)
     mesh.settle()
     assert [submit.resumed for submit in mesh.submits] == [count > 0]
@@ -581,7 +581,7 @@ def test_a_request_that_is_read_holds_a_place() -> None:
 def test_a_bug_ends_one_request_alone() -> None:
     """The other requests of the lost router go on."""
     mesh = mesh_of(2)
-    clients = [Client(mesh.core, order(each, session_id="s"), mesh.now_s) for each in (1, 2)]
+    clients = [Client(mesh.core, spec(each, session_id="s"), mesh.now_s) for each in (1, 2)]
     mesh.settle(6)
     clients[0].request.on_link_lost = None  # type: ignore[assignment,method-assign]
     cut_home(mesh)
@@ -606,7 +606,7 @@ ROWS: dict[str, Callable[[pb.AttachResponse, int], object]] = {
 def test_a_bug_in_a_row_ends_its_request_alone(field: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stream to the router, and every other request on it, goes on."""
     mesh = mesh_of()
-    clients = [Client(mesh.core, order(each), mesh.now_s) for each in (1, 2)]
+    clients = [Client(mesh.core, spec(each), mesh.now_s) for each in (1, 2)]
     (router,) = mesh.routers
     mesh.send_up(router)
     mesh.arrive_up(router)
@@ -636,7 +636,7 @@ def test_a_bug_in_a_row_ends_its_request_alone(field: str, monkeypatch: pytest.M
 def test_a_bug_at_the_start_gives_the_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """The request ends as a bug; it does not hold a place for ever."""
     mesh = mesh_of(places=1)
-    monkeypatch.setattr(Order, "submission", None)
+    monkeypatch.setattr(RequestSpec, "submission", None)
     client = begin(mesh)
     assert client.request.end is not None and client.request.end.outcome == "INTERNAL"
     mesh.core.assert_consistent()
@@ -827,10 +827,10 @@ def test_a_router_that_never_knows_the_replica_costs_the_orphan_time() -> None:
 def test_a_cached_prompt_is_no_longer_than_the_prompt() -> None:
     """A resumed client's first attempt finds its output in cache, too: that is not the prompt's."""
     mesh = mesh_of()
-    ids = tuple(oracle(order(LONG).prompt_ids, 60)[:40])
+    ids = tuple(oracle(spec(LONG).prompt_ids, 60)[:40])
     client = begin(mesh, attempt_base=256, is_resumed=True, received_ids=ids)
     mesh.send_up(mesh.routers[0])
-    prompt = client.order.prompt_tokens
+    prompt = client.spec.prompt_tokens
     answer = pb.AttachResponse()
     answer.first_tokens.add(slot=1, position=40, token_id=whole(client)[40], cached_token_count=prompt + 32)
     mesh.core.on_response(mesh.routers[0], answer, mesh.now_s)

@@ -11,7 +11,7 @@ from kvmesh.inference.v1 import inference_pb2
 from services.frontend.requests.core import FrontendCore
 from services.frontend.requests.retry_budget import RetryBudget
 from services.frontend.requests.retry_state import Limits
-from tests.unit.frontend.fake_mesh import ORPHAN_S, Client, FakeMesh, Router, oracle, order
+from tests.unit.frontend.fake_mesh import ORPHAN_S, Client, FakeMesh, Router, oracle, spec
 
 REFUSALS = [
     pb.Refusal.REASON_QUEUE_FULL,
@@ -104,10 +104,10 @@ class Schedule:
         if draw.random() < 0.2:
             changes = {"deadline_s": self.mesh.now_s + draw.uniform(0.1, 5), "is_clients_deadline": False}
         if draw.random() < 0.2:
-            whole = oracle(order(number).prompt_ids, order(number).max_output_tokens)
+            whole = oracle(spec(number).prompt_ids, spec(number).max_output_tokens)
             received = tuple(whole[: draw.randint(0, len(whole))])
             changes |= {"is_resumed": True, "attempt_base": 256, "received_ids": received}
-        self.clients.append(Client(self.core, order(number, **changes), self.mesh.now_s))
+        self.clients.append(Client(self.core, spec(number, **changes), self.mesh.now_s))
 
     def _fault(self, router: Router) -> None:
         draw, mesh = self.draw, self.mesh
@@ -138,7 +138,7 @@ def check(schedule: Schedule, seed: int) -> list[str]:
     """Assert what must hold for every client; return the outcomes."""
     core, outcomes = schedule.core, []
     for client in schedule.clients:
-        asked, request = client.order, client.request
+        asked, request = client.spec, client.request
         whole = oracle(asked.prompt_ids, asked.max_output_tokens)
         have = [*asked.received_ids, *client.ids]
         assert request.end is not None, f"seed={seed} {request} never ended"

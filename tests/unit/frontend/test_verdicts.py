@@ -9,7 +9,7 @@ import pytest
 from kvmesh.attach.v1 import attach_pb2 as pb
 from services.frontend.requests.cross_check import LOOK_S, WAIT_S
 from services.frontend.requests.request_spec import NOBODY
-from tests.unit.frontend.fake_mesh import TOKEN_BYTES, Client, FakeMesh, oracle, order
+from tests.unit.frontend.fake_mesh import TOKEN_BYTES, Client, FakeMesh, oracle, spec
 from tests.unit.frontend.test_request import LONG, begin, end_of, finish, mesh_of, run, whole
 
 INVALID, TOKEN = pb.Failure.CODE_INVALID, pb.Failure.CODE_INVALID_TOKEN
@@ -17,7 +17,7 @@ INVALID, TOKEN = pb.Failure.CODE_INVALID, pb.Failure.CODE_INVALID_TOKEN
 
 def refuse(mesh: FakeMesh, client: Client, code: pb.Failure.Code.ValueType = INVALID) -> None:
     """Let the client's running attempt end by a verdict that may be contested."""
-    (attempt,) = [one for one in mesh.runs if one.submit.request_id == client.order.request_id]
+    (attempt,) = [one for one in mesh.runs if one.submit.request_id == client.spec.request_id]
     mesh.fail(attempt, code, contestable=True)
     for router in mesh.routers:
         mesh.send_down(router)
@@ -94,7 +94,7 @@ def test_tokens_that_only_the_client_knows_of_make_no_resume() -> None:
     """A client may make them up: a contested attempt behind them has the limits of the first."""
     mesh = mesh_of(retries=9.0)
     named = replace(NOBODY, tenant=replace(NOBODY.tenant, name="a"))
-    begin(mesh, received_ids=tuple(oracle(order(LONG).prompt_ids, 5)), is_resumed=True, caller=named)
+    begin(mesh, received_ids=tuple(oracle(spec(LONG).prompt_ids, 5)), is_resumed=True, caller=named)
     lose_verdict(mesh)
     mesh.decode = "decode-1"
     mesh.settle()
@@ -174,7 +174,7 @@ def spend_all(mesh: FakeMesh) -> None:
 def two_refused() -> tuple[FakeMesh, Client, Client]:
     """Return a mesh whose budget paid for the first client's verdict and not for the second one's, which waits."""
     mesh = mesh_of(retries=0.3)
-    tested, waiting = begin(mesh), Client(mesh.core, order(7, max_output_tokens=60), mesh.now_s)
+    tested, waiting = begin(mesh), Client(mesh.core, spec(7, max_output_tokens=60), mesh.now_s)
     run(mesh, tested, 3)
     run(mesh, waiting, 3)
     refuse(mesh, tested)
