@@ -59,8 +59,8 @@ class RequestMetrics:
         self._output.value += len(progress.ids) - len(spec.received_ids)
         self._recomputed.value += progress.recomputed_tokens
         self._adoptions.value += request.takeovers
-        self._resumes.value += request.tries.resumes
-        self._retries.value += request.tries.retries
+        self._resumes.value += request.retry_state.resumes
+        self._retries.value += request.retry_state.retries
 
     def on_charge(self, charge: Charge) -> None:
         """Count what was settled."""

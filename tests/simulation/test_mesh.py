@@ -152,7 +152,7 @@ def test_every_token_once_and_nothing_left(fault_share: float, whole_share: floa
                 )
                 ends.append(end.outcome)
                 takeovers += client.request.takeovers
-                resumes += client.request.tries.resumes
+                resumes += client.request.retry_state.resumes
             assert not mesh.held(), "\n".join(mesh.held())
         except Exception as error:
             raise AssertionError(f"seed={seed} fault_share={fault_share}: {error}") from error

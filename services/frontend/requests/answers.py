@@ -98,7 +98,7 @@ def on_tokens(request: LiveRequest, row: frames.Row, now_s: float) -> None:
         request.upstream.cancel(attach.Cancel.REASON_ABANDONED)
         _on_verdict(request, faults.INVALID_TOKEN, attempt.decode_replica, now_s)
         return
-    request.tries.on_progress()
+    request.retry_state.on_progress()
     if request.upstream.contested:
         cross_check.on_progress(request, now_s)
     if is_first:
@@ -261,7 +261,7 @@ def on_refusal(request: LiveRequest, row: attach.Refusal, now_s: float) -> None:
         request.end_with(End(error=faults.engine_refused(row.field)), now_s)
     elif row.reason == attach.Refusal.REASON_SUPERSEDED and not _may_outbid(request):
         request.end_with(End(error=faults.superseded()), now_s)
-    elif row.reason in faults.FULL and not request.tries.was_taken:
+    elif row.reason in faults.FULL and not request.retry_state.was_taken:
         request.upstream.current.fault = fault
         request.give_up(fault, now_s, after_s=after_s)
     else:

@@ -34,7 +34,7 @@ def hear(request: LiveRequest, verdict: Verdict, now_s: float) -> None:
     may_wait = known.is_undecided(verdict.replica, now_s) and now_s - verdict.at_s < WAIT_S
     if before is not None and before.replica != verdict.replica:
         known.confirmed(before.replica, now_s)
-    elif verdict.is_contestable and request.tries.executions_left:
+    elif verdict.is_contestable and request.retry_state.executions_left:
         is_paid = known.is_doubted(verdict.replica, now_s)
         if is_paid or (not (has_waited and may_wait) and request.hub.take_spare_retry(now_s)):
             _contest(request, verdict, now_s)

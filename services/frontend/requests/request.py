@@ -94,7 +94,7 @@ class LiveRequest:
         self.spec = spec
         self.progress = Progress(spec, output)
         self.upstream = Upstream(spec.attempt_base)
-        self.tries = RetryState(limits.attempts_max)
+        self.retry_state = RetryState(limits.attempts_max)
         self.on_ready: Callable[[], None] = _nothing
         self.state = State.WAITING
         self.end: End | None = None
@@ -140,7 +140,7 @@ class LiveRequest:
             return
         place = self.spec.place
         if place is None or not self.progress.ids:
-            self.tries.resumes += self.spec.is_resumed
+            self.retry_state.resumes += self.spec.is_resumed
             self.submit(now_s)
             return
         self.upstream.take_over(place, self, now_s)
@@ -209,7 +209,7 @@ class LiveRequest:
         peer = self.hub.choose(self.spec.affinity, self.upstream.avoid)
         if peer is None:
             if self.router_until_s is None:
-                self.router_until_s = now_s + self.tries.router_wait_s
+                self.router_until_s = now_s + self.retry_state.router_wait_s
             self.hub.await_router(self)
         elif self.upstream.has_number():
             self.state = State.ATTACHED
@@ -249,7 +249,7 @@ class LiveRequest:
             return
         # Not an execution of this frontend's: it says nothing of what the request may still have here.
         self._wait(fault)
-        self.tries.resumes += 1
+        self.retry_state.resumes += 1
         self.submit(now_s)
 
     def again(self, fault: str, now_s: float, *, untouched: bool, after_s: float = 0.0) -> None:
@@ -257,7 +257,7 @@ class LiveRequest:
         self._wait(fault)
         if not untouched:
             self.progress.count_lost(self.upstream.current)
-        error = self.tries.spend(
+        error = self.retry_state.spend(
             fault,
             now_s,
             untouched=untouched,
@@ -268,7 +268,7 @@ class LiveRequest:
         if error is not None:
             self.end_with(End(error=error), now_s)
             return
-        delay_s = self.tries.delay_s(self.hub.jitter(), untouched=untouched, after_s=after_s)
+        delay_s = self.retry_state.delay_s(self.hub.jitter(), untouched=untouched, after_s=after_s)
         self._submit_after(delay_s, now_s, is_resume=not untouched)
 
     def contest(self, fault: str, now_s: float) -> None:
@@ -276,8 +276,8 @@ class LiveRequest:
         self._wait(fault)
         self.progress.count_lost(self.upstream.current)
         has_tokens = len(self.progress.ids) > len(self.spec.received_ids)
-        is_resume = self.tries.contest(now_s, has_tokens=has_tokens)
-        delay_s = self.tries.delay_s(self.hub.jitter(), untouched=False, after_s=0.0)
+        is_resume = self.retry_state.contest(now_s, has_tokens=has_tokens)
+        delay_s = self.retry_state.delay_s(self.hub.jitter(), untouched=False, after_s=0.0)
         self._submit_after(delay_s, now_s, is_resume=is_resume)
 
     def _submit_after(self, delay_s: float, now_s: float, *, is_resume: bool) -> None:

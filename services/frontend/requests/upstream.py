@@ -26,7 +26,7 @@ class Source(Protocol):
 
     spec: RequestSpec
     progress: Progress
-    tries: RetryState
+    retry_state: RetryState
     limits: Limits
 
 
@@ -120,7 +120,7 @@ class Upstream:
 
     def submit(self, peer: Peer[Any], request: Source, now_s: float) -> None:
         """Send the next attempt, behind the tokens that are here. Ask `has_number` first."""
-        spec, progress, tries = request.spec, request.progress, request.tries
+        spec, progress, retry_state = request.spec, request.progress, request.retry_state
         received = progress.ids
         slot = self._open(peer, request)
         self._number += 1
@@ -132,11 +132,11 @@ class Upstream:
         row = spec.submission(
             slot,
             self._number,
-            self._number + tries.executions_left,
+            self._number + retry_state.executions_left,
             received,
             block_tokens=request.limits.block_tokens,
             credit_position=progress.open_credit(),
-            resumed=tries.was_taken or spec.goes_ahead,
+            resumed=retry_state.was_taken or spec.goes_ahead,
             vocabulary_size=progress.output.vocabulary_size,
             contested_replicas=[one.replica for one in self.contested.values()],
         )

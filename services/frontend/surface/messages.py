@@ -83,7 +83,7 @@ def finished(request: LiveRequest, frontend: str, region: str, *, is_seeded: boo
         finish_reason=end.finish_reason,
         usage=usage(request),
         stop_string=request.output.stop_string or "",
-        resumed=not is_seeded and request.tries.resumes > 0,
+        resumed=not is_seeded and request.retry_state.resumes > 0,
     )
     if request.spec.explain:
         message.explanation.CopyFrom(explanation(request, frontend, region))

@@ -172,7 +172,7 @@ def test_a_refused_adopt_resumes_at_once() -> None:
     assert finish(mesh, client) == "LENGTH"
     assert mesh.now_s - began_s < 1.0
     assert client.ids == whole(client)
-    assert (len(mesh.submits), mesh.adopts, client.request.tries.resumes) == (2, 1, 1)
+    assert (len(mesh.submits), mesh.adopts, client.request.retry_state.resumes) == (2, 1, 1)
 
 
 def test_what_no_engine_took_is_retried_from_the_budget() -> None:
@@ -182,7 +182,7 @@ def test_what_no_engine_took_is_retried_from_the_budget() -> None:
     lose_queued(mesh)
     assert finish(mesh, client) == "LENGTH"
     assert client.ids == whole(client)
-    assert (client.request.tries.retries, client.request.tries.resumes) == (1, 0)
+    assert (client.request.retry_state.retries, client.request.retry_state.resumes) == (1, 0)
     assert client.request.attempts[1].cause == inference_pb2.AttemptExplanation.CAUSE_RETRY
 
     poor = mesh_of(2, retries=0.0)

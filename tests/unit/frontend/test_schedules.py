@@ -168,7 +168,7 @@ def test_every_token_once_and_one_end_whatever_breaks(fault_share: float, served
         except Exception as error:
             raise AssertionError(f"seed={seed}") from error
         outcomes += check(schedule, seed)
-        resumes += sum(client.request.tries.resumes for client in schedule.clients)
+        resumes += sum(client.request.retry_state.resumes for client in schedule.clients)
         takeovers += sum(client.request.takeovers for client in schedule.clients)
     served = sum(outcome in ("END_TOKEN", "LENGTH", "DEADLINE", "DEADLINE_CUT") for outcome in outcomes)
     assert len(outcomes) > 500

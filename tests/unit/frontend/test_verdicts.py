@@ -84,8 +84,8 @@ def test_a_verdict_before_any_token_is_contested_under_the_same_limits() -> None
         (False, []),
         (False, ["decode-0"]),
     ]
-    tries = client.request.tries
-    assert (tries.retries, tries.resumes, tries.executions_left) == (1, 0, 2)
+    retry_state = client.request.retry_state
+    assert (retry_state.retries, retry_state.resumes, retry_state.executions_left) == (1, 0, 2)
     mesh.refuse(mesh.runs[0], pb.Refusal.REASON_KV_FULL)
     assert finish(mesh, client) == "KV_FULL"
 
