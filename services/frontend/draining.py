@@ -29,6 +29,6 @@ async def drain(core: FrontendCore, clock: Clock, has_other: Callable[[], bool],
             return
         if has_other():
             # What still waits for its first token keeps its place in the queue.
-            movable = [each for each in core.live.serving if each.spec.can_move and each.place is not None]
+            movable = [each for each in core.live.serving if each.spec.can_move and each.location is not None]
             core.hand_over(movable[:BATCH], now_s)
         await asyncio.sleep(LOOK_S)

@@ -9,7 +9,7 @@ import pytest
 from services.frontend.requests.core import FrontendCore
 from services.frontend.requests.request_spec import RequestSpec
 from services.frontend.requests.resume_token import ATTEMPT_STRIDE
-from services.frontend.requests.takeover import Place
+from services.frontend.requests.takeover import AttemptLocation
 from tests.simulation.mesh import Client
 from tests.simulation.test_mesh import WHOLE, Schedule
 
@@ -21,7 +21,7 @@ class Reader(Client):
 
     def __init__(self, core: FrontendCore, spec: RequestSpec, now_s: float) -> None:
         super().__init__(core, spec, now_s)
-        self.place: Place | None = spec.place
+        self.location: AttemptLocation | None = spec.location
         """Where its request runs, as it was told last."""
 
     @property
@@ -36,7 +36,7 @@ class Reader(Client):
             return
         assert tokens.position == len(self.whole), f"{self.request}: a gap or a repeat"
         self.ids += tokens.ids
-        self.place = self.request.place or self.place
+        self.location = self.request.location or self.location
         self.core.deliver(self.request, self.request.output.taken, now_s)
 
 
@@ -71,7 +71,7 @@ class Moving(Schedule):
                 client.__class__ = Reader
                 reader = mesh.clients[at]
                 assert isinstance(reader, Reader)
-                reader.place = None
+                reader.location = None
                 self.journeys.append(CallState(reader))
         if self.news and draw.random() < 0.3:
             self.tell(self.news.pop(draw.randrange(len(self.news))))
@@ -113,7 +113,7 @@ class Moving(Schedule):
             is_resumed=True,
             is_fenced=is_fenced,
             received_ids=tuple(old.whole),
-            place=old.place,
+            location=old.location,
         )
         old.has_left = True
         journey.left.append(old)
@@ -171,7 +171,7 @@ def test_a_client_that_moves_gets_every_token_once() -> None:
                             assert each.whole == wanted[: len(each.whole)], f"{each.request}: wrong tokens"
                         moves += journey.moves
                         takeovers += sum(
-                            each.request.takeovers for each in (reader, *journey.left) if each.spec.place
+                            each.request.takeovers for each in (reader, *journey.left) if each.spec.location
                         )
                         if end is None or reader.has_left:
                             continue

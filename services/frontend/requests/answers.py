@@ -155,7 +155,7 @@ def _was_stolen(request: LiveRequest, now_s: float) -> None:
     """Seek the attempt as if its stream had been lost, so often and no more."""
     adoption = request.upstream.adoption
     adoption.steals += 1
-    if request.place is not None and adoption.steals <= request.limits.attempts_max:
+    if request.location is not None and adoption.steals <= request.limits.attempts_max:
         request.seek(faults.ADOPTED, now_s)
     else:
         request.again(faults.ADOPTED, now_s, untouched=False)

@@ -25,7 +25,7 @@ from services.frontend.requests.resume_token import ATTEMPT_STRIDE
 from services.frontend.requests.retry_state import Limits, RetryState
 from services.frontend.requests.router_peers import Peer
 from services.frontend.requests.state import State
-from services.frontend.requests.takeover import Place
+from services.frontend.requests.takeover import AttemptLocation
 from services.frontend.requests.upstream import CancelReason, Upstream
 from services.frontend.requests.verdicts import Verdict, Verdicts
 
@@ -125,9 +125,9 @@ class LiveRequest:
         return self.upstream.attempts
 
     @property
-    def place(self) -> Place | None:
+    def location(self) -> AttemptLocation | None:
         """Where the current attempt generates, if that is known."""
-        return self.upstream.place
+        return self.upstream.location
 
     # The client's side.
 
@@ -138,12 +138,12 @@ class LiveRequest:
             self.upstream.cause = pb.AttemptExplanation.CAUSE_RESUME
         if self.end_if_complete(now_s):
             return
-        place = self.spec.place
-        if place is None or not self.progress.ids:
+        location = self.spec.location
+        if location is None or not self.progress.ids:
             self.retry_state.resumes += self.spec.is_resumed
             self.submit(now_s)
             return
-        self.upstream.take_over(place, self, now_s)
+        self.upstream.take_over(location, self, now_s)
         self.seek(faults.FRONTEND_LOST, now_s)
 
     def on_delivered(self, position: int, now_s: float) -> None:
@@ -192,7 +192,7 @@ class LiveRequest:
         elif self.state in (State.ADOPTING, State.LEAVING):
             self.adopt()
         elif not self.end_if_complete(now_s):
-            if self.place is not None:
+            if self.location is not None:
                 self.seek(faults.ROUTER_LOST, now_s)
             else:
                 self.again(faults.ROUTER_LOST, now_s, untouched=self.upstream.current.is_untouched)

@@ -16,7 +16,7 @@ from kvmesh.buckets.limits import Account
 from kvmesh.deadlines import RUNTIME_MAX_S
 from kvmesh.tenants.caller import Caller, ServiceClass, Tenant
 from services.frontend.requests.resume_token import ATTEMPT_STRIDE, ResumeToken
-from services.frontend.requests.takeover import Place
+from services.frontend.requests.takeover import AttemptLocation
 
 RUNTIME_GRACE_S: Final = 0.25
 """What a class's end is later for the hops behind, each of which takes its margin off: the frontend ends the request
@@ -97,7 +97,7 @@ class RequestSpec:
     """Executions of the request that have not told what they gave."""
     can_move: bool = False
     """True if the client can go on at another frontend."""
-    place: Place | None = None
+    location: AttemptLocation | None = None
     """Where the broken stream's attempt ran; perhaps it still does."""
     received_ids: tuple[int, ...] = ()
     """Output the client has already: empty unless `is_resumed`."""
@@ -131,7 +131,7 @@ class RequestSpec:
         """
         if not self.received_ids or not self.caller.tenant.name:
             return bool(self.received_ids)
-        return self.place is not None and self.epoch <= AHEAD_EPOCH_MAX
+        return self.location is not None and self.epoch <= AHEAD_EPOCH_MAX
 
     @property
     def rid(self) -> str:
@@ -212,15 +212,15 @@ class RequestSpec:
         budget.kv_head_room_permille = round(service_class.kv_headroom * 1000)
         return submit
 
-    def resume_token(self, place: Place | None = None, issued_s: int = 0) -> ResumeToken:
-        """Return what another frontend needs to go on; with `place`, it takes over what runs there.
+    def resume_token(self, location: AttemptLocation | None = None, issued_s: int = 0) -> ResumeToken:
+        """Return what another frontend needs to go on; with `location`, it takes over what runs there.
 
         `issued_s`: seconds since 1970, told with a place only.
         """
         token = ResumeToken(
-            self.request_id, self.seed, self.attempt_base, self.digest, self.model_version, place
+            self.request_id, self.seed, self.attempt_base, self.digest, self.model_version, location
         )
-        if place is None:
+        if location is None:
             return token
         return replace(
             token,

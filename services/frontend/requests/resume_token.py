@@ -16,7 +16,7 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
-from services.frontend.requests.takeover import Place
+from services.frontend.requests.takeover import AttemptLocation
 
 ATTEMPT_STRIDE: Final = 256
 """Attempt numbers one execution may use: [base + 1, base + ATTEMPT_STRIDE), its base being its epoch times this. A later
@@ -29,10 +29,10 @@ EPOCH_MAX: Final = ATTEMPT_BASE_MAX // ATTEMPT_STRIDE
 """Executions of one request are numbered 0 to EPOCH_MAX."""
 
 _MARK: Final = b"k\x02"
-_MARK_PLACED: Final = b"k\x03"
+_MARK_LOCATED: Final = b"k\x03"
 _MARK_DATED: Final = b"k\x04"
 _HEAD: Final = struct.Struct("<2s16sQHQB")
-_PLACE: Final = struct.Struct("<HB")
+_LOCATION: Final = struct.Struct("<HB")
 _OUTPUT: Final = struct.Struct("<II")
 _ISSUED: Final = struct.Struct("<I")
 _SIGNATURE_BYTES: Final = 16
@@ -41,7 +41,9 @@ SECRET_BYTES: Final = 32
 """Length of the mesh's secret."""
 
 
-TOKEN_BYTES_MAX: Final = _HEAD.size + 255 + _PLACE.size + 255 + _OUTPUT.size + _ISSUED.size + _SIGNATURE_BYTES
+TOKEN_BYTES_MAX: Final = (
+    _HEAD.size + 255 + _LOCATION.size + 255 + _OUTPUT.size + _ISSUED.size + _SIGNATURE_BYTES
+)
 
 
 class ResumeTokenError(ValueError):
@@ -99,7 +101,7 @@ class ResumeToken:
     """Attempts of the frontend that made the token are in [attempt_base + 1, attempt_base + ATTEMPT_STRIDE)."""
     digest: int
     model_version: str
-    place: Place | None = None
+    location: AttemptLocation | None = None
     """Where an attempt of the frontend that made the token ran. The two below are told with it only."""
     asked_output_tokens: int = 0
     """Output tokens of the request by which its digest was made; 0: not told."""
@@ -115,8 +117,8 @@ class ResumeToken:
 
     def pack(self, seal: Seal) -> bytes:
         """Return the token as bytes, signed."""
-        version, place = self.model_version.encode(), self.place
-        mark = _MARK if place is None else _MARK_DATED if self.issued_s else _MARK_PLACED
+        version, location = self.model_version.encode(), self.location
+        mark = _MARK if location is None else _MARK_DATED if self.issued_s else _MARK_LOCATED
         head = _HEAD.pack(
             mark,
             bytes.fromhex(self.request_id),
@@ -125,13 +127,13 @@ class ResumeToken:
             self.digest,
             len(version),
         )
-        if place is None:
+        if location is None:
             return seal.sign(head + version)
-        replica = place.decode_replica.encode()[:255]
+        replica = location.decode_replica.encode()[:255]
         output = _OUTPUT.pack(self.asked_output_tokens, self.max_output_tokens)
         issued = _ISSUED.pack(self.issued_s) if self.issued_s else b""
-        placed = _PLACE.pack(place.attempt, len(replica)) + replica + output + issued
-        return seal.sign(head + version + placed)
+        located = _LOCATION.pack(location.attempt, len(replica)) + replica + output + issued
+        return seal.sign(head + version + located)
 
 
 def unpack(data: bytes, seal: Seal) -> ResumeToken:
@@ -139,7 +141,7 @@ def unpack(data: bytes, seal: Seal) -> ResumeToken:
     if not _HEAD.size + _SIGNATURE_BYTES <= len(data) <= TOKEN_BYTES_MAX:
         raise ResumeTokenError(f"it has {len(data)} bytes")
     mark = data[: len(_MARK)]
-    if mark not in (_MARK, _MARK_PLACED, _MARK_DATED):
+    if mark not in (_MARK, _MARK_LOCATED, _MARK_DATED):
         raise ResumeTokenError("it is of another kind or version")
     body = seal.open(data)
     if body is None:
@@ -148,11 +150,11 @@ def unpack(data: bytes, seal: Seal) -> ResumeToken:
     at = _HEAD.size + length
     try:
         version = body[_HEAD.size : at].decode()
-        place, asked, most, issued_s = None, 0, 0, 0
+        location, asked, most, issued_s = None, 0, 0, 0
         if mark != _MARK:
-            attempt, count = _PLACE.unpack_from(body, at)
-            at += _PLACE.size + count
-            place = Place(attempt, body[at - count : at].decode())
+            attempt, count = _LOCATION.unpack_from(body, at)
+            at += _LOCATION.size + count
+            location = AttemptLocation(attempt, body[at - count : at].decode())
             asked, most = _OUTPUT.unpack_from(body, at)
             at += _OUTPUT.size
         if mark == _MARK_DATED:
@@ -162,4 +164,4 @@ def unpack(data: bytes, seal: Seal) -> ResumeToken:
         raise ResumeTokenError("its texts cannot be read") from None
     if at != len(body):
         raise ResumeTokenError("its length does not match")
-    return ResumeToken(request_id.hex(), seed, base, digest, version, place, asked, most, issued_s)
+    return ResumeToken(request_id.hex(), seed, base, digest, version, location, asked, most, issued_s)

@@ -19,7 +19,7 @@ NUMBERS: Final = 1 << 8
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class AttemptLocation:
     """Where an attempt generates."""
 
     attempt: int
@@ -42,15 +42,17 @@ class Takeover:
         self.until_s: float | None = None
         """The attempt is sought until then."""
 
-    def next_row(self, slot: int, request_id: str, place: Place, position: int, credit: int) -> attach.Adopt:
-        """Return the next adopt of the attempt at `place`, from `position` on."""
+    def next_row(
+        self, slot: int, request_id: str, location: AttemptLocation, position: int, credit: int
+    ) -> attach.Adopt:
+        """Return the next adopt of the attempt at `location`, from `position` on."""
         self.total += 1
         return attach.Adopt(
             slot=slot,
             request_id=request_id,
-            attempt=place.attempt,
+            attempt=location.attempt,
             position=position,
             credit_position=credit,
-            decode_replica=place.decode_replica,
+            decode_replica=location.decode_replica,
             adoption=self.base * NUMBERS + self.total,
         )

@@ -15,7 +15,7 @@ from services.frontend.requests.request_spec import RequestSpec
 from services.frontend.requests.resume_token import ATTEMPT_STRIDE
 from services.frontend.requests.retry_state import Limits, RetryState
 from services.frontend.requests.router_peers import Peer
-from services.frontend.requests.takeover import Place, Takeover
+from services.frontend.requests.takeover import AttemptLocation, Takeover
 from services.frontend.requests.verdicts import Role, Verdict
 
 CancelReason: TypeAlias = attach.Cancel.Reason.ValueType
@@ -76,12 +76,12 @@ class Upstream:
         return self.attempts[-1]
 
     @property
-    def place(self) -> Place | None:
+    def location(self) -> AttemptLocation | None:
         """Where the last attempt generates, if that is known."""
         attempt = self.attempts[-1] if self.attempts else None
         if attempt is None or not (attempt.has_tokens and attempt.decode_replica):
             return None
-        return Place(attempt.number, attempt.decode_replica)
+        return AttemptLocation(attempt.number, attempt.decode_replica)
 
     @property
     def is_running(self) -> bool:
@@ -96,12 +96,12 @@ class Upstream:
         """True if the last attempt has a number of an earlier execution's: another's, or given before Redis's came."""
         return self.current.number <= self._base
 
-    def take_over(self, place: Place, request: Source, now_s: float) -> None:
-        """Take another frontend's attempt, which runs at `place`, for the current one."""
+    def take_over(self, location: AttemptLocation, request: Source, now_s: float) -> None:
+        """Take another frontend's attempt, which runs at `location`, for the current one."""
         received = len(request.progress.ids)
         context_tokens = request.spec.prompt_tokens + received
-        attempt = Attempt(place.attempt, self.cause, received, context_tokens, "", now_s, is_anothers=True)
-        attempt.placement = attach.Placement(decode_replica=place.decode_replica)
+        attempt = Attempt(location.attempt, self.cause, received, context_tokens, "", now_s, is_anothers=True)
+        attempt.placement = attach.Placement(decode_replica=location.decode_replica)
         attempt.is_started = attempt.has_tokens = True
         self.attempts.append(attempt)
 
@@ -147,9 +147,11 @@ class Upstream:
         """Ask for the last attempt, which runs somewhere."""
         slot, attempt = self._open(peer, request), self.current
         attempt.router = attempt.router or peer.name
-        place = Place(attempt.number, attempt.decode_replica)
+        location = AttemptLocation(attempt.number, attempt.decode_replica)
         position, credit = len(request.progress.ids), request.progress.open_credit()
-        peer.link.outbox.adopt(self.adoption.next_row(slot, request.spec.request_id, place, position, credit))
+        peer.link.outbox.adopt(
+            self.adoption.next_row(slot, request.spec.request_id, location, position, credit)
+        )
 
     def credit(self, position: int) -> None:
         """Let tokens below `position` come. A slot must be open."""

@@ -138,7 +138,7 @@ class Intake:
             owner=arrival.owner,
             earlier=execution.earlier,
             can_move=arrival.can_move,
-            place=resume.place if resume is not None and execution.is_shown else None,
+            location=resume.location if resume is not None and execution.is_shown else None,
             received_ids=asked.received_ids,
             logprobs=asked.logprobs,
             explain=asked.explain,
@@ -198,7 +198,7 @@ class Intake:
             least = max(least, min(EPOCH_MAX, other.spec.epoch + 1))
         claim = Claim(request_id, digest, seed, is_seed_asked, least, owner)
         if resume is not None:
-            inherited = len(asked.received_ids) if resume.place is not None else 0
+            inherited = len(asked.received_ids) if resume.location is not None else 0
             # Without a date nothing tells that the token is young: then the record in Redis alone proves what was given.
             age_s = wall_s() - resume.issued_s if resume.issued_s else math.inf
             claim = replace(claim, inherited=inherited, predecessor=resume.epoch, age_s=age_s)

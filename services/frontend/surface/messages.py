@@ -15,7 +15,7 @@ from services.frontend.requests.output import Output
 from services.frontend.requests.request import LiveRequest
 from services.frontend.requests.request_spec import RequestSpec
 from services.frontend.requests.resume_token import Seal
-from services.frontend.requests.takeover import Place
+from services.frontend.requests.takeover import AttemptLocation
 
 EXPLAINED_ATTEMPTS_MAX: Final = 32
 """Attempts in an explanation: the first and the last of them when there were more."""
@@ -49,11 +49,11 @@ class Messages:
     def started(self, spec: RequestSpec, issued_s: int) -> pb.GenerateResponse:
         """Return the first message, with a resume token made at `issued_s` seconds since 1970."""
         # Where it runs is known of a request that came with it: another break before its next token loses nothing.
-        place = spec.place if spec.received_ids else None
+        location = spec.location if spec.received_ids else None
         return pb.GenerateResponse(
             started=pb.Started(
                 request_id=spec.request_id,
-                resume_token=spec.resume_token(place, issued_s).pack(self._seal),
+                resume_token=spec.resume_token(location, issued_s).pack(self._seal),
                 prompt_token_count=spec.prompt_tokens,
                 model_version=spec.model_version,
                 seed=spec.seed,
@@ -63,9 +63,9 @@ class Messages:
             )
         )
 
-    def newer_token(self, spec: RequestSpec, place: Place, issued_s: int) -> bytes:
-        """Return the resume token of a request that generates at `place`, made at `issued_s` seconds since 1970."""
-        return spec.resume_token(place, issued_s).pack(self._seal)
+    def newer_token(self, spec: RequestSpec, location: AttemptLocation, issued_s: int) -> bytes:
+        """Return the resume token of a request that generates at `location`, made at `issued_s` seconds since 1970."""
+        return spec.resume_token(location, issued_s).pack(self._seal)
 
     def finished(self, request: LiveRequest) -> pb.GenerateResponse:
         """Return the last message of a request that ended well."""

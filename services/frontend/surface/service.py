@@ -23,7 +23,7 @@ from services.frontend.accounts.accounting import Accounting, Hold
 from services.frontend.requests import faults
 from services.frontend.requests.core import FrontendCore
 from services.frontend.requests.request import LiveRequest
-from services.frontend.requests.takeover import Place
+from services.frontend.requests.takeover import AttemptLocation
 from services.frontend.surface import wire
 from services.frontend.surface.call_reader import METHOD, CallReader
 from services.frontend.surface.intake import Intake
@@ -149,7 +149,7 @@ class InferenceService:
         self, call: Call[bytes, pb.GenerateResponse], request: LiveRequest, reader: Reader, hold: Hold
     ) -> None:
         """Write what is there as one message, then what piled up meanwhile, until the end. Raises MeshError."""
-        output, place, progress_at = request.output, None, hold.progress_at
+        output, location, progress_at = request.output, None, hold.progress_at
         ready = reader.ready
         try:
             await self._write(call, request, reader, self._messages.started(request.spec, wall_s()))
@@ -157,7 +157,7 @@ class InferenceService:
                 tokens = output.take()
                 if tokens is not None:
                     position = output.taken
-                    place = self._tell_place(tokens, request, place)
+                    location = self._tell_location(tokens, request, location)
                     await self._write(call, request, reader, pb.GenerateResponse(tokens=tokens))
                     self._core.deliver(request, position, reader.wrote_s)
                     if position >= progress_at:
@@ -191,10 +191,12 @@ class InferenceService:
         request.progress.writing_since_s = None
         reader.wrote_s = self._clock.now_s()
 
-    def _tell_place(self, tokens: pb.Tokens, request: LiveRequest, told: Place | None) -> Place | None:
+    def _tell_location(
+        self, tokens: pb.Tokens, request: LiveRequest, told: AttemptLocation | None
+    ) -> AttemptLocation | None:
         """Put the resume token into `tokens` if the request runs elsewhere than the client knows; return the place."""
-        place = request.place
-        if place is None or place == told:
+        location = request.location
+        if location is None or location == told:
             return told
-        tokens.resume_token = self._messages.newer_token(request.spec, place, wall_s())
-        return place
+        tokens.resume_token = self._messages.newer_token(request.spec, location, wall_s())
+        return location

@@ -107,8 +107,8 @@ async def test_a_stream_that_breaks_twice_continues_at_its_tenants_limit(served:
     await stream.read(10)
     await served.until_empty()
     await stream.read(0)
-    place = resume_token.unpack(stream.token, served.frontend.seal).place
-    assert place is not None and place.decode_replica == "decode-0"
+    location = resume_token.unpack(stream.token, served.frontend.seal).location
+    assert location is not None and location.decode_replica == "decode-0"
     await served.until_empty()
     await until(lambda: not served.frontend.accounts.budgets.open_count, "settled")
     rest = Stream(served, "strict", request(700))
@@ -152,7 +152,7 @@ async def test_a_token_older_than_its_record_is_no_way_around_the_limits(
     stream = Stream(served, "strict", request(500))
     await stream.read(10)
     token = resume_token.unpack(stream.token, served.frontend.seal)
-    assert token.place is not None and 0 <= wall_s() - token.issued_s < 60
+    assert token.location is not None and 0 <= wall_s() - token.issued_s < 60
     await served.until_empty()
     await until(lambda: not served.frontend.accounts.budgets.open_count, "settled")
     rest = Stream(served, "strict", request(700))

@@ -25,7 +25,7 @@ from services.frontend.requests.charge import Reach
 from services.frontend.requests.outcome import End
 from services.frontend.requests.request_spec import EarlierExecution, RequestSpec
 from services.frontend.requests.resume_token import ATTEMPT_STRIDE
-from services.frontend.requests.takeover import Place
+from services.frontend.requests.takeover import AttemptLocation
 from tests.integration.frontend import test_executions
 from tests.integration.frontend.conftest import until
 from tests.integration.frontend.test_executions import MESH, RUNTIME_MAX_S
@@ -90,7 +90,7 @@ class Frontend(test_executions.Frontend):
             is_fenced=True,
             is_resumed=is_resumed,
             attempt_base=epoch * ATTEMPT_STRIDE,
-            place=Place(1, "decode-0") if is_resumed and is_shown else None,
+            location=AttemptLocation(1, "decode-0") if is_resumed and is_shown else None,
             received_ids=(5,) * received,
             earlier=earlier,
             max_output_tokens=OUTPUT,

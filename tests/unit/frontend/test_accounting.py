@@ -22,7 +22,7 @@ from services.frontend.requests.charge import Reach
 from services.frontend.requests.faults import given_up
 from services.frontend.requests.outcome import End
 from services.frontend.requests.request_spec import RequestSpec
-from services.frontend.requests.takeover import Place
+from services.frontend.requests.takeover import AttemptLocation
 from tests.unit.frontend.fake_mesh import spec
 
 CALLER = Caller(
@@ -31,7 +31,7 @@ CALLER = Caller(
     account=Account("t", (Scope("tenant:t", Limit(concurrency=5)),)),
 )
 
-PLACE = Place(1, "decode-0")
+PLACE = AttemptLocation(1, "decode-0")
 
 WELL = End(finish_reason=inference_pb2.FINISH_REASON_LENGTH)
 
@@ -160,7 +160,7 @@ async def test_every_reservation_is_settled_once_whatever_redis_does(seed: int) 
             is_keyed=draw.random() < 0.5 or number in owners.values(),  # else its id is its own
             is_resumed=epoch > 0,
             received_ids=(5,) * received,
-            place=draw.choice((None, PLACE)) if received else None,
+            location=draw.choice((None, PLACE)) if received else None,
             max_output_tokens=50,
         )
         owners[asked.rid] = number
@@ -216,7 +216,7 @@ async def test_what_a_client_had_is_not_paid_again() -> None:
     accounting, budgets, _ = made(Redis())
     hold = Hold()
     asked = await accounting.reserve(
-        hold, spec(1, caller=CALLER, owner="o", received_ids=(5,) * 7, is_resumed=True, place=PLACE)
+        hold, spec(1, caller=CALLER, owner="o", received_ids=(5,) * 7, is_resumed=True, location=PLACE)
     )
     assert hold.progress_at == 7 + 5
     assert accounting.progress(hold, 13) == 7 + 16 and budgets.told == [6]
@@ -231,18 +231,18 @@ async def test_what_a_client_had_is_not_paid_again() -> None:
 async def test_a_resume_is_never_refused_and_no_way_around_the_limits() -> None:
     """The first few that show where their output was made are forced; the others are admitted as any other."""
     accounting, budgets, _ = made(Redis())
-    for epoch, received, place in (
+    for epoch, received, location in (
         *((0, 0, None), (1, 0, None), (1, 0, PLACE), (1, 3, PLACE)),
         *((8, 3, PLACE), (9, 3, PLACE), (1, 3, None)),
     ):
-        asked = spec(1, caller=CALLER, owner=f"o{epoch}-{received}-{place}", received_ids=(5,) * received)
-        await accounting.reserve(Hold(), replace(asked, attempt_base=256 * epoch, place=place))
+        asked = spec(1, caller=CALLER, owner=f"o{epoch}-{received}-{location}", received_ids=(5,) * received)
+        await accounting.reserve(Hold(), replace(asked, attempt_base=256 * epoch, location=location))
     assert budgets.forced == [False, False, False, True, True, False, False]
 
 
 @pytest.mark.parametrize("was_told", [True, False])
-@pytest.mark.parametrize("place", [PLACE, None])
-async def test_output_that_a_client_made_up_is_paid(was_told: bool, place: Place | None) -> None:
+@pytest.mark.parametrize("location", [PLACE, None])
+async def test_output_that_a_client_made_up_is_paid(was_told: bool, location: AttemptLocation | None) -> None:
     """A prompt that comes as received output, and the prompt behind the token of a request that never ran: neither is free.
 
     Only where nobody told what was given before - its frontend died, and the estimate was charged - is the client believed,
@@ -256,7 +256,7 @@ async def test_output_that_a_client_made_up_is_paid(was_told: bool, place: Place
         )
         accounting.close(hold, Request(first, 1, 1, WELL))  # type: ignore[arg-type]
         assert await settlements.flush(5)
-    asked = spec(1, caller=CALLER, owner="o", received_ids=(5,) * 40, attempt_base=256, place=place)
+    asked = spec(1, caller=CALLER, owner="o", received_ids=(5,) * 40, attempt_base=256, location=location)
     asked = await accounting.reserve(hold := Hold(), replace(asked, is_resumed=True))
     accounting.close(hold, Request(asked, 43, 43, WELL))  # type: ignore[arg-type]
     assert await settlements.flush(5)
@@ -265,7 +265,7 @@ async def test_output_that_a_client_made_up_is_paid(was_told: bool, place: Place
     if was_told:
         assert (prompt, output) == (0, 42)
     else:
-        assert (prompt, output) == ((0, 3) if place else (asked.prompt_tokens, 43))
+        assert (prompt, output) == ((0, 3) if location else (asked.prompt_tokens, 43))
 
 
 async def test_without_limits_nobody_is_asked() -> None:

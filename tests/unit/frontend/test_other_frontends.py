@@ -6,7 +6,7 @@ import pytest
 
 from kvmesh.attach.v1 import attach_pb2 as pb
 from services.frontend.requests.resume_token import ATTEMPT_STRIDE
-from services.frontend.requests.takeover import Place
+from services.frontend.requests.takeover import AttemptLocation
 from tests.unit.frontend.fake_mesh import ORPHAN_S, Client, FakeMesh, spec
 from tests.unit.frontend.test_request import LONG, begin, finish, mesh_of, run, whole
 
@@ -15,7 +15,7 @@ def moved(
     mesh: FakeMesh, client: Client, *, epoch: int = 1, got: int | None = None, **changes: object
 ) -> Client:
     """Return the client of `client`'s request at another frontend, which here is the same core."""
-    place = client.request.place
+    location = client.request.location
     received = tuple(client.ids[:got])
     return begin(
         mesh,
@@ -23,7 +23,7 @@ def moved(
         is_fenced=True,
         attempt_base=epoch * ATTEMPT_STRIDE,
         received_ids=received,
-        place=place,
+        location=location,
         **changes,
     )
 
@@ -33,7 +33,7 @@ def test_another_frontend_takes_over_what_runs() -> None:
     mesh = mesh_of()
     first = begin(mesh)
     run(mesh, first, 10)
-    assert first.request.place == Place(1, first.request.attempts[0].decode_replica)
+    assert first.request.location == AttemptLocation(1, first.request.attempts[0].decode_replica)
     second = moved(mesh, first, got=7)
     assert first.request.end is not None and first.request.end.outcome == "SUPERSEDED"
     assert first.request.state.value == "yielding"
@@ -50,7 +50,7 @@ def test_what_is_gone_is_computed_again_above_the_earlier_numbers() -> None:
     mesh = mesh_of()
     first = begin(mesh)
     run(mesh, first, 10)
-    place = first.request.place
+    location = first.request.location
     mesh.core.leave(first.request, mesh.now_s)
     mesh.settle()
     second = begin(
@@ -59,7 +59,7 @@ def test_what_is_gone_is_computed_again_above_the_earlier_numbers() -> None:
         is_fenced=True,
         attempt_base=ATTEMPT_STRIDE,
         received_ids=tuple(first.ids),
-        place=place,
+        location=location,
     )
     assert finish(mesh, second) == "LENGTH"
     assert first.ids + second.ids == whole(first)

@@ -14,7 +14,7 @@ from kvmesh.errors import MAX_VIOLATIONS, MeshError
 from kvmesh.inference.v1 import inference_pb2 as pb
 from services.frontend.requests import resume_token
 from services.frontend.requests.resume_token import SECRET_BYTES, ResumeToken, Seal
-from services.frontend.requests.takeover import Place
+from services.frontend.requests.takeover import AttemptLocation
 from services.frontend.surface import validation, wire
 from services.frontend.surface.validation import Bounds
 
@@ -222,7 +222,7 @@ def test_a_lower_bound_does_not_end_what_was_granted(limit: int | None) -> None:
     """A resume is held to the limit of its token, not to one that came since; what is another request stays one."""
     asked = validation.check(good(limits(max_output_tokens=1024)), BOUNDS, SEAL)
     digest = validation.digest(asked, b"\5\0\0\0", validation.fit(asked, 1, BOUNDS))
-    token = ResumeToken("0" * 32, 7, 0, digest, "v1", Place(1, "decode-0"), 1024, 1024).pack(SEAL)
+    token = ResumeToken("0" * 32, 7, 0, digest, "v1", AttemptLocation(1, "decode-0"), 1024, 1024).pack(SEAL)
     lower, message = BOUNDS.up_to(20), good(resumed(token, [5] * 30))
     if limit is not None:
         message.limits.max_output_tokens = limit
@@ -252,17 +252,17 @@ def test_a_resumed_request_keeps_its_seed() -> None:
         st.integers(0, 2**64 - 1),
         st.text(max_size=20),
     ),
-    st.none() | st.builds(Place, st.integers(0, 65_535), st.text(max_size=20)),
+    st.none() | st.builds(AttemptLocation, st.integers(0, 65_535), st.text(max_size=20)),
     st.data(),
 )
 def test_a_resume_token_reads_back_and_never_reads_wrong(
-    token: ResumeToken, place: Place | None, data: st.DataObject
+    token: ResumeToken, location: AttemptLocation | None, data: st.DataObject
 ) -> None:
     """A token is what was packed, or an error: never something else."""
-    if place is not None:
+    if location is not None:
         token = replace(
             token,
-            place=place,
+            location=location,
             asked_output_tokens=300,
             max_output_tokens=data.draw(st.integers(0, 300)),
             issued_s=data.draw(st.sampled_from((0, 1, 1_800_000_000, 2**32 - 1))),
