@@ -22,13 +22,15 @@ async def drain(core: FrontendCore, clock: Clock, has_other: Callable[[], bool],
     """Return when no client is left; after `patience_s` the last ones are told to go on elsewhere."""
     core.is_draining = True
     until_s = clock.now_s() + patience_s
-    while core.live.serving or core.live.leaving or core.live.has_handlers:
+    while core.admitted.serving or core.admitted.leaving or core.admitted.has_handlers:
         now_s = clock.now_s()
         if now_s >= until_s:
-            core.hand_over(list(core.live.serving), now_s)
+            core.hand_over(list(core.admitted.serving), now_s)
             return
         if has_other():
             # What still waits for its first token keeps its place in the queue.
-            movable = [each for each in core.live.serving if each.spec.can_move and each.location is not None]
+            movable = [
+                each for each in core.admitted.serving if each.spec.can_move and each.location is not None
+            ]
             core.hand_over(movable[:BATCH], now_s)
         await asyncio.sleep(LOOK_S)

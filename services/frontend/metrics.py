@@ -77,9 +77,9 @@ class RequestMetrics:
 
 def watch_core(metrics: Metrics, core: FrontendCore) -> None:
     """Export what the core holds now."""
-    metrics.gauge("live_requests", "Requests whose client waits.", lambda: len(core.live))
+    metrics.gauge("live_requests", "Requests whose client waits.", lambda: len(core.admitted))
     metrics.gauge(
-        "draining_requests", "Requests only cleaned up behind a client.", lambda: len(core.live.leaving)
+        "draining_requests", "Requests only cleaned up behind a client.", lambda: len(core.admitted.leaving)
     )
     metrics.gauge("routers_up", "Routers attached.", lambda: sum(peer.link.is_up for peer in core.peers))
     metrics.gauge("open_slots", "Slots open at routers.", lambda: sum(len(peer.slots) for peer in core.peers))

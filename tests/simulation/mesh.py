@@ -260,7 +260,7 @@ class Mesh:
         left = [f"{name}: engine calls {engine.live}" for name, engine in self.engines.items() if engine.live]
         left += [f"{name}: handoffs {engine.held}" for name, engine in self.engines.items() if engine.held]
         for name in self.frontend_names:
-            live = self.cores[name].live
+            live = self.cores[name].admitted
             if live.serving or live.leaving:
                 left.append(f"{name}: {live.serving} {live.leaving}")
             left += [f"{name}: {peer} {peer.slots}" for peer in self.cores[name].peers if peer.slots]

@@ -65,7 +65,7 @@ class FrontendCore:
         jitter: Callable[[], float],
         observer: Observer | None = None,
     ) -> None:
-        self.live = AdmittedRequests(places)
+        self.admitted = AdmittedRequests(places)
         self.closed_windows = ClosedWindows()
         self.peers: Peers[LiveRequest] = Peers()
         self.retries = retries
@@ -85,23 +85,23 @@ class FrontendCore:
     def check_room(self, now_s: float) -> None:
         """Raise MeshError (DRAINING, LIVE_REQUESTS_FULL) if a request that came now would not be taken."""
         self._check_draining()
-        self.live.check_room(now_s)
+        self.admitted.check_room(now_s)
 
     def place_to_read(self, now_s: float) -> AbstractContextManager[None]:
         """Return what holds a place while a request is read. Raises MeshError (DRAINING, LIVE_REQUESTS_FULL)."""
         self._check_draining()
-        return self.live.place_to_read(now_s)
+        return self.admitted.place_to_read(now_s)
 
     def submit(
         self, spec: RequestSpec, output: Output, on_ready: Callable[[], None], now_s: float
     ) -> LiveRequest:
         """Start a request. `on_ready` is called from now on, also before this returns. Raises MeshError."""
         self._check_draining()
-        self.live.check_room(now_s)
+        self.admitted.check_room(now_s)
         request = LiveRequest(spec, output, self, self._limits)
         request.on_ready = on_ready
         self.supersede(spec.request_id, spec.epoch, now_s)
-        self.live.admit(request, now_s)
+        self.admitted.admit(request, now_s)
         self.retries.on_request(now_s)
         self._guard(request, lambda each: each.start(now_s), now_s)
         self.on_event()
@@ -112,7 +112,7 @@ class FrontendCore:
 
         `owner`: whose it is; one of ours that started without waiting for its number has it now.
         """
-        for request in self.live.executions(request_id):
+        for request in self.admitted.executions(request_id):
             if request.spec.epoch >= epoch:
                 continue
             if owner and request.spec.owner == owner:
@@ -199,19 +199,19 @@ class FrontendCore:
     def next_wake_s(self) -> float | None:
         """Return when `on_timer` should be called next."""
         return earliest(
-            self.live.deadlines.next_s(), self.closed_windows.next_s if self._has_clients() else None
+            self.admitted.deadlines.next_s(), self.closed_windows.next_s if self._has_clients() else None
         )
 
     def on_timer(self, now_s: float) -> None:
         """Call the requests whose time has come."""
-        for request in self.live.deadlines.due(now_s):
+        for request in self.admitted.deadlines.due(now_s):
             self._guard(request, lambda each: timers.fire(each, now_s), now_s)
-            self.live.schedule(request)
+            self.admitted.schedule(request)
         if self._has_clients() and self.closed_windows.next_s <= now_s:
-            self.closed_windows.look(self.live.serving, self.live.attended, now_s)
+            self.closed_windows.look(self.admitted.serving, self.admitted.attended, now_s)
 
     def _has_clients(self) -> bool:
-        return bool(self.live.serving) or self.live.has_handlers
+        return bool(self.admitted.serving) or self.admitted.has_handlers
 
     # What the requests ask for (Hub).
 
@@ -225,7 +225,7 @@ class FrontendCore:
         self._unrouted[request] = None
 
     def schedule(self, request: LiveRequest) -> None:
-        self.live.schedule(request)
+        self.admitted.schedule(request)
 
     def take_retry(self, request: LiveRequest, now_s: float) -> bool:
         return self.retries.take(now_s, is_sheddable=request.spec.caller.service_class.is_sheddable)
@@ -245,7 +245,7 @@ class FrontendCore:
 
     def on_end(self, request: LiveRequest, now_s: float) -> None:
         cross_check.close(request)
-        self.live.end(request, now_s)
+        self.admitted.end(request, now_s)
         first_s = request.progress.first_token_s
         if first_s is not None and len(request.attempts) == 1 and not request.spec.received_ids:
             seconds = first_s - request.spec.arrived_s - request.attempts[0].queue_s
@@ -255,8 +255,8 @@ class FrontendCore:
 
     def forget(self, request: LiveRequest) -> None:
         self._unrouted.pop(request, None)
-        self.live.forget(request)
-        if not self.live.serving and not self.live.leaving:
+        self.admitted.forget(request)
+        if not self.admitted.serving and not self.admitted.leaving:
             self.on_idle()
 
     # Checks.
@@ -264,8 +264,8 @@ class FrontendCore:
     def assert_consistent(self) -> None:
         """Raise AssertionError if the tables disagree. For tests, after every event."""
         cross_check.assert_consistent(self.verdicts)
-        known = self.live.serving | self.live.leaving
-        assert len(self.live) <= self.live.places
+        known = self.admitted.serving | self.admitted.leaving
+        assert len(self.admitted) <= self.admitted.places
         assert self._unrouted.keys() <= known, "somebody waits for a router who is gone"
         slots: dict[LiveRequest, int] = {}
         for peer in self.peers:
@@ -275,9 +275,9 @@ class FrontendCore:
         assert slots.keys() <= known, "a slot of a request that is gone"
         assert max(slots.values(), default=0) <= 1, "a request with two slots"
         for request in known:
-            wake_s, at_s = timers.wake_s(request), self.live.deadlines.at_s(request)
+            wake_s, at_s = timers.wake_s(request), self.admitted.deadlines.at_s(request)
             assert wake_s is not None and at_s is not None and at_s <= wake_s, f"{request} sleeps"
-            assert (request.end is not None) == (request in self.live.leaving)
+            assert (request.end is not None) == (request in self.admitted.leaving)
 
     def _check_draining(self) -> None:
         if self.is_draining:

@@ -194,7 +194,7 @@ class Intake:
         if resume is None and not asked.idempotency_key:
             return Execution(0, seed, is_fenced=True)
         least = resume.epoch + 1 if resume is not None else 0
-        for other in self._core.live.executions(request_id):
+        for other in self._core.admitted.executions(request_id):
             least = max(least, min(EPOCH_MAX, other.spec.epoch + 1))
         claim = Claim(request_id, digest, seed, is_seed_asked, least, owner)
         if resume is not None:

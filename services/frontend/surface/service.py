@@ -124,7 +124,7 @@ class InferenceService:
                 self._on_refused(error, caller)
             raise
         remaining: Mapping[str, str] = {}
-        self._core.live.attend(request)
+        self._core.admitted.attend(request)
         try:
             reader.follow(request)
             remaining = hold.trailers()
@@ -140,7 +140,7 @@ class InferenceService:
             try:
                 self._core.leave(request, now_s, was_deadline=now_s >= spec.deadline_s)
             finally:
-                self._core.live.dismiss(request, now_s)
+                self._core.admitted.dismiss(request, now_s)
                 self._intake.forget(owner)
                 self._accounting.close(hold, request)
             trace.record(request)

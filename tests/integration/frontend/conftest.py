@@ -74,12 +74,12 @@ class Serving:
         core = self.frontend.core
         await until(
             lambda: (
-                not core.live.serving
-                and not core.live.leaving
+                not core.admitted.serving
+                and not core.admitted.leaving
                 and not any(peer.slots for peer in core.peers)
                 and core.next_wake_s() is None
             ),
-            f"empty: {core.live}",
+            f"empty: {core.admitted}",
             timeout_s,
         )
 

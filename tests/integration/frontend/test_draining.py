@@ -45,11 +45,11 @@ async def test_movable_streams_end_at_once_and_the_others_at_the_end(serving: Se
     others: list[str] = []
     draining = asyncio.create_task(drain(core, MonotonicClock(), lambda: bool(others), 1.6))
     await until(lambda: core.is_draining, "the drain has begun")
-    assert len(core.live.serving) == 2, "there is no other frontend: all streams stay"
+    assert len(core.admitted.serving) == 2, "there is no other frontend: all streams stay"
     began_s = loop.time()
     others.append("frontend-1")
     assert await ends(movable) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
-    assert loop.time() - began_s < 1.2 and len(core.live.serving) == 1
+    assert loop.time() - began_s < 1.2 and len(core.admitted.serving) == 1
     assert await ends(plain) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
     await draining
     assert pool.cancels == [] and len(pool.runs) == 2
@@ -68,10 +68,10 @@ async def test_a_drain_waits_for_a_client_that_still_reads(serving: Serving) -> 
     """The request has ended, and its remaining output is still being written."""
     core: Any = serving.frontend.core
     reading = object()
-    core.live.attend(reading)
+    core.admitted.attend(reading)
     draining = asyncio.create_task(drain(core, MonotonicClock(), lambda: True, 30.0))
     await until(lambda: core.is_draining, "the drain has begun")
     done, _ = await asyncio.wait([draining], timeout=0.3)
     assert not done
-    core.live.dismiss(reading, 0.0)
+    core.admitted.dismiss(reading, 0.0)
     await asyncio.wait_for(draining, 5)

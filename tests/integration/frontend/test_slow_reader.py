@@ -56,7 +56,7 @@ async def test_a_client_that_does_not_read_the_end_is_cut(
 ) -> None:
     """Its request is over: slot and budget are free a little later, for any behaviour of the client, and not before."""
     monkeypatch.setattr(slow_reader, "TAIL_S", 0.3)
-    live = serving.frontend.core.live
+    live = serving.frontend.core.admitted
     live.places = 1
     stuck = StuckCall(asking(20))
     for _ in range(written):
@@ -102,7 +102,7 @@ async def test_a_slow_reader_gets_all_tokens(
     monkeypatch.setattr(slow_reader, "TAIL_S", TAIL_S)
     stuck = StuckCall(asking(20))
     slow = asyncio.create_task(serving.frontend.service.serve(stuck))
-    live = serving.frontend.core.live
+    live = serving.frontend.core.admitted
     await until(lambda: bool(pool.submits) and not live.serving, "the request is over")
     loop = asyncio.get_running_loop()
     over_s = loop.time()

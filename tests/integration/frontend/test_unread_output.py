@@ -51,7 +51,7 @@ async def piled_up(serving: Serving, count: int) -> None:
     """Wait until `count` requests have all tokens that their flow-control windows allow."""
 
     def full() -> bool:
-        live = serving.frontend.core.live.serving
+        live = serving.frontend.core.admitted.serving
         return sum(len(request.progress.ids) == CREDIT_WINDOW for request in live) == count
 
     await until(full, "tokens pile up", 20)
@@ -133,7 +133,7 @@ async def test_a_closed_window_is_charged_the_computed_output(
             monkeypatch.setattr(charge, "CLOSED_S", closed_s)
             stream = await begin(client, 300)
             await until(lambda: bool(pool.runs) and pool.runs[0].log.end == 300, "all is computed")
-            (request,) = serving.frontend.core.live.serving
+            (request,) = serving.frontend.core.admitted.serving
             await until(lambda: request.progress.reach.computed == 300, "decode reported it")  # noqa: B023  # awaited here
             await open_for(stream, granted)
             report = await reset(stream, reports)

@@ -238,7 +238,7 @@ def test_a_standstill_behind_the_end_closes_no_window() -> None:
     mesh.open(mesh.routers[0])
     asked = spec(3, max_output_tokens=5000, end_token_id=-1, deadline_s=mesh.now_s + 1.0)
     client = Windowed(core, asked, mesh.now_s)
-    core.live.attend(client.request)
+    core.admitted.attend(client.request)
     while not client.request.output.has_waiting():
         mesh.settle()
     client.write(mesh.now_s)
@@ -249,7 +249,7 @@ def test_a_standstill_behind_the_end_closes_no_window() -> None:
     core.on_timer(mesh.now_s)
     client.leave(mesh.now_s)
     assert bill.of(client.request).output_tokens == client.message.tokens
-    core.live.dismiss(client.request, mesh.now_s)
+    core.admitted.dismiss(client.request, mesh.now_s)
     assert core.next_wake_s() is None
 
 

@@ -111,4 +111,4 @@ def test_routers_know_the_windows_whatever_happens(seed: int) -> None:
             if one.request.upstream.peer is not None and since_s is not None:
                 late_s = mesh.now_s - max(since_s + CLOSED_S, slot_s)
                 assert slot in known or late_s < 2 * CHECK_INTERVAL_S, one.request
-    assert len(mesh.core.closed_windows) <= len(mesh.core.live.serving)
+    assert len(mesh.core.closed_windows) <= len(mesh.core.admitted.serving)

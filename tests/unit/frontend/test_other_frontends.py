@@ -80,7 +80,7 @@ def test_what_nobody_takes_over_is_cancelled_in_the_end() -> None:
     mesh.advance(ORPHAN_S)
     mesh.settle()
     assert mesh.cancels == [pb.Cancel.REASON_SUPERSEDED]
-    assert not mesh.core.live.leaving
+    assert not mesh.core.admitted.leaving
 
 
 def test_what_has_no_token_yet_is_not_left_to_anybody() -> None:
@@ -90,7 +90,7 @@ def test_what_has_no_token_yet_is_not_left_to_anybody() -> None:
     mesh.send_up(mesh.routers[0])
     mesh.core.supersede(client.request.spec.request_id, 1, mesh.now_s)
     mesh.settle()
-    assert mesh.cancels == [pb.Cancel.REASON_SUPERSEDED] and not mesh.core.live.leaving
+    assert mesh.cancels == [pb.Cancel.REASON_SUPERSEDED] and not mesh.core.admitted.leaving
 
 
 @pytest.mark.parametrize("epoch", [0, 1])

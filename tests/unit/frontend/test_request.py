@@ -325,7 +325,7 @@ def test_a_client_that_leaves_is_cancelled_in_every_phase(phase: str) -> None:
     mesh.core.leave(client.request, mesh.now_s)
     mesh.settle(2)
     assert not mesh.runs
-    assert not mesh.core.live.serving and not mesh.core.live.leaving
+    assert not mesh.core.admitted.serving and not mesh.core.admitted.leaving
     assert mesh.core.next_wake_s() is None
     assert mesh.cancels == ([] if phase == "waiting" else [pb.Cancel.REASON_CLIENT])
 
@@ -337,12 +337,12 @@ def test_a_client_that_leaves_an_orphan_has_it_cancelled_when_a_router_is_back()
     run(mesh, client, 10)
     cut_home(mesh)
     mesh.core.leave(client.request, mesh.now_s)
-    assert (len(mesh.core.live), len(mesh.core.live.leaving)) == (0, 1)
+    assert (len(mesh.core.admitted), len(mesh.core.admitted.leaving)) == (0, 1)
     mesh.advance(0.5)
     mesh.open(mesh.routers[0])
     mesh.settle(2)
     assert not mesh.runs and mesh.cancels == [pb.Cancel.REASON_CLIENT]
-    assert not mesh.core.live.leaving
+    assert not mesh.core.admitted.leaving
 
     mesh = mesh_of()
     client = begin(mesh)
@@ -350,7 +350,7 @@ def test_a_client_that_leaves_an_orphan_has_it_cancelled_when_a_router_is_back()
     cut_home(mesh)
     mesh.core.leave(client.request, mesh.now_s)
     mesh.advance(ORPHAN_S)
-    assert not mesh.core.live.leaving and mesh.core.next_wake_s() is None
+    assert not mesh.core.admitted.leaving and mesh.core.next_wake_s() is None
 
 
 def test_the_clients_deadline_is_an_error_and_the_meshs_is_an_answer() -> None:
@@ -640,7 +640,7 @@ def test_a_bug_at_the_start_gives_the_place_back(monkeypatch: pytest.MonkeyPatch
     client = begin(mesh)
     assert client.request.end is not None and client.request.end.outcome == "INTERNAL"
     mesh.core.assert_consistent()
-    assert not mesh.core.live.serving and not mesh.core.live.leaving
+    assert not mesh.core.admitted.serving and not mesh.core.admitted.leaving
     assert not any(peer.slots for peer in mesh.core.peers)
     assert mesh.core.next_wake_s() is None
     monkeypatch.undo()
@@ -771,7 +771,7 @@ def test_an_adopt_that_is_answered_by_an_end_leaves_nothing(row: str) -> None:
     mesh.core.on_response(router, answer, mesh.now_s)
     mesh.core.assert_consistent()
     assert finish(mesh, client) == ("DEADLINE" if row == "finish" else "LENGTH")
-    assert not mesh.core.live.leaving and mesh.core.next_wake_s() is None
+    assert not mesh.core.admitted.leaving and mesh.core.next_wake_s() is None
 
 
 @pytest.mark.parametrize("leaves", [False, True])
@@ -795,7 +795,7 @@ def test_a_router_that_does_not_know_the_replica_yet_is_asked_again(leaves: bool
         mesh.advance(0.1)
     if leaves:
         mesh.settle(2)
-        assert not mesh.runs and not mesh.core.live.leaving
+        assert not mesh.runs and not mesh.core.admitted.leaving
         return
     assert finish(mesh, client) == "LENGTH"
     assert client.ids == whole(client)

@@ -67,7 +67,7 @@ class Schedule:
             for client in self.clients:
                 client.read(self.mesh.now_s)
             self.core.assert_consistent()
-            if all(client.is_done for client in self.clients) and not self.core.live.leaving:
+            if all(client.is_done for client in self.clients) and not self.core.admitted.leaving:
                 break
             self.mesh.advance(0.05)
         self.mesh.settle()
@@ -149,7 +149,7 @@ def check(schedule: Schedule, seed: int) -> list[str]:
             inference_pb2.FINISH_REASON_LENGTH,
         ):
             assert have == whole, f"seed={seed} {request} ended early"
-    assert not core.live.serving and not core.live.leaving, f"seed={seed}"
+    assert not core.admitted.serving and not core.admitted.leaving, f"seed={seed}"
     assert not any(peer.slots for peer in core.peers), f"seed={seed}"
     assert core.next_wake_s() is None, f"seed={seed}"
     assert not schedule.mesh.runs, f"seed={seed} left running: {schedule.mesh.runs}"

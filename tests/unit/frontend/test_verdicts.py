@@ -224,4 +224,4 @@ def test_a_client_that_leaves_while_its_verdict_waits_leaves_nothing() -> None:
     mesh.core.assert_consistent()
     assert not mesh.core.verdicts.is_undecided("decode-0", mesh.now_s)
     mesh.advance(WAIT_S)
-    assert not mesh.core.live.serving and not mesh.core.live.leaving
+    assert not mesh.core.admitted.serving and not mesh.core.admitted.leaving
