@@ -228,7 +228,7 @@ def _core(config: MeshConfig, clock: MonotonicClock, observer: Observer) -> Fron
             watchdog,
             section.start_min_s,
         ),
-        places=section.max_live_requests,
+        limit=section.max_live_requests,
         retries=RetryBudget(section.retry_budget_ratio, section.retry_budget_per_s, clock.now_s()),
         jitter=random.random,
         observer=observer,

@@ -26,12 +26,12 @@ RETRY_AFTER_S: Final = 1.0
 class AdmittedRequests:
     """Requests whose client waits, and those that only still clean up behind them (leaving).
 
-    Being read and being served takes a place each; there are `places`. Who has a handler keeps its place until that is
+    Being read and being served takes a place each; there are `limit`. Who has a handler keeps its place until that is
     gone: a client that does not read holds more than its request.
     """
 
-    def __init__(self, places: int) -> None:
-        self.places = places
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
         self.reading = 0
         """Requests whose message is being parsed and tokenized."""
         self.serving: set[LiveRequest] = set()
@@ -52,16 +52,16 @@ class AdmittedRequests:
         return len(self.serving)
 
     def __repr__(self) -> str:
-        return f"Live({len(self.serving)}/{self.places}, {len(self.leaving)} leaving)"
+        return f"AdmittedRequests({len(self.serving)}/{self.limit}, {len(self.leaving)} leaving)"
 
-    def check_room(self, now_s: float) -> None:
+    def check_capacity(self, now_s: float) -> None:
         """Raise MeshError if every place is taken."""
         taken = len(self.serving) + self._staying + self.reading
-        if taken >= self.places:
+        if taken >= self.limit:
             raise MeshError(
                 "LIVE_REQUESTS_FULL",
-                f"the frontend is full: {taken}/{self.places} requests are live",
-                {"live": str(taken), "places": str(self.places)},
+                f"the frontend is full: {taken}/{self.limit} requests are live",
+                {"live": str(taken), "limit": str(self.limit)},
                 retry_after_s=self._retry_after_s(now_s),
             )
 
@@ -77,12 +77,12 @@ class AdmittedRequests:
         return max(RETRY_AFTER_MIN_S, self._promised_s - now_s)
 
     @contextmanager
-    def place_to_read(self, now_s: float) -> Iterator[None]:
+    def capacity_to_read(self, now_s: float) -> Iterator[None]:
         """Hold a place while a request is read; raises MeshError if every place is taken.
 
         At the end the place is free: who admits the request then does so before anybody else runs.
         """
-        self.check_room(now_s)
+        self.check_capacity(now_s)
         self.reading += 1
         try:
             yield
@@ -90,8 +90,8 @@ class AdmittedRequests:
             self.reading -= 1
 
     def admit(self, request: LiveRequest, now_s: float) -> None:
-        """Take a place. Ask `check_room` first."""
-        assert len(self.serving) + self._staying < self.places
+        """Take a place. Ask `check_capacity` first."""
+        assert len(self.serving) + self._staying < self.limit
         self.serving.add(request)
         self._ends.stock(len(self.serving) + self._staying, now_s)
         self._by_id.setdefault(request.spec.request_id, []).append(request)

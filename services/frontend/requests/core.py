@@ -60,12 +60,12 @@ class FrontendCore:
         self,
         limits: Limits,
         *,
-        places: int,
+        limit: int,
         retries: RetryBudget,
         jitter: Callable[[], float],
         observer: Observer | None = None,
     ) -> None:
-        self.admitted = AdmittedRequests(places)
+        self.admitted = AdmittedRequests(limit)
         self.closed_windows = ClosedWindows()
         self.peers: Peers[LiveRequest] = Peers()
         self.retries = retries
@@ -82,22 +82,22 @@ class FrontendCore:
 
     # Clients.
 
-    def check_room(self, now_s: float) -> None:
+    def check_capacity(self, now_s: float) -> None:
         """Raise MeshError (DRAINING, LIVE_REQUESTS_FULL) if a request that came now would not be taken."""
         self._check_draining()
-        self.admitted.check_room(now_s)
+        self.admitted.check_capacity(now_s)
 
-    def place_to_read(self, now_s: float) -> AbstractContextManager[None]:
+    def capacity_to_read(self, now_s: float) -> AbstractContextManager[None]:
         """Return what holds a place while a request is read. Raises MeshError (DRAINING, LIVE_REQUESTS_FULL)."""
         self._check_draining()
-        return self.admitted.place_to_read(now_s)
+        return self.admitted.capacity_to_read(now_s)
 
     def submit(
         self, spec: RequestSpec, output: Output, on_ready: Callable[[], None], now_s: float
     ) -> LiveRequest:
         """Start a request. `on_ready` is called from now on, also before this returns. Raises MeshError."""
         self._check_draining()
-        self.admitted.check_room(now_s)
+        self.admitted.check_capacity(now_s)
         request = LiveRequest(spec, output, self, self._limits)
         request.on_ready = on_ready
         self.supersede(spec.request_id, spec.epoch, now_s)
@@ -265,7 +265,7 @@ class FrontendCore:
         """Raise AssertionError if the tables disagree. For tests, after every event."""
         cross_check.assert_consistent(self.verdicts)
         known = self.admitted.serving | self.admitted.leaving
-        assert len(self.admitted) <= self.admitted.places
+        assert len(self.admitted) <= self.admitted.limit
         assert self._unrouted.keys() <= known, "somebody waits for a router who is gone"
         slots: dict[LiveRequest, int] = {}
         for peer in self.peers:

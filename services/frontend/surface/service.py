@@ -104,11 +104,11 @@ class InferenceService:
         owner, hold = "", Hold()
         try:
             caller = self._calls.caller(call)
-            self._core.check_room(arrived_s)
+            self._core.check_capacity(arrived_s)
             data = await self._calls.message(call, caller)
             if caller.account.scopes and not wire.may_resume(data):
                 self._accounting.check(caller)
-            with self._core.place_to_read(self._clock.now_s()):
+            with self._core.capacity_to_read(self._clock.now_s()):
                 trace = RequestTrace(self._tracing, call, arrived_ns)
                 arrival = self._intake.arrival(call, caller, arrived_s, remaining_s, trace.traceparent)
                 owner = arrival.owner

@@ -69,7 +69,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 async def test_a_router_that_started_again_is_reached_while_its_predecessor_drains() -> None:
     """New requests go to the newer process at once; the older one's stream is closed after its last request."""
-    core = FrontendCore(Limits(3, 3.0, 4), places=8, retries=RetryBudget(0.1, 3.0, 0.0), jitter=lambda: 0.5)
+    core = FrontendCore(Limits(3, 3.0, 4), limit=8, retries=RetryBudget(0.1, 3.0, 0.0), jitter=lambda: 0.5)
     hello = pb.Hello(process_id="f", boot_id="f", protocol_version=1)
     links = router_links(core, hello, "m", MonotonicClock(), _channel)
     async with AsyncExitStack() as stack:
@@ -100,7 +100,7 @@ async def test_a_router_that_started_again_is_reached_while_its_predecessor_drai
 
 async def test_a_router_that_started_again_at_its_address_is_attached_again() -> None:
     """A new boot at the old address is a new process; the old process is not waited for."""
-    core = FrontendCore(Limits(3, 3.0, 4), places=8, retries=RetryBudget(0.1, 3.0, 0.0), jitter=lambda: 0.5)
+    core = FrontendCore(Limits(3, 3.0, 4), limit=8, retries=RetryBudget(0.1, 3.0, 0.0), jitter=lambda: 0.5)
     hello = pb.Hello(process_id="f", boot_id="f", protocol_version=1)
     links = router_links(core, hello, "m", MonotonicClock(), _channel)
     async with AsyncExitStack() as stack:

@@ -57,18 +57,18 @@ async def test_a_client_that_does_not_read_the_end_is_cut(
     """Its request is over: slot and budget are free a little later, for any behaviour of the client, and not before."""
     monkeypatch.setattr(slow_reader, "TAIL_S", 0.3)
     live = serving.frontend.core.admitted
-    live.places = 1
+    live.limit = 1
     stuck = StuckCall(asking(20))
     for _ in range(written):
         stuck.allowed.release()
     slow = asyncio.create_task(serving.frontend.service.serve(stuck))
     await until(lambda: bool(pool.submits) and not live.serving, "the request is over")
     with pytest.raises(MeshError, match="LIVE_REQUESTS_FULL"):
-        live.check_room(0.0)
+        live.check_capacity(0.0)
     with pytest.raises(MeshError) as caught:
         await asyncio.wait_for(slow, 5)
     assert caught.value.reason == "SLOW_READER"
-    live.check_room(0.0)
+    live.check_capacity(0.0)
     await serving.until_empty()
 
 

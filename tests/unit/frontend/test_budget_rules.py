@@ -49,7 +49,7 @@ def caller(name: str = "search", *, sheddable: bool = False) -> Caller:
 def mesh_of(retries: RetryBudget | None = None, start_min_s: float = 0.0) -> FakeMesh:
     core = FrontendCore(
         Limits(4, 3.0, 4, start_min_s=start_min_s),
-        places=10_000,
+        limit=10_000,
         retries=retries or RetryBudget(0.1, 3.0, 1000.0),
         jitter=lambda: 0.5,
     )
@@ -236,22 +236,22 @@ def test_clients_that_are_refused_together_are_told_different_times() -> None:
     assert core is not None
     now_s = 50.0
     for client in ends:  # ten ends a second
-        live.places = 100
+        live.limit = 100
         live.admit(client.request, now_s)
         now_s += 0.1
         live.end(client.request, now_s)
-    live.places = 0
+    live.limit = 0
     told = []
     for _ in range(20):
         with pytest.raises(MeshError) as caught:
-            live.check_room(now_s)
+            live.check_capacity(now_s)
         assert caught.value.retry_after_s is not None
         told.append(caught.value.retry_after_s)
     gaps = [later - earlier for earlier, later in pairwise(told)]
     assert all(0.09 <= gap <= 0.11 for gap in gaps), gaps
     for _ in range(1000):
         with pytest.raises(MeshError) as caught:
-            live.check_room(now_s)
+            live.check_capacity(now_s)
     assert caught.value.retry_after_s == 10.0
 
 
@@ -274,7 +274,7 @@ def test_a_crowd_after_an_idle_hour_is_told_what_it_takes() -> None:
     for request in requests:
         live.admit(request, now_s)
     with pytest.raises(MeshError) as caught:
-        live.check_room(now_s)
+        live.check_capacity(now_s)
     assert caught.value.retry_after_s == pytest.approx(0.1, rel=0.2)
 
 

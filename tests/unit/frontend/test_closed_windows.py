@@ -80,7 +80,7 @@ def test_a_frontend_that_stood_still_tells_nothing_of_that_time() -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_routers_know_the_windows_whatever_happens(seed: int) -> None:
     """Under random closures, openings, reads and ends, a router knows each closed window within CLOSED_S and two looks."""
-    rng, mesh = random.Random(seed), mesh_of(places=64)
+    rng, mesh = random.Random(seed), mesh_of(limit=64)
     (router,) = mesh.routers
     clients: list[Client] = []
     known: set[int] = set()

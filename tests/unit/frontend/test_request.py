@@ -31,10 +31,10 @@ LONG = 4
 """A request whose oracle makes at least 60 tokens (checked below)."""
 
 
-def mesh_of(routers: int = 1, *, attempts_max: int = 4, places: int = 8, retries: float = 3.0) -> FakeMesh:
+def mesh_of(routers: int = 1, *, attempts_max: int = 4, limit: int = 8, retries: float = 3.0) -> FakeMesh:
     core = FrontendCore(
         Limits(attempts_max, ORPHAN_S, 16),
-        places=places,
+        limit=limit,
         retries=RetryBudget(0.0, retries, 1000.0),
         jitter=lambda: 0.5,
     )
@@ -196,7 +196,7 @@ def test_what_no_engine_took_is_retried_from_the_budget() -> None:
 
 def test_what_waited_in_a_lost_router_needs_no_retry_budget() -> None:
     """Many requests may wait in one router; its death sends each once more, whatever the budget has left."""
-    mesh = mesh_of(2, retries=0.0, places=64)
+    mesh = mesh_of(2, retries=0.0, limit=64)
     clients = [Client(mesh.core, spec(number, max_output_tokens=60), mesh.now_s) for number in range(48)]
     mesh.settle()
     mesh.cut(mesh.routers[0])
@@ -551,7 +551,7 @@ def test_an_attempt_that_is_taken_again_and_again_is_resumed() -> None:
 
 def test_places_are_bounded_and_come_back() -> None:
     """One more than there is room for is refused, with a time to come back; an end makes room."""
-    mesh = mesh_of(places=1)
+    mesh = mesh_of(limit=1)
     client = begin(mesh)
     with pytest.raises(Exception, match="1/1 requests are live") as caught:
         begin(mesh)
@@ -563,19 +563,19 @@ def test_places_are_bounded_and_come_back() -> None:
 
 def test_a_request_that_is_read_holds_a_place() -> None:
     """Messages that are being parsed cannot add up beside the requests that live."""
-    mesh = mesh_of(places=2)
+    mesh = mesh_of(limit=2)
     begin(mesh)
-    with mesh.core.place_to_read(mesh.now_s):
+    with mesh.core.capacity_to_read(mesh.now_s):
         with pytest.raises(MeshError, match="2/2 requests are live"):
-            mesh.core.place_to_read(mesh.now_s).__enter__()
+            mesh.core.capacity_to_read(mesh.now_s).__enter__()
         with pytest.raises(MeshError, match="2/2 requests are live"):
             begin(mesh)
-    with pytest.raises(KeyError), mesh.core.place_to_read(mesh.now_s):
+    with pytest.raises(KeyError), mesh.core.capacity_to_read(mesh.now_s):
         raise KeyError
     begin(mesh)
     mesh.core.is_draining = True
     with pytest.raises(MeshError, match="shutting down"):
-        mesh.core.place_to_read(mesh.now_s)
+        mesh.core.capacity_to_read(mesh.now_s)
 
 
 def test_a_bug_ends_one_request_alone() -> None:
@@ -635,7 +635,7 @@ def test_a_bug_in_a_row_ends_its_request_alone(field: str, monkeypatch: pytest.M
 
 def test_a_bug_at_the_start_gives_the_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """The request ends as a bug; it does not hold a place for ever."""
-    mesh = mesh_of(places=1)
+    mesh = mesh_of(limit=1)
     monkeypatch.setattr(RequestSpec, "submission", None)
     client = begin(mesh)
     assert client.request.end is not None and client.request.end.outcome == "INTERNAL"

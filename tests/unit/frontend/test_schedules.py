@@ -35,7 +35,7 @@ FAILURES = [
 def core_of(draw: random.Random, attempts_max: int = 8) -> FrontendCore:
     return FrontendCore(
         Limits(attempts_max, ORPHAN_S, 16),
-        places=64,
+        limit=64,
         retries=RetryBudget(0.1, 3.0, 1000.0),
         jitter=draw.random,
     )
