@@ -191,7 +191,7 @@ class Own:
     async def measure(self, case: str, seconds: float) -> Mapping[str, Any]:
         """Return the least CPU microseconds of a refusal, over batches for `seconds`."""
         least_us = float("inf")
-        self._frontend.core.live.reading = PLACES if case == "in-flight cap" else 0
+        self._frontend.core.admitted.reading = PLACES if case == "in-flight cap" else 0
         reason, key = "", CASES[case]
         taking = asyncio.create_task(self._refuse(key)) if case == "quota" else None
         await asyncio.sleep(TAKE_S)  # this one is admitted, and waits for a router that does not come

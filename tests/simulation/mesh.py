@@ -109,7 +109,7 @@ class Mesh:
         else:
             core = FrontendCore(
                 Limits(8, ORPHAN_S, BLOCK_TOKENS),
-                places=64,
+                limit=64,
                 retries=RetryBudget(0.5, 10.0, self.now_s),
                 jitter=self.draw.random,
             )
