@@ -7,14 +7,14 @@ from typing import Final
 
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.triton.errors import InvalidToken
-from kvmesh.triton.port import EngineCall, Kind
+from kvmesh.triton.port import CallKind, EngineCall
 
 TRANSPORT_GRACE_S: Final = 5.0
 """An engine call's own timeout lies this far behind its deadline: it only catches what the core missed."""
 
 
 def engine_call(
-    submit: pb.Submit, kind: Kind, left_s: float, handoff: pb.Handoff | None = None
+    submit: pb.Submit, kind: CallKind, left_s: float, handoff: pb.Handoff | None = None
 ) -> EngineCall:
     """Return the call for `submit`, whose deadline is in `left_s`."""
     sampling = submit.sampling

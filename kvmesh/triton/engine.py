@@ -19,7 +19,7 @@ from kvmesh.triton.client import Responses, TritonClient, opened
 from kvmesh.triton.deferred_calls import DeferredCalls
 from kvmesh.triton.errors import CallError, EngineError, EngineLost, EngineStalled
 from kvmesh.triton.liveness import PROBE_PAUSE_S, PROBE_TIMEOUT_S, EngineLiveness
-from kvmesh.triton.port import EngineCall, EngineSink, First, Kind
+from kvmesh.triton.port import CallKind, EngineCall, EngineSink, FirstAnswer
 from kvmesh.triton.subscription import RETRY_S, Subscription
 from kvmesh.triton.tensors import RequestTensors, answer_of, load_of, parameters_of
 
@@ -89,7 +89,7 @@ class TritonEngine:
         if live is None or live.is_over:
             return
         live.is_over = True
-        if live.call.kind is Kind.CONTEXT_ONLY and live.stream is not None and self._facts.stop:
+        if live.call.kind is CallKind.CONTEXT_ONLY and live.stream is not None and self._facts.stop:
             # Its answer may be on the way: cancelling the stream would lose the handoff and leave its blocks held.
             self._errand(self._stop(live))
         else:
@@ -173,7 +173,9 @@ class TritonEngine:
                     continue
                 if is_first:
                     is_first = False
-                    sink.on_first(call_id, First(answer.context_phase_params, answer.reused_blocks), now_s)
+                    sink.on_first(
+                        call_id, FirstAnswer(answer.context_phase_params, answer.reused_blocks), now_s
+                    )
                 if answer.token_ids and not live.is_over:
                     sink.on_tokens(call_id, answer.token_ids, answer.logprobs, now_s)
                 if is_final and not live.is_over:

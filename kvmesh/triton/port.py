@@ -10,7 +10,7 @@ from typing import Protocol
 from kvmesh.triton.errors import CallError
 
 
-class Kind(Enum):
+class CallKind(Enum):
     """What a call runs; values are the engine's request parameter `request_type`."""
 
     CONTEXT_AND_GENERATION = "context_and_generation"
@@ -22,7 +22,7 @@ class Kind(Enum):
 class EngineCall:
     """One call to the engine. `request_id` is unique among live calls of this engine."""
 
-    kind: Kind
+    kind: CallKind
     request_id: str
     token_ids: bytes
     """Prompt: 4 bytes per token, little-endian, at least one token."""
@@ -44,7 +44,7 @@ class EngineCall:
 
 
 @dataclass(frozen=True, slots=True)
-class First:
+class FirstAnswer:
     """What the engine says once, with its first answer to a call."""
 
     context_phase_params: bytes = b""
@@ -71,7 +71,7 @@ class EngineLoad:
 class EngineSink(Protocol):
     """Hears what becomes of calls. Synchronous. A call's last word is exactly one of `on_end` and `on_error`."""
 
-    def on_first(self, call_id: int, first: First, now_s: float) -> None:
+    def on_first(self, call_id: int, first: FirstAnswer, now_s: float) -> None:
         """The engine answered for the first time; `on_tokens` follows with that answer's tokens."""
         ...
 

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from tritonclient.grpc import InferInput
 
-from kvmesh.triton.port import EngineCall, EngineLoad, Kind
+from kvmesh.triton.port import CallKind, EngineCall, EngineLoad
 
 CACHED_SCALARS_MAX: Final = 1024
 """Distinct (tensor, value) pairs kept; beyond it all are forgotten and made anew."""
@@ -59,7 +59,7 @@ class RequestTensors:
             tensors.append(_scalar("seed", call.seed))
         if call.logprobs:
             self._add(tensors, "return_log_probs", True)
-        if call.kind is Kind.GENERATION_ONLY:
+        if call.kind is CallKind.GENERATION_ONLY:
             tensors.append(_bytes("context_phase_params", call.context_phase_params))
         return tensors
 
@@ -98,7 +98,7 @@ class RequestTensors:
 
 def parameters_of(call: EngineCall) -> dict[str, str] | None:
     """Return the request parameters of `call`, or None."""
-    if call.kind is Kind.CONTEXT_AND_GENERATION:
+    if call.kind is CallKind.CONTEXT_AND_GENERATION:
         return None
     parameters = {"request_type": call.kind.value}
     if call.kv_peer:

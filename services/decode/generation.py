@@ -21,7 +21,7 @@ from kvmesh.triton.errors import (
     CallError,
     EngineError,
 )
-from kvmesh.triton.port import EngineLoad, EnginePort, First, Kind
+from kvmesh.triton.port import CallKind, EngineLoad, EnginePort, FirstAnswer
 from services.decode.limits import DecodeLimits
 from services.decode.records import CallRecord, Recorder
 from services.decode.slot import Slot, State
@@ -81,7 +81,7 @@ class Generation:
         slot.session.outbox.start(slot.number, microseconds(now_s - slot.submitted_s))
         self._slot_table.look_by(slot, self.stall_s(slot))
         self._heartbeat.touch()
-        kind = Kind.CONTEXT_AND_GENERATION if handoff is None else Kind.GENERATION_ONLY
+        kind = CallKind.CONTEXT_AND_GENERATION if handoff is None else CallKind.GENERATION_ONLY
         self.engine.start(slot.call_id, engine_call(submit, kind, slot.deadline_s - now_s, handoff))
 
     def stop(self, slot: Slot, now_s: float) -> None:
@@ -167,7 +167,7 @@ class Generation:
 
     # EngineSink.
 
-    def on_first(self, call_id: int, first: First, now_s: float) -> None:
+    def on_first(self, call_id: int, first: FirstAnswer, now_s: float) -> None:
         """Note the first answer: the KV transfer or the local prefill is complete."""
         slot = self.calls.get(call_id)
         if slot is None:

@@ -25,7 +25,7 @@ from kvmesh.triton.errors import (
     EngineLost,
     HandoffLost,
 )
-from kvmesh.triton.port import EngineLoad, EnginePort, First, Kind
+from kvmesh.triton.port import CallKind, EngineLoad, EnginePort, FirstAnswer
 from services.prefill.limits import PrefillLimits
 from services.prefill.prefill_rate import PrefillRate
 from services.prefill.records import CallRecord, Recorder
@@ -142,7 +142,7 @@ class Prefilling:
 
     # EngineSink.
 
-    def on_first(self, call_id: int, first: First, now_s: float) -> None:
+    def on_first(self, call_id: int, first: FirstAnswer, now_s: float) -> None:
         """Keep the handoff of a computed prompt; the engine holds its KV blocks."""
         slot = self.calls.get(call_id)
         if slot is not None:
@@ -230,7 +230,7 @@ class Prefilling:
         self.calls[slot.call_id] = slot
         session.outbox.start(slot.number, microseconds(now_s - slot.submitted_s))
         self._slot_table.look_by(slot, self.stall_s(slot))
-        self.engine.start(slot.call_id, engine_call(submit, Kind.CONTEXT_ONLY, slot.deadline_s - now_s))
+        self.engine.start(slot.call_id, engine_call(submit, CallKind.CONTEXT_ONLY, slot.deadline_s - now_s))
 
     def _end_empty(self, slot: Slot, now_s: float) -> None:
         self._computed(slot, now_s)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from kvmesh.attach.v1 import attach_pb2 as pb
-from kvmesh.triton.port import EngineCall, EngineLoad, EngineSink, First
+from kvmesh.triton.port import EngineCall, EngineLoad, EngineSink, FirstAnswer
 from services.decode.core import DecodeCore
 from services.decode.limits import DecodeLimits
 from services.prefill.core import PrefillCore
@@ -105,7 +105,7 @@ class TimedEngine:
         self._begin()
         self.handoffs += 1
         self.sink.on_first(
-            call_id, First(f"{self.name}/{self.handoffs}".encode(), reused_blocks=0), self.now_s
+            call_id, FirstAnswer(f"{self.name}/{self.handoffs}".encode(), reused_blocks=0), self.now_s
         )
         self.sink.on_tokens(call_id, (1,), (), self.now_s)
         self.sink.on_end(call_id, self.now_s)

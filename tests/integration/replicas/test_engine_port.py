@@ -20,7 +20,7 @@ from kvmesh.triton.capabilities import Capabilities, ModelFacts, ModelRefused
 from kvmesh.triton.client import TritonClient
 from kvmesh.triton.engine import TritonEngine
 from kvmesh.triton.errors import EngineLost, HandoffLost, InvalidRequest
-from kvmesh.triton.port import EngineCall, Kind
+from kvmesh.triton.port import CallKind, EngineCall
 from kvmesh.triton.subscription_policy import SubscriptionPolicy
 from tests.allocated import allocated_bytes
 from tests.chaos.census import resident_bytes
@@ -162,7 +162,7 @@ async def test_a_call_ends_when_it_is_cancelled_before_it_is_connected(tmp_path:
     client = TritonClient(f"127.0.0.1:{silent.getsockname()[1]}")
     async with running_engine(CONFIG, tmp_path) as address, running_port(address, []) as (_, facts):
         engine = TritonEngine(client, facts, Recorder(), MonotonicClock(), lambda: None)
-        for at, kind in enumerate((Kind.CONTEXT_AND_GENERATION, Kind.GENERATION_ONLY)):
+        for at, kind in enumerate((CallKind.CONTEXT_AND_GENERATION, CallKind.GENERATION_ONLY)):
             engine.start(at, call(kind, f"{at}"))
         connection, _ = await asyncio.wait_for(asyncio.get_running_loop().sock_accept(silent), 10)
         for at in range(2):
@@ -177,7 +177,7 @@ async def test_a_call_ends_when_it_is_cancelled_before_it_is_connected(tmp_path:
 def prompt_call(number: int, tokens: int) -> EngineCall:
     """Return a call with a prompt that shares no prefix with the prompts of other numbers."""
     prompt = [number % 4096, number // 4096, *([7] * (tokens - 2))]
-    return EngineCall(Kind.CONTEXT_AND_GENERATION, f"{number}", frames.pack_ids(prompt), 2)
+    return EngineCall(CallKind.CONTEXT_AND_GENERATION, f"{number}", frames.pack_ids(prompt), 2)
 
 
 def blocks_of(events: list[dict[str, Any]]) -> int:
@@ -190,14 +190,14 @@ async def _check_errors(rig: Rig) -> None:
     """Real error texts map to their types."""
     long = await rig.run(101, call(name="long", max_output_tokens=10_000))
     assert isinstance(long.error, InvalidRequest), long
-    token = EngineCall(Kind.CONTEXT_ONLY, "token", frames.pack_ids([1 << 30]), 4)
+    token = EngineCall(CallKind.CONTEXT_ONLY, "token", frames.pack_ids([1 << 30]), 4)
     assert isinstance((await rig.run(102, token)).error, InvalidRequest)
-    bad = call(Kind.GENERATION_ONLY, "bad", context_phase_params=b"nonsense", kv_peer=rig.kv_peer)
+    bad = call(CallKind.GENERATION_ONLY, "bad", context_phase_params=b"nonsense", kv_peer=rig.kv_peer)
     assert isinstance((await rig.run(103, bad)).error, HandoffLost)
-    context = await rig.run(104, call(Kind.CONTEXT_ONLY, "c"))
+    context = await rig.run(104, call(CallKind.CONTEXT_ONLY, "c"))
     assert context.first is not None
     handoff = context.first.context_phase_params
-    evil = call(Kind.GENERATION_ONLY, "evil", context_phase_params=handoff, kv_peer="127.0.0.1:1")
+    evil = call(CallKind.GENERATION_ONLY, "evil", context_phase_params=handoff, kv_peer="127.0.0.1:1")
     assert isinstance((await rig.run(105, evil)).error, HandoffLost)
     rig.engine.release(handoff)
 

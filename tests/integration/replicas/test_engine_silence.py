@@ -13,7 +13,7 @@ import pytest
 
 from kvmesh.triton.errors import EngineLost
 from kvmesh.triton.liveness import MODEL_SILENCE_S, SILENCE_S
-from kvmesh.triton.port import Kind
+from kvmesh.triton.port import CallKind
 from tests.family import family
 from tests.integration.harness import START_S_MAX, engine_part, engine_ready, until
 from tests.integration.replicas.test_engine_port import CONFIG, running_port
@@ -49,7 +49,7 @@ async def test_a_frozen_engine_is_lost_and_serves_again_after_sigcont(tmp_path: 
             assert len(frozen) > 1, "the model runs in a process of its own"
             send(frozen, signal.SIGSTOP)
             # The response with the handoff is made after SIGCONT, and no caller waits for it.
-            rig.engine.start(10, call(Kind.CONTEXT_ONLY, "c-10"))
+            rig.engine.start(10, call(CallKind.CONTEXT_ONLY, "c-10"))
             lost_s = await until(lambda: not rig.sink.is_ready, SILENCE_S + SLACK_S, "the engine is lost")
             assert lost_s > SILENCE_S - 1.3, "a load report was late, and no other message"
             for number in (0, 1, 2, 3, 10):

@@ -14,12 +14,12 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from kvmesh.attach import frames
 from kvmesh.triton.client import TritonClient, opened
 from kvmesh.triton.errors import CallError, EngineLost, EngineStalled, HandoffLost, InvalidRequest
-from kvmesh.triton.port import EngineCall, Kind
+from kvmesh.triton.port import CallKind, EngineCall
 from kvmesh.triton.tensors import RequestTensors, parameters_of
 from tests.integration.harness import until
 
 CALL = EngineCall(
-    Kind.GENERATION_ONLY, "r-1", frames.pack_ids([5, 6]), 4, context_phase_params=b"h", kv_peer="a:1"
+    CallKind.GENERATION_ONLY, "r-1", frames.pack_ids([5, 6]), 4, context_phase_params=b"h", kv_peer="a:1"
 )
 INPUTS = frozenset({"input_ids", "input_lengths", "request_output_len", "streaming"})
 

@@ -10,7 +10,7 @@ from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.queue_order import fifo
 from kvmesh.triton.capabilities import ModelFacts
 from kvmesh.triton.errors import EngineBusy, EngineError, InvalidRequest
-from kvmesh.triton.port import First
+from kvmesh.triton.port import FirstAnswer
 from services.prefill.core import PrefillCore
 from services.prefill.limits import PrefillLimits
 from services.prefill.records import CallRecord
@@ -125,7 +125,7 @@ def test_only_an_answer_that_goes_on_needs_a_handoff(end_token_id: int, output: 
     (call_id,) = replica.engine.live
     replica.engine.cancel(call_id)
     sink = replica.core.sink
-    sink.on_first(call_id, First(), replica.now_s)
+    sink.on_first(call_id, FirstAnswer(), replica.now_s)
     sink.on_tokens(call_id, (next_token(PROMPT),), (), replica.now_s)
     sink.on_end(call_id, replica.now_s)
     replica.read()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from kvmesh.attach import frames
 from kvmesh.triton.errors import CallError, HandoffLost
-from kvmesh.triton.port import EngineCall, EngineLoad, EnginePort, First, Kind
+from kvmesh.triton.port import CallKind, EngineCall, EngineLoad, EnginePort, FirstAnswer
 
 PROMPT = tuple(range(1, 60))
 
@@ -18,7 +18,7 @@ class Heard:
     """What a sink heard of one call, in order: "first", "tokens", "end" or "error"."""
 
     events: list[str] = field(default_factory=list)
-    first: First | None = None
+    first: FirstAnswer | None = None
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     error: CallError | None = None
@@ -40,7 +40,7 @@ class Recorder:
         """Return what was heard of a call."""
         return self.calls.setdefault(call_id, Heard())
 
-    def on_first(self, call_id: int, first: First, now_s: float) -> None:
+    def on_first(self, call_id: int, first: FirstAnswer, now_s: float) -> None:
         self._note(call_id, "first").first = first
 
     def on_tokens(
@@ -96,7 +96,7 @@ class Rig:
         return heard
 
 
-def call(kind: Kind = Kind.CONTEXT_AND_GENERATION, name: str = "r", **changes: object) -> EngineCall:
+def call(kind: CallKind = CallKind.CONTEXT_AND_GENERATION, name: str = "r", **changes: object) -> EngineCall:
     """Return a call of eight tokens."""
     settings: dict[str, object] = {"max_output_tokens": 8, "temperature": 0.7, "seed": 5, **changes}
     return EngineCall(kind, name, frames.pack_ids(PROMPT), **settings)  # type: ignore[arg-type]  # fields by name
@@ -114,31 +114,31 @@ async def check_whole(rig: Rig) -> None:
 async def check_handoff(rig: Rig) -> None:
     """context_only makes one token and a handoff; generation_only repeats it and goes on as the whole would."""
     whole = await rig.run(11, call())
-    context = await rig.run(12, call(Kind.CONTEXT_ONLY, "c"))
+    context = await rig.run(12, call(CallKind.CONTEXT_ONLY, "c"))
     assert context.events == ["first", "tokens", "end"] and context.first is not None
     handoff = context.first.context_phase_params
     assert context.ids == whole.ids[:1] and handoff
-    generation = call(Kind.GENERATION_ONLY, "g", context_phase_params=handoff, kv_peer=rig.kv_peer)
+    generation = call(CallKind.GENERATION_ONLY, "g", context_phase_params=handoff, kv_peer=rig.kv_peer)
     heard = await rig.run(13, generation)
     assert heard.ids == whole.ids and heard.events[-1] == "end"
 
 
 async def check_release(rig: Rig) -> None:
     """A released handoff is lost to whoever comes later; releasing it again is fine."""
-    context = await rig.run(21, call(Kind.CONTEXT_ONLY, "c"))
+    context = await rig.run(21, call(CallKind.CONTEXT_ONLY, "c"))
     assert context.first is not None
     handoff = context.first.context_phase_params
     for _ in range(2):
         rig.engine.release(handoff)
     await rig.until(lambda: rig.sink.load is None or not rig.sink.load.handoffs_held)
-    generation = call(Kind.GENERATION_ONLY, "g", context_phase_params=handoff, kv_peer=rig.kv_peer)
+    generation = call(CallKind.GENERATION_ONLY, "g", context_phase_params=handoff, kv_peer=rig.kv_peer)
     heard = await rig.run(22, generation)
     assert heard.events == ["error"] and isinstance(heard.error, HandoffLost)
 
 
 async def check_cancel(rig: Rig) -> None:
     """A cancelled call says no more and leaves nothing, whenever the cancel comes; unknown ids are ignored."""
-    for number, kind in enumerate((Kind.CONTEXT_ONLY, Kind.CONTEXT_AND_GENERATION) * 5):
+    for number, kind in enumerate((CallKind.CONTEXT_ONLY, CallKind.CONTEXT_AND_GENERATION) * 5):
         call_id = 31 + number
         rig.engine.start(call_id, call(kind, f"x{number}", max_output_tokens=60))
         for _ in range(number):
@@ -147,7 +147,7 @@ async def check_cancel(rig: Rig) -> None:
         heard = list(rig.sink.heard(call_id).events)
         rig.engine.cancel(call_id)
         rig.engine.cancel(call_id)
-        if heard and heard[-1] == "end" and kind is Kind.CONTEXT_ONLY:
+        if heard and heard[-1] == "end" and kind is CallKind.CONTEXT_ONLY:
             first = rig.sink.heard(call_id).first
             assert first is not None
             rig.engine.release(first.context_phase_params)

@@ -14,7 +14,7 @@ import xxhash
 from kvmesh.attach import frames
 from kvmesh.triton.capabilities import Capabilities, ModelFacts
 from kvmesh.triton.errors import CallError, EngineLost, HandoffLost, InvalidRequest
-from kvmesh.triton.port import EngineCall, EngineLoad, EngineSink, First, Kind
+from kvmesh.triton.port import CallKind, EngineCall, EngineLoad, EngineSink, FirstAnswer
 
 VOCABULARY = 64
 END_TOKEN = 0
@@ -138,7 +138,7 @@ class FakeEngine:
                 continue
             if run.lie == INVALID and len(run.made) >= run.lie_at:
                 self.fail(call_id, InvalidRequest("Invalid value for x"), now_s)
-            elif run.call.kind is Kind.CONTEXT_ONLY:
+            elif run.call.kind is CallKind.CONTEXT_ONLY:
                 self._prefill(call_id, run, now_s)
             else:
                 self._generate(call_id, run, tokens, now_s)
@@ -166,20 +166,20 @@ class FakeEngine:
         token = run.next_token()
         if self.hides_end_token and token == run.call.end_token_id:
             del self.live[call_id]
-            self.sink.on_first(call_id, First(), now_s)
+            self.sink.on_first(call_id, FirstAnswer(), now_s)
             self.sink.on_end(call_id, now_s)
             return
         handoff = f"{self.boot_id}/{next(self._numbers)}".encode()
         self.held[handoff] = token
         del self.live[call_id]
-        self.sink.on_first(call_id, First(handoff, reused_blocks=1), now_s)
+        self.sink.on_first(call_id, FirstAnswer(handoff, reused_blocks=1), now_s)
         self.sink.on_tokens(call_id, (token,), (-0.5,) if run.call.logprobs else (), now_s)
         self.sink.on_end(call_id, now_s)
 
     def _generate(self, call_id: int, run: Run, tokens: int, now_s: float) -> None:
         fresh: list[int] = []
         is_first = not run.made
-        if is_first and run.call.kind is Kind.GENERATION_ONLY:
+        if is_first and run.call.kind is CallKind.GENERATION_ONLY:
             source = self._peer.held if self._peer else self.held
             token = source.pop(run.call.context_phase_params, None)
             if token is None:
@@ -193,7 +193,7 @@ class FakeEngine:
         if run.is_over():
             del self.live[call_id]
         if is_first:
-            self.sink.on_first(call_id, First(), now_s)
+            self.sink.on_first(call_id, FirstAnswer(), now_s)
         if self.hides_end_token and fresh and fresh[-1] == run.call.end_token_id:
             del fresh[-1]
         if fresh:

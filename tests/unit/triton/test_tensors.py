@@ -8,7 +8,7 @@ import numpy as np
 from tritonclient.grpc import service_pb2
 
 from kvmesh.attach import frames
-from kvmesh.triton.port import EngineCall, Kind
+from kvmesh.triton.port import CallKind, EngineCall
 from kvmesh.triton.tensors import CACHED_SCALARS_MAX, RequestTensors, answer_of, load_of, parameters_of
 
 ALL = frozenset(
@@ -30,7 +30,7 @@ ALL = frozenset(
 )
 
 
-def call(kind: Kind = Kind.CONTEXT_AND_GENERATION, **changes: object) -> EngineCall:
+def call(kind: CallKind = CallKind.CONTEXT_AND_GENERATION, **changes: object) -> EngineCall:
     """Return a call with a prompt of three tokens."""
     settings: dict[str, object] = {"max_output_tokens": 5, "seed": 2**64 - 1, "temperature": 0.5, **changes}
     return EngineCall(kind, "r", frames.pack_ids([7, 8, 9]), **settings)  # type: ignore[arg-type]  # fields by name
@@ -73,11 +73,11 @@ def test_only_inputs_the_model_has_are_sent() -> None:
 
 def test_handoff_and_its_source_travel_with_generation_only() -> None:
     """The blob is a tensor, the phase and the source are parameters."""
-    one = call(Kind.GENERATION_ONLY, context_phase_params=b"\x01\xff", kv_peer="a:1")
+    one = call(CallKind.GENERATION_ONLY, context_phase_params=b"\x01\xff", kv_peer="a:1")
     assert values(RequestTensors(ALL), one)["context_phase_params"] == [1, 255]
     assert parameters_of(one) == {"request_type": "generation_only", "kv_peer": "a:1"}
     assert parameters_of(call()) is None
-    assert parameters_of(call(Kind.CONTEXT_ONLY)) == {"request_type": "context_only"}
+    assert parameters_of(call(CallKind.CONTEXT_ONLY)) == {"request_type": "context_only"}
 
 
 def test_cache_of_scalars_is_bounded() -> None:
