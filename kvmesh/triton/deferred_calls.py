@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-DEBTS_MAX: Final = 4096
+DEFERRED_MAX: Final = 4096
 """Of each kind; beyond it the oldest are left to the engine's own timeouts."""
 
 
-class Due(NamedTuple):
+class DueCalls(NamedTuple):
     """What to tell now."""
 
     stops: tuple[str, ...]
@@ -30,25 +30,25 @@ class DeferredCalls:
     def __len__(self) -> int:
         return len(self._stops) + len(self._releases)
 
-    def owe_stop(self, request_id: str) -> None:
+    def defer_stop(self, request_id: str) -> None:
         """A call was given up without a word to the engine."""
         _add(self._stops, request_id)
 
-    def owe_release(self, handoff: bytes) -> None:
+    def defer_release(self, handoff: bytes) -> None:
         """A handoff could not be given up."""
         _add(self._releases, handoff)
 
-    def settle(self, boot_id: str) -> Due:
+    def flush(self, boot_id: str) -> DueCalls:
         """The engine answers as `boot_id`: return what it must hear. Nothing is owed afterwards."""
         is_same = boot_id == self._boot_id
         self._boot_id = boot_id
-        due = Due(tuple(self._stops), tuple(self._releases)) if is_same else Due((), ())
+        due = DueCalls(tuple(self._stops), tuple(self._releases)) if is_same else DueCalls((), ())
         self._stops.clear()
         self._releases.clear()
         return due
 
 
 def _add(owed: dict[str, None] | dict[bytes, None], what: str | bytes) -> None:
-    if len(owed) >= DEBTS_MAX:
+    if len(owed) >= DEFERRED_MAX:
         del owed[next(iter(owed))]  # type: ignore[arg-type]  # the key is of the table's own kind
     owed[what] = None  # type: ignore[index]

@@ -74,7 +74,7 @@ class TritonEngine:
         self._errands: set[asyncio.Task[None]] = set()
         """Stops and releases that are under way."""
         self._watch = EngineLiveness(clock.now_s(), has_load_report=facts.load_report)
-        self._debts = DeferredCalls()
+        self._deferred = DeferredCalls()
         self._probing: asyncio.Task[None] | None = None
 
     def start(self, call_id: int, call: EngineCall) -> None:
@@ -142,7 +142,7 @@ class TritonEngine:
             log.exception("engine call failed", extra={"request_id": call.request_id})
             error = EngineError(f"bug: {type(bug).__name__}")
         if isinstance(error, EngineLost):
-            self._debts.owe_stop(call.request_id)  # it may go on behind a connection that broke
+            self._deferred.defer_stop(call.request_id)  # it may go on behind a connection that broke
         if not live.is_over:
             live.is_over = True
             self._sink.on_error(call_id, error, self._clock.now_s())
@@ -213,7 +213,7 @@ class TritonEngine:
             except CallError as error:
                 log.warning("engine did not release a handoff: %s", error)
                 return None
-        self._debts.owe_release(context_phase_params)
+        self._deferred.defer_release(context_phase_params)
         return None
 
     # What the engine tells by itself.
@@ -273,7 +273,7 @@ class TritonEngine:
         log.warning("engine at %s is lost: %s", self._client.address, reason)
         self._sink.on_ready(False, now_s)
         for call_id, live in list(self._calls.items()):
-            self._debts.owe_stop(live.call.request_id)
+            self._deferred.defer_stop(live.call.request_id)
             if not live.is_over:
                 live.is_over = True
                 self._sink.on_error(call_id, EngineLost(reason), now_s)
@@ -287,7 +287,7 @@ class TritonEngine:
             log.info("engine at %s is back", self._client.address, extra={"boot_id": boot_id})
             self._watch.on_return(now_s)
         self._watch.on_model(now_s)
-        due = self._debts.settle(boot_id)
+        due = self._deferred.flush(boot_id)
         for handoff in due.releases:
             self.release(handoff)
         if due.stops and self._facts.stop:
@@ -299,7 +299,7 @@ class TritonEngine:
             try:
                 await self._client.ask(self._tensors.of_stop(), request_id=request_id)
             except (EngineLost, EngineStalled):
-                self._debts.owe_stop(request_id)
+                self._deferred.defer_stop(request_id)
             except CallError as error:
                 log.info("engine did not take a stop: %s", error)
 

@@ -57,20 +57,20 @@ def test_debts_are_told_to_the_boot_that_has_them() -> None:
     for seed in range(100):
         draw = random.Random(seed)
         owed, boot = DeferredCalls(), "a"
-        owed.settle(boot)
+        owed.flush(boot)
         stops: set[str] = set()
         for number in range(200):
             choice = draw.randrange(4)
             if choice < 2:
-                owed.owe_stop(f"r-{number}")
+                owed.defer_stop(f"r-{number}")
                 stops.add(f"r-{number}")
             else:
                 answers_as = draw.choice((boot, boot, f"boot-{number}"))
-                due = owed.settle(answers_as)
+                due = owed.flush(answers_as)
                 assert set(due.stops) == (stops if answers_as == boot else set()), f"seed={seed}"
                 assert len(owed) == 0
                 boot, stops = answers_as, set()
-    for number in range(deferred_calls.DEBTS_MAX + 10):
-        owed.owe_release(b"%d" % number)
-    assert len(owed) == deferred_calls.DEBTS_MAX + len(stops)
-    assert b"0" not in owed.settle(boot).releases, "the oldest go first"
+    for number in range(deferred_calls.DEFERRED_MAX + 10):
+        owed.defer_release(b"%d" % number)
+    assert len(owed) == deferred_calls.DEFERRED_MAX + len(stops)
+    assert b"0" not in owed.flush(boot).releases, "the oldest go first"
