@@ -1,8 +1,8 @@
 """Whether an engine is still there: an engine that is stopped or cut off breaks no connection. Pure.
 
-Two things are listened to. The server answers probes even while the model is busy; nothing at all for `SILENCE_S` means
+Two things are listened to. The server answers probes even while the model is busy; nothing at all for `SERVER_TIMEOUT_S` means
 that server or network is gone. The model reports its load each second, where it can; a server that answers for a model
-which has said nothing for `MODEL_SILENCE_S` has lost it. One slow answer is no silence: it takes several missed probes.
+which has said nothing for `MODEL_TIMEOUT_S` has lost it. One slow answer is no silence: it takes several missed probes.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Final
 
 from kvmesh.failure_detector import FailureDetector
 
-SILENCE_S: Final = 3.0
-MODEL_SILENCE_S: Final = 6.0
+SERVER_TIMEOUT_S: Final = 3.0
+MODEL_TIMEOUT_S: Final = 6.0
 PROBE_AFTER_S: Final = 1.2
 """The server is probed when nothing was heard for longer than a load report takes to come."""
 
@@ -31,8 +31,8 @@ class EngineLiveness:
         self.is_lost = False
         self._missed = 0
         """Probes in a row since something was heard."""
-        self._any = FailureDetector(SILENCE_S, now_s)
-        self._model = FailureDetector(MODEL_SILENCE_S if has_load_report else float("inf"), now_s)
+        self._any = FailureDetector(SERVER_TIMEOUT_S, now_s)
+        self._model = FailureDetector(MODEL_TIMEOUT_S if has_load_report else float("inf"), now_s)
 
     def on_model(self, now_s: float) -> None:
         """The model said something: a load report, an answer."""

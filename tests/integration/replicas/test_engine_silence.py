@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvmesh.triton.errors import EngineLost
-from kvmesh.triton.liveness import MODEL_SILENCE_S, SILENCE_S
+from kvmesh.triton.liveness import MODEL_TIMEOUT_S, SERVER_TIMEOUT_S
 from kvmesh.triton.port import CallKind
 from tests.family import family
 from tests.integration.harness import START_S_MAX, engine_part, engine_ready, until
@@ -50,8 +50,10 @@ async def test_a_frozen_engine_is_lost_and_serves_again_after_sigcont(tmp_path: 
             send(frozen, signal.SIGSTOP)
             # The response with the handoff is made after SIGCONT, and no caller waits for it.
             rig.engine.start(10, call(CallKind.CONTEXT_ONLY, "c-10"))
-            lost_s = await until(lambda: not rig.sink.is_ready, SILENCE_S + SLACK_S, "the engine is lost")
-            assert lost_s > SILENCE_S - 1.3, "a load report was late, and no other message"
+            lost_s = await until(
+                lambda: not rig.sink.is_ready, SERVER_TIMEOUT_S + SLACK_S, "the engine is lost"
+            )
+            assert lost_s > SERVER_TIMEOUT_S - 1.3, "a load report was late, and no other message"
             for number in (0, 1, 2, 3, 10):
                 assert isinstance(rig.sink.heard(number).error, EngineLost), number
             late = await rig.run(20, call(name="late"))
@@ -80,7 +82,7 @@ async def test_a_lost_model_of_a_running_server_is_detected(tmp_path: Path, numb
             await rig.until(lambda: bool(rig.sink.heard(1).ids))
             model = family(engine.pid)[1:]
             send(model, number)
-            await until(rig.sink.heard(1).is_over, MODEL_SILENCE_S + SLACK_S, "the call is over")
+            await until(rig.sink.heard(1).is_over, MODEL_TIMEOUT_S + SLACK_S, "the call is over")
             assert isinstance(rig.sink.heard(1).error, EngineLost), rig.sink.heard(1).error
     finally:
         await engine.end()

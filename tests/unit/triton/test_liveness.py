@@ -7,7 +7,7 @@ import random
 from kvmesh.failure_detector import CHECK_INTERVAL_S
 from kvmesh.triton import deferred_calls
 from kvmesh.triton.deferred_calls import DeferredCalls
-from kvmesh.triton.liveness import MODEL_SILENCE_S, SILENCE_S, EngineLiveness
+from kvmesh.triton.liveness import MODEL_TIMEOUT_S, SERVER_TIMEOUT_S, EngineLiveness
 
 
 def lost_after_s(watch: EngineLiveness, now_s: float, *, answers_probes: bool) -> float | None:
@@ -30,7 +30,7 @@ def test_an_engine_that_says_nothing_is_lost_within_the_limit_and_once() -> None
     for now_s in (100.0, 300.0, 500.0):
         watch.on_return(now_s)
         waited_s = lost_after_s(watch, now_s, answers_probes=False)
-        assert waited_s is not None and SILENCE_S <= waited_s <= SILENCE_S + CHECK_INTERVAL_S
+        assert waited_s is not None and SERVER_TIMEOUT_S <= waited_s <= SERVER_TIMEOUT_S + CHECK_INTERVAL_S
         assert watch.is_lost and not watch.check(now_s + 70) and not watch.wants_probe(now_s + 70)
 
 
@@ -38,7 +38,7 @@ def test_a_busy_model_behind_a_living_server_gets_more_time() -> None:
     """The server answers probes, the model does not: lost later; an engine without reports is never lost for that."""
     watch = EngineLiveness(100.0, has_load_report=True)
     waited_s = lost_after_s(watch, 100.0, answers_probes=True)
-    assert waited_s is not None and MODEL_SILENCE_S <= waited_s <= MODEL_SILENCE_S + CHECK_INTERVAL_S
+    assert waited_s is not None and MODEL_TIMEOUT_S <= waited_s <= MODEL_TIMEOUT_S + CHECK_INTERVAL_S
     assert lost_after_s(EngineLiveness(100.0, has_load_report=False), 100.0, answers_probes=True) is None
 
 
