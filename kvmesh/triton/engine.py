@@ -1,6 +1,6 @@
 """The engine port on a real Triton server: one task per call, long-lived streams for load and KV events. A shell.
 
-An engine that is stopped or cut off is found by its silence (see `watch`): then every call fails at once, the channel is
+An engine that is stopped or cut off is found by its silence (see `liveness`): then every call fails at once, the channel is
 replaced, and when the same boot answers again it is told what was given up meanwhile (see `debts`).
 """
 
@@ -150,8 +150,8 @@ class TritonEngine:
 
     async def _answers(self, call_id: int, live: _Live) -> bool:
         """Pass the engine's answers on until the stream ends. Return whether the final one came."""
-        call, sink, clock, watch = live.call, self._sink, self._clock, self._watch
-        if watch.is_lost:
+        call, sink, clock, liveness = live.call, self._sink, self._clock, self._watch
+        if liveness.is_lost:
             raise EngineLost("the engine does not answer")
         stream = live.stream = self._client.stream(
             self._tensors.of_call(call),
@@ -166,7 +166,7 @@ class TritonEngine:
                 answer = answer_of(response)
                 is_final = is_final or answer.is_final
                 now_s = clock.now_s()
-                watch.on_model(now_s)
+                liveness.on_model(now_s)
                 if live.is_over:
                     if answer.context_phase_params:
                         self.release(answer.context_phase_params)
@@ -255,7 +255,7 @@ class TritonEngine:
         if is_ready:
             self._watch.on_server(now_s)
         else:
-            self._watch.on_missed()
+            self._watch.on_missed_probe()
         if self._facts.load_report:
             return
         if is_ready:
@@ -285,7 +285,7 @@ class TritonEngine:
         """The model answers. Back from a silence, or after a broken stream, it hears what it missed."""
         if self._watch.is_lost:
             log.info("engine at %s is back", self._client.address, extra={"boot_id": boot_id})
-            self._watch.on_return(now_s)
+            self._watch.on_recovery(now_s)
         self._watch.on_model(now_s)
         due = self._deferred.flush(boot_id)
         for handoff in due.releases:

@@ -25,13 +25,13 @@ PROBE_PAUSE_S: Final = 1.0
 
 
 class EngineLiveness:
-    """Look at it every LOOK_S. `is_lost` from the silence on until `on_return`."""
+    """Look at it every LOOK_S. `is_lost` from the silence on until `on_recovery`."""
 
     def __init__(self, now_s: float, *, has_load_report: bool) -> None:
         self.is_lost = False
         self._missed = 0
         """Probes in a row since something was heard."""
-        self._any = FailureDetector(SERVER_TIMEOUT_S, now_s)
+        self._server = FailureDetector(SERVER_TIMEOUT_S, now_s)
         self._model = FailureDetector(MODEL_TIMEOUT_S if has_load_report else float("inf"), now_s)
 
     def on_model(self, now_s: float) -> None:
@@ -42,28 +42,28 @@ class EngineLiveness:
     def on_server(self, now_s: float) -> None:
         """The server answered a probe."""
         self._missed = 0
-        self._any.heartbeat(now_s)
+        self._server.heartbeat(now_s)
 
-    def on_missed(self) -> None:
+    def on_missed_probe(self) -> None:
         """A probe was not answered in time."""
         self._missed += 1
 
-    def on_return(self, now_s: float) -> None:
+    def on_recovery(self, now_s: float) -> None:
         """It serves again."""
         self.is_lost = False
         self.on_model(now_s)
 
     def check(self, now_s: float) -> str:
         """Return why the engine is lost, once; else nothing."""
-        silences = [silence for silence in (self._any, self._model) if silence.check(now_s)]
-        if self._missed < MISSED_PROBES and self._any in silences:
-            silences.remove(self._any)
+        silences = [silence for silence in (self._server, self._model) if silence.check(now_s)]
+        if self._missed < MISSED_PROBES and self._server in silences:
+            silences.remove(self._server)
         if self.is_lost or not silences:
             return ""
         self.is_lost = True
-        who = "engine" if silences[0] is self._any else "model"
+        who = "engine" if silences[0] is self._server else "model"
         return f"nothing was heard of the {who} for {silences[0].silent_s(now_s):.1f} s"
 
     def wants_probe(self, now_s: float) -> bool:
         """Return whether the server is to be asked whether it is there."""
-        return not self.is_lost and self._any.silent_s(now_s) >= PROBE_AFTER_S
+        return not self.is_lost and self._server.silent_s(now_s) >= PROBE_AFTER_S

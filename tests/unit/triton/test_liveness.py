@@ -10,46 +10,46 @@ from kvmesh.triton.deferred_calls import DeferredCalls
 from kvmesh.triton.liveness import MODEL_TIMEOUT_S, SERVER_TIMEOUT_S, EngineLiveness
 
 
-def lost_after_s(watch: EngineLiveness, now_s: float, *, answers_probes: bool) -> float | None:
+def lost_after_s(liveness: EngineLiveness, now_s: float, *, answers_probes: bool) -> float | None:
     """Look for a minute; return after how long the engine was lost."""
     for tick in range(1, round(60 / CHECK_INTERVAL_S)):
         at_s = now_s + tick * CHECK_INTERVAL_S
-        if watch.wants_probe(at_s):
+        if liveness.wants_probe(at_s):
             if answers_probes:
-                watch.on_server(at_s)
+                liveness.on_server(at_s)
             else:
-                watch.on_missed()
-        if watch.check(at_s):
+                liveness.on_missed_probe()
+        if liveness.check(at_s):
             return at_s - now_s
     return None
 
 
 def test_an_engine_that_says_nothing_is_lost_within_the_limit_and_once() -> None:
     """Neither reports nor probes answered: lost after SILENCE_S, told once, and anew after each return."""
-    watch = EngineLiveness(100.0, has_load_report=True)
+    liveness = EngineLiveness(100.0, has_load_report=True)
     for now_s in (100.0, 300.0, 500.0):
-        watch.on_return(now_s)
-        waited_s = lost_after_s(watch, now_s, answers_probes=False)
+        liveness.on_recovery(now_s)
+        waited_s = lost_after_s(liveness, now_s, answers_probes=False)
         assert waited_s is not None and SERVER_TIMEOUT_S <= waited_s <= SERVER_TIMEOUT_S + CHECK_INTERVAL_S
-        assert watch.is_lost and not watch.check(now_s + 70) and not watch.wants_probe(now_s + 70)
+        assert liveness.is_lost and not liveness.check(now_s + 70) and not liveness.wants_probe(now_s + 70)
 
 
 def test_a_busy_model_behind_a_living_server_gets_more_time() -> None:
     """The server answers probes, the model does not: lost later; an engine without reports is never lost for that."""
-    watch = EngineLiveness(100.0, has_load_report=True)
-    waited_s = lost_after_s(watch, 100.0, answers_probes=True)
+    liveness = EngineLiveness(100.0, has_load_report=True)
+    waited_s = lost_after_s(liveness, 100.0, answers_probes=True)
     assert waited_s is not None and MODEL_TIMEOUT_S <= waited_s <= MODEL_TIMEOUT_S + CHECK_INTERVAL_S
     assert lost_after_s(EngineLiveness(100.0, has_load_report=False), 100.0, answers_probes=True) is None
 
 
 def test_an_engine_that_speaks_is_not_probed() -> None:
     """Reports come at least each second: nobody asks in between."""
-    watch = EngineLiveness(100.0, has_load_report=True)
+    liveness = EngineLiveness(100.0, has_load_report=True)
     for tick in range(400):
         now_s = 100.0 + tick * CHECK_INTERVAL_S
         if tick % 4 == 0:
-            watch.on_model(now_s)
-        assert not watch.check(now_s) and not watch.wants_probe(now_s)
+            liveness.on_model(now_s)
+        assert not liveness.check(now_s) and not liveness.wants_probe(now_s)
 
 
 def test_debts_are_told_to_the_boot_that_has_them() -> None:
