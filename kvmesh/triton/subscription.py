@@ -17,7 +17,7 @@ from kvmesh.triton.tensors import RequestTensors, payload_of
 log = logging.getLogger(__name__)
 
 RETRY_S: Final = 0.25
-RETURN_S: Final = 1.5
+REPLY_TIMEOUT_S: Final = 1.5
 """A stream that is awaited and brings nothing for this long is opened again on another connection."""
 
 
@@ -43,7 +43,7 @@ class Subscription:
         self._what = what
         self._take = take
         self._renew = renew
-        self._course = SubscriptionPolicy(what)
+        self._policy = SubscriptionPolicy(what)
 
     async def run(self) -> None:
         """Follow until cancelled."""
@@ -51,7 +51,7 @@ class Subscription:
         while True:
             try:
                 stream = self._client.stream(
-                    self._tensors.of_service(), parameters=self._course.open(), request_id=what
+                    self._tensors.of_service(), parameters=self._policy.open(), request_id=what
                 )
                 async with opened(stream):
                     is_long_enough = await self._read(stream)
@@ -62,7 +62,7 @@ class Subscription:
             except CallError as error:
                 reason = str(error)
             except TimeoutError:
-                reason = f"no {what} for {RETURN_S:g} s"
+                reason = f"no {what} for {REPLY_TIMEOUT_S:g} s"
                 self._renew()
             except Exception as error:
                 log.exception("engine stream %s cannot be read", what)
@@ -70,7 +70,7 @@ class Subscription:
             if reason != told:
                 log.info("engine stream %s broke: %s", what, reason)
             told = reason
-            self._course.broke()
+            self._policy.reset()
             self.on_broken()
             await asyncio.sleep(RETRY_S)
 
@@ -78,14 +78,14 @@ class Subscription:
         """Read until the stream ends. Return True as soon as the next one is to be opened instead."""
         while True:
             try:
-                async with asyncio.timeout(RETURN_S if self.is_awaited() else None):
+                async with asyncio.timeout(REPLY_TIMEOUT_S if self.is_awaited() else None):
                     response = await anext(stream)
             except StopAsyncIteration:
-                return self._course.is_full()
+                return self._policy.is_at_limit()
             payload = payload_of(response, self._what)
             if payload is None:
                 continue
             message = msgspec.json.decode(payload, type=dict[str, Any])
             self._take(message)
-            if self._course.took(message, len(payload)):
+            if self._policy.record(message, len(payload)):
                 return True

@@ -12,7 +12,7 @@ from typing import Any, Final
 RENEW_BYTES: Final = 2 << 20
 """What an engine is asked to tell in one subscription. Opening the next costs one request."""
 
-LEAVE_BYTES: Final = 2 * RENEW_BYTES
+ABANDON_BYTES: Final = 2 * RENEW_BYTES
 """What a server may keep of one whose engine does not end it, a snapshot aside."""
 
 RESPONSE_BYTES: Final = 1024
@@ -22,43 +22,43 @@ RESPONSE_BYTES: Final = 1024
 class SubscriptionPolicy:
     """One subscription, on one stream after the other."""
 
-    __slots__ = ("_after", "_snapshot_bytes", "_told_bytes", "_what")
+    __slots__ = ("_after", "_received_bytes", "_snapshot_bytes", "_what")
 
     def __init__(self, what: str) -> None:
         self._what = what
         self._after = ""
         """Boot id and number of the last KV event; empty: unknown, or in the middle of a snapshot."""
         self._snapshot_bytes = 0
-        self._told_bytes = 0
+        self._received_bytes = 0
 
     def open(self) -> dict[str, str]:
         """A stream begins: return the parameters of its request. An engine that does not know `after` sends a
         snapshot; one that does not know `max_bytes` does not end it."""
-        self._snapshot_bytes = self._told_bytes = 0
+        self._snapshot_bytes = self._received_bytes = 0
         parameters = {"request_type": self._what, "max_bytes": str(RENEW_BYTES)}
         if self._after:
             parameters["after"] = self._after
         return parameters
 
-    def broke(self) -> None:
+    def reset(self) -> None:
         """The stream broke, or could not be read: begin anew, with a snapshot."""
         self._after = ""
 
-    def took(self, message: Mapping[str, Any], size: int) -> bool:
+    def record(self, message: Mapping[str, Any], size: int) -> bool:
         """Count one message of `size` bytes that was read and understood. Return whether to leave the stream for the next.
 
         Only where the engine does not end it as it was asked to. Never in the middle of a snapshot; and after a large one
         not before as much again has come, so that an engine that always begins with one does not send it over and over.
         """
-        self._told_bytes += size + RESPONSE_BYTES
+        self._received_bytes += size + RESPONSE_BYTES
         if "snapshot" in message:
             self._snapshot_bytes += size + RESPONSE_BYTES
             self._after = "" if message.get("more", False) else f"{message['boot_id']}:{message['event_id']}"
             return False
         if events := message.get("events"):
             self._after = f"{message['boot_id']}:{events[-1]['event_id']}"
-        return self._told_bytes - self._snapshot_bytes > max(LEAVE_BYTES, self._snapshot_bytes)
+        return self._received_bytes - self._snapshot_bytes > max(ABANDON_BYTES, self._snapshot_bytes)
 
-    def is_full(self) -> bool:
+    def is_at_limit(self) -> bool:
         """Whether the engine has told as much as it was asked to, so that the end of the stream is none of the engine."""
-        return self._told_bytes > RENEW_BYTES
+        return self._received_bytes > RENEW_BYTES
