@@ -65,7 +65,7 @@ class TritonClient:
         """Close the channel; live streams break."""
         await self._channel.close(None)
 
-    def renew(self) -> Coroutine[Any, Any, None]:
+    def reconnect(self) -> Coroutine[Any, Any, None]:
         """Take a new channel from now on; what is returned closes the old one, whose streams break, when it is awaited.
 
         For a server that was silent: its connection may wait for many seconds before it sends again what was lost.

@@ -220,7 +220,7 @@ class TritonEngine:
 
     def _feed(self, what: str, take: Callable[[dict[str, Any]], None]) -> Subscription:
         return Subscription(
-            self._client, self._tensors, what, take, lambda: self._errand(self._client.renew())
+            self._client, self._tensors, what, take, lambda: self._errand(self._client.reconnect())
         )
 
     def _take_load(self, report: dict[str, Any]) -> None:
@@ -263,7 +263,7 @@ class TritonEngine:
         else:
             self._sink.on_ready(False, now_s)
             if self._watch.is_lost:
-                self._errand(self._client.renew())
+                self._errand(self._client.reconnect())
         self._after_event()
         if is_ready or self._watch.is_lost:
             await asyncio.sleep(PROBE_PAUSE_S)
@@ -278,7 +278,7 @@ class TritonEngine:
                 live.is_over = True
                 self._sink.on_error(call_id, EngineLost(reason), now_s)
             live.end()
-        self._errand(self._client.renew())
+        self._errand(self._client.reconnect())
         self._after_event()
 
     def _serves(self, boot_id: str, now_s: float) -> None:

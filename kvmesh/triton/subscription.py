@@ -24,7 +24,7 @@ REPLY_TIMEOUT_S: Final = 1.5
 class Subscription:
     """Opened again whenever it broke, or has brought so much that it costs the server memory. Owned by who calls `run`.
 
-    `take` gets each message; one that it fails at breaks the stream. `renew` is to replace the connection.
+    `take` gets each message; one that it fails at breaks the stream. `reconnect` is to replace the connection.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Subscription:
         tensors: RequestTensors,
         what: str,
         take: Callable[[dict[str, Any]], None],
-        renew: Callable[[], None],
+        reconnect: Callable[[], None],
     ) -> None:
         self.is_awaited: Callable[[], bool] = lambda: False
         """True while silence of this stream says that its connection is of no use."""
@@ -42,7 +42,7 @@ class Subscription:
         self._tensors = tensors
         self._what = what
         self._take = take
-        self._renew = renew
+        self._reconnect = reconnect
         self._policy = SubscriptionPolicy(what)
 
     async def run(self) -> None:
@@ -63,7 +63,7 @@ class Subscription:
                 reason = str(error)
             except TimeoutError:
                 reason = f"no {what} for {REPLY_TIMEOUT_S:g} s"
-                self._renew()
+                self._reconnect()
             except Exception as error:
                 log.exception("engine stream %s cannot be read", what)
                 reason = f"{type(error).__name__}"

@@ -56,7 +56,7 @@ class Server:
         await asyncio.sleep(timeout_s if is_missed else 0.005)
         return not is_missed
 
-    async def renew(self) -> None:
+    async def reconnect(self) -> None:
         """Nothing to renew."""
 
 
