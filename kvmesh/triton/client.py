@@ -127,7 +127,7 @@ class TritonClient:
         request = _request(self.model, inputs, request_id, parameters)
         return _Responses(self._stub.ModelStreamInfer(timeout=timeout_s), request)
 
-    async def ask(
+    async def request_once(
         self,
         inputs: list[InferInput],
         *,

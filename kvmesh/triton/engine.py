@@ -189,7 +189,7 @@ class TritonEngine:
         gives_up_s = self._clock.now_s() + STOP_GIVE_UP_S
         while not live.task.done() and self._clock.now_s() < gives_up_s:
             try:
-                await self._client.ask(
+                await self._client.request_once(
                     self._tensors.of_stop(), request_id=live.call.request_id, timeout_s=STOP_GIVE_UP_S
                 )
             except CallError as error:
@@ -200,7 +200,7 @@ class TritonEngine:
     async def _release(self, context_phase_params: bytes) -> None:
         for attempt in range(RELEASE_TRIES):
             try:
-                return await self._client.ask(
+                return await self._client.request_once(
                     self._tensors.of_release(context_phase_params),
                     parameters={"request_type": "release_handoff"},
                 )
@@ -297,7 +297,7 @@ class TritonEngine:
     async def _stop_all(self, request_ids: tuple[str, ...]) -> None:
         for request_id in request_ids:
             try:
-                await self._client.ask(self._tensors.of_stop(), request_id=request_id)
+                await self._client.request_once(self._tensors.of_stop(), request_id=request_id)
             except (EngineLost, EngineStalled):
                 self._deferred.defer_stop(request_id)
             except CallError as error:
