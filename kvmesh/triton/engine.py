@@ -31,7 +31,7 @@ RELEASE_TRIES: Final = 3
 
 
 @dataclass(slots=True)
-class _Live:
+class _LiveCall:
     call: EngineCall
     task: asyncio.Task[None]
     stream: Responses | None = None
@@ -70,17 +70,17 @@ class TritonEngine:
         self._after_event = after_event
         self._on_kv_events = on_kv_events
         self._tensors = RequestTensors(facts.inputs)
-        self._calls: dict[int, _Live] = {}
-        self._errands: set[asyncio.Task[None]] = set()
+        self._calls: dict[int, _LiveCall] = {}
+        self._background: set[asyncio.Task[None]] = set()
         """Stops and releases that are under way."""
-        self._watch = EngineLiveness(clock.now_s(), has_load_report=facts.load_report)
+        self._liveness = EngineLiveness(clock.now_s(), has_load_report=facts.load_report)
         self._deferred = DeferredCalls()
         self._probing: asyncio.Task[None] | None = None
 
     def start(self, call_id: int, call: EngineCall) -> None:
         """See EnginePort."""
         task = asyncio.create_task(self._run_call(call_id, call), name=f"engine-call:{call.request_id}")
-        self._calls[call_id] = _Live(call, task)
+        self._calls[call_id] = _LiveCall(call, task)
         task.add_done_callback(lambda _: self._calls.pop(call_id, None))
 
     def cancel(self, call_id: int) -> None:
@@ -91,14 +91,14 @@ class TritonEngine:
         live.is_over = True
         if live.call.kind is CallKind.CONTEXT_ONLY and live.stream is not None and self._facts.stop:
             # Its answer may be on the way: cancelling the stream would lose the handoff and leave its blocks held.
-            self._errand(self._stop(live))
+            self._spawn(self._stop(live))
         else:
             live.end()
 
     def release(self, context_phase_params: bytes) -> None:
         """See EnginePort."""
         if self._facts.capabilities.release_handoff:
-            self._errand(self._release(context_phase_params))
+            self._spawn(self._release(context_phase_params))
 
     def open_calls(self) -> int:
         """See EnginePort."""
@@ -107,22 +107,22 @@ class TritonEngine:
     async def run(self) -> None:
         """Follow the engine's load and KV events until cancelled, opening the streams again when they break."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._look(), name="engine-watch")
+            tasks.create_task(self._monitor(), name="engine-watch")
             if self._facts.load_report:
-                loads = self._feed("load_report", self._take_load)
+                loads = self._subscription("load_report", self._take_load)
                 # An engine with an empty cache has no events to tell: only its load says that it is back.
-                loads.is_awaited = lambda: self._watch.is_lost
-                loads.on_broken = self._load_broke
+                loads.is_awaited = lambda: self._liveness.is_lost
+                loads.on_broken = self._on_load_broken
                 tasks.create_task(loads.run(), name="engine-load")
             if self._on_kv_events is not None and self._facts.capabilities.kv_events:
-                events = self._feed("kv_events", self._on_kv_events)
+                events = self._subscription("kv_events", self._on_kv_events)
                 tasks.create_task(events.run(), name="engine-kv-events")
 
     async def close(self) -> None:
         """Cancel all calls and wait for them; releases under way get a moment to finish."""
-        if self._errands:
-            await asyncio.wait(self._errands, timeout=1.0)
-        tasks = [live.task for live in self._calls.values()] + list(self._errands)
+        if self._background:
+            await asyncio.wait(self._background, timeout=1.0)
+        tasks = [live.task for live in self._calls.values()] + list(self._background)
         if self._probing is not None:
             tasks.append(self._probing)
         for task in tasks:
@@ -148,9 +148,9 @@ class TritonEngine:
             self._sink.on_error(call_id, error, self._clock.now_s())
             self._after_event()
 
-    async def _answers(self, call_id: int, live: _Live) -> bool:
+    async def _answers(self, call_id: int, live: _LiveCall) -> bool:
         """Pass the engine's answers on until the stream ends. Return whether the final one came."""
-        call, sink, clock, liveness = live.call, self._sink, self._clock, self._watch
+        call, sink, clock, liveness = live.call, self._sink, self._clock, self._liveness
         if liveness.is_lost:
             raise EngineLost("the engine does not answer")
         stream = live.stream = self._client.stream(
@@ -184,7 +184,7 @@ class TritonEngine:
                 self._after_event()
         return is_final
 
-    async def _stop(self, live: _Live) -> None:
+    async def _stop(self, live: _LiveCall) -> None:
         """Ask the engine to end the call until its stream is over; a handoff it made all the same is released there."""
         gives_up_s = self._clock.now_s() + STOP_GIVE_UP_S
         while not live.task.done() and self._clock.now_s() < gives_up_s:
@@ -205,7 +205,7 @@ class TritonEngine:
                     parameters={"request_type": "release_handoff"},
                 )
             except EngineLost:
-                if self._watch.is_lost:
+                if self._liveness.is_lost:
                     break
                 await asyncio.sleep(RETRY_S * (attempt + 1))
             except EngineStalled:
@@ -218,34 +218,34 @@ class TritonEngine:
 
     # What the engine tells by itself.
 
-    def _feed(self, what: str, take: Callable[[dict[str, Any]], None]) -> Subscription:
+    def _subscription(self, what: str, take: Callable[[dict[str, Any]], None]) -> Subscription:
         return Subscription(
-            self._client, self._tensors, what, take, lambda: self._errand(self._client.reconnect())
+            self._client, self._tensors, what, take, lambda: self._spawn(self._client.reconnect())
         )
 
     def _take_load(self, report: dict[str, Any]) -> None:
         now_s = self._clock.now_s()
         load = load_of(report)
-        self._serves(load.boot_id, now_s)
+        self._on_serving(load.boot_id, now_s)
         self._sink.on_load(load, now_s)
         self._after_event()
 
-    def _load_broke(self) -> None:
+    def _on_load_broken(self) -> None:
         self._sink.on_ready(False, self._clock.now_s())
         self._after_event()
 
     # Lost and back.
 
-    async def _look(self) -> None:
+    async def _monitor(self) -> None:
         """Look after the engine until cancelled."""
         while True:
             await asyncio.sleep(CHECK_INTERVAL_S)
             now_s = self._clock.now_s()
-            reason = self._watch.check(now_s)
+            reason = self._liveness.check(now_s)
             if reason:
-                self._lose(reason, now_s)
+                self._on_lost(reason, now_s)
             is_asked = self._probing is not None and not self._probing.done()
-            if not is_asked and (self._watch.wants_probe(now_s) or not self._facts.load_report):
+            if not is_asked and (self._liveness.wants_probe(now_s) or not self._facts.load_report):
                 self._probing = asyncio.create_task(self._probe(), name="engine-probe")
 
     async def _probe(self) -> None:
@@ -253,22 +253,22 @@ class TritonEngine:
         is_ready = await self._client.is_ready(PROBE_TIMEOUT_S)
         now_s = self._clock.now_s()
         if is_ready:
-            self._watch.on_server(now_s)
+            self._liveness.on_server(now_s)
         else:
-            self._watch.on_missed_probe()
+            self._liveness.on_missed_probe()
         if self._facts.load_report:
             return
         if is_ready:
-            self._serves("", now_s)
+            self._on_serving("", now_s)
         else:
             self._sink.on_ready(False, now_s)
-            if self._watch.is_lost:
-                self._errand(self._client.reconnect())
+            if self._liveness.is_lost:
+                self._spawn(self._client.reconnect())
         self._after_event()
-        if is_ready or self._watch.is_lost:
+        if is_ready or self._liveness.is_lost:
             await asyncio.sleep(PROBE_PAUSE_S)
 
-    def _lose(self, reason: str, now_s: float) -> None:
+    def _on_lost(self, reason: str, now_s: float) -> None:
         """Fail every call now: what the engine may still make of them is stopped when it is back."""
         log.warning("engine at %s is lost: %s", self._client.address, reason)
         self._sink.on_ready(False, now_s)
@@ -278,20 +278,20 @@ class TritonEngine:
                 live.is_over = True
                 self._sink.on_error(call_id, EngineLost(reason), now_s)
             live.end()
-        self._errand(self._client.reconnect())
+        self._spawn(self._client.reconnect())
         self._after_event()
 
-    def _serves(self, boot_id: str, now_s: float) -> None:
+    def _on_serving(self, boot_id: str, now_s: float) -> None:
         """The model answers. Back from a silence, or after a broken stream, it hears what it missed."""
-        if self._watch.is_lost:
+        if self._liveness.is_lost:
             log.info("engine at %s is back", self._client.address, extra={"boot_id": boot_id})
-            self._watch.on_recovery(now_s)
-        self._watch.on_model(now_s)
+            self._liveness.on_recovery(now_s)
+        self._liveness.on_model(now_s)
         due = self._deferred.flush(boot_id)
         for handoff in due.releases:
             self.release(handoff)
         if due.stops and self._facts.stop:
-            self._errand(self._stop_all(due.stops))
+            self._spawn(self._stop_all(due.stops))
         self._sink.on_ready(True, now_s)
 
     async def _stop_all(self, request_ids: tuple[str, ...]) -> None:
@@ -303,7 +303,7 @@ class TritonEngine:
             except CallError as error:
                 log.info("engine did not take a stop: %s", error)
 
-    def _errand(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work, name="engine-errand")
-        self._errands.add(task)
-        task.add_done_callback(self._errands.discard)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
