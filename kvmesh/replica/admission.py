@@ -33,7 +33,7 @@ FAILURE_CODES: Final[dict[type[CallError], pb.Failure.Code.ValueType]] = {
 }
 
 
-class Refused(NamedTuple):
+class SubmitRefusal(NamedTuple):
     """Why a submit is not taken."""
 
     reason: pb.Refusal.Reason.ValueType
@@ -55,40 +55,42 @@ class Refused(NamedTuple):
         )
 
 
-def too_late(what: str, needed_s: float, left_s: float, waited_s: float = 0.0) -> Refused:
+def too_late(what: str, needed_s: float, left_s: float, waited_s: float = 0.0) -> SubmitRefusal:
     """Return the refusal of `what` that needs `needed_s` (0: unknown) more and has `left_s`, after `waited_s` here."""
     if needed_s <= 0:
         after = f" after {waited_s:.3f} s here" if waited_s > 0 else ""
-        return Refused(pb.Refusal.REASON_DEADLINE, f"the deadline has passed{after}")
-    return Refused(
+        return SubmitRefusal(pb.Refusal.REASON_DEADLINE, f"the deadline has passed{after}")
+    return SubmitRefusal(
         pb.Refusal.REASON_DEADLINE,
         f"{what} needs {needed_s:.3f} s, {max(0.0, left_s):.3f} s are left after {waited_s:.3f} s here",
         estimate_ms=min(REMAINING_MS_MAX, max(1, math.ceil((waited_s + needed_s) * 1000 - 1e-6))),
     )
 
 
-def not_serving(replica: str, *, is_draining: bool, is_ready: bool) -> Refused | None:
+def not_serving(replica: str, *, is_draining: bool, is_ready: bool) -> SubmitRefusal | None:
     """Return why `replica` takes nothing new at all, or None. `is_ready`: its engine answers."""
     if is_draining:
-        return Refused(pb.Refusal.REASON_DRAINING, f"{replica} is draining")
+        return SubmitRefusal(pb.Refusal.REASON_DRAINING, f"{replica} is draining")
     if not is_ready:
-        return Refused(pb.Refusal.REASON_DRAINING, f"the engine of {replica} does not answer")
+        return SubmitRefusal(pb.Refusal.REASON_DRAINING, f"the engine of {replica} does not answer")
     return None
 
 
-def not_the_highest(known_attempt: int, attempt: int) -> Refused | None:
+def superseded(known_attempt: int, attempt: int) -> SubmitRefusal | None:
     """Return why `attempt` is not taken where `known_attempt` of the same request is, or None: then that one ends."""
     if known_attempt < attempt:
         return None
-    return Refused(pb.Refusal.REASON_SUPERSEDED, f"attempt {known_attempt} of the request is known here")
+    return SubmitRefusal(
+        pb.Refusal.REASON_SUPERSEDED, f"attempt {known_attempt} of the request is known here"
+    )
 
 
 def check_submit(
     submit: pb.Submit, facts: ModelFacts, phases: Sequence[pb.Phase.ValueType], blocks: int
-) -> Refused | None:
+) -> SubmitRefusal | None:
     """Return why this engine could never run `submit`, or None. `blocks`: the KV blocks it would need."""
     if submit.model_version != facts.model_version:
-        return Refused(
+        return SubmitRefusal(
             pb.Refusal.REASON_STALE_SNAPSHOT,
             f"model version {submit.model_version!r} is not served here; {facts.model_version!r} is",
         )
@@ -114,5 +116,5 @@ def check_submit(
     return None
 
 
-def _invalid(field: str, value: object, allowed: str) -> Refused:
-    return Refused(pb.Refusal.REASON_INVALID, f"{field} is {value}: {allowed}", field)
+def _invalid(field: str, value: object, allowed: str) -> SubmitRefusal:
+    return SubmitRefusal(pb.Refusal.REASON_INVALID, f"{field} is {value}: {allowed}", field)

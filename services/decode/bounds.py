@@ -7,7 +7,7 @@ from typing import Final
 from kvmesh import deadlines
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.blocks import count_for
-from kvmesh.replica.admission import Refused, too_late
+from kvmesh.replica.admission import SubmitRefusal, too_late
 
 HEADROOM_PERMILLE_MAX: Final = 900
 _FIELD: Final = "budget.kv_head_room_permille"
@@ -26,7 +26,7 @@ def headroom_blocks(submit: pb.Submit, blocks_total: int) -> int:
     return -(-blocks_total * submit.budget.kv_head_room_permille // 1000)
 
 
-def check_headroom(submit: pb.Submit, blocks: int, headroom: int, blocks_total: int) -> Refused | None:
+def check_headroom(submit: pb.Submit, blocks: int, headroom: int, blocks_total: int) -> SubmitRefusal | None:
     """Return the refusal of a `submit` that even an empty replica could never take, or None.
 
     `blocks`: KV blocks that the submit needs.
@@ -34,14 +34,14 @@ def check_headroom(submit: pb.Submit, blocks: int, headroom: int, blocks_total: 
     permille = submit.budget.kv_head_room_permille
     if permille > HEADROOM_PERMILLE_MAX:
         message = f"{_FIELD} is {permille}: 0 to {HEADROOM_PERMILLE_MAX} is allowed"
-        return Refused(pb.Refusal.REASON_INVALID, message, _FIELD)
+        return SubmitRefusal(pb.Refusal.REASON_INVALID, message, _FIELD)
     if blocks + headroom > blocks_total:
         message = f"{blocks} KV blocks are needed beside {headroom} of headroom; {blocks_total} exist"
-        return Refused(pb.Refusal.REASON_INVALID, message, "token_ids")
+        return SubmitRefusal(pb.Refusal.REASON_INVALID, message, "token_ids")
     return None
 
 
-def check_time(submit: pb.Submit, step_s: float) -> Refused | None:
+def check_time(submit: pb.Submit, step_s: float) -> SubmitRefusal | None:
     """Return the refusal of a `submit` that cannot meet its deadline, or None.
 
     The submit is refused if its first token would be late, or if no second token would be in time.

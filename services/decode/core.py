@@ -15,7 +15,7 @@ from kvmesh.attach.outbox import DownwardOutbox
 from kvmesh.attach.token_log import TokenLog
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.deadlines import from_remaining_ms
-from kvmesh.replica.admission import Refused, check_submit, not_serving, not_the_highest
+from kvmesh.replica.admission import SubmitRefusal, check_submit, not_serving, superseded
 from kvmesh.replica.load_heartbeat import LoadHeartbeat
 from kvmesh.triton.capabilities import ModelFacts
 from kvmesh.triton.errors import EngineStalled, HandoffLost
@@ -247,17 +247,17 @@ class DecodeCore(AttachedCore[Slot]):
         self.slot_table.assert_consistent()
         self.generation.assert_consistent()
 
-    def _supersede(self, submit: pb.Submit, now_s: float) -> Refused | None:
+    def _supersede(self, submit: pb.Submit, now_s: float) -> SubmitRefusal | None:
         """End a lower attempt of the same request; refuse `submit` if it is not the highest."""
         known = self.slot_table.slots.get(submit.request_id)
         if known is None:
             return None
-        refused = not_the_highest(known.attempt, submit.attempt)
+        refused = superseded(known.attempt, submit.attempt)
         if refused is None:
             self.generation.cut(known, pb.Finish.REASON_SUPERSEDED, now_s)
         return refused
 
-    def _refusal(self, submit: pb.Submit, now_s: float) -> Refused | None:
+    def _refusal(self, submit: pb.Submit, now_s: float) -> SubmitRefusal | None:
         needed = blocks_needed(submit)
         headroom = headroom_blocks(submit, self.facts.kv_blocks)
         refused = (
@@ -273,13 +273,13 @@ class DecodeCore(AttachedCore[Slot]):
         if held >= slots_max:
             message = f"slots full: {held}/{slots_max}"
             retry_ms = slot_table.freed_slots.retry_ms(held + 1 - slots_max, now_s)
-            return Refused(pb.Refusal.REASON_QUEUE_FULL, message, retry_after_ms=retry_ms)
+            return SubmitRefusal(pb.Refusal.REASON_QUEUE_FULL, message, retry_after_ms=retry_ms)
         if not slot_table.reservations.can_reserve(needed, headroom):
             free, total = slot_table.reservations.free, slot_table.reservations.total
             beside = f" beside {headroom} of headroom" if headroom else ""
             message = f"KV full: {needed} blocks needed{beside}, {free}/{total} free"
             retry_ms = slot_table.freed_blocks.retry_ms(needed + headroom - free, now_s)
-            return Refused(pb.Refusal.REASON_KV_FULL, message, retry_after_ms=retry_ms)
+            return SubmitRefusal(pb.Refusal.REASON_KV_FULL, message, retry_after_ms=retry_ms)
         return None
 
     def _look_at(self, slot: Slot, now_s: float) -> None:

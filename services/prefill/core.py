@@ -11,7 +11,7 @@ from kvmesh.attach.caller_session import AttachedCore, CallerSession
 from kvmesh.attach.outbox import DownwardOutbox
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.blocks import count_for
-from kvmesh.replica.admission import Refused, check_submit, not_serving, not_the_highest, too_late
+from kvmesh.replica.admission import SubmitRefusal, check_submit, not_serving, superseded, too_late
 from kvmesh.replica.load_heartbeat import LoadHeartbeat
 from kvmesh.triton.capabilities import ModelFacts
 from kvmesh.triton.errors import EngineStalled, HandoffLost
@@ -170,12 +170,12 @@ class PrefillCore(AttachedCore[Slot]):
         self.slot_table.assert_consistent()
         self.prefilling.assert_consistent()
 
-    def _supersede(self, submit: pb.Submit, now_s: float) -> Refused | None:
+    def _supersede(self, submit: pb.Submit, now_s: float) -> SubmitRefusal | None:
         """End a lower attempt of the same request; refuse `submit` if it is not the highest."""
         known = self.slot_table.slots.get(submit.request_id)
         if known is None:
             return None
-        refused = not_the_highest(known.attempt, submit.attempt)
+        refused = superseded(known.attempt, submit.attempt)
         if refused is None:
             self.prefilling.cut(known, pb.Finish.REASON_SUPERSEDED, now_s)
         return refused
@@ -186,7 +186,7 @@ class PrefillCore(AttachedCore[Slot]):
             return submit.prefill_estimate_us / 1e6
         return self.prefilling.prefill_rate.estimate_s(len(submit.token_ids) // 4, now_s)
 
-    def _refusal(self, submit: pb.Submit, estimate_s: float, now_s: float) -> Refused | None:
+    def _refusal(self, submit: pb.Submit, estimate_s: float, now_s: float) -> SubmitRefusal | None:
         refused = not_serving(
             self.replica, is_draining=self.is_draining, is_ready=self.prefilling.is_ready
         ) or check_submit(submit, self.facts, (pb.PHASE_CONTEXT_ONLY,), _blocks_needed(submit))
@@ -198,7 +198,7 @@ class PrefillCore(AttachedCore[Slot]):
         queue = self.slot_table.queue
         if queue.is_full():
             message = f"prefill queue full: {len(queue)}/{queue.requests_max}"
-            return Refused(
+            return SubmitRefusal(
                 pb.Refusal.REASON_QUEUE_FULL, message, retry_after_ms=self.prefilling.retry_after_ms(now_s)
             )
         return None
