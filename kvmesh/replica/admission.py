@@ -43,7 +43,7 @@ class SubmitRefusal(NamedTuple):
     estimate_ms: int = 0
     """For REASON_DEADLINE: what the request would have needed. 0: unknown, or the deadline has passed."""
 
-    def tell(self, outbox: DownwardOutbox, slot: int) -> None:
+    def send(self, outbox: DownwardOutbox, slot: int) -> None:
         """Put it into the outbox of whoever submitted `slot`."""
         outbox.refuse(
             slot,

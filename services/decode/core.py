@@ -94,7 +94,7 @@ class DecodeCore(AttachedCore[Slot]):
         """Take or refuse one attempt."""
         refused = self._supersede(submit, now_s) or self._refusal(submit, now_s)
         if refused is not None:
-            refused.tell(session.outbox, submit.slot)
+            refused.send(session.outbox, submit.slot)
             return
         budget = submit.budget
         is_local = submit.phase == pb.PHASE_CONTEXT_AND_GENERATION

@@ -82,7 +82,7 @@ class PrefillCore(AttachedCore[Slot]):
         estimate_s = self._estimate_s(submit, now_s)
         refused = self._supersede(submit, now_s) or self._refusal(submit, estimate_s, now_s)
         if refused is not None:
-            refused.tell(session.outbox, submit.slot)
+            refused.send(session.outbox, submit.slot)
             self.prefilling.start_queued(now_s)  # the superseded attempt may have freed capacity
             return
         budget = submit.budget

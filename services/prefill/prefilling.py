@@ -128,7 +128,7 @@ class Prefilling:
         """Refuse a queued slot that can no longer have its first token in time; no engine call was made."""
         if slot.session is not None:
             left_s, waited_s = slot.deadline_s - now_s, now_s - slot.submitted_s
-            too_late("the prefill", slot.estimate_s, left_s, waited_s).tell(slot.session.outbox, slot.number)
+            too_late("the prefill", slot.estimate_s, left_s, waited_s).send(slot.session.outbox, slot.number)
         self.forget(slot, now_s)
 
     def retry_after_ms(self, now_s: float) -> int:
