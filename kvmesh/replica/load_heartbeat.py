@@ -11,10 +11,10 @@ IDLE_S: Final = 1.0
 class LoadHeartbeat:
     """Tells when the next report is due. Quiet while nobody listens."""
 
-    __slots__ = ("_has_changed", "_sent_s", "is_heard")
+    __slots__ = ("_has_changed", "_sent_s", "has_listener")
 
     def __init__(self) -> None:
-        self.is_heard = False
+        self.has_listener = False
         """Somebody listens."""
         self._has_changed = False
         self._sent_s = float("-inf")
@@ -25,7 +25,7 @@ class LoadHeartbeat:
 
     def next_s(self) -> float | None:
         """Return when a report is due, or None."""
-        if not self.is_heard:
+        if not self.has_listener:
             return None
         return self._sent_s + (CHANGE_S if self._has_changed else IDLE_S)
 

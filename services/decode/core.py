@@ -75,14 +75,14 @@ class DecodeCore(AttachedCore[Slot]):
         """See kvmesh.attach.server.Attachable."""
         session = CallerSession[Slot](self, peer.process_id, outbox)
         self.slot_table.sessions.append(session)
-        self._heartbeat.is_heard = True
+        self._heartbeat.has_listener = True
         outbox.load(self.load_report(now_s))
         return session
 
     def close_session(self, session: CallerSession[Slot], now_s: float) -> None:
         """Handle the loss of a stream: pending slots end, the others are detached and wait for a takeover."""
         self.slot_table.sessions.remove(session)
-        self._heartbeat.is_heard = bool(self.slot_table.sessions)
+        self._heartbeat.has_listener = bool(self.slot_table.sessions)
         for slot in list(session.slots.values()):
             if slot.state is State.PENDING:
                 self.slot_table.forget(slot, now_s)

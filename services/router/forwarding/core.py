@@ -120,14 +120,14 @@ class ForwardingCore(AttachedCore[Attempt]):
         """See kvmesh.attach.server.Attachable."""
         session = CallerSession[Attempt](self, peer.process_id, outbox)
         self.sessions.append(session)
-        self._pulse.is_heard = True
+        self._pulse.has_listener = True
         outbox.load(self.load_report())
         return session
 
     def close_session(self, session: CallerSession[Attempt], now_s: float) -> None:
         """The stream of `session` is gone: what waits or is in prefill ends, what runs becomes an orphan."""
         self.sessions.remove(session)
-        self._pulse.is_heard = bool(self.sessions)
+        self._pulse.has_listener = bool(self.sessions)
         self.admission.close_session(session, now_s)
 
     def cancel(self, slot: Attempt, reason: pb.Cancel.Reason.ValueType, now_s: float) -> None:

@@ -45,7 +45,7 @@ def test_pulse_is_quick_after_a_change_and_slow_without() -> None:
     heartbeat = LoadHeartbeat()
     heartbeat.touch()
     assert heartbeat.next_s() is None and not heartbeat.take(0.0)
-    heartbeat.is_heard = True
+    heartbeat.has_listener = True
     assert heartbeat.take(10.0)
     assert heartbeat.next_s() == 10.0 + IDLE_S
     heartbeat.touch()
