@@ -191,7 +191,7 @@ class _Replica:
         async with asyncio.TaskGroup() as tasks:
             background = [
                 _start(tasks, self._engine.run(), "engine"),
-                _start(tasks, self._shell.tell_engine_state(self._tell), "engine-state"),
+                _start(tasks, self._shell.report_engine_state(self._tell), "engine-state"),
                 _start(tasks, self._publisher.run(), "kv-publisher"),
                 _start(tasks, membership.run(), "membership"),
                 _start(tasks, self._register(registration, metrics_address), "registration"),

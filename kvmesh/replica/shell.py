@@ -50,9 +50,9 @@ class ReplicaShell:
 
     def __init__(self, core: ReplicaCore, clock: Clock) -> None:
         self._core = core
-        self._alarm = Timer(core, clock, _log_bug)
-        self._told: tuple[bool, str] = (False, "")
-        self._news = asyncio.Event()
+        self._timer = Timer(core, clock, _log_bug)
+        self._reported: tuple[bool, str] = (False, "")
+        self._changed = asyncio.Event()
         self._idle = asyncio.Event()
         self._is_draining = False
 
@@ -62,19 +62,19 @@ class ReplicaShell:
 
     def after_event(self) -> None:
         """See Attachable. Also called after each event of the engine."""
-        self._alarm.update()
-        if self._engine_state() != self._told:
-            self._news.set()
+        self._timer.update()
+        if self._engine_state() != self._reported:
+            self._changed.set()
         if self._is_draining and self._core.is_idle():
             self._idle.set()
 
-    async def tell_engine_state(self, tell: Callable[[bool, str], Awaitable[None]]) -> None:
+    async def report_engine_state(self, report: Callable[[bool, str], Awaitable[None]]) -> None:
         """Call `tell(is ready, boot id)` whenever one of them changed, until cancelled."""
         while True:
-            await self._news.wait()
-            self._news.clear()
-            self._told = self._engine_state()
-            await tell(*self._told)
+            await self._changed.wait()
+            self._changed.clear()
+            self._reported = self._engine_state()
+            await report(*self._reported)
 
     async def drain(self) -> None:
         """Refuse what is new and return when nothing is held; cancelled when the grace is over."""
@@ -85,7 +85,7 @@ class ReplicaShell:
 
     def close(self) -> None:
         """Stop the timer."""
-        self._alarm.close()
+        self._timer.close()
 
     def _engine_state(self) -> tuple[bool, str]:
         sink = self._core.sink
