@@ -35,15 +35,15 @@ class Membership:
         clock: Clock | None = None,
         *,
         own: Registration | None = None,
-        gate: AddressFilter | None = None,
+        address_filter: AddressFilter | None = None,
     ) -> None:
-        """`gate` leaves out members that may not be dialled; without one all are believed.
+        """`address_filter` leaves out members that may not be dialled; without one all are believed.
 
         `own`: while this lease cannot be written, missing ones of others say nothing; it hears of all news."""
         self._redis = redis
         self._mesh = mesh
         self._own = own
-        self._gate = gate or AddressFilter(Networks())
+        self._gate = address_filter or AddressFilter(Networks())
         self._on_change = on_change
         self._clock = clock or MonotonicClock()
         self._view = View()

@@ -7,7 +7,7 @@ from kvmesh.membership.registration import Registration
 from kvmesh.metrics import Metrics
 
 
-def export(registration: Registration, gate: AddressFilter, metrics: Metrics) -> None:
+def export(registration: Registration, address_filter: AddressFilter, metrics: Metrics) -> None:
     """Export it, and how many members are refused; read at each scrape."""
     metrics.gauge(
         "name_held",
@@ -22,5 +22,5 @@ def export(registration: Registration, gate: AddressFilter, metrics: Metrics) ->
     metrics.total(
         "refused_members",
         "Members that were refused because of an address outside trust.networks.",
-        lambda: gate.refused_total,
+        lambda: address_filter.refused_total,
     )

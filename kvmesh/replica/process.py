@@ -185,9 +185,11 @@ class _Replica:
         member = self._member(self._options.advertise.address(address))
         registration = Registration(self._redis, mesh, member, self._on_standing)
         self._registration = registration
-        gate = AddressFilter(Networks(self._options.config.trust.networks))
-        name_telemetry.export(registration, gate, self._metrics)
-        membership = Membership(self._redis, mesh, self._role.on_members, own=registration, gate=gate)
+        address_filter = AddressFilter(Networks(self._options.config.trust.networks))
+        name_telemetry.export(registration, address_filter, self._metrics)
+        membership = Membership(
+            self._redis, mesh, self._role.on_members, own=registration, address_filter=address_filter
+        )
         async with asyncio.TaskGroup() as tasks:
             background = [
                 _start(tasks, self._engine.run(), "engine"),

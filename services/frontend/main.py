@@ -64,9 +64,11 @@ async def serve(options: ServiceOptions, budgets_redis_url: str, tokenizer: Mode
         frontend.metrics.process_gauges()
         member = frontend.member(options.advertise.address(address))
         registration = Registration(redis, mesh, member, frontend.server.stand_by)
-        gate = AddressFilter(frontend.networks)
-        name_telemetry.export(registration, gate, frontend.metrics)
-        membership = Membership(redis, mesh, frontend.on_members, own=registration, gate=gate)
+        address_filter = AddressFilter(frontend.networks)
+        name_telemetry.export(registration, address_filter, frontend.metrics)
+        membership = Membership(
+            redis, mesh, frontend.on_members, own=registration, address_filter=address_filter
+        )
         secret = MeshSecret(redis, mesh, frontend.seal)
         await secret.renew()
         await frontend.tenants.start()

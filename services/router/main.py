@@ -109,10 +109,10 @@ async def serve(config: MeshConfig, place: Place) -> int:
         address = await router.server.listen(place.listen)
         member = router.member(place.advertise.address(address))
         registration = Registration(router.redis, config.mesh.name, member, router.server.stand_by)
-        gate = AddressFilter(router.networks)
-        name_telemetry.export(registration, gate, router.metrics)
+        address_filter = AddressFilter(router.networks)
+        name_telemetry.export(registration, address_filter, router.metrics)
         membership = Membership(
-            router.redis, config.mesh.name, router.on_members, own=registration, gate=gate
+            router.redis, config.mesh.name, router.on_members, own=registration, address_filter=address_filter
         )
         async with asyncio.TaskGroup() as tasks:
             running = [

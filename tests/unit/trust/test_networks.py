@@ -46,37 +46,37 @@ def test_of_a_resolved_name_the_first_address_inside_is_dialled() -> None:
 
 def test_members_outside_are_left_out_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
     """By their own address or that of their KV blocks, which engines resolve: a name there is refused."""
-    gate = AddressFilter(INSIDE)
+    address_filter = AddressFilter(INSIDE)
     good = msgspec.structs.replace(member("good"), address="10.0.0.1:1", kv_address="10.0.0.1:2")
     outside = msgspec.structs.replace(good, process_id="a", address="127.0.0.1:1")
     kv_outside = msgspec.structs.replace(good, process_id="b", kv_address="127.0.0.1:1")
     kv_name = msgspec.structs.replace(good, process_id="c", kv_address="host:1")
     named = msgspec.structs.replace(good, process_id="d", address="host:1")
     for _ in range(3):
-        assert gate.take([good, outside, kv_outside, kv_name, named]) == [good, named]
+        assert address_filter.take([good, outside, kv_outside, kv_name, named]) == [good, named]
     whys = [record.__dict__["why"] for record in caplog.records]
     assert whys == [
         "127.0.0.1:1 is outside trust.networks",
         "127.0.0.1:1 is outside trust.networks",
         "host:1 has a host name; an address inside trust.networks is needed",
     ]
-    assert gate.refused_total == 3
-    gate.take([good])
-    gate.take([good, outside])
-    assert gate.refused_total == 4, "it came again"
+    assert address_filter.refused_total == 3
+    address_filter.take([good])
+    address_filter.take([good, outside])
+    assert address_filter.refused_total == 4, "it came again"
     assert AddressFilter(Networks()).take([outside, kv_name]) == [outside, kv_name]
 
 
 def test_a_flood_of_refused_members_is_no_flood_of_lines(caplog: pytest.LogCaptureFixture) -> None:
     """Ten thousand are counted; the log has the first ones."""
-    gate = AddressFilter(INSIDE)
+    address_filter = AddressFilter(INSIDE)
     flood = [
         msgspec.structs.replace(member(f"m{number}"), address=f"127.0.0.1:{number}")
         for number in range(10_000)
     ]
     for _ in range(2):
-        assert gate.take(flood) == []
-    assert gate.refused_total == 10_000 and len(caplog.records) <= TOLD_MAX
+        assert address_filter.take(flood) == []
+    assert address_filter.refused_total == 10_000 and len(caplog.records) <= TOLD_MAX
 
 
 def test_the_key_takes_cidrs_and_says_what_is_wrong() -> None:
