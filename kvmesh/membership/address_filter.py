@@ -11,7 +11,7 @@ from kvmesh.trust.networks import Networks
 
 log = logging.getLogger(__name__)
 
-TOLD_MAX: Final = 256
+LOGGED_MAX: Final = 256
 """Refused members of one moment that are logged; further ones are counted alone."""
 
 
@@ -43,7 +43,7 @@ class AddressFilter:
             refused.add(what)
             if what not in self._refused:
                 self.refused_total += 1
-                if max(len(self._refused), len(refused)) <= TOLD_MAX:
+                if max(len(self._refused), len(refused)) <= LOGGED_MAX:
                     log.warning("member refused", extra={"member": member.process_id, "why": fault})
         self._refused = refused
         return admitted

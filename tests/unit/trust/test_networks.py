@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from kvmesh.config import ConfigError, describe, parse
-from kvmesh.membership.address_filter import TOLD_MAX, AddressFilter
+from kvmesh.membership.address_filter import LOGGED_MAX, AddressFilter
 from kvmesh.trust.networks import Networks
 from tests.unit.membership.test_view import member
 
@@ -76,7 +76,7 @@ def test_a_flood_of_refused_members_is_no_flood_of_lines(caplog: pytest.LogCaptu
     ]
     for _ in range(2):
         assert address_filter.take(flood) == []
-    assert address_filter.refused_total == 10_000 and len(caplog.records) <= TOLD_MAX
+    assert address_filter.refused_total == 10_000 and len(caplog.records) <= LOGGED_MAX
 
 
 def test_the_key_takes_cidrs_and_says_what_is_wrong() -> None:
