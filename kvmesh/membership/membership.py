@@ -18,7 +18,7 @@ from kvmesh.trust.networks import Networks
 log = logging.getLogger(__name__)
 
 POLL_S = 1.0
-AWAY_PAUSE_S = 0.25
+RETRY_PAUSE_S = 0.25
 
 
 class Membership:
@@ -43,11 +43,11 @@ class Membership:
         self._redis = redis
         self._mesh = mesh
         self._own = own
-        self._gate = address_filter or AddressFilter(Networks())
+        self._address_filter = address_filter or AddressFilter(Networks())
         self._on_change = on_change
         self._clock = clock or MonotonicClock()
         self._view = View()
-        self._polled = False
+        self._has_polled = False
 
     @property
     def members(self) -> list[Member]:
@@ -56,12 +56,12 @@ class Membership:
 
     async def run(self) -> None:
         """Poll every POLL_S and at every nudge, until cancelled. No answer of Redis ends it."""
-        await persist(self._follow, "membership", pause_s=AWAY_PAUSE_S, on_failure=self._on_failure)
+        await persist(self._watch, "membership", pause_s=RETRY_PAUSE_S, on_failure=self._on_failure)
 
     def _on_failure(self) -> None:
         self._view.doubt(self._clock.now_s())
 
-    async def _follow(self) -> None:
+    async def _watch(self) -> None:
         subscription = self._redis.subscription()
         try:
             await self._redis.watch(subscription.subscribe(key(self._mesh, "proc-news")))
@@ -81,12 +81,12 @@ class Membership:
 
     async def poll(self) -> None:
         """Look once. Raises RedisAway."""
-        found = self._gate.take(await read_members(self._redis, self._mesh))
+        found = self._address_filter.take(await read_members(self._redis, self._mesh))
         if self._own is not None and self._own.is_refused:
             self._view.doubt(self._clock.now_s())
         changed = self._view.take(found, self._clock.now_s())
-        if changed or not self._polled:
-            self._polled = True
+        if changed or not self._has_polled:
+            self._has_polled = True
             self._on_change(self.members)
 
 
