@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 _CLAIM: Final = Script.beside(__file__, "claim_lease.lua")
 _RELEASE: Final = Script.beside(__file__, "release_lease.lua")
 
-AWAY_PAUSE_S = 0.25
+RETRY_PAUSE_S = 0.25
 
 
 async def _ignore(reason: str) -> None:
@@ -41,10 +41,10 @@ class Registration:
         redis: RedisLink,
         mesh: str,
         member: Member,
-        on_standing: Callable[[str], Awaitable[None]] = _ignore,
+        on_name_state: Callable[[str], Awaitable[None]] = _ignore,
         clock: Clock | None = None,
     ) -> None:
-        """`on_standing` gets the reason when the process is superseded, and an empty text whenever it has got the name."""
+        """`on_name_state` gets the reason when the process is superseded, and an empty text whenever it has got the name."""
         self.member = member
         self.is_refused = False
         """True while the lease cannot be written; then those of others cannot, either."""
@@ -52,14 +52,14 @@ class Registration:
         """Times that another process took the name."""
         self._redis = redis
         self._mesh = mesh
-        self._on_standing = on_standing
+        self._on_name_state = on_name_state
         self._clock = clock or MonotonicClock()
         self._election = Election(member.process_id, member.boot_id)
         self._reason: str | None = None
         """Told last; None before anything was."""
         self._has_changed = False
         """True while the member is not as it was written last."""
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
 
     @property
     def is_superseded(self) -> bool:
@@ -76,28 +76,28 @@ class Registration:
         member = msgspec.structs.replace(self.member, **changes)
         if member != self.member:
             self.member, self._has_changed = member, True
-            self._news.set()
+            self._changed.set()
 
     def on_news(self, farewell: str) -> None:
         """A lease changed; `farewell`: the boot id of a process that gave its lease back. A standby looks at once."""
         if self._election.state is State.STANDBY:
             self._election.hear(farewell)
-            self._news.set()
+            self._changed.set()
 
     async def run(self) -> None:
         """Renew the lease until cancelled. No answer of Redis ends it."""
-        await persist(self._keep, "registration", pause_s=AWAY_PAUSE_S, on_failure=self._on_failure)
+        await persist(self._keep, "registration", pause_s=RETRY_PAUSE_S, on_failure=self._on_failure)
 
     async def _keep(self) -> None:
         while True:
-            self._news.clear()
+            self._changed.clear()
             announce, self._has_changed = self._has_changed, False
             await self._bid(announce)
             self.is_refused = False
-            await self._tell()
+            await self._report()
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._election.wait_s(self._clock.now_s())):
-                    await self._news.wait()
+                    await self._changed.wait()
 
     def _on_failure(self) -> None:
         self.is_refused = self._has_changed = True
@@ -145,7 +145,7 @@ class Registration:
             is_draining=member.draining,
         )
 
-    async def _tell(self) -> None:
+    async def _report(self) -> None:
         """Say which process has the name; once for each change."""
         if self._election.state is State.NEWCOMER:
             return
@@ -158,7 +158,7 @@ class Registration:
         elif was and not reason:
             log.info("%s has its name back", self.member.process_id)
         if reason != was:
-            await self._on_standing(reason)
+            await self._on_name_state(reason)
 
     def _why(self) -> str:
         """Return why this process is not listed under its name, or an empty text."""

@@ -79,7 +79,7 @@ def main(role: ReplicaRole, build: Build, arguments: Sequence[str] | None = None
     try:
         options = command_line.parse(role, arguments, os.environ)
     except ConfigError as error:
-        return _say(str(error))
+        return _fail(str(error))
     start_logging(options.config.telemetry.log_level, role, options.process_id)
     return mesh_server.run(_run(options, build))
 
@@ -88,7 +88,7 @@ async def _run(options: Options, build: Build) -> int:
     try:
         await _serve(options, build)
     except (ConfigError, ModelRefused, CallError, mesh_server.ListenError) as error:
-        return _say(str(error))
+        return _fail(str(error))
     return 0
 
 
@@ -183,7 +183,7 @@ class _Replica:
         mesh = self._options.config.mesh.name
         address = await self._server.listen(self._options.listen)
         member = self._member(self._options.advertise.address(address))
-        registration = Registration(self._redis, mesh, member, self._on_standing)
+        registration = Registration(self._redis, mesh, member, self._on_name_state)
         self._registration = registration
         address_filter = AddressFilter(Networks(self._options.config.trust.networks))
         name_telemetry.export(registration, address_filter, self._metrics)
@@ -193,7 +193,7 @@ class _Replica:
         async with asyncio.TaskGroup() as tasks:
             background = [
                 _start(tasks, self._engine.run(), "engine"),
-                _start(tasks, self._shell.report_engine_state(self._tell), "engine-state"),
+                _start(tasks, self._shell.report_engine_state(self._report), "engine-state"),
                 _start(tasks, self._publisher.run(), "kv-publisher"),
                 _start(tasks, membership.run(), "membership"),
                 _start(tasks, self._register(registration, metrics_address), "registration"),
@@ -229,7 +229,7 @@ class _Replica:
         self._server.announce(metrics_address)
         await registration.run()
 
-    async def _on_standing(self, reason: str) -> None:
+    async def _on_name_state(self, reason: str) -> None:
         """Another process has the name for `reason`; empty: this one has it."""
         if reason:
             self._publisher.mute()
@@ -237,7 +237,7 @@ class _Replica:
             self._publisher.unmute()
         await self._server.stand_by(reason)
 
-    async def _tell(self, is_ready: bool, engine_boot_id: str) -> None:
+    async def _report(self, is_ready: bool, engine_boot_id: str) -> None:
         await self._server.set_serving(is_ready)
         if self._registration is not None:
             self._registration.update(engine_boot_id=engine_boot_id)
@@ -255,6 +255,6 @@ def _start(tasks: asyncio.TaskGroup, work: Coroutine[Any, Any, None], name: str)
     return tasks.create_task(work, name=name)
 
 
-def _say(sentence: str) -> int:
+def _fail(sentence: str) -> int:
     sys.stderr.write(f"{sentence}\n")
     return USAGE_ERROR

@@ -133,7 +133,7 @@ async def test_a_newer_process_keeps_the_name(redis_server: Any, caplog: pytest.
         await until_holder(link, "new")
         old.update(kv_address="y")
         new.update(kv_address="z")
-        await until(lambda: not new._news.is_set())
+        await until(lambda: not new._changed.is_set())
         assert not new.is_superseded and [task.done() for task in tasks] == [False, False]
         await old.deregister()
         async with asyncio.timeout(5):
