@@ -121,7 +121,7 @@ class Election:
         if is_draining and self.state is not State.HOLDER:
             self._replaces, self._next_s = b"", now_s + RENEW_S
 
-    def hear(self, farewell: str) -> None:
+    def on_leave(self, farewell: str) -> None:
         """The process of boot id `farewell` gave its lease back: if it had this name, the next bid may take it."""
         if farewell and self.holder is not None and self.holder.boot_id == farewell:
             self._free_s = float("-inf")

@@ -8,7 +8,7 @@ import msgspec
 
 LEASE_S = 3.0
 RENEW_S = 1.0
-FAREWELL = b"gone:"
+LEAVE_PREFIX = b"gone:"
 """News that begin with this and a boot id: that process gave its lease back."""
 
 TERM_MAX: Final = 1 << 53

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from kvmesh.clock import Clock, MonotonicClock
 from kvmesh.membership.address_filter import AddressFilter
-from kvmesh.membership.member import FAREWELL, Member, read
+from kvmesh.membership.member import LEAVE_PREFIX, Member, read
 from kvmesh.membership.registration import Registration
 from kvmesh.membership.view import View
 from kvmesh.redis_link import RedisLink, RedisUnavailable, key
@@ -70,8 +70,8 @@ class Membership:
                 news = await self._redis.watch(subscription.get_message(timeout=POLL_S))
                 data = news.get("data") if news else None
                 farewell = ""
-                if isinstance(data, bytes) and data.startswith(FAREWELL):
-                    farewell = data.removeprefix(FAREWELL).decode(errors="replace")
+                if isinstance(data, bytes) and data.startswith(LEAVE_PREFIX):
+                    farewell = data.removeprefix(LEAVE_PREFIX).decode(errors="replace")
                     self._view.farewell(farewell)
                 if data is not None and self._own is not None:
                     self._own.on_news(farewell)

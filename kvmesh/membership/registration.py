@@ -12,7 +12,7 @@ import msgspec
 
 from kvmesh.clock import Clock, MonotonicClock
 from kvmesh.membership.election import Election, State
-from kvmesh.membership.member import FAREWELL, LEASE_S, Member
+from kvmesh.membership.member import LEASE_S, LEAVE_PREFIX, Member
 from kvmesh.redis_link import RedisLink, RedisUnavailable, key
 from kvmesh.redis_script import Script
 from kvmesh.tasks import persist
@@ -81,7 +81,7 @@ class Registration:
     def on_news(self, farewell: str) -> None:
         """A lease changed; `farewell`: the boot id of a process that gave its lease back. A standby looks at once."""
         if self._election.state is State.STANDBY:
-            self._election.hear(farewell)
+            self._election.on_leave(farewell)
             self._changed.set()
 
     async def run(self) -> None:
@@ -115,7 +115,7 @@ class Registration:
                 msgspec.json.encode(self.member.boot_id),
                 self.member.process_id,
                 key(self._mesh, "proc-news"),
-                FAREWELL + self.member.boot_id.encode(),
+                LEAVE_PREFIX + self.member.boot_id.encode(),
             )
 
     async def _bid(self, announce: bool) -> None:

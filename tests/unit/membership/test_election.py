@@ -185,7 +185,7 @@ class Process:
         if f'"{self.boot_id}"'.encode() in self.world.lease:
             self.world.flush()
             for each in self.world.processes:
-                each.election.hear(self.boot_id)
+                each.election.on_leave(self.boot_id)
 
 
 class Previous:
