@@ -59,7 +59,7 @@ class Membership:
         await persist(self._watch, "membership", pause_s=RETRY_PAUSE_S, on_failure=self._on_failure)
 
     def _on_failure(self) -> None:
-        self._view.doubt(self._clock.now_s())
+        self._view.suspend_removals(self._clock.now_s())
 
     async def _watch(self) -> None:
         subscription = self._redis.subscription()
@@ -69,12 +69,12 @@ class Membership:
                 await self.poll()
                 news = await self._redis.watch(subscription.get_message(timeout=POLL_S))
                 data = news.get("data") if news else None
-                farewell = ""
+                leave = ""
                 if isinstance(data, bytes) and data.startswith(LEAVE_PREFIX):
-                    farewell = data.removeprefix(LEAVE_PREFIX).decode(errors="replace")
-                    self._view.farewell(farewell)
+                    leave = data.removeprefix(LEAVE_PREFIX).decode(errors="replace")
+                    self._view.leave(leave)
                 if data is not None and self._own is not None:
-                    self._own.on_news(farewell)
+                    self._own.on_news(leave)
         finally:
             with suppress(Exception):  # closing a broken connection tells nothing new
                 await subscription.aclose()
@@ -83,7 +83,7 @@ class Membership:
         """Look once. Raises RedisAway."""
         found = self._address_filter.take(await read_members(self._redis, self._mesh))
         if self._own is not None and self._own.is_refused:
-            self._view.doubt(self._clock.now_s())
+            self._view.suspend_removals(self._clock.now_s())
         changed = self._view.take(found, self._clock.now_s())
         if changed or not self._has_polled:
             self._has_polled = True

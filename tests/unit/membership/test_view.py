@@ -59,13 +59,13 @@ def test_a_farewell_is_believed_at_once() -> None:
     """Who gave its lease back is gone with the next poll, be Redis in doubt or not; its successor is not."""
     view = View()
     view.take([member("a"), member("b")], 0.0)
-    view.farewell("nobody")
-    view.farewell("b1")  # the boot id of both: only who is missing is gone
+    view.leave("nobody")
+    view.leave("b1")  # the boot id of both: only who is missing is gone
     assert view.take([member("b")], 0.1)
     assert set(view.members) == {"b"}
     view.take([member("a", "a1"), member("b", "b2")], 1.0)
-    view.doubt(1.0)
-    view.farewell("a1")
+    view.suspend_removals(1.0)
+    view.leave("a1")
     assert not view.take([member("a", "a1"), member("b", "b2")], 1.1), "a poll that was under way"
     assert view.take([member("b", "b2")], 1.2)
     view.take([member("a", "a2"), member("b", "b2")], 2.0)
@@ -76,7 +76,7 @@ def test_a_redis_that_came_back_empty_takes_nobody_away() -> None:
     """After a break the last view stays for a lease time, and new members are seen meanwhile."""
     view = View()
     view.take([member("a"), member("b")], 0.0)
-    view.doubt(10.0)
+    view.suspend_removals(10.0)
     assert not view.take([], 10.5)
     assert view.take([member("b", "b2")], 11.0)
     assert view.members["b"].boot_id == "b2"
