@@ -121,9 +121,9 @@ class Election:
         if is_draining and self.state is not State.HOLDER:
             self._replaces, self._next_s = b"", now_s + RENEW_S
 
-    def on_leave(self, farewell: str) -> None:
-        """The process of boot id `farewell` gave its lease back: if it had this name, the next bid may take it."""
-        if farewell and self.holder is not None and self.holder.boot_id == farewell:
+    def on_leave(self, left_boot_id: str) -> None:
+        """The process of boot id `left_boot_id` gave its lease back: if it had this name, the next bid may take it."""
+        if left_boot_id and self.holder is not None and self.holder.boot_id == left_boot_id:
             self._free_s = float("-inf")
 
     def fail(self, now_s: float) -> None:

@@ -69,12 +69,12 @@ class Membership:
                 await self.poll()
                 news = await self._redis.watch(subscription.get_message(timeout=POLL_S))
                 data = news.get("data") if news else None
-                leave = ""
+                left_boot_id = ""
                 if isinstance(data, bytes) and data.startswith(LEAVE_PREFIX):
-                    leave = data.removeprefix(LEAVE_PREFIX).decode(errors="replace")
-                    self._view.leave(leave)
+                    left_boot_id = data.removeprefix(LEAVE_PREFIX).decode(errors="replace")
+                    self._view.leave(left_boot_id)
                 if data is not None and self._own is not None:
-                    self._own.on_news(leave)
+                    self._own.on_news(left_boot_id)
         finally:
             with suppress(Exception):  # closing a broken connection tells nothing new
                 await subscription.aclose()

@@ -78,10 +78,10 @@ class Registration:
             self.member, self._has_changed = member, True
             self._changed.set()
 
-    def on_news(self, farewell: str) -> None:
-        """A lease changed; `farewell`: the boot id of a process that gave its lease back. A standby looks at once."""
+    def on_news(self, left_boot_id: str) -> None:
+        """A lease changed; `left_boot_id`: the boot id of a process that gave its lease back. A standby looks at once."""
         if self._election.state is State.STANDBY:
-            self._election.on_leave(farewell)
+            self._election.on_leave(left_boot_id)
             self._changed.set()
 
     async def run(self) -> None:
