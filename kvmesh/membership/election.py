@@ -32,11 +32,11 @@ RETRY_S: Final = 0.05
 PAST_END_S: Final = 0.02
 """A standby looks this long after the end of the lease that it saw: Redis counts in milliseconds."""
 
-HONEST_S: Final = 30.0
+LEASE_LIFE_MAX_S: Final = 30.0
 """A lease that lives for longer, or for ever, is none of a process: those of later releases may be longer than LEASE_S."""
 
 
-class State(Enum):
+class ElectionState(Enum):
     """Where a process stands."""
 
     NEWCOMER = "newcomer"
@@ -55,7 +55,7 @@ class Election:
     """One process's part. In turns: `bid`, then `take` what Redis answered, or `fail`."""
 
     def __init__(self, name: str, boot_id: str) -> None:
-        self.state = State.NEWCOMER
+        self.state = ElectionState.NEWCOMER
         self.holder: Member | None = None
         """The other process that holds the name, as it was last seen; None unless STANDBY."""
         self._name = name
@@ -68,7 +68,7 @@ class Election:
         """The lease that the next bid may replace."""
         self._asked_s = float("-inf")
         """When the last bid was made. Redis wrote it then or later."""
-        self._lapses_s = float("-inf")
+        self._lease_end_s = float("-inf")
         """When the lease of this process runs out if it is not renewed."""
         self._is_outranking = False
         """True if `_replaces` is an older holder's: void once this process's own lease has run out."""
@@ -79,13 +79,13 @@ class Election:
     def bid(self, now_s: float, *, is_draining: bool = False) -> Bid | None:
         """Return what to write now; None: look only. A process that drains keeps its lease and takes none."""
         self._asked_s = now_s
-        if self._is_outranking and now_s >= self._lapses_s:
+        if self._is_outranking and now_s >= self._lease_end_s:
             self._replaces = b""
-        if self.state is State.HOLDER:
+        if self.state is ElectionState.HOLDER:
             return Bid(self._term, self._replaces)
         if is_draining or self._predecessor is None:
             return None
-        if self.state is State.NEWCOMER or self._replaces or now_s >= self._free_s:
+        if self.state is ElectionState.NEWCOMER or self._replaces or now_s >= self._free_s:
             return Bid(min(self._term + 1, TERM_MAX), self._replaces)
         return None
 
@@ -110,15 +110,15 @@ class Election:
             self._expect(found, now_s + RETRY_S)
         elif lease is None:
             self._next_s = min(self._next_s, max(now_s, self._free_s) + PAST_END_S)
-        elif self.state is State.NEWCOMER and lease.boot_id == self._predecessor:
+        elif self.state is ElectionState.NEWCOMER and lease.boot_id == self._predecessor:
             self._term = max(self._term, lease.term)
             self._expect(found, now_s)
-        elif self.state is State.HOLDER and self._outranks(lease, now_s) and not is_draining:
+        elif self.state is ElectionState.HOLDER and self._outranks(lease, now_s) and not is_draining:
             self._is_outranking = True
             self._expect(found, now_s + RETRY_S)
         else:
             self._stand_by(lease, found, left_s, now_s)
-        if is_draining and self.state is not State.HOLDER:
+        if is_draining and self.state is not ElectionState.HOLDER:
             self._replaces, self._next_s = b"", now_s + RENEW_S
 
     def on_leave(self, left_boot_id: str) -> None:
@@ -137,7 +137,7 @@ class Election:
     def _read(self, found: bytes, left_s: float) -> tuple[Member | None, bool]:
         """Return the lease, if it is one of a process, and whether there is something else."""
         lease = read(self._name, found) if found else None
-        if lease is not None and lease.boot_id != self._boot_id and not 0 <= left_s <= HONEST_S:
+        if lease is not None and lease.boot_id != self._boot_id and not 0 <= left_s <= LEASE_LIFE_MAX_S:
             lease = None
         return lease, bool(found) and lease is None
 
@@ -147,16 +147,16 @@ class Election:
 
     def _outranks(self, other: Member, now_s: float) -> bool:
         """True if this holder has the name by a later takeover than `other`, and its own lease has not run out."""
-        if now_s >= self._lapses_s:
+        if now_s >= self._lease_end_s:
             return False
         return other.term < self._term if other.term else other.boot_id == self._predecessor
 
     def _hold(self, term: int, left_s: float) -> None:
-        self.state, self.holder, self._term = State.HOLDER, None, term
-        self._lapses_s = self._asked_s + left_s
+        self.state, self.holder, self._term = ElectionState.HOLDER, None, term
+        self._lease_end_s = self._asked_s + left_s
 
     def _stand_by(self, lease: Member, found: bytes, left_s: float, now_s: float) -> None:
-        self.state, self.holder = State.STANDBY, lease
+        self.state, self.holder = ElectionState.STANDBY, lease
         self._term = max(self._term, lease.term)
         self._free_s = max(now_s + left_s, self._free_s)
         self._next_s = now_s + min(RENEW_S, left_s + PAST_END_S)

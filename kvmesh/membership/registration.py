@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from kvmesh.clock import Clock, MonotonicClock
-from kvmesh.membership.election import Election, State
+from kvmesh.membership.election import Election, ElectionState
 from kvmesh.membership.member import LEASE_S, LEAVE_PREFIX, Member
 from kvmesh.redis_link import RedisLink, RedisUnavailable, key
 from kvmesh.redis_script import Script
@@ -64,12 +64,12 @@ class Registration:
     @property
     def is_superseded(self) -> bool:
         """True while another process holds the name."""
-        return self._election.state is State.STANDBY
+        return self._election.state is ElectionState.STANDBY
 
     @property
     def is_holder(self) -> bool:
         """True while this process is the one that is listed under its name, as far as it knows."""
-        return self._election.state is State.HOLDER
+        return self._election.state is ElectionState.HOLDER
 
     def update(self, **changes: Any) -> None:
         """Change fields of the member (`draining=True`); written at once if `run` runs."""
@@ -80,7 +80,7 @@ class Registration:
 
     def on_news(self, left_boot_id: str) -> None:
         """A lease changed; `left_boot_id`: the boot id of a process that gave its lease back. A standby looks at once."""
-        if self._election.state is State.STANDBY:
+        if self._election.state is ElectionState.STANDBY:
             self._election.on_leave(left_boot_id)
             self._changed.set()
 
@@ -147,7 +147,7 @@ class Registration:
 
     async def _report(self) -> None:
         """Say which process has the name; once for each change."""
-        if self._election.state is State.NEWCOMER:
+        if self._election.state is ElectionState.NEWCOMER:
             return
         reason, was = self._why(), self._reason
         self._reason = reason

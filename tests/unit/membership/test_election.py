@@ -11,7 +11,7 @@ from itertools import count
 import msgspec
 import pytest
 
-from kvmesh.membership.election import HONEST_S, RETRY_S, Bid, Election, State
+from kvmesh.membership.election import LEASE_LIFE_MAX_S, RETRY_S, Bid, Election, ElectionState
 from kvmesh.membership.member import LEASE_S, RENEW_S, TERM_MAX, Member, read
 
 PAUSE_S = 1.0
@@ -70,7 +70,9 @@ class World:
 
     def flush(self) -> None:
         """Forget the lease."""
-        holders = [each for each in self.processes if each.is_alive and each.election.state is State.HOLDER]
+        holders = [
+            each for each in self.processes if each.is_alive and each.election.state is ElectionState.HOLDER
+        ]
         self.contested_flushes += len(holders) > 1
         self._lease = b""
 
@@ -139,7 +141,7 @@ class Process:
         now_s = self.world.now_s
         other = read("a", found)
         is_live = other is not None and other.boot_id != self.boot_id and not other.draining
-        if is_live and self.election.state is not State.NEWCOMER and now_s > self.renewed_s + LEASE_S:
+        if is_live and self.election.state is not ElectionState.NEWCOMER and now_s > self.renewed_s + LEASE_S:
             self.world.late_claims.append((now_s, self.boot_id))
         self.renewed_s = now_s
 
@@ -231,7 +233,9 @@ def test_of_two_the_later_holds_the_name_and_either_is_used_when_the_other_ends(
             outage(world, world.now_s + rng.uniform(3, 20))
         world.run(world.now_s + 60)
         assert [boot_id for _, boot_id in world.changes] == ["old", "new"], f"seed={seed}"
-        assert (old.election.state, new.election.state) == (State.STANDBY, State.HOLDER), f"seed={seed}"
+        assert (old.election.state, new.election.state) == (ElectionState.STANDBY, ElectionState.HOLDER), (
+            f"seed={seed}"
+        )
         ended, left = ((old, new), (new, old))[which]
         if end == "kill":
             ended.kill()
@@ -240,7 +244,7 @@ def test_of_two_the_later_holds_the_name_and_either_is_used_when_the_other_ends(
         began_s = world.now_s
         world.run(began_s + USED_S)
         assert world.holder == left.boot_id and world.lease, f"seed={seed}"
-        assert left.election.state is State.HOLDER and left.election.holder is None, f"seed={seed}"
+        assert left.election.state is ElectionState.HOLDER and left.election.holder is None, f"seed={seed}"
 
 
 def test_a_flush_at_the_takeover_leaves_the_later_process_with_the_name() -> None:
@@ -317,7 +321,7 @@ def test_every_change_has_a_cause() -> None:
         causes = len(starts) + len(excused) + 2 * world.contested_flushes
         contested += world.contested_flushes
         assert len(world.changes) <= causes, f"seed={seed}: {world.changes}"
-        holders = [each.boot_id for each in alive if each.election.state is State.HOLDER]
+        holders = [each.boot_id for each in alive if each.election.state is ElectionState.HOLDER]
         assert len(holders) == min(1, len(alive)), f"seed={seed}: {holders}"
         assert not world.late_claims, f"seed={seed}: {world.late_claims}"
         if alive:
@@ -345,16 +349,16 @@ def test_a_forged_lease_costs_its_life_and_no_more() -> None:
         world._lease, world._ends_s = lease, world.now_s + life_s
         world.run(world.now_s + LEASE_S + RENEW_S + 4 * RETRY_S)
         assert b'"old"' in world.lease, (lease, life_s)
-        assert process.election.state is State.HOLDER
+        assert process.election.state is ElectionState.HOLDER
         world.run(world.now_s + 30)
         assert b'"old"' in world.lease, "its own term is one that others can read"
-        if life_s > HONEST_S:
+        if life_s > LEASE_LIFE_MAX_S:
             world._lease, world._ends_s = lease, world.now_s + life_s
             process.kill()
             Process(world, "new")
             world.run(world.now_s + RENEW_S)
             assert b'"new"' in world.lease, "nor does it keep a process from starting"
-    assert HONEST_S < 1e9
+    assert LEASE_LIFE_MAX_S < 1e9
 
 
 def test_a_process_that_stood_still_does_not_take_the_name_back() -> None:
@@ -367,7 +371,7 @@ def test_a_process_that_stood_still_does_not_take_the_name_back() -> None:
     new.frozen_until_s = 20.0
     world.run(60.0)
     assert [boot_id for _, boot_id in world.changes] == ["old", "new", "old"]
-    assert (old.election.state, new.election.state) == (State.HOLDER, State.STANDBY)
+    assert (old.election.state, new.election.state) == (ElectionState.HOLDER, ElectionState.STANDBY)
 
 
 @pytest.mark.parametrize("absence", ["frozen", "cut"])
@@ -395,7 +399,9 @@ def test_a_process_that_started_after_the_lease_ran_out_keeps_the_name(absence: 
         assert [boot_id for _, boot_id in world.changes][-2:] == ["old", "new"], (
             f"seed={seed}: {world.changes}"
         )
-        assert (old.election.state, new.election.state) == (State.STANDBY, State.HOLDER), f"seed={seed}"
+        assert (old.election.state, new.election.state) == (ElectionState.STANDBY, ElectionState.HOLDER), (
+            f"seed={seed}"
+        )
 
 
 def test_a_claim_of_before_a_freeze_is_not_made_after_it() -> None:
@@ -405,7 +411,7 @@ def test_a_claim_of_before_a_freeze_is_not_made_after_it() -> None:
     for wrote in (False, True):
         bid = election.bid(0.0)
         election.take(bid, wrote=wrote, found=older, left_s=LEASE_S, now_s=0.0, is_draining=False)
-    assert election.state is State.HOLDER
+    assert election.state is ElectionState.HOLDER
     bid = election.bid(1.0)
     election.take(bid, wrote=False, found=older, left_s=LEASE_S, now_s=1.0, is_draining=False)
     bid = election.bid(LEASE_S - 0.1)
@@ -421,7 +427,7 @@ def test_a_process_alone_has_its_name_again_after_a_freeze() -> None:
     world.run(3.0)
     process.frozen_until_s = 20.0
     world.run(20.0 + 2 * LATENCY_S)
-    assert world.lease and process.election.state is State.HOLDER
+    assert world.lease and process.election.state is ElectionState.HOLDER
 
 
 @pytest.mark.parametrize("is_first", [True, False])
@@ -464,4 +470,4 @@ def test_a_process_that_drains_takes_no_name() -> None:
     assert not world.lease
     Process(world, "three")
     world.run(31.0)
-    assert world.holder == "three" and one.election.state is State.STANDBY
+    assert world.holder == "three" and one.election.state is ElectionState.STANDBY
