@@ -62,11 +62,11 @@ Answer = TypeVar("Answer")
 class RedisUnavailable(Exception):
     """Redis cannot be reached or did not take a command. Go on with what is known and try again later."""
 
-    def __init__(self, message: str, *, may_pass: bool = True, is_spoilt: bool = False) -> None:
+    def __init__(self, message: str, *, is_transient: bool = True, is_corrupt: bool = False) -> None:
         super().__init__(message)
-        self.may_pass = may_pass
+        self.is_transient = is_transient
         """False if Redis calls the command wrong: it will say the same again."""
-        self.is_spoilt = is_spoilt
+        self.is_corrupt = is_corrupt
         """True if the keys hold what the command or script cannot read: it will say the same until they are removed."""
 
 
@@ -222,14 +222,14 @@ class RedisLink:
         if not isinstance(error, ResponseError) or reason.startswith(SUCCESSION):
             return self._lost(reason)
         self._connected()
-        may_pass = reason.startswith(REFUSAL)
+        is_transient = reason.startswith(REFUSAL)
         if self._refused.get(command) != reason:
             self._refused[command] = reason
-            level = logging.WARNING if may_pass else logging.ERROR
+            level = logging.WARNING if is_transient else logging.ERROR
             log.log(level, "Redis at %s refuses %s: %s", self.shown, command, reason)
-        is_spoilt = any(words in reason for words in SPOILT)
+        is_corrupt = any(words in reason for words in SPOILT)
         message = f"Redis at {self.shown} refuses {command}: {reason}"
-        return RedisUnavailable(message, may_pass=may_pass, is_spoilt=is_spoilt)
+        return RedisUnavailable(message, is_transient=is_transient, is_corrupt=is_corrupt)
 
     def _lost(self, reason: str, what: str = "is away") -> RedisUnavailable:
         if self.is_connected or self.break_total == 0:

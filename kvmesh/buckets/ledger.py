@@ -44,7 +44,7 @@ class Ledger:
             replies = await self._redis.scripts(SCRIPT, wanted)
         except RedisUnavailable as away:
             accounts = {tuple(keys) for keys, _ in wanted}
-            if not away.is_spoilt or len(accounts) > 1:
+            if not away.is_corrupt or len(accounts) > 1:
                 raise
             await self._mend(wanted[0], away)
             replies = await self._redis.scripts(SCRIPT, wanted)

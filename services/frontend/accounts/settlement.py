@@ -140,7 +140,7 @@ class Settlements:
             try:
                 answers = await self._redis.scripts(_SETTLE, [self._call(each.report) for each in batch])
             except RedisUnavailable as error:
-                if error.may_pass:
+                if error.is_transient:
                     self._go_without()
                     raise
                 answers = [await self._alone(each.report) for each in batch]
@@ -170,7 +170,7 @@ class Settlements:
             (answer,) = await self._redis.scripts(_SETTLE, [self._call(report)])
             return answer
         except RedisUnavailable as error:
-            if error.may_pass:
+            if error.is_transient:
                 raise
             self.dropped_total += 1
             return None

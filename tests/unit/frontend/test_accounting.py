@@ -100,7 +100,7 @@ class Redis:
     async def scripts(self, script: Script, calls: Sequence[Call]) -> list[Any]:
         await asyncio.sleep(0)
         if self.is_unavailable or self.is_full:
-            raise RedisUnavailable("gone", may_pass=self.is_unavailable)
+            raise RedisUnavailable("gone", is_transient=self.is_unavailable)
         return [self._settle(*each) for each in calls]
 
     def _settle(self, keys: Sequence[str], arguments: Sequence[Any]) -> Any:

@@ -78,7 +78,7 @@ class MemoryRedis:
             answer = len(self.keys[key])
         elif name == "RENAME":
             if key not in self.keys:
-                raise RedisUnavailable("no such key", may_pass=False)
+                raise RedisUnavailable("no such key", is_transient=False)
             key = command[2]
             self.keys[key] = self.keys.pop(command[1])
             answer = 1

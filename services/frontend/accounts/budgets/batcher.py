@@ -131,7 +131,7 @@ class Batcher:
                 answers = await self._ledger.run([budget_operation.operation for budget_operation in batch])
             except RedisUnavailable as error:
                 self._listened()
-                if error.may_pass:
+                if error.is_transient:
                     self._report_outage()
                     self._fail(batch)
                 else:
@@ -181,7 +181,7 @@ class Batcher:
             try:
                 (answer,) = await self._ledger.run([budget_operation.operation])
             except RedisUnavailable as error:
-                if error.may_pass:
+                if error.is_transient:
                     self._report_outage()
                     self._fail(batch[at:])
                     return

@@ -562,7 +562,7 @@ class Picky(TwinLedger):
 
     async def run(self, operations: list[Operation]) -> list[Answer]:
         if any("bad" in repr(operation) for operation in operations):
-            raise RedisUnavailable("WRONGTYPE", may_pass=False)
+            raise RedisUnavailable("WRONGTYPE", is_transient=False)
         return await super().run(operations)
 
 
