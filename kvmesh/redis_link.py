@@ -46,13 +46,13 @@ CONNECTIONS_MAX: Final = 16
 """Connections a process holds; a command waits for one as long as for its answer. Without a bound, a Redis that stalls for
 a moment would be given one more for each command of that moment, and they would stay."""
 
-SUCCESSION: Final = ("LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "READONLY", "UNBLOCKED")
+FAILOVER: Final = ("LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "READONLY", "UNBLOCKED")
 """Answers of a Redis that starts, or has lost its mastership: what its successor knows may be less."""
 
 REFUSAL: Final = ("OOM", "NOREPLICAS", "NOPERM", "MISCONF", "BUSY", "EXECABORT")
 """Answers of a Redis that is there and does not want this command now."""
 
-SPOILT: Final = ("WRONGTYPE", "data string too short", "hash value is not an integer")
+CORRUPT: Final = ("WRONGTYPE", "data string too short", "hash value is not an integer")
 """Words in answers to a command, or to a script, whose keys hold what another program wrote."""
 
 Command = Sequence[str | bytes | int | float]
@@ -91,7 +91,7 @@ class RedisLink:
         """True if the last command was answered, be it with a refusal."""
         self.break_total = 0
         """Times the connection was lost, or another Redis may have taken over."""
-        self._lost_how = ""
+        self._outage_kind = ""
         """Kind of the current break: each kind is logged once."""
         self._refused: dict[str, str] = {}
         """Why a command was refused the last time, by its name: told once."""
@@ -109,12 +109,12 @@ class RedisLink:
                 "or rediss:// for TLS, with special characters of the password as %XX; redis+cluster:// and "
                 "rediss+cluster:// without /db, with one or more host:port between commas."
             ) from None
-        self._line = None if self._is_cluster else DedicatedRedis(self._client)
+        self._dedicated = None if self._is_cluster else DedicatedRedis(self._client)
         """For scripts. A Cluster has many nodes, and the library knows which has which keys."""
 
     async def execute(self, *command: str | bytes | int | float) -> Any:
         """Run one command and return its answer."""
-        return await self._watch(
+        return await self._guarded(
             self._client.execute_command(*command),
             str(command[0]),
         )
@@ -127,7 +127,7 @@ class RedisLink:
         pipe = self._client.pipeline(transaction=atomic)
         for command in commands:
             pipe.execute_command(*command)
-        answers = await self._watch(
+        answers = await self._guarded(
             pipe.execute(), "+".join(sorted({str(command[0]) for command in commands}))
         )
         return list(answers)
@@ -146,18 +146,18 @@ class RedisLink:
                 answers[i] = each
         for each in answers:
             if isinstance(each, Exception):
-                raise self._failed(each, "EVALSHA") from each
+                raise self._error_of(each, "EVALSHA") from each
         return answers
 
     async def _scripts(self, command: str, name: str, calls: Sequence[Call]) -> list[Any]:
-        line = self._line
-        if line is not None and not line.is_busy:
+        dedicated = self._dedicated
+        if dedicated is not None and not dedicated.is_busy:
             words = [(command, name, len(keys), *keys, *arguments) for keys, arguments in calls]
-            return await self._watch(line.exchange(words), "EVALSHA")
+            return await self._guarded(dedicated.exchange(words), "EVALSHA")
         pipe = self._client.pipeline(transaction=False)
         for keys, arguments in calls:
             pipe.execute_command(command, name, len(keys), *keys, *arguments)
-        return list(await self._watch(pipe.execute(raise_on_error=False), "EVALSHA"))
+        return list(await self._guarded(pipe.execute(raise_on_error=False), "EVALSHA"))
 
     def subscription(self) -> Any:
         """Return a fresh redis.asyncio PubSub; the caller awaits its `aclose`. Wrap its calls in `watch`."""
@@ -165,30 +165,30 @@ class RedisLink:
 
     async def watch(self, awaitable: Awaitable[Answer]) -> Answer:
         """Await a call of the client library; its errors become RedisAway."""
-        return await self._watch(awaitable, "subscription")
+        return await self._guarded(awaitable, "subscription")
 
     async def close(self) -> None:
         """Close all connections."""
-        if self._line is not None:
-            self._line.close()
+        if self._dedicated is not None:
+            self._dedicated.close()
         await self._client.aclose()
 
-    async def _watch(self, awaitable: Awaitable[Answer], command: str) -> Answer:
+    async def _guarded(self, awaitable: Awaitable[Answer], command: str) -> Answer:
         task = asyncio.current_task()
         assert task is not None
         cancels = task.cancelling()
-        away: RedisUnavailable
+        unavailable: RedisUnavailable
         try:
             answer = await awaitable
         except (RedisError, RedisClusterException, OSError) as error:
-            away = self._failed(error, command)
-            away.__cause__ = error
+            unavailable = self._error_of(error, command)
+            unavailable.__cause__ = error
         except RuntimeError as error:
             # What uvloop raises on a write to a connection that the peer just closed.
             if "handler is closed" not in str(error) and task.cancelling() == cancels:
                 raise
-            away = self._lost(str(error))
-            away.__cause__ = error
+            unavailable = self._on_outage(str(error))
+            unavailable.__cause__ = error
         else:
             if task.cancelling() == cancels:
                 if answer is not None:  # a subscription that heard nothing in its time was not answered
@@ -198,11 +198,11 @@ class RedisLink:
             # write has just ended. Whoever cancelled us waits for it.
             raise asyncio.CancelledError
         if task.cancelling() > cancels:
-            raise asyncio.CancelledError from away  # the same, where the write failed
+            raise asyncio.CancelledError from unavailable  # the same, where the write failed
         if self._is_cluster and not self.is_connected:
             with suppress(RedisError, OSError):
                 await self._client.aclose()  # so that the next command asks anew which node has which keys
-        raise away
+        raise unavailable
 
     def _answered(self, command: str) -> None:
         self._connected()
@@ -214,29 +214,29 @@ class RedisLink:
             self.is_connected = True
             log.info("connected to Redis at %s", self.shown)
 
-    def _failed(self, error: Exception, command: str) -> RedisUnavailable:
+    def _error_of(self, error: Exception, command: str) -> RedisUnavailable:
         reason = _reason(error)
         # The client of a Cluster wraps the last node's refusal.
         if isinstance(error, AuthenticationError) or isinstance(error.__cause__, AuthenticationError):
-            return self._lost(reason, PASSWORD_REFUSED)
-        if not isinstance(error, ResponseError) or reason.startswith(SUCCESSION):
-            return self._lost(reason)
+            return self._on_outage(reason, PASSWORD_REFUSED)
+        if not isinstance(error, ResponseError) or reason.startswith(FAILOVER):
+            return self._on_outage(reason)
         self._connected()
         is_transient = reason.startswith(REFUSAL)
         if self._refused.get(command) != reason:
             self._refused[command] = reason
             level = logging.WARNING if is_transient else logging.ERROR
             log.log(level, "Redis at %s refuses %s: %s", self.shown, command, reason)
-        is_corrupt = any(words in reason for words in SPOILT)
+        is_corrupt = any(words in reason for words in CORRUPT)
         message = f"Redis at {self.shown} refuses {command}: {reason}"
         return RedisUnavailable(message, is_transient=is_transient, is_corrupt=is_corrupt)
 
-    def _lost(self, reason: str, what: str = "is away") -> RedisUnavailable:
+    def _on_outage(self, reason: str, what: str = "is away") -> RedisUnavailable:
         if self.is_connected or self.break_total == 0:
             self.break_total += 1
-            self._lost_how = ""
-        if what != self._lost_how:
-            self._lost_how = what
+            self._outage_kind = ""
+        if what != self._outage_kind:
+            self._outage_kind = what
             log.warning("Redis at %s %s: %s", self.shown, what, reason)
         self.is_connected = False
         return RedisUnavailable(f"Redis at {self.shown} {what}: {reason}")
