@@ -160,10 +160,10 @@ class RedisLink:
         return list(await self._guarded(pipe.execute(raise_on_error=False), "EVALSHA"))
 
     def subscription(self) -> Any:
-        """Return a fresh redis.asyncio PubSub; the caller awaits its `aclose`. Wrap its calls in `watch`."""
+        """Return a fresh redis.asyncio PubSub; the caller awaits its `aclose`. Wrap its calls in `guarded`."""
         return self._client.pubsub(ignore_subscribe_messages=True)
 
-    async def watch(self, awaitable: Awaitable[Answer]) -> Answer:
+    async def guarded(self, awaitable: Awaitable[Answer]) -> Answer:
         """Await a call of the client library; its errors become RedisAway."""
         return await self._guarded(awaitable, "subscription")
 

@@ -64,10 +64,10 @@ class Membership:
     async def _watch(self) -> None:
         subscription = self._redis.subscription()
         try:
-            await self._redis.watch(subscription.subscribe(key(self._mesh, "proc-news")))
+            await self._redis.guarded(subscription.subscribe(key(self._mesh, "proc-news")))
             while True:
                 await self.poll()
-                news = await self._redis.watch(subscription.get_message(timeout=POLL_S))
+                news = await self._redis.guarded(subscription.get_message(timeout=POLL_S))
                 data = news.get("data") if news else None
                 left_boot_id = ""
                 if isinstance(data, bytes) and data.startswith(LEAVE_PREFIX):

@@ -87,10 +87,10 @@ class CatalogueStore:
     async def _follow(self) -> None:
         subscription = self._redis.subscription()
         try:
-            await self._redis.watch(subscription.subscribe(key(self._config.mesh.name, "tenants-news")))
+            await self._redis.guarded(subscription.subscribe(key(self._config.mesh.name, "tenants-news")))
             while True:
                 await self.poll()
-                await self._redis.watch(subscription.get_message(timeout=POLL_S))
+                await self._redis.guarded(subscription.get_message(timeout=POLL_S))
         finally:
             with suppress(Exception):  # closing a broken connection tells nothing new
                 await subscription.aclose()

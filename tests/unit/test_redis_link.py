@@ -22,7 +22,7 @@ async def fail(error: Exception, cause: Exception | None = None) -> None:
 async def told(link: RedisLink, call: Awaitable[None]) -> str:
     """Return the sentence of a call that fails."""
     with pytest.raises(RedisUnavailable) as away:
-        await link.watch(call)
+        await link.guarded(call)
     return str(away.value)
 
 

@@ -81,7 +81,7 @@ async def test_a_cancel_that_meets_an_error_of_redis_is_a_cancel(error: Exceptio
         except asyncio.CancelledError:
             raise error from None
 
-    task = asyncio.create_task(persist(lambda: link.watch(library()), "library", pause_s=60.0))
+    task = asyncio.create_task(persist(lambda: link.guarded(library()), "library", pause_s=60.0))
     async with asyncio.timeout(5):
         await is_waiting.wait()
         task.cancel()

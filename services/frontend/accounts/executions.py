@@ -232,9 +232,9 @@ class Executions:
     async def _follow(self) -> None:
         subscription = self._redis.subscription()
         try:
-            await self._redis.watch(subscription.subscribe(self._channel))
+            await self._redis.guarded(subscription.subscribe(self._channel))
             while True:
-                news = await self._redis.watch(subscription.get_message(timeout=1.0))
+                news = await self._redis.guarded(subscription.get_message(timeout=1.0))
                 data = news.get("data") if news else None
                 if isinstance(data, bytes):
                     self._take(data)

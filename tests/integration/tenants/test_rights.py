@@ -38,8 +38,8 @@ async def test_the_documented_rights_are_enough(redis_url: str) -> None:
         assert found is not None
         assert found.tenant.weight == 2.0
         subscription = link.subscription()
-        await link.watch(subscription.subscribe("kvmesh:tenants-news"))
-        await link.watch(subscription.get_message(timeout=0.1))
+        await link.guarded(subscription.subscribe("kvmesh:tenants-news"))
+        await link.guarded(subscription.get_message(timeout=0.1))
         await subscription.aclose()
     finally:
         await link.close()
