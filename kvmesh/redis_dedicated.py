@@ -27,7 +27,7 @@ class DedicatedRedis:
 
     def __init__(self, client: Any) -> None:
         self.is_busy = False
-        self._like = client.connection_pool.make_connection()
+        self._template = client.connection_pool.make_connection()
         self._replies: _Replies | None = None
 
     async def exchange(self, commands: Iterable[Words]) -> list[Any]:
@@ -47,7 +47,7 @@ class DedicatedRedis:
             replies = self._replies
             if replies is None or not replies.is_open:
                 replies = await self._open()
-            return await replies.ask(packed, self._like.socket_timeout)
+            return await replies.request(packed, self._template.socket_timeout)
         finally:
             self.is_busy = False
 
@@ -57,18 +57,18 @@ class DedicatedRedis:
             self._replies.close("closed")
 
     async def _open(self) -> _Replies:
-        loop, like = asyncio.get_running_loop(), self._like
-        limit_s = like.socket_connect_timeout
+        loop, template = asyncio.get_running_loop(), self._template
+        limit_s = template.socket_connect_timeout
         try:
             async with asyncio.timeout(limit_s):
-                tls = like.ssl_context.get() if hasattr(like, "ssl_context") else None
-                if hasattr(like, "path"):
-                    _, replies = await loop.create_unix_connection(_Replies, like.path)
+                tls = template.ssl_context.get() if hasattr(template, "ssl_context") else None
+                if hasattr(template, "path"):
+                    _, replies = await loop.create_unix_connection(_Replies, template.path)
                 else:
-                    _, replies = await loop.create_connection(_Replies, like.host, like.port, ssl=tls)
-                hello = _hello(like.username, like.password, like.db)
-                if hello:
-                    for answer in await replies.ask(hello, limit_s):
+                    _, replies = await loop.create_connection(_Replies, template.host, template.port, ssl=tls)
+                handshake = _handshake(template.username, template.password, template.db)
+                if handshake:
+                    for answer in await replies.request(handshake, limit_s):
                         if isinstance(answer, RedisError):
                             replies.close("refused")
                             is_login = isinstance(answer, AuthenticationError)
@@ -79,7 +79,7 @@ class DedicatedRedis:
         return replies
 
 
-def _hello(user: str | None, password: str | None, database: int | str | None) -> list[bytes]:
+def _handshake(user: str | None, password: str | None, database: int | str | None) -> list[bytes]:
     """Return what a connection begins with."""
     commands: list[tuple[str, ...]] = []
     if user or password:
@@ -94,7 +94,7 @@ def _packed(*words: str | bytes | int | float) -> bytes:
     return packed
 
 
-_NOT_YET: Final = object()
+_INCOMPLETE: Final = object()
 
 
 class _Replies(asyncio.Protocol):
@@ -102,13 +102,13 @@ class _Replies(asyncio.Protocol):
 
     def __init__(self) -> None:
         self.is_open = False
-        self._reader = hiredis.Reader(replyError=_refusal, notEnoughData=_NOT_YET)
+        self._reader = hiredis.Reader(replyError=_error_of, notEnoughData=_INCOMPLETE)
         self._transport: Any = None
         self._awaited: asyncio.Future[list[Any]] | None = None
         self._count = 0
         self._answers: list[Any] = []
 
-    async def ask(self, packed: list[bytes], limit_s: float | None) -> list[Any]:
+    async def request(self, packed: list[bytes], limit_s: float | None) -> list[Any]:
         """Send commands and return as many answers."""
         loop = asyncio.get_running_loop()
         self._answers, self._count = [], len(packed)
@@ -148,7 +148,7 @@ class _Replies(asyncio.Protocol):
         answers, reader = self._answers, self._reader
         try:
             reader.feed(data)
-            while (answer := reader.gets()) is not _NOT_YET:
+            while (answer := reader.gets()) is not _INCOMPLETE:
                 answers.append(answer)
         except hiredis.ProtocolError as error:
             self.close(str(error))
@@ -159,7 +159,7 @@ class _Replies(asyncio.Protocol):
             self._awaited.set_result(answers)
 
 
-def _refusal(text: str) -> RedisError:
+def _error_of(text: str) -> RedisError:
     if text.startswith(_LOGIN):
         return AuthenticationError(text)
     if text.startswith(_FULL):
