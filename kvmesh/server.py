@@ -192,7 +192,7 @@ class MeshServer:
         self._is_serving = False
         self._standby_reason = ""
         self._stopping = asyncio.Event()
-        self._hurry = asyncio.Event()
+        self._cut_short = asyncio.Event()
 
     async def listen(self, address: str) -> str:
         """Bind `host:port` (port 0: a free one) and start; return the address. Health says NOT_SERVING.
@@ -216,14 +216,14 @@ class MeshServer:
     async def set_serving(self, is_serving: bool) -> None:
         """Tell health checkers whether requests are welcome, for the process and each of its services."""
         self._is_serving = is_serving
-        await self._tell_health()
+        await self._update_health()
 
     async def stand_by(self, reason: str) -> None:
         """Say NOT_SERVING because of `reason`, whatever `set_serving` says; an empty one takes that back."""
         self._standby_reason = reason
-        await self._tell_health()
+        await self._update_health()
 
-    async def _tell_health(self) -> None:
+    async def _update_health(self) -> None:
         is_healthy = self._is_serving and not self._standby_reason and not self._stopping.is_set()
         state = (
             health_pb2.HealthCheckResponse.SERVING
@@ -248,7 +248,7 @@ class MeshServer:
 
     def stop(self) -> None:
         """Ask `run` to drain and return; a second call cuts the drain short. Safe from a signal handler."""
-        (self._hurry if self._stopping.is_set() else self._stopping).set()
+        (self._cut_short if self._stopping.is_set() else self._stopping).set()
 
     async def run(self, drain: Callable[[], Awaitable[None]], drain_s: float = DRAIN_S) -> None:
         """Serve until SIGTERM, SIGINT or `stop`; then drain for at most `drain_s` and stop the server.
@@ -277,17 +277,17 @@ class MeshServer:
                 loop.remove_signal_handler(number)
             stopping.cancel()
             await end([trimming])
-            await self.grpc.stop(0.0 if self._hurry.is_set() else STOP_GRACE_S)
+            await self.grpc.stop(0.0 if self._cut_short.is_set() else STOP_GRACE_S)
             await asyncio.wait((ended,))
             log.info("stopped")
 
     async def _drain(self, drain: Callable[[], Awaitable[None]], drain_s: float) -> None:
         draining = asyncio.ensure_future(drain())
-        hurry = asyncio.ensure_future(self._hurry.wait())
+        cut_short = asyncio.ensure_future(self._cut_short.wait())
         try:
-            await asyncio.wait((draining, hurry), timeout=drain_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((draining, cut_short), timeout=drain_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            hurry.cancel()
+            cut_short.cancel()
             if not draining.done():
                 log.warning("drain cut short", extra={"drain_s": drain_s})
                 draining.cancel()
