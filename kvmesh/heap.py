@@ -13,7 +13,7 @@ from typing import Final
 from kvmesh.metrics import resident_bytes
 from kvmesh.trim_schedule import TrimSchedule
 
-LOOK_S: Final = 5.0
+CHECK_INTERVAL_S: Final = 5.0
 
 
 async def keep_trimmed(idle_bytes: int) -> None:
@@ -24,9 +24,9 @@ async def keep_trimmed(idle_bytes: int) -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is None:
         return
-    trims = TrimSchedule(idle_bytes)
+    schedule = TrimSchedule(idle_bytes)
     while True:
-        await asyncio.sleep(LOOK_S)
-        if trims.is_due(resident_bytes()):
+        await asyncio.sleep(CHECK_INTERVAL_S)
+        if schedule.is_due(resident_bytes()):
             await asyncio.to_thread(trim, 0)  # 85 ms for 145 MB, without the interpreter's lock
-            trims.done(resident_bytes())
+            schedule.done(resident_bytes())
