@@ -33,26 +33,26 @@ async def persist(
     once until it reads differently; RedisAway is not, its link has told.
     """
     loop = asyncio.get_running_loop()
-    growth, told = 1, ""
+    growth, logged = 1, ""
     while True:
         started_s = loop.time()
         try:
             await work()
         except RedisUnavailable:
-            _in_order(on_failure, what)
+            _recover(on_failure, what)
         except Exception as error:
             text = repr(error)
-            if text != told:
-                told = text
+            if text != logged:
+                logged = text
                 log.exception("%s failed and is started again", what)
-            _in_order(on_failure, what)
+            _recover(on_failure, what)
         if loop.time() - started_s > PAUSE_GROWTH_MAX * pause_s:
             growth = 1
         await asyncio.sleep(growth * pause_s * random.uniform(0.5, 1.0))
         growth = min(2 * growth, PAUSE_GROWTH_MAX)
 
 
-def _in_order(on_failure: Callable[[], None], what: str) -> None:
+def _recover(on_failure: Callable[[], None], what: str) -> None:
     try:
         on_failure()
     except Exception:
