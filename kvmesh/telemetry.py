@@ -155,7 +155,7 @@ def tracing_of(config: Telemetry, role: str, instance: str) -> Tracing:
 
 
 _GRPC_LOGGER: Final = "grpc._cython.cygrpc"
-_OF_CALLERS: Final = ("Invalid encoding on ", "ExecuteBatchError raised in core by servicer method ")
+_CALLER_CAUSED: Final = ("Invalid encoding on ", "ExecuteBatchError raised in core by servicer method ")
 
 
 class JsonLines(logging.Formatter):
@@ -191,9 +191,9 @@ def start_logging(level: str, role: str, instance: str, stream: TextIO | None = 
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLines(role, instance))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    logging.getLogger(_GRPC_LOGGER).addFilter(_is_no_junk)
+    logging.getLogger(_GRPC_LOGGER).addFilter(_is_own_record)
 
 
-def _is_no_junk(record: logging.LogRecord) -> bool:
+def _is_own_record(record: logging.LogRecord) -> bool:
     """Return False for grpcio's tracebacks that any caller can cause: by headers that are no text, and by leaving."""
-    return not str(record.msg).startswith(_OF_CALLERS)
+    return not str(record.msg).startswith(_CALLER_CAUSED)
