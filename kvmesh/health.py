@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kvmesh import health_reason
 
-State = int
+ServingStatus = int
 """A value of HealthCheckResponse.ServingStatus."""
 
 HEALTH_SERVICE: Final = "grpc.health.v1.Health"
@@ -28,7 +28,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # t
     def __init__(self) -> None:
         self.reason = ""
         """Why the process does not serve; told with each Check."""
-        self._states: dict[str, State] = {}
+        self._statuses: dict[str, ServingStatus] = {}
         self._changed = asyncio.Condition()
 
     def register(self, server: grpc.aio.Server) -> None:
@@ -39,32 +39,32 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # t
         )  # bytes in and out: the stubs have no messages for it
         server.add_registered_method_handlers(HEALTH_SERVICE, {"List": listing})  # type: ignore[attr-defined]  # stubs lack it
 
-    async def set(self, service: str, state: State) -> None:
+    async def set(self, service: str, status: ServingStatus) -> None:
         """Change the state of `service`; callers that watch it hear of it."""
         async with self._changed:
-            self._states[service] = state
+            self._statuses[service] = status
             self._changed.notify_all()
 
     async def Check(
         self, request: health_pb2.HealthCheckRequest, context: Any
     ) -> health_pb2.HealthCheckResponse:
         """Return the state of one service; NOT_FOUND for an unknown name."""
-        state = self._states.get(request.service)
-        if state is None:
+        status = self._statuses.get(request.service)
+        if status is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such service; List has all names")
         if self.reason:
             context.set_trailing_metadata(health_reason.metadata(self.reason))
-        return health_pb2.HealthCheckResponse(status=state)
+        return health_pb2.HealthCheckResponse(status=status)
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: Any) -> None:
         """Write the state of one service now and after each change, until the caller leaves."""
-        told: State | None = None
+        sent: ServingStatus | None = None
         while True:
             async with self._changed:
-                while self._state(request.service) == told:
+                while self._status(request.service) == sent:
                     await self._changed.wait()
-                told = self._state(request.service)
-            await context.write(health_pb2.HealthCheckResponse(status=told))
+                sent = self._status(request.service)
+            await context.write(health_pb2.HealthCheckResponse(status=sent))
 
     async def List(self, request: bytes, context: Any) -> bytes:
         """Return HealthListResponse {map<string, HealthCheckResponse> statuses = 1} as bytes."""
@@ -72,13 +72,13 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # t
             _field(
                 1,
                 _field(1, name.encode())
-                + _field(2, health_pb2.HealthCheckResponse(status=state).SerializeToString()),
+                + _field(2, health_pb2.HealthCheckResponse(status=status).SerializeToString()),
             )
-            for name, state in self._states.items()
+            for name, status in self._statuses.items()
         )
 
-    def _state(self, service: str) -> State:
-        return self._states.get(service, int(health_pb2.HealthCheckResponse.SERVICE_UNKNOWN))
+    def _status(self, service: str) -> ServingStatus:
+        return self._statuses.get(service, int(health_pb2.HealthCheckResponse.SERVICE_UNKNOWN))
 
 
 def _field(number: int, value: bytes) -> bytes:
