@@ -21,7 +21,7 @@ METADATA_MAX: Final = 8
 VIOLATIONS_MAX: Final = 16
 """Entries told at once, as far as there is room for them."""
 
-_KEPT: Final = 256
+CACHED_STATUSES: Final = 256
 """Statuses that are kept: a crowd is refused for the same few reasons, and only the time to wait differs."""
 
 Pairs: TypeAlias = tuple[tuple[str, str], ...]
@@ -43,7 +43,7 @@ def status(
     return before + after if retry_after_s is None else before + _retry_info(retry_after_s) + after
 
 
-@lru_cache(maxsize=_KEPT)
+@lru_cache(maxsize=CACHED_STATUSES)
 def _frame(
     code: int, message: str, reason: str, domain: str, metadata: Pairs, bad_request: Pairs, quota: Pairs
 ) -> tuple[bytes, bytes]:
