@@ -37,7 +37,7 @@ def without_user(url: str) -> str:
     return _USER.sub("", url)
 
 
-def shown_place(address: str) -> str:
+def displayed_address(address: str) -> str:
     """Return where a Redis is as tables show it: without scheme, user and options."""
     return without_user(address).partition("://")[2].partition("?")[0] or address
 

@@ -15,7 +15,7 @@ from rich.text import Text
 from kvmesh.cli.mesh_file import MeshProcess
 from kvmesh.cli.supervisor import ProcessState, Supervised
 from kvmesh.inference.v1 import inference_pb2 as inference
-from kvmesh.redis_url import shown_place
+from kvmesh.redis_url import displayed_address
 
 _COLOURS: Final = {
     ProcessState.WAITING: "dim",
@@ -73,7 +73,7 @@ def address_table(members: Iterable[MeshProcess]) -> Table:
     table = Table("process", "pid", "address", "metrics")
     for member in members:
         metrics = f"{member.metrics_address}/metrics" if member.metrics_address else "-"
-        table.add_row(member.name, str(member.pid or "-"), shown_place(member.address), metrics)
+        table.add_row(member.name, str(member.pid or "-"), displayed_address(member.address), metrics)
     return table
 
 

@@ -19,7 +19,7 @@ from kvmesh.cli.dial import Dial
 from kvmesh.cli.mesh_file import MeshFile, MeshProcess
 from kvmesh.cli.readiness import CALL_S, health_of, is_model_ready, redis_fault
 from kvmesh.config import MeshConfig
-from kvmesh.redis_url import database_of, shown_place
+from kvmesh.redis_url import database_of, displayed_address
 from kvmesh.router.v1 import router_pb2 as router
 from kvmesh.router.v1 import router_pb2_grpc as router_grpc
 
@@ -262,7 +262,7 @@ def _table(reports: list[ProcessStatus]) -> Table:
         table.add_row(
             report.name,
             "[green]serving[/]" if report.is_healthy else "[red]not serving[/]",
-            shown_place(report.address),
+            displayed_address(report.address),
             escape("; ".join(filter(None, (report.reason, report.usage_text(addresses)))) or "-"),
             "-" if memory is None else f"{memory / (1 << 20):.0f} MB",
         )
