@@ -12,49 +12,49 @@ from kvmesh.attach.outbox import DownwardOutbox
 from kvmesh.attach.rules import check_handoff, check_numbers, uneven_credits
 from kvmesh.attach.v1 import attach_pb2 as pb
 
-Slot = TypeVar("Slot")
+SlotT = TypeVar("SlotT")
 """An attempt as the core keeps it."""
 
 
-class AttachedCore(Generic[Slot]):
+class AttachedCore(Generic[SlotT]):
     """Decides about the slots of its callers. A core overrides the operations that its role serves.
 
     `slot` is always one that the session reads; rows that name another slot are dropped: it ended a moment ago.
     """
 
-    def cancel(self, slot: Slot, reason: pb.Cancel.Reason.ValueType, now_s: float) -> None:
+    def cancel(self, slot: SlotT, reason: pb.Cancel.Reason.ValueType, now_s: float) -> None:
         """End `slot` as its caller wishes; nothing is sent for it."""
         raise NotImplementedError
 
-    def adopt(self, session: CallerSession[Slot], adopt: pb.Adopt, now_s: float) -> None:
+    def adopt(self, session: CallerSession[SlotT], adopt: pb.Adopt, now_s: float) -> None:
         """Stream takeover: move a running slot to `session`, or refuse."""
         raise NotImplementedError
 
-    def submit(self, session: CallerSession[Slot], submit: pb.Submit, now_s: float) -> None:
+    def submit(self, session: CallerSession[SlotT], submit: pb.Submit, now_s: float) -> None:
         """Take or refuse one attempt."""
         raise NotImplementedError
 
-    def close_session(self, session: CallerSession[Slot], now_s: float) -> None:
+    def close_session(self, session: CallerSession[SlotT], now_s: float) -> None:
         """Detach or end the slots of `session`: its stream is gone."""
         raise NotImplementedError
 
     def contradict(self, contradiction: pb.Contradiction, now_s: float) -> None:
         """Count a replica's refusal that a second replica contradicted. Ignored by default."""
 
-    def hand_over(self, slot: Slot, handoff: pb.Handoff, now_s: float) -> None:
+    def hand_over(self, slot: SlotT, handoff: pb.Handoff, now_s: float) -> None:
         """Start generating from a handoff. Ignored by default. Raises FrameError."""
 
-    def grant(self, slot: Slot, position: int, now_s: float) -> None:
+    def grant(self, slot: SlotT, position: int, now_s: float) -> None:
         """Raise the flow-control window of `slot` to `position`. Ignored by default."""
 
-    def close_window(self, slot: Slot, now_s: float) -> None:
+    def close_window(self, slot: SlotT, now_s: float) -> None:
         """Note that the client's flow-control window is closed. Ignored by default."""
 
     def after_message(self, now_s: float) -> None:
         """Run once all rows of a message are applied, and after a session closed. Nothing by default."""
 
 
-class CallerSession(Generic[Slot]):
+class CallerSession(Generic[SlotT]):
     """A kvmesh.attach.server.Session for one stream.
 
     INVARIANT: numbers of slots ascend within the stream and are never reused.
@@ -62,11 +62,11 @@ class CallerSession(Generic[Slot]):
 
     __slots__ = ("_core", "_last_slot", "outbox", "peer", "slots")
 
-    def __init__(self, core: AttachedCore[Slot], peer: str, outbox: DownwardOutbox) -> None:
+    def __init__(self, core: AttachedCore[SlotT], peer: str, outbox: DownwardOutbox) -> None:
         """`peer`: the caller's process id, for logs."""
         self.peer = peer
         self.outbox = outbox
-        self.slots: dict[int, Slot] = {}
+        self.slots: dict[int, SlotT] = {}
         """The slots that this stream reads, by their number in it."""
         self._core = core
         self._last_slot = 0
