@@ -62,7 +62,7 @@ class Parts:
 
 
 @dataclass(frozen=True, slots=True)
-class Role:
+class RoleService:
     """What a role brings: its core, its own service, and who hears of the membership."""
 
     core: ReplicaCore
@@ -71,7 +71,7 @@ class Role:
     on_members: Callable[[list[Member]], None]
 
 
-Build = Callable[[Options, ModelFacts, Metrics, Tracing], Role]
+Build = Callable[[Options, ModelFacts, Metrics, Tracing], RoleService]
 
 
 def main(role: ReplicaRole, build: Build, arguments: Sequence[str] | None = None) -> int:
@@ -125,7 +125,7 @@ class _Replica:
     def __init__(
         self,
         options: Options,
-        role: Role,
+        role: RoleService,
         facts: ModelFacts,
         client: TritonClient,
         redis: RedisLink,

@@ -9,7 +9,7 @@ from kvmesh.decode.v1 import decode_pb2_grpc
 from kvmesh.metrics import Metrics
 from kvmesh.replica import process
 from kvmesh.replica.options import Options
-from kvmesh.replica.process import Role
+from kvmesh.replica.process import RoleService
 from kvmesh.telemetry import Tracing
 from kvmesh.triton.capabilities import ModelFacts
 from services.decode import telemetry
@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return process.main("decode", _build, arguments)
 
 
-def _build(options: Options, facts: ModelFacts, metrics: Metrics, tracing: Tracing) -> Role:
+def _build(options: Options, facts: ModelFacts, metrics: Metrics, tracing: Tracing) -> RoleService:
     config = options.config.decode
     limits = DecodeLimits(
         slots_max=config.slots_max,
@@ -37,7 +37,7 @@ def _build(options: Options, facts: ModelFacts, metrics: Metrics, tracing: Traci
         options.process_id, facts, limits, sources.allows, telemetry.CallTelemetry(metrics, tracing)
     )
     telemetry.export(core, metrics)
-    return Role(
+    return RoleService(
         core=core,
         service_name=SERVICE_NAME,
         add_service=lambda server, parts: decode_pb2_grpc.add_DecodeServiceServicer_to_server(

@@ -9,7 +9,7 @@ from kvmesh.prefill.v1 import prefill_pb2_grpc
 from kvmesh.queue_order import ORDERS
 from kvmesh.replica import process
 from kvmesh.replica.options import Options
-from kvmesh.replica.process import Role
+from kvmesh.replica.process import RoleService
 from kvmesh.telemetry import Tracing
 from kvmesh.triton.capabilities import ModelFacts
 from services.prefill import telemetry
@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return process.main("prefill", _build, arguments)
 
 
-def _build(options: Options, facts: ModelFacts, metrics: Metrics, tracing: Tracing) -> Role:
+def _build(options: Options, facts: ModelFacts, metrics: Metrics, tracing: Tracing) -> RoleService:
     config = options.config
     limits = PrefillLimits(
         queue_max_requests=config.prefill.queue_max_requests,
@@ -34,7 +34,7 @@ def _build(options: Options, facts: ModelFacts, metrics: Metrics, tracing: Traci
     )
     core = PrefillCore(options.process_id, facts, limits, telemetry.CallTelemetry(metrics, tracing))
     telemetry.export(core, metrics)
-    return Role(
+    return RoleService(
         core=core,
         service_name=SERVICE_NAME,
         add_service=lambda server, parts: prefill_pb2_grpc.add_PrefillServiceServicer_to_server(
