@@ -8,7 +8,7 @@ count: a network partition brings no report and ends no slot.
 
 from __future__ import annotations
 
-from services.decode.slot import Slot
+from services.decode.slot import DecodeSlot
 
 
 class ClosedWindows:
@@ -20,7 +20,7 @@ class ClosedWindows:
         """`concurrency`: all slots of the replica, or the engine's concurrency limit if that is lower."""
         self.slots_max = max(1, concurrency // 2)
         """Most slots with a closed window."""
-        self._by_tenant: dict[str, dict[Slot, None]] = {}
+        self._by_tenant: dict[str, dict[DecodeSlot, None]] = {}
         self._by_count: dict[int, dict[str, None]] = {}
         """Tenants by their number of such slots, each in the order in which it reached the number."""
         self._count = 0
@@ -30,10 +30,10 @@ class ClosedWindows:
     def __len__(self) -> int:
         return self._count
 
-    def __contains__(self, slot: Slot) -> bool:
+    def __contains__(self, slot: DecodeSlot) -> bool:
         return slot in self._by_tenant.get(slot.tenant, ())
 
-    def close(self, slot: Slot) -> Slot | None:
+    def close(self, slot: DecodeSlot) -> DecodeSlot | None:
         """Count `slot`. Above the limit, stop counting the longest-closed slot of the largest tenant and return it."""
         if slot in self:
             return None
@@ -46,7 +46,7 @@ class ClosedWindows:
         self.open(longest)
         return longest
 
-    def open(self, slot: Slot) -> None:
+    def open(self, slot: DecodeSlot) -> None:
         """Stop counting `slot`; an uncounted slot is ignored."""
         if slot in self:
             del self._by_tenant[slot.tenant][slot]

@@ -24,11 +24,11 @@ from services.decode.bounds import blocks_needed, check_headroom, check_time, he
 from services.decode.generation import Generation
 from services.decode.limits import DecodeLimits
 from services.decode.records import Recorder, discard_record
-from services.decode.slot import Slot, State
+from services.decode.slot import DecodeSlot, DecodeState
 from services.decode.slot_table import DecodeSlotTable
 
 
-class DecodeCore(AttachedCore[Slot]):
+class DecodeCore(AttachedCore[DecodeSlot]):
     """See the module's docstring. Call `connect` before the first event."""
 
     def __init__(
@@ -71,26 +71,26 @@ class DecodeCore(AttachedCore[Slot]):
         """Set the engine; called once."""
         self.generation.engine = engine
 
-    def open_session(self, peer: pb.Hello, outbox: DownwardOutbox, now_s: float) -> CallerSession[Slot]:
+    def open_session(self, peer: pb.Hello, outbox: DownwardOutbox, now_s: float) -> CallerSession[DecodeSlot]:
         """See kvmesh.attach.server.Attachable."""
-        session = CallerSession[Slot](self, peer.process_id, outbox)
+        session = CallerSession[DecodeSlot](self, peer.process_id, outbox)
         self.slot_table.sessions.append(session)
         self._heartbeat.has_listener = True
         outbox.load(self.load_report(now_s))
         return session
 
-    def close_session(self, session: CallerSession[Slot], now_s: float) -> None:
+    def close_session(self, session: CallerSession[DecodeSlot], now_s: float) -> None:
         """Handle the loss of a stream: pending slots end, the others are detached and wait for a takeover."""
         self.slot_table.sessions.remove(session)
         self._heartbeat.has_listener = bool(self.slot_table.sessions)
         for slot in list(session.slots.values()):
-            if slot.state is State.PENDING:
+            if slot.state is DecodeState.PENDING:
                 self.slot_table.forget(slot, now_s)
             else:
                 self.slot_table.detach(slot)
                 self.slot_table.expire_at(slot, now_s + self.limits.detached_s)
 
-    def submit(self, session: CallerSession[Slot], submit: pb.Submit, now_s: float) -> None:
+    def submit(self, session: CallerSession[DecodeSlot], submit: pb.Submit, now_s: float) -> None:
         """Take or refuse one attempt."""
         refused = self._supersede(submit, now_s) or self._refusal(submit, now_s)
         if refused is not None:
@@ -99,7 +99,7 @@ class DecodeCore(AttachedCore[Slot]):
         budget = submit.budget
         is_local = submit.phase == pb.PHASE_CONTEXT_AND_GENERATION
         has_ttft = budget.HasField("ttft_remaining_ms")
-        slot = Slot(
+        slot = DecodeSlot(
             request_id=submit.request_id,
             attempt=submit.attempt,
             is_local=is_local,
@@ -122,12 +122,12 @@ class DecodeCore(AttachedCore[Slot]):
         if is_local:
             self.generation.start(slot, now_s)
 
-    def hand_over(self, slot: Slot, handoff: pb.Handoff, now_s: float) -> None:
+    def hand_over(self, slot: DecodeSlot, handoff: pb.Handoff, now_s: float) -> None:
         """Start generating from `handoff`; a slot that waits for none ignores it. Raises FrameError.
 
         If no time is left for another token, the slot ends with the tokens that its caller has.
         """
-        if slot.state is not State.PENDING:
+        if slot.state is not DecodeState.PENDING:
             return
         if not 0 <= handoff.first_token_count <= slot.max_output_tokens:
             raise FrameError(
@@ -147,27 +147,27 @@ class DecodeCore(AttachedCore[Slot]):
         else:
             self.generation.start(slot, now_s, handoff)
 
-    def grant(self, slot: Slot, position: int, now_s: float) -> None:
+    def grant(self, slot: DecodeSlot, position: int, now_s: float) -> None:
         """Extend the flow-control window of `slot` to `position`: its client reads."""
         self.slot_table.closed_windows.open(slot)
         if slot.log.grant(position):
             slot.blocked_s = None
             self.generation.send(slot, now_s)
 
-    def close_window(self, slot: Slot, now_s: float) -> None:
+    def close_window(self, slot: DecodeSlot, now_s: float) -> None:
         """Note a closed client window; end the slot that ClosedWindows chooses if there are too many."""
         longest = self.slot_table.closed_windows.close(slot)
         if longest is not None:
             self._cut_slow(longest, "share", now_s)
 
-    def cancel(self, slot: Slot, reason: pb.Cancel.Reason.ValueType, now_s: float) -> None:
+    def cancel(self, slot: DecodeSlot, reason: pb.Cancel.Reason.ValueType, now_s: float) -> None:
         """End `slot` on its caller's wish, for any reason; nothing is sent for it."""
         self.generation.forget(slot, now_s)
 
-    def adopt(self, session: CallerSession[Slot], adopt: pb.Adopt, now_s: float) -> None:
+    def adopt(self, session: CallerSession[DecodeSlot], adopt: pb.Adopt, now_s: float) -> None:
         """Stream takeover: move a running or finished slot to `session`, or refuse."""
         slot = self.slot_table.slots.get(adopt.request_id)
-        if slot is None or slot.attempt != adopt.attempt or slot.state is State.PENDING:
+        if slot is None or slot.attempt != adopt.attempt or slot.state is DecodeState.PENDING:
             found = "unknown" if slot is None else f"in attempt {slot.attempt}, {slot.state.value}"
             message = f"request {adopt.request_id} is {found} here; attempt {adopt.attempt} is wanted"
             session.outbox.refuse(adopt.slot, pb.Refusal.REASON_UNKNOWN_REQUEST, message)
@@ -282,19 +282,19 @@ class DecodeCore(AttachedCore[Slot]):
             return SubmitRefusal(pb.Refusal.REASON_KV_FULL, message, retry_after_ms=retry_ms)
         return None
 
-    def _look_at(self, slot: Slot, now_s: float) -> None:
+    def _look_at(self, slot: DecodeSlot, now_s: float) -> None:
         """End `slot` if one of its times has passed; else schedule the next check."""
         if slot.expire_s <= now_s:
             self.generation.forget(slot, now_s)
             return
         next_s = slot.expire_s
-        if slot.state is not State.FINISHED:
+        if slot.state is not DecodeState.FINISHED:
             deadline_s = slot.deadline_now_s()
             if deadline_s <= now_s:
                 self.generation.cut(slot, pb.Finish.REASON_DEADLINE, now_s)
                 return
             next_s = min(next_s, deadline_s)
-        if slot.state is State.RUNNING:
+        if slot.state is DecodeState.RUNNING:
             stall_s = self.generation.stall_s(slot)
             if stall_s <= now_s:
                 silent_s = now_s - slot.heard_s
@@ -309,6 +309,6 @@ class DecodeCore(AttachedCore[Slot]):
             next_s = min(next_s, slow_s)
         self.slot_table.look_by(slot, next_s)
 
-    def _cut_slow(self, slot: Slot, cause: Literal["time", "share"], now_s: float) -> None:
+    def _cut_slow(self, slot: DecodeSlot, cause: Literal["time", "share"], now_s: float) -> None:
         self.slow_reader_cuts[cause] += 1
         self.generation.cut(slot, pb.Finish.REASON_SLOW_READER, now_s)

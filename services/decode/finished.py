@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from services.decode.slot import Slot
+from services.decode.slot import DecodeSlot
 
 LOGS_MAX: Final = 4096
 BYTES_MAX: Final = 16 << 20
@@ -25,20 +25,20 @@ class FinishedLogs:
     def __init__(self, logs_max: int = LOGS_MAX, bytes_max: int = BYTES_MAX) -> None:
         self._logs_max = logs_max
         self._bytes_max = bytes_max
-        self._slots: dict[Slot, int] = {}
+        self._slots: dict[DecodeSlot, int] = {}
         self.size_bytes = 0
 
     def __len__(self) -> int:
         return len(self._slots)
 
-    def __contains__(self, slot: Slot) -> bool:
+    def __contains__(self, slot: DecodeSlot) -> bool:
         return slot in self._slots
 
-    def add(self, slot: Slot) -> list[Slot]:
+    def add(self, slot: DecodeSlot) -> list[DecodeSlot]:
         """Keep `slot`; return the evicted slots, oldest first."""
         self._slots[slot] = slot.log.size_bytes
         self.size_bytes += slot.log.size_bytes
-        forgotten: list[Slot] = []
+        forgotten: list[DecodeSlot] = []
         while len(self._slots) > 1 and (
             len(self._slots) > self._logs_max or self.size_bytes > self._bytes_max
         ):
@@ -47,7 +47,7 @@ class FinishedLogs:
             forgotten.append(oldest)
         return forgotten
 
-    def discard(self, slot: Slot) -> None:
+    def discard(self, slot: DecodeSlot) -> None:
         """Drop `slot`; an unknown slot is ignored."""
         self.size_bytes -= self._slots.pop(slot, 0)
 

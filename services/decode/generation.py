@@ -24,7 +24,7 @@ from kvmesh.triton.errors import (
 from kvmesh.triton.port import CallKind, EngineLoad, EnginePort, FirstAnswer
 from services.decode.limits import DecodeLimits
 from services.decode.records import CallRecord, Recorder
-from services.decode.slot import Slot, State
+from services.decode.slot import DecodeSlot, DecodeState
 from services.decode.slot_table import DecodeSlotTable
 from services.decode.step_batch import StepBatch
 
@@ -48,10 +48,10 @@ class Generation:
         heartbeat: LoadHeartbeat,
         record: Recorder,
     ) -> None:
-        self.step_batch: StepBatch[Slot] = StepBatch(limits.coalesce_max_s)
+        self.step_batch: StepBatch[DecodeSlot] = StepBatch(limits.coalesce_max_s)
         self.view = EngineView()
         self.is_ready = False
-        self.calls: dict[int, Slot] = {}
+        self.calls: dict[int, DecodeSlot] = {}
         self.token_total = 0
         self.flush_total = 0
         self._replica = replica
@@ -67,13 +67,13 @@ class Generation:
         """The engine's last own load report, of any age."""
         return self.view.last
 
-    def start(self, slot: Slot, now_s: float, handoff: pb.Handoff | None = None) -> None:
+    def start(self, slot: DecodeSlot, now_s: float, handoff: pb.Handoff | None = None) -> None:
         """Start the engine call of a pending slot and tell its caller."""
         submit = slot.submit
-        assert submit is not None and slot.state is State.PENDING, slot
+        assert submit is not None and slot.state is DecodeState.PENDING, slot
         assert slot.session is not None, slot
         slot.submit = None  # the prompt is the engine's now
-        slot.state = State.RUNNING
+        slot.state = DecodeState.RUNNING
         slot.called_s = slot.heard_s = now_s
         self._last_call_id += 1
         slot.call_id = self._last_call_id
@@ -84,25 +84,25 @@ class Generation:
         kind = CallKind.CONTEXT_AND_GENERATION if handoff is None else CallKind.GENERATION_ONLY
         self.engine.start(slot.call_id, engine_call(submit, kind, slot.deadline_s - now_s, handoff))
 
-    def stop(self, slot: Slot, now_s: float) -> None:
+    def stop(self, slot: DecodeSlot, now_s: float) -> None:
         """End the slot's call early, if there is one."""
         if slot.call_id:
             self.engine.cancel(slot.call_id)
             self._over(slot, now_s, _CANCELLED)
 
-    def stall_s(self, slot: Slot) -> float:
+    def stall_s(self, slot: DecodeSlot) -> float:
         """Return the time at which an unanswered engine call ends `slot` (failure detector)."""
         limits = self._limits
         return slot.heard_s + (
             limits.first_token_timeout_s if slot.answered_s is None else limits.token_timeout_s
         )
 
-    def forget(self, slot: Slot, now_s: float) -> None:
+    def forget(self, slot: DecodeSlot, now_s: float) -> None:
         """End the slot's call and drop the slot; nothing is sent."""
         self.stop(slot, now_s)
         self._slot_table.forget(slot, now_s)
 
-    def fail(self, slot: Slot, error: CallError, now_s: float) -> None:
+    def fail(self, slot: DecodeSlot, error: CallError, now_s: float) -> None:
         """End `slot` after a failure behind it; the tokens computed before are sent."""
         untouched = slot.is_local and slot.log.end == slot.log.start
         if slot.call_id:
@@ -120,7 +120,7 @@ class Generation:
             )
         self._slot_table.forget(slot, now_s)
 
-    def cut(self, slot: Slot, reason: pb.Finish.Reason.ValueType, now_s: float) -> None:
+    def cut(self, slot: DecodeSlot, reason: pb.Finish.Reason.ValueType, now_s: float) -> None:
         """End `slot` with `reason` and the tokens that its flow-control window allows."""
         self.send(slot, now_s)
         self._tell_computed(slot)
@@ -128,7 +128,7 @@ class Generation:
             slot.session.outbox.finish(slot.number, slot.log.sent, reason)
         self.forget(slot, now_s)
 
-    def send(self, slot: Slot, now_s: float) -> None:
+    def send(self, slot: DecodeSlot, now_s: float) -> None:
         """Move sendable tokens of `slot` into its session's outbox; finish the slot after its last token."""
         session, log = slot.session, slot.log
         if session is None:
@@ -140,19 +140,19 @@ class Generation:
         chunk = log.take() if slot.first is None else None
         if chunk is not None:
             session.outbox.tokens(slot.number, *chunk)
-        if slot.state is State.ENDED and log.is_drained():
+        if slot.state is DecodeState.ENDED and log.is_drained():
             session.outbox.finish(slot.number, log.end, slot.ending)
             self._slot_table.finish(slot, now_s + self._limits.detached_s)
         elif not log.is_blocked():
             slot.blocked_s = None
         else:
-            if slot.state is State.ENDED or log.end - slot.computed_told >= COMPUTED_STRIDE:
+            if slot.state is DecodeState.ENDED or log.end - slot.computed_told >= COMPUTED_STRIDE:
                 self._tell_computed(slot)
             if slot.blocked_s is None:
                 slot.blocked_s = now_s
                 self._slot_table.look_by(slot, now_s + self._limits.slow_reader_s)
 
-    def _tell_computed(self, slot: Slot) -> None:
+    def _tell_computed(self, slot: DecodeSlot) -> None:
         """Tell the reader of `slot` the computed position where it exceeds the sent one."""
         log = slot.log
         if slot.session is not None and log.end > max(log.sent, slot.computed_told):
@@ -224,7 +224,7 @@ class Generation:
         else:  # TensorRT-LLM omits the end token, so the last token does not tell the reason
             slot.ending, outcome = pb.Finish.REASON_END_TOKEN, "end_token"
         self._over(slot, now_s, outcome)
-        slot.state = State.ENDED
+        slot.state = DecodeState.ENDED
         self._slot_table.release(slot, now_s)
         self.send(slot, now_s)
         if self.step_batch.is_complete():
@@ -264,7 +264,7 @@ class Generation:
             limits = (slot.log.end - slot.log.start, slot.max_output_tokens)
             assert limits[0] <= limits[1], slot
 
-    def _over(self, slot: Slot, now_s: float, outcome: str) -> None:
+    def _over(self, slot: DecodeSlot, now_s: float, outcome: str) -> None:
         """Record the end of the slot's call. The caller sets the slot's state."""
         del self.calls[slot.call_id]
         slot.call_id = 0
@@ -285,7 +285,9 @@ class Generation:
             )
         )
 
-    def _first_row(self, slot: Slot, token_id: int, logprobs: Sequence[float], now_s: float) -> pb.FirstToken:
+    def _first_row(
+        self, slot: DecodeSlot, token_id: int, logprobs: Sequence[float], now_s: float
+    ) -> pb.FirstToken:
         return first_token(
             slot.number,
             slot.log.start,

@@ -10,7 +10,7 @@ from kvmesh.attach.token_log import TokenLog
 from kvmesh.attach.v1 import attach_pb2 as pb
 
 
-class State(Enum):
+class DecodeState(Enum):
     """State machine of a slot: PENDING -> RUNNING -> ENDED -> FINISHED; a slot may be forgotten in each state.
 
     PENDING: KV blocks are reserved, the slot waits for its handoff. It ends with its stream.
@@ -26,7 +26,7 @@ class State(Enum):
 
 
 @dataclass(slots=True, eq=False)
-class Slot:
+class DecodeSlot:
     """An attempt. Times are on the replica's clock, in seconds."""
 
     request_id: str
@@ -51,8 +51,8 @@ class Slot:
     """The charged tenant; empty: a mesh without tenants."""
     vocabulary_size: int = 0
     """Output ids must be below it. 0: ids are not checked."""
-    state: State = State.PENDING
-    session: CallerSession[Slot] | None = None
+    state: DecodeState = DecodeState.PENDING
+    session: CallerSession[DecodeSlot] | None = None
     """The stream that reads this slot. None: detached, or FINISHED."""
     number: int = 0
     """The slot's number within `session`."""
@@ -90,11 +90,11 @@ class Slot:
 
     def is_detached(self) -> bool:
         """True while no stream reads an unfinished slot."""
-        return self.session is None and self.state is not State.FINISHED
+        return self.session is None and self.state is not DecodeState.FINISHED
 
     def deadline_now_s(self) -> float:
         """Return the deadline that applies in the present state."""
-        awaits_first = self.state is State.PENDING or (self.is_local and self.answered_s is None)
+        awaits_first = self.state is DecodeState.PENDING or (self.is_local and self.answered_s is None)
         return min(self.deadline_s, self.ttft_deadline_s) if awaits_first else self.deadline_s
 
     def known_position(self) -> int:

@@ -12,7 +12,7 @@ from kvmesh.replica.load_heartbeat import LoadHeartbeat
 from services.decode.closed_windows import ClosedWindows
 from services.decode.finished import FinishedLogs
 from services.decode.reservations import Reservations
-from services.decode.slot import Slot, State
+from services.decode.slot import DecodeSlot, DecodeState
 
 
 class DecodeSlotTable:
@@ -20,20 +20,20 @@ class DecodeSlotTable:
 
     def __init__(self, kv_blocks: int, concurrency: int, heartbeat: LoadHeartbeat) -> None:
         """`concurrency`: requests that the replica may hold and the engine runs at once."""
-        self.slots: dict[str, Slot] = {}
+        self.slots: dict[str, DecodeSlot] = {}
         """By request id: the highest known attempt, FINISHED slots included."""
-        self.sessions: list[CallerSession[Slot]] = []
+        self.sessions: list[CallerSession[DecodeSlot]] = []
         self.finished = FinishedLogs()
         self.closed_windows = ClosedWindows(concurrency)
         self.reservations = Reservations(kv_blocks)
-        self.deadline_heap: DeadlineHeap[Slot] = DeadlineHeap()
+        self.deadline_heap: DeadlineHeap[DecodeSlot] = DeadlineHeap()
         self.freed_blocks = DrainRate(Stock.HELD)
         self.freed_slots = DrainRate(Stock.HELD)
         self._heartbeat = heartbeat
         self._reserving = 0
         """Slots with a reservation."""
 
-    def add(self, slot: Slot, session: CallerSession[Slot], number: int) -> None:
+    def add(self, slot: DecodeSlot, session: CallerSession[DecodeSlot], number: int) -> None:
         """Hold a new slot and its reservation."""
         self.reservations.reserve(slot.blocks)
         self._reserving += 1
@@ -43,14 +43,14 @@ class DecodeSlotTable:
         self.look_by(slot, slot.deadline_now_s())
         self._heartbeat.touch()
 
-    def attach(self, slot: Slot, session: CallerSession[Slot], number: int) -> None:
+    def attach(self, slot: DecodeSlot, session: CallerSession[DecodeSlot], number: int) -> None:
         """Attach the detached `slot` to `session`."""
         assert slot.session is None, slot
         slot.session, slot.number = session, number
         session.slots[number] = slot
         slot.expire_s = float("inf")
 
-    def detach(self, slot: Slot) -> None:
+    def detach(self, slot: DecodeSlot) -> None:
         """Detach `slot` from its session. The caller decides how long a detached slot is kept."""
         if slot.session is not None:
             del slot.session.slots[slot.number]
@@ -58,16 +58,16 @@ class DecodeSlotTable:
         slot.blocked_s, slot.first = None, None
         self.closed_windows.open(slot)
 
-    def expire_at(self, slot: Slot, at_s: float) -> None:
+    def expire_at(self, slot: DecodeSlot, at_s: float) -> None:
         """Drop `slot` at `at_s` unless a takeover comes before."""
         slot.expire_s = at_s
         self.look_by(slot, at_s)
 
-    def look_by(self, slot: Slot, at_s: float) -> None:
+    def look_by(self, slot: DecodeSlot, at_s: float) -> None:
         """Check `slot` no later than `at_s`."""
         self.deadline_heap.by(slot, at_s)
 
-    def release(self, slot: Slot, now_s: float) -> None:
+    def release(self, slot: DecodeSlot, now_s: float) -> None:
         """Release the reservation of `slot`. Idempotent."""
         if slot.blocks:
             self.reservations.release(slot.blocks)
@@ -78,21 +78,21 @@ class DecodeSlotTable:
             self._stock(now_s)
             self._heartbeat.touch()
 
-    def finish(self, slot: Slot, at_s: float) -> None:
+    def finish(self, slot: DecodeSlot, at_s: float) -> None:
         """Move a fully sent slot to FINISHED; keep its log until `at_s`."""
-        slot.state = State.FINISHED
+        slot.state = DecodeState.FINISHED
         self.detach(slot)
         self.expire_at(slot, at_s)
         for one in self.finished.add(slot):
             self.forget(one, at_s)
 
-    def revive(self, slot: Slot) -> None:
+    def revive(self, slot: DecodeSlot) -> None:
         """Move a finished slot back to ENDED for a takeover."""
-        if slot.state is State.FINISHED:
+        if slot.state is DecodeState.FINISHED:
             self.finished.discard(slot)
-            slot.state = State.ENDED
+            slot.state = DecodeState.ENDED
 
-    def forget(self, slot: Slot, now_s: float) -> None:
+    def forget(self, slot: DecodeSlot, now_s: float) -> None:
         """Drop `slot`. Its engine call must be over."""
         assert not slot.call_id, slot
         self.release(slot, now_s)
@@ -109,7 +109,7 @@ class DecodeSlotTable:
 
     def pending_count(self) -> int:
         """Return the number of slots that wait for a handoff."""
-        return sum(slot.state is State.PENDING for slot in self.slots.values())
+        return sum(slot.state is DecodeState.PENDING for slot in self.slots.values())
 
     def detached_count(self) -> int:
         """Return the number of detached slots."""
@@ -134,11 +134,11 @@ class DecodeSlotTable:
         for slot in slots:
             assert slot.session is None or slot.session.slots[slot.number] is slot, slot
             assert slot.session is None or slot.session in self.sessions, slot
-            assert bool(slot.call_id) == (slot.state is State.RUNNING), slot
-            assert bool(slot.blocks) == (slot.state in (State.PENDING, State.RUNNING)), slot
-            assert (slot in self.finished) == (slot.state is State.FINISHED), slot
+            assert bool(slot.call_id) == (slot.state is DecodeState.RUNNING), slot
+            assert bool(slot.blocks) == (slot.state in (DecodeState.PENDING, DecodeState.RUNNING)), slot
+            assert (slot in self.finished) == (slot.state is DecodeState.FINISHED), slot
             assert slot in self.deadline_heap, f"{slot} has no deadline"
             assert slot.session is not None or slot.expire_s < float("inf"), slot
-            assert slot.session is not None or slot.state is not State.PENDING, slot
+            assert slot.session is not None or slot.state is not DecodeState.PENDING, slot
         assert len(self.deadline_heap) == len(slots), slots
         self.finished.assert_consistent()

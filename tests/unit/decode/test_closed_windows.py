@@ -9,12 +9,12 @@ import pytest
 
 from kvmesh.attach.token_log import TokenLog
 from services.decode.closed_windows import ClosedWindows
-from services.decode.slot import Slot
+from services.decode.slot import DecodeSlot
 
 
-def slot(number: int, tenant: str = "") -> Slot:
+def slot(number: int, tenant: str = "") -> DecodeSlot:
     """Return a slot of `tenant` with nothing in it."""
-    return Slot(
+    return DecodeSlot(
         request_id=f"{number:032x}",
         attempt=1,
         is_local=True,
@@ -39,7 +39,7 @@ def test_half_at_most_and_the_longest_closed_of_the_largest_tenant_goes(seed: in
     rng = random.Random(seed)
     slots_max = rng.randrange(1, 40)
     half = max(1, slots_max // 2)
-    windows, twin = ClosedWindows(slots_max), list[Slot]()
+    windows, twin = ClosedWindows(slots_max), list[DecodeSlot]()
     names = [f"tenant-{number}" for number in range(tenants)]
     slots = [slot(number, rng.choice(names)) for number in range(slots_max)]
     cuts = 0

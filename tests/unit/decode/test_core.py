@@ -14,7 +14,7 @@ from services.decode.core import DecodeCore
 from services.decode.generation import COMPUTED_STRIDE
 from services.decode.limits import DecodeLimits
 from services.decode.records import CallRecord
-from services.decode.slot import Slot
+from services.decode.slot import DecodeSlot
 from tests.unit.triton.fake_engine import FOREIGN, VOCABULARY, FakeEngine, expected, facts, next_token
 from tests.unit.triton.reader import HELLO, Reader, SlotView, submit
 
@@ -39,7 +39,7 @@ class Replica:
         self.engine.report(self.now_s)
         self.session, self.reader = self.attach()
 
-    def attach(self) -> tuple[CallerSession[Slot], Reader]:
+    def attach(self) -> tuple[CallerSession[DecodeSlot], Reader]:
         """Open another stream."""
         outbox = DownwardOutbox()
         return self.core.open_session(HELLO, outbox, self.now_s), Reader(outbox)

@@ -5,21 +5,21 @@ import random
 from kvmesh.attach.token_log import TokenLog
 from kvmesh.attach.v1 import attach_pb2 as pb
 from services.decode.finished import FinishedLogs
-from services.decode.slot import Slot
+from services.decode.slot import DecodeSlot
 from tests.unit.decode.test_core import LOCAL, Replica
 
 
-def slot_with(tokens: int) -> Slot:
+def slot_with(tokens: int) -> DecodeSlot:
     log = TokenLog(0, tokens)
     log.append([7] * tokens)
-    return Slot("r", 1, True, 4, tokens, -1, log, 9.0, 9.0, 0.0, "", 0, None)
+    return DecodeSlot("r", 1, True, 4, tokens, -1, log, 9.0, 9.0, 0.0, "", 0, None)
 
 
 def test_the_newest_logs_are_kept_within_both_bounds() -> None:
     """Whatever comes and goes: the newest stay, as many as number and bytes allow, and the newest one always."""
     for seed in range(100):
         rng = random.Random(seed)
-        logs, twin = FinishedLogs(logs_max=8, bytes_max=4000), list[Slot]()
+        logs, twin = FinishedLogs(logs_max=8, bytes_max=4000), list[DecodeSlot]()
         for _ in range(200):
             if twin and rng.random() < 0.3:
                 gone = rng.choice(twin)

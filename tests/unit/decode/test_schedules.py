@@ -13,7 +13,7 @@ from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.triton.errors import EngineError
 from services.decode.core import DecodeCore
 from services.decode.limits import DecodeLimits
-from services.decode.slot import Slot, State
+from services.decode.slot import DecodeSlot, DecodeState
 from tests.unit.triton.fake_engine import END_TOKEN, FakeEngine, expected, facts, next_token
 from tests.unit.triton.reader import HELLO, Reader, SlotView, submit
 
@@ -37,7 +37,7 @@ class Request:
 class Stream:
     """One router's stream."""
 
-    session: CallerSession[Slot]
+    session: CallerSession[DecodeSlot]
     reader: Reader
     owner: dict[int, Request] = field(default_factory=dict)
     """By slot."""
@@ -150,7 +150,9 @@ class World:
     def hand_over(self) -> None:
         """Deliver a handoff, sometimes twice, sometimes from nowhere."""
         for stream in self.streams:
-            waiting = [number for number, slot in stream.session.slots.items() if slot.state is State.PENDING]
+            waiting = [
+                number for number, slot in stream.session.slots.items() if slot.state is DecodeState.PENDING
+            ]
             if not waiting:
                 continue
             number = self.rng.choice(waiting)
