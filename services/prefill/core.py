@@ -19,11 +19,11 @@ from kvmesh.triton.port import EnginePort
 from services.prefill.limits import PrefillLimits
 from services.prefill.prefilling import Prefilling
 from services.prefill.records import Recorder, discard_record
-from services.prefill.slot import PRIORITY_CLASS_DEFAULT, Slot, State
+from services.prefill.slot import PRIORITY_CLASS_DEFAULT, PrefillSlot, PrefillState
 from services.prefill.slot_table import PrefillSlotTable
 
 
-class PrefillCore(AttachedCore[Slot]):
+class PrefillCore(AttachedCore[PrefillSlot]):
     """See the module's docstring. Call `connect` before the first event."""
 
     def __init__(
@@ -52,32 +52,34 @@ class PrefillCore(AttachedCore[Slot]):
         """Set the engine; called once."""
         self.prefilling.engine = engine
 
-    def open_session(self, peer: pb.Hello, outbox: DownwardOutbox, now_s: float) -> CallerSession[Slot]:
+    def open_session(
+        self, peer: pb.Hello, outbox: DownwardOutbox, now_s: float
+    ) -> CallerSession[PrefillSlot]:
         """See kvmesh.attach.server.Attachable."""
-        session = CallerSession[Slot](self, peer.process_id, outbox)
+        session = CallerSession[PrefillSlot](self, peer.process_id, outbox)
         self.slot_table.sessions.append(session)
         self._heartbeat.has_listener = True
         outbox.load(self.load_report(now_s))
         return session
 
-    def close_session(self, session: CallerSession[Slot], now_s: float) -> None:
+    def close_session(self, session: CallerSession[PrefillSlot], now_s: float) -> None:
         """Handle the loss of a stream: queued and running slots end; handoffs stay held, a decode may be pulling them."""
         self.slot_table.sessions.remove(session)
         self._heartbeat.has_listener = bool(self.slot_table.sessions)
         for slot in list(session.slots.values()):
-            if slot.state is State.HELD:
+            if slot.state is PrefillState.HELD:
                 self.slot_table.detach(slot)
                 self.slot_table.expire_at(slot, now_s + self.limits.detached_s)
             else:
                 self.prefilling.forget(slot, now_s)
         self.prefilling.start_queued(now_s)
 
-    def adopt(self, session: CallerSession[Slot], adopt: pb.Adopt, now_s: float) -> None:
+    def adopt(self, session: CallerSession[PrefillSlot], adopt: pb.Adopt, now_s: float) -> None:
         """Refuse: a prefill has no stream to take over."""
         message = "a prefill replica runs nothing to adopt"
         session.outbox.refuse(adopt.slot, pb.Refusal.REASON_UNKNOWN_REQUEST, message)
 
-    def submit(self, session: CallerSession[Slot], submit: pb.Submit, now_s: float) -> None:
+    def submit(self, session: CallerSession[PrefillSlot], submit: pb.Submit, now_s: float) -> None:
         """Queue or refuse one attempt."""
         estimate_s = self._estimate_s(submit, now_s)
         refused = self._supersede(submit, now_s) or self._refusal(submit, estimate_s, now_s)
@@ -86,7 +88,7 @@ class PrefillCore(AttachedCore[Slot]):
             self.prefilling.start_queued(now_s)  # the superseded attempt may have freed capacity
             return
         budget = submit.budget
-        slot = Slot(
+        slot = PrefillSlot(
             request_id=submit.request_id,
             attempt=submit.attempt,
             start_position=submit.start_position,
@@ -112,9 +114,9 @@ class PrefillCore(AttachedCore[Slot]):
         session.outbox.accept(submit.slot, urgent=False)
         self.prefilling.start_queued(now_s)
 
-    def cancel(self, slot: Slot, reason: pb.Cancel.Reason.ValueType, now_s: float) -> None:
+    def cancel(self, slot: PrefillSlot, reason: pb.Cancel.Reason.ValueType, now_s: float) -> None:
         """End `slot` on its caller's wish; nothing is sent. TRANSFERRED: the engine has dropped the handoff already."""
-        if reason == pb.Cancel.REASON_TRANSFERRED and slot.state is State.HELD:
+        if reason == pb.Cancel.REASON_TRANSFERRED and slot.state is PrefillState.HELD:
             self.slot_table.forget(slot)
         else:
             self.prefilling.forget(slot, now_s)
@@ -203,9 +205,9 @@ class PrefillCore(AttachedCore[Slot]):
             )
         return None
 
-    def _look_at(self, slot: Slot, now_s: float) -> None:
+    def _look_at(self, slot: PrefillSlot, now_s: float) -> None:
         """End `slot` if one of its times has passed; else schedule the next check."""
-        if slot.state is State.HELD:
+        if slot.state is PrefillState.HELD:
             if slot.expire_s <= now_s:
                 held_s = now_s - slot.called_s
                 self.prefilling.fail(
@@ -213,7 +215,7 @@ class PrefillCore(AttachedCore[Slot]):
                 )
             else:
                 self.slot_table.look_by(slot, slot.expire_s)
-        elif slot.state is State.QUEUED:
+        elif slot.state is PrefillState.QUEUED:
             if slot.start_by_s <= now_s:
                 self.prefilling.refuse_late(slot, now_s)
             else:

@@ -29,7 +29,7 @@ from kvmesh.triton.port import CallKind, EngineLoad, EnginePort, FirstAnswer
 from services.prefill.limits import PrefillLimits
 from services.prefill.prefill_rate import PrefillRate
 from services.prefill.records import CallRecord, Recorder
-from services.prefill.slot import Slot, State
+from services.prefill.slot import PrefillSlot, PrefillState
 from services.prefill.slot_table import PrefillSlotTable
 
 RUN_S: Final = 0.1
@@ -52,7 +52,7 @@ class Prefilling:
     ) -> None:
         self.view = EngineView()
         self.is_ready = False
-        self.calls: dict[int, Slot] = {}
+        self.calls: dict[int, PrefillSlot] = {}
         self.computed_token_total = 0
         self.cached_token_total = 0
         self.prefill_rate = PrefillRate()
@@ -91,11 +91,11 @@ class Prefilling:
             else:
                 return
 
-    def stall_s(self, slot: Slot) -> float:
+    def stall_s(self, slot: PrefillSlot) -> float:
         """Return the time at which an unanswered engine call ends `slot` (failure detector)."""
         return slot.called_s + self._limits.first_token_timeout_s + 2 * slot.estimate_s
 
-    def forget(self, slot: Slot, now_s: float) -> None:
+    def forget(self, slot: PrefillSlot, now_s: float) -> None:
         """Cancel the engine call of `slot`, release its handoff, drop the slot; nothing is sent."""
         if slot.call_id:
             self.engine.cancel(slot.call_id)
@@ -104,9 +104,9 @@ class Prefilling:
             self.engine.release(slot.context_phase_params)
         self._slot_table.forget(slot)
 
-    def fail(self, slot: Slot, error: CallError, now_s: float) -> None:
+    def fail(self, slot: PrefillSlot, error: CallError, now_s: float) -> None:
         """End `slot` after a failure behind it."""
-        untouched = slot.state is State.QUEUED or isinstance(error, EngineBusy)
+        untouched = slot.state is PrefillState.QUEUED or isinstance(error, EngineBusy)
         if slot.session is not None:
             slot.session.outbox.fail(
                 slot.number,
@@ -117,14 +117,14 @@ class Prefilling:
             )
         self.forget(slot, now_s)
 
-    def cut(self, slot: Slot, reason: pb.Finish.Reason.ValueType, now_s: float) -> None:
+    def cut(self, slot: PrefillSlot, reason: pb.Finish.Reason.ValueType, now_s: float) -> None:
         """End `slot` with `reason`, behind its first token if that was sent."""
         if slot.session is not None:
-            end = slot.start_position + (slot.state is State.HELD)
+            end = slot.start_position + (slot.state is PrefillState.HELD)
             slot.session.outbox.finish(slot.number, end, reason)
         self.forget(slot, now_s)
 
-    def refuse_late(self, slot: Slot, now_s: float) -> None:
+    def refuse_late(self, slot: PrefillSlot, now_s: float) -> None:
         """Refuse a queued slot that can no longer have its first token in time; no engine call was made."""
         if slot.session is not None:
             left_s, waited_s = slot.deadline_s - now_s, now_s - slot.submitted_s
@@ -218,7 +218,7 @@ class Prefilling:
         if head is not None and len(self.calls) < self._limits.engine_concurrency:
             assert not self._slot_table.can_run(head), f"{head} waits for nothing"
 
-    def _start(self, slot: Slot, now_s: float) -> None:
+    def _start(self, slot: PrefillSlot, now_s: float) -> None:
         self._starts.freed(1, now_s)
         submit, session = slot.submit, slot.session
         assert submit is not None and session is not None, slot
@@ -232,12 +232,12 @@ class Prefilling:
         self._slot_table.look_by(slot, self.stall_s(slot))
         self.engine.start(slot.call_id, engine_call(submit, CallKind.CONTEXT_ONLY, slot.deadline_s - now_s))
 
-    def _end_empty(self, slot: Slot, now_s: float) -> None:
+    def _end_empty(self, slot: PrefillSlot, now_s: float) -> None:
         self._computed(slot, now_s)
         self._over(slot, now_s, "end_token")
         self.cut(slot, pb.Finish.REASON_END_TOKEN, now_s)
 
-    def _computed(self, slot: Slot, now_s: float) -> int:
+    def _computed(self, slot: PrefillSlot, now_s: float) -> int:
         """Count the computed prompt of `slot`; return its cached tokens."""
         cached = self._cached_tokens(slot)
         self.cached_token_total += cached
@@ -245,7 +245,7 @@ class Prefilling:
         self.prefill_rate.observe(slot.prompt_tokens, now_s - slot.called_s, now_s)
         return cached
 
-    def _tell_first(self, slot: Slot, now_s: float) -> None:
+    def _tell_first(self, slot: PrefillSlot, now_s: float) -> None:
         assert slot.session is not None and slot.token_id is not None, slot
         cached = self._computed(slot, now_s)
         self._over(slot, now_s, "first_token")
@@ -262,10 +262,10 @@ class Prefilling:
             )
         )
 
-    def _cached_tokens(self, slot: Slot) -> int:
+    def _cached_tokens(self, slot: PrefillSlot) -> int:
         return cached_tokens(slot.reused_blocks, self._tokens_per_block, slot.prompt_tokens)
 
-    def _over(self, slot: Slot, now_s: float, outcome: str) -> None:
+    def _over(self, slot: PrefillSlot, now_s: float, outcome: str) -> None:
         """Record the end of the slot's call. The caller sets the slot's state."""
         del self.calls[slot.call_id]
         slot.call_id = 0

@@ -30,7 +30,7 @@ import heapq
 from typing import Final, NamedTuple
 
 from kvmesh.queue_order import OrderKey, shortest
-from services.prefill.slot import Slot
+from services.prefill.slot import PrefillSlot
 
 FLOOR_EVERY: Final = 16
 """Higher classes give away at most one of this many starts."""
@@ -51,21 +51,21 @@ class PrefillQueue:
         """Prompt tokens of the waiting slots."""
         self._priority_classes: dict[tuple[bool, int], _PriorityClass] = {}
         """By (is shadow, -class): the smallest first. Only classes with waiting slots."""
-        self._waiting: set[Slot] = set()
+        self._waiting: set[PrefillSlot] = set()
         self._arrivals = 0
         self._taken = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def __contains__(self, slot: Slot) -> bool:
+    def __contains__(self, slot: PrefillSlot) -> bool:
         return slot in self._waiting
 
     def is_full(self) -> bool:
         """True if nothing more may be pushed."""
         return len(self._waiting) >= self.requests_max
 
-    def push(self, slot: Slot) -> None:
+    def push(self, slot: PrefillSlot) -> None:
         """Add `slot`. Raises ValueError if the queue is full."""
         if self.is_full():
             raise ValueError(f"queue full: {len(self)}/{self.requests_max}")
@@ -80,7 +80,7 @@ class PrefillQueue:
         order = self._order_key(slot.expected_s, slot.submitted_s)
         priority_class.push(_Entry(-priority, order, self._arrivals, slot))
 
-    def head(self) -> Slot | None:
+    def head(self) -> PrefillSlot | None:
         """Return the slot to run next, or None. The slot stays queued; the answer changes only with the queue."""
         if not self._waiting:
             return None
@@ -91,13 +91,13 @@ class PrefillQueue:
             first = min(users, key=lambda key: (self._priority_classes[key].started, key))
         return self._priority_classes[first].head()
 
-    def take(self, slot: Slot) -> None:
+    def take(self, slot: PrefillSlot) -> None:
         """Remove `slot` for the engine and charge its tenant."""
         self._taken += 1
         self._priority_classes[_key(slot)].charge(slot, self._taken)
         self.remove(slot)
 
-    def remove(self, slot: Slot) -> None:
+    def remove(self, slot: PrefillSlot) -> None:
         """Remove `slot` unserved; a slot that does not wait is ignored."""
         if slot not in self._waiting:
             return
@@ -109,7 +109,7 @@ class PrefillQueue:
             del self._priority_classes[_key(slot)]
 
 
-def _key(slot: Slot) -> tuple[bool, int]:
+def _key(slot: PrefillSlot) -> tuple[bool, int]:
     return (slot.is_shadow, -slot.priority_class)
 
 
@@ -119,7 +119,7 @@ class _Entry(NamedTuple):
     minus_priority: int
     key: float
     arrival: int
-    slot: Slot
+    slot: PrefillSlot
 
 
 class _PriorityClass:
@@ -151,14 +151,14 @@ class _PriorityClass:
             line = self._lines[slot.tenant] = _Line()
         line.push(entry)
 
-    def head(self) -> Slot:
+    def head(self) -> PrefillSlot:
         if len(self._resumed):
             return self._resumed.head().slot
         # A priority orders one tenant's requests; between tenants with equal service it does not count.
         heads = ((self._had[tenant], *line.head()[1:]) for tenant, line in self._lines.items())
         return min(heads)[-1]
 
-    def charge(self, slot: Slot, taken: int) -> None:
+    def charge(self, slot: PrefillSlot, taken: int) -> None:
         """Charge the start of `slot` to its tenant. The recomputation of a resumed slot is not charged."""
         self.started = taken
         if slot.is_resumed:
@@ -168,7 +168,7 @@ class _PriorityClass:
         if len(self._had) > _COMPACT_MIN + 2 * len(self._lines):
             self._forget(self._floor if len(self._had) < TENANTS_MAX + len(self._lines) else float("inf"))
 
-    def remove(self, slot: Slot) -> None:
+    def remove(self, slot: PrefillSlot) -> None:
         if slot.is_resumed:
             self._resumed.remove(slot)
             return
@@ -192,7 +192,7 @@ class _Line:
 
     def __init__(self) -> None:
         self._heap: list[_Entry] = []
-        self._waiting: set[Slot] = set()
+        self._waiting: set[PrefillSlot] = set()
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -207,7 +207,7 @@ class _Line:
             heapq.heappop(self._heap)
         return self._heap[0]
 
-    def remove(self, slot: Slot) -> None:
+    def remove(self, slot: PrefillSlot) -> None:
         self._waiting.discard(slot)
         if len(self._heap) > _COMPACT_MIN + 4 * len(self._waiting):
             self._heap = [entry for entry in self._heap if entry.slot in self._waiting]

@@ -13,7 +13,7 @@ PRIORITY_CLASS_DEFAULT: Final = 4
 """The class of a budget that names none."""
 
 
-class State(Enum):
+class PrefillState(Enum):
     """State machine of a slot: QUEUED -> RUNNING -> HELD; a slot may be forgotten in each state.
 
     QUEUED: waits for the engine; reserves nothing. RUNNING: a context_only call runs; KV blocks are reserved.
@@ -26,7 +26,7 @@ class State(Enum):
 
 
 @dataclass(slots=True, eq=False)
-class Slot:
+class PrefillSlot:
     """An attempt. Times are on the replica's clock, in seconds."""
 
     request_id: str
@@ -57,8 +57,8 @@ class Slot:
 
     vocabulary_size: int = 0
     """The id of the first token must be below it. 0: the id is not checked."""
-    state: State = State.QUEUED
-    session: CallerSession[Slot] | None = None
+    state: PrefillState = PrefillState.QUEUED
+    session: CallerSession[PrefillSlot] | None = None
     """The stream that reads this slot. None: a held handoff without a stream."""
     number: int = 0
     """The slot's number within `session`."""

@@ -10,7 +10,7 @@ from kvmesh.deadline_heap import DeadlineHeap
 from kvmesh.replica.load_heartbeat import LoadHeartbeat
 from services.prefill.limits import PrefillLimits
 from services.prefill.queue import PrefillQueue
-from services.prefill.slot import Slot, State
+from services.prefill.slot import PrefillSlot, PrefillState
 
 
 class PrefillSlotTable:
@@ -20,18 +20,18 @@ class PrefillSlotTable:
     """
 
     def __init__(self, kv_blocks: int, limits: PrefillLimits, heartbeat: LoadHeartbeat) -> None:
-        self.slots: dict[str, Slot] = {}
+        self.slots: dict[str, PrefillSlot] = {}
         """By request id: the highest known attempt."""
-        self.sessions: list[CallerSession[Slot]] = []
+        self.sessions: list[CallerSession[PrefillSlot]] = []
         self.queue = PrefillQueue(limits.queue_max_requests, limits.order_key)
-        self.held: dict[Slot, None] = {}
+        self.held: dict[PrefillSlot, None] = {}
         """Oldest first."""
-        self.deadline_heap: DeadlineHeap[Slot] = DeadlineHeap()
+        self.deadline_heap: DeadlineHeap[PrefillSlot] = DeadlineHeap()
         self.blocks_total = kv_blocks
         self.blocks_reserved = 0
         self._heartbeat = heartbeat
 
-    def enqueue(self, slot: Slot, session: CallerSession[Slot], number: int) -> None:
+    def enqueue(self, slot: PrefillSlot, session: CallerSession[PrefillSlot], number: int) -> None:
         """Add a new slot to the queue."""
         self.queue.push(slot)
         self.slots[slot.request_id] = slot
@@ -40,45 +40,45 @@ class PrefillSlotTable:
         self.look_by(slot, slot.start_by_s)
         self._heartbeat.touch()
 
-    def can_run(self, slot: Slot) -> bool:
+    def can_run(self, slot: PrefillSlot) -> bool:
         """True if the blocks of `slot` are free."""
         return self.blocks_reserved + slot.blocks <= self.blocks_total
 
-    def run(self, slot: Slot) -> None:
+    def run(self, slot: PrefillSlot) -> None:
         """Move a queued slot to RUNNING and reserve its blocks. Raises ValueError unless it fits."""
         if not self.can_run(slot):
             raise ValueError(f"{slot} does not fit: {self.blocks_reserved}/{self.blocks_total} are reserved")
         self.queue.take(slot)
-        slot.state = State.RUNNING
+        slot.state = PrefillState.RUNNING
         self.blocks_reserved += slot.blocks
         self._heartbeat.touch()
 
-    def hold(self, slot: Slot, until_s: float) -> None:
+    def hold(self, slot: PrefillSlot, until_s: float) -> None:
         """Move a slot to HELD until `until_s`: the engine keeps its blocks."""
-        slot.state = State.HELD
+        slot.state = PrefillState.HELD
         self.held[slot] = None
         self.expire_at(slot, until_s)
         self._heartbeat.touch()
 
-    def expire_at(self, slot: Slot, at_s: float) -> None:
+    def expire_at(self, slot: PrefillSlot, at_s: float) -> None:
         """Release the handoff of `slot` at `at_s`, or at its earlier expiry."""
         slot.expire_s = min(slot.expire_s, at_s)
         self.look_by(slot, slot.expire_s)
 
-    def look_by(self, slot: Slot, at_s: float) -> None:
+    def look_by(self, slot: PrefillSlot, at_s: float) -> None:
         """Check `slot` no later than `at_s`."""
         self.deadline_heap.by(slot, at_s)
 
-    def detach(self, slot: Slot) -> None:
+    def detach(self, slot: PrefillSlot) -> None:
         """Detach `slot` from its session."""
         if slot.session is not None:
             del slot.session.slots[slot.number]
             slot.session, slot.number = None, 0
 
-    def forget(self, slot: Slot) -> None:
+    def forget(self, slot: PrefillSlot) -> None:
         """Drop `slot`. Its engine call must be over, its handoff released or being released."""
         assert not slot.call_id, slot
-        if slot.state is State.QUEUED:
+        if slot.state is PrefillState.QUEUED:
             self.queue.remove(slot)
         else:
             self.blocks_reserved -= slot.blocks
@@ -92,19 +92,19 @@ class PrefillSlotTable:
     def assert_consistent(self) -> None:
         """Raise AssertionError if a count disagrees with what it counts."""
         slots = list(self.slots.values())
-        queued = [slot for slot in slots if slot.state is State.QUEUED]
+        queued = [slot for slot in slots if slot.state is PrefillState.QUEUED]
         assert self.blocks_reserved == sum(slot.blocks for slot in slots if slot not in queued), slots
         assert 0 <= self.blocks_reserved <= self.blocks_total, self.blocks_reserved
         assert len(self.queue) == len(queued) and all(slot in self.queue for slot in queued), slots
         assert self.queue.tokens == sum(slot.prompt_tokens for slot in queued), slots
-        assert {slot for slot in slots if slot.state is State.HELD} == set(self.held), slots
+        assert {slot for slot in slots if slot.state is PrefillState.HELD} == set(self.held), slots
         read = [slot for session in self.sessions for slot in session.slots.values()]
         assert {id(slot) for slot in read} == {id(slot) for slot in slots if slot.session}, slots
         for slot in slots:
             assert slot.session is None or slot.session.slots[slot.number] is slot, slot
             assert slot.session is None or slot.session in self.sessions, slot
-            assert slot.session is not None or slot.state is State.HELD, slot
-            assert bool(slot.call_id) == (slot.state is State.RUNNING), slot
-            assert bool(slot.context_phase_params) or slot.state is not State.HELD, slot
+            assert slot.session is not None or slot.state is PrefillState.HELD, slot
+            assert bool(slot.call_id) == (slot.state is PrefillState.RUNNING), slot
+            assert bool(slot.context_phase_params) or slot.state is not PrefillState.HELD, slot
             assert slot in self.deadline_heap, f"{slot} has no deadline"
         assert len(self.deadline_heap) == len(slots), slots

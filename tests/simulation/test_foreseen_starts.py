@@ -10,7 +10,7 @@ import pytest
 
 from kvmesh.queue_order import ORDERS, OrderKey
 from services.prefill.queue import PrefillQueue
-from services.prefill.slot import Slot
+from services.prefill.slot import PrefillSlot
 from services.router.placement.backlog import Backlog, Work
 from services.router.placement.precedence import DEFAULT_PRECEDENCE, Precedence
 from tests.unit.prefill.test_queue import slot
@@ -32,7 +32,7 @@ class Engine:
     """To the engine, and when."""
     ended: list[tuple[str, float]] = field(default_factory=list)
 
-    def submit(self, one: Slot, seconds: float, now_s: float) -> None:
+    def submit(self, one: PrefillSlot, seconds: float, now_s: float) -> None:
         """A prompt comes."""
         self.seconds[one.request_id] = seconds
         self.queue.push(one)

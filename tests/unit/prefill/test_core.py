@@ -14,7 +14,7 @@ from kvmesh.triton.port import FirstAnswer
 from services.prefill.core import PrefillCore
 from services.prefill.limits import PrefillLimits
 from services.prefill.records import CallRecord
-from services.prefill.slot import Slot
+from services.prefill.slot import PrefillSlot
 from tests.unit.triton.fake_engine import FOREIGN, VOCABULARY, FakeEngine, facts, next_token
 from tests.unit.triton.reader import HELLO, Reader, SlotView, submit
 
@@ -41,7 +41,7 @@ class Replica:
         self.engine.report(self.now_s)
         self.session, self.reader = self.attach()
 
-    def attach(self) -> tuple[CallerSession[Slot], Reader]:
+    def attach(self) -> tuple[CallerSession[PrefillSlot], Reader]:
         """Open another stream."""
         outbox = DownwardOutbox()
         return self.core.open_session(HELLO, outbox, self.now_s), Reader(outbox)

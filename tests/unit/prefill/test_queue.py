@@ -9,7 +9,7 @@ import pytest
 
 from kvmesh.queue_order import AGEING, ORDERS
 from services.prefill.queue import FLOOR_EVERY, PrefillQueue
-from services.prefill.slot import Slot
+from services.prefill.slot import PrefillSlot
 
 
 def slot(
@@ -24,9 +24,9 @@ def slot(
     tokens: int = 8,
     expected_s: float = 0.0,
     at_s: float = 0.0,
-) -> Slot:
+) -> PrefillSlot:
     """Return a queued slot."""
-    return Slot(
+    return PrefillSlot(
         request_id=name,
         attempt=1,
         start_position=0,
@@ -47,9 +47,9 @@ def slot(
     )
 
 
-def served(queue: PrefillQueue, count: int = 1 << 30) -> list[Slot]:
+def served(queue: PrefillQueue, count: int = 1 << 30) -> list[PrefillSlot]:
     """Give the engine up to `count` slots and return them in order."""
-    taken: list[Slot] = []
+    taken: list[PrefillSlot] = []
     while len(taken) < count and (head := queue.head()) is not None:
         taken.append(head)
         queue.take(head)
@@ -156,22 +156,22 @@ class Twin:
 
     def __init__(self, order: str = "shortest") -> None:
         self.is_fifo = order == "fifo"
-        self.waiting: list[tuple[int, Slot]] = []
+        self.waiting: list[tuple[int, PrefillSlot]] = []
         self.had: dict[tuple[int, str], float] = {}
         self.floor: dict[int, float] = {}
         self.started: dict[int, int] = {}
         """By band: starts before its last one, or before it began to wait."""
         self.taken = 0
 
-    def in_band(self, one: Slot) -> list[Slot]:
+    def in_band(self, one: PrefillSlot) -> list[PrefillSlot]:
         key = (one.is_shadow, one.priority_class)
         return [other for _, other in self.waiting if (other.is_shadow, other.priority_class) == key]
 
-    def turns(self, one: Slot) -> list[Slot]:
+    def turns(self, one: PrefillSlot) -> list[PrefillSlot]:
         """Those whose tenants take turns with that of `one`."""
         return [other for other in self.in_band(one) if not other.is_resumed]
 
-    def push(self, one: Slot, arrival: int) -> None:
+    def push(self, one: PrefillSlot, arrival: int) -> None:
         priority_class = self.key(one)
         if not self.in_band(one):  # a new busy period
             self.floor[priority_class], self.started[priority_class] = 0.0, self.taken
@@ -181,7 +181,7 @@ class Twin:
             self.had[priority_class, one.tenant] = max(had, self.floor[priority_class])
         self.waiting.append((arrival, one))
 
-    def head(self, now_s: float) -> Slot | None:
+    def head(self, now_s: float) -> PrefillSlot | None:
         if not self.waiting:
             return None
         users = [entry for entry in self.waiting if not entry[1].is_shadow] or self.waiting
@@ -190,12 +190,12 @@ class Twin:
             users = [entry for entry in users if -self.key(entry[1]) == longest[1]]
         return min(users, key=lambda entry: self.rank(entry, now_s))[1]
 
-    def length(self, one: Slot, now_s: float) -> float:
+    def length(self, one: PrefillSlot, now_s: float) -> float:
         """What the wait leaves of a prompt's length."""
         waited_s = now_s - one.submitted_s
         return -waited_s if self.is_fifo else one.expected_s - AGEING * waited_s
 
-    def rank(self, entry: tuple[int, Slot], now_s: float) -> tuple[float, ...]:
+    def rank(self, entry: tuple[int, PrefillSlot], now_s: float) -> tuple[float, ...]:
         arrival, one = entry
         before = (one.is_shadow, -one.priority_class, not one.is_resumed)
         if one.is_resumed:
@@ -208,7 +208,7 @@ class Twin:
         own = (-one.priority, self.length(one, now_s), arrival)
         return (*before, self.had[self.key(one), one.tenant], *first[1:], *own)
 
-    def take(self, one: Slot) -> None:
+    def take(self, one: PrefillSlot) -> None:
         self.taken += 1
         priority_class = self.key(one)
         self.started[priority_class] = self.taken
@@ -218,11 +218,11 @@ class Twin:
             self.had[priority_class, one.tenant] += one.prompt_tokens / one.weight
         self.remove(one)
 
-    def remove(self, one: Slot) -> None:
+    def remove(self, one: PrefillSlot) -> None:
         self.waiting = [entry for entry in self.waiting if entry[1] is not one]
 
     @staticmethod
-    def key(one: Slot) -> int:
+    def key(one: PrefillSlot) -> int:
         return one.priority_class - 100 * one.is_shadow
 
 

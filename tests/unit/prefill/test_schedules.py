@@ -13,7 +13,7 @@ from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.triton.errors import EngineBusy, EngineError
 from services.prefill.core import PrefillCore
 from services.prefill.limits import PrefillLimits
-from services.prefill.slot import Slot
+from services.prefill.slot import PrefillSlot
 from tests.unit.triton.fake_engine import FakeEngine, facts, next_token
 from tests.unit.triton.reader import HELLO, Reader, submit
 
@@ -25,7 +25,7 @@ STEPS = 300
 class Stream:
     """One router's stream."""
 
-    session: CallerSession[Slot]
+    session: CallerSession[PrefillSlot]
     reader: Reader
     prompts: dict[int, list[int]]
     """By slot."""

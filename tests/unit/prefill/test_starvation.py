@@ -11,7 +11,7 @@ import pytest
 
 from kvmesh.queue_order import AGEING, fifo, shortest
 from services.prefill.queue import FLOOR_EVERY, PrefillQueue
-from services.prefill.slot import Slot
+from services.prefill.slot import PrefillSlot
 from tests.unit.overtaking import overtaken_s
 from tests.unit.prefill.test_queue import slot
 
@@ -22,7 +22,7 @@ EPSILON = 1e-9
 class Run:
     """One prompt in an engine."""
 
-    one: Slot
+    one: PrefillSlot
     really_s: float
     started_s: float = float("inf")
     rank: int = -1
@@ -50,7 +50,7 @@ class Run:
 
 def run(queue: PrefillQueue, prompts: Iterable[Run], concurrency: int) -> list[Run]:
     """Serve `prompts`, ordered by arrival, with `concurrency` engine places that are never idle while one waits."""
-    by_slot: dict[Slot, Run] = {}
+    by_slot: dict[PrefillSlot, Run] = {}
     running: list[float] = []
     started: list[Run] = []
 
@@ -79,7 +79,7 @@ def run(queue: PrefillQueue, prompts: Iterable[Run], concurrency: int) -> list[R
 
 
 def prompts(
-    rng: random.Random, count: int, load: float, make: Callable[[int, float, float], Slot]
+    rng: random.Random, count: int, load: float, make: Callable[[int, float, float], PrefillSlot]
 ) -> list[Run]:
     """Return prompts in bursts, few of them very long, whose real seconds are not quite those predicted."""
     made, now_s = [], 1000 * rng.random()
@@ -112,7 +112,7 @@ def test_nobody_waits_beyond_the_bound(seed: int) -> None:
     rng = random.Random(seed)
     concurrency, load = rng.choice((1, 2, 3)), rng.choice((0.8, 1.2, 3.0))
 
-    def make(number: int, expected_s: float, at_s: float) -> Slot:
+    def make(number: int, expected_s: float, at_s: float) -> PrefillSlot:
         priority = rng.choice((0, 0, 0, 0, 1))
         return slot(str(number), expected_s=expected_s, at_s=at_s, priority=priority)
 
@@ -150,7 +150,7 @@ def test_other_tenants_bands_and_resumed_ones_delay_as_much_as_promised(seed: in
     rng = random.Random(seed)
     weights = {name: rng.choice((0.25, 1.0, 4.0)) for name in ("a", "b", "c", "d")}
 
-    def make(number: int, expected_s: float, at_s: float) -> Slot:
+    def make(number: int, expected_s: float, at_s: float) -> PrefillSlot:
         tenant = rng.choice(("a", "a", "a", "b", "c", "d"))
         return slot(
             str(number),
