@@ -44,7 +44,10 @@ class Registration:
         on_name_state: Callable[[str], Awaitable[None]] = _ignore,
         clock: Clock | None = None,
     ) -> None:
-        """`on_name_state` gets the reason when the process is superseded, and an empty text whenever it has got the name."""
+        """Describe the member to register.
+
+        `on_name_state` gets the reason when another process takes the name, and an empty text when this one holds it.
+        """
         self.member = member
         self.is_refused = False
         """True while the lease cannot be written; then those of others cannot, either."""

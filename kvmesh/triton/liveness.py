@@ -1,8 +1,13 @@
-"""Whether an engine is still there: an engine that is stopped or cut off breaks no connection. Pure.
+"""Failure detector of an engine. Pure.
 
-Two things are listened to. The server answers probes even while the model is busy; nothing at all for `SERVER_TIMEOUT_S` means
-that server or network is gone. The model reports its load each second, where it can; a server that answers for a model
-which has said nothing for `MODEL_TIMEOUT_S` has lost it. One slow answer is no silence: it takes several missed probes.
+An engine that is stopped or cut off breaks no connection. So two sources of heartbeats are watched:
+
+- The server answers probes even while the model is busy. No answer at all for `SERVER_TIMEOUT_S` means that the server or
+  the network is lost.
+- The model reports its load each second, if it can. A model without a message for `MODEL_TIMEOUT_S` is lost, even if its
+  server answers.
+
+One slow answer is no loss: MISSED_PROBES probes in a row must be missed.
 """
 
 from __future__ import annotations
