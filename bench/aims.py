@@ -11,34 +11,34 @@ PER_TOKEN = "CPU per token"
 PER_FRAME = "CPU per frame"
 FRAME_WRITER = "CPU per frame of the writer"
 EDGE_WRITER = "CPU per token of a server of the client API"
-EDGE_PART = "of it between client and frontend, p50"
-MESH_PART = "of it between frontend and prefill replica, p50"
-CALL_PART = "of it in the replica's own call of Triton, p50"
+EDGE_PART = "between client and frontend, p50"
+MESH_PART = "between frontend and prefill replica, p50"
+CALL_PART = "in the replica's call of Triton, p50"
 ATTACH_TRIP = "round trip over Attach, p50"
 EDGE_TRIP = "time to first token of a server of the client API, p50"
 PER_REQUEST = "CPU per request"
 ROWS = "rows per frame"
 STREAM_BYTES = "memory per live stream"
 IDLE = "memory idle"
-LEASED = "from a slab"
+LEASED = "from a quota lease"
 UNLEASED = "by Redis"
 ADMISSION = "CPU of an admission"
 ADMISSION_LATENCY = "added latency, p50"
 REFUSAL = "CPU of a refusal by a budget"
 PER_REFUSAL = "CPU per refusal"
-OWN_REFUSAL = "CPU per refusal of our own code"
+OWN_REFUSAL = "CPU per refusal, the frontend's code alone"
 
-LOAD_BUSY = "most CPU between two turns of the loop, loading"
-BURST_BUSY = "most CPU between two turns of the loop, reading events"
+LOAD_BUSY = "most CPU of an event-loop iteration, loading"
+BURST_BUSY = "most CPU of an event-loop iteration, reading events"
 DECISION = "CPU of a decision, p50"
 STALL_MS = 10.0
 
-FELT = "p95 beside the burst / p95 alone"
+FELT = "p95 with the burst / p95 without"
 ATTEMPTS = "attempts / requests"
 BURST = "a burst of long prompts"
 SERVEGEN = "ServeGen's clients at 0.01 of their rates"
 CONVERSATIONS = "conversations of the trace, lengths / 16"
-SCARCE = "the same with half the cache"
+SCARCE = "the same conversations with half the cache"
 REUSE = "blocks found in cache / blocks computed before anywhere"
 IMBALANCE = "most prefill work of a replica / mean"
 HIT_DISTANCE = "hit ratio, mesh minus simulator, absolute"
@@ -50,7 +50,7 @@ def placement_case(replicas: int, blocks: str) -> str:
     return f"{replicas:,} replicas, half of them prefill, {blocks} blocks"
 
 
-SHARING = ("2 routers, 50 dispatches/s each", "4 routers, 50 dispatches/s each")
+GOSSIP = ("2 routers, 50 dispatches/s each", "4 routers, 50 dispatches/s each")
 
 AIMS: dict[Key, Aim] = {
     Key("router", STREAMS_64, PER_TOKEN): Aim(15.0),
@@ -89,7 +89,7 @@ AIMS: dict[Key, Aim] = {
         for metric in (LOAD_BUSY, BURST_BUSY)
     },
     Key("index", "1M blocks", "cold start"): Aim(1.0),
-    **{Key("sharing", case, "until a neighbour counts it, p99"): Aim(10.0) for case in SHARING},
+    **{Key("gossip", case, "propagation delay, p99"): Aim(10.0) for case in GOSSIP},
     **{
         Key("placement", placement_case(replicas, size), DECISION): Aim(limit)
         for size in ("10k", "1M", "10M")

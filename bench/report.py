@@ -13,7 +13,7 @@ from bench.results import Figure, Key, Results
 
 PARTS = (aims.EDGE_PART, aims.MESH_PART, aims.CALL_PART)
 TRIPS = 2
-"""Round trips over Attach before a first token where decode is certain to have room: to the router, to prefill."""
+"""Round trips over Attach before a first token if decode certainly has capacity: to the router, to prefill."""
 TITLES = {
     "floor": "Floor: source and sink, nothing between",
     "router": "Router alone",
@@ -22,18 +22,19 @@ TITLES = {
     "path": "Whole path through Triton",
     "index": "Prefix index",
     "placement": "Placement decisions",
-    "sharing": "Routers that tell each other what they dispatched, over one Redis",
+    "gossip": "Gossip of dispatches between routers, over one Redis",
     "trust": "Router alone, plain text and mutual TLS",
     "admission": "Admission by budgets",
-    "refusals": "Refusing, on the wire and without it",
-    "fairness": "Fairness: who feels a tenant's burst",
-    "conversations": "Conversations: what is found in cache again, and how even the work is",
-    "overload": "Overload: what is served, what is refused",
+    "refusals": "Refusals, over gRPC and without it",
+    "fairness": "Fairness: effect of a tenant's burst on other tenants",
+    "conversations": "Conversations: prefix-cache reuse and balance of work",
+    "overload": "Overload: goodput and load shedding",
 }
 METHOD = """\
-CPU is the time of all threads of the process under test, user and system, read from outside over a window of
-steady load; the first seconds are dropped. The process under test has core 0 to itself, its neighbours share
-core 1. Each figure: smallest, median and largest of the repeats; an aim is judged by the median."""
+CPU is the time of all threads of the process under test, user and system. It is read from outside over a window
+of steady load, without the first seconds. The process under test has core 0 to itself. Load generators, stubs and
+Redis share core 1. Each figure is the smallest, the median and the largest of the repeats. The median is compared
+with the aim."""
 COLUMNS = ("figure", "min", "median", "max", "unit", "aim", "")
 
 
@@ -66,10 +67,10 @@ class Run:
     def page(self, old: str = "") -> str:
         """Return the run as Markdown. `old`: the page that it replaces, whose title and hand-written end are kept."""
         results = self.results
-        lines = [old.partition("\n")[0] or "# What kvmesh costs", ""]
+        lines = [old.partition("\n")[0] or "# The cost of kvmesh", ""]
         lines += [*pages.origin(self.command, self.seconds, self.machine), METHOD, ""]
         lines += pages.section("Aims", sentences(results) or ["No figure with an aim was measured."])
-        lines += pages.section("What could not be measured, or not well", pages.items(results.problems))
+        lines += pages.section("Not measured, or under a doubtful load", pages.items(results.problems))
         for scenario in results.scenarios():
             rows = [[figure.key.case, *_cells(figure)] for figure in results.of(scenario)]
             lines += pages.section(TITLES[scenario], pages.table(("case", *COLUMNS), rows, "llrrrl"))
@@ -86,7 +87,7 @@ def sentences(results: Results) -> list[str]:
         value, limit = f"{number(figure.median)} {figure.unit}", f"{number(figure.aim.limit)} {figure.unit}"
         if figure.is_doubtful:
             lines.append(
-                f"- **Not judged**: {name}: {value}, aim {figure.aim} {limit}; the load was not what it should be."
+                f"- **Not judged**: {name}: {value}, aim {figure.aim} {limit}. The load differed from the case."
             )
             continue
         if figure.is_met:
@@ -109,29 +110,26 @@ def _share(results: Results, figure: Figure) -> str:
         return [one.median for one in found if one is not None] if all(found) else []
 
     if parts := medians("path", *PARTS) if scenario == "path" else []:
-        told = ", ".join(f"{number(value)} {name[6:-5]}" for name, value in zip(PARTS, parts, strict=True))
+        told = ", ".join(f"{number(value)} {name[:-5]}" for name, value in zip(PARTS, parts, strict=True))
         floor = ""
         if found := medians("floor", aims.EDGE_TRIP, aims.ATTACH_TRIP):
             edge, trip = found
             floor = (
-                f" With nothing behind them a call of the client API takes {number(edge)} and a round trip over Attach "
-                f"{number(trip)}; there are {TRIPS} of these one after another (frontend to router, router to prefill): "
-                f"{number(edge + TRIPS * trip)} at least."
+                f" The least time is {number(edge + TRIPS * trip)} ms. A call of the client API takes {number(edge)} ms, "
+                f"each of {TRIPS} round trips over Attach (frontend to router, router to prefill) {number(trip)} ms."
             )
-        return f" Of these milliseconds: {told}.{floor}"
+        return f" Parts, in ms: {told}.{floor}"
     own, floor_costs = medians(scenario, aims.PER_FRAME), medians("floor", aims.PER_FRAME, aims.FRAME_WRITER)
     if metric != aims.PER_TOKEN or not own or not floor_costs:
         return ""
     reading, writing = map(number, floor_costs)
     if scenario == "router":
-        return (
-            f" Of {number(own[0])} us per frame, reading one costs {reading} and writing one {writing} with nothing "
-            "between."
-        )
+        bare = f"With nothing between, reading a frame costs {reading} us, writing {writing} us."
+        return f" A frame costs {number(own[0])} us. {bare}"
     if scenario == "frontend" and (edges := medians("floor", aims.EDGE_WRITER)):
         return (
-            f" A server with nothing behind it spends {number(edges[0])} us per token on the stream to the client, and "
-            f"reading a frame costs {reading} us."
+            f" A bare server spends {number(edges[0])} us per token on the stream to the client. Reading a frame costs "
+            f"{reading} us."
         )
     return ""
 

@@ -10,7 +10,17 @@ from bench import pages
 from bench.gpu.findings import SHOWN
 from bench.pages import number, table
 
-TITLE: Final = "# What a prefill costs on a GPU, and what the router takes it to cost"
+TITLE: Final = "# Prefill cost on a GPU, and the router's estimate of it"
+QUESTION: Final = """\
+**Question.** For a prefill of u uncached of T tokens, the router estimates c0 + u (a + b (T - u / 2)) seconds. It learns
+the three coefficients from observed prefills, and starts from a prior
+([decision 0019](../decisions/0019-placement-cost.md)). Does a GPU take that time?"""
+PUBLISHED: Final = """\
+**Source of the timings.** The timings are published ones ([sources](../../bench/gpu/published/README.md)): matrix products
+and attention of an 8B Llama on an NVIDIA H100 80GB in bf16. Three engines run them, one operator at a time. This page adds
+them up over 32 layers. An engine also spends time on norms, launches and scheduling. `python -m bench.gpu measure` times a
+whole model. It has run on a CPU only, with a small model. There, a prefill in two parts gave the same logits as a whole
+one. No run of it on a GPU is recorded here."""
 CONTEXTS: Final = (128, 1024, 2048, 4096, 8192, 16_384, 32_768)
 
 
@@ -21,20 +31,10 @@ def page(run: dict[str, Any], old: str = "") -> str:
         "",
         f"Written by `{run['command']}`, {run['date']}, commit {run['commit']}.",
         "",
-        "**Question.** The router takes a prefill of u uncached of T tokens to cost c0 + u (a + b (T - u / 2)) seconds,",
-        "learns the three from what it sees, and starts from a prior",
-        "([decision 0019](../decisions/0019-placement-cost.md)). Is that what a GPU takes?",
+        QUESTION,
         "",
+        *((PUBLISHED, "") if run["is_published"] else ()),
     ]
-    if run["is_published"]:
-        lines += [
-            "**Whose timings.** Others', not ours ([where from](../../bench/gpu/published/README.md)): matrix products and",
-            "attention of an 8B Llama on an NVIDIA H100 80GB in bf16, one operator at a time, as three engines run them,",
-            "added up here over 32 layers; an engine also spends norms, launches and scheduling.",
-            "`python -m bench.gpu measure` times a whole model. It has run on a CPU only, with a small model, where a",
-            "prefill in two parts gave the logits of one in whole; no run of it on a GPU is recorded here.",
-            "",
-        ]
     first = run["recordings"][0]
     for title, made in (
         ("Prefills", _sizes(run["recordings"])),
@@ -59,7 +59,7 @@ def _sizes(recordings: Sequence[dict[str, Any]]) -> list[str]:
         times = (_spread(size["seconds"]) for size in sizes)
         per_token, of_peak = number(first_s / uncached * 1e6), f"{sizes[0]['of_peak']:.0%}"
         rows.append([f"{cached:,}", f"{uncached:,}", *times, per_token, of_peak])
-    text = "us per token and share of the peak (989 TFLOP/s, data sheet): of the first column of times."
+    text = "us per token and share of the peak (989 TFLOP/s, data sheet) belong to the first column of times."
     return [*table(head, rows, "r"), "", text]
 
 
@@ -105,8 +105,8 @@ def _fits(run: dict[str, Any]) -> list[str]:
     return [
         *table((*head, "error: median", "p90", "worst", "at uncached"), rows, "r"),
         "",
-        "Errors are relative, estimate over time less 1. Counted as at least 256: a prefill of fewer uncached tokens is",
-        "taken for one of 256.",
+        "An error is relative: estimate / time - 1. Counted as at least 256: a prefill of fewer uncached tokens counts as",
+        "one of 256.",
     ]
 
 
@@ -114,7 +114,7 @@ def _learnt(recording: dict[str, Any]) -> list[str]:
     after = list(recording["learnt"][0]["after"])
     asked = list(recording["learnt"][0]["asked"])
     head = [
-        "uncached tokens that come",
+        "uncached tokens of the prompts",
         "counted as at least",
         *(f"after {count}" for count in after),
         *(f"{int(tokens):,} asked" for tokens in asked),
@@ -131,9 +131,9 @@ def _learnt(recording: dict[str, Any]) -> list[str]:
     return [
         *table(head, rows, "r"),
         "",
-        "`CostModel` from its prior, fed sizes drawn log-uniform from those timed, 60 runs of 128. After n: how far it was",
-        "off for the next prefill, median and p90. Asked: its middle error, in the end of each run, for a prompt of so",
-        "many tokens without anything in cache.",
+        "`CostModel` starts from its prior. 60 runs feed it 128 sizes each, drawn log-uniform from those timed. After n:",
+        "error of the estimate for the next prefill, median and p90. Asked: median error, at the end of each run, for a",
+        "prompt of that many tokens without anything in cache.",
     ]
 
 
@@ -160,7 +160,7 @@ def _attention(rows: Sequence[dict[str, Any]]) -> list[str]:
         for row in chosen
     )
     made = table(("uncached", "cached", "ms", "ns per pair"), cells, "r")
-    text = "A pair: an uncached token and one in front of it, u (T - u / 2) of them. The form has one time for all pairs."
+    text = "A pair is an uncached token and one before it; there are u (T - u / 2). The form has one time for all pairs."
     return [*made, "", "An NVIDIA A100 80GB, FlashInfer.", text] if made else []
 
 
@@ -182,9 +182,9 @@ def _steps(recordings: Sequence[dict[str, Any]]) -> list[str]:
         line = one["steps"]
         made.append(
             f"- {one['name']}: {number(line['base_s'] * 1e3)} ms + {number(line['stream_s'] * 1e6)} us per stream + "
-            f"{number(line['token_s'] * 1e9)} ns per token of context over all streams is off by {line['median']:.0%} "
-            f"(p90 {line['p90']:.0%}, worst {line['worst']:.0%}). One time for all, as the reference engine has it, "
-            f"{number(line['constant_s'] * 1e3)} ms: {line['constant']['median']:.0%}, "
-            f"worst {line['constant']['worst']:.0%}."
+            f"{number(line['token_s'] * 1e9)} ns per token of context over all streams. The error is "
+            f"{line['median']:.0%} (p90 {line['p90']:.0%}, worst {line['worst']:.0%}). With one time for all steps, as in "
+            f"the reference engine, {number(line['constant_s'] * 1e3)} ms, the error is {line['constant']['median']:.0%} "
+            f"(worst {line['constant']['worst']:.0%})."
         )
     return made

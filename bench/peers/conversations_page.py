@@ -58,7 +58,7 @@ COLUMNS = (
     column("hit ratio", lambda one: one.hit, 3),
     column("at most", lambda one: one.hit_max, 3),
     column("**imbalance**", lambda one: one.imbalance, 2),
-    column("kept their place", lambda one: one.kept, 2),
+    column("session affinity", lambda one: one.kept, 2),
     column("prefill work, s", lambda one: one.work_s, 0),
     column("first token, mean s", lambda one: one.ttft_mean_s, 2),
     column("p50", lambda one: one.ttft_p50_s, 2),
@@ -94,34 +94,33 @@ def section(record: ConversationRecord) -> list[str]:
 
 def _procedure(about: About) -> str:
     return (
-        f"{about.conversations} conversations with {about.turns} turns of a recorded trace (`conversation_head`), "
-        f"lengths divided by {conversations.FACTOR}, one system prompt of {conversations.SYSTEM_TOKENS} tokens before "
-        f"all of them, played so fast ({about.span_s:.0f} s) that the prefill work of perfect reuse is {about.load:g} "
-        "of what four replicas can do. A turn sends all that was said before and something new, at its time or once the "
-        "turn before is answered. A prompt costs what it would at full length on one H100 with an 8B model. Each replica "
-        f"caches {PREFILL_BLOCKS:,} blocks of {conversations.BLOCK_TOKENS} tokens, least recently used first out, and "
-        f"gives a token every {STEP_S * 1000:g} ms. Before each run {3 * len(WARM_LENGTHS)} other prompts are sent. A "
-        "cell is the median of the runs, with the smallest and the largest in brackets."
+        f"The runs play {about.conversations} conversations with {about.turns} turns of a recorded trace "
+        f"(`conversation_head`), with lengths divided by {conversations.FACTOR}. One system prompt of "
+        f"{conversations.SYSTEM_TOKENS} tokens precedes all of them. They are played in {about.span_s:.0f} s: with perfect "
+        f"reuse, their prefill work is {about.load:g} of the capacity of four replicas. A turn sends all earlier messages "
+        "and a new one, at its time or once the turn before is answered. A prompt costs as much as at full length on one "
+        f"H100 with an 8B model. Each replica caches {PREFILL_BLOCKS:,} blocks of {conversations.BLOCK_TOKENS} tokens with "
+        f"LRU eviction, and generates a token every {STEP_S * 1000:g} ms. Before each run {3 * len(WARM_LENGTHS)} other "
+        "prompts are sent. A cell is the median of the runs, with the smallest and the largest in brackets."
     )
 
 
 _WORDS = (
-    "**Reuse**: blocks found in cache over blocks that were computed before, anywhere. Hit ratio: blocks found over all "
-    "blocks; at most: what one cache without bounds would find. **Imbalance**: prefill seconds of the replica with the "
-    "most over the mean of four. Kept their place: turns behind a first one that went to the replica of the turn before, "
-    "or found all of its full blocks."
+    "**Reuse**: blocks found in cache over blocks that any replica computed before. Hit ratio: blocks found over all "
+    "blocks; at most: the hit ratio of one unbounded cache. **Imbalance**: prefill seconds of the replica with the "
+    "most over the mean of four. Session affinity: share of later turns that went to the replica of the turn before, or "
+    "found all of its full blocks."
 )
 _DIFFERENCES = """\
-What differs:
+Differences between the systems:
 
-- kvmesh runs with four prefill and four decode replicas, the reference engine in Triton behind each, two routers and a
-  frontend: its time to first token holds all of these and the move of the blocks to decode. The routers' mock workers
-  compute and generate in one process that does nothing else: they have it easier.
-- A mock worker serves prompts one at a time as they come; kvmesh's prefill serves the shortest first, with ageing. Where
-  the table says so, the mock workers do the same.
-- A token is a word at the mock workers and an id at kvmesh; roles of messages are words too, so that prompts are some
-  words longer there.
-- The routers run with their defaults, but for the policy. cache_aware sends by a tree of the texts that the router sent
-  before; where requests under way are uneven (sglang-router: 64 more and 1.5 times as many at one worker) it sends to the
-  least busy one.
-  kvmesh's routers hear from the replicas which blocks they hold."""
+- kvmesh runs with two routers, a frontend, and four prefill and four decode replicas with the reference engine in Triton
+  behind each. Its time to first token contains all of these, and the KV transfer to decode. A mock worker computes and
+  generates in one process that does nothing else, which is an advantage.
+- A mock worker serves prompts one at a time in the order of arrival. kvmesh's prefill serves the shortest job first, with
+  aging. In the rows that say so, the mock workers do the same.
+- A token is a word at the mock workers and an id at kvmesh. Roles of messages are words too, so prompts are some words
+  longer there.
+- The routers run with their defaults, except for the policy. cache_aware sends by a tree of the texts that the router sent
+  before. With uneven numbers of running requests it sends to the least loaded worker (sglang-router: 64 more and 1.5
+  times as many at one worker). The routers of kvmesh learn from the replicas which blocks they hold."""

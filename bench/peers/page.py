@@ -65,11 +65,11 @@ def page(record: FaultRecord, old: str) -> str:
         "# One of four workers killed: kvmesh and the routers from PyPI",
         "",
         *pages.origin(record.command, record.seconds, record.machine),
-        *pages.section("What was done", [*paragraph(_procedure(record.about)), "", *paragraph(_WORDS)]),
+        *pages.section("Procedure", [*paragraph(_procedure(record.about)), "", *paragraph(_WORDS)]),
         *pages.section("Measured", record.table(COLUMNS)),
         *_failures(record),
-        *pages.section("What differs, and what this does not show", [_FAIRNESS]),
-        *pages.section("What could not be measured", pages.items(record.problems)),
+        *pages.section("Differences between the systems, and limits", [_FAIRNESS]),
+        *pages.section("Not measured", pages.items(record.problems)),
     ]
     return pages.with_notes(lines, old)
 
@@ -77,18 +77,18 @@ def page(record: FaultRecord, old: str) -> str:
 def _procedure(about: About) -> str:
     schedule = about.schedule
     watch = (
-        f", in the first run of a case until the worker served, for up to {about.horizon_s:g} s in all"
+        f" In the first run of a case it goes on until the worker has served, for up to {about.horizon_s:g} s in all."
         if about.horizon_s
         else ""
     )
     return (
-        f"{schedule.streams} clients at once, each sending one request after another: a new prompt of "
-        f"{schedule.prompt_words} words, {schedule.tokens} tokens streamed, {schedule.interval_s * 1000:g} ms apart. "
-        f"After {schedule.kill_s:g} s, as soon as every client is in the middle of a stream, the third of four workers is "
-        f"killed with SIGKILL; {schedule.down_s:g} s later it is started again on its address. The load goes on for "
-        f"{schedule.watch_s:g} s behind the moment the worker was ready{watch}. Every run starts everything anew and "
-        "begins when each worker has served. Cases take turns; a cell is the median of the runs, with the "
-        "smallest and the largest in brackets. Everything runs on one machine, over loopback."
+        f"{schedule.streams} clients run at once, each with one request after another: a new prompt of "
+        f"{schedule.prompt_words} words and {schedule.tokens} streamed tokens, {schedule.interval_s * 1000:g} ms apart. "
+        f"After {schedule.kill_s:g} s, once every client is in the middle of a stream, the third of four workers is "
+        f"killed with SIGKILL. {schedule.down_s:g} s later the worker is started again on its address. The load goes on "
+        f"for {schedule.watch_s:g} s after the worker is ready.{watch} Every run starts all processes anew and begins "
+        "when each worker has served. Cases take turns. A cell is the median of the runs, with the smallest and the "
+        "largest in brackets. All processes run on one machine, over loopback."
     )
 
 
@@ -99,27 +99,30 @@ def _failures(record: FaultRecord) -> list[str]:
         for number, one in enumerate(runs, 1)
         if one.details
     ]
-    return ["What the clients of failed streams saw:", "", *told, ""] if told else []
+    return ["Errors of failed streams, as their clients saw them:", "", *told, ""] if told else []
 
 
 _WORDS = (
     "Clients check every answer: status, framing, each token in its order, none beyond, the finish reason, the end. "
-    "**Lost**: a stream that had begun and did not come to its right end. Refused: it failed before its first token, and "
-    "the client could send it again. Wrong: a token missing, repeated or altered. On the dead worker: streams it was "
-    "serving when it died, as far as the client knows. Moved: streams that went on at another worker and ended right."
+    "**Lost**: the stream had begun and did not end as expected. Refused: the request failed before its first token, and "
+    "the client could send it again. Wrong: a token was missing, repeated or altered. On the dead worker: streams on the "
+    "worker when it died, as far as the client knows. Moved: streams that continued on another worker and ended as "
+    "expected."
 )
 _FAIRNESS = """\
 - Behind the routers are mock workers, one small process each, that answer at a fixed pace. Behind kvmesh are four decode
-  replicas, each with the reference engine (`hashed`) in a real Triton server that takes as long per step. A prompt is so
-  short that decode runs it alone, without prefill. kvmesh's victim is a decode service together with its Triton.
+  replicas, each with the reference engine (`hashed`) in a real Triton server. An engine step takes as long as the pace of a
+  mock worker. A prompt is so short that decode runs it alone, without prefill. In kvmesh, the killed worker is a decode
+  service together with its Triton.
 - The routers speak HTTP to clients and workers, kvmesh gRPC. Clients of both are asyncio tasks of one Python process and
-  do the same checks; for kvmesh the right tokens are computed from the prompt by the client.
-- The routers run with their defaults, but for the policy and, in the rows that say so, `--health-check-interval-secs 1` and
-  `--cb-timeout-duration-secs 1`. None of them claims to resume a stream: its client must send the request again.
-- The time from start to ready is that of a mock worker, or of Triton with its model: the column says what it was and
-  compares nothing. The time from ready to the first request is the system's own.
-- Throughput, latency and CPU are not compared: neither the workers nor the protocols are the same, and the pace of the
-  tokens bounds the number of streams that are done.
-- The longest pause is that of all streams that ended after the kill, those on other workers too: it holds what starting a
-  worker again takes from the rest on a machine with few cores, for Triton far more than for a mock worker. What the fault
-  itself costs is the pause in a moved stream. The pause before the kill is the machine's own noise; nothing is finer."""
+  do the same checks. For kvmesh, the client computes the expected tokens from the prompt.
+- The routers run with their defaults, except for the policy. The rows that say so add `--health-check-interval-secs 1` and
+  `--cb-timeout-duration-secs 1`. None of the routers claims to resume a stream: its client must send the request again.
+- The time from start to ready is that of a mock worker, or of Triton with its model. The column states it and compares
+  nothing. The time from ready to the first request is the system's own.
+- Throughput, latency and CPU are not compared, because workers and protocols differ. The pace of the tokens bounds the
+  number of streams that are done.
+- The longest pause is taken over all streams that ended after the kill, including those on other workers. It contains the
+  time that the restart takes from other processes on a machine with few cores. A Triton takes far more than a mock
+  worker. The pause in a moved stream is the cost of the fault itself. The pause before the kill is the noise of the
+  machine; no figure is finer."""

@@ -21,29 +21,33 @@ GAIN_TEXT = "geometric mean over rows of the mean TTFT at least 10 % below the b
 ROW_AIM = 1.10
 ROW_TEXT = "no row more than 10 % behind the row's best"
 
-INTRODUCTION = """More rows, drawn by chance from the whole grid: `make bench-routing DRAW=100`; all of them:
-`make bench-routing-full`. All figures are simulated; what is simulated, and where the
-rivals' rules come from: [replay](../replay.md). The traces: [bench/traces](../../bench/traces/README.md).
+INTRODUCTION = """`make bench-routing DRAW=100` adds a random sample of 100 rows of the whole grid,
+`make bench-routing-full` all rows. All figures are simulated. [replay](../replay.md) describes the simulation, and the
+sources of the other policies' rules. The traces: [bench/traces](../../bench/traces/README.md).
 
-The chosen rows and the drawn ones replay the same two traces, `conv` and `tool`, on which the terms of placement were
-chosen: a drawn row is another setting, not other traffic. `mixed` is in the rows of the tail alone."""
+The chosen and the sampled rows replay the same two traces, `conv` and `tool`. The terms of placement were chosen on these
+traces. A sampled row has other settings, not other traffic. Only the rows of the tail use `mixed`."""
 
-OVERALL = """TTFT and p99: geometric means over rows, in seconds. one-queue is no policy: one queue and one pooled
-cache for all replicas, first come first served. It is a yardstick for hits and work, not for the mean: placement and order
-that keep long prompts out of the way of short ones beat it. ttft and ttft-opt are baselines, no published routers."""
+OVERALL = """TTFT and p99 are geometric means over rows, in seconds. The row one-queue is no policy: all replicas share
+one queue and one pooled cache, first come first served. It is a yardstick for hits and work, not for the mean. Placement
+and order that keep long prompts apart from short ones beat its mean. ttft and ttft-opt are baselines, not published
+routers."""
 
-WORDS = """The mean is what kvmesh minimizes, and the tail is its price: p99 and max are in the tables below
+WORDS = """kvmesh minimizes the mean at the cost of the tail. The tables below show p99 and max
 ([decision 0019](../decisions/0019-placement-cost.md)).
 
-exact: the router knows everything at once. stale: 4 routers hear after 100 ms, and miss 5 % of the news of
-caches. hold: kvmesh sends no replica more than 1 s of unstarted work (`router.dispatch_ahead_s`); others send at once, as
-published. 64 replicas: 4 copies of the first 3,000 requests."""
+- exact: the router has all information at once.
+- stale: 4 routers receive information after 100 ms, and lose 5 % of the cache events.
+- hold: kvmesh sends a replica at most 1 s of unstarted work (`router.dispatch_ahead_s`). The others send at once, as
+  published.
+- 64 replicas: 4 copies of the first 3,000 requests."""
 
-CHANCE = """Where a policy's ± is about its mean, chance decides how a run goes. smg, as of the releases before 1.13, sends
-a prompt to whoever holds the most of it, be that one block, and to the least loaded only while counts differ by more than
-32. All prompts of conv begin with the same block, so a replica without that block gets nothing until counts differ so much.
-With 64 replicas that was over after 500 of 12,000 requests in one run; in another it took 6,000, and the 40 replicas in use
-were overloaded. smg 1.13, which is not simulated, wants .3 of a prompt cached before it follows the cache."""
+CHANCE = """If the ± of a policy is about as large as its mean, chance decides the run. smg is simulated as in releases
+before 1.13. It sends a prompt to the replica with the longest cached prefix, even of one block. It sends to the least
+loaded replica only while counts differ by more than 32. All prompts of conv begin with the same block. A replica without
+that block gets no prompt until counts differ so much. With 64 replicas, this phase took 500 of 12,000 requests in one run
+and 6,000 in another, and the 40 replicas in use were overloaded. Release 1.13 is not simulated. It wants .3 of a prompt
+cached before it follows the cache."""
 
 POLICY_COLUMNS = ("policy", "TTFT s", "over kvmesh", "p99 s", "goodput", "hit", "imbalance", "work")
 ROW_COLUMNS = (
@@ -113,7 +117,7 @@ def groups(rows: Sequence[Found]) -> dict[str, list[Found]]:
     found = {f"{len(chosen)} chosen rows": chosen} if chosen else {}
     if by_chance:
         count = len(drawn())
-        what = "all" if len(by_chance) == count else "drawn by chance"
+        what = "all" if len(by_chance) == count else "sampled at random"
         found[f"{len(by_chance)} of {count} rows, {what}"] = by_chance
     return found
 

@@ -18,10 +18,10 @@ ROW_TEXT = "in every row, median p99 over that of the policy with the row's best
 REFERENCE_AIM = 1.10
 REFERENCE_TEXT = f"geometric mean over rows of p99 over that of {REFERENCE} at most 1.1"
 
-WORDS = f"""{len(TAIL_SEEDS)} seeds per row: the mean of their means, the median of their p99. After restarts: three
-replicas, one after the other, are lost with queue and cache and return empty after 2 or 30 s; requests of the minute after
-a return are judged. One twice as slow: the first replica; only kvmesh learns it. mixed: a generated trace of many short and
-few long prompts."""
+WORDS = f"""Each row has {len(TAIL_SEEDS)} seeds; the tables show the mean of their means and the median of their p99. After
+restarts: three replicas, one after the other, lose queue and cache and return empty after 2 or 30 s. Requests in the minute
+after a return are judged. One twice as slow: the first replica; only kvmesh learns its speed. mixed: a generated trace of
+many short and few long prompts."""
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ def run(results: ScenarioResults, pace: Pace) -> None:
     results.add(aims.UNLEASED, "CPU of both, round trips and timers included", "us", unleased["cpu_us"])
     results.add("refused", aims.REFUSAL, "us", refused["cpu_us"])
     for way, trip in told["trips"].items():
-        case = f"a script that does nothing, by {way}"
+        case = f"an empty script, by {way}"
         results.add(case, "round trip, p50", "us", trip["latency_us"])
         results.add(case, "CPU of a round trip", "us", trip["cpu_us"])
 

@@ -69,14 +69,14 @@ def _measure(results: ScenarioResults, pace: Pace, case: str, cache_blocks: int)
         ("hit ratio of one cache without bounds", "", seen.ratio_max),
         (aims.HIT_DISTANCE, "points", abs(seen.ratio - foretold.hit) * 100),
         ("most prefill work / mean, simulated", "x", foretold.imbalance),
-        ("turns that kept their place", "", stayed / max(1, again)),
-        ("the same once all routers were killed", "", stayed_on / max(1, again_on)),
+        ("turns that kept session affinity", "", stayed / max(1, again)),
+        ("turns that kept session affinity, all routers restarted", "", stayed_on / max(1, again_on)),
         ("time to first token, p50", "ms", quantile(found, 0.5)),
         ("time to first token, p95", "ms", quantile(found, 0.95)),
         ("time to first token, mean", "ms", sum(found) / len(found)),
         ("end of prefill, mean, simulated", "ms", foretold.mean_s * 1e3),
-        ("later than estimated, mean of all", "ms", regret["late_sum"] / first_tokens * 1e3),
-        ("sooner than estimated, mean of all", "ms", regret["early_sum"] / first_tokens * 1e3),
+        ("first token later than estimated, mean", "ms", regret["late_sum"] / first_tokens * 1e3),
+        ("first token earlier than estimated, mean", "ms", regret["early_sum"] / first_tokens * 1e3),
     ):
         results.add(case, metric, unit, value)
 

@@ -59,7 +59,7 @@ def _compare(
     """Send the quiet ones alone, then beside the burst."""
     bursting = {one.tenant for one in burst}
     p95 = []
-    for arrivals, way in ((quiet, "alone"), ([*quiet, *burst], "beside the burst")):
+    for arrivals, way in ((quiet, "without the burst"), ([*quiet, *burst], "with the burst")):
         seen = mesh.replay(sorted(arrivals, key=lambda one: one.at_s))
         others = [one for one in seen if one.tenant not in bursting]
         _check(results, case, others)
@@ -86,7 +86,7 @@ def _measure_index(results: ScenarioResults, mesh: TenantMesh) -> None:
             served[one.tenant] += lengths[one.tenant]
     values = [served[tenant] for tenant in lengths]
     index = sum(values) ** 2 / (len(values) * sum(value * value for value in values))
-    results.add("three tenants that always wait", "Jain's index of prompt tokens", "", index)
+    results.add("three tenants with a constant backlog", "Jain's index of prompt tokens", "", index)
 
 
 def _check(results: ScenarioResults, case: str, seen: list[Seen]) -> None:

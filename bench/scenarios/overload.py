@@ -81,7 +81,7 @@ def _offer(
     others = {reason: count for reason, count in reasons.items() if reason not in RETRYABLE}
     results.add(
         case,
-        "refused for want of room, with RetryInfo",
+        "refused for lack of capacity, with RetryInfo",
         "%",
         100 * sum(one.reason in RETRYABLE for one in refused) / max(1, len(refused)),
     )

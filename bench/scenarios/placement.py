@@ -75,7 +75,7 @@ def run(results: ScenarioResults, pace: Pace) -> None:
                 results.add(case, "memory per block", "bytes", filled["bytes_per_block"])
             results.add(case, aims.DECISION, "us", decided["p50_us"])
             results.add(case, "CPU of a decision, p99", "us", decided["p99_us"])
-            results.add(case, "CPU of what is learnt of a request, p50", "us", decided["lesson_us"])
+            results.add(case, "CPU of the policy's updates for a request, p50", "us", decided["lesson_us"])
 
 
 class PlacementProbe:

@@ -63,7 +63,7 @@ def test_drawn_rows_are_judged_apart_from_the_chosen_ones() -> None:
     rows += [found(case, 0.8) for case in drawn()[:before] if case not in fifteen()]
     assert gap not in {row.case for row in rows}
     judged = verdicts(rows)
-    assert list(judged) == ["15 chosen rows", f"{before + 1} of {len(full())} rows, drawn by chance"]
+    assert list(judged) == ["15 chosen rows", f"{before + 1} of {len(full())} rows, sampled at random"]
     assert [told["worst_row_ratio"] for told in judged.values()] == pytest.approx([0.5, 0.8])
     text = page(rows, {"commit": "x"}, "make bench-routing DRAW=1")
     assert text.count("\n| " + late.name) == 1, "it is shown all the same"

@@ -56,9 +56,9 @@ def run(results: ScenarioResults, pace: Pace) -> None:
             case = f"{count} routers, {PER_S} dispatches/s each"
             for name in ("p50", "p99", "max"):
                 worst = max(each[f"{name}_ms"] for each in heard)
-                results.add(case, f"until a neighbour counts it, {name}", "ms", worst)
+                results.add(case, f"propagation delay, {name}", "ms", worst)
             results.add(case, "CPU per own dispatch", "us", max(each["cpu_us"] for each in told))
-            results.add(case, "found out by roll calls", "", sum(each["healed"] for each in heard))
+            results.add(case, "repaired by anti-entropy digests", "", sum(each["healed"] for each in heard))
 
 
 class DispatchProbe:
