@@ -1,6 +1,7 @@
-"""The requests that are live at a frontend: a bounded set, and the timers of them all.
+"""The admitted requests of a frontend: a bounded set (concurrency limit), and the timers of all of them.
 
-Pure. Overflow behaviour: refused at once, with a time after which a place is likely to be free.
+Pure. Overflow behaviour: admission control refuses the request at once. The refusal states a time after which a slot is
+likely to be free.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from services.frontend.requests.request import LiveRequest
 
 RETRY_AFTER_MAX_S: Final = 10.0
 RETRY_AFTER_MIN_S: Final = 0.05
-"""Longest and shortest wait a refused client is told."""
+"""Longest and shortest Retry-After of a refused client."""
 
 RETRY_AFTER_S: Final = 1.0
-"""What it is told before any request has ended."""
+"""Retry-After before any request has ended."""
 
 
 class AdmittedRequests:
-    """Requests whose client waits, and those that only still clean up behind them (leaving).
+    """Requests with a waiting client, and requests that only clean up behind the frontend (leaving).
 
-    Being read and being served takes a place each; there are `limit`. Who has a handler keeps its place until that is
-    gone: a client that does not read holds more than its request.
+    A request that is read and a request that is served take one slot each; there are `limit` slots. A request with a
+    handler keeps its slot until the handler is gone, because a client that does not read holds memory beyond its request.
     """
 
     def __init__(self, limit: int) -> None:
@@ -37,16 +38,16 @@ class AdmittedRequests:
         self.serving: set[LiveRequest] = set()
         self.leaving: set[LiveRequest] = set()
         self.attended: set[LiveRequest] = set()
-        """Requests that have a handler, serving or over."""
+        """Requests with a handler, still served or over."""
         self._staying = 0
-        """Those of them that are over."""
+        """Number of attended requests that are over."""
         self._by_id: dict[str, list[LiveRequest]] = {}
-        """Serving requests by their id; more than one where a client sent one again."""
+        """Serving requests by their id; several for an id that a client sent again."""
         self.deadlines: DeadlineHeap[LiveRequest] = DeadlineHeap()
-        """When the timers of each are looked at; `schedule` it again after it was due."""
+        """Next look at the timers of each request; call `schedule` again after a request was due."""
         self._ends = DrainRate(Stock.HELD)
         self._promised_s = float("-inf")
-        """When the last client that was refused was told to come back."""
+        """Time at which the last refused client was told to come back."""
 
     def __len__(self) -> int:
         return len(self.serving)
@@ -55,20 +56,20 @@ class AdmittedRequests:
         return f"AdmittedRequests({len(self.serving)}/{self.limit}, {len(self.leaving)} leaving)"
 
     def check_capacity(self, now_s: float) -> None:
-        """Raise MeshError if every place is taken."""
+        """Raise MeshError if every slot is taken."""
         taken = len(self.serving) + self._staying + self.reading
         if taken >= self.limit:
             raise MeshError(
                 "LIVE_REQUESTS_FULL",
-                f"the frontend is full: {taken}/{self.limit} requests are live",
+                f"the frontend is full: {taken}/{self.limit} requests are admitted (frontend.max_live_requests)",
                 {"live": str(taken), "limit": str(self.limit)},
                 retry_after_s=self._retry_after_s(now_s),
             )
 
     def _retry_after_s(self, now_s: float) -> float:
-        """Return the seconds until a place is likely to be free that nobody was promised, at the rate of ends.
+        """Return the seconds until a slot that no refused client was promised is likely to be free.
 
-        So clients that are refused together do not come back together.
+        The drain rate of requests gives the estimate. Clients that are refused together therefore come back apart.
         """
         between_s = self._ends.wait_s(1, now_s)
         if between_s is None:
@@ -78,9 +79,9 @@ class AdmittedRequests:
 
     @contextmanager
     def capacity_to_read(self, now_s: float) -> Iterator[None]:
-        """Hold a place while a request is read; raises MeshError if every place is taken.
+        """Hold a slot while a request is read; raises MeshError if every slot is taken.
 
-        At the end the place is free: who admits the request then does so before anybody else runs.
+        The slot is free at the end. The caller admits the request then, before any other task runs.
         """
         self.check_capacity(now_s)
         self.reading += 1
@@ -90,20 +91,20 @@ class AdmittedRequests:
             self.reading -= 1
 
     def admit(self, request: LiveRequest, now_s: float) -> None:
-        """Take a place. Ask `check_capacity` first."""
+        """Take a slot. Call `check_capacity` first."""
         assert len(self.serving) + self._staying < self.limit
         self.serving.add(request)
         self._ends.stock(len(self.serving) + self._staying, now_s)
         self._by_id.setdefault(request.spec.request_id, []).append(request)
 
     def attend(self, request: LiveRequest) -> None:
-        """A handler serves `request`, which was admitted; it may be over already."""
+        """Note that a handler serves the admitted `request`, which may be over already."""
         self.attended.add(request)
         if request not in self.serving:
             self._staying += 1
 
     def dismiss(self, request: LiveRequest, now_s: float) -> None:
-        """The handler of `request` is gone."""
+        """Note that the handler of `request` is gone."""
         self.attended.remove(request)
         if request not in self.serving:
             self._staying -= 1
@@ -111,15 +112,15 @@ class AdmittedRequests:
 
     @property
     def has_handlers(self) -> bool:
-        """True if somebody is still written to."""
+        """True if a handler still writes to a client."""
         return bool(self.attended)
 
     def executions(self, request_id: str) -> tuple[LiveRequest, ...]:
-        """Return the executions of one request that are served here."""
+        """Return the executions of one request that this frontend serves."""
         return tuple(self._by_id.get(request_id, ()))
 
     def end(self, request: LiveRequest, now_s: float) -> None:
-        """Give the place back if no handler has it; the request is kept as leaving until `forget`."""
+        """Free the slot unless a handler keeps it; the request is kept as leaving until `forget`."""
         self.serving.remove(request)
         self.leaving.add(request)
         executions = self._by_id[request.spec.request_id]
@@ -136,12 +137,12 @@ class AdmittedRequests:
         self._ends.stock(len(self.serving) + self._staying, now_s)
 
     def forget(self, request: LiveRequest) -> None:
-        """Drop a request that ended everywhere."""
+        """Drop a request that ended at routers and replicas too."""
         self.leaving.remove(request)
         self.deadlines.forget(request)
 
     def schedule(self, request: LiveRequest) -> None:
-        """Look at the timers of `request`; the first may be due earlier or later than before."""
+        """Reschedule `request` by its timers; the first may be due earlier or later than before."""
         at_s = timers.wake_s(request)
         if at_s is not None:
             self.deadlines.by(request, at_s)

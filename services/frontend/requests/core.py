@@ -1,7 +1,7 @@
-"""The frontend's core: all live requests, all routers, and what passes between them.
+"""The frontend's core: all admitted requests, all routers, and the messages between them.
 
-Pure and synchronous: it is the sink of every router's link, it has one timer, and it never awaits. A simulation wires it
-to routers without sockets.
+Pure and synchronous. The core is the sink of every router's link, has one timer, and never awaits. A simulation wires the
+core to routers without sockets. Cancellation propagation starts here: a client that leaves ends its request everywhere.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _Row = TypeVar("_Row", bound=_Slotted)
 
 
 class Observer(Protocol):
-    """Who counts. Called once per request, when its client's side ends."""
+    """Counts requests. Called once per request, when the client's side ends."""
 
     def on_end(self, request: LiveRequest) -> None:
         """`request.end` is set."""
@@ -50,10 +50,10 @@ class Observer(Protocol):
 
 
 class FrontendCore:
-    """Implements `Hub` for its requests, `Sink` for its links and `TimedCore` for its alarm.
+    """Implements `Hub` for its requests, `Sink` for its links and `TimedCore` for its timer.
 
-    `jitter` returns a random number in [0, 1). `on_event` is called after everything that may have changed the next wake
-    time; a shell sets it to update its alarm.
+    `jitter` returns a random number in [0, 1). `on_event` is called after each event that may have changed the next wake
+    time; the shell sets `on_event` to update its timer.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class FrontendCore:
         self.is_draining = False
         self.on_event: Callable[[], None] = lambda: None
         self.on_idle: Callable[[], None] = lambda: None
-        """Called when the last request ended everywhere."""
+        """Called when the last request ended at routers and replicas too."""
         self._limits = limits
         self._jitter = jitter
         self._observer = observer
@@ -83,19 +83,19 @@ class FrontendCore:
     # Clients.
 
     def check_capacity(self, now_s: float) -> None:
-        """Raise MeshError (DRAINING, LIVE_REQUESTS_FULL) if a request that came now would not be taken."""
+        """Raise MeshError (DRAINING, LIVE_REQUESTS_FULL) if admission control would refuse a request now."""
         self._check_draining()
         self.admitted.check_capacity(now_s)
 
     def capacity_to_read(self, now_s: float) -> AbstractContextManager[None]:
-        """Return what holds a place while a request is read. Raises MeshError (DRAINING, LIVE_REQUESTS_FULL)."""
+        """Return a context that holds a slot while a request is read. Raises MeshError (DRAINING, LIVE_REQUESTS_FULL)."""
         self._check_draining()
         return self.admitted.capacity_to_read(now_s)
 
     def submit(
         self, spec: RequestSpec, output: Output, on_ready: Callable[[], None], now_s: float
     ) -> LiveRequest:
-        """Start a request. `on_ready` is called from now on, also before this returns. Raises MeshError."""
+        """Start a request. `on_ready` is called from now on, even before `submit` returns. Raises MeshError."""
         self._check_draining()
         self.admitted.check_capacity(now_s)
         request = LiveRequest(spec, output, self, self._limits)
@@ -108,9 +108,10 @@ class FrontendCore:
         return request
 
     def supersede(self, request_id: str, epoch: int, now_s: float, owner: str = "") -> None:
-        """Execution `epoch` of a request runs somewhere: end the earlier ones here, leaving to it what runs behind them.
+        """End the earlier executions of a request here: execution `epoch` runs somewhere and may take over their attempts.
 
-        `owner`: whose it is; one of ours that started without waiting for its number has it now.
+        `owner`: name of execution `epoch`. An execution of this frontend with that name started without its number, and
+        gets it now.
         """
         for request in self.admitted.executions(request_id):
             if request.spec.epoch >= epoch:
@@ -122,7 +123,7 @@ class FrontendCore:
         self.on_event()
 
     def hand_over(self, requests: Iterable[LiveRequest], now_s: float) -> None:
-        """End `requests` for their clients, who go on at another frontend and find there what runs."""
+        """End `requests` for their clients, which continue at another frontend and take over the running attempts there."""
         for request in requests:
             self._guard(
                 request, lambda each: each.yield_to(faults.draining(len(each.progress.ids)), now_s), now_s
@@ -130,7 +131,7 @@ class FrontendCore:
         self.on_event()
 
     def outlook(self, affinity: str, priority_class: int, prompt_tokens: int, now_s: float) -> Outlook:
-        """Return what the router said last that would have a request of `affinity`, and what was seen here."""
+        """Return the last report of the router for `affinity`, with the first-token times seen here."""
         peer = self.peers.choose(affinity)
         if peer is None:
             return Outlook()
@@ -138,33 +139,33 @@ class FrontendCore:
         return Outlook(queue_delay_s, peer.step_s, self._first_tokens.expected_s(prompt_tokens, now_s))
 
     def deliver(self, request: LiveRequest, position: int, now_s: float) -> None:
-        """The client's transport took everything of `request` below `position`."""
+        """Note that the client's transport took the output of `request` below `position`."""
         request.on_delivered(position, now_s)
 
     def leave(self, request: LiveRequest, now_s: float, *, was_deadline: bool = False) -> None:
-        """The client of `request` is gone. Idempotent."""
+        """End `request`: its client is gone. Idempotent."""
         request.on_client_gone(now_s, was_deadline=was_deadline)
         self.on_event()
 
     # Routers.
 
     def add_router(self, link: Link) -> Peer[LiveRequest]:
-        """Take a link to a router; its events must come to the sink methods below."""
+        """Add a link to a router; the link's events must come to the sink methods below."""
         return self.peers.add(link)
 
     def remove_router(self, name: str) -> None:
-        """Forget a router whose link was lost and closed."""
+        """Forget a router after its link was lost and closed."""
         self.peers.remove(name)
 
     def on_attached(self, link: Link, peer: pb.Hello, now_s: float) -> None:
-        """A router is up: whoever waits for one may go."""
+        """Handle a router that came up: requests that wait for a router continue."""
         waiting, self._unrouted = self._unrouted, {}
         for request in waiting:
             self._guard(request, lambda each: each.on_router_up(now_s), now_s)
         self.on_event()
 
     def on_response(self, link: Link, message: pb.AttachResponse, now_s: float) -> None:
-        """Take the rows of one message, in the order the protocol gives. Raises FrameError."""
+        """Take the rows of one message, in the order of the protocol. Raises FrameError."""
         peer = self.peers.get(link.name)
         if peer is None:
             return
@@ -173,7 +174,7 @@ class FrontendCore:
             for slot, position in zip(message.computed_slots, message.computed_positions, strict=True):
                 if slot in peer.slots:
                     peer.slots[slot].on_computed(position)
-        for field, value in message.ListFields():  # what is there, by number: the protocol's order
+        for field, value in message.ListFields():  # set fields by number: the protocol's order
             take = answers.TAKERS.get(field.name)
             if take is not None:
                 rows = frames.rows(value) if field.name == "frame" else value
@@ -183,7 +184,7 @@ class FrontendCore:
         self.on_event()
 
     def on_lost(self, link: Link, reason: str, now_s: float) -> None:
-        """The stream to a router broke: its slots are void, their requests go on elsewhere."""
+        """Handle a broken stream to a router: its slots are void, their requests continue through other routers."""
         peer = self.peers.get(link.name)
         if peer is None or not peer.slots:
             return
@@ -197,13 +198,13 @@ class FrontendCore:
     # Time.
 
     def next_wake_s(self) -> float | None:
-        """Return when `on_timer` should be called next."""
+        """Return the time of the next call of `on_timer`."""
         return earliest(
             self.admitted.deadlines.next_s(), self.closed_windows.next_s if self._has_clients() else None
         )
 
     def on_timer(self, now_s: float) -> None:
-        """Call the requests whose time has come."""
+        """Fire the timers that are due, and look for closed windows."""
         for request in self.admitted.deadlines.due(now_s):
             self._guard(request, lambda each: timers.fire(each, now_s), now_s)
             self.admitted.schedule(request)
@@ -213,7 +214,7 @@ class FrontendCore:
     def _has_clients(self) -> bool:
         return bool(self.admitted.serving) or self.admitted.has_handlers
 
-    # What the requests ask for (Hub).
+    # Services for the requests (Hub).
 
     def choose(self, affinity: str, avoid: str = "") -> Peer[LiveRequest] | None:
         return self.peers.choose(affinity, avoid)
@@ -266,7 +267,7 @@ class FrontendCore:
         cross_check.assert_consistent(self.verdicts)
         known = self.admitted.serving | self.admitted.leaving
         assert len(self.admitted) <= self.admitted.limit
-        assert self._unrouted.keys() <= known, "somebody waits for a router who is gone"
+        assert self._unrouted.keys() <= known, "a request that is gone waits for a router"
         slots: dict[LiveRequest, int] = {}
         for peer in self.peers:
             assert peer.link.is_up or not peer.slots, f"{peer} is down"
@@ -282,7 +283,7 @@ class FrontendCore:
     def _check_draining(self) -> None:
         if self.is_draining:
             raise MeshError(
-                "DRAINING", "the frontend is shutting down; another one is there", retry_after_s=0.1
+                "DRAINING", "the frontend is shutting down; use another frontend", retry_after_s=0.1
             )
 
     def _each(
@@ -292,7 +293,7 @@ class FrontendCore:
         take: Callable[[LiveRequest, _Row, float], None],
         now_s: float,
     ) -> None:
-        """Give each row to the request of its slot; a bug there ends that request and no other."""
+        """Give each row to the request of its slot; a bug in its handler ends that request and no other."""
         for row in rows:
             request = slots.get(row.slot)
             if request is None:
@@ -306,7 +307,7 @@ class FrontendCore:
                 request.on_bug(now_s)
 
     def _guard(self, request: LiveRequest, action: Callable[[LiveRequest], None], now_s: float) -> None:
-        """Run `action`; a bug in it ends that request and no other."""
+        """Run `action` on `request`; a bug in `action` ends that request and no other."""
         try:
             action(request)
         except Exception:

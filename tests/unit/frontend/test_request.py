@@ -553,7 +553,7 @@ def test_places_are_bounded_and_come_back() -> None:
     """One more than there is room for is refused, with a time to come back; an end makes room."""
     mesh = mesh_of(limit=1)
     client = begin(mesh)
-    with pytest.raises(Exception, match="1/1 requests are live") as caught:
+    with pytest.raises(Exception, match="1/1 requests are admitted") as caught:
         begin(mesh)
     assert caught.value.code.name == "RESOURCE_EXHAUSTED"  # type: ignore[attr-defined]
     assert caught.value.retry_after_s > 0  # type: ignore[attr-defined]
@@ -566,9 +566,9 @@ def test_a_request_that_is_read_holds_a_place() -> None:
     mesh = mesh_of(limit=2)
     begin(mesh)
     with mesh.core.capacity_to_read(mesh.now_s):
-        with pytest.raises(MeshError, match="2/2 requests are live"):
+        with pytest.raises(MeshError, match="2/2 requests are admitted"):
             mesh.core.capacity_to_read(mesh.now_s).__enter__()
-        with pytest.raises(MeshError, match="2/2 requests are live"):
+        with pytest.raises(MeshError, match="2/2 requests are admitted"):
             begin(mesh)
     with pytest.raises(KeyError), mesh.core.capacity_to_read(mesh.now_s):
         raise KeyError
