@@ -1,6 +1,6 @@
-"""What follows from each row that a router sends for a live request.
+"""Handlers of the rows that a router sends for an admitted request: one function for each kind of row.
 
-Pure. Rows come from the open slot alone; each function takes one kind of them.
+Pure. INVARIANT: rows come from the request's open slot alone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from services.frontend.requests.verdicts import Role, Verdict
 
 
 def on_acceptance(request: LiveRequest, _: attach.Acceptance, now_s: float) -> None:
-    """The submit or the adopt was taken."""
+    """Note that the router took the submit or the adopt."""
     _accepted(request, now_s)
 
 
@@ -39,35 +39,35 @@ def _accepted(request: LiveRequest, now_s: float) -> None:
 
 
 def _unplaced(request: LiveRequest) -> None:
-    """The router keeps the request in its queue, at first or again."""
+    """Note that the router keeps the request in its queue, at first or again."""
     if not request.upstream.current.has_tokens:
         request.upstream.current.placement = None
 
 
 def on_placement(request: LiveRequest, row: attach.Placement, now_s: float) -> None:
-    """The router chose replicas; the last choice counts. Without a replica: it took the last choice back."""
+    """Note the router's placement; the last one counts. A placement without a replica revokes the last one."""
     request.upstream.current.heard_s = now_s
     if not (row.prefill_replica or row.decode_replica):
         _unplaced(request)
         return
     request.upstream.current.placement = row
-    request.hub.schedule(request)  # it may be silent for less time than in the queue
+    request.hub.schedule(request)  # the bound of silence is shorter than in the queue
 
 
 def on_start(request: LiveRequest, row: attach.Start, now_s: float) -> None:
-    """An engine has the attempt."""
+    """Note that an engine has the attempt."""
     attempt = request.upstream.current
     attempt.is_started, attempt.replica_queue_us, attempt.heard_s = True, row.queue_us, now_s
 
 
 def on_transfer(request: LiveRequest, row: attach.Transfer, now_s: float) -> None:
-    """The KV blocks moved."""
+    """Note that the KV transfer is complete."""
     request.upstream.current.transfer_us = row.transfer_us
     request.upstream.current.heard_s = now_s
 
 
 def on_first_token(request: LiveRequest, row: attach.FirstToken, now_s: float) -> None:
-    """The attempt's first token, with what its prompt cost."""
+    """Take the attempt's first token, with the cost of its prompt."""
     attempt = request.upstream.current
     if attempt.first_token is None:
         attempt.first_token = row
@@ -78,7 +78,7 @@ def on_first_token(request: LiveRequest, row: attach.FirstToken, now_s: float) -
 
 
 def on_tokens(request: LiveRequest, row: frames.Row, now_s: float) -> None:
-    """Tokens of the open slot: what is known is dropped, a gap ends the attempt."""
+    """Take tokens of the open slot: known ones are dropped, a gap ends the attempt."""
     if request.end is not None:
         return
     if request.state is State.ADOPTING:
@@ -94,7 +94,7 @@ def on_tokens(request: LiveRequest, row: frames.Row, now_s: float) -> None:
         request.upstream.cancel(attach.Cancel.REASON_SUPERSEDED)
         request.again(faults.GAP, now_s, untouched=False)
         return
-    except TokenError:  # a replica of an earlier release: the others check their engine's ids themselves
+    except TokenError:  # a replica of an earlier release: later ones check the ids of their engine
         request.upstream.cancel(attach.Cancel.REASON_ABANDONED)
         _on_verdict(request, faults.INVALID_TOKEN, attempt.decode_replica, now_s)
         return
@@ -106,14 +106,17 @@ def on_tokens(request: LiveRequest, row: frames.Row, now_s: float) -> None:
     if progress.output.stop_string is not None:
         request.finish(pb.FINISH_REASON_STOP_STRING, now_s)
     elif attempt.is_anothers and len(progress.ids) >= request.spec.max_output_tokens:
-        # It may have another limit than this request, and then its finish never comes.
+        # The other frontend's attempt may have a higher limit than this request. Its finish then never comes.
         request.end_if_complete(now_s)
     else:
         request.on_ready()
 
 
 def _has_left(request: LiveRequest) -> bool:
-    """The slot just ended by the server's word: nothing is left of a request whose client is gone."""
+    """Return True, and forget the request, if its client's side is over. The router has just ended the slot.
+
+    An attempt that was sought is found otherwise.
+    """
     if request.end is not None:
         request.gone()
         return True
@@ -123,7 +126,7 @@ def _has_left(request: LiveRequest) -> bool:
 
 
 def on_finish(request: LiveRequest, row: attach.Finish, now_s: float) -> None:
-    """The slot ended well; nothing behind holds anything for it any more."""
+    """Handle a slot that ended well; router and replicas hold nothing for it."""
     request.upstream.detach()
     if _has_left(request):
         return
@@ -140,10 +143,10 @@ def on_finish(request: LiveRequest, row: attach.Finish, now_s: float) -> None:
         case attach.Finish.REASON_SLOW_READER:
             request.end_with(End(error=faults.slow_reader(len(request.progress.ids))), now_s)
         case attach.Finish.REASON_ADOPTED:
-            # Only this request adopts its attempts: an adopt through a stream that is gone came late.
+            # Only this request takes over its attempts, so an adopt through a lost stream came late.
             _was_stolen(request, now_s)
         case attach.Finish.REASON_SUPERSEDED if request.upstream.is_below():
-            # A late attempt of the frontend that the client left, or a later execution: one more try tells.
+            # A late attempt of the frontend that the client left, or a later execution: one more attempt shows which.
             request.again(faults.SUPERSEDED, now_s, untouched=False)
         case attach.Finish.REASON_SUPERSEDED:
             request.end_with(End(error=faults.superseded()), now_s)
@@ -152,7 +155,7 @@ def on_finish(request: LiveRequest, row: attach.Finish, now_s: float) -> None:
 
 
 def _was_stolen(request: LiveRequest, now_s: float) -> None:
-    """Seek the attempt as if its stream had been lost, so often and no more."""
+    """Seek the attempt as if its stream had been lost, up to `attempts_max` times."""
     adoption = request.upstream.adoption
     adoption.steals += 1
     if request.location is not None and adoption.steals <= request.limits.attempts_max:
@@ -162,7 +165,7 @@ def _was_stolen(request: LiveRequest, now_s: float) -> None:
 
 
 def on_failure(request: LiveRequest, row: attach.Failure, now_s: float) -> None:
-    """Something behind the router broke; the slot ended."""
+    """Handle a failure behind the router; the slot ended."""
     router = request.upstream.detach()
     attempt = request.upstream.current
     fault = faults.of_failure(row.code)
@@ -190,7 +193,7 @@ def _on_verdict(
     *,
     is_contestable: bool = False,
 ) -> None:
-    """`replica` calls the request invalid, or made an id outside the vocabulary; the slot ended."""
+    """Handle a verdict of `replica`: an invalid request, or a token id outside the vocabulary. The slot ended."""
     placement = request.upstream.current.placement
     role: Role = "prefill" if placement is not None and replica == placement.prefill_replica else "decode"
     if fault == faults.INVALID_TOKEN:
@@ -202,10 +205,10 @@ def _on_verdict(
 
 
 def _refused_in_time(request: LiveRequest, row: attach.Refusal, now_s: float) -> None:
-    """A hop behind says that the request cannot be served in time, or that its time is over."""
+    """Handle a refusal by deadline: a hop cannot serve the request in time, or its time is over."""
     spec, progress = request.spec, request.progress
     if now_s < spec.deadline_s and progress.ids and not spec.is_clients_deadline:
-        # Its class lets it run on: estimates err, and what it has is its answer in the end.
+        # The class ends this request, not the client: estimates err, and the tokens so far are a good answer in the end.
         request.again(faults.INFEASIBLE, now_s, untouched=True, after_s=row.retry_after_ms / 1000)
         return
     left_s, estimate_s = spec.left_s(now_s, is_waiting=not progress.ids), row.estimate_ms / 1000
@@ -218,7 +221,7 @@ def _refused_in_time(request: LiveRequest, row: attach.Refusal, now_s: float) ->
 
 
 def _may_ask_again(request: LiveRequest, row: attach.Refusal) -> bool:
-    """True if an adopt was refused by a router that does not know the replica: it may have just been restarted."""
+    """Return True if a router that does not know the replica refused an adopt: it may have just restarted."""
     return (
         request.state in (State.ADOPTING, State.LEAVING)
         and row.reason == attach.Refusal.REASON_NO_REPLICA
@@ -227,9 +230,9 @@ def _may_ask_again(request: LiveRequest, row: attach.Refusal) -> bool:
 
 
 def _may_outbid(request: LiveRequest) -> bool:
-    """True if a higher attempt may be another frontend's that came from the same token or key and died.
+    """Return True if a higher attempt may belong to a dead frontend that had the same resume token or key.
 
-    Where executions are numbered apart, a higher attempt is a later execution's.
+    If executions have separate numbers (fencing), a higher attempt belongs to a later execution.
     """
     spec = request.spec
     is_shared = (spec.is_resumed or spec.is_keyed) and not spec.is_fenced
@@ -237,7 +240,7 @@ def _may_outbid(request: LiveRequest) -> bool:
 
 
 def on_refusal(request: LiveRequest, row: attach.Refusal, now_s: float) -> None:
-    """The submit or the adopt was not taken; nothing is held for it."""
+    """Handle a refused submit or adopt; the router holds nothing for it."""
     was_adopting = request.state is State.ADOPTING
     router = request.upstream.detach()
     if _may_ask_again(request, row):
@@ -256,7 +259,7 @@ def on_refusal(request: LiveRequest, row: attach.Refusal, now_s: float) -> None:
     if row.reason == attach.Refusal.REASON_DEADLINE:
         _refused_in_time(request, row, now_s)
     elif row.reason == attach.Refusal.REASON_INVALID:
-        # A fact of the replica's limits: another replica that serves it would be let past them, not contradict it.
+        # The replica's limits refuse the request: a replica that serves it has other limits and contradicts no verdict.
         request.upstream.current.fault = fault
         request.end_with(End(error=faults.engine_refused(row.field)), now_s)
     elif row.reason == attach.Refusal.REASON_SUPERSEDED and not _may_outbid(request):
@@ -280,4 +283,4 @@ TAKERS: Final[dict[str, Callable[[LiveRequest, Any, float], None]]] = {
     "failures": on_failure,
     "refusals": on_refusal,
 }
-"""Who takes the rows of a field of AttachResponse."""
+"""Handler of the rows of each field of AttachResponse."""

@@ -1,7 +1,4 @@
-"""What is known of each attempt of a request, and the explanation made of it.
-
-Pure.
-"""
+"""The known facts of each attempt of a request, and the explanation that the client gets. Pure."""
 
 from __future__ import annotations
 
@@ -18,22 +15,22 @@ Cause: TypeAlias = pb.AttemptExplanation.Cause.ValueType
 
 @dataclass(slots=True)
 class Attempt:
-    """One execution of a request behind the frontend, as its rows told."""
+    """One execution of a request behind the frontend, as its rows report it."""
 
     number: int
-    """Number on the wire; unique in the request, ascending."""
+    """Attempt number on the wire; unique in the request, ascending."""
     cause: Cause
     start_position: int
     context_tokens: int
-    """Prompt and the output known at the start."""
+    """Tokens of the prompt and of the output known at the start."""
     router: str
     heard_s: float
-    """When it was sent, or last gave a sign of life."""
+    """Time at which the attempt was sent, or last heard of."""
     is_anothers: bool = False
-    """True if it is one of another frontend's, taken over."""
+    """True if another frontend started the attempt, and this one took it over."""
     is_accepted: bool = False
     is_started: bool = False
-    """An engine has it."""
+    """True once an engine has the attempt."""
     has_tokens: bool = False
     placement: attach.Placement | None = None
     replica_queue_us: int = 0
@@ -43,21 +40,21 @@ class Attempt:
 
     @property
     def is_untouched(self) -> bool:
-        """True while no sign of an engine was seen: trying again is a retry, not a resume."""
+        """True while no engine is known to have the attempt; another attempt is then a retry, not a resume."""
         return not (self.is_started or self.has_tokens)
 
     @property
     def decode_replica(self) -> str:
-        """Where it generates; empty before its placement."""
+        """Replica that generates; empty before the placement."""
         return self.placement.decode_replica if self.placement is not None else ""
 
     @property
     def queue_s(self) -> float:
-        """Wait in the router's queue; 0 before its placement."""
+        """Wait in the router's queue; 0 before the placement."""
         return self.placement.queue_us / 1e6 if self.placement is not None else 0.0
 
     def explanation(self, number: int) -> pb.AttemptExplanation:
-        """Return the attempt as the client sees it, as its `number`th."""
+        """Return the attempt in the client's form, numbered `number`."""
         row = pb.AttemptExplanation(
             number=number,
             cause=self.cause,

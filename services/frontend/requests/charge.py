@@ -1,8 +1,8 @@
-"""Output tokens that an execution is charged, by how it ended and how far its output came.
+"""Output tokens that an execution is charged, by its end and the reach of its output (decision 0021).
 
-Pure. INVARIANT: handed <= produced <= computed. A message is handed to the transport whole: its bytes may be under way
-although the transport has not reported it as written. So the charge of a client that leaves counts each message that the
-transport was given, and exceeds what left the process by one message, which is at most one credit window.
+Pure. INVARIANT: handed <= produced <= computed. A message is handed to the transport whole. Its bytes may be under way
+before the transport reports the message as written. The charge of a client that leaves therefore counts each message that
+the transport was given. It exceeds the output that left the process by at most one message: one flow-control window.
 """
 
 from __future__ import annotations
@@ -11,30 +11,32 @@ from dataclasses import dataclass
 from typing import Final
 
 CLOSED_S: Final = 2.0
-"""A transport that holds one message longer than this belongs to a client whose flow-control window is closed. The engine
-goes on meanwhile, so such a client pays for what it let the engine compute."""
+"""A transport that holds one message longer than this belongs to a client with a closed flow-control window. The engine
+goes on meanwhile, so such a client pays for all tokens that the engine computes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """How far the output of an execution came, as positions from the request's beginning."""
+    """Reach of an execution's output, as positions from the request's beginning."""
 
     handed: int
     """Positions [0, handed) were given to the client's transport."""
     produced: int
     """Positions [0, produced) reached the frontend."""
     computed: int
-    """Positions [0, computed) were computed by an engine, as far as the frontend was told."""
+    """Positions [0, computed) were computed by an engine, as far as the frontend knows."""
     closed_s: float = 0.0
-    """How long the transport had held one message when the request ended or its client left, without the time that this
-    process stood still; 0: it held none."""
+    """Seconds that the transport had held one message at the request's end, or when its client left. 0: no message.
+
+    Time in which this process stood still does not count.
+    """
 
 
 def output_tokens(reach: Reach, *, is_complete: bool, is_cut: bool, is_ours: bool) -> int:
     """Return the output tokens to charge.
 
-    `is_complete`: the request ended well. `is_cut`: it ended because its reader was slow. `is_ours`: the mesh failed
-    it, which is charged what was streamed, whatever the client's window was.
+    `is_complete`: the request ended well. `is_cut`: the request ended because its reader was slow. `is_ours`: the mesh
+    failed the request. It is then charged the streamed tokens, whatever the client's window was.
     """
     if is_ours:
         return reach.handed

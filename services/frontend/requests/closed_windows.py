@@ -1,9 +1,9 @@
-"""Which clients' flow-control windows are closed, as routers and decode replicas are told.
+"""Clients with a closed flow-control window, as routers and decode replicas are told (decision 0023).
 
-Pure. A transport that has held one message for CLOSED_S belongs to a client whose window is closed. It is told once per
-closure and slot; that the window is open again is told by a row of credit. Live requests are gone through every LOOK_S: a
-timer per message would cost more. A frontend that stood still itself tells nothing, and that time closes no window: writes
-ended meanwhile that it has not heard of.
+Pure. A transport that has held one message for CLOSED_S belongs to a client with a closed window. The frontend reports the
+window once per closure and slot. A flow-control row of the slot reports that the window is open again. Admitted requests
+are checked every CHECK_INTERVAL_S, because a timer per message would cost more. A frontend that stood still reports
+nothing, and that time closes no window: writes may have ended meanwhile without its knowledge.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from services.frontend.requests.router_peers import Peer
 from services.frontend.requests.upstream import Upstream
 
 CLOSED_S: Final = 1.0
-"""Far above the round trip of a client that reads, and the delay of a busy event loop; far below usual deadlines."""
+"""Far above the round trip of a client that reads and above the delay of a busy event loop; far below usual deadlines."""
 
 
 class Stream(Protocol):
-    """A live request, as far as its client's window goes."""
+    """The parts of an admitted request that concern its client's window."""
 
     progress: Progress
     upstream: Upstream
 
 
 class ClosedWindows:
-    """Looks at live requests."""
+    """Finds and reports closed windows of admitted requests."""
 
     __slots__ = ("_looked_s", "_told")
 
     def __init__(self) -> None:
         self._told: dict[Stream, tuple[Peer[Any], int]] = {}
-        """Requests whose window is closed, with the slot whose router knows."""
+        """Requests with a closed window, each with the slot whose router was told."""
         self._looked_s = float("-inf")
 
     def __len__(self) -> int:
@@ -42,17 +42,17 @@ class ClosedWindows:
 
     @property
     def next_s(self) -> float:
-        """When to look, while requests are live."""
+        """Time of the next look, while requests are admitted."""
         return self._looked_s + CHECK_INTERVAL_S
 
     def watched_s(self, now_s: float) -> float:
-        """Return until when windows were watched: now, or the last look if this process has stood still since."""
+        """Return the time until which windows were watched: now, or the last look if this process has stood still since."""
         return now_s if now_s - self._looked_s <= STALL_S else self._looked_s
 
     def look(self, serving: Collection[Stream], attended: Collection[Stream], now_s: float) -> None:
-        """Tell routers what has changed.
+        """Report changes to the routers.
 
-        `serving`: all requests whose client waits. `attended`: those with a handler, which may be over.
+        `serving`: all requests with a waiting client. `attended`: requests with a handler, which may be over.
         """
         gap_s, self._looked_s = now_s - self._looked_s, now_s
         if gap_s > STALL_S:
