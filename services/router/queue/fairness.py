@@ -31,7 +31,7 @@ IDLE_ACCOUNTS_MAX: Final = 4096
 
 
 @dataclass(slots=True, eq=False)
-class Account:
+class TenantCounters:
     """A tenant in a band. Counters are charged tokens divided by the tenant's weight."""
 
     tenant: str
@@ -78,69 +78,69 @@ class Fairness:
         self.level = 0.0
         self.waiting_weight = 0.0
         """Sum of the weights of the tenants with requests that wait."""
-        self._accounts: dict[str, Account] = {}
-        self._idle: OrderedDict[str, Account] = OrderedDict()
+        self._accounts: dict[str, TenantCounters] = {}
+        self._idle: OrderedDict[str, TenantCounters] = OrderedDict()
 
     def __len__(self) -> int:
         """Return how many tenants are remembered."""
         return len(self._accounts)
 
-    def find(self, tenant: str) -> Account | None:
+    def find(self, tenant: str) -> TenantCounters | None:
         """Return the account of `tenant` if it is remembered."""
         return self._accounts.get(tenant)
 
-    def account(self, tenant: str) -> Account:
+    def counters(self, tenant: str) -> TenantCounters:
         """Return the account of `tenant`; a new one if it is not remembered."""
-        account = self._accounts.get(tenant)
-        if account is None:
-            account = self._accounts[tenant] = Account(tenant, 1.0, self.level, self.level)
-            self._idle[tenant] = account
+        counters = self._accounts.get(tenant)
+        if counters is None:
+            counters = self._accounts[tenant] = TenantCounters(tenant, 1.0, self.level, self.level)
+            self._idle[tenant] = counters
             self._forget()
-        return account
+        return counters
 
-    def arrive(self, account: Account, weight: float, tokens: int) -> None:
-        """A request of `account` waits from now on. The newest weight holds."""
+    def arrive(self, counters: TenantCounters, weight: float, tokens: int) -> None:
+        """A request of `counters` waits from now on. The newest weight holds."""
         weight = min(WEIGHT_MAX, max(WEIGHT_MIN, weight or 1.0))
-        if not account.waiting:
-            self._idle.pop(account.tenant, None)
-            account.lift(self.level)
-            account.weight = weight
+        if not counters.waiting:
+            self._idle.pop(counters.tenant, None)
+            counters.lift(self.level)
+            counters.weight = weight
             self.waiting_weight += weight
-        elif account.weight != weight:
-            self.waiting_weight += weight - account.weight
-            account.weight = weight
-        account.waiting += 1
-        account.waiting_tokens += tokens
+        elif counters.weight != weight:
+            self.waiting_weight += weight - counters.weight
+            counters.weight = weight
+        counters.waiting += 1
+        counters.waiting_tokens += tokens
 
-    def leave(self, account: Account, tokens: int) -> None:
-        """A request of `account` waits no more, whatever becomes of it."""
-        account.waiting -= 1
-        account.waiting_tokens -= tokens
-        if account.waiting:
+    def leave(self, counters: TenantCounters, tokens: int) -> None:
+        """A request of `counters` waits no more, whatever becomes of it."""
+        counters.waiting -= 1
+        counters.waiting_tokens -= tokens
+        if counters.waiting:
             return
-        self.waiting_weight -= account.weight
+        self.waiting_weight -= counters.weight
         if len(self._idle) == len(self._accounts) - 1:
             self.waiting_weight = 0.0  # nobody waits: what rounding left is gone
-        self._idle[account.tenant] = account
+        self._idle[counters.tenant] = counters
         self._forget()
 
     def release(
-        self, account: Account, prefill_tokens: float, output_tokens: float, *, is_turn: bool = True
+        self, counters: TenantCounters, prefill_tokens: float, output_tokens: float, *, is_turn: bool = True
     ) -> None:
-        """A request of `account` is released: charge it. Not `is_turn`: it went first whatever its tenant was served.
+        """A request of `counters` is released: charge it. Not `is_turn`: it went first whatever its tenant was served.
 
         Then it tells nothing of the band's virtual time: who comes back from idleness would start behind all that wait.
         """
         if is_turn:
-            self.level = account.served
-        account.lift(self.level)
-        account.prefill += PREFILL_WEIGHT * prefill_tokens / account.weight
-        account.decode += DECODE_WEIGHT * output_tokens / account.weight
+            self.level = counters.served
+        counters.lift(self.level)
+        counters.prefill += PREFILL_WEIGHT * prefill_tokens / counters.weight
+        counters.decode += DECODE_WEIGHT * output_tokens / counters.weight
 
-    def correct(self, account: Account, prefill_tokens: float, output_tokens: float) -> None:
+    def correct(self, counters: TenantCounters, prefill_tokens: float, output_tokens: float) -> None:
         """Charge what turned out to be more, give back (below 0) what turned out to be less."""
-        account.prefill += PREFILL_WEIGHT * prefill_tokens / account.weight
-        account.decode += DECODE_WEIGHT * output_tokens / account.weight
+        counters.prefill += PREFILL_WEIGHT * prefill_tokens / counters.weight
+        counters.decode += DECODE_WEIGHT * output_tokens / counters.weight
 
     def _forget(self) -> None:
         """Drop the longest idle accounts beyond the bound."""
@@ -150,10 +150,10 @@ class Fairness:
 
     def assert_consistent(self) -> None:
         """Raise AssertionError if a tenant is counted wrongly."""
-        for tenant, account in self._accounts.items():
-            assert account.tenant == tenant
-            assert (account.waiting == 0) == (tenant in self._idle), account
-            assert account.waiting >= 0 and account.waiting_tokens >= 0, account
+        for tenant, counters in self._accounts.items():
+            assert counters.tenant == tenant
+            assert (counters.waiting == 0) == (tenant in self._idle), counters
+            assert counters.waiting >= 0 and counters.waiting_tokens >= 0, counters
         assert set(self._idle) <= set(self._accounts)
         waiting = [one for one in self._accounts.values() if one.waiting]
         assert abs(self.waiting_weight - sum(one.weight for one in waiting)) < 1e-6 * (1 + len(waiting))

@@ -72,8 +72,8 @@ class ReleaseQueue(Generic[Item]):
     def waiting_tokens(self, tenant: str, priority_class: int) -> int:
         """Return the prompt tokens of a tenant's requests that wait in `band`, resumed ones not counted."""
         found = self._priority_classes.get(priority_class)
-        account = found.fairness.find(tenant) if found is not None else None
-        return account.waiting_tokens if account is not None else 0
+        counters = found.fairness.find(tenant) if found is not None else None
+        return counters.waiting_tokens if counters is not None else 0
 
     def is_full(self, *, is_resumed: bool = False, tokens: int = 0) -> bool:
         """True if another item of that kind would be one too many. Items that come back are taken nevertheless.
@@ -124,7 +124,7 @@ class ReleaseQueue(Generic[Item]):
         self.refund(item)
         self._counts[submitted.is_resumed] += 1
         self._tokens[submitted.is_resumed] += submitted.token_count
-        ticket.account = priority_class.fairness.account(submitted.tenant)
+        ticket.counters = priority_class.fairness.counters(submitted.tenant)
         priority_class.add(item, at_head=at_head)
 
     def remove(self, item: Item) -> bool:
@@ -146,13 +146,13 @@ class ReleaseQueue(Generic[Item]):
         Of a resumed one, which was charged before, only the output it still makes is charged.
         """
         submitted, ticket = item.submitted, item.ticket
-        priority_class, account = self._priority_classes[submitted.priority_class], ticket.account
-        assert account is not None and ticket.number, item
+        priority_class, counters = self._priority_classes[submitted.priority_class], ticket.counters
+        assert counters is not None and ticket.number, item
         ticket.charged_prefill = 0.0 if submitted.is_resumed else uncached_tokens
-        ticket.charged_output = min(float(submitted.output_tokens_max), account.output_mean)
+        ticket.charged_output = min(float(submitted.output_tokens_max), counters.output_mean)
         is_turn = not submitted.is_resumed
         priority_class.fairness.release(
-            account, ticket.charged_prefill, ticket.charged_output, is_turn=is_turn
+            counters, ticket.charged_prefill, ticket.charged_output, is_turn=is_turn
         )
         self.released_totals[submitted.priority_class] += 1
         priority_class.passed = 0
@@ -160,24 +160,24 @@ class ReleaseQueue(Generic[Item]):
             if other is not priority_class and other.firm_count and other is not self._order[0]:
                 other.passed += 1
         self.remove(item)
-        priority_class.reorder(account)
+        priority_class.reorder(counters)
 
     def settle_prefill(self, item: Item, uncached_tokens: float) -> None:
         """Its prompt was computed; `uncached_tokens` of it were not found in cache."""
         ticket = item.ticket
-        if ticket.account is not None and not item.submitted.is_resumed:
+        if ticket.counters is not None and not item.submitted.is_resumed:
             self._correct(item, uncached_tokens - ticket.charged_prefill, 0.0)
         ticket.charged_prefill = 0.0
 
     def settle_output(self, item: Item, output_tokens: int) -> None:
         """It is over; `output_tokens` were made."""
         ticket = item.ticket
-        account = ticket.account
-        if account is None:
+        counters = ticket.counters
+        if counters is None:
             return
         self._correct(item, 0.0, output_tokens - ticket.charged_output)
         ticket.charged_output = 0.0
-        account.ended(output_tokens)
+        counters.ended(output_tokens)
 
     def refund(self, item: Item) -> None:
         """Give back what is charged for `item`: nothing of it was computed."""
@@ -249,11 +249,11 @@ class ReleaseQueue(Generic[Item]):
         return priority_class
 
     def _correct(self, item: Item, prefill_tokens: float, output_tokens: float) -> None:
-        account = item.ticket.account
-        assert account is not None
+        counters = item.ticket.counters
+        assert counters is not None
         priority_class = self._priority_classes[item.submitted.priority_class]
-        priority_class.fairness.correct(account, prefill_tokens, output_tokens)
-        priority_class.reorder(account)
+        priority_class.fairness.correct(counters, prefill_tokens, output_tokens)
+        priority_class.reorder(counters)
 
     def _lines_below(self, item: Item) -> Iterator[tuple[Line[Item], float]]:
         """Yield the lines with less important items, the least important first, and after which virtual time they begin."""
@@ -273,11 +273,11 @@ class ReleaseQueue(Generic[Item]):
         """Return when `item` would be served, in the virtual time of `band`, were it added now."""
         submitted = item.submitted
         fairness = priority_class.fairness
-        account = fairness.find(submitted.tenant)
-        if account is None:
+        counters = fairness.find(submitted.tenant)
+        if counters is None:
             return fairness.level + submitted.token_count / (submitted.weight or 1.0)
-        served = account.last_tag if account.waiting else max(account.served, fairness.level)
-        return served + submitted.token_count / account.weight
+        served = counters.last_tag if counters.waiting else max(counters.served, fairness.level)
+        return served + submitted.token_count / counters.weight
 
     def assert_consistent(self) -> None:
         """Raise AssertionError if a count is wrong or an empty lane is kept."""

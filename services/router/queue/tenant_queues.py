@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Final, Generic, TypeVar
 
-from services.router.queue.fairness import Account, Fairness
+from services.router.queue.fairness import Fairness, TenantCounters
 from services.router.queue.priority_queue import PriorityQueue
 from services.router.queue.waiting import Waiting
 
@@ -29,9 +29,9 @@ class Flow(PriorityQueue[Item]):
 
     __slots__ = ("account", "last_stamp", "stamp")
 
-    def __init__(self, account: Account) -> None:
+    def __init__(self, counters: TenantCounters) -> None:
         super().__init__()
-        self.account = account
+        self.counters = counters
         self.stamp = 0
         """Of its valid entry among the first."""
         self.last_stamp = 0
@@ -51,12 +51,12 @@ class Line(Generic[Item]):
         self._last: list[tuple[float, int, Flow[Item]]] | None = None
         self._stamps = 0
 
-    def add(self, item: Item, account: Account, *, at_head: bool) -> None:
+    def add(self, item: Item, counters: TenantCounters, *, at_head: bool) -> None:
         """Put `item` to its tenant's."""
         tenant = item.submitted.tenant
         flow = self.flows.get(tenant)
         if flow is None:
-            flow = self.flows[tenant] = Flow(account)
+            flow = self.flows[tenant] = Flow(counters)
             flow.add(item, at_head=at_head)
             if len(self.flows) == 2:
                 for one in self.flows.values():
@@ -98,7 +98,7 @@ class Line(Generic[Item]):
             if entry[1] != flow.stamp:
                 continue
             kept.append(entry)
-            if may_go(flow.account.tenant, priority_class):
+            if may_go(flow.counters.tenant, priority_class):
                 chosen.append(flow)
         for entry in kept:
             heapq.heappush(self._first, entry)
@@ -128,7 +128,7 @@ class Line(Generic[Item]):
             requests -= 1
             tokens -= victim.submitted.token_count
             heapq.heappush(
-                open_flows, (tag + victim.submitted.token_count / flow.account.weight, stamp, flow, items)
+                open_flows, (tag + victim.submitted.token_count / flow.counters.weight, stamp, flow, items)
             )
         for one in kept:
             heapq.heappush(self._last, one)
@@ -146,7 +146,7 @@ class Line(Generic[Item]):
             tag, stamp, flow = heapq.heappop(heap)
             if stamp != flow.last_stamp:
                 continue
-            actual = -flow.account.last_tag
+            actual = -flow.counters.last_tag
             if actual > tag:  # it was pushed when its last request was further off
                 heapq.heappush(heap, (actual, stamp, flow))
                 continue
@@ -158,7 +158,7 @@ class Line(Generic[Item]):
         if len(self.flows) > 1 and not (is_first_kept and flow.stamp):
             self._stamps += 1
             flow.stamp = self._stamps
-            heapq.heappush(self._first, (flow.account.served, flow.stamp, flow))
+            heapq.heappush(self._first, (flow.counters.served, flow.stamp, flow))
             if len(self._first) > COMPACT_MIN + 4 * len(self.flows):
                 self._first = [entry for entry in self._first if entry[1] == entry[2].stamp]
                 heapq.heapify(self._first)
@@ -169,7 +169,7 @@ class Line(Generic[Item]):
         assert self._last is not None
         self._stamps += 1
         flow.last_stamp = self._stamps
-        heapq.heappush(self._last, (-flow.account.last_tag, flow.last_stamp, flow))
+        heapq.heappush(self._last, (-flow.counters.last_tag, flow.last_stamp, flow))
         if len(self._last) > COMPACT_MIN + 4 * len(self.flows):
             self._last = [entry for entry in self._last if entry[1] == entry[2].last_stamp]
             heapq.heapify(self._last)
@@ -177,11 +177,13 @@ class Line(Generic[Item]):
     def assert_consistent(self) -> None:
         """Raise AssertionError if a tenant that waits is in no heap, or in the wrong place."""
         for tenant, flow in self.flows.items():
-            assert flow.count and flow.account.tenant == tenant
+            assert flow.count and flow.counters.tenant == tenant
             flow.assert_consistent()
         if len(self.flows) > 1:
-            valid = {entry[2].account.tenant: entry[0] for entry in self._first if entry[1] == entry[2].stamp}
-            assert valid == {tenant: flow.account.served for tenant, flow in self.flows.items()}
+            valid = {
+                entry[2].counters.tenant: entry[0] for entry in self._first if entry[1] == entry[2].stamp
+            }
+            assert valid == {tenant: flow.counters.served for tenant, flow in self.flows.items()}
 
 
 class PriorityClassQueue(Generic[Item]):
@@ -204,20 +206,20 @@ class PriorityClassQueue(Generic[Item]):
     def add(self, item: Item, *, at_head: bool) -> None:
         """Put `item`, which has its ticket and its account."""
         submitted, ticket = item.submitted, item.ticket
-        assert ticket.account is not None
+        assert ticket.counters is not None
         self.count += 1
         self.work += ticket.work
         self.firm_count += submitted.is_resumed or not submitted.is_sheddable
         if submitted.is_resumed:
             self.resumed.add(item, at_head=at_head)
         else:
-            self.fairness.arrive(ticket.account, submitted.weight, submitted.token_count)
-            self.lines[submitted.is_sheddable].add(item, ticket.account, at_head=at_head)
+            self.fairness.arrive(ticket.counters, submitted.weight, submitted.token_count)
+            self.lines[submitted.is_sheddable].add(item, ticket.counters, at_head=at_head)
 
     def remove(self, item: Item) -> None:
         """Take `item` out."""
         submitted, ticket = item.submitted, item.ticket
-        assert ticket.account is not None
+        assert ticket.counters is not None
         self.count -= 1
         self.work -= ticket.work
         self.firm_count -= submitted.is_resumed or not submitted.is_sheddable
@@ -227,14 +229,14 @@ class PriorityClassQueue(Generic[Item]):
             self.resumed.remove(item)
         else:
             self.lines[submitted.is_sheddable].remove(item)
-            self.fairness.leave(ticket.account, submitted.token_count)
+            self.fairness.leave(ticket.counters, submitted.token_count)
         ticket.number = 0
 
-    def reorder(self, account: Account) -> None:
-        """The counters of `account` changed."""
+    def reorder(self, counters: TenantCounters) -> None:
+        """The counters of `counters` changed."""
         for line in self.lines.values():
             if line.flows:
-                line.reorder(account.tenant)
+                line.reorder(counters.tenant)
 
     def heads(self, count: int, may_go: MayGo, *, only_firm: bool = False) -> list[Item]:
         """Return what may be released next, in order, at most `count`.
@@ -250,14 +252,14 @@ class PriorityClassQueue(Generic[Item]):
             flows += self.lines[True].first(count, may_go, self.priority_class)
         if len(flows) == 1:
             return chosen + list(islice(flows[0], count - len(chosen)))
-        turns = [(flow.account.served, index, iter(flow)) for index, flow in enumerate(flows)]
+        turns = [(flow.counters.served, index, iter(flow)) for index, flow in enumerate(flows)]
         heapq.heapify(turns)
         while turns and len(chosen) < count:
             served, index, items = heapq.heappop(turns)
             item = next(items, None)
             if item is not None:
                 chosen.append(item)
-                served += item.submitted.token_count / flows[index].account.weight
+                served += item.submitted.token_count / flows[index].counters.weight
                 heapq.heappush(turns, (served, index, items))
         return chosen
 
@@ -284,13 +286,13 @@ class PriorityClassQueue(Generic[Item]):
         if sum(len(line.flows) for line in lines) > TENANTS_COUNTED:
             mine = [line.flows[tenant] for line in lines if tenant is not None and tenant in line.flows]
             waiting = self.work - self.resumed.work - sum(flow.work for flow in mine)
-            weight = self.fairness.waiting_weight - (mine[0].account.weight if mine else 0.0)
+            weight = self.fairness.waiting_weight - (mine[0].counters.weight if mine else 0.0)
             return min(waiting, turn * max(0.0, weight))
         waits: dict[str, float] = {}
         for line in lines:
             for name, flow in line.flows.items():
                 if name != tenant:
-                    waits[name] = min(turn * flow.account.weight, waits.get(name, 0.0) + flow.work)
+                    waits[name] = min(turn * flow.counters.weight, waits.get(name, 0.0) + flow.work)
         return sum(waits.values())
 
     def __iter__(self) -> Iterator[Item]:

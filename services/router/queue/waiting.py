@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from services.router.queue.fairness import Account
+from services.router.queue.fairness import TenantCounters
 
 PRIORITY_CLASS_DEFAULT: Final = 4
 PRIORITY_CLASS_MAX: Final = 7
@@ -42,7 +42,7 @@ class Ticket:
     """Of one tenant and priority the smallest goes first, of equals the first that came (kvmesh.queue_order)."""
     number: int = 0
     """0 while the request is not in the queue."""
-    account: Account | None = None
+    counters: TenantCounters | None = None
     charged_prefill: float = 0.0
     """Tokens charged for the request and not corrected yet."""
     charged_output: float = 0.0

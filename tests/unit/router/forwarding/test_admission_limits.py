@@ -163,15 +163,15 @@ def test_what_no_engine_had_is_given_back_and_what_one_had_is_not() -> None:
     desk = Desk()
     desk.reserved(request_id=name(1), tenant="a")
     (item,) = desk.relay.holdings.items
-    account = item.ticket.account
-    assert account is not None and account.prefill == 20 and account.decode == 20
+    counters = item.ticket.counters
+    assert counters is not None and counters.prefill == 20 and counters.decode == 20
     desk.ask(cancels=[pb.Cancel(slot=item.slot, reason=pb.Cancel.REASON_CLIENT)])
-    assert account.prefill == account.decode == 0
+    assert counters.prefill == counters.decode == 0
     desk.reserved(request_id=name(2), tenant="a")
     desk.down("prefill-0", starts=[pb.Start(slot=max(desk.links["prefill-0"][0].slots))])
     (item,) = desk.relay.holdings.items
     desk.ask(cancels=[pb.Cancel(slot=item.slot, reason=pb.Cancel.REASON_CLIENT)])
-    assert item.ticket.account is account and account.prefill == 20 and account.decode == 0
+    assert item.ticket.counters is counters and counters.prefill == 20 and counters.decode == 0
 
 
 def test_copied_requests_wait_in_the_lowest_band_and_leave_first() -> None:

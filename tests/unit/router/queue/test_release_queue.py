@@ -118,7 +118,7 @@ def test_the_least_served_tenant_is_first_whatever_happens() -> None:
                 waiting.append(item)
             elif kind < 0.75 and waiting:
                 lowest = min(
-                    item.ticket.account.served for item in waiting if item.ticket.account is not None
+                    item.ticket.counters.served for item in waiting if item.ticket.counters is not None
                 )
                 item = release_next(queue)
                 assert item.is_resumed or item.ticket.charged_prefill == item.token_count
@@ -127,12 +127,12 @@ def test_the_least_served_tenant_is_first_whatever_happens() -> None:
                 fresh = [one for one in waiting if one.is_resumed]
                 assert item.is_resumed or not fresh, f"{seed=}"
                 if not item.is_resumed:
-                    assert item.ticket.account is not None
+                    assert item.ticket.counters is not None
                     charge = (
                         max(item.ticket.charged_prefill, 2 * item.ticket.charged_output)
-                        / item.ticket.account.weight
+                        / item.ticket.counters.weight
                     )
-                    assert item.ticket.account.served <= lowest + charge + 1e-6, f"{seed=}"
+                    assert item.ticket.counters.served <= lowest + charge + 1e-6, f"{seed=}"
             elif kind < 0.85 and running:
                 item = running.pop(rng.randrange(len(running)))
                 queue.settle_prefill(item, rng.randrange(item.token_count + 1))
