@@ -59,23 +59,23 @@ class TenantCounters:
         """A request of it made `output_tokens`."""
         self.output_mean += OUTPUT_SMOOTHING * (output_tokens - self.output_mean)
 
-    def lift(self, level: float) -> None:
-        """Raise both counters to `level`."""
-        if self.prefill < level:
-            self.prefill = level
-        if self.decode < level:
-            self.decode = level
+    def lift(self, virtual_time: float) -> None:
+        """Raise both counters to `virtual_time`."""
+        if self.prefill < virtual_time:
+            self.prefill = virtual_time
+        if self.decode < virtual_time:
+            self.decode = virtual_time
 
 
 class Fairness:
     """The accounts of one band.
 
-    `level` is the band's virtual time: the counter of the tenant released last, before it was charged. Who comes back from
+    `virtual_time` is the band's virtual time: the counter of the tenant released last, before it was charged. Who comes back from
     idleness starts there: ahead of those who were just served, with no right to what it did not use.
     """
 
     def __init__(self) -> None:
-        self.level = 0.0
+        self.virtual_time = 0.0
         self.waiting_weight = 0.0
         """Sum of the weights of the tenants with requests that wait."""
         self._accounts: dict[str, TenantCounters] = {}
@@ -93,7 +93,9 @@ class Fairness:
         """Return the account of `tenant`; a new one if it is not remembered."""
         counters = self._accounts.get(tenant)
         if counters is None:
-            counters = self._accounts[tenant] = TenantCounters(tenant, 1.0, self.level, self.level)
+            counters = self._accounts[tenant] = TenantCounters(
+                tenant, 1.0, self.virtual_time, self.virtual_time
+            )
             self._idle[tenant] = counters
             self._forget()
         return counters
@@ -103,7 +105,7 @@ class Fairness:
         weight = min(WEIGHT_MAX, max(WEIGHT_MIN, weight or 1.0))
         if not counters.waiting:
             self._idle.pop(counters.tenant, None)
-            counters.lift(self.level)
+            counters.lift(self.virtual_time)
             counters.weight = weight
             self.waiting_weight += weight
         elif counters.weight != weight:
@@ -132,8 +134,8 @@ class Fairness:
         Then it tells nothing of the band's virtual time: who comes back from idleness would start behind all that wait.
         """
         if is_turn:
-            self.level = counters.served
-        counters.lift(self.level)
+            self.virtual_time = counters.served
+        counters.lift(self.virtual_time)
         counters.prefill += PREFILL_WEIGHT * prefill_tokens / counters.weight
         counters.decode += DECODE_WEIGHT * output_tokens / counters.weight
 

@@ -275,8 +275,8 @@ class ReleaseQueue(Generic[Item]):
         fairness = priority_class.fairness
         counters = fairness.find(submitted.tenant)
         if counters is None:
-            return fairness.level + submitted.token_count / (submitted.weight or 1.0)
-        served = counters.last_tag if counters.waiting else max(counters.served, fairness.level)
+            return fairness.virtual_time + submitted.token_count / (submitted.weight or 1.0)
+        served = counters.last_tag if counters.waiting else max(counters.served, fairness.virtual_time)
         return served + submitted.token_count / counters.weight
 
     def assert_consistent(self) -> None:
