@@ -51,7 +51,7 @@ class TenantCounters:
         return max(self.prefill, self.decode)
 
     @property
-    def last_tag(self) -> float:
+    def finish_tag(self) -> float:
         """The counter after everything that waits was released, as far as prompts tell."""
         return self.served + self.waiting_tokens / self.weight
 

@@ -266,17 +266,17 @@ class ReleaseQueue(Generic[Item]):
                 ):
                     yield priority_class.lines[is_sheddable], -math.inf
                 elif priority_class.priority_class == submitted.priority_class:
-                    yield priority_class.lines[is_sheddable], self._last_tag(item, priority_class)
+                    yield priority_class.lines[is_sheddable], self._finish_tag(item, priority_class)
 
     @staticmethod
-    def _last_tag(item: Item, priority_class: PriorityClassQueue[Item]) -> float:
+    def _finish_tag(item: Item, priority_class: PriorityClassQueue[Item]) -> float:
         """Return when `item` would be served, in the virtual time of `band`, were it added now."""
         submitted = item.submitted
         fairness = priority_class.fairness
         counters = fairness.find(submitted.tenant)
         if counters is None:
             return fairness.virtual_time + submitted.token_count / (submitted.weight or 1.0)
-        served = counters.last_tag if counters.waiting else max(counters.served, fairness.virtual_time)
+        served = counters.finish_tag if counters.waiting else max(counters.served, fairness.virtual_time)
         return served + submitted.token_count / counters.weight
 
     def assert_consistent(self) -> None:

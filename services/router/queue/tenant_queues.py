@@ -146,7 +146,7 @@ class Line(Generic[Item]):
             tag, stamp, flow = heapq.heappop(heap)
             if stamp != flow.last_stamp:
                 continue
-            actual = -flow.counters.last_tag
+            actual = -flow.counters.finish_tag
             if actual > tag:  # it was pushed when its last request was further off
                 heapq.heappush(heap, (actual, stamp, flow))
                 continue
@@ -169,7 +169,7 @@ class Line(Generic[Item]):
         assert self._last is not None
         self._stamps += 1
         flow.last_stamp = self._stamps
-        heapq.heappush(self._last, (-flow.counters.last_tag, flow.last_stamp, flow))
+        heapq.heappush(self._last, (-flow.counters.finish_tag, flow.last_stamp, flow))
         if len(self._last) > COMPACT_MIN + 4 * len(self.flows):
             self._last = [entry for entry in self._last if entry[1] == entry[2].last_stamp]
             heapq.heapify(self._last)
