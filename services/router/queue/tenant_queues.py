@@ -24,7 +24,7 @@ TENANTS_COUNTED: Final = 16
 """So many tenants are counted one by one to foresee a wait: some microseconds."""
 
 
-class Flow(PriorityQueue[Item]):
+class TenantQueue(PriorityQueue[Item]):
     """What waits of one tenant."""
 
     __slots__ = ("account", "last_stamp", "stamp")
@@ -46,60 +46,60 @@ class Line(Generic[Item]):
     """
 
     def __init__(self) -> None:
-        self.flows: dict[str, Flow[Item]] = {}
-        self._first: list[tuple[float, int, Flow[Item]]] = []
-        self._last: list[tuple[float, int, Flow[Item]]] | None = None
+        self.queues: dict[str, TenantQueue[Item]] = {}
+        self._first: list[tuple[float, int, TenantQueue[Item]]] = []
+        self._last: list[tuple[float, int, TenantQueue[Item]]] | None = None
         self._stamps = 0
 
     def add(self, item: Item, counters: TenantCounters, *, at_head: bool) -> None:
         """Put `item` to its tenant's."""
         tenant = item.submitted.tenant
-        flow = self.flows.get(tenant)
-        if flow is None:
-            flow = self.flows[tenant] = Flow(counters)
-            flow.add(item, at_head=at_head)
-            if len(self.flows) == 2:
-                for one in self.flows.values():
+        queue = self.queues.get(tenant)
+        if queue is None:
+            queue = self.queues[tenant] = TenantQueue(counters)
+            queue.add(item, at_head=at_head)
+            if len(self.queues) == 2:
+                for one in self.queues.values():
                     self._push(one)
                 return
         else:
-            flow.add(item, at_head=at_head)
-        self._push(flow, is_first_kept=flow.count > 1)
+            queue.add(item, at_head=at_head)
+        self._push(queue, is_first_kept=queue.count > 1)
 
     def remove(self, item: Item) -> None:
         """Take `item` out of its tenant's."""
         tenant = item.submitted.tenant
-        flow = self.flows[tenant]
-        flow.remove(item)
-        if flow.count:
+        queue = self.queues[tenant]
+        queue.remove(item)
+        if queue.count:
             return
-        del self.flows[tenant]
-        flow.stamp = flow.last_stamp = 0
-        if len(self.flows) < 2:
+        del self.queues[tenant]
+        queue.stamp = queue.last_stamp = 0
+        if len(self.queues) < 2:
             self._first.clear()
-        if not self.flows:
+        if not self.queues:
             self._last = None
 
     def reorder(self, tenant: str) -> None:
         """The counters of `tenant` changed."""
-        flow = self.flows.get(tenant)
-        if flow is not None:
-            self._push(flow)
+        queue = self.queues.get(tenant)
+        if queue is not None:
+            self._push(queue)
 
-    def first(self, count: int, may_go: MayGo, priority_class: int) -> list[Flow[Item]]:
+    def first(self, count: int, may_go: MayGo, priority_class: int) -> list[TenantQueue[Item]]:
         """Return the `count` least served tenants that may go, in order."""
-        if len(self.flows) < 2:
-            return [flow for tenant, flow in self.flows.items() if may_go(tenant, priority_class)]
-        chosen: list[Flow[Item]] = []
+        if len(self.queues) < 2:
+            return [queue for tenant, queue in self.queues.items() if may_go(tenant, priority_class)]
+        chosen: list[TenantQueue[Item]] = []
         kept = []
         while self._first and len(chosen) < count:
             entry = heapq.heappop(self._first)
-            flow = entry[2]
-            if entry[1] != flow.stamp:
+            queue = entry[2]
+            if entry[1] != queue.stamp:
                 continue
             kept.append(entry)
-            if may_go(flow.counters.tenant, priority_class):
-                chosen.append(flow)
+            if may_go(queue.counters.tenant, priority_class):
+                chosen.append(queue)
         for entry in kept:
             heapq.heappush(self._first, entry)
         return chosen
@@ -111,16 +111,16 @@ class Line(Generic[Item]):
         """
         if self._last is None:
             self._last = []
-            for flow in self.flows.values():
-                self._push_last(flow)
+            for queue in self.queues.values():
+                self._push_last(queue)
         chosen: list[Item] = []
-        kept: list[tuple[float, int, Flow[Item]]] = []
-        open_flows: list[tuple[float, int, Flow[Item], Iterator[Item]]] = []
+        kept: list[tuple[float, int, TenantQueue[Item]]] = []
+        open_queues: list[tuple[float, int, TenantQueue[Item], Iterator[Item]]] = []
         while len(chosen) < limit and (requests > 0 or tokens > 0):
-            self._open_last(open_flows, kept)
-            if not open_flows or -open_flows[0][0] <= above:
+            self._open_last(open_queues, kept)
+            if not open_queues or -open_queues[0][0] <= above:
                 break
-            tag, stamp, flow, items = heapq.heappop(open_flows)
+            tag, stamp, queue, items = heapq.heappop(open_queues)
             victim = next(items, None)
             if victim is None:
                 continue
@@ -128,7 +128,7 @@ class Line(Generic[Item]):
             requests -= 1
             tokens -= victim.submitted.token_count
             heapq.heappush(
-                open_flows, (tag + victim.submitted.token_count / flow.counters.weight, stamp, flow, items)
+                open_queues, (tag + victim.submitted.token_count / queue.counters.weight, stamp, queue, items)
             )
         for one in kept:
             heapq.heappush(self._last, one)
@@ -136,54 +136,54 @@ class Line(Generic[Item]):
 
     def _open_last(
         self,
-        open_flows: list[tuple[float, int, Flow[Item], Iterator[Item]]],
-        kept: list[tuple[float, int, Flow[Item]]],
+        open_queues: list[tuple[float, int, TenantQueue[Item], Iterator[Item]]],
+        kept: list[tuple[float, int, TenantQueue[Item]]],
     ) -> None:
-        """Move to `open_flows` every tenant whose last request comes after those of the open ones."""
+        """Move to `open_queues` every tenant whose last request comes after those of the open ones."""
         heap = self._last
         assert heap is not None
-        while heap and (not open_flows or heap[0][0] <= open_flows[0][0]):
-            tag, stamp, flow = heapq.heappop(heap)
-            if stamp != flow.last_stamp:
+        while heap and (not open_queues or heap[0][0] <= open_queues[0][0]):
+            tag, stamp, queue = heapq.heappop(heap)
+            if stamp != queue.last_stamp:
                 continue
-            actual = -flow.counters.finish_tag
+            actual = -queue.counters.finish_tag
             if actual > tag:  # it was pushed when its last request was further off
-                heapq.heappush(heap, (actual, stamp, flow))
+                heapq.heappush(heap, (actual, stamp, queue))
                 continue
-            kept.append((tag, stamp, flow))
-            heapq.heappush(open_flows, (tag, stamp, flow, iter(reversed(flow))))
+            kept.append((tag, stamp, queue))
+            heapq.heappush(open_queues, (tag, stamp, queue, iter(reversed(queue))))
 
-    def _push(self, flow: Flow[Item], *, is_first_kept: bool = False) -> None:
-        """Enter `flow` where it belongs now; among the first it may keep its place if its counters did not change."""
-        if len(self.flows) > 1 and not (is_first_kept and flow.stamp):
+    def _push(self, queue: TenantQueue[Item], *, is_first_kept: bool = False) -> None:
+        """Enter `queue` where it belongs now; among the first it may keep its place if its counters did not change."""
+        if len(self.queues) > 1 and not (is_first_kept and queue.stamp):
             self._stamps += 1
-            flow.stamp = self._stamps
-            heapq.heappush(self._first, (flow.counters.served, flow.stamp, flow))
-            if len(self._first) > COMPACT_MIN + 4 * len(self.flows):
+            queue.stamp = self._stamps
+            heapq.heappush(self._first, (queue.counters.served, queue.stamp, queue))
+            if len(self._first) > COMPACT_MIN + 4 * len(self.queues):
                 self._first = [entry for entry in self._first if entry[1] == entry[2].stamp]
                 heapq.heapify(self._first)
         if self._last is not None:
-            self._push_last(flow)
+            self._push_last(queue)
 
-    def _push_last(self, flow: Flow[Item]) -> None:
+    def _push_last(self, queue: TenantQueue[Item]) -> None:
         assert self._last is not None
         self._stamps += 1
-        flow.last_stamp = self._stamps
-        heapq.heappush(self._last, (-flow.counters.finish_tag, flow.last_stamp, flow))
-        if len(self._last) > COMPACT_MIN + 4 * len(self.flows):
+        queue.last_stamp = self._stamps
+        heapq.heappush(self._last, (-queue.counters.finish_tag, queue.last_stamp, queue))
+        if len(self._last) > COMPACT_MIN + 4 * len(self.queues):
             self._last = [entry for entry in self._last if entry[1] == entry[2].last_stamp]
             heapq.heapify(self._last)
 
     def assert_consistent(self) -> None:
         """Raise AssertionError if a tenant that waits is in no heap, or in the wrong place."""
-        for tenant, flow in self.flows.items():
-            assert flow.count and flow.counters.tenant == tenant
-            flow.assert_consistent()
-        if len(self.flows) > 1:
+        for tenant, queue in self.queues.items():
+            assert queue.count and queue.counters.tenant == tenant
+            queue.assert_consistent()
+        if len(self.queues) > 1:
             valid = {
                 entry[2].counters.tenant: entry[0] for entry in self._first if entry[1] == entry[2].stamp
             }
-            assert valid == {tenant: flow.counters.served for tenant, flow in self.flows.items()}
+            assert valid == {tenant: queue.counters.served for tenant, queue in self.queues.items()}
 
 
 class PriorityClassQueue(Generic[Item]):
@@ -235,7 +235,7 @@ class PriorityClassQueue(Generic[Item]):
     def reorder(self, counters: TenantCounters) -> None:
         """The counters of `counters` changed."""
         for line in self.lines.values():
-            if line.flows:
+            if line.queues:
                 line.reorder(counters.tenant)
 
     def heads(self, count: int, may_go: MayGo, *, only_firm: bool = False) -> list[Item]:
@@ -247,20 +247,20 @@ class PriorityClassQueue(Generic[Item]):
         chosen = list(islice(self.resumed, count))
         if len(chosen) == count:
             return chosen
-        flows = self.lines[False].first(count, may_go, self.priority_class)
-        if not only_firm and self.lines[True].flows:
-            flows += self.lines[True].first(count, may_go, self.priority_class)
-        if len(flows) == 1:
-            return chosen + list(islice(flows[0], count - len(chosen)))
-        turns = [(flow.counters.served, index, iter(flow)) for index, flow in enumerate(flows)]
-        heapq.heapify(turns)
-        while turns and len(chosen) < count:
-            served, index, items = heapq.heappop(turns)
+        queues = self.lines[False].first(count, may_go, self.priority_class)
+        if not only_firm and self.lines[True].queues:
+            queues += self.lines[True].first(count, may_go, self.priority_class)
+        if len(queues) == 1:
+            return chosen + list(islice(queues[0], count - len(chosen)))
+        by_service = [(queue.counters.served, index, iter(queue)) for index, queue in enumerate(queues)]
+        heapq.heapify(by_service)
+        while by_service and len(chosen) < count:
+            served, index, items = heapq.heappop(by_service)
             item = next(items, None)
             if item is not None:
                 chosen.append(item)
-                served += item.submitted.token_count / flows[index].counters.weight
-                heapq.heappush(turns, (served, index, items))
+                served += item.submitted.token_count / queues[index].counters.weight
+                heapq.heappush(by_service, (served, index, items))
         return chosen
 
     def own_before(self, item: Item) -> int:
@@ -268,13 +268,13 @@ class PriorityClassQueue(Generic[Item]):
         submitted = item.submitted
         before = 0
         for is_sheddable, line in self.lines.items():
-            flow = line.flows.get(submitted.tenant)
-            if flow is None:
+            queue = line.queues.get(submitted.tenant)
+            if queue is None:
                 continue
             if is_sheddable == submitted.is_sheddable:
-                before += flow.work_before(item)
+                before += queue.work_before(item)
             elif submitted.is_sheddable:  # of one tenant those that may not be shed go first
-                before += flow.work
+                before += queue.work
         return before
 
     def others(self, tenant: str | None, turn: float) -> float:
@@ -283,26 +283,26 @@ class PriorityClassQueue(Generic[Item]):
         Of more than TENANTS_COUNTED all together at most as much: more than it is, if some have little.
         """
         lines = self.lines.values()
-        if sum(len(line.flows) for line in lines) > TENANTS_COUNTED:
-            mine = [line.flows[tenant] for line in lines if tenant is not None and tenant in line.flows]
-            waiting = self.work - self.resumed.work - sum(flow.work for flow in mine)
+        if sum(len(line.queues) for line in lines) > TENANTS_COUNTED:
+            mine = [line.queues[tenant] for line in lines if tenant is not None and tenant in line.queues]
+            waiting = self.work - self.resumed.work - sum(queue.work for queue in mine)
             weight = self.fairness.waiting_weight - (mine[0].counters.weight if mine else 0.0)
             return min(waiting, turn * max(0.0, weight))
         waits: dict[str, float] = {}
         for line in lines:
-            for name, flow in line.flows.items():
+            for name, queue in line.queues.items():
                 if name != tenant:
-                    waits[name] = min(turn * flow.counters.weight, waits.get(name, 0.0) + flow.work)
+                    waits[name] = min(turn * queue.counters.weight, waits.get(name, 0.0) + queue.work)
         return sum(waits.values())
 
     def __iter__(self) -> Iterator[Item]:
-        shelves: Iterable[PriorityQueue[Item]] = (
+        queues: Iterable[PriorityQueue[Item]] = (
             self.resumed,
-            *self.lines[False].flows.values(),
-            *self.lines[True].flows.values(),
+            *self.lines[False].queues.values(),
+            *self.lines[True].queues.values(),
         )
-        for shelf in shelves:
-            yield from shelf
+        for queue in queues:
+            yield from queue
 
     def assert_consistent(self) -> None:
         """Raise AssertionError if a count is wrong."""
