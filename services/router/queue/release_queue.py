@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator
 from typing import Final, Generic, TypeVar
 
-from services.router.queue.tenant_queues import Line, MayGo, PriorityClassQueue
+from services.router.queue.tenant_queues import MayGo, PriorityClassQueue, TenantGroup
 from services.router.queue.waiting import PRIORITY_CLASS_DEFAULT, PRIORITY_CLASS_MAX, Waiting
 
 LOOK_AHEAD: Final = 8
@@ -99,8 +99,8 @@ class ReleaseQueue(Generic[Item]):
         count = self._counts[False] + 1 - self.requests_max
         tokens = self._tokens[False] + submitted.token_count - self.tokens_max if self._tokens[False] else 0
         chosen: list[Item] = []
-        for line, above in self._lines_below(item) if count > 0 or tokens > 0 else ():
-            chosen += line.last(count, tokens, above, VICTIMS_MAX - len(chosen))
+        for group, above in self._groups_below(item) if count > 0 or tokens > 0 else ():
+            chosen += group.last(count, tokens, above, VICTIMS_MAX - len(chosen))
             count = self._counts[False] + 1 - self.requests_max - len(chosen)
             tokens = self._tokens[False] + submitted.token_count - self.tokens_max
             tokens -= sum(one.submitted.token_count for one in chosen)
@@ -255,7 +255,7 @@ class ReleaseQueue(Generic[Item]):
         priority_class.fairness.correct(counters, prefill_tokens, output_tokens)
         priority_class.reorder(counters)
 
-    def _lines_below(self, item: Item) -> Iterator[tuple[Line[Item], float]]:
+    def _groups_below(self, item: Item) -> Iterator[tuple[TenantGroup[Item], float]]:
         """Yield the lines with less important items, the least important first, and after which virtual time they begin."""
         submitted = item.submitted
         for is_sheddable in (True, False) if not submitted.is_sheddable else (True,):
@@ -264,9 +264,9 @@ class ReleaseQueue(Generic[Item]):
                     is_sheddable != submitted.is_sheddable
                     or priority_class.priority_class < submitted.priority_class
                 ):
-                    yield priority_class.lines[is_sheddable], -math.inf
+                    yield priority_class.groups[is_sheddable], -math.inf
                 elif priority_class.priority_class == submitted.priority_class:
-                    yield priority_class.lines[is_sheddable], self._finish_tag(item, priority_class)
+                    yield priority_class.groups[is_sheddable], self._finish_tag(item, priority_class)
 
     @staticmethod
     def _finish_tag(item: Item, priority_class: PriorityClassQueue[Item]) -> float:

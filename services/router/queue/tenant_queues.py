@@ -38,7 +38,7 @@ class TenantQueue(PriorityQueue[Item]):
         """Of its valid entry among the last."""
 
 
-class Line(Generic[Item]):
+class TenantGroup(Generic[Item]):
     """The tenants of a band with requests that wait, of those that may be shed or of the others.
 
     Two heaps with lazy entries: whose turn is first, kept while there are several; and whose last request would be served
@@ -193,7 +193,7 @@ class PriorityClassQueue(Generic[Item]):
         self.priority_class = priority_class
         self.fairness = Fairness()
         self.resumed: PriorityQueue[Item] = PriorityQueue(by_priority=False)
-        self.lines: dict[bool, Line[Item]] = {False: Line(), True: Line()}
+        self.groups: dict[bool, TenantGroup[Item]] = {False: TenantGroup(), True: TenantGroup()}
         """By whether they may be shed."""
         self.count = 0
         self.work = 0
@@ -214,7 +214,7 @@ class PriorityClassQueue(Generic[Item]):
             self.resumed.add(item, at_head=at_head)
         else:
             self.fairness.arrive(ticket.counters, submitted.weight, submitted.token_count)
-            self.lines[submitted.is_sheddable].add(item, ticket.counters, at_head=at_head)
+            self.groups[submitted.is_sheddable].add(item, ticket.counters, at_head=at_head)
 
     def remove(self, item: Item) -> None:
         """Take `item` out."""
@@ -228,15 +228,15 @@ class PriorityClassQueue(Generic[Item]):
         if submitted.is_resumed:
             self.resumed.remove(item)
         else:
-            self.lines[submitted.is_sheddable].remove(item)
+            self.groups[submitted.is_sheddable].remove(item)
             self.fairness.leave(ticket.counters, submitted.token_count)
         ticket.number = 0
 
     def reorder(self, counters: TenantCounters) -> None:
         """The counters of `counters` changed."""
-        for line in self.lines.values():
-            if line.queues:
-                line.reorder(counters.tenant)
+        for group in self.groups.values():
+            if group.queues:
+                group.reorder(counters.tenant)
 
     def heads(self, count: int, may_go: MayGo, *, only_firm: bool = False) -> list[Item]:
         """Return what may be released next, in order, at most `count`.
@@ -247,9 +247,9 @@ class PriorityClassQueue(Generic[Item]):
         chosen = list(islice(self.resumed, count))
         if len(chosen) == count:
             return chosen
-        queues = self.lines[False].first(count, may_go, self.priority_class)
-        if not only_firm and self.lines[True].queues:
-            queues += self.lines[True].first(count, may_go, self.priority_class)
+        queues = self.groups[False].first(count, may_go, self.priority_class)
+        if not only_firm and self.groups[True].queues:
+            queues += self.groups[True].first(count, may_go, self.priority_class)
         if len(queues) == 1:
             return chosen + list(islice(queues[0], count - len(chosen)))
         by_service = [(queue.counters.served, index, iter(queue)) for index, queue in enumerate(queues)]
@@ -267,8 +267,8 @@ class PriorityClassQueue(Generic[Item]):
         """Return the work of the tenant of `item` that goes before it, were it added now; resumed ones not counted."""
         submitted = item.submitted
         before = 0
-        for is_sheddable, line in self.lines.items():
-            queue = line.queues.get(submitted.tenant)
+        for is_sheddable, group in self.groups.items():
+            queue = group.queues.get(submitted.tenant)
             if queue is None:
                 continue
             if is_sheddable == submitted.is_sheddable:
@@ -282,15 +282,15 @@ class PriorityClassQueue(Generic[Item]):
 
         Of more than TENANTS_COUNTED all together at most as much: more than it is, if some have little.
         """
-        lines = self.lines.values()
-        if sum(len(line.queues) for line in lines) > TENANTS_COUNTED:
-            mine = [line.queues[tenant] for line in lines if tenant is not None and tenant in line.queues]
+        groups = self.groups.values()
+        if sum(len(group.queues) for group in groups) > TENANTS_COUNTED:
+            mine = [group.queues[tenant] for group in groups if tenant is not None and tenant in group.queues]
             waiting = self.work - self.resumed.work - sum(queue.work for queue in mine)
             weight = self.fairness.waiting_weight - (mine[0].counters.weight if mine else 0.0)
             return min(waiting, turn * max(0.0, weight))
         waits: dict[str, float] = {}
-        for line in lines:
-            for name, queue in line.queues.items():
+        for group in groups:
+            for name, queue in group.queues.items():
                 if name != tenant:
                     waits[name] = min(turn * queue.counters.weight, waits.get(name, 0.0) + queue.work)
         return sum(waits.values())
@@ -298,8 +298,8 @@ class PriorityClassQueue(Generic[Item]):
     def __iter__(self) -> Iterator[Item]:
         queues: Iterable[PriorityQueue[Item]] = (
             self.resumed,
-            *self.lines[False].queues.values(),
-            *self.lines[True].queues.values(),
+            *self.groups[False].queues.values(),
+            *self.groups[True].queues.values(),
         )
         for queue in queues:
             yield from queue
@@ -315,5 +315,5 @@ class PriorityClassQueue(Generic[Item]):
             assert item.ticket.number and item.submitted.priority_class == self.priority_class
         self.resumed.assert_consistent()
         self.fairness.assert_consistent()
-        for line in self.lines.values():
-            line.assert_consistent()
+        for group in self.groups.values():
+            group.assert_consistent()
