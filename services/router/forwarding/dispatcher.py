@@ -23,8 +23,8 @@ from services.router.placement.policy import (
     Wait,
 )
 from services.router.queue.queue_delay import QueueDelay
-from services.router.queue.release_queue import anybody
-from services.router.queue.tenant_queues import MayGo
+from services.router.queue.release_queue import allow_all
+from services.router.queue.tenant_queues import MayRelease
 
 log = logging.getLogger(__name__)
 
@@ -214,11 +214,11 @@ class Dispatcher:
         self._holdings.end(item, now_s, "REASON_DEADLINE")
         return True
 
-    def _has_place(self, now_s: float) -> MayGo:
+    def _has_place(self, now_s: float) -> MayRelease:
         """Return the question whether a tenant may have another prompt at some replica: False saves asking the policy."""
         shares = self._work.shares
         if len(shares) < 2:
-            return anybody
+            return allow_all
         names = [one.name for one in self.view(now_s).prefill]
 
         def has_place(tenant: str, priority_class: int) -> bool:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator
 from typing import Final, Generic, TypeVar
 
-from services.router.queue.tenant_queues import MayGo, PriorityClassQueue, TenantGroup
+from services.router.queue.tenant_queues import MayRelease, PriorityClassQueue, TenantGroup
 from services.router.queue.waiting import PRIORITY_CLASS_DEFAULT, PRIORITY_CLASS_MAX, Waiting
 
 LOOK_AHEAD: Final = 8
@@ -29,7 +29,7 @@ VICTIMS_MAX: Final = 64
 Item = TypeVar("Item", bound=Waiting)
 
 
-def anybody(_tenant: str, _priority_class: int) -> bool:
+def allow_all(_tenant: str, _priority_class: int) -> bool:
     """Hold nobody."""
     return True
 
@@ -186,7 +186,7 @@ class ReleaseQueue(Generic[Item]):
             self._correct(item, -ticket.charged_prefill, -ticket.charged_output)
             ticket.charged_prefill = ticket.charged_output = 0.0
 
-    def heads(self, may_go: MayGo = anybody) -> Iterator[Item]:
+    def heads(self, may_release: MayRelease = allow_all) -> Iterator[Item]:
         """Yield what may be released next, in order: at most LOOK_AHEAD items. They may be removed meanwhile.
 
         `may_go(tenant, band)` is asked of each tenant that is met; those that may not are passed over. A lower band is
@@ -197,9 +197,9 @@ class ReleaseQueue(Generic[Item]):
             if (
                 priority_class.passed >= FLOOR_EVERY - len(self._order) and priority_class.firm_count
             ):  # others may be due before it
-                chosen += priority_class.heads(1, may_go, only_firm=True)
+                chosen += priority_class.heads(1, may_release, only_firm=True)
         for priority_class in self._order:
-            more = priority_class.heads(LOOK_AHEAD, may_go)
+            more = priority_class.heads(LOOK_AHEAD, may_release)
             chosen += more
             if more:
                 break

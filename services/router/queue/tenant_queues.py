@@ -13,7 +13,7 @@ from services.router.queue.waiting import Waiting
 
 Item = TypeVar("Item", bound=Waiting)
 
-MayGo = Callable[[str, int], bool]
+MayRelease = Callable[[str, int], bool]
 """Whether a tenant (its name, a band) may have more now."""
 
 COMPACT_MIN: Final = 64
@@ -86,10 +86,10 @@ class TenantGroup(Generic[Item]):
         if queue is not None:
             self._push(queue)
 
-    def first(self, count: int, may_go: MayGo, priority_class: int) -> list[TenantQueue[Item]]:
+    def first(self, count: int, may_release: MayRelease, priority_class: int) -> list[TenantQueue[Item]]:
         """Return the `count` least served tenants that may go, in order."""
         if len(self.queues) < 2:
-            return [queue for tenant, queue in self.queues.items() if may_go(tenant, priority_class)]
+            return [queue for tenant, queue in self.queues.items() if may_release(tenant, priority_class)]
         chosen: list[TenantQueue[Item]] = []
         kept = []
         while self._first and len(chosen) < count:
@@ -98,7 +98,7 @@ class TenantGroup(Generic[Item]):
             if entry[1] != queue.stamp:
                 continue
             kept.append(entry)
-            if may_go(queue.counters.tenant, priority_class):
+            if may_release(queue.counters.tenant, priority_class):
                 chosen.append(queue)
         for entry in kept:
             heapq.heappush(self._first, entry)
@@ -238,7 +238,7 @@ class PriorityClassQueue(Generic[Item]):
             if group.queues:
                 group.reorder(counters.tenant)
 
-    def heads(self, count: int, may_go: MayGo, *, only_firm: bool = False) -> list[Item]:
+    def heads(self, count: int, may_release: MayRelease, *, only_firm: bool = False) -> list[Item]:
         """Return what may be released next, in order, at most `count`.
 
         Resumed ones, then those of the least served tenants. A tenant's second request comes where it would be if the first
@@ -247,9 +247,9 @@ class PriorityClassQueue(Generic[Item]):
         chosen = list(islice(self.resumed, count))
         if len(chosen) == count:
             return chosen
-        queues = self.groups[False].first(count, may_go, self.priority_class)
+        queues = self.groups[False].first(count, may_release, self.priority_class)
         if not only_firm and self.groups[True].queues:
-            queues += self.groups[True].first(count, may_go, self.priority_class)
+            queues += self.groups[True].first(count, may_release, self.priority_class)
         if len(queues) == 1:
             return chosen + list(islice(queues[0], count - len(chosen)))
         by_service = [(queue.counters.served, index, iter(queue)) for index, queue in enumerate(queues)]
