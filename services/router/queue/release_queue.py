@@ -155,10 +155,10 @@ class ReleaseQueue(Generic[Item]):
             counters, ticket.charged_prefill, ticket.charged_output, is_turn=is_turn
         )
         self.released_totals[submitted.priority_class] += 1
-        priority_class.passed = 0
+        priority_class.passed_over = 0
         for other in self._order:
-            if other is not priority_class and other.firm_count and other is not self._order[0]:
-                other.passed += 1
+            if other is not priority_class and other.non_sheddable_count and other is not self._order[0]:
+                other.passed_over += 1
         self.remove(item)
         priority_class.reorder(counters)
 
@@ -195,9 +195,10 @@ class ReleaseQueue(Generic[Item]):
         chosen: list[Item] = []
         for priority_class in self._order[1:]:
             if (
-                priority_class.passed >= FLOOR_EVERY - len(self._order) and priority_class.firm_count
+                priority_class.passed_over >= FLOOR_EVERY - len(self._order)
+                and priority_class.non_sheddable_count
             ):  # others may be due before it
-                chosen += priority_class.heads(1, may_release, only_firm=True)
+                chosen += priority_class.heads(1, may_release, only_non_sheddable=True)
         for priority_class in self._order:
             more = priority_class.heads(LOOK_AHEAD, may_release)
             chosen += more

@@ -198,9 +198,9 @@ class PriorityClassQueue(Generic[Item]):
         self.count = 0
         self.work = 0
         """Of all items."""
-        self.firm_count = 0
+        self.non_sheddable_count = 0
         """Those that may not be shed."""
-        self.passed = 0
+        self.passed_over = 0
         """Releases of other bands since this one, which waits, was last released from."""
 
     def add(self, item: Item, *, at_head: bool) -> None:
@@ -209,7 +209,7 @@ class PriorityClassQueue(Generic[Item]):
         assert ticket.counters is not None
         self.count += 1
         self.work += ticket.work
-        self.firm_count += submitted.is_resumed or not submitted.is_sheddable
+        self.non_sheddable_count += submitted.is_resumed or not submitted.is_sheddable
         if submitted.is_resumed:
             self.resumed.add(item, at_head=at_head)
         else:
@@ -222,9 +222,9 @@ class PriorityClassQueue(Generic[Item]):
         assert ticket.counters is not None
         self.count -= 1
         self.work -= ticket.work
-        self.firm_count -= submitted.is_resumed or not submitted.is_sheddable
-        if not self.firm_count:
-            self.passed = 0
+        self.non_sheddable_count -= submitted.is_resumed or not submitted.is_sheddable
+        if not self.non_sheddable_count:
+            self.passed_over = 0
         if submitted.is_resumed:
             self.resumed.remove(item)
         else:
@@ -238,7 +238,7 @@ class PriorityClassQueue(Generic[Item]):
             if group.queues:
                 group.reorder(counters.tenant)
 
-    def heads(self, count: int, may_release: MayRelease, *, only_firm: bool = False) -> list[Item]:
+    def heads(self, count: int, may_release: MayRelease, *, only_non_sheddable: bool = False) -> list[Item]:
         """Return what may be released next, in order, at most `count`.
 
         Resumed ones, then those of the least served tenants. A tenant's second request comes where it would be if the first
@@ -248,7 +248,7 @@ class PriorityClassQueue(Generic[Item]):
         if len(chosen) == count:
             return chosen
         queues = self.groups[False].first(count, may_release, self.priority_class)
-        if not only_firm and self.groups[True].queues:
+        if not only_non_sheddable and self.groups[True].queues:
             queues += self.groups[True].first(count, may_release, self.priority_class)
         if len(queues) == 1:
             return chosen + list(islice(queues[0], count - len(chosen)))
@@ -308,7 +308,7 @@ class PriorityClassQueue(Generic[Item]):
         """Raise AssertionError if a count is wrong."""
         items = list(self)
         assert self.count == len(items) and self.work == sum(item.ticket.work for item in items)
-        assert self.firm_count == sum(
+        assert self.non_sheddable_count == sum(
             item.submitted.is_resumed or not item.submitted.is_sheddable for item in items
         )
         for item in items:
