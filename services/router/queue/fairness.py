@@ -127,13 +127,18 @@ class Fairness:
         self._forget()
 
     def release(
-        self, counters: TenantCounters, prefill_tokens: float, output_tokens: float, *, is_turn: bool = True
+        self,
+        counters: TenantCounters,
+        prefill_tokens: float,
+        output_tokens: float,
+        *,
+        advances_virtual_time: bool = True,
     ) -> None:
-        """A request of `counters` is released: charge it. Not `is_turn`: it went first whatever its tenant was served.
+        """A request of `counters` is released: charge it. Not `advances_virtual_time`: it went first whatever its tenant was served.
 
         Then it tells nothing of the band's virtual time: who comes back from idleness would start behind all that wait.
         """
-        if is_turn:
+        if advances_virtual_time:
             self.virtual_time = counters.served
         counters.lift(self.virtual_time)
         counters.prefill += PREFILL_WEIGHT * prefill_tokens / counters.weight

@@ -150,9 +150,12 @@ class ReleaseQueue(Generic[Item]):
         assert counters is not None and ticket.number, item
         ticket.charged_prefill = 0.0 if submitted.is_resumed else uncached_tokens
         ticket.charged_output = min(float(submitted.output_tokens_max), counters.output_mean)
-        is_turn = not submitted.is_resumed
+        advances_virtual_time = not submitted.is_resumed
         priority_class.fairness.release(
-            counters, ticket.charged_prefill, ticket.charged_output, is_turn=is_turn
+            counters,
+            ticket.charged_prefill,
+            ticket.charged_output,
+            advances_virtual_time=advances_virtual_time,
         )
         self.released_totals[submitted.priority_class] += 1
         priority_class.passed_over = 0
