@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Final, Generic, TypeVar
 
 from services.router.queue.sorted_runs import Rank, SortedRuns
-from services.router.queue.waiting import Waiting
+from services.router.queue.waiting import QueueItem
 
-Item = TypeVar("Item", bound=Waiting)
+Item = TypeVar("Item", bound=QueueItem)
 
 PRIORITY_MAX: Final = 100
 """Priorities beyond +-100 count as +-100."""

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Final, Generic, TypeVar
 
 from services.router.queue.tenant_queues import MayRelease, PriorityClassQueue, TenantGroup
-from services.router.queue.waiting import PRIORITY_CLASS_DEFAULT, PRIORITY_CLASS_MAX, Waiting
+from services.router.queue.waiting import PRIORITY_CLASS_DEFAULT, PRIORITY_CLASS_MAX, QueueItem
 
 LOOK_AHEAD: Final = 8
 """Requests that are tried at a time: one that waits for a busy replica does not hold up the others."""
@@ -26,7 +26,7 @@ VICTIMS_MAX: Final = 64
 """Requests that one newcomer may drive out."""
 
 
-Item = TypeVar("Item", bound=Waiting)
+Item = TypeVar("Item", bound=QueueItem)
 
 
 def allow_all(_tenant: str, _priority_class: int) -> bool:

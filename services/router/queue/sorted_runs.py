@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Final, Generic, TypeVar
 
-from services.router.queue.waiting import Waiting
+from services.router.queue.waiting import QueueItem
 
-Item = TypeVar("Item", bound=Waiting)
+Item = TypeVar("Item", bound=QueueItem)
 
 RUN_MAX: Final = 128
 """A longer run becomes two."""

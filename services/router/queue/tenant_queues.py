@@ -9,9 +9,9 @@ from typing import Final, Generic, TypeVar
 
 from services.router.queue.fairness import Fairness, TenantCounters
 from services.router.queue.priority_queue import PriorityQueue
-from services.router.queue.waiting import Waiting
+from services.router.queue.waiting import QueueItem
 
-Item = TypeVar("Item", bound=Waiting)
+Item = TypeVar("Item", bound=QueueItem)
 
 MayRelease = Callable[[str, int], bool]
 """Whether a tenant (its name, a band) may have more now."""

@@ -48,7 +48,7 @@ class Ticket:
     charged_output: float = 0.0
 
 
-class Waiting(Protocol):
+class QueueItem(Protocol):
     """A request that may wait in the queue."""
 
     @property
