@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from services.router.forwarding.attempt import Submission
-from services.router.queue.waiting import Ticket
+from services.router.queue.queue_item import Ticket
 
 
 @dataclass(slots=True, eq=False)

@@ -33,8 +33,8 @@ from services.router.placement.policy import (
     Stored,
     Wait,
 )
+from services.router.queue.queue_item import Ticket
 from services.router.queue.release_queue import ReleaseQueue
-from services.router.queue.waiting import Ticket
 from simulator.cost import Cost
 from simulator.queued_request import QueuedRequest
 from simulator.servers import Order, Server

@@ -18,7 +18,7 @@ from services.router.index.index_reader import IndexReader
 from services.router.placement.backlog import UTILISATION_S
 from services.router.placement.cost_policy import CostPolicy
 from services.router.placement.policy import Placement
-from services.router.queue.waiting import PRIORITY_CLASS_MAX
+from services.router.queue.queue_item import PRIORITY_CLASS_MAX
 
 DOOR_REASONS: Final = (
     pb.Refusal.REASON_QUEUE_FULL,

@@ -19,7 +19,7 @@ from services.router.forwarding.dispatcher import Dispatcher
 from services.router.forwarding.replicas import Replica
 from services.router.forwarding.rows import MS_MAX
 from services.router.forwarding.work_reports import WorkReports
-from services.router.queue.waiting import PRIORITY_CLASS_DEFAULT, PRIORITY_CLASS_MAX
+from services.router.queue.queue_item import PRIORITY_CLASS_DEFAULT, PRIORITY_CLASS_MAX
 
 MISSED_S: Final = 2.0
 """A replica reports each second: one that missed this much is not asked for a running attempt."""

@@ -12,7 +12,7 @@ from services.router.forwarding.replicas import Replica
 from services.router.placement.policy import Placement
 from services.router.placement.precedence import DEFAULT_PRECEDENCE, Precedence
 from services.router.queue.prompts import Prompt
-from services.router.queue.waiting import PRIORITY_CLASS_DEFAULT, Ticket
+from services.router.queue.queue_item import PRIORITY_CLASS_DEFAULT, Ticket
 
 
 class Stage(Enum):

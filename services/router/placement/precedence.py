@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from services.router.queue.waiting import PRIORITY_CLASS_DEFAULT
+from services.router.queue.queue_item import PRIORITY_CLASS_DEFAULT
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Iterator
 from typing import Final, Generic, TypeVar
 
+from services.router.queue.queue_item import QueueItem
 from services.router.queue.sorted_runs import Rank, SortedRuns
-from services.router.queue.waiting import QueueItem
 
 Item = TypeVar("Item", bound=QueueItem)
 

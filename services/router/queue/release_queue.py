@@ -13,8 +13,8 @@ import math
 from collections.abc import Iterator
 from typing import Final, Generic, TypeVar
 
+from services.router.queue.queue_item import PRIORITY_CLASS_DEFAULT, PRIORITY_CLASS_MAX, QueueItem
 from services.router.queue.tenant_queues import MayRelease, PriorityClassQueue, TenantGroup
-from services.router.queue.waiting import PRIORITY_CLASS_DEFAULT, PRIORITY_CLASS_MAX, QueueItem
 
 LOOK_AHEAD: Final = 8
 """Requests that are tried at a time: one that waits for a busy replica does not hold up the others."""

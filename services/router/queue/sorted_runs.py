@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Final, Generic, TypeVar
 
-from services.router.queue.waiting import QueueItem
+from services.router.queue.queue_item import QueueItem
 
 Item = TypeVar("Item", bound=QueueItem)
 

@@ -9,7 +9,7 @@ from typing import Final, Generic, TypeVar
 
 from services.router.queue.fairness import Fairness, TenantCounters
 from services.router.queue.priority_queue import PriorityQueue
-from services.router.queue.waiting import QueueItem
+from services.router.queue.queue_item import QueueItem
 
 Item = TypeVar("Item", bound=QueueItem)
 

@@ -11,8 +11,8 @@ import pytest
 
 from kvmesh.queue_order import shortest
 from services.router.queue import fairness, tenant_queues
+from services.router.queue.queue_item import PRIORITY_CLASS_DEFAULT, Ticket
 from services.router.queue.release_queue import FLOOR_EVERY, LOOK_AHEAD, ReleaseQueue
-from services.router.queue.waiting import PRIORITY_CLASS_DEFAULT, Ticket
 from tests.unit.overtaking import overtaken_s
 
 
