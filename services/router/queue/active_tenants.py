@@ -14,13 +14,13 @@ from services.router.queue.prompts import Prompt, Tenant
 RECENT_S: Final = 10.0
 """Time in which the memory of work fades to 1/e."""
 
-ABOUT_S: Final = 60.0
+ACTIVE_S: Final = 60.0
 """A tenant that did nothing for so long is not about any more: nothing is kept free for it."""
 
 PROMPT_SMOOTHING: Final = 0.1
 
 
-class _Use:
+class _RecentUse:
     """Prefill seconds of prompts, and their tokens, fading over RECENT_S."""
 
     __slots__ = ("_at_s", "seconds", "tokens")
@@ -45,7 +45,7 @@ class _Use:
 
 
 @dataclass(slots=True, eq=False)
-class _Typical:
+class _MeanPrompt:
     """What a prompt of a band's tenants takes: their means by weight."""
 
     weight: float = 0.0
@@ -62,7 +62,7 @@ class ActiveTenant:
 
     weight: float
     active_s: float
-    used: _Use = field(default_factory=_Use)
+    used: _RecentUse = field(default_factory=_RecentUse)
     prompt_s: float = 0.0
     """Smoothed seconds of its prompts. 0: it had none yet."""
     counted_weight: float = 0.0
@@ -81,8 +81,8 @@ class _PriorityClass:
 
     count: int = 0
     weight: float = 0.0
-    used: _Use = field(default_factory=_Use)
-    typical: _Typical = field(default_factory=_Typical)
+    used: _RecentUse = field(default_factory=_RecentUse)
+    mean_prompt: _MeanPrompt = field(default_factory=_MeanPrompt)
 
 
 class ActiveTenants:
@@ -125,11 +125,11 @@ class ActiveTenants:
         active.held.setdefault(prompt.replica, []).append(prompt)
         active.used.add(prompt.seconds, tokens, now_s)
         priority_class.used.add(prompt.seconds, tokens, now_s)
-        priority_class.typical.add(-active.counted_weight, active.prompt_s)
+        priority_class.mean_prompt.add(-active.counted_weight, active.prompt_s)
         share = PROMPT_SMOOTHING if active.prompt_s else 1.0
         active.prompt_s += share * (prompt.seconds - active.prompt_s)
         active.counted_weight = active.weight
-        priority_class.typical.add(active.counted_weight, active.prompt_s)
+        priority_class.mean_prompt.add(active.counted_weight, active.prompt_s)
 
     def end(self, prompt: Prompt) -> None:
         """Its tenant holds `prompt` no more."""
@@ -143,7 +143,7 @@ class ActiveTenants:
         """Forget who is not about any more."""
         while self._active:
             tenant, active = next(iter(self._active.items()))
-            if now_s - active.active_s < ABOUT_S:
+            if now_s - active.active_s < ACTIVE_S:
                 return
             if active.held:
                 active.active_s = now_s
@@ -153,9 +153,12 @@ class ActiveTenants:
             priority_class = self._priority_classes[tenant[1]]
             priority_class.count -= 1
             priority_class.weight -= active.weight
-            priority_class.typical.add(-active.counted_weight, active.prompt_s)
+            priority_class.mean_prompt.add(-active.counted_weight, active.prompt_s)
             if not priority_class.count:
-                priority_class.weight, priority_class.typical = 0.0, _Typical()  # and what rounding left
+                priority_class.weight, priority_class.mean_prompt = (
+                    0.0,
+                    _MeanPrompt(),
+                )  # and what rounding left
 
     # The others: those of a tenant's band or above.
 
@@ -181,8 +184,8 @@ class ActiveTenants:
         weight, weighted_s = -own.counted_weight, -own.counted_weight * own.prompt_s
         for number, priority_class in self._priority_classes.items():
             if number >= tenant[1]:
-                weight += priority_class.typical.weight
-                weighted_s += priority_class.typical.weighted_s
+                weight += priority_class.mean_prompt.weight
+                weighted_s += priority_class.mean_prompt.weighted_s
         return weighted_s / weight if weight > WEIGHT_MIN / 2 else math.inf
 
     def others_use(self, tenant: Tenant, own: ActiveTenant, now_s: float) -> float:
@@ -212,15 +215,17 @@ class ActiveTenants:
         assert len(held) == len(set(held)) and set(held) == set(prompts)
         for number, priority_class in self._priority_classes.items():
             mine = [one for (_, at), one in self._active.items() if at == number]
-            counted = _Typical()
+            counted = _MeanPrompt()
             for active in mine:
                 assert all(active.held.values()), "an empty replica is held"
                 counted.add(active.counted_weight, active.prompt_s)
             assert priority_class.count == len(mine), number
             weight = sum(active.weight for active in mine)
             assert abs(priority_class.weight - weight) < 1e-6 * (1 + weight), number
-            assert abs(priority_class.typical.weight - counted.weight) < 1e-6 * (1 + counted.weight), number
-            assert abs(priority_class.typical.weighted_s - counted.weighted_s) < 1e-6 * (
+            assert abs(priority_class.mean_prompt.weight - counted.weight) < 1e-6 * (1 + counted.weight), (
+                number
+            )
+            assert abs(priority_class.mean_prompt.weighted_s - counted.weighted_s) < 1e-6 * (
                 1 + counted.weighted_s
             ), number
         assert sum(priority_class.count for priority_class in self._priority_classes.values()) == len(

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from services.router.queue.active_tenants import ABOUT_S
+from services.router.queue.active_tenants import ACTIVE_S
 from services.router.queue.prompts import Prompt
 from services.router.queue.replica_reservation import AHEAD_S, PATIENCE, ReplicaReservation, replicas_for
 
@@ -64,9 +64,9 @@ def test_it_keeps_to_what_it_holds_once_it_holds_its_part() -> None:
     shares.end(held[0], 1.5)
     assert list(shares.may_hold(A, POOL, 1.5)) == POOL
     shares.dispatch(A, 1.0, "p3", 1.0, 1000, 1.5)
-    shares.dispatch(A, 1.0, "p0", 1.0, 1000, ABOUT_S - 2.0)
-    assert list(shares.may_hold(A, POOL, ABOUT_S - 1.0, GREED)) == ["p0", "p1", "p3"], "b may come again"
-    assert list(shares.may_hold(A, POOL, ABOUT_S + 2.0, GREED)) == POOL, "b is not about any more"
+    shares.dispatch(A, 1.0, "p0", 1.0, 1000, ACTIVE_S - 2.0)
+    assert list(shares.may_hold(A, POOL, ACTIVE_S - 1.0, GREED)) == ["p0", "p1", "p3"], "b may come again"
+    assert list(shares.may_hold(A, POOL, ACTIVE_S + 2.0, GREED)) == POOL, "b is not about any more"
     shares.assert_consistent()
 
 
