@@ -107,7 +107,7 @@ def test_without_shares_the_burst_would_be_felt(monkeypatch: pytest.MonkeyPatch)
 def test_one_replica_costs_others_no_more_than_the_rest_of_one_prompt() -> None:
     """Where nothing can be kept free, whoever comes next is next."""
     alone_s, beside_s, _ = both(2, 1)
-    assert beside_s <= 1.3 * alone_s + 0.005 + 0.0005 * LONG + replica_reservation.AHEAD_S, (
+    assert beside_s <= 1.3 * alone_s + 0.005 + 0.0005 * LONG + replica_reservation.LATE_BINDING_S, (
         alone_s,
         beside_s,
     )

@@ -30,11 +30,11 @@ from services.router.queue.prompts import Prompt, Prompts, Tenant
 BUSY_MAX: Final = 0.05
 """Of the others' prompts at most this part shall find no replica at leisure: their 95th percentile is as if alone."""
 
-PATIENCE: Final = 3.0
+BURST_PROMPTS: Final = 3.0
 """Prompts of their own that others would wait for a tenant's work before something is kept free for them. Less, and short
 bursts wait beside idle replicas; more, and the first prompts of a burst of long ones are felt."""
 
-AHEAD_S: Final = 0.05
+LATE_BINDING_S: Final = 0.05
 """In a mesh with tenants a replica gets its next prompt when what it has takes no longer than this: so late is decided
 whose it is, and early enough that the engine never waits for it."""
 
@@ -80,7 +80,7 @@ class ReplicaReservation:
         if replicas <= 1 or own is None or not tenants.has_others(tenant):
             return max(1, replicas)
         backlog_s = own.left_s(now_s) + tenants.seconds_of(waiting_tokens, now_s)
-        if backlog_s / replicas <= PATIENCE * tenants.others_prompt_s(tenant, own):
+        if backlog_s / replicas <= BURST_PROMPTS * tenants.others_prompt_s(tenant, own):
             return replicas
         weights = tenants.weight_from(tenant[1])
         share = math.ceil(replicas * own.weight / max(own.weight, weights) - 1e-9)
@@ -90,7 +90,7 @@ class ReplicaReservation:
         """Return how long a prompt of `tenant` has to wait until it may go to `replica`. 0: it may go now."""
         if not (tenant[0] or self._tenants.has_others(tenant)):
             return 0.0
-        return max(0.0, self._prompts.remaining_s(replica, now_s) - AHEAD_S)
+        return max(0.0, self._prompts.remaining_s(replica, now_s) - LATE_BINDING_S)
 
     def may_hold(
         self, tenant: Tenant, replicas: Sequence[str], now_s: float, waiting_tokens: int = 0

@@ -9,7 +9,12 @@ import pytest
 
 from services.router.queue.active_tenants import ACTIVE_S
 from services.router.queue.prompts import Prompt
-from services.router.queue.replica_reservation import AHEAD_S, PATIENCE, ReplicaReservation, replicas_for
+from services.router.queue.replica_reservation import (
+    BURST_PROMPTS,
+    LATE_BINDING_S,
+    ReplicaReservation,
+    replicas_for,
+)
 
 A, B, LOW, HIGH = ("a", 4), ("b", 4), ("low", 2), ("high", 6)
 GREED = 1_000_000
@@ -75,7 +80,7 @@ def test_a_burst_is_held_at_the_prompt_that_makes_it_one() -> None:
     shares = ReplicaReservation()
     for number in range(10):
         use(shares, B, 0.1, 0.1 * number)
-    patience = PATIENCE * 0.1 * len(POOL)
+    patience = BURST_PROMPTS * 0.1 * len(POOL)
     running = shares.dispatch(A, 1.0, "p0", 0.5 * patience, 1000, 1.0)
     shares.start(running, 1.0)
     shares.dispatch(A, 1.0, "p1", 0.45 * patience, 1000, 1.0)
@@ -95,9 +100,9 @@ def test_one_that_sends_many_short_prompts_makes_nobody_else_a_burst() -> None:
         use(shares, B, 0.01, 0.01 * number)
     use(shares, ("c", 4), 1.99, 2.0)
     shares.dispatch(A, 1.0, "p0", 1.0, 1000, 2.0)
-    shares.dispatch(A, 1.0, "p1", 0.9 * PATIENCE * 4 - 1.0, 1000, 2.0)
+    shares.dispatch(A, 1.0, "p1", 0.9 * BURST_PROMPTS * 4 - 1.0, 1000, 2.0)
     assert shares.allowance(A, 4, 2.0) == 4, "an average prompt of b's and c's takes a second"
-    shares.dispatch(A, 1.0, "p1", 0.2 * PATIENCE * 4, 1000, 2.0)
+    shares.dispatch(A, 1.0, "p1", 0.2 * BURST_PROMPTS * 4, 1000, 2.0)
     assert shares.allowance(A, 4, 2.0) < 4
 
 
@@ -115,12 +120,12 @@ def test_the_next_prompt_goes_when_the_last_one_is_nearly_done() -> None:
     shares = ReplicaReservation()
     first = shares.dispatch(A, 1.0, "p0", 1.0, 1000, 0.0)
     shares.start(first, 0.0)
-    assert shares.wait_s(B, "p0", 0.0) == pytest.approx(1.0 - AHEAD_S)
-    assert shares.wait_s(B, "p0", 1.0 - AHEAD_S) == pytest.approx(0.0)
-    second = shares.dispatch(B, 1.0, "p0", 0.5, 1000, 1.0 - AHEAD_S)
-    shares.start(second, 1.0 - AHEAD_S)
+    assert shares.wait_s(B, "p0", 0.0) == pytest.approx(1.0 - LATE_BINDING_S)
+    assert shares.wait_s(B, "p0", 1.0 - LATE_BINDING_S) == pytest.approx(0.0)
+    second = shares.dispatch(B, 1.0, "p0", 0.5, 1000, 1.0 - LATE_BINDING_S)
+    shares.start(second, 1.0 - LATE_BINDING_S)
     assert shares.end(first, 1.2) == math.inf, "news of its start may be late: its replica knows better"
-    assert shares.wait_s(A, "p0", 1.2) == pytest.approx(0.5 - AHEAD_S)
+    assert shares.wait_s(A, "p0", 1.2) == pytest.approx(0.5 - LATE_BINDING_S)
     assert shares.end(second, 1.7) == pytest.approx(0.5), "what it waited in the engine is not its own time"
 
 
