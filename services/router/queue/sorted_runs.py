@@ -62,13 +62,13 @@ class SortedRuns(Generic[Item]):
         """Take out the item of `rank`, which must be in."""
         at = bisect_left(self._lasts, rank)
         run = self._runs[at]
-        place = _place(run, rank)
-        item = run.pop(place)[1]
+        position = _position(run, rank)
+        item = run.pop(position)[1]
         if not run:
             del self._runs[at], self._lasts[at], self._work[at]
             return
         self._work[at] -= item.ticket.work
-        if place == len(run):
+        if position == len(run):
             self._lasts[at] = run[-1][0]
 
     def work_before(self, rank: Rank) -> int:
@@ -77,7 +77,7 @@ class SortedRuns(Generic[Item]):
         work = sum(self._work[:at])
         if at < len(self._runs):
             run = self._runs[at]
-            work += sum(item.ticket.work for _, item in run[: _place(run, rank)])
+            work += sum(item.ticket.work for _, item in run[: _position(run, rank)])
         return work
 
     def __iter__(self) -> Iterator[Item]:
@@ -113,6 +113,6 @@ class SortedRuns(Generic[Item]):
         )
 
 
-def _place(run: list[tuple[Rank, Item]], rank: Rank) -> int:
+def _position(run: list[tuple[Rank, Item]], rank: Rank) -> int:
     """Return where `rank` is in `run`, or would be."""
     return bisect_left(run, (rank,))  # a tuple that ends sooner is the smaller one
