@@ -232,15 +232,15 @@ class ReleaseQueue(Generic[Item]):
         """Return the same for a request of the default band, as long as the average one, of a tenant that is new here."""
         return self._ahead(PRIORITY_CLASS_DEFAULT, None, 0, self.work / max(1, len(self)))
 
-    def _ahead(self, number: int, tenant: str | None, own: int, turn: float) -> float:
-        """`own`: work of the same tenant before it. `turn`: what the tenant has had then, over its weight."""
+    def _ahead(self, number: int, tenant: str | None, own: int, work_per_weight: float) -> float:
+        """`own`: work of the same tenant before it. `work_per_weight`: what the tenant has had then, over its weight."""
         higher: float = sum(
             priority_class.work for priority_class in self._order if priority_class.priority_class > number
         )
         priority_class = self._priority_classes.get(number)
         if priority_class is None or not priority_class.count:
             return higher
-        return higher + priority_class.resumed.work + own + priority_class.others(tenant, turn)
+        return higher + priority_class.resumed.work + own + priority_class.others(tenant, work_per_weight)
 
     def __iter__(self) -> Iterator[Item]:
         for priority_class in self._order:

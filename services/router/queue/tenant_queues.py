@@ -277,8 +277,8 @@ class PriorityClassQueue(Generic[Item]):
                 before += queue.work
         return before
 
-    def others(self, tenant: str | None, turn: float) -> float:
-        """Return the work of other tenants than `tenant` that goes meanwhile: of each what waits, at most `turn` by weight.
+    def others(self, tenant: str | None, work_per_weight: float) -> float:
+        """Return the work of other tenants than `tenant` that goes meanwhile: of each what waits, at most `work_per_weight` by weight.
 
         Of more than TENANTS_COUNTED all together at most as much: more than it is, if some have little.
         """
@@ -287,12 +287,14 @@ class PriorityClassQueue(Generic[Item]):
             mine = [group.queues[tenant] for group in groups if tenant is not None and tenant in group.queues]
             waiting = self.work - self.resumed.work - sum(queue.work for queue in mine)
             weight = self.fairness.waiting_weight - (mine[0].counters.weight if mine else 0.0)
-            return min(waiting, turn * max(0.0, weight))
+            return min(waiting, work_per_weight * max(0.0, weight))
         waits: dict[str, float] = {}
         for group in groups:
             for name, queue in group.queues.items():
                 if name != tenant:
-                    waits[name] = min(turn * queue.counters.weight, waits.get(name, 0.0) + queue.work)
+                    waits[name] = min(
+                        work_per_weight * queue.counters.weight, waits.get(name, 0.0) + queue.work
+                    )
         return sum(waits.values())
 
     def __iter__(self) -> Iterator[Item]:
