@@ -61,9 +61,9 @@ class Prompts:
         if not prompts:
             del self._at[prompt.replica]
         elif prompt.first_s is not None:
-            heir = next((one for one in prompts if one.is_started), None)
-            if heir is not None:
-                heir.first_s, heir.has_queued = now_s, True
+            following = next((one for one in prompts if one.is_started), None)
+            if following is not None:
+                following.first_s, following.has_queued = now_s, True
         if prompt.first_s is None:
             return 0.0
         return now_s - prompt.first_s if prompt.has_queued else math.inf
