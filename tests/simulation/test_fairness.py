@@ -99,7 +99,7 @@ def test_ordinary_traffic_is_held_by_nothing(monkeypatch: pytest.MonkeyPatch) ->
 def test_without_shares_the_burst_would_be_felt(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test above can fail: the order of release alone does not protect anybody from prompts that run."""
     monkeypatch.setattr(replica_reservation, "BUSY_MAX", 1.0)
-    monkeypatch.setattr(replica_reservation, "AHEAD_S", math.inf)
+    monkeypatch.setattr(replica_reservation, "LATE_BINDING_S", math.inf)
     alone_s, beside_s, _ = both(1, 4)
     assert beside_s > 3 * alone_s, (alone_s, beside_s)
 

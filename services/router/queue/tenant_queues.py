@@ -27,7 +27,7 @@ TENANTS_COUNTED: Final = 16
 class TenantQueue(PriorityQueue[Item]):
     """What waits of one tenant."""
 
-    __slots__ = ("account", "last_stamp", "stamp")
+    __slots__ = ("counters", "last_stamp", "stamp")
 
     def __init__(self, counters: TenantCounters) -> None:
         super().__init__()
