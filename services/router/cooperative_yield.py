@@ -1,4 +1,4 @@
-"""Gives the event loop a turn during long work. A shell."""
+"""Cooperative yield: gives the event loop a turn during long work. A shell."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ Result = TypeVar("Result")
 
 
 class CooperativeYield:
-    """Whoever does long work calls `yield_if_due` between its slices."""
+    """Yields to the event loop between the slices of a long piece of work."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._since_s = clock.now_s()
 
     async def yield_if_due(self) -> None:
-        """Let the loop run if this turn has been long enough."""
+        """Let the event loop run if the present slice has taken long enough."""
         if self._clock.now_s() - self._since_s > SLICE_S:
             await asyncio.sleep(0)
             self._since_s = self._clock.now_s()
 
     async def run_slices(self, slices: Generator[None, None, Result]) -> Result:
-        """Run `slices` to their end, with a turn for the loop where one is due, and return what they return."""
+        """Run `slices` to their end, yield to the event loop when due, and return their result."""
         while True:
             try:
                 next(slices)

@@ -1,1 +1,2 @@
-"""Which of the requests that wait is let go next: bands, tenants in turns, and how much each tenant may hold."""
+"""The router's release queue: priority classes, weighted fair queuing of tenants, and the replicas that each tenant may
+hold."""

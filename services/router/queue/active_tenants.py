@@ -1,4 +1,4 @@
-"""Which tenants are about, how much prefill each used lately, and what a prompt of theirs takes. Pure."""
+"""Active tenants, the prefill time that each used lately, and the mean time of its prompts. Pure."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ RECENT_S: Final = 10.0
 """Time in which the memory of work fades to 1/e."""
 
 ACTIVE_S: Final = 60.0
-"""A tenant that did nothing for so long is not about any more: nothing is kept free for it."""
+"""A tenant without a request for this long is not active any more. No replica is reserved for it."""
 
 PROMPT_SMOOTHING: Final = 0.1
 
 
 class _RecentUse:
-    """Prefill seconds of prompts, and their tokens, fading over RECENT_S."""
+    """Sums of prefill seconds and tokens of prompts, fading over RECENT_S."""
 
     __slots__ = ("_at_s", "seconds", "tokens")
 
@@ -30,13 +30,13 @@ class _RecentUse:
         self._at_s = 0.0
 
     def add(self, seconds: float, tokens: int, now_s: float) -> None:
-        """A prompt was dispatched."""
+        """Add a dispatched prompt."""
         self.fade(now_s)
         self.seconds += seconds
         self.tokens += tokens
 
     def fade(self, now_s: float) -> None:
-        """Bring the sums to `now_s`."""
+        """Fade the sums to the time `now_s`."""
         if now_s > self._at_s:
             left = math.exp((self._at_s - now_s) / RECENT_S)
             self.seconds *= left
@@ -46,7 +46,7 @@ class _RecentUse:
 
 @dataclass(slots=True, eq=False)
 class _MeanPrompt:
-    """What a prompt of a band's tenants takes: their means by weight."""
+    """Mean prefill seconds of the prompts of a priority class: the mean of its tenants, by weight."""
 
     weight: float = 0.0
     weighted_s: float = 0.0
@@ -58,26 +58,26 @@ class _MeanPrompt:
 
 @dataclass(slots=True, eq=False)
 class ActiveTenant:
-    """A tenant that did something lately."""
+    """A tenant with a recent request."""
 
     weight: float
     active_s: float
     used: _RecentUse = field(default_factory=_RecentUse)
     prompt_s: float = 0.0
-    """Smoothed seconds of its prompts. 0: it had none yet."""
+    """Smoothed seconds of its prompts. 0 before its first prompt."""
     counted_weight: float = 0.0
-    """With which its prompts count among its band's."""
+    """Weight with which its prompts count in the mean of its priority class."""
     held: dict[str, list[Prompt]] = field(default_factory=dict)
     """Its prompts by replica."""
 
     def left_s(self, now_s: float) -> float:
-        """Return the seconds of its prompts that are left, as expected."""
+        """Return the expected remaining seconds of its prompts."""
         return sum(prompt.remaining_s(now_s) for prompts in self.held.values() for prompt in prompts)
 
 
 @dataclass(slots=True, eq=False)
 class _PriorityClass:
-    """The active tenants of a band together; what they used is remembered beyond them."""
+    """The active tenants of a priority class together. `used` also remembers tenants that are not active any more."""
 
     count: int = 0
     weight: float = 0.0
@@ -86,7 +86,7 @@ class _PriorityClass:
 
 
 class ActiveTenants:
-    """Those that had a request within ABOUT_S, or hold a prompt."""
+    """Tenants that had a request within ACTIVE_S, or hold a prompt."""
 
     def __init__(self) -> None:
         self._active: OrderedDict[Tenant, ActiveTenant] = OrderedDict()
@@ -97,11 +97,11 @@ class ActiveTenants:
         return len(self._active)
 
     def get(self, tenant: Tenant) -> ActiveTenant | None:
-        """Return what is known of `tenant`; None if it is not about."""
+        """Return what is known of `tenant`; None if it is not active."""
         return self._active.get(tenant)
 
     def touch(self, tenant: Tenant, weight: float, now_s: float) -> ActiveTenant:
-        """`tenant` has a request."""
+        """Record that `tenant` has a request."""
         self.expire(now_s)
         weight = weight or 1.0
         priority_class = self._priority_classes.setdefault(tenant[1], _PriorityClass())
@@ -117,7 +117,7 @@ class ActiveTenants:
         return active
 
     def use(self, prompt: Prompt, weight: float, tokens: int, now_s: float) -> None:
-        """`prompt` was dispatched: its tenant holds it until `end`."""
+        """Record that `prompt` was dispatched. Its tenant holds it until `end`."""
         active, priority_class = (
             self.touch(prompt.tenant, weight, now_s),
             self._priority_classes[prompt.tenant[1]],
@@ -132,15 +132,15 @@ class ActiveTenants:
         priority_class.mean_prompt.add(active.counted_weight, active.prompt_s)
 
     def end(self, prompt: Prompt) -> None:
-        """Its tenant holds `prompt` no more."""
-        held = self._active[prompt.tenant].held  # kept as long as it holds something
+        """Record that the tenant of `prompt` does not hold it any more."""
+        held = self._active[prompt.tenant].held  # an active tenant is kept as long as it holds a prompt
         prompts = held[prompt.replica]
         prompts.remove(prompt)
         if not prompts:
             del held[prompt.replica]
 
     def expire(self, now_s: float) -> None:
-        """Forget who is not about any more."""
+        """Forget the tenants that are not active any more."""
         while self._active:
             tenant, active = next(iter(self._active.items()))
             if now_s - active.active_s < ACTIVE_S:
@@ -158,12 +158,12 @@ class ActiveTenants:
                 priority_class.weight, priority_class.mean_prompt = (
                     0.0,
                     _MeanPrompt(),
-                )  # and what rounding left
+                )  # clears the rounding error
 
-    # The others: those of a tenant's band or above.
+    # "Others" of a tenant are the other active tenants of its priority class or a higher one.
 
     def has_others(self, tenant: Tenant) -> bool:
-        """True if others of its band or above are about."""
+        """Return True if other tenants of its priority class or a higher one are active."""
         if len(self._active) < 2:
             return bool(self._active) and tenant not in self._active
         count = sum(
@@ -174,13 +174,13 @@ class ActiveTenants:
         return count > (tenant in self._active)
 
     def weight_from(self, number: int) -> float:
-        """Return the sum of the weights of those in band `number` or above."""
+        """Return the sum of the weights of the active tenants in priority class `number` or above."""
         return sum(
             priority_class.weight for at, priority_class in self._priority_classes.items() if at >= number
         )
 
     def others_prompt_s(self, tenant: Tenant, own: ActiveTenant) -> float:
-        """Return what a prompt of the others takes, infinite if none of theirs was seen."""
+        """Return the mean prefill seconds of a prompt of the others; infinite before their first prompt."""
         weight, weighted_s = -own.counted_weight, -own.counted_weight * own.prompt_s
         for number, priority_class in self._priority_classes.items():
             if number >= tenant[1]:
@@ -189,7 +189,7 @@ class ActiveTenants:
         return weighted_s / weight if weight > WEIGHT_MIN / 2 else math.inf
 
     def others_use(self, tenant: Tenant, own: ActiveTenant, now_s: float) -> float:
-        """Return the prefill seconds per second, that is the replicas, which the others used lately."""
+        """Return the prefill seconds per second that the others used lately. This is their mean number of busy replicas."""
         own.used.fade(now_s)
         others_s = -own.used.seconds
         for number, priority_class in self._priority_classes.items():
@@ -199,7 +199,7 @@ class ActiveTenants:
         return max(0.0, others_s) / RECENT_S
 
     def seconds_of(self, tokens: int, now_s: float) -> float:
-        """Return what `tokens` of prompts take, by what all prompts took lately."""
+        """Return the prefill seconds of `tokens` prompt tokens, by the recent prompts of all tenants."""
         if not tokens:
             return 0.0
         seen_s = seen = 0.0
@@ -210,7 +210,7 @@ class ActiveTenants:
         return tokens * seen_s / seen if seen > 0 else 0.0
 
     def assert_consistent(self, prompts: Iterable[Prompt]) -> None:
-        """Raise AssertionError if a tenant is counted wrongly, or `prompts` are not those that are held."""
+        """Raise AssertionError if a tenant is miscounted, or if `prompts` are not exactly the prompts that tenants hold."""
         held = [one for active in self._active.values() for at in active.held.values() for one in at]
         assert len(held) == len(set(held)) and set(held) == set(prompts)
         for number, priority_class in self._priority_classes.items():

@@ -1,9 +1,9 @@
-"""What each tenant was served inside one band, and who is next: weighted token counters, the least served first.
+"""Weighted fair queuing of the tenants in one priority class: the tenant with the least service goes next.
 
-Pure. Virtual Token Counters with lift (arXiv 2401.00588), with one counter for prefill and one for decode: a tenant's place
-follows the larger of the two, its dominant share (DRF, arXiv 1104.4110 by way of DRFQ, SIGCOMM 2012), because a sum would
-charge those who use what others leave. Neither counter lags behind the band's virtual time when it is charged, so that
-nobody saves up a right to one pool while it uses the other.
+Pure. The counters are Virtual Token Counters with lift (arXiv 2401.00588), one for prefill and one for decode. A tenant's
+order follows the larger of the two, its dominant share (DRF, arXiv 1104.4110, by way of DRFQ, SIGCOMM 2012). A sum would
+charge tenants for resources that other tenants leave idle. When a tenant is charged, its smaller counter is raised to the
+virtual time of its class. A tenant therefore saves up no right to one pool while it uses the other.
 """
 
 from __future__ import annotations
@@ -27,36 +27,37 @@ WEIGHT_MIN: Final = 1e-3
 WEIGHT_MAX: Final = 1000.0
 
 IDLE_ACCOUNTS_MAX: Final = 4096
-"""Tenants of a band that are remembered though nothing of them waits, the last ones that did."""
+"""Tenants of a priority class that are remembered without a waiting request: the most recent ones."""
 
 
 @dataclass(slots=True, eq=False)
 class TenantCounters:
-    """A tenant in a band. Counters are charged tokens divided by the tenant's weight."""
+    """The counters of one tenant in a priority class: charged tokens divided by the tenant's weight."""
 
     tenant: str
     weight: float = 1.0
     prefill: float = 0.0
     decode: float = 0.0
     waiting: int = 0
-    """Requests that wait, resumed ones not counted."""
+    """Its waiting requests, resumed requests not counted."""
     waiting_tokens: int = 0
-    """Their prompt tokens."""
+    """Prompt tokens of these requests."""
     output_mean: float = OUTPUT_START
-    """Smoothed output of its requests that ended, in tokens."""
+    """Smoothed output of its ended requests, in tokens."""
 
     @property
     def served(self) -> float:
-        """The dominant counter: the smallest is released next."""
+        """The dominant counter. The tenant with the smallest one is released next."""
         return max(self.prefill, self.decode)
 
     @property
     def finish_tag(self) -> float:
-        """The counter after everything that waits was released, as far as prompts tell."""
+        """Its dominant counter after the release of all its waiting requests, with prompt tokens only: a virtual finish
+        time."""
         return self.served + self.waiting_tokens / self.weight
 
     def ended(self, output_tokens: int) -> None:
-        """A request of it made `output_tokens`."""
+        """Record that one of its requests generated `output_tokens`."""
         self.output_mean += OUTPUT_SMOOTHING * (output_tokens - self.output_mean)
 
     def lift(self, virtual_time: float) -> None:
@@ -68,29 +69,29 @@ class TenantCounters:
 
 
 class Fairness:
-    """The accounts of one band.
+    """The counters of the tenants in one priority class.
 
-    `virtual_time` is the band's virtual time: the counter of the tenant released last, before it was charged. Who comes back from
-    idleness starts there: ahead of those who were just served, with no right to what it did not use.
+    `virtual_time` is the counter of the tenant released last, before its charge (start-time fair queuing). A tenant that
+    returns from idleness starts there. It goes before the tenants just served, and has no claim to unused capacity.
     """
 
     def __init__(self) -> None:
         self.virtual_time = 0.0
         self.waiting_weight = 0.0
-        """Sum of the weights of the tenants with requests that wait."""
+        """Sum of the weights of the tenants with waiting requests."""
         self._accounts: dict[str, TenantCounters] = {}
         self._idle: OrderedDict[str, TenantCounters] = OrderedDict()
 
     def __len__(self) -> int:
-        """Return how many tenants are remembered."""
+        """Return the number of remembered tenants."""
         return len(self._accounts)
 
     def find(self, tenant: str) -> TenantCounters | None:
-        """Return the account of `tenant` if it is remembered."""
+        """Return the counters of `tenant` if it is remembered."""
         return self._accounts.get(tenant)
 
     def counters(self, tenant: str) -> TenantCounters:
-        """Return the account of `tenant`; a new one if it is not remembered."""
+        """Return the counters of `tenant`, new ones if it is not remembered."""
         counters = self._accounts.get(tenant)
         if counters is None:
             counters = self._accounts[tenant] = TenantCounters(
@@ -101,7 +102,7 @@ class Fairness:
         return counters
 
     def arrive(self, counters: TenantCounters, weight: float, tokens: int) -> None:
-        """A request of `counters` waits from now on. The newest weight holds."""
+        """Record that a request of `counters` waits. The newest weight holds."""
         weight = min(WEIGHT_MAX, max(WEIGHT_MIN, weight or 1.0))
         if not counters.waiting:
             self._idle.pop(counters.tenant, None)
@@ -115,14 +116,14 @@ class Fairness:
         counters.waiting_tokens += tokens
 
     def leave(self, counters: TenantCounters, tokens: int) -> None:
-        """A request of `counters` waits no more, whatever becomes of it."""
+        """Record that a request of `counters` left the queue, for any reason."""
         counters.waiting -= 1
         counters.waiting_tokens -= tokens
         if counters.waiting:
             return
         self.waiting_weight -= counters.weight
         if len(self._idle) == len(self._accounts) - 1:
-            self.waiting_weight = 0.0  # nobody waits: what rounding left is gone
+            self.waiting_weight = 0.0  # no tenant waits: clears the rounding error
         self._idle[counters.tenant] = counters
         self._forget()
 
@@ -134,9 +135,10 @@ class Fairness:
         *,
         advances_virtual_time: bool = True,
     ) -> None:
-        """A request of `counters` is released: charge it. Not `advances_virtual_time`: it went first whatever its tenant was served.
+        """Charge `counters` for a request that is released.
 
-        Then it tells nothing of the band's virtual time: who comes back from idleness would start behind all that wait.
+        `advances_virtual_time`: False for a request that went first whatever service its tenant had. Such a request says
+        nothing about virtual time. Otherwise a tenant that returns from idleness would start behind all waiting tenants.
         """
         if advances_virtual_time:
             self.virtual_time = counters.served
@@ -145,18 +147,18 @@ class Fairness:
         counters.decode += DECODE_WEIGHT * output_tokens / counters.weight
 
     def correct(self, counters: TenantCounters, prefill_tokens: float, output_tokens: float) -> None:
-        """Charge what turned out to be more, give back (below 0) what turned out to be less."""
+        """Charge the difference between the actual and the charged tokens. Values below 0 are given back."""
         counters.prefill += PREFILL_WEIGHT * prefill_tokens / counters.weight
         counters.decode += DECODE_WEIGHT * output_tokens / counters.weight
 
     def _forget(self) -> None:
-        """Drop the longest idle accounts beyond the bound."""
+        """Drop the counters that are idle longest, beyond the bound."""
         while len(self._idle) > IDLE_ACCOUNTS_MAX:
             tenant, _ = self._idle.popitem(last=False)
             del self._accounts[tenant]
 
     def assert_consistent(self) -> None:
-        """Raise AssertionError if a tenant is counted wrongly."""
+        """Raise AssertionError if a tenant is miscounted."""
         for tenant, counters in self._accounts.items():
             assert counters.tenant == tenant
             assert (counters.waiting == 0) == (tenant in self._idle), counters

@@ -1,4 +1,4 @@
-"""Requests of one kind by priority or not, then by their order, then first come, first served. Pure."""
+"""Requests by priority or without, then by their order key, then first come, first served. Pure."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ PRIORITY_MAX: Final = 100
 
 
 class PriorityQueue(Generic[Item]):
-    """Items by priority, then by `order`, then first come, first served. Who comes back stands before all of its priority.
+    """Items by priority, then by `order`, then first come, first served. A requeued item goes before all of its priority.
 
-    Not `by_priority`: by order alone, where items of several tenants stand together and none shall go first because its
-    client says so.
+    Without `by_priority` the items go by `order` alone. It is for queues that mix several tenants. There a client's
+    priority may not move its request before those of other tenants.
     """
 
     __slots__ = ("_by_priority", "_ranks", "_runs", "count", "work")
@@ -28,12 +28,12 @@ class PriorityQueue(Generic[Item]):
         self._by_priority = by_priority
         self.count = 0
         self.work = 0
-        """Of all items."""
+        """Sum over all items."""
         self._runs: SortedRuns[Item] = SortedRuns()
         self._ranks: dict[Item, Rank] = {}
 
     def add(self, item: Item, *, at_head: bool) -> None:
-        """Put `item`, which has its ticket, where it belongs, or before its equals."""
+        """Insert `item`, which has its ticket; with `at_head` before all items of its priority."""
         if at_head:
             rank = self._minus_priority(item), float("-inf"), -item.ticket.number
         else:
@@ -44,13 +44,13 @@ class PriorityQueue(Generic[Item]):
         self.work += item.ticket.work
 
     def remove(self, item: Item) -> None:
-        """Take `item` out."""
+        """Remove `item`."""
         self._runs.remove(self._ranks.pop(item))
         self.count -= 1
         self.work -= item.ticket.work
 
     def work_before(self, item: Item) -> int:
-        """Return the work of all that stand before `item`, were it added now."""
+        """Return the work of all items before `item`, if it were added now."""
         return self._runs.work_before((self._minus_priority(item), item.ticket.order, sys.maxsize))
 
     def _minus_priority(self, item: Item) -> int:
@@ -63,7 +63,7 @@ class PriorityQueue(Generic[Item]):
         return reversed(self._runs)
 
     def assert_consistent(self) -> None:
-        """Raise AssertionError if a count is wrong or an item is in the wrong place."""
+        """Raise AssertionError if a count is wrong or an item is in the wrong position."""
         items = list(self)
         assert self.count == len(items) and self.work == sum(item.ticket.work for item in items)
         assert set(items) == set(self._ranks) and all(item.ticket.number for item in items)

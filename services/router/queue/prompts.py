@@ -1,4 +1,4 @@
-"""The prompts of this router that prefill replicas have and have not computed: how long each has still to go. Pure."""
+"""The prompts of this router at prefill replicas that are not computed yet, with their remaining time. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 Tenant = tuple[str, int]
-"""Name and band."""
+"""Name and priority class."""
 
 
 @dataclass(slots=True, eq=False)
@@ -18,19 +18,19 @@ class Prompt:
     replica: str
     seconds: float
     is_started: bool = False
-    """An engine has it."""
+    """True once an engine has it."""
     first_s: float | None = None
-    """Since when it is the first of those that its engine has: engines run prompts in order."""
+    """Since when it is the first prompt in its engine. Engines run prompts in order."""
     has_queued: bool = False
-    """Its engine had others before it."""
+    """True if its engine had other prompts before it."""
 
     def remaining_s(self, now_s: float) -> float:
-        """Return how much of it is left, as expected."""
+        """Return its expected remaining seconds."""
         return self.seconds if self.first_s is None else max(0.0, self.first_s + self.seconds - now_s)
 
 
 class Prompts:
-    """By replica, in the order in which they were sent."""
+    """Prompts by replica, in the order of their dispatches."""
 
     def __init__(self) -> None:
         self._at: dict[str, dict[Prompt, None]] = {}
@@ -39,11 +39,11 @@ class Prompts:
         return (prompt for prompts in self._at.values() for prompt in prompts)
 
     def add(self, prompt: Prompt) -> None:
-        """It was sent."""
+        """Record that `prompt` was dispatched."""
         self._at.setdefault(prompt.replica, {})[prompt] = None
 
     def start(self, prompt: Prompt, now_s: float) -> None:
-        """The engine has it."""
+        """Record that the engine has `prompt`."""
         if prompt.is_started:
             return
         prompt.is_started = True
@@ -51,10 +51,10 @@ class Prompts:
             prompt.first_s = now_s
 
     def end(self, prompt: Prompt, now_s: float) -> float:
-        """It is computed, or never will be. Return the most seconds that its engine can have spent on it.
+        """Record that `prompt` was computed or dropped. Return the most seconds that its engine can have spent on it.
 
-        That is since the one before it ended; 0 if it never was the first, infinity if nothing was before it: that it
-        started is heard of late, because nobody waits for that news.
+        That is the time since the end of the prompt before it. The result is 0 if it never was the first prompt. It is
+        infinite if no prompt was before it, because then its start is reported late: no process waits for that report.
         """
         prompts = self._at[prompt.replica]
         del prompts[prompt]
@@ -69,11 +69,11 @@ class Prompts:
         return now_s - prompt.first_s if prompt.has_queued else math.inf
 
     def remaining_s(self, replica: str, now_s: float) -> float:
-        """Return how much of the prompts at `replica` is left, as expected."""
+        """Return the expected remaining seconds of the prompts at `replica`."""
         return sum(one.remaining_s(now_s) for one in self._at.get(replica, ()))
 
     def assert_consistent(self) -> None:
-        """Raise AssertionError if a prompt is at another replica, or not exactly one of an engine's is its first."""
+        """Raise AssertionError if a prompt is at the wrong replica, or an engine with prompts has not exactly one first."""
         for replica, prompts in self._at.items():
             assert prompts and all(prompt.replica == replica for prompt in prompts)
             first = [prompt for prompt in prompts if prompt.first_s is not None]

@@ -1,4 +1,4 @@
-"""What waits in the release queue, and the bands it waits in. Pure."""
+"""Items of the release queue, and the range of priority classes. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PRIORITY_CLASS_MAX: Final = 7
 
 
 class Submitted(Protocol):
-    """What the queue orders a request by, and charges for it, as submitted."""
+    """The submitted fields by which the queue orders and charges a request."""
 
     @property
     def tenant(self) -> str: ...
@@ -34,12 +34,12 @@ class Submitted(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """A request's place in the queue and its charges. The caller sets `work` and `order`, the queue the rest."""
+    """A request's position in the queue and its charges. The caller sets `work` and `order`, the queue the rest."""
 
     work: int = 0
-    """Tokens of the prompt that are expected to be computed: the requests behind it wait for them."""
+    """Tokens of the prompt that are expected to be computed. The requests behind it wait for them."""
     order: float = 0.0
-    """Of one tenant and priority the smallest goes first, of equals the first that came (kvmesh.queue_order)."""
+    """Order key among the requests of one tenant and priority, smallest first, ties by arrival (kvmesh.queue_order)."""
     number: int = 0
     """0 while the request is not in the queue."""
     counters: TenantCounters | None = None

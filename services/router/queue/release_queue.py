@@ -1,10 +1,17 @@
-"""Requests that wait at the router until they may be released: strict bands, tenants served fairly inside.
+"""The router's queue of requests that may not be released yet: strict priority classes, fair queuing of tenants inside.
 
-Pure. Order: the higher band; in it resumed requests, by length; then the least served tenant (fairness.py); of a tenant the
-higher priority; then the shortest with ageing (kvmesh.queue_order), as at the prefill replicas. A lower band that waits
-gets one release of FLOOR_EVERY, unless everything in it is sheddable. Bounded in number and tokens here, in time by each
-item's `queue_until_s`; `victims` tells who must go when it is full. An operation costs O(log n) of the tenants and of the
-requests, and a shift within a short run (sorted_runs.py); `victims` so per victim.
+Pure. The next request is chosen in these steps:
+
+    1. the highest priority class
+    2. in it resumed requests, by length
+    3. then the tenant with the least service (fairness.py)
+    4. of the tenant the highest priority
+    5. then shortest job first with aging (kvmesh.queue_order), as at the prefill replicas
+
+A waiting lower class gets one of FLOOR_EVERY releases, unless all its requests are sheddable. Requests and tokens are
+bounded here; `queue_until_s` of each item bounds the time. When the queue is full, `victims` returns the items to evict
+(load shedding). An operation costs O(log n) of the tenants and of the requests, and a shift in a short run
+(sorted_runs.py). `victims` costs that much per victim.
 """
 
 from __future__ import annotations
@@ -17,36 +24,36 @@ from services.router.queue.queue_item import PRIORITY_CLASS_DEFAULT, PRIORITY_CL
 from services.router.queue.tenant_queues import MayRelease, PriorityClassQueue, TenantGroup
 
 LOOK_AHEAD: Final = 8
-"""Requests that are tried at a time: one that waits for a busy replica does not hold up the others."""
+"""Requests that are tried at a time. A request that waits for a busy replica does not block the others (head-of-line)."""
 
 FLOOR_EVERY: Final = 50
-"""A lower band that waits gets at least one of so many releases."""
+"""A waiting lower class gets at least one of this many releases."""
 
 VICTIMS_MAX: Final = 64
-"""Requests that one newcomer may drive out."""
+"""Requests that one new request may evict."""
 
 
 Item = TypeVar("Item", bound=QueueItem)
 
 
 def allow_all(_tenant: str, _priority_class: int) -> bool:
-    """Hold nobody."""
+    """Allow every tenant."""
     return True
 
 
 class ReleaseQueue(Generic[Item]):
-    """Holds items by band, tenant, priority and order. What decides the place of an item must not change while it is in."""
+    """Items by priority class, tenant, priority and order. INVARIANT: these fields of a queued item do not change."""
 
     def __init__(self, requests_max: int, tokens_max: float = math.inf) -> None:
-        """Of new requests at most `requests_max` with `tokens_max` prompt tokens wait, of resumed ones as many again."""
+        """At most `requests_max` new requests with `tokens_max` prompt tokens wait, and as many resumed requests again."""
         self.requests_max = requests_max
         self.tokens_max = tokens_max
         self.evicted_total = 0
         self.released_totals = [0] * (PRIORITY_CLASS_MAX + 1)
-        """By band."""
+        """By priority class."""
         self._priority_classes: dict[int, PriorityClassQueue[Item]] = {}
         self._order: list[PriorityClassQueue[Item]] = []
-        """Bands with something in them, the highest first."""
+        """Priority classes with items, the highest first."""
         self._counts = {False: 0, True: 0}
         """By `is_resumed`."""
         self._tokens = {False: 0, True: 0}
@@ -57,26 +64,26 @@ class ReleaseQueue(Generic[Item]):
 
     @property
     def tokens(self) -> int:
-        """Prompt tokens of all that wait."""
+        """Prompt tokens of all items."""
         return self._tokens[False] + self._tokens[True]
 
     @property
     def work(self) -> int:
-        """Work of all that wait."""
+        """Work of all items."""
         return sum(priority_class.work for priority_class in self._order)
 
     def count(self, *, is_resumed: bool) -> int:
-        """Return how many resumed, or how many other items wait."""
+        """Return the number of resumed items, or of the other items."""
         return self._counts[is_resumed]
 
     def waiting_tokens(self, tenant: str, priority_class: int) -> int:
-        """Return the prompt tokens of a tenant's requests that wait in `band`, resumed ones not counted."""
+        """Return the prompt tokens of a tenant's waiting requests in `priority_class`, resumed requests not counted."""
         found = self._priority_classes.get(priority_class)
         counters = found.fairness.find(tenant) if found is not None else None
         return counters.waiting_tokens if counters is not None else 0
 
     def is_full(self, *, is_resumed: bool = False, tokens: int = 0) -> bool:
-        """True if another item of that kind would be one too many. Items that come back are taken nevertheless.
+        """Return True if another item of that kind exceeds a bound. Requeued items are accepted nevertheless.
 
         One item fits whatever its length.
         """
@@ -86,12 +93,14 @@ class ReleaseQueue(Generic[Item]):
         return waiting > 0 and waiting + tokens > self.tokens_max
 
     def victims(self, item: Item) -> list[Item] | None:
-        """Return less important items that must leave so that `item` fits, or None if there are not enough of them.
+        """Return less important items, the eviction of which makes room for `item`; None if there are not enough.
 
-        The least important: sheddable ones first; then the lowest band; then the tenant whose last request would be served
-        last of all; of that tenant the one that would be. Nobody drives out its equals of its own tenant: a shorter one
-        goes before a longer one, but does not take its place, else who was taken could be put off for ever. So between
-        tenants the newcomer counts as its tenant's last, however short it is. Resumed ones are never driven out.
+        The first victims are sheddable items, then items of the lowest priority class. Among tenants, the victim is the
+        item with the largest finish tag, which would be served last. Resumed items are never evicted.
+
+        No item evicts an equal one of its own tenant. A shorter item goes before a longer one, but does not take its room.
+        Otherwise an accepted item could be delayed without bound. Between tenants a new item therefore counts as the last
+        one of its tenant, however short it is.
         """
         submitted = item.submitted
         if submitted.is_resumed:
@@ -109,9 +118,9 @@ class ReleaseQueue(Generic[Item]):
         return chosen if count <= 0 and tokens <= 0 else None
 
     def add(self, item: Item, *, at_head: bool = False) -> None:
-        """Put `item` where it belongs, or, if it comes back, before all of its tenant and priority.
+        """Insert `item`; with `at_head`, for a requeued item, before all items of its tenant and priority.
 
-        What was charged for it is given back.
+        Earlier charges of the item are refunded.
         """
         submitted, ticket = item.submitted, item.ticket
         assert not ticket.number, "an item is queued twice"
@@ -128,7 +137,7 @@ class ReleaseQueue(Generic[Item]):
         priority_class.add(item, at_head=at_head)
 
     def remove(self, item: Item) -> bool:
-        """Take `item` out. Return False if it was not in."""
+        """Remove `item`. Return False if it was not in the queue."""
         submitted = item.submitted
         if not item.ticket.number:
             return False
@@ -141,9 +150,9 @@ class ReleaseQueue(Generic[Item]):
         return True
 
     def release(self, item: Item, uncached_tokens: float) -> None:
-        """Take `item` out because it goes to the replicas, and charge its tenant; output is charged as expected.
+        """Remove `item` for its dispatch, and charge its tenant. Output is charged as expected.
 
-        Of a resumed one, which was charged before, only the output it still makes is charged.
+        A resumed item was charged before. It is charged only for the output that it still generates.
         """
         submitted, ticket = item.submitted, item.ticket
         priority_class, counters = self._priority_classes[submitted.priority_class], ticket.counters
@@ -166,14 +175,14 @@ class ReleaseQueue(Generic[Item]):
         priority_class.reorder(counters)
 
     def settle_prefill(self, item: Item, uncached_tokens: float) -> None:
-        """Its prompt was computed; `uncached_tokens` of it were not found in cache."""
+        """Correct the charge of a computed prompt, of which `uncached_tokens` were not found in cache."""
         ticket = item.ticket
         if ticket.counters is not None and not item.submitted.is_resumed:
             self._correct(item, uncached_tokens - ticket.charged_prefill, 0.0)
         ticket.charged_prefill = 0.0
 
     def settle_output(self, item: Item, output_tokens: int) -> None:
-        """It is over; `output_tokens` were made."""
+        """Correct the charge of an ended request that generated `output_tokens`."""
         ticket = item.ticket
         counters = ticket.counters
         if counters is None:
@@ -183,24 +192,24 @@ class ReleaseQueue(Generic[Item]):
         counters.ended(output_tokens)
 
     def refund(self, item: Item) -> None:
-        """Give back what is charged for `item`: nothing of it was computed."""
+        """Give back the charges of `item`, of which nothing was computed."""
         ticket = item.ticket
         if ticket.charged_prefill or ticket.charged_output:
             self._correct(item, -ticket.charged_prefill, -ticket.charged_output)
             ticket.charged_prefill = ticket.charged_output = 0.0
 
     def heads(self, may_release: MayRelease = allow_all) -> Iterator[Item]:
-        """Yield what may be released next, in order: at most LOOK_AHEAD items. They may be removed meanwhile.
+        """Yield the items to release next, in order, at most LOOK_AHEAD. Items may be removed meanwhile.
 
-        `may_go(tenant, band)` is asked of each tenant that is met; those that may not are passed over. A lower band is
-        looked at if its floor is due, or if none of the higher ones may go.
+        `may_release(tenant, priority_class)` is called for each tenant on the way; tenants with False are skipped. A lower
+        class is considered when its floor is due, or when no item of the higher classes may be released.
         """
         chosen: list[Item] = []
         for priority_class in self._order[1:]:
             if (
                 priority_class.passed_over >= FLOOR_EVERY - len(self._order)
                 and priority_class.non_sheddable_count
-            ):  # others may be due before it
+            ):  # other classes may be due before it
                 chosen += priority_class.heads(1, may_release, only_non_sheddable=True)
         for priority_class in self._order:
             more = priority_class.heads(LOOK_AHEAD, may_release)
@@ -212,11 +221,11 @@ class ReleaseQueue(Generic[Item]):
                 yield item
 
     def ahead(self, item: Item) -> float:
-        """Return about how much work is released before `item`, were it added now and nothing came after it.
+        """Return the approximate work released before `item`, if it were added now and no item came later.
 
-        In its band: resumed ones, what stands before it of its own tenant, and of the other tenants no more than waits, and
-        no more than they may have for their weights meanwhile. Shorter ones that come later are not counted: whether any
-        come is not known, and nobody shall be refused for a wait that it would not have.
+        In its class this counts resumed items, and items of its own tenant before it. Each other tenant counts with its
+        waiting work, up to the amount that its weight allows meanwhile. Shorter items that come later are not counted,
+        because their arrival is unknown. No request is refused for a wait that it would not have.
         """
         submitted = item.submitted
         priority_class = self._priority_classes.get(submitted.priority_class)
@@ -229,11 +238,11 @@ class ReleaseQueue(Generic[Item]):
         )
 
     def ahead_of_newcomer(self) -> float:
-        """Return the same for a request of the default band, as long as the average one, of a tenant that is new here."""
+        """Return the same for an item of average length in the default priority class, of a new tenant."""
         return self._ahead(PRIORITY_CLASS_DEFAULT, None, 0, self.work / max(1, len(self)))
 
     def _ahead(self, number: int, tenant: str | None, own: int, work_per_weight: float) -> float:
-        """`own`: work of the same tenant before it. `work_per_weight`: what the tenant has had then, over its weight."""
+        """`own`: work of the same tenant before the item. `work_per_weight`: the tenant's work by then, over its weight."""
         higher: float = sum(
             priority_class.work for priority_class in self._order if priority_class.priority_class > number
         )
@@ -260,7 +269,7 @@ class ReleaseQueue(Generic[Item]):
         priority_class.reorder(counters)
 
     def _groups_below(self, item: Item) -> Iterator[tuple[TenantGroup[Item], float]]:
-        """Yield the lines with less important items, the least important first, and after which virtual time they begin."""
+        """Yield groups with less important items, the least important first, with the virtual time where they begin."""
         submitted = item.submitted
         for is_sheddable in (True, False) if not submitted.is_sheddable else (True,):
             for priority_class in reversed(self._order):
@@ -274,7 +283,7 @@ class ReleaseQueue(Generic[Item]):
 
     @staticmethod
     def _finish_tag(item: Item, priority_class: PriorityClassQueue[Item]) -> float:
-        """Return when `item` would be served, in the virtual time of `band`, were it added now."""
+        """Return the finish tag of `item` in the virtual time of `priority_class`, if it were added now."""
         submitted = item.submitted
         fairness = priority_class.fairness
         counters = fairness.find(submitted.tenant)
@@ -284,7 +293,7 @@ class ReleaseQueue(Generic[Item]):
         return served + submitted.token_count / counters.weight
 
     def assert_consistent(self) -> None:
-        """Raise AssertionError if a count is wrong or an empty lane is kept."""
+        """Raise AssertionError if a count is wrong or an empty class is kept in the order."""
         assert self._order == [
             priority_class
             for _, priority_class in sorted(self._priority_classes.items(), reverse=True)

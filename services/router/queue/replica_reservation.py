@@ -1,21 +1,25 @@
-"""How many prefill replicas a tenant may hold with its prompts while others are about.
+"""Reserves prefill replicas for other tenants: bounds the replicas that one tenant's prompts may hold.
 
-Pure. The order of release decides who is next, but a prompt that runs is not interrupted: with every replica in one
-tenant's long prompts, whoever comes next waits for the rest of one of them, however short its own. So a tenant with
-much work at once leaves as many replicas alone as the others need, within its own share:
+Pure. The order of release does not interrupt a running prompt. If one tenant's long prompts run on every replica, any other
+prompt waits for the rest of one of them, however short it is (head-of-line blocking). A tenant with much work at once
+therefore leaves to others the replicas that they need, within its own share:
 
-    much:      B / R > PATIENCE * p
+    much:      B / R > BURST_PROMPTS * p
     reserved = min(k, R - ceil(R * w / W))     k: the smallest with E(k, d) <= BUSY_MAX
 
-R replicas. B the tenant's backlog: the prefill seconds of what waits of it, and what is left of what runs. With all R
-replicas in it, others would find none at leisure for B / R; p is what a prompt of the others takes, each tenant's mean
-counted by its weight: one that sends many short ones makes nobody else's work look much. w is the tenant's weight of the
-sum W of those who were about lately in its band or above; d the others' use in replicas (their prefill seconds per
-second, over RECENT_S). E is Erlang's loss formula: so many of the others' prompts would find all of k replicas busy.
-Nothing has to be known of the tenant before: a burst is held at the prompt that makes it one. Prompts that come one by
-one, bursts that others hardly feel, and a tenant alone are held by nothing.
+    R  replicas
+    B  the tenant's backlog: prefill seconds of its waiting prompts, and the rest of its running ones
+    p  mean prefill seconds of a prompt of the others, each tenant's mean counted by its weight
+    w  the tenant's weight; W the sum over the recently active tenants of its priority class or above
+    d  the others' use in replicas: their prefill seconds per second, over RECENT_S
+    E  Erlang's loss formula: the share of the others' prompts that find all of k replicas busy
 
-Only own dispatches are known by tenant: with several routers each reserves by what it sees.
+With all R replicas in the backlog, the others find no idle replica for B / R seconds. The mean is by weight so that one
+tenant with many short prompts does not make the work of the others look much. No earlier knowledge of the tenant is needed:
+the prompt that makes its work a burst is held. Not held are prompts one at a time, bursts that hardly delay the others, and
+a tenant alone.
+
+Only the router's own dispatches are known by tenant. With several routers, each reserves by its own view.
 """
 
 from __future__ import annotations
@@ -28,52 +32,53 @@ from services.router.queue.active_tenants import ActiveTenants
 from services.router.queue.prompts import Prompt, Prompts, Tenant
 
 BUSY_MAX: Final = 0.05
-"""Of the others' prompts at most this part shall find no replica at leisure: their 95th percentile is as if alone."""
+"""At most this share of the others' prompts shall find no idle replica. Their 95th percentile is then as if alone."""
 
 BURST_PROMPTS: Final = 3.0
-"""Prompts of their own that others would wait for a tenant's work before something is kept free for them. Less, and short
-bursts wait beside idle replicas; more, and the first prompts of a burst of long ones are felt."""
+"""Prompts of their own length that the others would wait for a tenant's work before replicas are reserved. With a lower
+value short bursts wait beside idle replicas. With a higher one the first prompts of a long burst delay the others."""
 
 LATE_BINDING_S: Final = 0.05
-"""In a mesh with tenants a replica gets its next prompt when what it has takes no longer than this: so late is decided
-whose it is, and early enough that the engine never waits for it."""
+"""Late binding: in a mesh with tenants a replica gets its next prompt when its remaining work takes no longer than this.
+The tenant is chosen as late as possible without idling the engine."""
 
 
 class ReplicaReservation:
-    """Who may hold which replica."""
+    """The prefill replicas that each tenant may hold."""
 
     def __init__(self) -> None:
         self._tenants = ActiveTenants()
         self._prompts = Prompts()
 
     def __len__(self) -> int:
-        """Return how many tenants are about."""
+        """Return the number of active tenants."""
         return len(self._tenants)
 
     def touch(self, tenant: Tenant, weight: float, now_s: float) -> None:
-        """`tenant` has a request."""
+        """Record that `tenant` has a request."""
         self._tenants.touch(tenant, weight, now_s)
 
     def dispatch(
         self, tenant: Tenant, weight: float, replica: str, seconds: float, tokens: int, now_s: float
     ) -> Prompt:
-        """A prompt of `tenant` goes to `replica`, where it will take `seconds`. Tell of the result's start and end."""
+        """Record that a prompt of `tenant` goes to `replica`, for `seconds`. Report the result's start and end later."""
         prompt = Prompt(tenant, replica, seconds)
         self._tenants.use(prompt, weight, tokens, now_s)
         self._prompts.add(prompt)
         return prompt
 
     def start(self, prompt: Prompt, now_s: float) -> None:
-        """The engine has it."""
+        """Record that the engine has `prompt`."""
         self._prompts.start(prompt, now_s)
 
     def end(self, prompt: Prompt, now_s: float) -> float:
-        """It is computed, or never will be. Return the most seconds that its engine can have spent on it (Prompts.end)."""
+        """Record that `prompt` was computed or dropped. Return the most seconds that its engine can have spent
+        (Prompts.end)."""
         self._tenants.end(prompt)
         return self._prompts.end(prompt, now_s)
 
     def allowance(self, tenant: Tenant, replicas: int, now_s: float, waiting_tokens: int = 0) -> int:
-        """Return how many of `replicas` the tenant, of which `waiting_tokens` wait, may hold now; at least 1."""
+        """Return how many of `replicas` the tenant may hold now, at least 1. `waiting_tokens`: of its waiting prompts."""
         tenants = self._tenants
         tenants.expire(now_s)
         own = tenants.get(tenant)
@@ -87,7 +92,7 @@ class ReplicaReservation:
         return replicas - replicas_for(tenants.others_use(tenant, own, now_s), replicas - share)
 
     def wait_s(self, tenant: Tenant, replica: str, now_s: float) -> float:
-        """Return how long a prompt of `tenant` has to wait until it may go to `replica`. 0: it may go now."""
+        """Return the seconds until a prompt of `tenant` may go to `replica`; 0 means now."""
         if not (tenant[0] or self._tenants.has_others(tenant)):
             return 0.0
         return max(0.0, self._prompts.remaining_s(replica, now_s) - LATE_BINDING_S)
@@ -95,7 +100,7 @@ class ReplicaReservation:
     def may_hold(
         self, tenant: Tenant, replicas: Sequence[str], now_s: float, waiting_tokens: int = 0
     ) -> Collection[str]:
-        """Return those of `replicas` that may get a prompt of `tenant`: all, or those it holds, if it holds its part."""
+        """Return the `replicas` that may get a prompt of `tenant`: all, or those it holds if it holds its allowance."""
         active = self._tenants.get(tenant)
         if active is None or not active.held or not self._tenants.has_others(tenant):
             return replicas
@@ -107,7 +112,7 @@ class ReplicaReservation:
         )
 
     def assert_consistent(self) -> None:
-        """Raise AssertionError if a tenant or a prompt is counted wrongly."""
+        """Raise AssertionError if a tenant or a prompt is miscounted."""
         self._prompts.assert_consistent()
         self._tenants.assert_consistent(self._prompts)
 

@@ -1,9 +1,8 @@
-"""Entries in order, kept in short runs: whatever waits, a change shifts no more than one run. Pure.
+"""A sorted list in short runs with the work of each run. A change shifts at most one run. Pure.
 
-Finding the run is a bisection over the last entry of each. Beside each run stands the work in it, so that the work in
-front of an entry is a sum over runs and a part of one: some microseconds for tens of thousands of entries. Heaps with lazy
-removal would cost as much to change, and could tell neither that nor the order from the end; libraries of sorted lists
-keep such runs, but not the work in them.
+A bisection over the last entry of each run finds the run. The work before an entry is a sum over runs and over a part of
+one. This takes some microseconds for tens of thousands of entries. Heaps with lazy removal cost as much to change, and give
+neither that sum nor the order from the end. Libraries of sorted lists keep such runs, but not their work.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from services.router.queue.queue_item import QueueItem
 Item = TypeVar("Item", bound=QueueItem)
 
 RUN_MAX: Final = 128
-"""A longer run becomes two."""
+"""A longer run is split into two."""
 
 Rank = tuple[int, float, int]
-"""The smallest first; of two items never equal, so that items are never compared."""
+"""The smallest goes first. The ranks of two items are never equal, so that items are never compared."""
 
 
 class SortedRuns(Generic[Item]):
@@ -31,14 +30,14 @@ class SortedRuns(Generic[Item]):
 
     def __init__(self) -> None:
         self._runs: list[list[tuple[Rank, Item]]] = []
-        """None is empty."""
+        """No run is empty."""
         self._lasts: list[Rank] = []
-        """Of each run."""
+        """The last rank of each run."""
         self._work: list[int] = []
-        """Of each run."""
+        """The work of each run."""
 
     def add(self, rank: Rank, item: Item) -> None:
-        """Put `item` where it belongs."""
+        """Insert `item` at its rank."""
         runs, lasts = self._runs, self._lasts
         if not runs:
             runs.append([(rank, item)])
@@ -59,7 +58,7 @@ class SortedRuns(Generic[Item]):
             self._split(at)
 
     def remove(self, rank: Rank) -> None:
-        """Take out the item of `rank`, which must be in."""
+        """Remove the item of `rank`, which must be present."""
         at = bisect_left(self._lasts, rank)
         run = self._runs[at]
         position = _position(run, rank)
@@ -72,7 +71,7 @@ class SortedRuns(Generic[Item]):
             self._lasts[at] = run[-1][0]
 
     def work_before(self, rank: Rank) -> int:
-        """Return the work of all items with a smaller rank; `rank` may be nobody's."""
+        """Return the work of all items with a smaller rank. No item needs to have `rank`."""
         at = bisect_left(self._lasts, rank)
         work = sum(self._work[:at])
         if at < len(self._runs):
@@ -103,7 +102,7 @@ class SortedRuns(Generic[Item]):
         self._work.insert(at + 1, work)
 
     def assert_consistent(self) -> None:
-        """Raise AssertionError if an item is in the wrong place, or work is miscounted."""
+        """Raise AssertionError if an item is in the wrong position, or work is miscounted."""
         entries = [entry for run in self._runs for entry in run]
         assert all(one[0] < other[0] for one, other in pairwise(entries)), "out of order"
         assert all(0 < len(run) <= RUN_MAX for run in self._runs), "a run is empty or too long"
@@ -114,5 +113,5 @@ class SortedRuns(Generic[Item]):
 
 
 def _position(run: list[tuple[Rank, Item]], rank: Rank) -> int:
-    """Return where `rank` is in `run`, or would be."""
+    """Return the position of `rank` in `run`, or its insertion point."""
     return bisect_left(run, (rank,))  # a tuple that ends sooner is the smaller one

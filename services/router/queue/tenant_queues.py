@@ -1,4 +1,4 @@
-"""The bands of the release queue, and in them the tenants by what they were served. Pure."""
+"""The priority classes of the release queue, and in each class the queues of tenants, ordered by service. Pure."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from services.router.queue.queue_item import QueueItem
 Item = TypeVar("Item", bound=QueueItem)
 
 MayRelease = Callable[[str, int], bool]
-"""Whether a tenant (its name, a band) may have more now."""
+"""Returns whether a tenant (name, priority class) may have more released now."""
 
 COMPACT_MIN: Final = 64
-"""Stale entries of a heap are swept out when there are this many beside four for each tenant."""
+"""Stale entries of a heap are removed when the heap has more than this, plus four for each tenant."""
 
 
 TENANTS_COUNTED: Final = 16
-"""So many tenants are counted one by one to foresee a wait: some microseconds."""
+"""Up to this many tenants are counted one by one for a delay estimate, in some microseconds."""
 
 
 class TenantQueue(PriorityQueue[Item]):
-    """What waits of one tenant."""
+    """The waiting items of one tenant."""
 
     __slots__ = ("counters", "last_stamp", "stamp")
 
@@ -33,16 +33,16 @@ class TenantQueue(PriorityQueue[Item]):
         super().__init__()
         self.counters = counters
         self.stamp = 0
-        """Of its valid entry among the first."""
+        """Stamp of its valid entry in the heap `_first`."""
         self.last_stamp = 0
-        """Of its valid entry among the last."""
+        """Stamp of its valid entry in the heap `_last`."""
 
 
 class TenantGroup(Generic[Item]):
-    """The tenants of a band with requests that wait, of those that may be shed or of the others.
+    """The tenants of a priority class with waiting items, either all sheddable or all not sheddable.
 
-    Two heaps with lazy entries: whose turn is first, kept while there are several; and whose last request would be served
-    last, built when it is asked for and kept until the line is empty.
+    It keeps two heaps with lazy removal. `_first` orders tenants by service, while there are several tenants. `_last`
+    orders them by finish tag, from the first call of `last` until the group is empty.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class TenantGroup(Generic[Item]):
         self._stamps = 0
 
     def add(self, item: Item, counters: TenantCounters, *, at_head: bool) -> None:
-        """Put `item` to its tenant's."""
+        """Add `item` to the queue of its tenant."""
         tenant = item.submitted.tenant
         queue = self.queues.get(tenant)
         if queue is None:
@@ -67,7 +67,7 @@ class TenantGroup(Generic[Item]):
         self._push(queue, is_first_kept=queue.count > 1)
 
     def remove(self, item: Item) -> None:
-        """Take `item` out of its tenant's."""
+        """Remove `item` from the queue of its tenant."""
         tenant = item.submitted.tenant
         queue = self.queues[tenant]
         queue.remove(item)
@@ -81,13 +81,13 @@ class TenantGroup(Generic[Item]):
             self._last = None
 
     def reorder(self, tenant: str) -> None:
-        """The counters of `tenant` changed."""
+        """Update the heaps after a change of the counters of `tenant`."""
         queue = self.queues.get(tenant)
         if queue is not None:
             self._push(queue)
 
     def first(self, count: int, may_release: MayRelease, priority_class: int) -> list[TenantQueue[Item]]:
-        """Return the `count` least served tenants that may go, in order."""
+        """Return the `count` allowed tenants with the least service, in order."""
         if len(self.queues) < 2:
             return [queue for tenant, queue in self.queues.items() if may_release(tenant, priority_class)]
         chosen: list[TenantQueue[Item]] = []
@@ -107,7 +107,7 @@ class TenantGroup(Generic[Item]):
     def last(self, requests: int, tokens: float, above: float, limit: int) -> list[Item]:
         """Return the items served last, the last one first, until they are `requests` and hold `tokens`; at most `limit`.
 
-        Only those that would be served after virtual time `above`.
+        Only items that would be served after virtual time `above` are returned.
         """
         if self._last is None:
             self._last = []
@@ -139,7 +139,7 @@ class TenantGroup(Generic[Item]):
         open_queues: list[tuple[float, int, TenantQueue[Item], Iterator[Item]]],
         kept: list[tuple[float, int, TenantQueue[Item]]],
     ) -> None:
-        """Move to `open_queues` every tenant whose last request comes after those of the open ones."""
+        """Move to `open_queues` every tenant with a later last item than those of the open queues."""
         heap = self._last
         assert heap is not None
         while heap and (not open_queues or heap[0][0] <= open_queues[0][0]):
@@ -147,14 +147,14 @@ class TenantGroup(Generic[Item]):
             if stamp != queue.last_stamp:
                 continue
             actual = -queue.counters.finish_tag
-            if actual > tag:  # it was pushed when its last request was further off
+            if actual > tag:  # pushed when its last item had a later finish tag
                 heapq.heappush(heap, (actual, stamp, queue))
                 continue
             kept.append((tag, stamp, queue))
             heapq.heappush(open_queues, (tag, stamp, queue, iter(reversed(queue))))
 
     def _push(self, queue: TenantQueue[Item], *, is_first_kept: bool = False) -> None:
-        """Enter `queue` where it belongs now; among the first it may keep its place if its counters did not change."""
+        """Enter `queue` into the heaps. `is_first_kept`: an unchanged counter keeps its entry in `_first`."""
         if len(self.queues) > 1 and not (is_first_kept and queue.stamp):
             self._stamps += 1
             queue.stamp = self._stamps
@@ -175,7 +175,7 @@ class TenantGroup(Generic[Item]):
             heapq.heapify(self._last)
 
     def assert_consistent(self) -> None:
-        """Raise AssertionError if a tenant that waits is in no heap, or in the wrong place."""
+        """Raise AssertionError if a waiting tenant is in no heap, or has a wrong key."""
         for tenant, queue in self.queues.items():
             assert queue.count and queue.counters.tenant == tenant
             queue.assert_consistent()
@@ -187,24 +187,24 @@ class TenantGroup(Generic[Item]):
 
 
 class PriorityClassQueue(Generic[Item]):
-    """Everything of one band that waits."""
+    """All waiting items of one priority class."""
 
     def __init__(self, priority_class: int) -> None:
         self.priority_class = priority_class
         self.fairness = Fairness()
         self.resumed: PriorityQueue[Item] = PriorityQueue(by_priority=False)
         self.groups: dict[bool, TenantGroup[Item]] = {False: TenantGroup(), True: TenantGroup()}
-        """By whether they may be shed."""
+        """By whether their items are sheddable."""
         self.count = 0
         self.work = 0
-        """Of all items."""
+        """Sum over all items."""
         self.non_sheddable_count = 0
-        """Those that may not be shed."""
+        """Number of items that are not sheddable."""
         self.passed_over = 0
-        """Releases of other bands since this one, which waits, was last released from."""
+        """Releases of other classes since the last release of this class, while this class waits."""
 
     def add(self, item: Item, *, at_head: bool) -> None:
-        """Put `item`, which has its ticket and its account."""
+        """Add `item`, which has its ticket and its counters."""
         submitted, ticket = item.submitted, item.ticket
         assert ticket.counters is not None
         self.count += 1
@@ -217,7 +217,7 @@ class PriorityClassQueue(Generic[Item]):
             self.groups[submitted.is_sheddable].add(item, ticket.counters, at_head=at_head)
 
     def remove(self, item: Item) -> None:
-        """Take `item` out."""
+        """Remove `item`."""
         submitted, ticket = item.submitted, item.ticket
         assert ticket.counters is not None
         self.count -= 1
@@ -233,16 +233,16 @@ class PriorityClassQueue(Generic[Item]):
         ticket.number = 0
 
     def reorder(self, counters: TenantCounters) -> None:
-        """The counters of `counters` changed."""
+        """Update the groups after a change of `counters`."""
         for group in self.groups.values():
             if group.queues:
                 group.reorder(counters.tenant)
 
     def heads(self, count: int, may_release: MayRelease, *, only_non_sheddable: bool = False) -> list[Item]:
-        """Return what may be released next, in order, at most `count`.
+        """Return the items to release next, in order, at most `count`.
 
-        Resumed ones, then those of the least served tenants. A tenant's second request comes where it would be if the first
-        were released now.
+        Resumed items go first, then items of the tenants with the least service. A tenant's second item is placed as if the
+        first were released now.
         """
         chosen = list(islice(self.resumed, count))
         if len(chosen) == count:
@@ -264,7 +264,7 @@ class PriorityClassQueue(Generic[Item]):
         return chosen
 
     def own_before(self, item: Item) -> int:
-        """Return the work of the tenant of `item` that goes before it, were it added now; resumed ones not counted."""
+        """Return the work of the tenant of `item` before it, if it were added now; resumed items not counted."""
         submitted = item.submitted
         before = 0
         for is_sheddable, group in self.groups.items():
@@ -273,14 +273,15 @@ class PriorityClassQueue(Generic[Item]):
                 continue
             if is_sheddable == submitted.is_sheddable:
                 before += queue.work_before(item)
-            elif submitted.is_sheddable:  # of one tenant those that may not be shed go first
+            elif submitted.is_sheddable:  # of one tenant, items that are not sheddable go first
                 before += queue.work
         return before
 
     def others(self, tenant: str | None, work_per_weight: float) -> float:
-        """Return the work of other tenants than `tenant` that goes meanwhile: of each what waits, at most `work_per_weight` by weight.
+        """Return the work of tenants other than `tenant` that is released meanwhile.
 
-        Of more than TENANTS_COUNTED all together at most as much: more than it is, if some have little.
+        Each tenant counts with its waiting work, at most `work_per_weight` times its weight. Above TENANTS_COUNTED tenants,
+        the bound is applied to their sum. This overestimates if some of them have little work.
         """
         groups = self.groups.values()
         if sum(len(group.queues) for group in groups) > TENANTS_COUNTED:
