@@ -204,7 +204,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publisher, "AWAY_PAUSE_S", 0.0)
     monkeypatch.setattr(index_reader, "CHUNK_BYTES", 96)
     monkeypatch.setattr(index_reader, "READ_COUNT", 7)
-    monkeypatch.setattr(index_reader, "AWAY_PAUSE_S", 0.0)
+    monkeypatch.setattr(index_reader, "OUTAGE_PAUSE_S", 0.0)
 
 
 @pytest.mark.usefixtures("small_parts")
