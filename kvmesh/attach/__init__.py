@@ -1,4 +1,5 @@
-"""The Attach protocol: frames, outboxes, logs, names, and the two ends of a stream.
+"""The Attach protocol: one long-lived stream per pair of processes, with many slots (docs/decisions/0001).
 
-Pure parts (no I/O, no clock): `frames`, `names`, `outbox`, `token_log`. Shells: `client`, `server`.
+Pure parts (no I/O, no clock): `frames`, `names`, `rules`, `outbox`, `token_log`, `dial_budget`, `caller_session`.
+Shells: `client`, `server`, `writer`, `dialing`, `dial_queue`.
 """

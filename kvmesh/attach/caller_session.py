@@ -1,7 +1,7 @@
 """One attached caller: its messages are checked and applied in the protocol's order. Pure.
 
-The server's half of Attach that decode, prefill and the router share. The core behind it decides; its answers leave through
-the session's outbox.
+The server's half of Attach, shared by decode, prefill and the router. The core decides. Its answers leave through the
+outbox of the session.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ SlotT = TypeVar("SlotT")
 class AttachedCore(Generic[SlotT]):
     """Decides about the slots of its callers. A core overrides the operations that its role serves.
 
-    `slot` is always one that the session reads; rows that name another slot are dropped: it ended a moment ago.
+    `slot` is always a slot that the session reads. Rows for other slots are dropped: those slots have just ended.
     """
 
     def cancel(self, slot: SlotT, reason: pb.Cancel.Reason.ValueType, now_s: float) -> None:
-        """End `slot` as its caller wishes; nothing is sent for it."""
+        """End `slot` at the request of its caller. Nothing is sent for it."""
         raise NotImplementedError
 
     def adopt(self, session: CallerSession[SlotT], adopt: pb.Adopt, now_s: float) -> None:
@@ -35,7 +35,7 @@ class AttachedCore(Generic[SlotT]):
         raise NotImplementedError
 
     def close_session(self, session: CallerSession[SlotT], now_s: float) -> None:
-        """Detach or end the slots of `session`: its stream is gone."""
+        """Detach or end the slots of `session` after the loss of its stream."""
         raise NotImplementedError
 
     def contradict(self, contradiction: pb.Contradiction, now_s: float) -> None:
@@ -51,7 +51,7 @@ class AttachedCore(Generic[SlotT]):
         """Note that the client's flow-control window is closed. Ignored by default."""
 
     def after_message(self, now_s: float) -> None:
-        """Run once all rows of a message are applied, and after a session closed. Nothing by default."""
+        """Run once all rows of a message are applied, and after a session closed. Does nothing by default."""
 
 
 class CallerSession(Generic[SlotT]):

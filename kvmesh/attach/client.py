@@ -1,6 +1,7 @@
-"""The caller's end of Attach: one link per peer, opened on first use, opened again after it broke.
+"""Client end of Attach: one link per peer, opened on first use and opened again after it breaks.
 
-A shell: it moves messages between a stream and a synchronous sink.
+A shell: it moves messages between a stream and a synchronous sink. Reconnects use exponential backoff with jitter. A link
+has a failure detector: the peer's load reports are the heartbeats.
 """
 
 from __future__ import annotations
@@ -27,47 +28,50 @@ log = logging.getLogger(__name__)
 
 BACKOFF_MIN_S = 0.05
 BACKOFF_MAX_S = 0.5
-"""From the begin of one attempt to that of the next: one that was in the dark for longer is followed at once."""
+"""Time from the start of one attempt to the start of the next. An attempt that lasted longer is followed at once."""
 
 REFUSED_PAUSE_S = 30.0
-"""Until a host name that may not be dialled is looked up again."""
+"""Pause before a host name that may not be dialled is looked up again."""
 
 STABLE_S = 3.0
-"""A peer is known after a stream that lasted so long, and until one that lasted less."""
+"""A peer becomes known after a stream that lasted this long. A shorter stream makes it a new peer again."""
 
 ATTACH_TIMEOUT_S = 2.0
-"""A peer that does not answer hello within this is treated as lost."""
+"""A peer that does not answer hello within this time is lost."""
 
 HEARTBEAT_TIMEOUT_S = 3.0
-"""A peer that reports its load each second and has said nothing for this long is lost, though its connection answers
-pings: gRPC does that on a thread of its own, whatever became of the process's event loop."""
+"""A peer that reports its load each second is lost after this time without a message.
+
+Its connection may still answer keepalive pings. gRPC answers them on a thread of its own, even while the process's
+event loop stands still.
+"""
 
 
 class HeartbeatTimeout(Exception):
-    """Nothing came for SILENT_S."""
+    """No message came for HEARTBEAT_TIMEOUT_S."""
 
 
 class Sink(Protocol):
-    """Who uses a link. Synchronous."""
+    """Receives the events of a link. Synchronous."""
 
     def on_attached(self, link: AttachLink, peer: pb.Hello, now_s: float) -> None:
-        """The peer said hello: the stream is up."""
+        """Take the peer's hello. The stream is up."""
         ...
 
     def on_response(self, link: AttachLink, message: pb.AttachResponse, now_s: float) -> None:
-        """Take one message. Raises FrameError if it breaks the protocol: the stream ends, `on_lost` follows."""
+        """Take one message. Raises FrameError if it breaks the protocol. Then the stream ends, and `on_lost` follows."""
         ...
 
     def on_lost(self, link: AttachLink, reason: str, now_s: float) -> None:
-        """The stream is gone or never came up: every slot of it is void. The link has a fresh outbox already."""
+        """Take the loss of a stream, or of an attempt to open one. Every slot of it is void. The link has a new outbox."""
         ...
 
 
 class AttachLink:
-    """A stream to one address. `outbox` takes requests at any time; they are void when `on_lost` is called.
+    """A stream to one address. `outbox` takes requests at any time. They are void when `on_lost` is called.
 
-    `keep`: hold the stream open and open it again when it breaks; else it opens on first use.
-    Owned by who calls `run`; ends when that is cancelled.
+    `keep`: hold the stream open, and open it again when it breaks. Otherwise the stream opens on first use. The task of
+    `run` owns the link, which ends when that task is cancelled.
     """
 
     def __init__(
@@ -85,18 +89,19 @@ class AttachLink:
         explain: Callable[[str], Awaitable[str]] | None = None,
         dialer: Dialer | None = None,
     ) -> None:
-        """`dialer`: the process's; without one the link dials whatever it is told to.
+        """`dialer`: the dialer of the process. Without it the link may dial any address.
 
-        `expected_process`, `expected_boot`: the process that must say hello; empty: any. Addresses are reused, boots never.
+        `expected_process`, `expected_boot`: the process that must say hello. Empty: any. Addresses are reused, boot ids
+        are not.
 
-        `explain` finds out more about an address where no stream can be opened; it may return an empty text.
+        `explain` diagnoses an address where no stream can be opened. It may return an empty text.
         """
         self.name = name
         self.address = address
         self.keep = keep
         self.is_up = False
         self.failures = 0
-        """Times in a row that the stream could not be opened."""
+        """Attempts in a row that opened no stream."""
         self._hello = hello
         self._expected_process = expected_process
         self._expected_boot = expected_boot
@@ -106,22 +111,22 @@ class AttachLink:
         self._explain = explain
         self._dialer = dialer or Dialer(clock)
         self._dialled = ""
-        """The address that the last attempt dialled; empty if it dialled none."""
+        """The address that the last attempt dialled. Empty if it dialled no address."""
         self._is_known = False
         """True while the dials of this peer take from the budget of known peers."""
         self._dials = 0
-        """Since the last stream of STEADY_S."""
+        """Dials since the last stream that lasted STABLE_S."""
         self._attached_s = 0.0
         self._ready = asyncio.Event()
         self._detector: FailureDetector | None = None
-        """Of the present stream, once its peer has reported its load."""
+        """Failure detector of the present stream. None until its peer has reported its load."""
         self.outbox = self._new_outbox()
 
     def __repr__(self) -> str:
         return f"AttachLink({self.name}, {self.address}, {'up' if self.is_up else 'down'})"
 
     async def run(self) -> None:
-        """Open the stream when it is wanted, serve it, open it again; until cancelled."""
+        """Open the stream when it is needed, serve it, and open it again, until cancelled."""
         while True:
             if not self.keep and not self.outbox.waiting_bytes:
                 self._ready.clear()
@@ -153,7 +158,7 @@ class AttachLink:
                 log.exception("attach link to %s failed", self.name)
                 reason = f"{type(error).__name__}: {error}"
             self._on_stream_lost(reason)
-            if self.failures == 1:  # told once for each streak
+            if self.failures == 1:  # logged once for each streak of failures
                 await self._log_failure(reason)
             delay_s = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2 ** min(self.failures, 8)) * random.uniform(
                 0.5, 1.0
@@ -188,7 +193,7 @@ class AttachLink:
         try:
             self._sink.on_lost(self, reason, self._clock.now_s())
         except Exception:  # a bug in a sink must not end the link for good
-            log.exception("the loss of the attach link to %s was not taken", self.name)
+            log.exception("bug in the sink of the attach link to %s: it did not take the loss", self.name)
 
     async def _serve(self) -> str:
         self._dialled = ""
@@ -216,7 +221,7 @@ class AttachLink:
             for watch in (watching, listening):
                 if watch in done:
                     await watch
-            # The reader knows the status of a broken stream, the writer only that it broke.
+            # The reader has the status of a broken stream. The writer knows only that it broke.
             if reading not in done:
                 call.cancel()
             return await reading
@@ -243,43 +248,44 @@ class AttachLink:
             if self._detector is not None:
                 self._detector.heartbeat(now_s)
             elif message.HasField("load_report"):
-                # A peer that reports its load does so each second; one that never does may be silent.
+                # A peer that reports its load does so each second. An older peer may never report it and stay silent.
                 self._detector = FailureDetector(HEARTBEAT_TIMEOUT_S, now_s)
             self._sink.on_response(self, message, now_s)
             message = await call.read()
         return await _status(call)
 
     async def _watch_heartbeats(self) -> None:
-        """Raise PeerSilent once the peer has said nothing for too long."""
+        """Raise HeartbeatTimeout once the peer has sent nothing for too long."""
         while True:
             await asyncio.sleep(CHECK_INTERVAL_S)
             now_s = self._clock.now_s()
             if self._detector is not None and self._detector.check(now_s):
-                raise HeartbeatTimeout(f"nothing came for {self._detector.silent_s(now_s):.1f} s")
+                raise HeartbeatTimeout(f"no message came for {self._detector.silent_s(now_s):.1f} s")
 
     def _check_hello(self, hello: pb.Hello) -> None:
-        """Raise ValueError if somebody else answers."""
+        """Raise ValueError if another process than the expected one says hello."""
         for what, expected, said in (
             ("process", self._expected_process, hello.process_id),
             ("boot", self._expected_boot, hello.boot_id),
         ):
             if expected and said != expected:
-                text = f"{self.address} is {what} {said!r}; {expected!r} is expected there"
+                text = f"{self.address} is {what} {said!r}; {expected!r} is expected at this address"
                 if not self.failures:
                     log.warning("attach link to %s: %s", self.name, text)
                 raise ValueError(text)
 
 
 async def _probe(address: str) -> None:
-    """Return when somebody at `address` takes connections. Raises PeerUnreachable.
+    """Return once `address` accepts connections. Raises PeerUnreachable.
 
-    gRPC cannot give up a connection that is being made: closed meanwhile, its channel leaves the socket behind, and when
-    the packets of a peer that was cut off pass again, each becomes a connection for good (seen with grpcio 1.85).
+    gRPC cannot give up a connection that is being made. A channel that is closed meanwhile leaves the socket behind. When
+    the packets of a peer that was cut off pass again, each such socket becomes a connection that stays (seen with grpcio
+    1.85).
     """
     host, _, port = address.rpartition(":")
     try:
         async with asyncio.timeout(ATTACH_TIMEOUT_S):
-            # Resolved first: uvloop's open_connection leaves a lookup that is cancelled behind, and its error in the log.
+            # Resolved first: uvloop's open_connection leaves a cancelled lookup behind, which later logs an error.
             loop = asyncio.get_running_loop()
             found = await loop.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
             writer = await _first([str(answer[4][0]) for answer in found], int(port))
@@ -291,7 +297,7 @@ async def _probe(address: str) -> None:
 
 
 async def _first(hosts: list[str], port: int) -> asyncio.StreamWriter:
-    """Connect to the first of `hosts` that takes it. Raises OSError of the last."""
+    """Connect to the first of `hosts` that accepts. Raises the OSError of the last one."""
     for host in hosts[:-1]:
         with suppress(OSError):
             return (await asyncio.open_connection(host, port))[1]

@@ -1,9 +1,10 @@
-"""How many new connections a process opens: a token bucket, and an order for those that wait. Pure.
+"""Rate limit of new connections of a process: a token bucket, and the order of the attempts that wait. Pure.
 
 INVARIANT: over any window of w seconds at most BURST + RATE_PER_S x w connections are granted.
 
-Two connections belong to one attempt (a probe, then gRPC's), so BURST is a mesh of 64 members at once. Attempts that have
-failed least go first: a process that registers among a thousand dead addresses does not wait for their retries.
+Two connections belong to one attempt: a probe, then the connection of gRPC. So BURST is a mesh of 64 members at once.
+Attempts with the fewest failures go first. A process that registers among a thousand dead addresses does not wait for
+their retries.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Ticket:
 
 
 class DialBudget:
-    """One process's. `enqueue`, then `due` when the time has come."""
+    """The token bucket of one process. `enqueue` an attempt, then ask `due` at `next_s`."""
 
     def __init__(self, now_s: float, rate_per_s: float = RATE_PER_S, burst: float = BURST) -> None:
         self._rate_per_s = rate_per_s
@@ -42,13 +43,13 @@ class DialBudget:
         return sum(not ticket.is_withdrawn for ticket in self._waiting)
 
     def enqueue(self, failures: int, connections: int) -> Ticket:
-        """Wait for `connections`; `failures`: how often the attempt has failed already."""
+        """Add an attempt that needs `connections` and has failed `failures` times."""
         ticket = Ticket(failures, next(self._numbers), connections)
         heappush(self._waiting, ticket)
         return ticket
 
     def due(self, now_s: float) -> list[Ticket]:
-        """Return the attempts that may begin now, in their order; they have their connections then."""
+        """Take out and return the attempts that may start now, in order. Their connections are granted."""
         self._refill(now_s)
         granted = []
         while self._waiting:
@@ -62,13 +63,13 @@ class DialBudget:
         return granted
 
     def next_s(self) -> float | None:
-        """Return when `due` has something next, or None if nothing waits."""
+        """Return the time at which the next attempt is due, or None if none waits."""
         if not self._waiting:
             return None
         return self._at_s + max(0.0, self._waiting[0].connections - self._tokens) / self._rate_per_s
 
     def try_take(self, now_s: float) -> bool:
-        """Take one connection if nothing waits for it."""
+        """Take one connection unless an attempt waits."""
         self._refill(now_s)
         if self._waiting or self._tokens < 1:
             return False
@@ -76,7 +77,7 @@ class DialBudget:
         return True
 
     def refund(self, connections: int) -> None:
-        """These were granted and not opened."""
+        """Put back connections that were granted and not opened."""
         self._tokens = min(self._burst, self._tokens + connections)
 
     def _refill(self, now_s: float) -> None:

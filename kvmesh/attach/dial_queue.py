@@ -1,4 +1,4 @@
-"""Dials that wait for their connections in one budget. A shell around `dial_budget`."""
+"""Queue of dials that wait for connections from one token bucket. A shell around `dial_budget`."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from kvmesh.attach.dial_budget import DialBudget, Ticket
 from kvmesh.clock import Clock
 
 CONNECTIONS = 2
-"""Of one attempt: a probe, and gRPC's own."""
+"""Connections of one attempt: the probe, and the connection of gRPC."""
 
 
 class DialQueue:
-    """Attempts in the order of the budget; each begins with its CONNECTIONS."""
+    """Attempts in the order of the budget. Each starts once it has its CONNECTIONS."""
 
     def __init__(self, clock: Clock, budget: DialBudget) -> None:
         self._clock = clock
         self._budget = budget
         self._waiters: dict[int, asyncio.Future[None]] = {}
-        """Of the waiting attempts, by the number of the ticket."""
+        """Futures of the waiting attempts, by ticket number."""
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
         return len(self._budget)
 
     async def acquire(self, failures: int) -> None:
-        """Return when an attempt that has failed so often may open its CONNECTIONS."""
+        """Wait until an attempt that failed `failures` times may open its CONNECTIONS."""
         ticket = self._budget.enqueue(failures, CONNECTIONS)
         waiter = self._waiters[ticket.number] = asyncio.get_running_loop().create_future()
         self._grant()
@@ -38,12 +38,12 @@ class DialQueue:
             self._waiters.pop(ticket.number, None)
 
     def refund(self) -> None:
-        """The second connection of an attempt was not opened."""
+        """Return the second connection of an attempt, which was not opened."""
         self._budget.refund(CONNECTIONS - 1)
         self._grant()
 
     def try_acquire(self) -> bool:
-        """Take one connection for a look at why an attempt failed, if no attempt waits for it."""
+        """Take one connection for the diagnosis of a failed attempt, unless an attempt waits for it."""
         return self._budget.try_take(self._clock.now_s())
 
     def _withdraw(self, ticket: Ticket, waiter: asyncio.Future[None]) -> None:
@@ -53,7 +53,7 @@ class DialQueue:
         self._grant()
 
     def _grant(self) -> None:
-        """Wake the attempts whose turn it is, and come back when the next one has its turn."""
+        """Wake the attempts that are granted, and set the timer for the next one."""
         for ticket in self._budget.due(self._clock.now_s()):
             waiter = self._waiters.get(ticket.number)
             if waiter is not None and not waiter.done():

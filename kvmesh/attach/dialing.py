@@ -1,9 +1,10 @@
-"""Dials for all links of a process: inside the allowed networks, and not too many at once. A shell.
+"""Dials for all links of a process: inside the allowed networks, and rate limited. A shell.
 
-Two budgets. One is for new peers, and for peers whose streams end soon after they began. The other is for known peers: a
-mesh of 128 members that was cut off retries within its rate and is attached again within its burst.
+There are two token buckets. One is for new peers, and for peers with streams that end soon after they began. The other
+is for known peers. A mesh of 128 members that was cut off retries within its rate, and is attached again within its
+burst.
 
-INVARIANT: a dial of a peer takes from one of the budgets, and an attempt opens at most CONNECTIONS.
+INVARIANT: a dial of a peer takes from one of the buckets, and an attempt opens at most CONNECTIONS.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ RESOLVE_S = 2.0
 
 
 class DialRefused(Exception):
-    """The address may not be dialled; says why."""
+    """The address may not be dialled. The text states the reason."""
 
 
 class PeerUnreachable(Exception):
@@ -33,29 +34,31 @@ class PeerUnreachable(Exception):
 
 
 class Dialer:
-    """One for each process, shared by its links."""
+    """The dialer of a process, shared by its links."""
 
     def __init__(self, clock: Clock, networks: Networks | None = None) -> None:
         self.refused_total = 0
-        """Attempts at host names that resolve to no address inside the networks."""
+        """Dials of host names that resolve to no address inside the networks."""
         self._networks = networks or Networks()
         self._new = DialQueue(clock, DialBudget(clock.now_s()))
         self._known = DialQueue(clock, DialBudget(clock.now_s(), KNOWN_RATE_PER_S, KNOWN_BURST))
 
     @property
     def waiting_count(self) -> int:
-        """Attempts that wait for their turn."""
+        """Attempts that wait for connections."""
         return len(self._new) + len(self._known)
 
     def queue(self, *, is_known: bool) -> DialQueue:
-        """Return where the next dial of a peer waits."""
+        """Return the queue for the next dial of a peer."""
         return self._known if is_known else self._new
 
     async def resolve(self, address: str, attempt: int = 0) -> str:
-        """Return the "host:port" to dial. Raises DialRefused if none is allowed, PeerUnreachable if a name has none.
+        """Return the "host:port" to dial.
 
-        Where networks are set, a name is resolved here, and an address inside them is dialled: gRPC would resolve the name
-        again, and perhaps to another one. Successive attempts take the addresses in turns.
+        Raises DialRefused if no address is allowed, and PeerUnreachable if the name has no address.
+
+        With `trust.networks`, a name is resolved here, and an address inside the networks is dialled. gRPC would resolve
+        the name again, perhaps to another address. Successive attempts take the addresses in rotation.
         """
         if fault := self._networks.fault(address):
             raise DialRefused(fault)
@@ -72,9 +75,11 @@ class Dialer:
         return f"[{chosen}]:{port}" if ":" in chosen else f"{chosen}:{port}"
 
     def export(self, metrics: Metrics) -> None:
-        """Export it, read at each scrape."""
+        """Export the counts of this dialer, read at each scrape."""
         metrics.gauge(
-            "waiting_dials", "New connections that wait for their turn.", lambda: self.waiting_count
+            "waiting_dials",
+            "Dials that wait for the rate limit of new connections.",
+            lambda: self.waiting_count,
         )
         metrics.total(
             "refused_names", "Dials of host names outside trust.networks.", lambda: self.refused_total

@@ -1,6 +1,6 @@
-"""Step frames: many slots' tokens as packed columns, and the rules a received one must obey.
+"""Step frames: the tokens of many slots as packed columns, and the rules that a received frame must obey.
 
-Pure. Tokens stay bytes here (32-bit little-endian): a relay never looks at them.
+Pure. Tokens stay bytes (32-bit little-endian), because a router forwards them without parsing.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from kvmesh.attach.v1 import attach_pb2 as pb
 
 TOKEN_BYTES = 4
 ROWS_MAX = 65_536
-"""Rows in one frame. Far above what a step makes; a frame beyond it is a peer gone wrong."""
+"""Most rows of one frame, far more than a step makes. A larger frame shows a broken peer."""
 
 
 class FrameError(ValueError):
-    """A message breaks the protocol: names the field, the value and what is allowed. The stream must end."""
+    """A message breaks the protocol. The text names the field, the value and the allowed range. The stream must end."""
 
 
 class Row(NamedTuple):
@@ -25,11 +25,11 @@ class Row(NamedTuple):
 
     slot: int
     position: int
-    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody calls on a row
+    count: int  # type: ignore[assignment]  # hides tuple.count, which is not called on rows
     token_ids: bytes
     """`4 * count` bytes."""
     logprobs: bytes
-    """`4 * count` bytes, or empty if no slot of the frame asked."""
+    """`4 * count` bytes, or empty if no slot of the frame has log-probabilities."""
 
 
 def rows(frame: pb.StepFrame) -> Iterator[Row]:

@@ -1,7 +1,8 @@
-"""Keeps one link to each wanted process: opened when it registers, closed when it is gone or was replaced.
+"""Keeps one link to each wanted process. A shell.
 
-A shell. A lost lease alone closes nothing: while the stream to a process lives, the process serves what it has. A process
-that started again is another one. It gets a link of its own beside the link to its predecessor, which takes nothing new.
+A link is opened when its process registers, and closed when the process is lost or replaced. A lost lease alone closes no
+link: while its stream lives, the process serves the requests it has. A process that restarted is a new process. It gets a
+link of its own beside the link to its predecessor, which takes no new requests.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from kvmesh.tasks import end
 log = logging.getLogger(__name__)
 
 LOOK_S: Final = 1.0
-"""Longest time until a link that was kept is looked at again."""
+"""Longest time between two checks of a link that was kept."""
 
 Peer = TypeVar("Peer")
-"""A process behind a link, as the owner of the links knows it."""
+"""State of the process behind a link, at the owner of the links."""
 
 
 class Host(Protocol[Peer]):
     """Owns the peers of a LinkManager. `update` calls `is_wanted` and `on_listed`; `run` calls the others."""
 
     def is_wanted(self, member: Member) -> bool:
-        """True if `member` is to have a link."""
+        """True if `member` gets a link."""
         ...
 
     def open(self, member: Member, name: str) -> tuple[Peer, AttachLink]:
@@ -37,27 +38,27 @@ class Host(Protocol[Peer]):
         ...
 
     def on_listed(self, peer: Peer, member: Member | None) -> None:
-        """The lease of the process is `member`; None: it has none. Also called when nothing has changed."""
+        """Take the lease of the process. None: it has no lease. Also called when nothing has changed."""
         ...
 
     def on_replaced(self, peer: Peer) -> None:
-        """A newer process has the name of this one."""
+        """Note that a newer process has the name of `peer`."""
         ...
 
     def may_return(self, peer: Peer) -> bool:
-        """True if a process that was replaced may hold its name again with the link that it has."""
+        """True if a replaced process that holds its name again may use its old link."""
         ...
 
     def may_close(self, peer: Peer, now_s: float, *, is_replaced: bool) -> bool:
-        """True if nothing is lost with the link of a process that has no lease, or was replaced."""
+        """True if the link of a process without a lease, or of a replaced process, can be closed without loss."""
         ...
 
     def on_closed(self, peer: Peer, now_s: float) -> None:
-        """The link is closed. The last call for `peer`."""
+        """Note that the link is closed. The last call for `peer`."""
         ...
 
     def on_settled(self, names: list[str], now_s: float) -> None:
-        """The links were brought in line with the members; `names`: the processes that have one, sorted."""
+        """Note that the links match the members. `names`: the processes with a link, sorted."""
         ...
 
 
@@ -65,7 +66,7 @@ class Linked(NamedTuple, Generic[Peer]):
     """A process, its link, and the task that keeps the link."""
 
     name: str
-    """Of the link."""
+    """Name of the link."""
     member: Member
     peer: Peer
     link: AttachLink
@@ -73,9 +74,10 @@ class Linked(NamedTuple, Generic[Peer]):
 
 
 class LinkManager(Generic[Peer]):
-    """The links of one process to the wanted others. Its tasks end with `run`.
+    """The links of this process to the wanted processes. Its tasks end with `run`.
 
-    `update` may be called at any time, also before `run`. `role`: of the processes, for the names of tasks.
+    `update` may be called at any time, also before `run`. `role`: the role of the wanted processes, for the names of
+    tasks.
     """
 
     def __init__(self, host: Host[Peer], clock: Clock, role: str) -> None:
@@ -84,9 +86,9 @@ class LinkManager(Generic[Peer]):
         self._role = role
         self._wanted: dict[str, Member] = {}
         self._linked: dict[str, Linked[Peer]] = {}
-        """By process: the link to the newest process of that name."""
+        """Links to the newest process of each name, by name."""
         self._replaced: list[Linked[Peer]] = []
-        """Links to processes whose name a newer one has."""
+        """Links to processes that lost their name to a newer process."""
         self._changed = asyncio.Event()
 
     def __len__(self) -> int:
@@ -109,14 +111,14 @@ class LinkManager(Generic[Peer]):
         self._changed.set()
 
     async def run(self) -> None:
-        """Open and close links until cancelled; then close all."""
+        """Open and close links until cancelled. Then close all links."""
         try:
             while True:
                 self._changed.clear()
                 try:
                     await self._settle()
-                except Exception:  # a bug with one peer must not end the process, and every stream with it
-                    log.exception("the links cannot be brought in line with the members")
+                except Exception:  # a bug with one peer must not end the process with all its streams
+                    log.exception("bug in the link manager: the links do not match the members")
                 try:
                     async with asyncio.timeout(LOOK_S):
                         await self._changed.wait()
@@ -131,7 +133,7 @@ class LinkManager(Generic[Peer]):
                 self._host.on_closed(linked.peer, self._clock.now_s())
 
     async def _settle(self) -> None:
-        """Bring the links in line with the members."""
+        """Reconcile the links with the members."""
         for name, linked in list(self._linked.items()):
             member = self._wanted.get(name)
             if member is None:
@@ -150,7 +152,7 @@ class LinkManager(Generic[Peer]):
         self._host.on_settled(sorted(self._linked), self._clock.now_s())
 
     def _returned(self, member: Member) -> Linked[Peer] | None:
-        """Return the link to the process of `member` if that was replaced meanwhile and holds its name again."""
+        """Return the old link to the process of `member`, if that process was replaced and holds its name again."""
         for linked in self._replaced:
             if _is_same(member, linked.member) and self._host.may_return(linked.peer):
                 self._replaced.remove(linked)

@@ -1,8 +1,8 @@
-"""Outboxes: what waits to be written to one peer, merged into one message per write.
+"""Outboxes: rows that wait to be written to one peer, merged into one message per write. Pure.
 
-Pure. A sender never awaits its peer: it adds rows here, and the stream's single writer takes everything that piled up
-while the last write was in flight. Bounded: an outbox over its soft limit for `STUCK_S`, or over its hard limit at
-once, is `stuck`, and the stream must be dropped.
+A sender never awaits its peer. It adds rows here, and the stream's single writer takes all rows that came during the last
+write. An outbox is bounded, which is the backpressure of a stream. It is stuck after `STUCK_S` over the soft limit, or at
+once over the hard limit. A stream with a stuck outbox must be dropped.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.deadlines import remaining_ms
 
 STUCK_S = 2.0
-"""An outbox that stays full this long belongs to a peer that reads no more (architecture, section 2)."""
+"""An outbox that stays full for this long shows a peer that does not read. The stream is then dropped."""
 
 SOFT_BYTES = 4 << 20
 HARD_BYTES = 16 << 20
 ROW_BYTES = 64
-"""What one row is counted as, beside its variable part."""
+"""Size that one row counts, beside its variable part."""
 
 TAKE_BYTES = 4 << 20
-"""Prompts behind so many bytes go with the next message: gRPC refuses too large a one, and ends its stream."""
+"""Bytes of prompts in one message; further prompts go with the next. gRPC ends a stream at a message that is too large."""
 
 MESSAGE_BYTES_MAX = 2 * HARD_BYTES
-"""Largest message: what a full outbox holds, and the longest prompt that a configuration allows behind TAKE_BYTES."""
+"""Largest message: the rows of a full outbox, and the longest prompt that a configuration allows after TAKE_BYTES."""
 
 
 def _nothing() -> None:
@@ -32,10 +32,10 @@ def _nothing() -> None:
 
 
 class Outbox:
-    """Counts what waits and tells when the peer stopped reading.
+    """Counts the waiting rows, and finds a peer that stopped reading.
 
-    `on_ready` is called when the first row that somebody waits for is added, `on_lazy` when an empty outbox gets one that
-    nobody waits for; a shell sets both to wake its writer, now or a little later.
+    Rows are urgent or lazy (docs/decisions/0008). `on_ready` is called when the first urgent row is added. `on_lazy` is
+    called when an empty outbox gets a lazy row. A shell sets both to wake its writer, now or after the coalescing window.
     """
 
     __slots__ = ("_full_since_s", "_left_bytes", "is_urgent", "on_lazy", "on_ready", "waiting_bytes")
@@ -44,18 +44,18 @@ class Outbox:
         self.on_ready: Callable[[], None] = _nothing
         self.on_lazy: Callable[[], None] = _nothing
         self.is_urgent = False
-        """True while a row waits that somebody waits for."""
+        """True while an urgent row waits."""
         self.waiting_bytes = 0
         self._left_bytes = 0
-        """Of these, what the last message had no room for; the peer has not been asked to read it."""
+        """Those of `waiting_bytes` that did not fit into the last message. They do not show that the peer reads slowly."""
         self._full_since_s: float | None = None
 
     def is_full(self) -> bool:
-        """True while more than the soft limit waits: optional work should not be added now."""
+        """True while more than the soft limit waits. Optional rows should not be added then."""
         return self.waiting_bytes > SOFT_BYTES
 
     def is_stuck(self, now_s: float) -> bool:
-        """True if the stream must be dropped: full for STUCK_S, or beyond the hard limit."""
+        """True if the stream must be dropped: full for STUCK_S, or over the hard limit."""
         if self.waiting_bytes <= SOFT_BYTES:
             self._full_since_s = None
             return False
@@ -82,7 +82,7 @@ class Outbox:
 
 
 class UpwardOutbox(Outbox):
-    """Collects one AttachRequest. Cancels go ahead of submits; a cancel of an unsent submit removes both."""
+    """Collects one AttachRequest. Cancels precede submits. The cancel of an unsent submit removes both."""
 
     __slots__ = (
         "_adopts",
@@ -116,8 +116,8 @@ class UpwardOutbox(Outbox):
     def submit(self, submit: pb.Submit, deadline_s: float, ttft_deadline_s: float | None = None) -> None:
         """Add `submit`, which the outbox owns from now on.
 
-        `deadline_s`, `ttft_deadline_s`: on the clock that `take` is given; the remaining milliseconds are filled in
-        when the message is made.
+        `deadline_s`, `ttft_deadline_s`: on the clock of `take`, which fills in the remaining milliseconds (deadline
+        propagation).
         """
         self._submits[submit.slot] = (submit, deadline_s, ttft_deadline_s)
         self._add(len(submit.token_ids) + len(submit.block_hashes))
@@ -128,7 +128,7 @@ class UpwardOutbox(Outbox):
         self._add()
 
     def contradict(self, contradiction: pb.Contradiction) -> None:
-        """Add `contradiction`. A writer that stands still makes it older than it says by at most STUCK_S."""
+        """Add `contradiction`. A blocked writer adds at most STUCK_S to the age that it states."""
         self._contradictions.append(contradiction)
         self._add()
 
@@ -138,7 +138,7 @@ class UpwardOutbox(Outbox):
         self._add(len(handoff.context_phase_params))
 
     def credit(self, slot: int, position: int) -> None:
-        """Raise the credit of `slot` to `position`, or say that its window is open; only the highest value is sent."""
+        """Raise the flow-control window of `slot` to `position`, and open a closed one. Only the highest value is sent."""
         self._closed.pop(slot, None)
         known = self._credits.get(slot)
         if known is None:
@@ -148,7 +148,7 @@ class UpwardOutbox(Outbox):
             self._credits[slot] = position
 
     def close_window(self, slot: int) -> None:
-        """Say that the flow-control window of the client of `slot` is closed."""
+        """Report that the flow-control window of the client of `slot` is closed."""
         if slot not in self._closed:
             self._closed[slot] = None
             self._add_lazy()
@@ -158,7 +158,7 @@ class UpwardOutbox(Outbox):
         return slot in self._submits or slot in self._adopts
 
     def cancel(self, slot: int, reason: pb.Cancel.Reason.ValueType) -> bool:
-        """Cancel `slot`. Return True if its submit or adopt had not been sent: then the peer never hears of it."""
+        """Cancel `slot`. Return True if its submit or adopt was still waiting; then nothing is sent for the slot."""
         self._handoffs.pop(slot, None)
         self._credits.pop(slot, None)
         self._closed.pop(slot, None)
@@ -172,9 +172,9 @@ class UpwardOutbox(Outbox):
         return False
 
     def take(self, now_s: float) -> pb.AttachRequest | None:
-        """Return what waits as one message, or None: everything, but prompts up to TAKE_BYTES only.
+        """Return the waiting rows as one message, or None. It has all rows, but prompts up to TAKE_BYTES only.
 
-        What is left is urgent still; it goes with later messages, in the order of the slots.
+        The remaining rows stay urgent. They go with later messages, in the order of the slots.
         """
         if not self.waiting_bytes and self._hello is None:
             return None
@@ -208,9 +208,9 @@ class UpwardOutbox(Outbox):
         return message
 
     def _take_before(self, first: int, message: pb.AttachRequest) -> None:
-        """Move what is of slots below `first` into `message`, which has their submits; the rest stays.
+        """Move the rows of slots below `first` into `message`, which has their submits. The other rows stay.
 
-        Slots are opened in ascending order, and nothing of one may come before it is open.
+        INVARIANT: slots are opened in ascending order, and no row of a slot precedes its submit or adopt.
         """
         message.adopts.extend(row for slot, row in self._adopts.items() if slot < first)
         message.handoffs.extend(row for slot, row in self._handoffs.items() if slot < first)
@@ -242,13 +242,13 @@ class DownwardOutbox(Outbox):
         self._hello = hello
         self._message = pb.AttachResponse()
         self._computed: dict[int, int] = {}
-        # The frame's columns, as lists: appending to a protobuf field costs three times as much.
+        # The columns of the frame are lists: appending to a protobuf field costs three times as much.
         self._slots: list[int] = []
         self._positions: list[int] = []
         self._counts: list[int] = []
         self._tokens: list[bytes] = []
         self._logprobs: list[bytes] | None = None
-        """Rows of step frames added since the stream opened."""
+        """Log-probabilities of the waiting rows, NaN for rows without them. None while no row has any."""
 
     def tokens(self, slot: int, position: int, token_ids: bytes, logprobs: bytes = b"") -> None:
         """Add a row of the step frame: tokens at [position, position + len(token_ids) / 4) of `slot`."""
@@ -270,7 +270,7 @@ class DownwardOutbox(Outbox):
             self.on_ready()
 
     def accept(self, slot: int, *, urgent: bool = True) -> None:
-        """Add an acceptance; `urgent` if the caller goes on only when it has it."""
+        """Add an acceptance. `urgent`: the caller proceeds only with it."""
         self._message.acceptances.add(slot=slot)
         if urgent:
             self._add()
@@ -298,7 +298,7 @@ class DownwardOutbox(Outbox):
         self._add_lazy()
 
     def computed(self, slot: int, position: int) -> None:
-        """Tell that the engine computed [.., position) of `slot`; only the last waiting value is sent."""
+        """Report that the engine computed [.., position) of `slot`. Only the last waiting value is sent."""
         is_new = slot not in self._computed
         self._computed[slot] = position
         if is_new:
@@ -356,12 +356,12 @@ class DownwardOutbox(Outbox):
         self._add(len(message))
 
     def load(self, report: pb.LoadReport) -> None:
-        """Set the load report; a later one replaces one that still waits."""
+        """Set the load report. A later report replaces one that still waits."""
         self._message.load_report.CopyFrom(report)
         self._add_lazy()
 
     def take(self, now_s: float) -> pb.AttachResponse | None:
-        """Return everything that waits as one message, or None. The outbox is empty afterwards."""
+        """Return all waiting rows as one message, or None. The outbox is empty afterwards."""
         if not self.waiting_bytes and self._hello is None:
             return None
         self._taken()

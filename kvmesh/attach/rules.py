@@ -1,4 +1,4 @@
-"""The rules that the requests of a stream must obey, whoever serves it. Pure."""
+"""Rules of the protocol for the requests of a stream, the same at every server. Pure."""
 
 from __future__ import annotations
 
@@ -29,12 +29,14 @@ def check_numbers(message: pb.AttachRequest, *, last_slot: int) -> int:
     if message.adopts and message.submits:
         both = {one.slot for one in message.adopts} & {one.slot for one in message.submits}
         if both:
-            raise FrameError(f"slot {min(both)} is named by an adopt and a submit")
+            raise FrameError(
+                f"slot {min(both)} is named by both an adopt and a submit; one of them is allowed"
+            )
     return max(highest, last)
 
 
 def uneven_credits(message: pb.AttachRequest) -> FrameError:
-    """Return the error of a message whose credits name more slots than positions, or fewer."""
+    """Return the error for a message with different numbers of credit slots and credit positions."""
     return FrameError(
         f"credit columns differ in length: slots {len(message.credit_slots)}, "
         f"positions {len(message.credit_positions)}"
@@ -51,7 +53,7 @@ def check_computed(message: pb.AttachResponse) -> None:
 
 
 def check_submit(submit: pb.Submit, *, last_slot: int) -> None:
-    """Raise FrameError if `submit` breaks the protocol itself (not merely its range for one replica)."""
+    """Raise FrameError if `submit` breaks the protocol. The limits of a replica are checked by its admission control."""
     check_slot(submit.slot, last_slot)
     check_request_id(submit.request_id)
     if not 1 <= submit.attempt <= 65_535:

@@ -1,6 +1,7 @@
-"""The server's end of Attach: one session per stream, one reader, one writer.
+"""Server end of Attach: one session, one reader and one writer per stream.
 
-A shell: it moves messages between a stream and a synchronous session. The session decides; the outbox is the only way out.
+A shell: it moves messages between a stream and a synchronous session. The session decides. All answers leave through the
+outbox.
 """
 
 from __future__ import annotations
@@ -30,26 +31,26 @@ LAST_WRITE_S = 0.5
 
 
 class Session(Protocol):
-    """What a service does for one attached caller. Synchronous; answers through the outbox it was opened with."""
+    """The state of one attached caller at a service. Synchronous. It answers through the outbox it was opened with."""
 
     def on_request(self, message: pb.AttachRequest, now_s: float) -> None:
-        """Take one message. Raises FrameError if it breaks the protocol: the stream ends, `on_closed` follows."""
+        """Take one message. Raises FrameError if it breaks the protocol. Then the stream ends, and `on_closed` follows."""
         ...
 
     def on_closed(self, now_s: float) -> None:
-        """Clean up: the stream is gone. Called exactly once; nothing added to the outbox afterwards is sent."""
+        """Clean up after the stream. Called exactly once. Rows that are added to the outbox afterwards are not sent."""
         ...
 
 
 class Attachable(Protocol):
-    """A service that callers attach to."""
+    """A service that accepts attached callers."""
 
     def open_session(self, peer: pb.Hello, outbox: DownwardOutbox, now_s: float) -> Session:
-        """Return the session for a caller that just said hello."""
+        """Return the session for a caller that has said hello."""
         ...
 
     def after_event(self) -> None:
-        """Called after each event that went into the service: the place to look at its timer."""
+        """Called after each event of the service, for example to update its timer."""
         ...
 
 
@@ -59,7 +60,7 @@ class AttachService(attach_pb2_grpc.AttachServiceServicer):
     def __init__(
         self, service: Attachable, hello: pb.Hello, clock: Clock, request_reader: RequestReader | None = None
     ) -> None:
-        """`request_reader`: waits for hellos."""
+        """`request_reader` waits for hellos."""
         self._request_reader = request_reader or RequestReader(MESSAGE_BYTES_MAX)
         self._service = service
         self._hello = hello
@@ -73,12 +74,12 @@ class AttachService(attach_pb2_grpc.AttachServiceServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)
 
     async def serve(self, call: Call[pb.AttachRequest, pb.AttachResponse]) -> str | None:
-        """Serve one stream until it ends. Return what the peer did wrong, or None. Raises MeshError (CALLS_FULL)."""
+        """Serve one stream until it ends. Return the peer's protocol error, or None. Raises MeshError (CALLS_FULL)."""
         try:
             first = await self._request_reader.message(call.read, (call.peer,))
         except MeshError as refusal:
             if refusal.reason == "REQUEST_TIMEOUT":
-                return f"no hello within {self._request_reader.timeout_s:g} s"
+                return f"no hello arrived within {self._request_reader.timeout_s:g} s"
             raise
         if first is None:
             return None
@@ -119,11 +120,11 @@ class AttachService(attach_pb2_grpc.AttachServiceServicer):
 
 
 def _problem(peer: str, errors: Sequence[BaseException]) -> str | None:
-    """Log why a stream ended; return what the peer did wrong, or None."""
+    """Log why a stream ended. Return the peer's protocol error, or None."""
     problem = None
     for error in errors:
         if isinstance(error, MeshError):
-            problem = error.message  # of a message that could not be parsed; logged where it was
+            problem = error.message  # the message could not be parsed; the parser has logged it
         elif isinstance(error, FrameError):
             problem = str(error)
             log.warning("attach stream of %s broke the protocol: %s", peer, error)

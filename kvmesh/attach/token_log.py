@@ -1,7 +1,7 @@
-"""A slot's append-only log of output tokens, sent up to the credited position.
+"""Append-only log of a slot's output tokens, sent up to the end of the reader's flow-control window.
 
-Pure. The log keeps 4 bytes per token (8 with log-probabilities) until the slot is forgotten, so that a new stream can
-adopt the slot from any position it names.
+Pure. The log keeps 4 bytes per token (8 with log-probabilities) until the slot is forgotten. So a new stream can take the
+slot over (stream takeover) from any position.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kvmesh.attach import frames
 
 
 class Gap(Exception):
-    """Tokens are missing between what a receiver has and what it was sent: the attempt has failed."""
+    """Tokens are missing between the receiver's position and the received row. The attempt has failed."""
 
 
 class Chunk(NamedTuple):
@@ -28,7 +28,9 @@ class Chunk(NamedTuple):
 class TokenLog:
     """Output of one attempt: positions [start, end), of which [start, sent) was sent.
 
-    Invariant: start <= sent <= min(end, max(credit, start)) between two takeovers.
+    `credit`: the end of the flow-control window.
+
+    INVARIANT: start <= sent <= min(end, max(credit, start)) between two takeovers.
     """
 
     __slots__ = ("_ids", "_logprobs", "credit", "sent", "start")
@@ -47,37 +49,37 @@ class TokenLog:
 
     @property
     def last_id(self) -> int | None:
-        """The last token, or None while there is none."""
+        """The last token, or None for an empty log."""
         return self._ids[-1] if self._ids else None
 
     @property
     def size_bytes(self) -> int:
-        """Bytes the log keeps."""
+        """Bytes that the log keeps."""
         return len(self._ids) * (4 if self._logprobs is None else 8)
 
     def append(self, ids: Sequence[int], logprobs: Sequence[float] = ()) -> None:
-        """Add tokens at the end; missing log-probabilities are NaN."""
+        """Add tokens at the end. Missing log-probabilities are NaN."""
         self._ids.extend(ids)
         if self._logprobs is not None:
             self._logprobs.extend(logprobs if len(logprobs) == len(ids) else [float("nan")] * len(ids))
 
     def grant(self, position: int) -> bool:
-        """Raise the credit to `position`. Return True if it grew; a lower value is ignored."""
+        """Raise the end of the window to `position`. Return True if it grew. A lower value is ignored."""
         if position <= self.credit:
             return False
         self.credit = position
         return True
 
     def is_blocked(self) -> bool:
-        """True if tokens wait for credit: the reader is slower than the engine."""
+        """True if tokens wait for the window: the reader is slower than the engine (backpressure)."""
         return self.end > self.sent >= self.credit
 
     def is_drained(self) -> bool:
-        """True if everything was sent."""
+        """True if all tokens were sent."""
         return self.sent == self.end
 
     def take(self) -> Chunk | None:
-        """Return the credited tokens that were not sent, and count them as sent."""
+        """Return the unsent tokens inside the window, and count them as sent."""
         until = min(self.end, self.credit)
         if self.sent >= until:
             return None
@@ -91,21 +93,21 @@ class TokenLog:
         return chunk
 
     def rewind(self, position: int, credit: int) -> None:
-        """Go on from `position`, which a reader can have, for a new reader with `credit`."""
+        """Continue from `position` for a new reader with the window end `credit`. The log must hold `position`."""
         self.sent = position
         self.credit = credit
 
 
 def admit(row: frames.Row, next_position: int) -> frames.Row | None:
-    """Return the part of `row` a receiver that has everything below `next_position` lacks, or None.
+    """Return the part of `row` from `next_position` on, or None. The receiver has all tokens below that position.
 
-    Raises Gap if tokens are missing between the two.
+    Raises Gap if tokens are missing between `next_position` and the row.
     """
     position = row.position
     if position == next_position:
         return row
     if position > next_position:
-        raise Gap(f"have {next_position} tokens, got position {position}")
+        raise Gap(f"the receiver has {next_position} tokens; the row starts at position {position}")
     known = next_position - position
     if known >= row.count:
         return None

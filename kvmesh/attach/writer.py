@@ -1,6 +1,7 @@
-"""The single writer of one Attach stream: what its outbox collects leaves as one message per write.
+"""The single writer of one Attach stream: the rows of its outbox leave as one message per write (batching).
 
-A shell. Rows that somebody waits for are written at once; the others ride along, or go after `LAZY_S`.
+A shell. Urgent rows are written at once. Lazy rows leave with them, or after the coalescing window of `LAZY_S`
+(docs/decisions/0008).
 """
 
 from __future__ import annotations
@@ -13,17 +14,17 @@ from kvmesh.attach.outbox import DownwardOutbox, UpwardOutbox
 from kvmesh.clock import Clock
 
 LAZY_S: Final = 0.02
-"""Longest a row that nobody waits for stays in the outbox."""
+"""Coalescing window: the longest time that a lazy row stays in the outbox."""
 
 WATCH_S: Final = 0.5
 
 
 class OutboxStuck(Exception):
-    """The peer reads no more: its outbox stayed full."""
+    """The outbox stayed full: the peer does not read."""
 
 
 class Writer:
-    """Owns the outbox's callbacks. Run `run` and `watch` as tasks of the stream."""
+    """Owns the callbacks of the outbox. `run` and `watch` are tasks of the stream."""
 
     def __init__(
         self,
@@ -45,7 +46,7 @@ class Writer:
         outbox.on_lazy = self._wake_later
 
     async def run(self) -> None:
-        """Write until cancelled, or until `close` and the write in flight is done."""
+        """Write until cancelled, or until the write in flight at `close` is done."""
         outbox, ready = self._outbox, self._ready
         try:
             while not self._is_closing:
@@ -63,14 +64,14 @@ class Writer:
                 self._later.cancel()
 
     async def watch(self) -> None:
-        """Raise OutboxStuck once the outbox has stayed full."""
+        """Raise OutboxStuck once the outbox is stuck (see `Outbox.is_stuck`)."""
         while True:
             await asyncio.sleep(self._watch_s)
             if self._outbox.is_stuck(self._clock.now_s()):
-                raise OutboxStuck(f"{self._outbox.waiting_bytes} bytes wait for a peer that does not read")
+                raise OutboxStuck(f"{self._outbox.waiting_bytes} bytes wait, and the peer does not read")
 
     def close(self) -> None:
-        """Let `run` end after the write in flight: a status cannot be sent beside it."""
+        """Let `run` end after the write in flight. gRPC cannot send a status beside a write."""
         self._is_closing = True
         self._ready.set()
 

@@ -42,7 +42,7 @@ def test_readers_see_every_position_once(seed: int) -> None:
 
 def test_a_gap_is_seen() -> None:
     """A row that starts beyond what the reader has is a gap."""
-    with pytest.raises(Gap, match="have 3 tokens, got position 4"):
+    with pytest.raises(Gap, match="has 3 tokens; the row starts at position 4"):
         admit(frames.Row(1, 4, 1, b"1234", b""), 3)
 
 
