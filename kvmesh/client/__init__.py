@@ -1,6 +1,6 @@
-"""The asynchronous client of the mesh: one stream of tokens over however many frontends it takes.
+"""The asynchronous client of the mesh: one stream of tokens per request, with failover between frontends.
 
-See docs/client.md. Imports gRPC, protobuf and the stubs, and nothing of a service.
+See docs/client.md. Imports gRPC, protobuf and the stubs, and no service.
 """
 
 from kvmesh.client.call_state import Chunk

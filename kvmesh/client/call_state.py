@@ -1,13 +1,14 @@
-"""One request of a client from its first send to its end, over as many frontends as it takes.
+"""State machine of one request of a client, from its first send to its end, with failover between frontends.
 
-Pure and synchronous: messages, broken calls and silences go in; chunks for the caller, and what to do next, come out.
+Pure and synchronous. Inputs are messages, broken calls and unresponsive frontends. Outputs are chunks for the caller and
+the next step.
 
     SENDING ── started ──► STREAMING ── finished ──► DONE
        ▲                      │
-       └─── broken, silent ───┘   go on: with the resume token and the ids, or, before `started`, with the same key
+       └─ broken, unresponsive ┘   resend: with the resume token and the ids, or, before `started`, with the same key
 
-Invariant: the chunks handed out, put one behind the other, are positions [0, len(ids)) without repeat or gap, and their
-text is the text of exactly these ids (and its end, once finished), whatever broke in between.
+INVARIANT: the chunks handed out, joined, are positions [0, len(ids)) without repeat or gap, after any failures. Their text
+is the text of exactly these ids. Once finished, it includes the end of the text.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from kvmesh.errors import ErrorDetails
 from kvmesh.inference.v1 import inference_pb2 as pb
 
 TOKEN_REFUSED: Final = frozenset({"RESUME_TOKEN_INVALID", "FIELD_UNKNOWN"})
-"""What a frontend says that cannot read a resume token: it is of an older release, or has not seen the mesh's secret."""
+"""Reasons of a frontend that cannot read a resume token: it runs an older release, or lacks the mesh's secret."""
 
 
 TTFT_MIN_S: Final = 0.001
-"""The shortest wait for the first token that the mesh takes."""
+"""Shortest TTFT timeout that the mesh accepts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,19 +35,19 @@ class Chunk:
     """A piece of the answer."""
 
     ids: tuple[int, ...]
-    """Tokens; empty if only text became certain."""
+    """Tokens; empty if only text became final."""
     text: str
-    """Text that became certain with them: complete characters only."""
+    """Text that became final with these tokens: complete characters only."""
     position: int
     """Position of the first token in the answer, from 0."""
     logprobs: tuple[float, ...] = ()
-    """Natural log-probabilities, parallel to `ids`; empty unless asked for."""
+    """Natural log-probabilities, parallel to `ids`; empty unless requested."""
 
 
 class CallState:
-    """See the module. `has_own_key`: the idempotency key is this journey's alone, nobody else can supersede it.
+    """See the module. `has_own_key`: the client made the idempotency key, so no other request can supersede this one.
 
-    The caller gave it the time from `began_s` to `deadline_s`.
+    The request may run from `began_s` to `deadline_s`.
     """
 
     def __init__(
@@ -64,10 +65,10 @@ class CallState:
         self.text = ""
         self.logprobs: list[float] = []
         self.started: pb.Started | None = None
-        """The first `started`; its facts hold for the whole journey."""
+        """The first `started`; its facts hold for all sends of the request."""
         self.finished: pb.Finished | None = None
         self.resumes = 0
-        """Times the stream went on elsewhere behind a `started`."""
+        """Number of failovers after the first `started`."""
         self._began_s = began_s
         self._ttft_s = _ttft_s(request)
         self._retries = Retries(
@@ -81,25 +82,28 @@ class CallState:
         self._tokens: list[bytes] = (
             [request.options.resume.resume_token] if request.options.HasField("resume") else []
         )
-        """Resume tokens, best last: the newest may be too new for an older frontend."""
+        """Resume tokens, best last: an older frontend may not understand the newest one."""
         self._heard_started = False
-        """True if the current call has said `started`."""
+        """True if the current call has sent `started`."""
         self._tail = ""
-        """Text behind the last id: certain only if the answer ends here, so it waits for `finished`."""
+        """Text after the last id. It is final only if the answer ends here, so it is held until `finished`."""
         self._token_refusals = 0
         """Refusals of the resume token in a row."""
 
     @property
     def sends(self) -> int:
-        """Times it was sent."""
+        """Number of sends of the request."""
         return self._retries.sends
 
     def is_over(self, now_s: float) -> bool:
-        """True if nothing that comes now is in time: of what has no token, its first one."""
+        """True if the deadline has passed; before the first token, if the TTFT timeout has passed."""
         return now_s >= self._retries.until_s(len(self.ids))
 
     def outgoing(self, now_s: float | None = None) -> pb.GenerateRequest:
-        """Return the message of the next send, and count it. `now_s`: ask `is_over` first; None: nothing has passed yet."""
+        """Return the message of the next send, and count the send.
+
+        `now_s`: call `is_over` before; None means that no time has passed yet.
+        """
         passed_s = 0.0 if now_s is None or not self.sends else now_s - self._began_s
         self._retries.sends += 1
         self._heard_started, self._tail = False, ""
@@ -117,15 +121,15 @@ class CallState:
         return request
 
     def on_message(self, message: pb.GenerateResponse) -> Chunk | None:
-        """Take a message of the current call; return what is new for the caller. Raises ProtocolBroken."""
+        """Take a message of the current call; return the new chunk for the caller, if any. Raises ProtocolBroken."""
         if self.finished is not None:
-            raise self._broken("a message came behind the last one")
+            raise self._broken("a message came after the last one")
         kind = message.WhichOneof("event")
         if kind == "started":
             self._start(message.started)
             return None
         if kind is None:
-            return None  # of a newer release
+            return None  # an event of a newer release
         if not self._heard_started:
             raise self._broken(f"{kind} came before started")
         if kind == "tokens":
@@ -133,9 +137,9 @@ class CallState:
         return self._finish(message.finished)
 
     def on_lost(self, what: str, *, has_other: bool, now_s: float, jitter: float) -> Retry | GiveUp:
-        """The call broke without a word of the mesh, or its frontend fell silent. `jitter` in [0, 1).
+        """The call broke without a status of the mesh, or its frontend became unresponsive. `jitter` in [0, 1).
 
-        `has_other`: a frontend is there that has not just failed.
+        `has_other`: another frontend with a closed circuit is available.
         """
         return self._retries.on_lost(what, RetryContext(len(self.ids), has_other, now_s, jitter))
 
@@ -154,15 +158,15 @@ class CallState:
         return (
             None
             if self.finished is not None
-            else GiveUp(self._broken("the stream ended OK without its last message"))
+            else GiveUp(self._broken("the stream ended with OK before its last message"))
         )
 
     def deadline_error(self) -> GenerateError:
-        """Return the error of a journey whose time is over."""
+        """Return the error of a request past its deadline or TTFT timeout."""
         return self.with_output(self._retries.deadline_passed(len(self.ids)))
 
     def with_output(self, error: GenerateError) -> GenerateError:
-        """Return `error` with what was received."""
+        """Return `error` with the tokens, the text and the resume token received so far."""
         error.ids, error.text = list(self.ids), self.text
         if self._tokens:
             error.resume = pb.Resume(resume_token=self._tokens[-1], received_token_ids=self.ids)
@@ -176,12 +180,13 @@ class CallState:
             self.started = started
         elif (started.request_id, started.seed) != (first.request_id, first.seed):
             raise self._broken(
-                f"request {first.request_id} went on as {started.request_id}, seed {first.seed} as {started.seed}"
+                f"request {first.request_id} continued as {started.request_id}, seed {first.seed} as {started.seed}"
             )
         else:
             self.resumes += 1
         self._heard_started = True
-        # The first of a mesh is read by every release; that of a resume may say where it runs, which an older one does not.
+        # Every release reads the first token of a request. A resume's token may name the execution's place, which an older
+        # release cannot read.
         is_resume = bool(self._tokens)
         self._tokens = [*self._tokens[:is_resume], started.resume_token]
         self._token_refusals = 0
@@ -194,9 +199,9 @@ class CallState:
             self._tail += tokens.text
             return None
         if tokens.position != have:
-            raise self._broken(f"position {tokens.position} came behind {have} tokens")
+            raise self._broken(f"position {tokens.position} came after {have} tokens")
         if self._tail:
-            raise self._broken(f"tokens came behind the end of the text, at position {have}")
+            raise self._broken(f"tokens came after the end of the text, at position {have}")
         self.ids += ids
         self.text += tokens.text
         logprobs = tuple(tokens.logprobs)
@@ -205,17 +210,19 @@ class CallState:
 
     def _finish(self, finished: pb.Finished) -> Chunk | None:
         if finished.usage.output_token_count != len(self.ids):
-            raise self._broken(f"{finished.usage.output_token_count} tokens were sent, {len(self.ids)} came")
+            raise self._broken(
+                f"{finished.usage.output_token_count} tokens were sent, {len(self.ids)} arrived"
+            )
         self.finished = finished
         tail, self._tail = self._tail, ""
         self.text += tail
         return Chunk((), tail, len(self.ids)) if tail else None
 
     def _may_be_read_elsewhere(self, reason: str, *, has_other: bool) -> bool:
-        """Return whether another send may help where the resume token was refused: once, and not the caller's own."""
+        """Return whether another send may help after a refused resume token: once, and not for the caller's own token."""
         self._token_refusals += 1
         if len(self._tokens) > 1:
-            self._tokens.pop()  # the older one says less
+            self._tokens.pop()  # the older token has fewer fields
             return True
         is_readable = bool(self._tokens) and (self.started is not None or reason == "FIELD_UNKNOWN")
         return is_readable and has_other and self._token_refusals == 1
@@ -225,7 +232,7 @@ class CallState:
 
 
 def _ttft_s(request: pb.GenerateRequest) -> float | None:
-    """Return the longest wait for the first token; None: none is given, or one that the mesh will refuse."""
+    """Return the TTFT timeout; None if none is given, or if the mesh will refuse it."""
     timeout = request.limits.ttft_timeout
     seconds = timeout.seconds + timeout.nanos / 1e9
     return seconds if request.limits.HasField("ttft_timeout") and seconds >= TTFT_MIN_S else None

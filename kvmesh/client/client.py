@@ -1,4 +1,4 @@
-"""The client of a mesh. A shell."""
+"""The client of a mesh: a thin shell around `Connections` and `GenerationStream`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DEADLINE_S = 120.0
 
 
 class Client:
-    """Streams tokens from the mesh behind several frontends. One per process is enough; for one event loop.
+    """Streams tokens from a mesh with several frontends. One client per process is enough. It belongs to one event loop.
 
     Use it as `async with Client(["10.0.0.4:7000", "10.0.0.5:7000"]) as client`, or call `close`.
     """
@@ -38,13 +38,15 @@ class Client:
         channel_options: Sequence[tuple[str, Any]] = (),
         open_channel: Callable[[str], grpc.aio.Channel] | None = None,
     ) -> None:
-        """`addresses`: frontends as "host:port"; any of them serves any request. No I/O yet.
+        """Check the arguments without I/O. Raises ValueError.
 
-        `key`: API key, needed where the mesh has tenants and no certificate of the client's names one. `tenant`: for whom
-        a gateway calls. `credentials`: TLS, as made by `grpc.ssl_channel_credentials`; None: plain text.
-        `channel_options`: options of gRPC on top, for example `("grpc.ssl_target_name_override", "mesh")`. `open_channel`:
-        how to connect to an address, instead of those two; the channel must ping (`grpc.keepalive_time_ms`). Raises
-        ValueError.
+        `addresses`: frontends as "host:port". Every frontend serves every request.
+        `key`: API key. A mesh with tenants needs it, unless the client's certificate names a tenant.
+        `tenant`: the tenant that a gateway calls for.
+        `credentials`: TLS, made by `grpc.ssl_channel_credentials`. None means plain text.
+        `channel_options`: further options of gRPC, for example `("grpc.ssl_target_name_override", "mesh")`.
+        `open_channel`: opens a channel to an address, instead of the two options above. The channel must send keepalive
+        pings (`grpc.keepalive_time_ms`).
         """
         self._retry_policy = retry_policy or RetryPolicy()
         connect = open_channel or partial(dial, credentials=credentials, options=channel_options)
@@ -55,16 +57,16 @@ class Client:
     def generate(
         self, prompt: str | None = None, *, deadline_s: float = DEADLINE_S, **options: Unpack[Options]
     ) -> GenerationStream:
-        """Return the answer to one prompt, to be iterated over; nothing is sent before.
+        """Return the answer to one prompt as an iterator. The first iteration sends the request.
 
-        `deadline_s`: seconds from now until the whole answer must be here, over however many frontends. Errors come from
-        the iteration, as GenerateError. This raises ValueError if the prompt is missing or given twice or a value does
-        not fit its field, TypeError for an unknown option.
+        `deadline_s`: seconds from now until the whole answer must have arrived, failovers included. The iteration raises
+        GenerateError. The call itself raises ValueError for a missing or repeated prompt, and for a value that does not fit
+        its field. It raises TypeError for an unknown option.
         """
         return self.send(build_request(prompt, **options), deadline_s=deadline_s)
 
     def send(self, request: pb.GenerateRequest, *, deadline_s: float = DEADLINE_S) -> GenerationStream:
-        """The same for a request that is built already; with `options.resume` set it goes on behind its received tokens."""
+        """Like `generate`, for a ready request. With `options.resume` the answer continues after the received tokens."""
         if not deadline_s > 0:
             raise ValueError(f"deadline_s is {deadline_s}: more than 0 s is allowed")
         has_own_key = not (request.idempotency_key or request.options.HasField("resume"))
@@ -81,7 +83,7 @@ class Client:
 
     @property
     def remaining(self) -> RemainingQuota | None:
-        """What the caller's limits leave it, as told with the end of its last answer; None: nothing was told."""
+        """Remaining quota of the caller, reported with the end of its last answer; None if none was reported."""
         return self._connections.remaining
 
     async def close(self) -> None:
@@ -98,11 +100,11 @@ class Client:
 
 
 def _credentials_metadata(key: str, tenant: str) -> list[tuple[str, str]]:
-    """Return the metadata that says who calls. Raises ValueError, which does not quote the key."""
+    """Return the metadata with API key and tenant. Raises ValueError, which does not quote the key."""
     for name, value in (("key", key), ("tenant", tenant)):
         if not (value.isascii() and value.isprintable()) or " " in value:
             raise ValueError(
-                f"{name} is no text that a header can hold: letters, digits and signs are allowed"
+                f"{name} does not fit a header: ASCII letters, digits and signs without spaces are allowed"
             )
     said = [("authorization", f"Bearer {key}")] if key else []
     return [*said, ("kvmesh-tenant", tenant)] if tenant else said

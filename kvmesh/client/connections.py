@@ -1,8 +1,8 @@
-"""The client's connections: a channel per frontend, the streams on it, and the question whether a silent one lives.
+"""The client's connections: a channel per frontend, its streams, and a failure detector. A thin shell around `Frontends`.
 
-A shell around `Frontends`. Pings of the transport find a frontend whose process or host is gone or frozen; one whose event
-loop hangs still answers those, and a stream may be silent because the model is slow or the queue long. So a frontend that
-says nothing on any stream is asked for its health: who answers lives, however slow the stream is.
+Keepalive pings of HTTP/2 detect a dead or frozen process or host. A frontend with a hanging event loop still answers
+pings. A stream without messages proves nothing, because the model may be slow or the queue long. The failure detector
+therefore probes a frontend without messages on any stream by a health check. Any answer proves that the frontend is alive.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ PING_S: Final = 1.0
 CHANNEL_OPTIONS: Final = (
     ("grpc.keepalive_time_ms", round(PING_S * 1000)),
     ("grpc.keepalive_timeout_ms", round(PING_S * 1500)),
-    # keepalive_timeout_ms alone does not notice a frozen peer.
+    # keepalive_timeout_ms alone does not detect a frozen peer.
     ("grpc.http2.ping_timeout_ms", round(PING_S * 1500)),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.keepalive_permit_without_calls", 0),
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.min_reconnect_backoff_ms", 1000),  # despite its name, the deadline of one attempt to connect
-    ("grpc.enable_retries", 0),  # the journey alone decides what is sent again
+    ("grpc.enable_retries", 0),  # CallState alone decides on retries
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
@@ -41,16 +41,16 @@ CHANNEL_OPTIONS: Final = (
 
 _GENERATE: Final = "/kvmesh.inference.v1.InferenceService/Generate"
 _HAND_OVER: Final = (("kvmesh-hand-over", "1"),)
-"""Tells a frontend that shuts down that this client can go on at another one at once."""
+"""Informs a draining frontend that this client can continue at another frontend at once."""
 _CHECK: Final = "/grpc.health.v1.Health/Check"
 _STATUS_S: Final = 0.02
-"""Wait for the status behind a last message, which tells what is left: it comes with it, or its frontend is lost."""
+"""Longest wait for the status after a last message. The status carries the remaining quota."""
 
 
 def dial(
     address: str, credentials: grpc.ChannelCredentials | None, options: Sequence[tuple[str, Any]]
 ) -> grpc.aio.Channel:
-    """Return a channel to `address`; without `credentials` in plain text."""
+    """Return a channel to `address`, in plain text without `credentials`."""
     everything = (*CHANNEL_OPTIONS, *options)
     if credentials is None:
         return grpc.aio.insecure_channel(address, options=everything)
@@ -59,7 +59,7 @@ def dial(
 
 @dataclass(frozen=True, slots=True)
 class RemainingQuota:
-    """What the caller's limits leave it, as its last answer said. None: not limited."""
+    """Remaining quota of the caller, as reported with its last answer. None: not limited."""
 
     requests: int | None = None
     tokens: int | None = None
@@ -67,7 +67,7 @@ class RemainingQuota:
 
 
 def remaining_of(trailers: Iterable[tuple[str, str | bytes]]) -> RemainingQuota | None:
-    """Return what the trailers of a call tell to be left; None if they tell nothing."""
+    """Return the remaining quota in the trailers of a call; None if they contain none."""
     prefix = "kvmesh-remaining-"
     found = {key.removeprefix(prefix): value for key, value in trailers if key.startswith(prefix)}
     known = {
@@ -91,11 +91,11 @@ class Stream:
         self.address = address
         self.call = call
         self.is_cut = False
-        """True once the call was cut because its frontend does not answer."""
+        """True once the failure detector has cut the call, because its frontend does not answer."""
 
 
 class _Peer:
-    """One frontend: its channel, and when it last said anything."""
+    """One frontend: its channel, its streams, and the time of its last message."""
 
     def __init__(self, channel: grpc.aio.Channel, now_s: float) -> None:
         self.channel = channel
@@ -124,7 +124,7 @@ class Connections:
         open_channel: Callable[[str], grpc.aio.Channel],
         metadata: Sequence[tuple[str, str]] = (),
     ) -> None:
-        """`metadata`: sent with every request, for example who calls."""
+        """`metadata`: sent with every request, for example the API key."""
         self._metadata = tuple(metadata)
         self.frontends = Frontends(addresses, random.Random())
         self._retry_policy = retry_policy
@@ -133,21 +133,25 @@ class Connections:
         self._watch: asyncio.Task[None] | None = None
         self._probes: set[asyncio.Task[None]] = set()
         self._awaiting_status: set[Any] = set()
-        """Calls whose last message is here and whose status is still on its way."""
+        """Calls that have received their last message and wait for their status."""
+
         self._status_reads: set[asyncio.Task[None]] = set()
-        """Who waits for what these say."""
+        """Tasks that wait for these statuses."""
         self.remaining: RemainingQuota | None = None
-        """What the caller's limits leave it, as the last answer said; None: nothing was said of limits."""
+        """Remaining quota of the caller, as reported with the last answer; None if none was reported."""
         self._has_streams = asyncio.Event()
         self._own_stall_s = float("-inf")
-        """When this process itself last was too slow to judge others."""
+        """Time at which this process itself was last too slow to judge frontends."""
         self.is_closed = False
 
     @asynccontextmanager
     async def stream(
         self, avoid: str, request: pb.GenerateRequest, timeout_s: float
     ) -> AsyncIterator[Stream]:
-        """Send `request` to a frontend, rather not to `avoid`, and yield the stream; it is cancelled on the way out."""
+        """Send `request` to a frontend and yield the stream; the stream is cancelled at the end of the block.
+
+        The frontend `avoid` is chosen only if there is no other.
+        """
         if self.is_closed:
             raise RuntimeError("the client is closed")
         address = self._choose(avoid)
@@ -170,17 +174,17 @@ class Connections:
                 stream.call.cancel()
 
     def heard(self, stream: Stream) -> None:
-        """A message came on `stream`."""
+        """A message arrived on `stream`."""
         peer = self._peers[stream.address]
         peer.last_answer_s = self._now_s()
         self.frontends.on_answer(stream.address)
 
     def failed(self, stream: Stream) -> None:
-        """The frontend of `stream` is gone, or takes nothing now."""
+        """The frontend of `stream` is lost, or refuses requests now."""
         self.frontends.on_failure(stream.address, self._now_s())
 
     async def wait_for_status(self, stream: Stream) -> None:
-        """The last message of `stream` is here: its status follows at once, or comes in its own time."""
+        """Wait up to _STATUS_S for the status of `stream` after its last message; a task reads a later status."""
         if not stream.call.done():
             self._awaiting_status.add(stream.call)
             stream.call.add_done_callback(self._awaiting_status.discard)
@@ -190,7 +194,7 @@ class Connections:
         await asyncio.wait({task}, timeout=_STATUS_S)
 
     def take_trailers(self, trailers: Iterable[tuple[str, str | bytes]]) -> None:
-        """Take what a call ended with."""
+        """Take the remaining quota from the trailers of a call."""
         self.remaining = remaining_of(trailers) or self.remaining
 
     async def _read_trailers(self, call: Any) -> None:
@@ -218,7 +222,7 @@ class Connections:
         return self._peers[address]
 
     async def _detect_failures(self) -> None:
-        """Ask every frontend that has streams and is silent whether it lives."""
+        """Probe every frontend that has streams and has sent nothing for `probe_after_s`."""
         retry_policy = self._retry_policy
         tick_s = retry_policy.probe_after_s / 4
         while True:
@@ -244,7 +248,7 @@ class Connections:
         task.add_done_callback(self._probes.discard)
 
     async def _probe(self, address: str) -> None:
-        """Ask a frontend for its health: any answer tells that it lives."""
+        """Probe a frontend by a health check; any answer proves that the frontend is alive."""
         peer, asked_s = self._peer(address), self._now_s()
         peer.is_probing = True
         try:

@@ -1,7 +1,4 @@
-"""How a request can fail for its caller: one exception per thing that the caller can do about it.
-
-Pure in what it decides; the status codes are gRPC's.
-"""
+"""Exceptions of a failed request: one class per action that the caller can take. Status codes are those of gRPC. Pure."""
 
 from __future__ import annotations
 
@@ -13,9 +10,9 @@ from kvmesh.inference.v1 import inference_pb2 as pb
 
 
 class GenerateError(Exception):
-    """A request that did not end well. What was received until then stays usable.
+    """A failed request. The tokens and the text received before the failure remain usable.
 
-    Catch a subclass to act on one kind, or this one for all.
+    Catch a subclass for one kind of failure, or this class for all.
     """
 
     def __init__(
@@ -34,48 +31,48 @@ class GenerateError(Exception):
         self.message = message
         """One sentence for people."""
         self.code = code
-        """Name of the gRPC status, for example "UNAVAILABLE"; empty if no frontend said one."""
+        """Name of the gRPC status, for example "UNAVAILABLE"; empty if no frontend sent a status."""
         self.retry_after_s = retry_after_s
-        """Seconds after which the mesh expects to have room; None: it did not say."""
+        """Seconds after which the mesh expects to have capacity; None if not reported."""
         self.violations = dict(violations or {})
-        """What is wrong, by field of the request; for RequestRefused."""
+        """Field of the request -> its fault; for RequestRefused."""
         self.quota = dict(quota or {})
-        """Which limits were met, by whose they are; for QuotaExceeded."""
+        """Scope -> the limit that was exceeded; for QuotaExceeded."""
         self.ids: list[int] = []
         """Tokens received before the failure, from position 0."""
         self.text = ""
-        """Their text."""
+        """Text of `ids`."""
         self.resume: pb.Resume | None = None
-        """What goes on behind `ids`, put into `options.resume` of the same request; None: nothing was started."""
+        """Value of `options.resume` that continues the same request after `ids`; None if the request never started."""
 
 
 class RequestRefused(GenerateError):
-    """The request is wrong; sending it again does not help. `violations` names the fields."""
+    """The request is invalid; a retry does not help. `violations` names the fields."""
 
 
 class MeshFull(GenerateError):
-    """The mesh has no room now. Try again after `retry_after_s`, or send less."""
+    """The mesh has no capacity now and sheds load. Retry after `retry_after_s`, or send less."""
 
 
 class QuotaExceeded(MeshFull):
-    """The tenant, its key or its organisation has used what it may for now; `quota` names the limit.
+    """A limit of the tenant, of its key or of its organisation is used up for now; `quota` names the limit.
 
-    There may be room for others: trying elsewhere does not help, and `retry_after_s` is when its own budget has grown.
+    Another frontend enforces the same limit. After `retry_after_s` the budget has grown enough.
     """
 
 
 class MeshUnavailable(GenerateError):
-    """Nobody could serve the request, and the client has tried as often as it may. Try again later."""
+    """No frontend could serve the request within the attempts of the retry policy. Try again later."""
 
 
 class DeadlinePassed(GenerateError):
-    """The request's time is over."""
+    """The request's deadline or TTFT timeout has passed."""
 
     last_reason = ""
-    """Reason of the failure behind which the request was being sent again when its time ended, for example "NO_ROUTER";
-    empty if it was not, or tokens have come since."""
+    """Reason of the failure that was being retried at the deadline, for example "NO_ROUTER".
+    Empty if no retry was under way, or if tokens have arrived since."""
     last_message = ""
-    """The sentence of that failure."""
+    """Sentence of that failure."""
 
     @classmethod
     def after(
@@ -86,7 +83,7 @@ class DeadlinePassed(GenerateError):
         last_message: str,
         retry_after_s: float | None = None,
     ) -> DeadlinePassed:
-        """Return the error of a request whose last attempt before ended with `last_reason`; empty: there was none."""
+        """Return the error of a request with an earlier attempt that ended with `last_reason`; empty: no such attempt."""
         if last_reason:
             message += f"; the last attempt ended with {last_reason}: {last_message}"
         error = cls(reason, message, code="DEADLINE_EXCEEDED", retry_after_s=retry_after_s)
@@ -95,7 +92,7 @@ class DeadlinePassed(GenerateError):
 
 
 class Superseded(GenerateError):
-    """Somebody else sent the same idempotency key or resume token later: the request goes on there."""
+    """A later call sent the same idempotency key or resume token and continues the request."""
 
 
 class MeshFault(GenerateError):
@@ -103,11 +100,11 @@ class MeshFault(GenerateError):
 
 
 class ProtocolBroken(GenerateError):
-    """The stream repeated or left out a position: a bug that the client will not hide."""
+    """The stream repeated or skipped a position. This is a bug, and the client does not hide it."""
 
 
 QUOTA: Final = frozenset({"REQUEST_RATE_EXCEEDED", "TOKEN_RATE_EXCEEDED", "CONCURRENCY_EXCEEDED"})
-"""Refusals by the caller's own limits."""
+"""Reasons of refusals by the caller's own limits."""
 
 _BY_CODE: Final[Mapping[str, type[GenerateError]]] = {
     "INVALID_ARGUMENT": RequestRefused,
@@ -123,7 +120,7 @@ _BY_CODE: Final[Mapping[str, type[GenerateError]]] = {
 
 
 def error_of(details: ErrorDetails) -> GenerateError:
-    """Return the exception for a call that ended with `details`; a status nobody expects is MeshUnavailable."""
+    """Return the exception for a call that ended with `details`; an unexpected status is MeshUnavailable."""
     code = details.code.name
     kind = QuotaExceeded if details.reason in QUOTA else _BY_CODE.get(code, MeshUnavailable)
     return kind(

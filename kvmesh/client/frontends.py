@@ -1,7 +1,8 @@
-"""Which frontend a stream goes to: spread over those that work, away from one that just failed, back when it answers.
+"""Choice of the frontend for a stream: load balancing over working frontends, with a circuit breaker for each. Pure.
 
-Pure. A frontend is GOOD until a stream or a probe fails there; then it rests, longer each time; after the rest it is
-TRIED by a probe, which costs no request, and is GOOD again when that is answered.
+The circuit of a frontend is closed until a stream or a probe fails there. It then opens, with exponential backoff and
+jitter. After that time it is half-open: a probe, which costs no request, closes it when answered and opens it again when
+not.
 """
 
 from __future__ import annotations
@@ -13,23 +14,23 @@ from typing import Final
 
 OPEN_MIN_S: Final = 0.25
 OPEN_MAX_S: Final = 5.0
-"""Rests of a frontend that failed: doubled with each failure in a row."""
+"""Shortest and longest time of an open circuit; it doubles with each consecutive failure."""
 
 
 @dataclass(slots=True)
 class _FrontendState:
     streams: int = 0
     failures: int = 0
-    """In a row; 0: it works."""
+    """Consecutive failures; 0: the circuit is closed."""
     open_until_s: float = 0.0
     is_probed: bool = False
 
 
 class Frontends:
-    """The addresses a client knows. Invariant: the same addresses for its whole life; streams >= 0."""
+    """The addresses that a client knows. INVARIANT: the addresses never change; streams >= 0."""
 
     def __init__(self, addresses: Sequence[str], draw: random.Random) -> None:
-        """Raises ValueError unless every address is "host:port" and there is at least one."""
+        """Raise ValueError if there is no address, or if an address is not "host:port"."""
         if not addresses:
             raise ValueError("addresses is empty: 1 frontend or more is needed")
         for address in addresses:
@@ -43,18 +44,18 @@ class Frontends:
         return len(self._states)
 
     def choose(self, avoid: str = "") -> str:
-        """Return a frontend: of those that work the one with the fewest streams; else the one that has rested most.
+        """Return the frontend with the fewest streams and a closed circuit; else the one with the earliest end of backoff.
 
-        `avoid` is taken only if there is no other.
+        `avoid` is chosen only if there is no other.
         """
         return min(self._states, key=lambda each: (each == avoid, *self._rank(self._states[each])))
 
     def has_other(self, address: str) -> bool:
-        """True if a frontend other than `address` works."""
+        """True if a frontend other than `address` has a closed circuit."""
         return any(not state.failures for each, state in self._states.items() if each != address)
 
     def to_probe(self, now_s: float) -> list[str]:
-        """Return the frontends that have rested and shall be asked now; `on_answer` or `on_failure` follows for each."""
+        """Return the half-open frontends to probe now; `on_answer`, `on_failure` or `on_unknown` must follow for each."""
         due = [
             each
             for each, state in self._states.items()
@@ -65,22 +66,22 @@ class Frontends:
         return due
 
     def on_open(self, address: str) -> None:
-        """A stream goes there."""
+        """A stream to `address` was opened."""
         self._states[address].streams += 1
 
     def on_close(self, address: str) -> None:
-        """A stream is over."""
+        """A stream to `address` has ended."""
         state = self._states[address]
         assert state.streams > 0, f"{address} has no stream to close"
         state.streams -= 1
 
     def on_answer(self, address: str) -> None:
-        """It said something."""
+        """The frontend sent a message or answered a probe; its circuit closes."""
         state = self._states[address]
         state.failures, state.is_probed = 0, False
 
     def on_failure(self, address: str, now_s: float) -> None:
-        """A stream or a probe failed there. Many that fail together count as one."""
+        """A stream or a probe failed; the circuit opens. Failures at the same time count as one."""
         state = self._states[address]
         if not state.failures or state.is_probed or now_s >= state.open_until_s:
             open_s = min(OPEN_MAX_S, OPEN_MIN_S * 2 ** min(state.failures, 10))
@@ -89,7 +90,7 @@ class Frontends:
         state.is_probed = False
 
     def on_unknown(self, address: str) -> None:
-        """A probe told nothing."""
+        """A probe had no usable result."""
         self._states[address].is_probed = False
 
     def _rank(self, state: _FrontendState) -> tuple[bool, float, float]:

@@ -1,7 +1,4 @@
-"""One answer on its way: an async iterator over its chunks, which goes on elsewhere when its frontend is lost.
-
-A shell around `CallState`.
-"""
+"""One answer as an async iterator over its chunks, with failover to another frontend. A thin shell around `CallState`."""
 
 from __future__ import annotations
 
@@ -23,10 +20,10 @@ from kvmesh.inference.v1 import inference_pb2 as pb
 
 
 class GenerationStream:
-    """Iterate over it once for `Chunk`s: it ends when the answer is complete, or raises GenerateError.
+    """Async iterator over the `Chunk`s of an answer, for one iteration. Raises GenerateError if the request fails.
 
-    Leaving the loop early leaves the request running until `aclose`, the end of `async with`, or the garbage collector;
-    cancelling the task that waits for a chunk ends it at once, here and in the engine.
+    After an early exit from the loop the request keeps running until `aclose`, the end of `async with`, or the garbage
+    collector. Cancelling a task that waits for a chunk ends the request at once, in the client and in the engine.
     """
 
     def __init__(self, connections: Connections, call_state: CallState) -> None:
@@ -49,17 +46,17 @@ class GenerationStream:
 
     @property
     def logprobs(self) -> list[float]:
-        """Log-probabilities of `ids`; empty unless asked for."""
+        """Log-probabilities of `ids`; empty unless requested."""
         return self._call_state.logprobs
 
     @property
     def started(self) -> pb.Started | None:
-        """What the mesh said first: request id, seed, tokens of the prompt. None until then."""
+        """First message of the mesh: request id, seed, tokens of the prompt. None before its arrival."""
         return self._call_state.started
 
     @property
     def finish(self) -> pb.Finished | None:
-        """What the mesh said last: finish reason, usage, explanation. None until then."""
+        """Last message of the mesh: finish reason, usage, explanation. None before its arrival."""
         return self._call_state.finished
 
     @property
@@ -69,12 +66,12 @@ class GenerationStream:
 
     @property
     def resumes(self) -> int:
-        """Times the answer went on at another frontend, or again at the same."""
+        """Number of times the answer was continued, at another frontend or at the same."""
         return self._call_state.resumes
 
     @property
     def sends(self) -> int:
-        """Times the request was sent."""
+        """Number of sends of the request."""
         return self._call_state.sends
 
     def __aiter__(self) -> AsyncIterator[Chunk]:
@@ -92,11 +89,11 @@ class GenerationStream:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Give the rest of the answer up. Idempotent."""
+        """Abandon the rest of the answer. Idempotent."""
         await self._chunks.aclose()
 
     async def all(self) -> GenerationStream:
-        """Take the whole answer and return this. Raises GenerateError."""
+        """Read the whole answer and return the stream itself. Raises GenerateError."""
         async with self:
             async for _ in self:
                 pass
@@ -128,7 +125,7 @@ class GenerationStream:
                 await asyncio.sleep(next_step.after_s)
 
     async def _follow(self, stream: Stream) -> AsyncGenerator[Chunk, None]:
-        """Yield what is new on `stream` until its end. Raises AioRpcError, _Lost, GenerateError."""
+        """Yield the new chunks of `stream` until its end. Raises AioRpcError, _Lost, GenerateError."""
         call_state, connections = self._call_state, self._connections
         while True:
             task = asyncio.current_task()
@@ -136,7 +133,7 @@ class GenerationStream:
             cancels = task.cancelling()
             reading = asyncio.ensure_future(stream.call.read())
             try:
-                # What comes after a reader was cancelled is never freed (grpcio 1.85): a task of its own reads to the end.
+                # grpcio 1.85 never frees messages that arrive after a cancelled read. So a task of its own reads.
                 message = await asyncio.shield(reading)
             except asyncio.CancelledError:
                 reading.add_done_callback(_forget)
@@ -176,10 +173,10 @@ class GenerationStream:
 
 
 def _forget(reading: asyncio.Future[Any]) -> None:
-    """Take note of how a read ended that nobody waits for: its call was cancelled."""
+    """Retrieve the exception of an abandoned read, so that asyncio does not log it. The read's call was cancelled."""
     if not reading.cancelled():
         reading.exception()
 
 
 class _Lost(Exception):
-    """The frontend fell silent."""
+    """The frontend became unresponsive."""

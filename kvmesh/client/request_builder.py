@@ -1,4 +1,4 @@
-"""The request a caller describes, as the message of the protocol. Pure."""
+"""Request builder: makes the protocol's message from a caller's options. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ROLES: Final = {
 
 
 class Options(TypedDict, total=False):
-    """What a caller may say beside a text prompt. inference.proto has all ranges; the mesh checks them."""
+    """Options of a request beside a text prompt. The ranges are in inference.proto; the mesh checks them."""
 
     prompt_tokens: Sequence[int]
     """The prompt as token ids, instead of a text."""
@@ -25,19 +25,19 @@ class Options(TypedDict, total=False):
     """The prompt as a dialogue of (role, content), oldest first, instead of a text."""
     max_output_tokens: int
     temperature: float
-    """0 to 10; 0 takes the most likely token."""
+    """0 to 10; 0 selects the most likely token."""
     top_p: float
     top_k: int
     seed: int
-    """Default: drawn by the mesh, and told in `GenerationStream.started`."""
+    """Default: drawn by the mesh, and reported in `GenerationStream.started`."""
     stop: Sequence[str]
     priority: int
     """-100 to 100; higher goes first."""
     ttft_timeout_s: float
-    """Longest wait for the first token, in seconds; default: the deadline alone counts."""
+    """TTFT timeout: longest wait for the first token, in seconds. Default: the deadline alone."""
     session_id: str
     idempotency_key: str
-    """Two requests with one key are one request, of which the later execution wins. Default: a new one per request."""
+    """Requests with the same key are one request; the latest execution wins. Default: a new key per request."""
     logprobs: bool
     explain: bool
     model: str
@@ -63,19 +63,19 @@ _ALLOWED: Final[Mapping[str, str]] = {
     "explain": "a bool",
     "model": _TEXT,
 }
-"""What is allowed, for messages. Only what no message can carry is refused here; the mesh checks the ranges."""
+"""Allowed values, for error messages. Only values that no message can carry are refused; the mesh checks the ranges."""
 
 
 def build_request(prompt: str | None = None, **options: Unpack[Options]) -> pb.GenerateRequest:
-    """Return the request as the protocol's message; what is left out takes the mesh's default.
+    """Return the request as the protocol's message. Options that are left out take the mesh's defaults.
 
-    Exactly one of `prompt` (a text), `prompt_tokens` and `messages` is given. Raises ValueError naming field, value and
-    range, and TypeError for an option that is not there.
+    Exactly one of `prompt` (a text), `prompt_tokens` and `messages` is required. Raises ValueError with field, value and
+    range, and TypeError for an unknown option.
     """
     unknown = sorted(options.keys() - Options.__annotations__.keys())
     if unknown:
         names = ", ".join(Options.__annotations__)
-        raise TypeError(f"{unknown[0]} is no option of a request: {names} are")
+        raise TypeError(f"{unknown[0]} is not an option of a request: allowed are {names}")
     given = {"prompt": prompt, **options}
     prompts = [name for name in ("prompt", "prompt_tokens", "messages") if given.get(name) is not None]
     if len(prompts) != 1:
@@ -95,7 +95,7 @@ def build_request(prompt: str | None = None, **options: Unpack[Options]) -> pb.G
 
 
 class _RoleError(ValueError):
-    """Says itself what is wrong."""
+    """An unknown role; its text needs no further explanation."""
 
 
 def _put(request: pb.GenerateRequest, name: str, value: Any) -> None:

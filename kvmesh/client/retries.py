@@ -1,7 +1,7 @@
-"""Whether a request is sent again when its call failed, and after which pause. Pure.
+"""Retry state of one request: decides whether a failed call is sent again, and after which backoff. Pure.
 
-Tokens are progress: sends and refusals are counted in a row, from the last failure behind which new ones came. What runs
-of a request that has tokens is kept, so it waits longer for a mesh that is full than one that has none.
+New tokens are progress, and they reset the counts of consecutive sends and refusals. The mesh keeps the execution of a
+request that has tokens. Such a request therefore waits longer for a full mesh than one without tokens.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from kvmesh.client.retry_policy import RetryPolicy
 from kvmesh.errors import ErrorDetails
 
 SENDS_TOTAL_MAX: Final = 256
-"""Sends of one request, however far each brought it: what resume tokens can count."""
+"""Most sends of one request, progress or not: the range of the counter in resume tokens."""
 
 SUPERSEDED_MAX: Final = 2
-"""Streams in a row that an earlier send of the same request may end by coming late; more is somebody else who reads."""
+"""Most consecutive SUPERSEDED statuses that late sends of the same request may cause. More mean another reader."""
 
 FULL_WAIT_S: Final = 30.0
-"""A request that has tokens waits this long for a mesh that is full: what runs of it is kept, and places come free."""
+"""A request with tokens waits this long for a full mesh: its execution is kept, and slots become free."""
 
 TRANSPORT_STATUSES: Final = frozenset(
     {"UNAVAILABLE", "CANCELLED", "UNKNOWN", "INTERNAL", "ABORTED", "RESOURCE_EXHAUSTED"}
 )
-"""Statuses that gRPC itself makes when a connection or a server goes away under a call: without a reason of the mesh."""
+"""Statuses that gRPC itself makes, without a reason of the mesh, when a connection or a server is lost during a call."""
 
 FRONTEND_REASONS: Final = frozenset({"DRAINING", "LIVE_REQUESTS_FULL"})
-"""Reasons that tell of one frontend: another one may be asked at once."""
+"""Reasons that concern one frontend only; the request may go to another frontend at once."""
 
 DEADLINE_SLACK_S: Final = 0.25
-"""A frontend ends a request this much before its caller's deadline at the most: it keeps some time for its answer."""
+"""A frontend ends a request at most this long before the caller's deadline, to have time for its answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,39 +39,39 @@ class Retry:
     """Send the request again."""
 
     after_s: float
-    """Wait this long before."""
+    """Backoff before the send."""
 
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Nothing is left to try."""
+    """Fail the request with `error`."""
 
     error: GenerateError
 
 
 @dataclass(frozen=True, slots=True)
 class RetryContext:
-    """When a call failed."""
+    """Retry context: the situation at the failure of a call."""
 
     token_count: int
-    """Tokens that the request has."""
+    """Tokens received so far."""
     has_other: bool
-    """A frontend is there that has not just failed."""
+    """True if another frontend has a closed circuit."""
     now_s: float
     jitter: float
     """In [0, 1)."""
 
 
 def is_frontends_fault(details: ErrorDetails) -> bool:
-    """True if a status tells that its frontend is gone or takes nothing now."""
+    """True if a status means that its frontend is lost or refuses requests now."""
     return details.reason in FRONTEND_REASONS or _is_lost(details)
 
 
 class Retries:
-    """Of one request, which was given the time from `began_s` to `deadline_s`, and has `token_count` tokens at first.
+    """Retry state of one request that may run from `began_s` to `deadline_s` and begins with `token_count` tokens.
 
-    `has_own_key`: the idempotency key is this request's alone, nobody else can supersede it. `ttft_s`: longest wait for its
-    first token, over all sends; None: the deadline alone counts.
+    `has_own_key`: the client made the idempotency key, so no other request can supersede this one.
+    `ttft_s`: TTFT timeout over all sends. None: the deadline alone counts.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Retries:
         ttft_s: float | None = None,
     ) -> None:
         self.sends = 0
-        """Counted by who sends."""
+        """Number of sends, counted by the caller."""
         self._retry_policy = retry_policy
         self._deadline_s = deadline_s
         self._given_s = deadline_s - began_s
@@ -95,21 +95,21 @@ class Retries:
         self._token_count = token_count
         """Tokens at the last failure."""
         self._streak = 0
-        """Sends in a row without a new token."""
+        """Consecutive sends without a new token."""
         self._refusals = 0
         self._refused_since_s: float | None = None
-        """When the first of those refusals came."""
+        """Time of the first of these refusals."""
         self._superseded = 0
-        """Calls in a row that were superseded, with tokens or without."""
+        """Consecutive superseded calls, with tokens or without."""
         self._last: GenerateError | None = None
-        """The last failure behind which it was sent again."""
+        """The last failure that was retried."""
 
     def until_s(self, token_count: int) -> float:
-        """Return when the time of a request that has so many tokens is over."""
+        """Return the deadline of a request with `token_count` tokens; without tokens, the end of the TTFT timeout."""
         return self._deadline_s if token_count else self._first_token_by_s
 
     def deadline_passed(self, token_count: int) -> DeadlinePassed:
-        """Return the error of a request whose time is over while it has so many tokens."""
+        """Return the error of a request past its deadline with `token_count` tokens."""
         last = self._last if token_count <= self._token_count else None
         return self._deadline_passed(
             token_count, *(last.reason, last.message) if last is not None else ("", "")
@@ -118,12 +118,12 @@ class Retries:
     def _deadline_passed(self, token_count: int, last_reason: str, last_message: str) -> DeadlinePassed:
         reason, what, given_s = "DEADLINE", "the request did not end", self._given_s
         if self._ttft_s is not None and not token_count:
-            reason, what, given_s = "TTFT_TIMEOUT", "the first token did not come", self._ttft_s
-        text = f"{what} within the {given_s:g} s that it was given; {token_count} tokens came"
+            reason, what, given_s = "TTFT_TIMEOUT", "the first token did not arrive", self._ttft_s
+        text = f"{what} within its {given_s:g} s; {token_count} tokens arrived"
         return DeadlinePassed.after(reason, text, last_reason, last_message)
 
     def on_lost(self, what: str, context: RetryContext) -> Retry | GiveUp:
-        """The call broke without a word of the mesh, or its frontend fell silent."""
+        """The call broke without a status of the mesh, or its frontend became unresponsive."""
         self._progress(context)
         self._superseded = 0
         error = MeshUnavailable("FRONTEND_LOST", what, code="UNAVAILABLE")
@@ -138,7 +138,7 @@ class Retries:
         error, is_superseded = error_of(details), details.reason == "SUPERSEDED"
         self._superseded = self._superseded + 1 if is_superseded else 0
         if is_superseded and self._has_own_key and self._superseded <= SUPERSEDED_MAX:
-            # Only an earlier send of this request can have come late; this one, being later still, wins.
+            # Only a late earlier send of this request can have superseded the call. A new send is later and wins.
             return self._retry(error, context, self._backoff_s(context, at_once=False))
         if isinstance(error, MeshFull) and details.reason != "SLOW_READER":
             return self._on_full(error, details, context)
@@ -149,13 +149,13 @@ class Retries:
         return self._retry(error, context, self._delay_s(details, context))
 
     def on_unread_token(self, details: ErrorDetails, context: RetryContext) -> Retry | GiveUp:
-        """The call's frontend could not read a resume token that another one may read, or has an older one."""
+        """The frontend could not read the resume token; another frontend may read it, or an older token helps."""
         self._progress(context)
         self._superseded = 0
         return self._retry(error_of(details), context, self._backoff_s(context, at_once=not self._streak))
 
     def _over(self, error: DeadlinePassed, details: ErrorDetails, context: RetryContext) -> DeadlinePassed:
-        """Return what the caller is told where a frontend says that the time is over: it knows only what was left."""
+        """Return the caller's error for a deadline status of a frontend, which knows only the time of its own call."""
         last_reason, last_message = details.metadata.get("fault", ""), details.message
         if self._last is not None and last_reason in ("", self._last.reason):
             last_reason, last_message = self._last.reason, self._last.message
@@ -186,18 +186,18 @@ class Retries:
             return GiveUp(error) if is_over else self._retry(error, context, after_s)
         if context.now_s - self._refused_since_s >= FULL_WAIT_S:
             return GiveUp(error)
-        self._streak = min(self._streak, self._retry_policy.sends_max - 2)  # time bounds it
+        self._streak = min(self._streak, self._retry_policy.sends_max - 2)  # FULL_WAIT_S is the bound
         return self._retry(error, context, after_s)
 
     def _is_too_late(self, details: ErrorDetails, context: RetryContext) -> bool:
-        """Return whether the mesh wants a longer pause than the caller has patience for; what has tokens waits for it."""
+        """Return whether Retry-After exceeds the retry policy's limit. A request with tokens waits in any case."""
         max_s, asked_s = self._retry_policy.retry_after_max_s, details.retry_after_s
         if context.token_count or details.reason in FRONTEND_REASONS:
             return False
         return max_s == 0 or (asked_s is not None and asked_s > max_s)
 
     def _delay_s(self, details: ErrorDetails, context: RetryContext) -> float:
-        """Return the wait behind a status of the mesh."""
+        """Return the wait after a status of the mesh: backoff, or Retry-After with jitter if longer."""
         is_frontends = details.reason in FRONTEND_REASONS
         if is_frontends and context.has_other:
             return self._backoff_s(context, at_once=True)
@@ -206,7 +206,7 @@ class Retries:
             return backoff_s
         after_s = max(backoff_s, details.retry_after_s * (1 + 0.25 * context.jitter))
         until_s = self.until_s(context.token_count)
-        # What one frontend says of itself is no reason to give up before the deadline: another may be back earlier.
+        # The Retry-After of one frontend does not end the request before its deadline: another may be back earlier.
         return backoff_s if is_frontends and context.now_s + after_s >= until_s else after_s
 
     def _retry(self, error: GenerateError, context: RetryContext, after_s: float) -> Retry | GiveUp:
@@ -222,7 +222,7 @@ class Retries:
         return Retry(after_s)
 
     def _backoff_s(self, context: RetryContext, *, at_once: bool) -> float:
-        """Return the wait before the next send; the first ones in a row may go at once, later ones never."""
+        """Return the exponential backoff with jitter; with `at_once`, the first two consecutive sends have none."""
         if at_once and self._streak < 2:
             return 0.0
         retry_policy = self._retry_policy

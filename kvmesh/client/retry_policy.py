@@ -1,4 +1,4 @@
-"""How long a client waits and how often it tries. Pure."""
+"""Retry policy of a client: timeouts, limits of attempts, backoff. Pure."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How long a client waits and how often it tries. Times in seconds.
+    """Timeouts, limits of attempts and backoff of a client. Times in seconds.
 
-    The defaults notice a frozen frontend within 3 s and give up a mesh that is away after about 10 s.
+    The defaults detect a frozen frontend within 3 s, and fail a request after about 10 s without a reachable mesh.
     """
 
     probe_after_s: float = 1.0
-    """A stream that brought nothing for this long: its frontend is asked whether it lives."""
+    """The failure detector probes a frontend without messages on any stream for this long."""
     probe_timeout_s: float = 1.5
-    """A frontend that does not answer that question within this is lost, and its streams go on elsewhere."""
+    """A frontend that does not answer the probe within this time is lost, and its streams continue at another one."""
     sends_max: int = 12
-    """Sends in a row that bring no token; then the request fails."""
+    """The request fails after this many consecutive sends without a token."""
     refusals_max: int = 4
-    """Refusals in a row by a full mesh; then the request fails."""
+    """The request fails after this many consecutive refusals by a full mesh."""
     retry_after_max_s: float = 30.0
-    """A refusal that says to come back later than this fails the request at once; 0: every refusal does."""
+    """A refusal with a longer Retry-After fails the request at once; 0: every refusal does."""
+
     backoff_min_s: float = 0.05
     backoff_max_s: float = 2.0
 

@@ -331,7 +331,7 @@ def test_a_deadline_that_ends_while_it_is_sent_again_says_why() -> None:
     assert (error.reason, error.code) == ("DEADLINE", "DEADLINE_EXCEEDED")
     assert (error.last_reason, error.last_message) == ("NO_ROUTER", "why")
     assert error.message == (
-        "the request did not end within the 20 s that it was given; 0 tokens came; "
+        "the request did not end within its 20 s; 0 tokens arrived; "
         "the last attempt ended with NO_ROUTER: why"
     )
     short = one.on_error(
@@ -352,7 +352,7 @@ def test_a_frontend_knows_only_what_was_left_of_the_callers_time() -> None:
         step = one.on_error(over, has_other=True, now_s=59.99, jitter=0)
         assert isinstance(step, GiveUp) and isinstance(step.error, DeadlinePassed)
         assert step.error.last_reason == last
-        assert step.error.message.startswith("the request did not end within the 60 s that it was given; 2 ")
+        assert step.error.message.startswith("the request did not end within its 60 s; 2 ")
 
 
 def test_a_deadline_that_is_not_the_callers_or_has_tokens_keeps_its_words() -> None:
@@ -407,7 +407,7 @@ def test_the_wait_for_the_first_token_is_one_over_all_sends() -> None:
     assert one.is_over(102.0)
     step = one.on_lost("frozen", has_other=True, now_s=104.0, jitter=0)
     assert isinstance(step, GiveUp) and isinstance(step.error, DeadlinePassed)
-    assert step.error.reason == "TTFT_TIMEOUT" and "within the 2 s" in step.error.message
+    assert step.error.reason == "TTFT_TIMEOUT" and "within its 2 s" in step.error.message
 
 
 def test_a_pause_beyond_the_wait_for_the_first_token_is_not_begun() -> None:

@@ -16,6 +16,6 @@ async def test_a_key_that_no_header_holds_is_refused_and_not_quoted(wrong: str) 
         ("key", partial(Client, ["127.0.0.1:1"], key=wrong)),
         ("tenant", partial(Client, ["127.0.0.1:1"], tenant=wrong)),
     ):
-        with pytest.raises(ValueError, match=f"{option} is no text") as caught:
+        with pytest.raises(ValueError, match=f"{option} does not fit a header") as caught:
             make()
         assert wrong not in str(caught.value)

@@ -46,7 +46,7 @@ def test_every_option_reaches_its_field() -> None:
 def test_an_option_that_is_not_there_is_named() -> None:
     """A slip of the pen must not cost 256 tokens."""
     wrong: Any = {"max_tokens": 10}
-    with pytest.raises(TypeError, match=r"max_tokens is no option.*max_output_tokens"):
+    with pytest.raises(TypeError, match=r"max_tokens is not an option.*max_output_tokens"):
         build_request("x", **wrong)
 
 
