@@ -1,4 +1,4 @@
-"""The journey of a request over frontends that die, fall silent, refuse and repeat, under random schedules."""
+"""The call state of a request over frontends that die, freeze, refuse and repeat, under random schedules."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from services.frontend.requests.output import Output
 TEXT = "Łódź — 東京 and 🦊🦊, twice: naïve façade, ½ of the rest."
 BYTES = TEXT.encode()
 TABLE = [bytes([each]) for each in range(256)]
-"""Every byte is a token, so that nearly every cut is inside a character."""
+"""Every byte is a token, so that nearly every cut falls inside a character."""
 
 
 def details(
     code: str, reason: str = "", retry_after_s: float | None = None, metadata: dict[str, str] | None = None
 ) -> ErrorDetails:
-    """Return what a frontend's status says."""
+    """Return the details of a frontend's status."""
     return ErrorDetails(grpc.StatusCode[code], "why", reason, metadata or {}, retry_after_s, {})
 
 
@@ -47,7 +47,7 @@ def request() -> pb.GenerateRequest:
 
 
 class Frontend:
-    """What any frontend of the mesh says to a request, message by message, as the real one makes it."""
+    """The messages that any frontend of the mesh sends for a request, as the real frontend makes them."""
 
     def __init__(self, ids: list[int], stop: tuple[str, ...], draw: random.Random) -> None:
         self.ids, self.stop, self.draw = ids, stop, draw
@@ -58,7 +58,7 @@ class Frontend:
         self.executions += 1
         output = Output(Detokenizer(TABLE), self.stop, with_logprobs=False)
         received = list(message.options.resume.received_token_ids)
-        assert received == self.ids[: len(received)], "the client has tokens that nobody made"
+        assert received == self.ids[: len(received)], "the client has tokens that no frontend made"
         token = b"token %d" % self.executions
         yield pb.GenerateResponse(started=pb.Started(request_id="r", seed=7, resume_token=token))
         at = output.feed(received)
@@ -82,7 +82,7 @@ class Frontend:
 
 
 def undisturbed(ids: list[int], stop: tuple[str, ...]) -> tuple[list[int], str]:
-    """Return ids and text of an answer that nothing disturbs."""
+    """Return ids and text of an undisturbed answer."""
     found, text = list[int](), ""
     for message in Frontend(ids, stop, random.Random(0)).answer(request()):
         found += message.tokens.ids
@@ -91,8 +91,8 @@ def undisturbed(ids: list[int], stop: tuple[str, ...]) -> tuple[list[int], str]:
 
 
 @pytest.mark.parametrize("seed", range(300))
-def test_whatever_breaks_the_answer_is_exact(seed: int) -> None:
-    """Frontends die after any message, refuse, forget tokens: ids and text are those of an undisturbed stream."""
+def test_the_answer_is_exact_after_any_failures(seed: int) -> None:
+    """Frontends die after any message, refuse and forget tokens. Ids and text are those of an undisturbed stream."""
     draw = random.Random(seed)
     start = draw.randrange(len(BYTES))
     ids = list(BYTES[start : start + draw.randint(1, 60)])
@@ -155,7 +155,7 @@ def test_whatever_breaks_the_answer_is_exact(seed: int) -> None:
 
 
 def started(call_state: CallState) -> CallState:
-    """Let the journey's first call say `started` and two tokens."""
+    """Let the first call send `started` and two tokens."""
     call_state.outgoing()
     call_state.on_message(pb.GenerateResponse(started=pb.Started(request_id="r", seed=7, resume_token=b"1")))
     call_state.on_message(pb.GenerateResponse(tokens=pb.Tokens(ids=[1, 2], text="ab", position=0)))
@@ -163,7 +163,7 @@ def started(call_state: CallState) -> CallState:
 
 
 def call_state(*, deadline_s: float = 100.0, has_own_key: bool = True) -> CallState:
-    """Return a journey with the default patience."""
+    """Return a call state with the default retry policy."""
     return CallState(request(), RetryPolicy(), deadline_s, has_own_key=has_own_key)
 
 
@@ -177,13 +177,13 @@ def call_state(*, deadline_s: float = 100.0, has_own_key: bool = True) -> CallSt
     ],
     ids=["a repeat", "a gap", "a second start", "a token too few"],
 )
-def test_what_cannot_be_is_a_bug_and_said(message: pb.GenerateResponse) -> None:
+def test_an_impossible_message_is_reported_as_a_bug(message: pb.GenerateResponse) -> None:
     """The client hides no repeat and no gap."""
     with pytest.raises(ProtocolBroken):
         started(call_state()).on_message(message)
 
 
-def test_a_stream_that_goes_on_as_another_request_is_a_bug() -> None:
+def test_a_stream_that_continues_as_another_request_is_a_bug() -> None:
     """A resumed stream keeps its identity and its seed."""
     one = started(call_state())
     one.outgoing()
@@ -191,8 +191,8 @@ def test_a_stream_that_goes_on_as_another_request_is_a_bug() -> None:
         one.on_message(pb.GenerateResponse(started=pb.Started(request_id="r", seed=8)))
 
 
-def test_before_it_started_the_same_request_is_sent_again() -> None:
-    """No token yet: the key alone says that it is the same request."""
+def test_before_started_the_same_request_is_sent_again() -> None:
+    """Without a token the idempotency key alone identifies the request."""
     one = call_state()
     first = one.outgoing()
     assert isinstance(one.on_lost("gone", has_other=True, now_s=0, jitter=0), Retry)
@@ -200,8 +200,8 @@ def test_before_it_started_the_same_request_is_sent_again() -> None:
     assert second == first and second.idempotency_key == "k" and not second.options.HasField("resume")
 
 
-def test_an_older_frontend_is_sent_the_older_token() -> None:
-    """A token that says where the request runs is too new for an older release; the one of `started` is not."""
+def test_an_older_frontend_gets_the_older_token() -> None:
+    """A token that names the execution's place is too new for an older release; the token of `started` is not."""
     one = started(call_state())
     one.on_message(pb.GenerateResponse(tokens=pb.Tokens(ids=[3], position=2, resume_token=b"1 placed")))
     assert isinstance(one.on_lost("gone", has_other=True, now_s=0, jitter=0), Retry)
@@ -224,10 +224,10 @@ def test_an_older_frontend_is_sent_the_older_token() -> None:
     ],
     ids=lambda each: getattr(each, "reason", ""),
 )
-def test_what_trying_again_does_not_help_is_raised_at_once(
+def test_an_error_that_no_retry_mends_is_raised_at_once(
     said: ErrorDetails, kind: type[GenerateError]
 ) -> None:
-    """With reason, status and what was received."""
+    """The error has reason, status and everything received."""
     one = started(call_state())
     step = one.on_error(said, has_other=True, now_s=0, jitter=0)
     assert isinstance(step, GiveUp) and type(step.error) is kind
@@ -236,16 +236,16 @@ def test_what_trying_again_does_not_help_is_raised_at_once(
     assert error.resume == pb.Resume(resume_token=b"1", received_token_ids=[1, 2])
 
 
-def test_a_key_of_the_callers_own_that_somebody_sent_later_ends_here() -> None:
-    """Two clients with one key do not outbid each other."""
+def test_a_callers_own_key_that_is_sent_again_later_ends_the_call() -> None:
+    """Two clients with one key do not supersede each other for ever."""
     step = started(call_state(has_own_key=False)).on_error(
         details("ABORTED", "SUPERSEDED"), has_other=True, now_s=0, jitter=0
     )
     assert isinstance(step, GiveUp) and isinstance(step.error, Superseded)
 
 
-def test_two_readers_of_one_request_do_not_fight_to_the_end() -> None:
-    """A late send of the journey's own may end it twice; whoever ends it a third time in a row reads it, too."""
+def test_two_readers_of_one_request_do_not_supersede_each_other_for_ever() -> None:
+    """Late sends of the same request may supersede the call twice. A third time in a row means another reader."""
     one = started(call_state())
     said, steps = details("ABORTED", "SUPERSEDED"), list[Retry | GiveUp]()
     for at in range(3):
@@ -258,7 +258,7 @@ def test_two_readers_of_one_request_do_not_fight_to_the_end() -> None:
 
 
 def test_a_resume_token_of_the_callers_own_is_refused_once() -> None:
-    """No frontend reads what no frontend made."""
+    """No frontend can read a token that no frontend made."""
     asked = request()
     asked.options.resume.resume_token = b"garbage"
     one = CallState(asked, RetryPolicy(), 100.0, has_own_key=False)
@@ -268,8 +268,8 @@ def test_a_resume_token_of_the_callers_own_is_refused_once() -> None:
     assert isinstance(step, GiveUp) and isinstance(step.error, RequestRefused)
 
 
-def test_a_resume_token_of_the_mesh_is_tried_at_one_other_frontend() -> None:
-    """The first may be of another release; two of them are right."""
+def test_a_resume_token_of_the_mesh_is_sent_to_one_other_frontend() -> None:
+    """The first frontend may run another release; two refusals are final."""
     one, refused = started(call_state()), details("INVALID_ARGUMENT", "RESUME_TOKEN_INVALID")
     assert isinstance(one.on_error(refused, has_other=True, now_s=0, jitter=0), Retry)
     one.outgoing()
@@ -277,7 +277,7 @@ def test_a_resume_token_of_the_mesh_is_tried_at_one_other_frontend() -> None:
 
 
 def test_a_stream_under_way_waits_for_a_full_survivor() -> None:
-    """Its frontend died and the other one is full: places come free, and what runs is kept as long."""
+    """The first frontend died and the other is full. Slots become free, and the execution is kept that long."""
     one, now_s, waits = started(call_state()), 0.0, 0
     full = details("RESOURCE_EXHAUSTED", "LIVE_REQUESTS_FULL", 0.05)
     while isinstance(step := one.on_error(full, has_other=False, now_s=now_s, jitter=0.5), Retry):
@@ -287,15 +287,15 @@ def test_a_stream_under_way_waits_for_a_full_survivor() -> None:
     assert FULL_WAIT_S <= now_s < FULL_WAIT_S + 3 and waits < 60
 
 
-def test_what_one_frontend_says_of_itself_is_no_reason_to_give_up_early() -> None:
-    """It shuts down, nobody else is known to be up, and the deadline is nearer than the wait it asks for."""
+def test_the_retry_after_of_one_frontend_does_not_end_the_request() -> None:
+    """The frontend drains, no other is known to be up, and the deadline is nearer than its Retry-After."""
     one = started(call_state(deadline_s=1.0))
     draining = details("UNAVAILABLE", "DRAINING", 1.0)
     assert isinstance(one.on_error(draining, has_other=False, now_s=0.5, jitter=0), Retry)
 
 
-def test_a_mesh_that_is_full_is_asked_again_when_it_said_and_not_for_ever() -> None:
-    """RetryInfo is honoured; after `refusals_max` refusals in a row the caller is told."""
+def test_a_full_mesh_is_retried_after_its_retry_after_and_not_for_ever() -> None:
+    """RetryInfo is honoured; after `refusals_max` consecutive refusals the request fails."""
     one, waits = call_state(), []
     while isinstance(
         step := one.on_error(
@@ -309,21 +309,21 @@ def test_a_mesh_that_is_full_is_asked_again_when_it_said_and_not_for_ever() -> N
     assert isinstance(step.error, MeshFull) and step.error.retry_after_s == 3.0
 
 
-def test_a_loss_behind_the_deadline_is_the_deadline() -> None:
-    """Whatever the frontend said last, the request's time is over."""
+def test_a_loss_after_the_deadline_is_the_deadline() -> None:
+    """The deadline has passed, and the frontend's last status does not matter."""
     step = call_state(deadline_s=2.0).on_lost("gone", has_other=True, now_s=2.0, jitter=0.5)
     assert isinstance(step, GiveUp) and isinstance(step.error, DeadlinePassed)
 
 
-def test_a_deadline_that_ends_while_it_is_sent_again_says_why() -> None:
-    """The caller learns what failed last, and of the whole time that it gave."""
+def test_a_deadline_during_retries_names_the_last_failure() -> None:
+    """The error names the last failure and the whole time of the request."""
     one = CallState(request(), RetryPolicy(), 120.0, has_own_key=True, began_s=100.0)
     one.outgoing()
     away = details("UNAVAILABLE", "NO_ROUTER", 1.0)
     assert isinstance(one.on_error(away, has_other=False, now_s=105.0, jitter=0), Retry)
     one.outgoing()
     over = details("DEADLINE_EXCEEDED", "DEADLINE", metadata={"fault": "NO_ROUTER"})
-    over = dataclasses.replace(over, message="what the frontend knows of the time")
+    over = dataclasses.replace(over, message="the time as the frontend knows it")
     step = one.on_error(over, has_other=False, now_s=119.99, jitter=0)
     error = one.deadline_error()
     assert isinstance(error, DeadlinePassed)
@@ -342,8 +342,8 @@ def test_a_deadline_that_ends_while_it_is_sent_again_says_why() -> None:
     assert short.error.message == "why; the last attempt ended with NO_ROUTER: why"
 
 
-def test_a_frontend_knows_only_what_was_left_of_the_callers_time() -> None:
-    """What it says of the deadline becomes the whole time, and the fault that it waited for stays."""
+def test_the_error_of_a_deadline_names_the_callers_whole_time() -> None:
+    """The frontend knows the time of its own call only. The fault that it waited for stays in the error."""
     for metadata, last in (({"fault": "NO_ROUTER"}, "NO_ROUTER"), ({}, "FRONTEND_LOST")):
         one = started(CallState(request(), RetryPolicy(), 60.0, has_own_key=True))
         assert isinstance(one.on_lost("gone", has_other=True, now_s=58.0, jitter=0), Retry)
@@ -355,8 +355,8 @@ def test_a_frontend_knows_only_what_was_left_of_the_callers_time() -> None:
         assert step.error.message.startswith("the request did not end within its 60 s; 2 ")
 
 
-def test_a_deadline_that_is_not_the_callers_or_has_tokens_keeps_its_words() -> None:
-    """A class's limit is the frontend's to tell, and a failure before the newest token is no cause."""
+def test_a_deadline_of_the_class_or_after_tokens_keeps_its_message() -> None:
+    """The frontend reports a limit of the class. A failure before the newest token is not the cause."""
     one = call_state()
     over = details("DEADLINE_EXCEEDED", "DEADLINE")
     step = one.on_error(over, has_other=True, now_s=50.0, jitter=0)
@@ -369,16 +369,16 @@ def test_a_deadline_that_is_not_the_callers_or_has_tokens_keeps_its_words() -> N
     assert "attempt" not in error.message
 
 
-def test_a_wait_beyond_the_deadline_is_not_begun() -> None:
-    """The caller learns at once what it would learn later."""
+def test_a_wait_beyond_the_deadline_does_not_begin() -> None:
+    """The caller gets the error at once."""
     step = call_state(deadline_s=2.0).on_error(
         details("RESOURCE_EXHAUSTED", "QUEUE_FULL", 3.0), has_other=True, now_s=0, jitter=0
     )
     assert isinstance(step, GiveUp) and isinstance(step.error, MeshFull)
 
 
-def test_a_mesh_that_is_away_is_given_up() -> None:
-    """Sends without progress are bounded, and their pauses grow."""
+def test_an_unavailable_mesh_fails_the_request() -> None:
+    """Sends without progress are bounded, and their backoff grows."""
     one, waits = started(call_state()), []
     while isinstance(step := one.on_lost("refused", has_other=False, now_s=0, jitter=1.0), Retry):
         waits.append(step.after_s)
@@ -388,14 +388,14 @@ def test_a_mesh_that_is_away_is_given_up() -> None:
     assert waits == sorted(waits) and 5 <= sum(waits) <= 30
 
 
-def test_a_status_nobody_knows_is_no_reason_to_crash() -> None:
-    """A newer mesh may say what this client has never heard."""
+def test_an_unknown_status_does_not_crash() -> None:
+    """A newer mesh may send a status that this client does not know."""
     assert type(error_of(details("DATA_LOSS", "NEW"))) is MeshUnavailable
     assert call_state().on_message(pb.GenerateResponse()) is None
 
 
-def test_the_wait_for_the_first_token_is_one_over_all_sends() -> None:
-    """Each send asks for what is left of it; when nothing is, the caller is told, though its deadline is far."""
+def test_the_ttft_timeout_covers_all_sends() -> None:
+    """Each send gets the rest of the timeout. The request fails at its end, although the deadline is far."""
     asked = pb.GenerateRequest(text="x", idempotency_key="k")
     asked.limits.ttft_timeout.FromMilliseconds(2000)
     one = CallState(asked, RetryPolicy(), 200.0, has_own_key=True, began_s=100.0)
@@ -410,8 +410,8 @@ def test_the_wait_for_the_first_token_is_one_over_all_sends() -> None:
     assert step.error.reason == "TTFT_TIMEOUT" and "within its 2 s" in step.error.message
 
 
-def test_a_pause_beyond_the_wait_for_the_first_token_is_not_begun() -> None:
-    """Nor does a resume with tokens mind that wait."""
+def test_a_pause_beyond_the_ttft_timeout_does_not_begin() -> None:
+    """A resume with tokens has no TTFT timeout."""
     asked = pb.GenerateRequest(text="x", idempotency_key="k")
     asked.limits.ttft_timeout.FromMilliseconds(2000)
     full = details("RESOURCE_EXHAUSTED", "QUEUE_FULL", 3.0)
@@ -427,7 +427,7 @@ def test_a_pause_beyond_the_wait_for_the_first_token_is_not_begun() -> None:
 
 
 def test_a_resume_keeps_a_token_that_every_release_reads() -> None:
-    """The first message of a resume may say where it runs; an older frontend gets the token of the first stream."""
+    """The first message of a resume may name the execution's place. An older frontend gets the first stream's token."""
     one = started(call_state())
     one.on_message(pb.GenerateResponse(tokens=pb.Tokens(ids=[3], position=2, resume_token=b"1 placed")))
     one.on_lost("gone", has_other=True, now_s=0, jitter=0)
@@ -440,8 +440,8 @@ def test_a_resume_keeps_a_token_that_every_release_reads() -> None:
     assert one.outgoing().options.resume.resume_token == b"1"
 
 
-def test_a_caller_who_resumes_by_itself_keeps_its_own_token() -> None:
-    """It may be one that every release reads; what the first frontend says may be newer."""
+def test_a_caller_that_resumes_by_itself_keeps_its_own_token() -> None:
+    """Every release may read the caller's token; the token of the first frontend may be newer."""
     asked = request()
     asked.options.resume.resume_token = b"own"
     one = started(CallState(asked, RetryPolicy(), 100.0, has_own_key=True))

@@ -1,4 +1,4 @@
-"""The choice of a frontend: spread, away from what failed, back when it answers."""
+"""The choice of a frontend: load balancing, open circuits after failures, closed again by an answer."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def frontends(seed: int = 1) -> Frontends:
     return Frontends(ADDRESSES, random.Random(seed))
 
 
-def test_streams_are_spread() -> None:
-    """Each gets the same number, however many there are."""
+def test_streams_are_balanced() -> None:
+    """Each frontend gets the same number of streams."""
     choice = frontends()
     counts = dict.fromkeys(ADDRESSES, 0)
     for _ in range(30):
@@ -27,8 +27,8 @@ def test_streams_are_spread() -> None:
     assert set(counts.values()) == {10}
 
 
-def test_one_that_failed_rests_and_comes_back_when_it_answers() -> None:
-    """Nothing is sent there until a probe was answered."""
+def test_a_failed_frontend_opens_its_circuit_until_a_probe_is_answered() -> None:
+    """No stream goes there before a probe was answered."""
     choice = frontends()
     choice.on_failure("a:1", 0.0)
     assert {choice.choose() for _ in range(50)} == {"b:2", "c:3"}
@@ -36,14 +36,14 @@ def test_one_that_failed_rests_and_comes_back_when_it_answers() -> None:
     assert choice.to_probe(1.0) == ["a:1"]
     assert choice.to_probe(1.0) == [], "one probe at a time"
     choice.on_failure("a:1", 1.0)
-    assert choice.to_probe(1.2) == [], "the second rest is longer"
+    assert choice.to_probe(1.2) == [], "the second backoff is longer"
     assert choice.to_probe(2.0) == ["a:1"]
     choice.on_answer("a:1")
     assert {choice.choose() for _ in range(50)} == set(ADDRESSES)
 
 
-def test_where_all_failed_the_one_that_rested_most_is_taken() -> None:
-    """A client never has nobody to ask, and rather asks another than the one that just failed."""
+def test_if_all_circuits_are_open_the_longest_open_one_is_chosen() -> None:
+    """The client always chooses a frontend, and avoids the one that just failed."""
     choice = frontends()
     for at, address in enumerate(ADDRESSES):
         choice.on_failure(address, 10.0 * at)
@@ -52,8 +52,8 @@ def test_where_all_failed_the_one_that_rested_most_is_taken() -> None:
     assert Frontends(["a:1"], random.Random(1)).choose(avoid="a:1") == "a:1"
 
 
-def test_many_streams_that_fail_together_are_one_failure() -> None:
-    """A frontend with a thousand streams rests no longer than one with one."""
+def test_simultaneous_failures_of_streams_count_as_one() -> None:
+    """A frontend with a thousand streams has the same backoff as one with one stream."""
     choice = frontends()
     for _ in range(1000):
         choice.on_failure("a:1", 5.0)
@@ -61,8 +61,8 @@ def test_many_streams_that_fail_together_are_one_failure() -> None:
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_random_histories_keep_the_promises(seed: int) -> None:
-    """Somebody is always chosen; one that works is never passed over for one that failed; rests are bounded."""
+def test_random_histories_keep_the_invariants(seed: int) -> None:
+    """A frontend is always chosen. A closed circuit precedes open ones. The time of an open circuit is bounded."""
     draw, choice, now_s = random.Random(seed), frontends(seed), 0.0
     failed: dict[str, float] = {}
     streams = dict.fromkeys(ADDRESSES, 0)
@@ -93,14 +93,14 @@ def test_random_histories_keep_the_promises(seed: int) -> None:
         assert set(due) <= failed.keys() - probed
         probed |= set(due)
         for each, since_s in failed.items():
-            assert each in probed or now_s - since_s <= 1.25 * OPEN_MAX_S, "it rests for ever"
+            assert each in probed or now_s - since_s <= 1.25 * OPEN_MAX_S, "its circuit stays open for ever"
         assert all(
             choice.has_other(each) == bool(set(ADDRESSES) - {each} - failed.keys()) for each in ADDRESSES
         )
 
 
 @pytest.mark.parametrize("addresses", [[], ["a"], [":1"], ["a:"], ["a:0"], ["a:65536"], ["a:x"]])
-def test_an_address_that_cannot_be_one_is_refused(addresses: list[str]) -> None:
-    """Before anything is sent."""
+def test_an_invalid_address_is_refused(addresses: list[str]) -> None:
+    """The constructor raises, and sends nothing."""
     with pytest.raises(ValueError, match=r"is (needed|allowed)"):
         Frontends(addresses, random.Random(1))

@@ -1,4 +1,4 @@
-"""Who a client says it is."""
+"""The metadata with API key and tenant of a client."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from kvmesh.client import Client
 
 
 @pytest.mark.parametrize("wrong", ["two words", "line\nbreak", "ключ", "\x00"])
-async def test_a_key_that_no_header_holds_is_refused_and_not_quoted(wrong: str) -> None:
-    """At once, and the text of the error can go to a log."""
+async def test_a_key_that_does_not_fit_a_header_is_refused_and_not_quoted(wrong: str) -> None:
+    """The constructor raises, and the text of the error may go to a log."""
     for option, make in (
         ("key", partial(Client, ["127.0.0.1:1"], key=wrong)),
         ("tenant", partial(Client, ["127.0.0.1:1"], tenant=wrong)),

@@ -1,4 +1,4 @@
-"""Refusals as a client takes them: waited for within its patience, told apart, and what they tell is kept."""
+"""Refusals at the client: Retry-After within the retry policy, quota errors, and the remaining quota."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def call_state(**retry_policy: float) -> CallState:
 
 
 @pytest.mark.parametrize("jitter", [0.0, 0.5, 0.99])
-def test_a_refusal_is_waited_for_as_long_as_it_says_and_a_little_longer(jitter: float) -> None:
-    """Never shorter, and clients that were refused together come back apart."""
+def test_a_retry_waits_for_the_retry_after_and_jitter(jitter: float) -> None:
+    """The wait is never shorter, and jitter spreads clients that were refused together."""
     step = call_state().on_error(refused("TOKEN_RATE_EXCEEDED", 2.0), has_other=True, now_s=0, jitter=jitter)
     assert isinstance(step, Retry) and 2.0 <= step.after_s <= 2.5 and (step.after_s > 2.0) == (jitter > 0)
 
@@ -43,10 +43,10 @@ def test_a_refusal_is_waited_for_as_long_as_it_says_and_a_little_longer(jitter: 
         ({}, 31.0, "UNAVAILABLE"),
     ],
 )
-def test_patience_ends_where_the_caller_says(
+def test_the_retry_policy_bounds_the_retry_after(
     retry_policy: dict[str, float], retry_after_s: float | None, code: str
 ) -> None:
-    """Too long a wait is told at once, and a caller may want no wait at all."""
+    """A longer Retry-After fails at once, and a caller may allow no wait at all."""
     reason = "BUDGET_UNAVAILABLE" if code == "UNAVAILABLE" else "REQUEST_RATE_EXCEEDED"
     step = call_state(**retry_policy).on_error(
         refused(reason, retry_after_s, code), has_other=True, now_s=0, jitter=0.5
@@ -54,15 +54,15 @@ def test_patience_ends_where_the_caller_says(
     assert isinstance(step, GiveUp) and step.error.retry_after_s == retry_after_s
 
 
-def test_a_quota_is_told_apart_from_a_full_mesh() -> None:
-    """Who catches MeshFull catches both; who wants to know whose limit it was finds it."""
+def test_a_quota_error_differs_from_a_full_mesh() -> None:
+    """A handler of MeshFull catches both; the quota error names the scope of the limit."""
     error = error_of(refused("CONCURRENCY_EXCEEDED", None))
     assert isinstance(error, QuotaExceeded) and isinstance(error, MeshFull) and error.quota == QUOTA
     assert not isinstance(error_of(refused("QUEUE_FULL", 1.0)), QuotaExceeded)
 
 
-def test_what_is_left_is_read_from_the_trailers() -> None:
-    """What is not limited is not told; nonsense of another server is nothing."""
+def test_the_remaining_quota_is_read_from_the_trailers() -> None:
+    """A scope without a limit has no trailer; unreadable trailers of another server are ignored."""
     trailers = [("kvmesh-remaining-tokens", "17"), ("kvmesh-remaining-concurrency", "3"), ("other", "5")]
     assert remaining_of(trailers) == RemainingQuota(None, 17, 3)
     assert remaining_of([("kvmesh-remaining-tokens", "many"), ("x", b"\xff")]) is None

@@ -1,4 +1,4 @@
-"""What a caller of the client may say, and what it hears of a mistake."""
+"""The options of the request builder, and its errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvmesh.inference.v1 import inference_pb2 as pb
 
 
 def test_every_option_reaches_its_field() -> None:
-    """None is left out, and none takes another's place."""
+    """No option is left out, and none takes another's field."""
     given: Options = {
         "max_output_tokens": 3,
         "temperature": 0.5,
@@ -43,8 +43,8 @@ def test_every_option_reaches_its_field() -> None:
     assert [each.content for each in build_request(messages=[("user", "hi")]).chat.messages] == ["hi"]
 
 
-def test_an_option_that_is_not_there_is_named() -> None:
-    """A slip of the pen must not cost 256 tokens."""
+def test_an_unknown_option_is_named() -> None:
+    """A misspelt option must not silently take the default of 256 tokens."""
     wrong: Any = {"max_tokens": 10}
     with pytest.raises(TypeError, match=r"max_tokens is not an option.*max_output_tokens"):
         build_request("x", **wrong)
@@ -66,14 +66,14 @@ def test_an_option_that_is_not_there_is_named() -> None:
     ],
 )
 def test_a_value_that_no_message_can_carry_is_named(name: str, value: object, allowed: str) -> None:
-    """Field, value and range."""
+    """The error has field, value and range."""
     given: Any = {name: value}
     with pytest.raises(ValueError, match=f"^{name} is {value!r}: .*{allowed}.* is allowed"):
         build_request("x", **given)
 
 
-def test_a_prompt_is_needed_once() -> None:
-    """Neither none nor two."""
+def test_exactly_one_prompt_is_required() -> None:
+    """No prompt and two prompts are errors."""
     with pytest.raises(ValueError, match="none of prompt"):
         build_request()
     with pytest.raises(ValueError, match="prompt and prompt_tokens of"):
