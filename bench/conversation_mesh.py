@@ -73,7 +73,7 @@ def start(fleet: Fleet, prefill_blocks: int = PREFILL_BLOCKS) -> ConversationMes
         "router": {"local_prefill_tokens_max": 0},  # a decode engine's cache is not what is looked at
     }
     mesh = Mesh(fleet, costs, tables, ROUTERS)
-    client = fleet.neighbour("client", __name__, ANY_CORE, target=mesh.frontend.address)
+    client = fleet.start_ready("client", __name__, ANY_CORE, target=mesh.frontend.address)
     return ConversationMesh(client, mesh, prefills)
 
 

@@ -31,7 +31,7 @@ START_TIMEOUT_S = 60.0
 ANSWER_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 5.0
 TEST_CORE = 0
-NEIGHBOUR_CORE = 1
+LOAD_CORE = 1
 ANY_CORE = -1
 ANY_PORT = "127.0.0.1:0"
 
@@ -193,7 +193,7 @@ class Fleet:
         words = [(f"--{name.strip('_').replace('_', '-')}", str(value)) for name, value in options.items()]
         return self.start(name, [sys.executable, "-m", module, *itertools.chain(*words)], core)
 
-    def neighbour(self, name: str, module: str, core: int = NEIGHBOUR_CORE, /, **options: object) -> Process:
+    def start_ready(self, name: str, module: str, core: int = LOAD_CORE, /, **options: object) -> Process:
         """Start a module of the bench and wait until it is ready."""
         process = self.module(name, module, core, **options)
         process.wait_ready()
@@ -216,7 +216,7 @@ class Fleet:
     def redis(self) -> str:
         """Start a Redis of its own, nothing kept on disk, and return its URL."""
         port = free_port()
-        process = self.start("redis", redis_command(redis_binary(), port, self.folder), NEIGHBOUR_CORE)
+        process = self.start("redis", redis_command(redis_binary(), port, self.folder), LOAD_CORE)
         process.wait_for_port(port)
         return f"redis://127.0.0.1:{port}/0"
 

@@ -18,7 +18,7 @@ import grpc
 from bench import control
 from bench.generation import random_ids
 from bench.load import LoadCounters, serve_load
-from bench.source import neighbour_trust
+from bench.source import stub_trust
 from kvmesh import blocks
 from kvmesh.attach import frames
 from kvmesh.attach.client import AttachLink
@@ -190,9 +190,7 @@ async def serve(
         block_tokens=block_tokens,
         model_version=model_version,
         seed=seed,
-        open_channel=neighbour_trust(certificates, "frontend").channels_to("router")
-        if certificates
-        else plain,
+        open_channel=stub_trust(certificates, "frontend").channels_to("router") if certificates else plain,
     )
     async with asyncio.TaskGroup() as tasks:
         linking = tasks.create_task(sink.link.run(), name="sink-link")

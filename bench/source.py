@@ -238,7 +238,7 @@ async def serve(
     """
     source = Source(id_, role, step_ms / 1000)
     hello = pb.Hello(process_id=source.name, boot_id=source.boot_id, protocol_version=PROTOCOL_VERSION)
-    trust = neighbour_trust(certificates, role)
+    trust = stub_trust(certificates, role)
     server = grpc.aio.server(
         interceptors=(ErrorInterceptor(), *trust.guards()),
         options=(*SERVER_OPTIONS, ("grpc.max_receive_message_length", 64 << 20)),
@@ -275,7 +275,7 @@ async def serve(
             task.cancel()
 
 
-def neighbour_trust(folder: str, role: str) -> Trust:
+def stub_trust(folder: str, role: str) -> Trust:
     """Return the trust of a neighbour with the certificates in `folder`; empty: plain text."""
     return Trust(build({"trust": trust_keys(Path(folder))} if folder else {}), role)
 

@@ -91,7 +91,7 @@ def start(
     costs = dict.fromkeys(names("prefill", prefills), EngineCosts(0.0, prefill_token_s=TOKEN_S))
     costs |= dict.fromkeys(names("decode", decodes), EngineCosts(STEP_S, prefill_token_s=TOKEN_S))
     running = Mesh(fleet, costs, tables)
-    client = fleet.neighbour("client", __name__, ANY_CORE, target=running.frontend.address)
+    client = fleet.start_ready("client", __name__, ANY_CORE, target=running.frontend.address)
     made = TenantMesh(running.frontend, list(running.replicas.values())[:prefills], client, keys)
     trial = Arrival(0.0, next(iter(keys)), 64, 1, 10.0)
     running.frontend.wait_until(lambda: not made.replay([trial])[0].reason, "answered no request")

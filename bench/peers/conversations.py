@@ -107,7 +107,7 @@ def _routed(installed: Installed) -> Played:
         order = "shortest" if installed.policy is SHORTEST else "fifo"
         options = {"interval_s": STEP_S, "blocks": PREFILL_BLOCKS, "order": order}
         routed = installed.start(fleet, WORKERS, "bench.peers.caching_worker", **options)
-        client = fleet.neighbour("client", "bench.peers.chat_conversations", ANY_CORE, port=routed.port)
+        client = fleet.start_ready("client", "bench.peers.chat_conversations", ANY_CORE, port=routed.port)
         said = conversation_mesh.Conversations(client)
         said.open(plan, seed)
         return said.play(plan.span_s + 1.0)

@@ -50,7 +50,7 @@ def run(results: ScenarioResults, pace: Pace) -> None:
     """Measure one repeat."""
     with Fleet() as fleet:
         redis_url = fleet.redis()
-        probe = fleet.neighbour("admission", __name__, TEST_CORE)
+        probe = fleet.start_ready("admission", __name__, TEST_CORE)
         requests = QUICK_REQUESTS if pace.is_quick else REQUESTS
         told = probe.ask("admission", redis=redis_url, requests=requests, timeout_s=TIMEOUT_S)
     leased, unleased, many, refused = (told[name] for name in ("leased", "unleased", "many", "refused"))

@@ -9,7 +9,7 @@ import time
 
 from bench import engines
 from bench.engines import Engine, EngineCosts
-from bench.processes import NEIGHBOUR_CORE, Fleet
+from bench.processes import LOAD_CORE, Fleet
 from bench.results import ScenarioResults
 from bench.windows import Case, Pace, SystemUnderTest
 
@@ -27,7 +27,7 @@ def run(results: ScenarioResults, pace: Pace) -> None:
         steps_ms = list(dict.fromkeys(case.step_ms for case in pace.cases))
         running = {
             step_ms: engines.start(
-                fleet, f"engine-{step_ms:g}", EngineCosts(step_s=step_ms / 1000), NEIGHBOUR_CORE
+                fleet, f"engine-{step_ms:g}", EngineCosts(step_s=step_ms / 1000), LOAD_CORE
             )
             for step_ms in steps_ms
         }
@@ -44,7 +44,7 @@ def _run_engine(
     name = f"decode-{cases[0].step_ms:g}"
     decode = fleet.service("decode", name, "--engine", engine.address)
     time.sleep(1.0)
-    sink = fleet.neighbour(f"sink-{name}", "bench.sink", target=decode.address, phase="local")
+    sink = fleet.start_ready(f"sink-{name}", "bench.sink", target=decode.address, phase="local")
     tested = SystemUnderTest(results, pace, decode, sink, PROMPT_TOKENS, OUTPUT_TOKENS)
     tested.idle()
     if cases[0].step_ms == 20:

@@ -34,8 +34,8 @@ PER_S = 200
 def run(results: ScenarioResults, pace: Pace) -> None:
     """Measure one repeat."""
     with Fleet() as fleet:
-        source = fleet.neighbour("source", "bench.source", role="router", id="source-0")
-        sink = fleet.neighbour("sink", "bench.sink", TEST_CORE, target=source.address)
+        source = fleet.start_ready("source", "bench.source", role="router", id="source-0")
+        sink = fleet.start_ready("sink", "bench.sink", TEST_CORE, target=source.address)
         reader = SystemUnderTest(results, pace, sink, sink)
         for case in QUICK_CASES:
             _run_frames(reader, case, source)
@@ -43,16 +43,16 @@ def run(results: ScenarioResults, pace: Pace) -> None:
         spent_ms = window.cpu_s * 1e3 / window.counts["finished"]
         reader.add(aims.RATE_200, "CPU per request of the writer", "ms", spent_ms)
     with Fleet() as fleet:
-        source = fleet.neighbour("source", "bench.source", ANY_CORE, role="decode", id="source-0")
-        sink = fleet.neighbour("sink", "bench.sink", ANY_CORE, target=source.address, phase="local")
+        source = fleet.start_ready("source", "bench.source", ANY_CORE, role="decode", id="source-0")
+        sink = fleet.start_ready("sink", "bench.sink", ANY_CORE, target=source.address, phase="local")
         results.add(LATENCY_CASE, aims.ATTACH_TRIP, "ms", _latency_ms(sink))
-        edge = fleet.neighbour("edge-anywhere", __name__, ANY_CORE)
-        client = fleet.neighbour("client-anywhere", "bench.client", ANY_CORE, target=edge.address)
+        edge = fleet.start_ready("edge-anywhere", __name__, ANY_CORE)
+        client = fleet.start_ready("client-anywhere", "bench.client", ANY_CORE, target=edge.address)
         edge.ask("pace", step_ms=1000)
         results.add(LATENCY_CASE, aims.EDGE_TRIP, "ms", _latency_ms(client))
     with Fleet() as fleet:
-        edge = fleet.neighbour("edge", __name__, TEST_CORE)
-        client = fleet.neighbour("client", "bench.client", target=edge.address)
+        edge = fleet.start_ready("edge", __name__, TEST_CORE)
+        client = fleet.start_ready("client", "bench.client", target=edge.address)
         server = SystemUnderTest(results, pace, edge, client)
         for case in QUICK_CASES:
             _run_edge(server, case)

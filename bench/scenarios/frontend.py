@@ -16,12 +16,12 @@ def run(results: ScenarioResults, pace: Pace) -> None:
     """Measure one repeat."""
     with Fleet() as fleet:
         fleet.configure(LONG_SEQUENCES)
-        source = fleet.neighbour(
+        source = fleet.start_ready(
             "source", "bench.source", role="router", id="router-0", redis=fleet.redis_url
         )
         frontend = fleet.service("frontend", "frontend-0")
         time.sleep(2.0)  # membership is polled once a second
-        client = fleet.neighbour("client", "bench.client", target=frontend.address)
+        client = fleet.start_ready("client", "bench.client", target=frontend.address)
         tested = SystemUnderTest(results, pace, frontend, client)
         tested.idle()
         for case in (*pace.cases, *pace.double_cases):

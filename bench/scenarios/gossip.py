@@ -46,7 +46,9 @@ def run(results: ScenarioResults, pace: Pace) -> None:
         with Fleet() as fleet:
             redis_url = fleet.redis()
             names = [f"router-{number}" for number in range(count)]
-            probes = [fleet.neighbour(name, __name__, ANY_CORE, name=name, redis=redis_url) for name in names]
+            probes = [
+                fleet.start_ready(name, __name__, ANY_CORE, name=name, redis=redis_url) for name in names
+            ]
             ask_all(probes, "meet", routers=names)
             told = ask_all(probes, "dispatch", per_s=PER_S, seconds=seconds)
             heard = ask_all(probes, "tell")

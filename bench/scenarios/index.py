@@ -71,9 +71,9 @@ def run(results: ScenarioResults, pace: Pace) -> None:
 def _one_router(results: ScenarioResults, name: str, blocks: int) -> None:
     with Fleet() as fleet:
         redis_url = fleet.redis()
-        writer = fleet.neighbour("replicas", __name__)
+        writer = fleet.start_ready("replicas", __name__)
         writer.ask("publish", redis=redis_url, blocks=blocks, timeout_s=LOAD_TIMEOUT_S)
-        probe = fleet.neighbour("index", __name__, TEST_CORE)
+        probe = fleet.start_ready("index", __name__, TEST_CORE)
         loaded = probe.ask("load", redis=redis_url, blocks=blocks, timeout_s=LOAD_TIMEOUT_S)
         case = f"{name} blocks"
         results.add(case, "memory per block", "bytes", loaded["bytes_per_block"])
@@ -98,9 +98,9 @@ def _many_routers(results: ScenarioResults) -> None:
     case = f"{ROUTERS} routers at once, 100k blocks each"
     with Fleet() as fleet:
         redis_url = fleet.redis()
-        writer = fleet.neighbour("replicas", __name__, ANY_CORE)
+        writer = fleet.start_ready("replicas", __name__, ANY_CORE)
         writer.ask("publish", redis=redis_url, blocks=ROUTERS_BLOCKS)
-        probes = [fleet.neighbour(f"router-{index}", __name__, ANY_CORE) for index in range(ROUTERS)]
+        probes = [fleet.start_ready(f"router-{index}", __name__, ANY_CORE) for index in range(ROUTERS)]
 
         loaded = ask_all(probes, "load", redis=redis_url, blocks=ROUTERS_BLOCKS, timeout_s=LOAD_TIMEOUT_S)
         results.add(case, "cold start of the slowest", "s", max(one["seconds"] for one in loaded))

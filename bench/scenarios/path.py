@@ -44,7 +44,7 @@ def run(results: ScenarioResults, pace: Pace) -> None:
         running = Mesh(fleet, COSTS, {})
         frontend, (prefill, decode) = running.frontend, running.replicas.values()
         decode_engine = running.engines["decode-0"].process
-        client = fleet.neighbour("client", "bench.client", ANY_CORE, target=frontend.address)
+        client = fleet.start_ready("client", "bench.client", ANY_CORE, target=frontend.address)
         frontend.wait_until(lambda: _is_served(client), "answered no request", every_s=0.5)
         pids = {
             "client": client.pid,
@@ -61,7 +61,7 @@ def run(results: ScenarioResults, pace: Pace) -> None:
             map(accounting.cpu_ns, accounting.descendants(decode_engine.pid))
         )
         triton = running.engines["prefill-0"].address
-        probe = fleet.neighbour("ttft", __name__, ANY_CORE, target=frontend.address, triton=triton)
+        probe = fleet.start_ready("ttft", __name__, ANY_CORE, target=frontend.address, triton=triton)
         _run_ttft(results, probe, QUICK_PAIRS if pace.is_quick else PAIRS)
         fleet.stop(probe)
         whole = SystemUnderTest(results, pace, frontend, client, stream_tokens=OUTPUT_TOKENS)

@@ -67,7 +67,7 @@ def run(results: ScenarioResults, pace: Pace) -> None:
     for name, blocks in (FULL_SIZES if pace.is_full else SIZES).items():
         for replicas in QUICK_REPLICAS if pace.is_quick else REPLICAS:
             with Fleet() as fleet:
-                probe = fleet.neighbour("policy", __name__, TEST_CORE)
+                probe = fleet.start_ready("policy", __name__, TEST_CORE)
                 filled = probe.ask("fill", replicas=replicas, blocks=blocks, timeout_s=FILL_TIMEOUT_S)
                 decided = probe.ask("decide", requests=REQUESTS, timeout_s=FILL_TIMEOUT_S)
             case = aims.placement_case(replicas, name)

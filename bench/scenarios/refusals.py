@@ -54,7 +54,7 @@ TAKE_S = 0.5
 def run(results: ScenarioResults, pace: Pace) -> None:
     """Measure one repeat."""
     with Fleet() as fleet:
-        floor = fleet.neighbour("floor", __name__, TEST_CORE, part="floor")
+        floor = fleet.start_ready("floor", __name__, TEST_CORE, part="floor")
         _run_case(results, pace, FLOOR, "", floor, _callers(fleet, floor))
     with Fleet() as fleet:
         fleet.configure(TABLES)
@@ -68,14 +68,14 @@ def run(results: ScenarioResults, pace: Pace) -> None:
         frontend = fleet.service("frontend", "frontend-0")
         _run_case(results, pace, "in-flight cap", CASES["in-flight cap"], frontend, _callers(fleet, frontend))
     with Fleet() as fleet:
-        own = fleet.neighbour("own", __name__, TEST_CORE, part="own", target=fleet.redis())
+        own = fleet.start_ready("own", __name__, TEST_CORE, part="own", target=fleet.redis())
         for case in CASES:
             spent_us = own.ask("measure", case=case, seconds=pace.window_s / 2)["us"]
             results.add(case, aims.OWN_REFUSAL, "us", spent_us)
 
 
 def _callers(fleet: Fleet, server: Process) -> Process:
-    return fleet.neighbour(f"callers-of-{server.name}", __name__, part="callers", target=server.address)
+    return fleet.start_ready(f"callers-of-{server.name}", __name__, part="callers", target=server.address)
 
 
 def _run_case(

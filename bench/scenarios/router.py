@@ -21,7 +21,7 @@ def run(results: ScenarioResults, pace: Pace) -> None:
         sources = [source_of(fleet, role, f"{role}-0") for role in ("prefill", "decode")]
         router = fleet.service("router", "router-0")
         wait_attached(router, sources)
-        sink = fleet.neighbour("sink", "bench.sink", target=router.address)
+        sink = fleet.start_ready("sink", "bench.sink", target=router.address)
         tested = SystemUnderTest(results, pace, router, sink)
         tested.idle()
         for case in pace.cases:
@@ -44,7 +44,7 @@ def run(results: ScenarioResults, pace: Pace) -> None:
 
 def source_of(fleet: Fleet, role: str, name: str, **more: object) -> Process:
     """Start a fake replica that registers."""
-    return fleet.neighbour(name, "bench.source", role=role, id=name, redis=fleet.redis_url, **more)
+    return fleet.start_ready(name, "bench.source", role=role, id=name, redis=fleet.redis_url, **more)
 
 
 def wait_attached(router: Process, sources: list[Process]) -> None:

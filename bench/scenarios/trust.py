@@ -31,7 +31,7 @@ def _run(results: ScenarioResults, pace: Pace, way: str, fleet: Fleet, folder: P
     sources = [source_of(fleet, role, f"{role}-0", **more) for role in ("prefill", "decode")]
     router = fleet.service("router", "router-0")
     wait_attached(router, sources)
-    sink = fleet.neighbour("sink", "bench.sink", target=router.address, **more)
+    sink = fleet.start_ready("sink", "bench.sink", target=router.address, **more)
     ask_pace(sources, CASE.step_ms)
     tested = SystemUnderTest(results, pace, router, sink, way=way)
     tested.streams(CASE)

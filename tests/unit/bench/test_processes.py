@@ -31,14 +31,14 @@ def test_cpu_time_of_another_process_is_exact() -> None:
 def test_a_dead_neighbour_is_an_error_with_its_last_words() -> None:
     """A neighbour that dies at start says why."""
     with Fleet() as fleet, pytest.raises(BenchError, match="--role"):
-        fleet.neighbour("source", "bench.source")
+        fleet.start_ready("source", "bench.source")
 
 
 def test_source_and_sink_hold_their_rate() -> None:
     """With nothing between them, every paced token arrives, in one frame per step, and short requests finish."""
     with Fleet() as fleet:
-        source = fleet.neighbour("source", "bench.source", ANY_CORE, role="router", id_="s")
-        sink = fleet.neighbour("sink", "bench.sink", ANY_CORE, target=source.address)
+        source = fleet.start_ready("source", "bench.source", ANY_CORE, role="router", id_="s")
+        sink = fleet.start_ready("sink", "bench.sink", ANY_CORE, target=source.address)
         sink.ask("open", streams=8, prompt=70, tokens=30)
         end_s = time.monotonic() + 20
         while (counters := sink.ask("counters"))["finished"] < 8:
