@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.conversation_player import Taken
+from bench.conversation_player import PlayedTurn
 from bench.conversations import BLOCK_TOKENS
 from kvmesh.config import MeshConfig
 from services.router.placement.cost_model import CostModel
@@ -52,7 +52,7 @@ class Reuse:
         return self.possible / self.blocks if self.blocks else 0.0
 
 
-def reuse(taken: Iterable[Taken]) -> Reuse:
+def reuse(taken: Iterable[PlayedTurn]) -> Reuse:
     """Sum up turns in the order in which they were sent."""
     known: set[int] = set()
     hit = possible = blocks = 0
@@ -71,7 +71,7 @@ def reuse(taken: Iterable[Taken]) -> Reuse:
     return Reuse(hit, possible, blocks)
 
 
-def imbalance(taken: Iterable[Taken], replicas: Iterable[str], cost: Cost) -> float:
+def imbalance(taken: Iterable[PlayedTurn], replicas: Iterable[str], cost: Cost) -> float:
     """Return the prefill seconds of the replica with the most over the mean of all, by what was not in cache."""
     work_s = dict.fromkeys(replicas, 0.0)
     for one in taken:
@@ -81,7 +81,7 @@ def imbalance(taken: Iterable[Taken], replicas: Iterable[str], cost: Cost) -> fl
     return max(work_s.values()) * len(work_s) / total_s if total_s else 0.0
 
 
-def kept(before: Iterable[Taken], after: Iterable[Taken]) -> tuple[int, int]:
+def kept(before: Iterable[PlayedTurn], after: Iterable[PlayedTurn]) -> tuple[int, int]:
     """Return how many turns of `after` kept their place, and how many there are.
 
     Turns whose conversation had one before. Kept: the same replica computed it, or it found all full blocks that the
@@ -102,7 +102,7 @@ def kept(before: Iterable[Taken], after: Iterable[Taken]) -> tuple[int, int]:
     return stayed, turns
 
 
-def fitted(taken: Iterable[Taken]) -> Cost:
+def fitted(taken: Iterable[PlayedTurn]) -> Cost:
     """Return what the prompts cost by what they took, fitted as a router fits it."""
     model = CostModel()
     for one in taken:
@@ -111,7 +111,7 @@ def fitted(taken: Iterable[Taken]) -> Cost:
     return Cost("fitted", *model.coefficients)
 
 
-def trace_lines(taken: Sequence[Taken]) -> Iterable[str]:
+def trace_lines(taken: Sequence[PlayedTurn]) -> Iterable[str]:
     """Yield the turns as a trace in the Mooncake format, at the times at which they were sent."""
     own = max((block for one in taken for block in one.blocks), default=0)
     for one in sorted(taken, key=lambda one: one.sent_s):
@@ -124,7 +124,7 @@ def trace_lines(taken: Sequence[Taken]) -> Iterable[str]:
 
 
 def simulated(
-    taken: Sequence[Taken], path: Path, *, replicas: int, routers: int, cache_blocks: int, cost: Cost
+    taken: Sequence[PlayedTurn], path: Path, *, replicas: int, routers: int, cache_blocks: int, cost: Cost
 ) -> Measures:
     """Write `taken` as a trace to `path` and replay it on as many replicas with as much cache; the mean of SEEDS."""
     path.write_text("".join(trace_lines(taken)), encoding="utf-8")

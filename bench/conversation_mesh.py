@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench import control, engines, generation
-from bench.conversation_player import Asker, Player, Reply, Taken
+from bench.conversation_player import Asker, PlayedTurn, Player, Reply
 from bench.conversations import BLOCK_TOKENS, COST, Plan, Turn
 from bench.engines import EngineCosts
 from bench.mesh import Mesh, names
@@ -47,12 +47,12 @@ class Conversations:
 
         self.client.wait_until(is_warm, "got no answer to some prompt")
 
-    def play(self, until_s: float) -> list[Taken]:
+    def play(self, until_s: float) -> list[PlayedTurn]:
         """Play on to `until_s` on the plan's clock. Raises BenchError if the machine stood still meanwhile."""
         answer = self.client.ask("play", until_s=until_s, timeout_s=PLAY_TIMEOUT_S)
         if answer["stood_still_s"] > STILL_S_MAX:
             raise BenchError(f"the client stood still for {answer['stood_still_s']:.1f} s")
-        return [Taken(*one) for one in answer["taken"]]
+        return [PlayedTurn(*one) for one in answer["taken"]]
 
 
 @dataclass(slots=True)

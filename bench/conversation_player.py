@@ -20,7 +20,7 @@ WARM_LENGTHS: Final = tuple(64 + 120 * number for number in range(12))
 WATCH_S: Final = 0.1
 
 
-class Taken(NamedTuple):
+class PlayedTurn(NamedTuple):
     """What became of one turn."""
 
     conversation: int
@@ -111,10 +111,10 @@ class Player(Generic[Token]):
             failed += sum(bool(reply.error) for reply in replies)
         return failed
 
-    async def play(self, until_s: float) -> list[Taken]:
+    async def play(self, until_s: float) -> list[PlayedTurn]:
         """Send what is due before `until_s` and not sent yet; return when all of it is answered."""
         began_s = asyncio.get_running_loop().time() - self._clock_s
-        taken: list[Taken] = []
+        taken: list[PlayedTurn] = []
         watching = asyncio.create_task(self.watch.run())
         async with asyncio.TaskGroup() as group:
             for number in range(len(self._plan)):
@@ -123,7 +123,7 @@ class Player(Generic[Token]):
         self._clock_s = max(self._clock_s, asyncio.get_running_loop().time() - began_s)
         return sorted(taken, key=lambda one: one.sent_s)
 
-    async def _converse(self, number: int, until_s: float, began_s: float, taken: list[Taken]) -> None:
+    async def _converse(self, number: int, until_s: float, began_s: float, taken: list[PlayedTurn]) -> None:
         now = asyncio.get_running_loop().time
         turns, said = self._plan[number], self._said[number]
         while self._next[number] < len(turns) and turns[self._next[number]].at_s < until_s:
@@ -136,7 +136,7 @@ class Player(Generic[Token]):
             said.append(reply.tokens)
             row: tuple[Any, ...] = (reply.ttft_s, reply.error, len(prompt), reply.cached_tokens)
             row += (reply.replica, reply.prefill_s, self._blocks.of(prompt))
-            taken.append(Taken(number, self._next[number], sent_s, *row))
+            taken.append(PlayedTurn(number, self._next[number], sent_s, *row))
             self._next[number] += 1
             if reply.error:  # what was said is not known: the conversation ends here
                 self._next[number] = len(turns)

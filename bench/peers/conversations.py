@@ -14,7 +14,7 @@ import typer
 from bench import conversation_mesh, conversations, machine, options, pages
 from bench.conversation_figures import imbalance, kept, reuse
 from bench.conversation_mesh import PREFILL_BLOCKS, PREFILLS, STEP_S
-from bench.conversation_player import Taken
+from bench.conversation_player import PlayedTurn
 from bench.conversations import COST, Plan
 from bench.mesh import names
 from bench.peers import conversations_page
@@ -37,7 +37,7 @@ WORKERS = names("worker", PREFILLS)
 class Played(NamedTuple):
     """How conversations are played with a system, and the names of its replicas."""
 
-    play: Callable[[Fleet, Plan, int], Sequence[Taken]]
+    play: Callable[[Fleet, Plan, int], Sequence[PlayedTurn]]
     replicas: Sequence[str]
 
 
@@ -74,7 +74,7 @@ def hold(
         raise typer.Exit(1)
 
 
-def judge(taken: Sequence[Taken], replicas: Sequence[str]) -> Figures:
+def judge(taken: Sequence[PlayedTurn], replicas: Sequence[str]) -> Figures:
     """Sum up a run. Raises BenchError if no turn was answered."""
     good = [one for one in taken if not one.error]
     seen = reuse(good)
@@ -96,14 +96,14 @@ def judge(taken: Sequence[Taken], replicas: Sequence[str]) -> Figures:
     )
 
 
-def _play_mesh(fleet: Fleet, plan: Plan, seed: int) -> Sequence[Taken]:
+def _play_mesh(fleet: Fleet, plan: Plan, seed: int) -> Sequence[PlayedTurn]:
     mesh = conversation_mesh.start(fleet)
     mesh.open(plan, seed)
     return mesh.play(plan.span_s + 1.0)
 
 
 def _routed(installed: Installed) -> Played:
-    def play(fleet: Fleet, plan: Plan, seed: int) -> Sequence[Taken]:
+    def play(fleet: Fleet, plan: Plan, seed: int) -> Sequence[PlayedTurn]:
         order = "shortest" if installed.policy is SHORTEST else "fifo"
         options = {"interval_s": STEP_S, "blocks": PREFILL_BLOCKS, "order": order}
         routed = installed.start(fleet, WORKERS, "bench.peers.caching_worker", **options)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from bench import aims, conversation_mesh, conversations
 from bench.conversation_figures import fitted, imbalance, kept, reuse, simulated
 from bench.conversation_mesh import PREFILL_BLOCKS, PREFILLS, ROUTERS
-from bench.conversation_player import Taken
+from bench.conversation_player import PlayedTurn
 from bench.processes import Fleet
 from bench.results import BenchError, ScenarioResults, quantile
 from bench.windows import Pace
@@ -81,7 +81,7 @@ def _measure(results: ScenarioResults, pace: Pace, case: str, cache_blocks: int)
         results.add(case, metric, unit, value)
 
 
-def _check(results: ScenarioResults, case: str, expected: int, taken: Sequence[Taken]) -> None:
+def _check(results: ScenarioResults, case: str, expected: int, taken: Sequence[PlayedTurn]) -> None:
     """Note turns that failed: those behind them were not sent."""
     failed = Counter(one.error for one in taken if one.error)
     if failed or len(taken) < expected:

@@ -12,7 +12,7 @@ import pytest
 
 from bench import conversations
 from bench.conversation_figures import fitted, imbalance, kept, reuse, simulated, trace_lines
-from bench.conversation_player import Blocks, Player, Reply, Taken
+from bench.conversation_player import Blocks, PlayedTurn, Player, Reply
 from bench.conversations import BLOCK_TOKENS, COST, FACTOR, FRESH_MIN, SYSTEM_TOKENS, Record, Turn
 from bench.results import Aim
 from simulator import trace
@@ -29,9 +29,9 @@ def turn(
     cached: int,
     replica: str,
     blocks: Sequence[int],
-) -> Taken:
+) -> PlayedTurn:
     """Return a turn that went well."""
-    return Taken(conversation, number, sent_s, 0.1, "", tokens, cached, replica, 0.1, list(blocks))
+    return PlayedTurn(conversation, number, sent_s, 0.1, "", tokens, cached, replica, 0.1, list(blocks))
 
 
 HAND = [

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from bench.conversation_player import Player, Taken
+from bench.conversation_player import PlayedTurn, Player
 from bench.conversations import BLOCK_TOKENS, SYSTEM_TOKENS, Turn
 from bench.peers import chat, conversations_page
 from bench.peers.caching_worker import CachingWorker, words_of
@@ -119,12 +119,12 @@ async def test_a_conversation_over_http_finds_its_former_turn_again() -> None:
 def test_a_run_without_an_answer_is_no_figure() -> None:
     """A router that serves nothing is a problem, not a row of zeros."""
     with pytest.raises(BenchError, match="no request had a first token"):
-        judge([Taken(0, 0, 0.0, None, "connection cut", 100, 0, "", 0.0, [1])], ["a"])
+        judge([PlayedTurn(0, 0, 0.0, None, "connection cut", 100, 0, "", 0.0, [1])], ["a"])
 
 
 def test_the_section_is_put_behind_the_page_and_later_in_its_own_place() -> None:
     """The rest of the page stays as it is; a cell is the median and the extremes."""
-    good = judge([Taken(0, 0, 0.0, 0.5, "", 64, 0, "a", 0.0, [1, 2])], ["a"])
+    good = judge([PlayedTurn(0, 0, 0.0, 0.5, "", 64, 0, "a", 0.0, [1, 2])], ["a"])
     machine = {"date": "today", "commit": "abc", "load": "1"}
     record = ConversationRecord("command", machine, About(1, 1, 10.0, 0.6))
     for share in (0.5, 0.9, 0.8):
