@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench import control, engines, generation
-from bench.conversation_player import Asker, PlayedTurn, Player, Reply
+from bench.conversation_player import Backend, PlayedTurn, Player, Reply
 from bench.conversations import BLOCK_TOKENS, COST, Plan, Turn
 from bench.engines import EngineCosts
 from bench.mesh import Mesh, names
@@ -87,7 +87,7 @@ def regret(routers: Sequence[Process]) -> dict[str, float]:
     return {name: sum(router.metric(metric) for router in routers) for name, metric in names.items()}
 
 
-class MeshAsker:
+class MeshBackend:
     """Implements Asker with token ids."""
 
     def __init__(self, stub: generation.Stub) -> None:
@@ -116,13 +116,13 @@ class MeshAsker:
         return Reply(answer.ids, answer.ttft_s, answer.error, cached, replica, prefill_s)
 
 
-async def serve(asker: Asker[Any]) -> None:
+async def serve(backend: Backend[Any]) -> None:
     """Serve until stdin ends."""
     player: Player[Any] | None = None
 
     async def open_(plan: list[list[list[Any]]], seed: int) -> None:
         nonlocal player
-        player = Player(asker, [[Turn(*turn) for turn in turns] for turns in plan], seed)
+        player = Player(backend, [[Turn(*turn) for turn in turns] for turns in plan], seed)
 
     async def warm(seed: int) -> Mapping[str, Any]:
         assert player is not None, "nothing was opened"
@@ -138,7 +138,7 @@ async def serve(asker: Asker[Any]) -> None:
 async def serve_mesh(target: str) -> None:
     """Serve conversations with the mesh whose frontend is at `target`, host:port."""
     async with generation.channel(target) as stub:
-        await serve(MeshAsker(stub))
+        await serve(MeshBackend(stub))
 
 
 if __name__ == "__main__":

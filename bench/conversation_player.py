@@ -52,7 +52,7 @@ class Reply(Generic[Token]):
     prefill_s: float = 0.0
 
 
-class Asker(Protocol[Token]):
+class Backend(Protocol[Token]):
     """Knows how a system is asked."""
 
     def fresh(self, count: int, draw: random.Random) -> list[Token]:
@@ -88,11 +88,11 @@ class Blocks(Generic[Token]):
 class Player(Generic[Token]):
     """Holds what was said in each conversation, over several plays."""
 
-    def __init__(self, asker: Asker[Token], plan: Sequence[Sequence[Turn]], seed: int) -> None:
-        self._asker = asker
+    def __init__(self, backend: Backend[Token], plan: Sequence[Sequence[Turn]], seed: int) -> None:
+        self._backend = backend
         self._plan = plan
         self._draws = [random.Random(f"{seed}/{number}") for number in range(len(plan))]
-        system = asker.fresh(SYSTEM_TOKENS, random.Random(f"{seed}/system"))
+        system = backend.fresh(SYSTEM_TOKENS, random.Random(f"{seed}/system"))
         self._said: list[list[list[Token]]] = [[system] for _ in plan]
         self._next = [0] * len(plan)
         self._blocks: Blocks[Token] = Blocks()
@@ -106,8 +106,10 @@ class Player(Generic[Token]):
         draw = random.Random(f"{seed}/warm")
         failed = 0
         for _ in range(3):
-            said = [[self._asker.fresh(8, draw), self._asker.fresh(count, draw)] for count in WARM_LENGTHS]
-            replies = await asyncio.gather(*(self._asker.ask(one, 1) for one in said))
+            said = [
+                [self._backend.fresh(8, draw), self._backend.fresh(count, draw)] for count in WARM_LENGTHS
+            ]
+            replies = await asyncio.gather(*(self._backend.ask(one, 1) for one in said))
             failed += sum(bool(reply.error) for reply in replies)
         return failed
 
@@ -129,10 +131,10 @@ class Player(Generic[Token]):
         while self._next[number] < len(turns) and turns[self._next[number]].at_s < until_s:
             turn = turns[self._next[number]]
             await asyncio.sleep(max(0.0, began_s + turn.at_s - now()))
-            said.append(self._asker.fresh(turn.fresh_tokens, self._draws[number]))
-            prompt = self._asker.prompt(said)
+            said.append(self._backend.fresh(turn.fresh_tokens, self._draws[number]))
+            prompt = self._backend.prompt(said)
             sent_s = now() - began_s
-            reply = await self._asker.ask(said, turn.output_tokens)
+            reply = await self._backend.ask(said, turn.output_tokens)
             said.append(reply.tokens)
             row: tuple[Any, ...] = (reply.ttft_s, reply.error, len(prompt), reply.cached_tokens)
             row += (reply.replica, reply.prefill_s, self._blocks.of(prompt))

@@ -20,7 +20,7 @@ from bench.peers.streams import Outcome, Stream
 ROLES = ("system", "user", "assistant")
 
 
-class ChatAsker:
+class ChatBackend:
     """Implements Asker with words."""
 
     def __init__(self, port: int) -> None:
@@ -65,7 +65,7 @@ def messages(said: Sequence[Sequence[str]]) -> list[chat.Message]:
 
 async def serve_chat(port: int) -> None:
     """Serve conversations with what answers at `port`."""
-    await serve(ChatAsker(port))
+    await serve(ChatBackend(port))
 
 
 if __name__ == "__main__":

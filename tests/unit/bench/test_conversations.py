@@ -164,14 +164,14 @@ class Echo:
 
 async def test_each_turn_says_again_what_was_said_and_answered() -> None:
     """Turns of a conversation are prefixes of each other, all begin with one system prompt, and pauses lose nothing."""
-    asker = Echo()
+    backend = Echo()
     plan = [[Turn(0.01 * (number + step), 40, 3) for step in range(4)] for number in range(3)]
-    player = Player(asker, plan, 1)
+    player = Player(backend, plan, 1)
     first = await player.play(0.025)
     second = await player.play(1.0)
     assert 0 < len(first) < 12 and len(first) + len(second) == 12
     assert max(one.sent_s for one in first) <= min(one.sent_s for one in second)
-    assert len({tuple(prompt[:SYSTEM_TOKENS]) for prompt in asker.sent}) == 1
+    assert len({tuple(prompt[:SYSTEM_TOKENS]) for prompt in backend.sent}) == 1
     for number in range(3):
         mine = sorted(
             (one for one in [*first, *second] if one.conversation == number), key=lambda one: one.turn
@@ -185,9 +185,9 @@ async def test_each_turn_says_again_what_was_said_and_answered() -> None:
 
 async def test_a_conversation_ends_where_an_answer_is_lost() -> None:
     """What comes next would build on what nobody knows."""
-    asker = Echo()
-    asker.fails = True
-    taken = await Player(asker, [[Turn(0.0, 40, 3), Turn(0.0, 40, 3)]], 1).play(1.0)
+    backend = Echo()
+    backend.fails = True
+    taken = await Player(backend, [[Turn(0.0, 40, 3), Turn(0.0, 40, 3)]], 1).play(1.0)
     assert [one.error for one in taken] == ["LOST"]
 
 

@@ -12,7 +12,7 @@ from bench.conversation_player import PlayedTurn, Player
 from bench.conversations import BLOCK_TOKENS, SYSTEM_TOKENS, Turn
 from bench.peers import chat, conversations_page
 from bench.peers.caching_worker import CachingWorker, words_of
-from bench.peers.chat_conversations import ChatAsker, messages
+from bench.peers.chat_conversations import ChatBackend, messages
 from bench.peers.conversations import judge
 from bench.peers.conversations_page import BEGIN, END, About, ConversationRecord
 from bench.results import BenchError
@@ -103,10 +103,10 @@ async def test_a_conversation_over_http_finds_its_former_turn_again() -> None:
     """With one worker everything that could be hit is hit, and the client knows who served it and what was cached."""
     made = CachingWorker("worker-7", 0.001, 1000, FREE)
     async with await made.serve(0) as server:
-        asker = ChatAsker(server.sockets[0].getsockname()[1])
+        backend = ChatBackend(server.sockets[0].getsockname()[1])
         plan = [[Turn(0.0, 50, 3), Turn(0.0, 70, 2), Turn(0.0, 40, 1)] for _ in range(2)]
-        taken = await Player(asker, plan, 1).play(1.0)
-        asker.close()
+        taken = await Player(backend, plan, 1).play(1.0)
+        backend.close()
     assert not [one.error for one in taken if one.error]
     assert {one.replica for one in taken} == {"worker-7"}
     lengths = [one.prompt_tokens for one in taken if one.conversation == 0]
