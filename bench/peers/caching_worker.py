@@ -26,7 +26,7 @@ def words_of(messages: Iterable[chat.Message]) -> list[str]:
     return [word for one in messages for word in (f"<{one['role']}>", *one["content"].split())]
 
 
-class Turns:
+class PromptQueue:
     """One prompt at a time; of those that wait the one with the smallest key goes next, of equals the first."""
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class CachingWorker(Worker):
         self._cache = BlockCache(blocks)
         self._names: Blocks[str] = Blocks()
         self._order = ORDERS[order]
-        self._turns = Turns()
+        self._turns = PromptQueue()
         self._free_s = 0.0
 
     async def compute(self, asked: Mapping[str, Any], tokens: int) -> dict[str, Any]:
