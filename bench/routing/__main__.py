@@ -15,10 +15,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from bench import machine, pages
 from bench.routing import page
 from bench.routing import tails as tail_page
-from bench.routing.page import Found
+from bench.routing.page import RowResult
 from bench.routing.record import Record, code
 from bench.routing.rows import LARGE_REQUESTS, TRACES, drawn, fifteen, full, tails
-from bench.routing.tails import Tail
+from bench.routing.tails import TailResult
 from kvmesh.config import ROOT
 from simulator.measures import Measures
 from simulator.processes import Runner, Task
@@ -60,8 +60,10 @@ def routing(
     _run(tasks, record, jobs or os.cpu_count() or 1)
     # All rows that are known, also those of an earlier and larger run.
     known = dict.fromkeys([*fifteen(), *full()])
-    rows = [Found(case, runs) for case in known if (runs := _runs(case.tasks(), record)) is not None]
-    tail = [Tail(case, runs) for case in tails() if (runs := _runs(case.tail_tasks(), record)) is not None]
+    rows = [RowResult(case, runs) for case in known if (runs := _runs(case.tasks(), record)) is not None]
+    tail = [
+        TailResult(case, runs) for case in tails() if (runs := _runs(case.tail_tasks(), record)) is not None
+    ]
     console = Console()
     console.print_json(json.dumps(page.verdicts(rows)))
     if tail:

@@ -11,7 +11,7 @@ from typing import Any
 from bench import pages
 from bench.routing import tails
 from bench.routing.rows import NAMES, OURS, SEEDS, Case, drawn, fifteen
-from bench.routing.tails import Tail, geometric, met
+from bench.routing.tails import TailResult, geometric, met
 from simulator.measures import Measures, mean, spread
 from simulator.runs import BOUND
 from simulator.tables import figures, row_dict
@@ -58,7 +58,7 @@ DETAIL_COLUMNS = ("policy", "mean s", "p50", "p90", "p99", "max", "goodput", "hi
 
 
 @dataclass(frozen=True)
-class Found:
+class RowResult:
     """One row with all its runs."""
 
     case: Case
@@ -83,16 +83,16 @@ def others() -> list[str]:
     return [policy for policy in NAMES if policy not in (OURS, BOUND)]
 
 
-def ttft_s(rows: Sequence[Found], policy: str) -> float:
+def ttft_s(rows: Sequence[RowResult], policy: str) -> float:
     """Return the geometric mean over rows of the mean time to first token."""
     return geometric(row.mean(policy).mean_s for row in rows)
 
 
-def verdict(rows: Sequence[Found]) -> dict[str, Any]:
+def verdict(rows: Sequence[RowResult]) -> dict[str, Any]:
     """Return how kvmesh does against the best single other policy, and in its worst row."""
     overall = {policy: ttft_s(rows, policy) for policy in NAMES}
     best = min(others(), key=lambda policy: overall[policy])
-    worst = max(rows, key=Found.ratio)
+    worst = max(rows, key=RowResult.ratio)
     behind = [row for row in rows if row.ratio() > ROW_AIM]
     return {
         "rows": len(rows),
@@ -109,7 +109,7 @@ def verdict(rows: Sequence[Found]) -> dict[str, Any]:
     }
 
 
-def groups(rows: Sequence[Found]) -> dict[str, list[Found]]:
+def groups(rows: Sequence[RowResult]) -> dict[str, list[RowResult]]:
     """Return what is judged apart: the rows that were chosen, and those that were drawn, if any were."""
     known = {row.case: row for row in rows}
     chosen = [known[case] for case in fifteen() if case in known]
@@ -122,12 +122,14 @@ def groups(rows: Sequence[Found]) -> dict[str, list[Found]]:
     return found
 
 
-def verdicts(rows: Sequence[Found]) -> dict[str, dict[str, Any]]:
+def verdicts(rows: Sequence[RowResult]) -> dict[str, dict[str, Any]]:
     """Return the verdict on each group."""
     return {name: verdict(group) for name, group in groups(rows).items()}
 
 
-def as_json(rows: Sequence[Found], made: Mapping[str, str], tail: Sequence[Tail] = ()) -> dict[str, Any]:
+def as_json(
+    rows: Sequence[RowResult], made: Mapping[str, str], tail: Sequence[TailResult] = ()
+) -> dict[str, Any]:
     """Return everything."""
     return {
         "made": dict(made),
@@ -148,7 +150,11 @@ def as_json(rows: Sequence[Found], made: Mapping[str, str], tail: Sequence[Tail]
 
 
 def page(
-    rows: Sequence[Found], made: Mapping[str, str], command: str, tail: Sequence[Tail] = (), old: str = ""
+    rows: Sequence[RowResult],
+    made: Mapping[str, str],
+    command: str,
+    tail: Sequence[TailResult] = (),
+    old: str = "",
 ) -> str:
     """Return the page. `old`: the page that it replaces, whose hand-written end is kept."""
     known = f"{len(rows)}; seeds per row: {len(SEEDS)}; means over them, ± half the distance of the extremes"
@@ -180,7 +186,7 @@ def page(
     return pages.with_notes(lines, old)
 
 
-def _aims(rows: Sequence[Found]) -> Iterator[Sequence[str]]:
+def _aims(rows: Sequence[RowResult]) -> Iterator[Sequence[str]]:
     for name, told in verdicts(rows).items():
         gain = f"{_percent(told['ratio'])} against {told['best_other']}"
         worst = (
@@ -191,7 +197,7 @@ def _aims(rows: Sequence[Found]) -> Iterator[Sequence[str]]:
         yield ROW_TEXT, name, worst, met(told["worst_row_ratio"] <= ROW_AIM)
 
 
-def _overall(rows: Sequence[Found], policy: str) -> list[str]:
+def _overall(rows: Sequence[RowResult], policy: str) -> list[str]:
     seen = [row.mean(policy) for row in rows]
     ours_s, policy_s = ttft_s(rows, OURS), ttft_s(rows, policy)
     return [
@@ -208,7 +214,7 @@ def _overall(rows: Sequence[Found], policy: str) -> list[str]:
     ]
 
 
-def _row(row: Found) -> list[str]:
+def _row(row: RowResult) -> list[str]:
     ours, around = row.mean(OURS), spread(row.runs[OURS])
     name = row.best_other()
     other = row.mean(name)
@@ -219,7 +225,7 @@ def _row(row: Found) -> list[str]:
     ]
 
 
-def _detail(row: Found) -> Iterator[list[str]]:
+def _detail(row: RowResult) -> Iterator[list[str]]:
     for policy in sorted(NAMES, key=lambda name: row.mean(name).mean_s):
         seen, around = row.mean(policy), spread(row.runs[policy])
         yield [

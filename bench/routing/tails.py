@@ -25,7 +25,7 @@ many short and few long prompts."""
 
 
 @dataclass(frozen=True)
-class Tail:
+class TailResult:
     """One row with the runs of each policy, one per seed."""
 
     case: Case
@@ -52,13 +52,13 @@ class Tail:
         return self.p99_s(OURS) / self.p99_s(REFERENCE)
 
 
-def verdict(rows: Sequence[Tail]) -> dict[str, Any]:
+def verdict(rows: Sequence[TailResult]) -> dict[str, Any]:
     """Return how the tail compares over `rows`."""
-    worst = max(rows, key=Tail.over_leader)
+    worst = max(rows, key=TailResult.over_leader)
     means = [row.mean_s(OURS) / row.mean_s(REFERENCE) for row in rows]
     return {
         "rows": len(rows),
-        "p99_over_reference": geometric(map(Tail.over_reference, rows)),
+        "p99_over_reference": geometric(map(TailResult.over_reference, rows)),
         "p99_over_reference_aim": REFERENCE_AIM,
         "mean_over_reference": geometric(means),
         "worst_row": worst.case.name,
@@ -70,7 +70,7 @@ def verdict(rows: Sequence[Tail]) -> dict[str, Any]:
     }
 
 
-def aims(rows: Sequence[Tail]) -> list[Sequence[str]]:
+def aims(rows: Sequence[TailResult]) -> list[Sequence[str]]:
     """Return the aims as rows of the table of aims."""
     told = verdict(rows)
     name = f"{told['rows']} rows, tail"
@@ -85,7 +85,7 @@ def aims(rows: Sequence[Tail]) -> list[Sequence[str]]:
     ]
 
 
-def section(rows: Sequence[Tail]) -> list[str]:
+def section(rows: Sequence[TailResult]) -> list[str]:
     """Return the part of the page."""
     times = ("kvmesh: mean s", "p99", f"{REFERENCE}: mean s", "p99", "best mean", "mean s", "p99")
     return pages.section(
@@ -93,7 +93,7 @@ def section(rows: Sequence[Tail]) -> list[str]:
     )
 
 
-def as_json(rows: Sequence[Tail]) -> list[dict[str, Any]]:
+def as_json(rows: Sequence[TailResult]) -> list[dict[str, Any]]:
     """Return every row."""
     return [
         {
@@ -108,13 +108,13 @@ def as_json(rows: Sequence[Tail]) -> list[dict[str, Any]]:
     ]
 
 
-def _row(row: Tail) -> list[str]:
+def _row(row: TailResult) -> list[str]:
     leader = row.leader()
     cells = [row.case.name, *_times(row, OURS), *_times(row, REFERENCE), leader, *_times(row, leader)]
     return [*cells, f"{row.over_leader():.2f}"]
 
 
-def _times(row: Tail, policy: str) -> tuple[str, str]:
+def _times(row: TailResult, policy: str) -> tuple[str, str]:
     return f"{row.mean_s(policy):.3f}", f"{row.p99_s(policy):.2f}"
 
 

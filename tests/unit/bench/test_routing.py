@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench.routing.mixed import mixed, write
-from bench.routing.page import Found, groups, page, verdicts
+from bench.routing.page import RowResult, groups, page, verdicts
 from bench.routing.rows import (
     GRID_TRACES,
     NAMES,
@@ -26,7 +26,7 @@ from bench.routing.rows import (
     tails,
     troubled,
 )
-from bench.routing.tails import Tail, verdict
+from bench.routing.tails import TailResult, verdict
 from kvmesh.config import ROOT
 from simulator.measures import Measures
 from simulator.trace import read
@@ -34,11 +34,11 @@ from simulator.trace import read
 FIGURES = Measures(**dict.fromkeys(Measures.__dataclass_fields__, 1.0))
 
 
-def found(case: Case, ours_s: float) -> Found:
+def found(case: Case, ours_s: float) -> RowResult:
     """Return a row in which kvmesh takes `ours_s` where others take 1."""
     runs = {name: [FIGURES] * len(SEEDS) for name in NAMES}
     runs[OURS] = [replace(FIGURES, mean_s=ours_s)] * len(SEEDS)
-    return Found(case, runs)
+    return RowResult(case, runs)
 
 
 def test_what_is_drawn_is_the_grid_in_another_order() -> None:
@@ -81,14 +81,14 @@ def _three() -> tuple[Case, Case, Case]:
     raise AssertionError("no three in a row")
 
 
-def tail(case: Case, ours: tuple[float, float], reference: tuple[float, float]) -> Tail:
+def tail(case: Case, ours: tuple[float, float], reference: tuple[float, float]) -> TailResult:
     """Return a row with these means and p99, of others 10 and 10; a fifth seed is far off."""
     runs = {}
     for policy in TAIL_POLICIES:
         mean_s, p99_s = {OURS: ours, REFERENCE: reference}.get(policy, (10.0, 10.0))
         one = replace(FIGURES, mean_s=mean_s, p99_s=p99_s)
         runs[policy] = [one] * (len(TAIL_SEEDS) - 1) + [replace(one, p99_s=1000.0)]
-    return Tail(case, runs)
+    return TailResult(case, runs)
 
 
 def test_rows_of_trouble_are_there_and_judged_by_five_seeds() -> None:
