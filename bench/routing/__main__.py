@@ -17,7 +17,7 @@ from bench.routing import page
 from bench.routing import tails as tail_page
 from bench.routing.page import RowResult
 from bench.routing.record import Record, code
-from bench.routing.rows import LARGE_REQUESTS, TRACES, drawn, fifteen, full, tails
+from bench.routing.rows import LARGE_REQUESTS, TRACES, chosen_rows, full, sampled_rows, tails
 from bench.routing.tails import TailResult
 from kvmesh.config import ROOT
 from simulator.measures import Measures
@@ -45,11 +45,11 @@ def routing(
 ) -> None:
     """Compare placement policies on simulated replicas; goes on where it was stopped."""
     words = {word.strip() for word in only.split(",") if word.strip()}
-    chosen = dict.fromkeys([*fifteen(), *(drawn() if is_full else drawn()[:draw])])
+    chosen = dict.fromkeys([*chosen_rows(), *(sampled_rows() if is_full else sampled_rows()[:draw])])
     cases = [case for case in chosen if words <= set(case.name.split(", "))]
     if not cases and not is_tail:
         raise typer.BadParameter(
-            f'no row has all of "{only}"; names look like: {fifteen()[0].name}', param_hint="--only"
+            f'no row has all of "{only}"; names look like: {chosen_rows()[0].name}', param_hint="--only"
         )
     judged = [case for case in tails() if words <= set(case.name.split(", "))]
     made = machine.describe()
@@ -59,7 +59,7 @@ def routing(
         tasks += (task for case in cases for task in case.tasks())
     _run(tasks, record, jobs or os.cpu_count() or 1)
     # All rows that are known, also those of an earlier and larger run.
-    known = dict.fromkeys([*fifteen(), *full()])
+    known = dict.fromkeys([*chosen_rows(), *full()])
     rows = [RowResult(case, runs) for case in known if (runs := _runs(case.tasks(), record)) is not None]
     tail = [
         TailResult(case, runs) for case in tails() if (runs := _runs(case.tail_tasks(), record)) is not None

@@ -10,7 +10,7 @@ from typing import Any
 
 from bench import pages
 from bench.routing import tails
-from bench.routing.rows import NAMES, OURS, SEEDS, Case, drawn, fifteen
+from bench.routing.rows import NAMES, OURS, SEEDS, Case, chosen_rows, sampled_rows
 from bench.routing.tails import TailResult, geometric, met
 from simulator.measures import Measures, mean, spread
 from simulator.runs import BOUND
@@ -112,11 +112,11 @@ def verdict(rows: Sequence[RowResult]) -> dict[str, Any]:
 def groups(rows: Sequence[RowResult]) -> dict[str, list[RowResult]]:
     """Return what is judged apart: the rows that were chosen, and those that were drawn, if any were."""
     known = {row.case: row for row in rows}
-    chosen = [known[case] for case in fifteen() if case in known]
-    by_chance = [known[case] for case in itertools.takewhile(known.__contains__, drawn())]
+    chosen = [known[case] for case in chosen_rows() if case in known]
+    by_chance = [known[case] for case in itertools.takewhile(known.__contains__, sampled_rows())]
     found = {f"{len(chosen)} chosen rows": chosen} if chosen else {}
     if by_chance:
-        count = len(drawn())
+        count = len(sampled_rows())
         what = "all" if len(by_chance) == count else "sampled at random"
         found[f"{len(by_chance)} of {count} rows, {what}"] = by_chance
     return found
@@ -181,7 +181,7 @@ def page(
     lines += pages.section("Rows", [WORDS, "", *pages.table(ROW_COLUMNS, map(_row, rows))])
     lines += pages.section("Every policy, in the chosen rows", [CHANCE])
     for row in rows:
-        if row.case in fifteen():
+        if row.case in chosen_rows():
             lines += [f"### {row.case.name}", "", *pages.table(DETAIL_COLUMNS, _detail(row)), ""]
     return pages.with_notes(lines, old)
 

@@ -122,12 +122,12 @@ def full() -> list[Case]:
     ]
 
 
-def drawn() -> list[Case]:
+def sampled_rows() -> list[Case]:
     """Return every row in an order that has nothing to do with what is in it: its first rows stand for the grid."""
     return sorted(full(), key=lambda case: hashlib.sha256(case.name.encode()).digest())
 
 
-def fifteen() -> list[Case]:
+def chosen_rows() -> list[Case]:
     """Return a row of every kind."""
     fifo, shortest = Order.FIFO, Order.SHORTEST
     return [
@@ -147,7 +147,7 @@ def fifteen() -> list[Case]:
     ]
 
 
-def troubled() -> list[Case]:
+def fault_rows() -> list[Case]:
     """Return rows outside the grid: a third trace, a slow replica, restarts."""
     fifo, shortest = Order.FIFO, Order.SHORTEST
     return [
@@ -167,4 +167,4 @@ def troubled() -> list[Case]:
 
 def tails() -> list[Case]:
     """Return the rows whose tail is judged."""
-    return [*fifteen(), *troubled()]
+    return [*chosen_rows(), *fault_rows()]

@@ -20,11 +20,11 @@ from bench.routing.rows import (
     TAIL_SEEDS,
     TRACES,
     Case,
-    drawn,
-    fifteen,
+    chosen_rows,
+    fault_rows,
     full,
+    sampled_rows,
     tails,
-    troubled,
 )
 from bench.routing.tails import TailResult, verdict
 from kvmesh.config import ROOT
@@ -43,8 +43,10 @@ def found(case: Case, ours_s: float) -> RowResult:
 
 def test_what_is_drawn_is_the_grid_in_another_order() -> None:
     """A smaller draw is the beginning of a larger one, and every kind of row is about as frequent in it as in the grid."""
-    assert drawn() == drawn() and set(drawn()) == set(full()) and drawn() != full()
-    part = drawn()[:100]
+    assert (
+        sampled_rows() == sampled_rows() and set(sampled_rows()) == set(full()) and sampled_rows() != full()
+    )
+    part = sampled_rows()[:100]
     for kind in (
         Counter(case.trace for case in part),
         Counter(case.is_stale for case in part),
@@ -56,11 +58,11 @@ def test_what_is_drawn_is_the_grid_in_another_order() -> None:
 
 def test_drawn_rows_are_judged_apart_from_the_chosen_ones() -> None:
     """A row that was not drawn in turn stands for nothing, and counts in neither group."""
-    chosen = [found(case, 0.5) for case in fifteen()]
+    chosen = [found(case, 0.5) for case in chosen_rows()]
     first, gap, late = _three()
     rows = [*chosen, found(first, 0.8), found(late, 3.0)]
-    before = drawn().index(first)
-    rows += [found(case, 0.8) for case in drawn()[:before] if case not in fifteen()]
+    before = sampled_rows().index(first)
+    rows += [found(case, 0.8) for case in sampled_rows()[:before] if case not in chosen_rows()]
     assert gap not in {row.case for row in rows}
     judged = verdicts(rows)
     assert list(judged) == ["15 chosen rows", f"{before + 1} of {len(full())} rows, sampled at random"]
@@ -73,7 +75,7 @@ def test_drawn_rows_are_judged_apart_from_the_chosen_ones() -> None:
 
 def _three() -> tuple[Case, Case, Case]:
     """Return three rows that follow each other in the draw and are not of the fifteen."""
-    order, chosen = drawn(), set(fifteen())
+    order, chosen = sampled_rows(), set(chosen_rows())
     for at in range(len(order) - 2):
         three = order[at], order[at + 1], order[at + 2]
         if not chosen & set(three):
@@ -93,7 +95,7 @@ def tail(case: Case, ours: tuple[float, float], reference: tuple[float, float]) 
 
 def test_rows_of_trouble_are_there_and_judged_by_five_seeds() -> None:
     """A third trace, a slow replica, restarts of 2 and 30 s on every trace; names and runs are all different."""
-    cases, rows = troubled(), [case.row for case in troubled()]
+    cases, rows = fault_rows(), [case.row for case in fault_rows()]
     assert {case.trace for case in cases} == set(TRACES) == {*GRID_TRACES, "mixed"}
     assert any(row.slowness == 2 and row.replicas == 8 for row in rows)
     assert {(case.trace, case.row.away_s) for case in cases if case.row.away_s} == {
@@ -115,7 +117,7 @@ def test_a_tail_is_judged_against_the_best_mean_and_the_reference() -> None:
     told = verdict([leads, follows])
     assert told["rows_behind_aim"] == [second.name] and told["worst_row_leader"] == REFERENCE
     assert told["p99_over_reference"] == pytest.approx(3**0.5) and told["rows_led"] == 1
-    text = page([found(case, 0.5) for case in fifteen()], {"commit": "x"}, "make", [leads, follows])
+    text = page([found(case, 0.5) for case in chosen_rows()], {"commit": "x"}, "make", [leads, follows])
     assert text.count("**missed**") == 2 and text.count(f"\n| {second.name} | 1.000 | 3.00 |") == 1
     assert "the same two traces" in text
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from bench.routing.rows import TRACES, fifteen, full
+from bench.routing.rows import TRACES, chosen_rows, full
 from kvmesh.config import ROOT
 from simulator.cost import COSTS
 from simulator.pooled import pool
@@ -44,7 +44,7 @@ def test_a_slice_orders_policies_as_the_whole_does() -> None:
 
 def test_rows_of_the_record_are_all_different_and_the_short_ones_are_of_the_grid() -> None:
     """What the short run made counts for the long one."""
-    assert len(fifteen()) == len(set(fifteen())) == 15
+    assert len(chosen_rows()) == len(set(chosen_rows())) == 15
     assert len(full()) == len(set(full())) == 4 * 2 * 3 * 3 * 2 * 2 * 2
-    assert set(fifteen()) <= set(full())
+    assert set(chosen_rows()) <= set(full())
     assert len({case.name for case in full()}) == len(full())
