@@ -91,7 +91,7 @@ def _run_edge(server: SystemUnderTest, case: Case) -> None:
     server.end(case)
 
 
-class Edge(inference_pb2_grpc.InferenceServiceServicer):
+class FrontendStub(inference_pb2_grpc.InferenceServiceServicer):
     """Gives every live call one token per step."""
 
     def __init__(self) -> None:
@@ -127,7 +127,7 @@ class Edge(inference_pb2_grpc.InferenceServiceServicer):
 
 async def serve() -> None:
     """Serve until stdin ends."""
-    edge = Edge()
+    edge = FrontendStub()
     server = grpc.aio.server()
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(edge, server)
 
