@@ -28,7 +28,7 @@ from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.budget.v1 import budget_pb2
 from kvmesh.clock import MonotonicClock
 
-CREDIT_TOKENS = 64
+WINDOW_TOKENS = 64
 """How far ahead of the reader tokens may be sent; granted again when half of it is used, as the frontend does."""
 DEADLINE_S = 600.0
 
@@ -40,7 +40,7 @@ class Reading:
 
     def __init__(self, end: int, started_s: float) -> None:
         self.next_position = 0
-        self.credit = CREDIT_TOKENS
+        self.credit = WINDOW_TOKENS
         self.end = end
         self.started_s = started_s
 
@@ -84,7 +84,7 @@ class AttachSink:
             sampling=pb.Sampling(temperature=0.0, top_p=1.0, seed=1),
             budget=budget_pb2.Budget(max_output_tokens=output_tokens, attempt=1, attempts_max=1),
             phase=self._phase,
-            credit_position=CREDIT_TOKENS,
+            credit_position=WINDOW_TOKENS,
             model_version=self._model_version,
             end_token_id=-1,
         )
@@ -159,8 +159,8 @@ class AttachSink:
                 continue
             counters.tokens += fresh.count
             reading.next_position += fresh.count
-            if reading.credit - reading.next_position < CREDIT_TOKENS // 2 and reading.credit < reading.end:
-                reading.credit = reading.next_position + CREDIT_TOKENS
+            if reading.credit - reading.next_position < WINDOW_TOKENS // 2 and reading.credit < reading.end:
+                reading.credit = reading.next_position + WINDOW_TOKENS
                 self.link.outbox.credit(row.slot, reading.credit)
 
     def _check(self, slot: int, reading: Reading, position: int) -> None:
