@@ -39,7 +39,7 @@ class Arrival(NamedTuple):
     deadline_s: float
 
 
-class Seen(NamedTuple):
+class Answered(NamedTuple):
     """What became of one."""
 
     tenant: str
@@ -61,11 +61,11 @@ class TenantMesh:
     client: Process
     keys: Mapping[str, str]
 
-    def replay(self, arrivals: Sequence[Arrival]) -> list[Seen]:
+    def replay(self, arrivals: Sequence[Arrival]) -> list[Answered]:
         """Send `arrivals` and return what became of them."""
         longest_s = max(one.at_s + one.deadline_s for one in arrivals)
         answer = self.client.ask("replay", arrivals=arrivals, keys=self.keys, timeout_s=longest_s + 60.0)
-        return [Seen(*one) for one in answer["seen"]]
+        return [Answered(*one) for one in answer["seen"]]
 
     def learn(self) -> None:
         """Let the router see what prompts cost: lone requests of several lengths."""
@@ -117,17 +117,17 @@ def poisson(
 
 async def replay(
     stub: generation.Stub, arrivals: Sequence[Arrival], keys: Mapping[str, str], draw: random.Random
-) -> list[Seen]:
+) -> list[Answered]:
     """Send every request at its time; return when all have ended."""
     start_s = time.monotonic()
 
-    async def send(arrival: Arrival) -> Seen:
+    async def send(arrival: Arrival) -> Answered:
         ids = generation.random_ids(arrival.prompt_tokens, draw)
         request = generation.request(ids, arrival.output_tokens)
         answer = await generation.ask(stub, request, arrival.deadline_s, keys.get(arrival.tenant, ""))
         ttft_ms = None if answer.ttft_s is None else answer.ttft_s * 1000
         ended_s = time.monotonic() - start_s
-        return Seen(arrival.tenant, ttft_ms, answer.error, answer.retry_after_s, len(answer.ids), ended_s)
+        return Answered(arrival.tenant, ttft_ms, answer.error, answer.retry_after_s, len(answer.ids), ended_s)
 
     async with asyncio.TaskGroup() as group:
         tasks = []

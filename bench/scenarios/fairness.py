@@ -13,7 +13,7 @@ from collections import Counter
 from bench import aims, servegen_tenants, tenant_mesh
 from bench.processes import Fleet
 from bench.results import ScenarioResults, quantile
-from bench.tenant_mesh import DEADLINE_S, Arrival, Seen, TenantMesh, poisson
+from bench.tenant_mesh import DEADLINE_S, Answered, Arrival, TenantMesh, poisson
 from bench.windows import Pace
 
 PREFILLS = 4
@@ -89,7 +89,7 @@ def _measure_index(results: ScenarioResults, mesh: TenantMesh) -> None:
     results.add("three tenants with a constant backlog", "Jain's index of prompt tokens", "", index)
 
 
-def _check(results: ScenarioResults, case: str, seen: list[Seen]) -> None:
+def _check(results: ScenarioResults, case: str, seen: list[Answered]) -> None:
     failed = Counter(one.reason for one in seen if one.reason)
     if failed:
         results.problem(f"of {len(seen)} requests {dict(failed)}", case)

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from bench import aims, tenant_mesh
 from bench.processes import Fleet, aim
 from bench.results import ScenarioResults, quantile
-from bench.tenant_mesh import TOKEN_S, Arrival, Seen, TenantMesh, poisson
+from bench.tenant_mesh import TOKEN_S, Answered, Arrival, TenantMesh, poisson
 from bench.windows import Pace
 
 PREFILLS = 2
@@ -92,7 +92,7 @@ def _offer(
 
 def _replay(
     mesh: TenantMesh, arrivals: Sequence[Arrival], after_s: float, disturb: Callable[[], None] | None
-) -> list[Seen]:
+) -> list[Answered]:
     if disturb is None:
         return mesh.replay(arrivals)
     with ThreadPoolExecutor(1) as pool:
