@@ -7,7 +7,7 @@ from typing import Any
 
 from bench import engines
 from bench.engines import Engine, EngineCosts
-from bench.processes import ANY_CORE, ANY_PORT, Fleet, Process, aim
+from bench.processes import ANY_CORE, ANY_PORT, Fleet, Process, prepare_kill
 
 
 class Mesh:
@@ -52,7 +52,7 @@ class Mesh:
 
     def restart_routers(self) -> None:
         """Kill every router without a warning, then start all again and return when they are ready."""
-        aim(*self.routers)()
+        prepare_kill(*self.routers)()
         self.routers = [self._fleet.start_service("router", router.name) for router in self.routers]
         for process in self.routers:
             process.wait_ready()

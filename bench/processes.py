@@ -230,7 +230,7 @@ class Fleet:
         self.redis_url = self.redis()
 
 
-def aim(*processes: Process) -> Callable[[], None]:
+def prepare_kill(*processes: Process) -> Callable[[], None]:
     """Return what sends SIGKILL to `processes` and to all they have started by now, at once."""
     family = [pid for process in processes for pid in (process.pid, *accounting.descendants(process.pid))]
 

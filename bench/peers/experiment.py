@@ -56,7 +56,7 @@ class System(Protocol):
         """
         ...
 
-    def aim(self) -> Callable[[], None]:
+    def prepare_kill(self) -> Callable[[], None]:
         """Return what kills the victim without a warning; the call itself takes no time."""
         ...
 
@@ -161,7 +161,7 @@ def _have_served(streams: list[Stream], workers: frozenset[str]) -> bool:
 async def _break(system: System, schedule: Schedule, load: _Load, say: Callable[[str], None]) -> Fault:
     await asyncio.sleep(schedule.kill_s - load.now_s())
     say("kills a worker")
-    kill = system.aim()
+    kill = system.prepare_kill()
     latest_s = schedule.kill_s + MIDDLE_S_MAX
     while not load.is_in_the_middle() and load.now_s() < latest_s:
         await asyncio.sleep(LOOK_S / 10)

@@ -16,7 +16,7 @@ from bench.mesh import Mesh, names
 from bench.peers.chat_client import MUTE_S
 from bench.peers.experiment import Schedule
 from bench.peers.streams import Outcome, Stream
-from bench.processes import Fleet, aim
+from bench.processes import Fleet, prepare_kill
 from engines.reference.arithmetic import ChunkInput
 from engines.reference.hashed import HashedArithmetic
 from kvmesh.inference.v1 import inference_pb2 as pb
@@ -80,9 +80,9 @@ class MeshSystem:
             call.cancel()
         record.end(now() - began_s, outcome, detail)
 
-    def aim(self) -> Callable[[], None]:
+    def prepare_kill(self) -> Callable[[], None]:
         """See System."""
-        return aim(self._mesh.replicas[VICTIM], self._mesh.engines[VICTIM].process)
+        return prepare_kill(self._mesh.replicas[VICTIM], self._mesh.engines[VICTIM].process)
 
     async def start_again(self) -> None:
         """See System."""

@@ -11,7 +11,7 @@ from bench.peers.chat_client import ChatConnection
 from bench.peers.experiment import Schedule
 from bench.peers.routers import Installed
 from bench.peers.streams import Stream
-from bench.processes import ANY_CORE, Fleet, aim
+from bench.processes import ANY_CORE, Fleet, prepare_kill
 
 WORKER = "bench.peers.worker"
 WORKERS = names("worker", 4)
@@ -41,9 +41,9 @@ class RouterSystem:
         prompt = " ".join(f"{self._draw.getrandbits(24):06x}" for _ in range(self._schedule.prompt_words))
         await self._connections[slot].stream(prompt, self._schedule.tokens, record, began_s)
 
-    def aim(self) -> Callable[[], None]:
+    def prepare_kill(self) -> Callable[[], None]:
         """See System."""
-        return aim(self._routed.workers[VICTIM])
+        return prepare_kill(self._routed.workers[VICTIM])
 
     async def start_again(self) -> None:
         """See System."""

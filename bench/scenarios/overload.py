@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from bench import aims, tenant_mesh
-from bench.processes import Fleet, aim
+from bench.processes import Fleet, prepare_kill
 from bench.results import ScenarioResults, quantile
 from bench.tenant_mesh import TOKEN_S, Answered, Arrival, TenantMesh, poisson
 from bench.windows import Pace
@@ -43,7 +43,7 @@ def run(results: ScenarioResults, pace: Pace) -> None:
         thrice = _offer(results, mesh, "3x", 3 * CAPACITY, seconds)
         results.add("3x", "goodput / that at 1x", "x", thrice / max(once, 1e-9))
         before = _counters(mesh)
-        halve = aim(*mesh.prefills[: PREFILLS // 2])
+        halve = prepare_kill(*mesh.prefills[: PREFILLS // 2])
         _offer(results, mesh, aims.HALVED, CAPACITY, seconds, halve)
         after = _counters(mesh)
         asked = after["asked"] - before["asked"]

@@ -45,7 +45,7 @@ class FourWorkers:
                 return
         record.end(now() - began_s, Outcome.DONE)
 
-    def aim(self) -> Callable[[], None]:
+    def prepare_kill(self) -> Callable[[], None]:
         """See System."""
         return self._killed.set
 

@@ -15,7 +15,7 @@ from bench.peers.chat_client import ChatConnection
 from bench.peers.routers import POLICIES, ROUTERS, Unavailable, environment
 from bench.peers.streams import Outcome, Stream
 from bench.peers.worker import Worker, made_up_ids
-from bench.processes import ANY_CORE, Fleet, aim
+from bench.processes import ANY_CORE, Fleet, prepare_kill
 from kvmesh.ports import free_ports
 
 TOKENS = 10
@@ -161,7 +161,7 @@ async def test_a_worker_killed_under_a_stream_loses_it() -> None:
         async def kill(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             for number in range(100):
                 if number == 14:
-                    aim(process)()
+                    prepare_kill(process)()
                 writer.write(await reader.readline())
 
         async with between(port, kill) as middle:
