@@ -25,13 +25,13 @@ def token_id_at(position: int) -> int:
 
 @dataclass(slots=True)
 class PacedStream:
-    """Positions [sent, made) wait for credit; made <= end."""
+    """Positions [sent, made) wait for the flow-control window; made <= end."""
 
     slot: int
     made: int
     sent: int
     end: int
-    credit: int
+    window: int
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class Counters:
     late_steps: int = 0
     """Steps that began more than a quarter of a step late: the source could not hold its rate."""
     stalls: int = 0
-    """Times a stream had a token that its credit did not allow to be sent."""
+    """Times a stream had a token that its flow-control window did not allow to be sent."""
     faults: list[str] = field(default_factory=list)
 
 
@@ -56,15 +56,15 @@ class PacedStreams:
     counters: Counters
     streams: dict[int, PacedStream] = field(default_factory=dict)
 
-    def start(self, slot: int, position: int, end: int, credit: int) -> None:
+    def start(self, slot: int, position: int, end: int, window: int) -> None:
         """Go on behind `position` until `end`, one token per step."""
-        self.streams[slot] = PacedStream(slot, position, position, end, credit)
+        self.streams[slot] = PacedStream(slot, position, position, end, window)
 
     def grant(self, slot: int, position: int) -> None:
-        """Raise the credit of `slot`; unknown slots are ignored."""
+        """Raise the flow-control window of `slot`; unknown slots are ignored."""
         stream = self.streams.get(slot)
-        if stream is not None and position > stream.credit:
-            stream.credit = position
+        if stream is not None and position > stream.window:
+            stream.window = position
 
     def stop(self, slot: int) -> None:
         """Forget `slot`; unknown slots are ignored."""
@@ -79,7 +79,7 @@ class PacedStreams:
                 continue
             if stream.made < stream.end:
                 stream.made += 1
-            until = min(stream.made, stream.credit)
+            until = min(stream.made, stream.window)
             if until == stream.sent:
                 self.counters.stalls += 1
                 continue

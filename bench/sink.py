@@ -36,11 +36,11 @@ DEADLINE_S = 600.0
 class Reading:
     """One request of the sink."""
 
-    __slots__ = ("credit", "end", "next_position", "started_s")
+    __slots__ = ("end", "next_position", "started_s", "window")
 
     def __init__(self, end: int, started_s: float) -> None:
         self.next_position = 0
-        self.credit = WINDOW_TOKENS
+        self.window = WINDOW_TOKENS
         self.end = end
         self.started_s = started_s
 
@@ -159,9 +159,9 @@ class AttachSink:
                 continue
             counters.tokens += fresh.count
             reading.next_position += fresh.count
-            if reading.credit - reading.next_position < WINDOW_TOKENS // 2 and reading.credit < reading.end:
-                reading.credit = reading.next_position + WINDOW_TOKENS
-                self.link.outbox.credit(row.slot, reading.credit)
+            if reading.window - reading.next_position < WINDOW_TOKENS // 2 and reading.window < reading.end:
+                reading.window = reading.next_position + WINDOW_TOKENS
+                self.link.outbox.credit(row.slot, reading.window)
 
     def _check(self, slot: int, reading: Reading, position: int) -> None:
         if position != reading.next_position:

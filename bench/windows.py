@@ -197,9 +197,9 @@ class SystemUnderTest:
         time.sleep(SETTLE_S)
 
     def _check_source(self, case: Case, name: str, grown: dict[str, float]) -> None:
-        """Note a source that could not hold its rate, or that was held back by missing credit."""
+        """Note a source that could not hold its rate, or that was held back by its flow-control window."""
         late = grown["late_steps"] / max(1.0, grown["steps"])
         if late > LATE_SHARE_MAX:
             self.problem(case, f"{name} began {late:.0%} of its steps late")
         if grown["stalls"] > 0.01 * max(1.0, grown["tokens"]):
-            self.problem(case, f"credit held back {grown['stalls']:.0f} tokens of {name}")
+            self.problem(case, f"the flow-control window held back {grown['stalls']:.0f} tokens of {name}")

@@ -17,14 +17,14 @@ def take_rows(outbox: DownwardOutbox) -> tuple[list[frames.Row], pb.AttachRespon
     return list(frames.rows(message.frame)), message
 
 
-def test_streams_deliver_every_position_once_below_credit() -> None:
-    """Whatever credit arrives when, each stream's positions are complete, in order, credited, and end in one finish."""
+def test_streams_deliver_every_position_once_below_the_window() -> None:
+    """For any order of window updates, the positions of a stream are complete, in order, in the window, and end in one finish."""
     for seed in range(50):
         draw = random.Random(seed)
         counters, outbox = Counters(), DownwardOutbox()
         streams = PacedStreams(counters)
         ends = {slot: draw.randrange(2, 40) for slot in range(1, draw.randrange(2, 9))}
-        credit = dict.fromkeys(ends, 1)
+        window = dict.fromkeys(ends, 1)
         have = dict.fromkeys(ends, 1)
         finished: list[int] = []
         for slot, end in ends.items():
@@ -34,8 +34,8 @@ def test_streams_deliver_every_position_once_below_credit() -> None:
                 break
             for slot in ends:
                 if draw.random() < 0.3:
-                    credit[slot] += draw.randrange(1, 8)
-                    streams.grant(slot, credit[slot])
+                    window[slot] += draw.randrange(1, 8)
+                    streams.grant(slot, window[slot])
             streams.step(outbox)
             rows, message = take_rows(outbox)
             for row in rows:
@@ -44,7 +44,7 @@ def test_streams_deliver_every_position_once_below_credit() -> None:
                     f"seed={seed}"
                 )
                 have[row.slot] += row.count
-                assert have[row.slot] <= credit[row.slot], f"seed={seed}"
+                assert have[row.slot] <= window[row.slot], f"seed={seed}"
             finished += [finish.slot for finish in message.finishes]
         assert sorted(finished) == sorted(ends), f"seed={seed}"
         assert have == ends, f"seed={seed}"
