@@ -143,7 +143,7 @@ class LiveRequest:
             self.retry_state.resumes += self.spec.is_resumed
             self.submit(now_s)
             return
-        self.upstream.take_over(location, self, now_s)
+        self.upstream.continue_attempt(location, self, now_s)
         self.seek(faults.FRONTEND_LOST, now_s)
 
     def on_delivered(self, position: int, now_s: float) -> None:

@@ -96,7 +96,7 @@ class Upstream:
         """True if the last attempt has a number of an earlier execution's: another's, or given before Redis's came."""
         return self.current.number <= self._base
 
-    def take_over(self, location: AttemptLocation, request: Source, now_s: float) -> None:
+    def continue_attempt(self, location: AttemptLocation, request: Source, now_s: float) -> None:
         """Take another frontend's attempt, which runs at `location`, for the current one."""
         received = len(request.progress.ids)
         context_tokens = request.spec.prompt_tokens + received
