@@ -16,7 +16,7 @@ from services.frontend.requests.outcome import End
 from services.frontend.requests.progress import TokenError
 from services.frontend.requests.request import LiveRequest
 from services.frontend.requests.state import State
-from services.frontend.requests.takeover import ADOPT_AGAIN_S
+from services.frontend.requests.takeover import TAKEOVER_RETRY_S
 from services.frontend.requests.verdicts import Role, Verdict
 
 
@@ -30,9 +30,9 @@ def _accepted(request: LiveRequest, now_s: float) -> None:
     attempt.heard_s = now_s
     if request.state is State.LEAVING:
         request.abandon()
-    elif request.state is State.ADOPTING:
+    elif request.state is State.TAKING_OVER:
         request.takeovers += 1
-        request.found()
+        request.taken_over()
     else:
         attempt.is_accepted = True
         _unplaced(request)
@@ -81,7 +81,7 @@ def on_tokens(request: LiveRequest, row: frames.Row, now_s: float) -> None:
     """Take tokens of the open slot: known ones are dropped, a gap ends the attempt."""
     if request.end is not None:
         return
-    if request.state is State.ADOPTING:
+    if request.state is State.TAKING_OVER:
         _accepted(request, now_s)
     progress, attempt = request.progress, request.upstream.current
     is_first = not attempt.has_tokens
@@ -120,8 +120,8 @@ def _has_left(request: LiveRequest) -> bool:
     if request.end is not None:
         request.gone()
         return True
-    if request.state is State.ADOPTING:
-        request.found()
+    if request.state is State.TAKING_OVER:
+        request.taken_over()
     return False
 
 
@@ -144,7 +144,7 @@ def on_finish(request: LiveRequest, row: attach.Finish, now_s: float) -> None:
             request.end_with(End(error=faults.slow_reader(len(request.progress.ids))), now_s)
         case attach.Finish.REASON_ADOPTED:
             # Only this request takes over its attempts, so an adopt through a lost stream came late.
-            _was_stolen(request, now_s)
+            _lost_to_late_takeover(request, now_s)
         case attach.Finish.REASON_SUPERSEDED if request.upstream.is_below():
             # A late attempt of the frontend that the client left, or a later execution: one more attempt shows which.
             request.again(faults.SUPERSEDED, now_s, untouched=False)
@@ -154,12 +154,12 @@ def on_finish(request: LiveRequest, row: attach.Finish, now_s: float) -> None:
             request.again("INTERNAL", now_s, untouched=False)
 
 
-def _was_stolen(request: LiveRequest, now_s: float) -> None:
+def _lost_to_late_takeover(request: LiveRequest, now_s: float) -> None:
     """Seek the attempt as if its stream had been lost, up to `attempts_max` times."""
-    adoption = request.upstream.adoption
-    adoption.steals += 1
-    if request.location is not None and adoption.steals <= request.limits.attempts_max:
-        request.seek(faults.ADOPTED, now_s)
+    takeover = request.upstream.takeover
+    takeover.late_takeovers += 1
+    if request.location is not None and takeover.late_takeovers <= request.limits.attempts_max:
+        request.start_takeover(faults.ADOPTED, now_s)
     else:
         request.again(faults.ADOPTED, now_s, untouched=False)
 
@@ -180,7 +180,7 @@ def on_failure(request: LiveRequest, row: attach.Failure, now_s: float) -> None:
         and request.hub.has_other(router)
     ):
         request.upstream.avoid = router  # perhaps only this router lost the replica
-        request.seek(fault, now_s)
+        request.start_takeover(fault, now_s)
     else:
         request.again(fault, now_s, untouched=row.untouched and attempt.is_untouched)
 
@@ -223,9 +223,9 @@ def _refused_in_time(request: LiveRequest, row: attach.Refusal, now_s: float) ->
 def _may_ask_again(request: LiveRequest, row: attach.Refusal) -> bool:
     """Return True if a router that does not know the replica refused an adopt: it may have just restarted."""
     return (
-        request.state in (State.ADOPTING, State.LEAVING)
+        request.state in (State.TAKING_OVER, State.LEAVING)
         and row.reason == attach.Refusal.REASON_NO_REPLICA
-        and request.upstream.adoption.fault in (faults.ROUTER_LOST, faults.FRONTEND_LOST)
+        and request.upstream.takeover.fault in (faults.ROUTER_LOST, faults.FRONTEND_LOST)
     )
 
 
@@ -241,19 +241,19 @@ def _may_outbid(request: LiveRequest) -> bool:
 
 def on_refusal(request: LiveRequest, row: attach.Refusal, now_s: float) -> None:
     """Handle a refused submit or adopt; the router holds nothing for it."""
-    was_adopting = request.state is State.ADOPTING
+    was_taking_over = request.state is State.TAKING_OVER
     router = request.upstream.detach()
     if _may_ask_again(request, row):
-        request.upstream.avoid, request.retry_at_s = router, now_s + ADOPT_AGAIN_S
+        request.upstream.avoid, request.retry_at_s = router, now_s + TAKEOVER_RETRY_S
         request.hub.schedule(request)
         return
     if _has_left(request):
         return
-    if was_adopting:
+    if was_taking_over:
         if row.reason == attach.Refusal.REASON_SUPERSEDED and not request.upstream.is_below():
             request.end_with(End(error=faults.superseded()), now_s)
         else:
-            request.give_up_adopting(now_s)
+            request.give_up_takeover(now_s)
         return
     fault, after_s = faults.of_refusal(row.reason, evicted=row.evicted), row.retry_after_ms / 1000
     if row.reason == attach.Refusal.REASON_DEADLINE:

@@ -144,7 +144,7 @@ class LiveRequest:
             self.submit(now_s)
             return
         self.upstream.continue_attempt(location, self, now_s)
-        self.seek(faults.FRONTEND_LOST, now_s)
+        self.start_takeover(faults.FRONTEND_LOST, now_s)
 
     def on_delivered(self, position: int, now_s: float) -> None:
         """The client's transport took everything below `position`: grant as much again."""
@@ -181,19 +181,19 @@ class LiveRequest:
         """A router came up, as asked for by `Hub.await_router`."""
         if self.state is State.WAITING and self.retry_at_s is None:
             self.submit(now_s)
-        elif self.state in (State.ADOPTING, State.LEAVING) and self.upstream.peer is None:
-            self.adopt()
+        elif self.state in (State.TAKING_OVER, State.LEAVING) and self.upstream.peer is None:
+            self.take_over()
 
     def on_link_lost(self, now_s: float) -> None:
         """The stream of the open slot broke: the slot is void."""
         self.upstream.void()
         if self.state is State.YIELDING:
             self.gone()
-        elif self.state in (State.ADOPTING, State.LEAVING):
-            self.adopt()
+        elif self.state in (State.TAKING_OVER, State.LEAVING):
+            self.take_over()
         elif not self.end_if_complete(now_s):
             if self.location is not None:
-                self.seek(faults.ROUTER_LOST, now_s)
+                self.start_takeover(faults.ROUTER_LOST, now_s)
             else:
                 self.again(faults.ROUTER_LOST, now_s, untouched=self.upstream.current.is_untouched)
 
@@ -220,30 +220,30 @@ class LiveRequest:
             return
         self.hub.schedule(self)
 
-    def seek(self, fault: str, now_s: float) -> None:
+    def start_takeover(self, fault: str, now_s: float) -> None:
         """ATTACHED -> ADOPTING: the attempt still runs at its decode replica; ask for it through any router."""
-        self.state, self.upstream.adoption.fault = State.ADOPTING, fault
-        self.upstream.adoption.until_s = now_s + self.limits.detached_s
-        self.adopt()
+        self.state, self.upstream.takeover.fault = State.TAKING_OVER, fault
+        self.upstream.takeover.until_s = now_s + self.limits.detached_s
+        self.take_over()
 
-    def adopt(self) -> None:
+    def take_over(self) -> None:
         """Ask for the running attempt, or wait for a router to ask."""
         self.retry_at_s = None
         peer = self.hub.choose(self.spec.affinity, self.upstream.avoid)
         if peer is None:
             self.hub.await_router(self)
         else:
-            self.upstream.adopt(peer, self)
+            self.upstream.take_over(peer, self)
         self.hub.schedule(self)
 
-    def found(self) -> None:
+    def taken_over(self) -> None:
         """ADOPTING -> ATTACHED."""
-        self.state, self.upstream.adoption.until_s = State.ATTACHED, None
+        self.state, self.upstream.takeover.until_s = State.ATTACHED, None
         self.hub.schedule(self)
 
-    def give_up_adopting(self, now_s: float) -> None:
+    def give_up_takeover(self, now_s: float) -> None:
         """ADOPTING -> WAITING, the slot being closed: compute again what the client does not have."""
-        fault = self.upstream.adoption.fault
+        fault = self.upstream.takeover.fault
         if not self.upstream.is_anothers():
             self.again(fault, now_s, untouched=False)
             return
@@ -298,7 +298,7 @@ class LiveRequest:
     def _wait(self, fault: str) -> None:
         """-> WAITING: the current attempt was lost by `fault`."""
         self.upstream.current.fault = fault
-        self.state, self.upstream.adoption.until_s, self.retry_at_s = State.WAITING, None, None
+        self.state, self.upstream.takeover.until_s, self.retry_at_s = State.WAITING, None, None
 
     # Ends.
 
@@ -318,7 +318,7 @@ class LiveRequest:
 
     def _fault(self) -> str:
         """Return why nothing of it runs, as far as that is known here; empty if something does."""
-        if self.state is State.ADOPTING:
+        if self.state is State.TAKING_OVER:
             return "" if self.upstream.peer is not None else faults.NO_ROUTER
         if self.state is not State.WAITING:
             return ""
@@ -347,7 +347,7 @@ class LiveRequest:
             return
         self.end, self.ended_s = end, now_s
         self.progress.count_closed(self.hub.closed_windows.watched_s(now_s))
-        if self.state is State.ADOPTING:
+        if self.state is State.TAKING_OVER:
             self.state, self._leave_reason = State.LEAVING, cancel
             self.hub.schedule(self)
         else:
@@ -362,14 +362,14 @@ class LiveRequest:
         if self.end is not None:
             return
         if not self.upstream.is_running:
-            if self.state is State.ADOPTING:
+            if self.state is State.TAKING_OVER:
                 self.state = State.WAITING  # nothing of it is ours to cancel
             self.end_with(End(error=error), now_s, attach.Cancel.REASON_SUPERSEDED)
             return
         self.end, self.ended_s = End(error=error), now_s
         self.state, self.retry_at_s = State.YIELDING, None
         self._leave_reason = attach.Cancel.REASON_SUPERSEDED
-        self.upstream.adoption.until_s = now_s + self.limits.detached_s
+        self.upstream.takeover.until_s = now_s + self.limits.detached_s
         self.hub.schedule(self)
         self.hub.on_end(self, now_s)
         self.on_ready()

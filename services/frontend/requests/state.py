@@ -22,7 +22,7 @@ class State(enum.Enum):
 
     WAITING = "waiting"
     ATTACHED = "attached"
-    ADOPTING = "adopting"
+    TAKING_OVER = "taking over"
     LEAVING = "leaving"
     YIELDING = "yielding"
     ENDED = "ended"

@@ -11,7 +11,7 @@ from typing import Final
 
 from kvmesh.attach.v1 import attach_pb2 as attach
 
-ADOPT_AGAIN_S: Final = 0.1
+TAKEOVER_RETRY_S: Final = 0.1
 """Wait before a router that is still learning who is there is asked again for a running attempt."""
 
 NUMBERS: Final = 1 << 8
@@ -29,13 +29,13 @@ class AttemptLocation:
 class Takeover:
     """What a request remembers of its takeovers."""
 
-    __slots__ = ("base", "fault", "steals", "total", "until_s")
+    __slots__ = ("base", "fault", "late_takeovers", "total", "until_s")
 
     def __init__(self, attempt_base: int) -> None:
         self.base = attempt_base
         self.total = 0
         """Adopts that were sent."""
-        self.steals = 0
+        self.late_takeovers = 0
         """Times the attempt was taken away from its slot by a late adopt."""
         self.fault = ""
         """Why the attempt had to be sought."""

@@ -36,14 +36,14 @@ def of(request: LiveRequest) -> tuple[Timer, ...]:
     """Return what `request` waits for, the most important first."""
     if request.state is State.ENDED:
         return ()
-    sought_until_s = request.upstream.adoption.until_s
+    takeover_until_s = request.upstream.takeover.until_s
     if request.end is not None:
-        return (sought_until_s, _stop_seeking), (request.retry_at_s, _ask)
+        return (takeover_until_s, _stop_takeover), (request.retry_at_s, _ask)
     spec, is_waiting = request.spec, request.progress.first_token_s is None
     return (
         (spec.deadline_s, _time_over),
         (spec.ttft_deadline_s if is_waiting else None, _time_over),
-        (sought_until_s, _sought_in_vain),
+        (takeover_until_s, _takeover_failed),
         (_silent_s(request), _too_silent),
         (request.retry_at_s, _ask),
         (request.router_until_s, _no_router),
@@ -58,7 +58,7 @@ def _silent_s(request: LiveRequest) -> float | None:
     return request.limits.watchdog.due_s(request.upstream.current, is_full=is_full)
 
 
-def _stop_seeking(request: LiveRequest, _: float) -> None:
+def _stop_takeover(request: LiveRequest, _: float) -> None:
     request.abandon()
 
 
@@ -66,9 +66,9 @@ def _time_over(request: LiveRequest, now_s: float) -> None:
     request.end_by_deadline(now_s)
 
 
-def _sought_in_vain(request: LiveRequest, now_s: float) -> None:
+def _takeover_failed(request: LiveRequest, now_s: float) -> None:
     request.upstream.cancel(attach.Cancel.REASON_SUPERSEDED)
-    request.give_up_adopting(now_s)
+    request.give_up_takeover(now_s)
 
 
 def _too_silent(request: LiveRequest, now_s: float) -> None:
@@ -85,7 +85,7 @@ def _ask(request: LiveRequest, now_s: float) -> None:
     elif request.state is State.WAITING:
         request.submit(now_s)
     else:
-        request.adopt()
+        request.take_over()
 
 
 def _no_router(request: LiveRequest, now_s: float) -> None:

@@ -39,7 +39,6 @@ class Upstream:
     __slots__ = (
         "_base",
         "_number",
-        "adoption",
         "attempts",
         "avoid",
         "cause",
@@ -47,6 +46,7 @@ class Upstream:
         "peer",
         "pending",
         "slot",
+        "takeover",
     )
 
     def __init__(self, attempt_base: int) -> None:
@@ -54,7 +54,7 @@ class Upstream:
         self.peer: Peer[Any] | None = None
         self.slot = 0
         self.attempts: list[Attempt] = []
-        self.adoption = Takeover(attempt_base)
+        self.takeover = Takeover(attempt_base)
         self.cause: Cause = pb.AttemptExplanation.CAUSE_FIRST
         """Of the next attempt."""
         self.avoid = ""
@@ -109,7 +109,7 @@ class Upstream:
 
     def renumber(self, base: int) -> None:
         """Number what comes now from `base` + 1 on."""
-        self._base = self.adoption.base = base
+        self._base = self.takeover.base = base
         self._number = max(self._number, base)
 
     def has_number(self) -> bool:
@@ -124,7 +124,7 @@ class Upstream:
         received = progress.ids
         slot = self._open(peer, request)
         self._number += 1
-        self.adoption.steals = 0
+        self.takeover.late_takeovers = 0
         context_tokens = spec.prompt_tokens + len(received)
         self.attempts.append(
             Attempt(self._number, self.cause, len(received), context_tokens, peer.name, now_s)
@@ -143,14 +143,14 @@ class Upstream:
         ttft_s = spec.ttft_deadline_s if progress.first_token_s is None else None
         peer.link.outbox.submit(row, spec.hops_deadline_s, ttft_s)
 
-    def adopt(self, peer: Peer[Any], request: Source) -> None:
+    def take_over(self, peer: Peer[Any], request: Source) -> None:
         """Ask for the last attempt, which runs somewhere."""
         slot, attempt = self._open(peer, request), self.current
         attempt.router = attempt.router or peer.name
         location = AttemptLocation(attempt.number, attempt.decode_replica)
         position, credit = len(request.progress.ids), request.progress.open_credit()
         peer.link.outbox.adopt(
-            self.adoption.next_row(slot, request.spec.request_id, location, position, credit)
+            self.takeover.next_row(slot, request.spec.request_id, location, position, credit)
         )
 
     def credit(self, position: int) -> None:

@@ -238,7 +238,7 @@ def test_a_number_that_comes_late_makes_no_attempt_anothers() -> None:
     assert not client.request.upstream.is_anothers()
     for _ in range(2):
         client.request.upstream.detach()
-        client.request.give_up_adopting(mesh.now_s)
+        client.request.give_up_takeover(mesh.now_s)
     assert client.request.end is not None and client.request.end.outcome == "ATTEMPTS_EXHAUSTED"
 
 
