@@ -41,7 +41,7 @@ class RequestMetrics:
             "settlements_superseded", "Executions whose request a later one settles."
         )
         self._recomputed = metrics.counter("recomputed_tokens", "Tokens computed again after a loss.")
-        self._adoptions = metrics.counter("takeovers", "Running attempts taken over.")
+        self._takeovers = metrics.counter("takeovers", "Running attempts taken over.")
         self._resumes = metrics.counter("resumes", "Attempts that continued a lost one.")
         self._retries = metrics.counter("retries", "Attempts after one that no engine took.")
 
@@ -58,7 +58,7 @@ class RequestMetrics:
         self._cached.value += progress.cached_tokens or 0
         self._output.value += len(progress.ids) - len(spec.received_ids)
         self._recomputed.value += progress.recomputed_tokens
-        self._adoptions.value += request.takeovers
+        self._takeovers.value += request.takeovers
         self._resumes.value += request.retry_state.resumes
         self._retries.value += request.retry_state.retries
 
