@@ -8,7 +8,7 @@ import pytest
 
 from kvmesh.inference.v1 import inference_pb2 as pb
 from services.frontend.accounts import bill
-from services.frontend.requests.progress import CREDIT_WINDOW
+from services.frontend.requests.progress import FLOW_CONTROL_WINDOW
 from services.frontend.requests.request import LiveRequest
 from services.router.forwarding.core import ForwardingCore
 from tests.simulation.mesh import ORPHAN_S, Mesh
@@ -147,7 +147,7 @@ def test_every_token_once_and_nothing_left(fault_share: float, whole_share: floa
                     f"{client.request}: a gap"
                 )
                 paid = bill.of(client.request).output_tokens
-                assert len(client.ids) <= paid <= len(client.ids) + CREDIT_WINDOW, (
+                assert len(client.ids) <= paid <= len(client.ids) + FLOW_CONTROL_WINDOW, (
                     f"{client.request}: {paid} tokens are charged, {len(client.ids)} were read"
                 )
                 ends.append(end.outcome)

@@ -71,5 +71,5 @@ class ClosedWindows:
                 if not is_told:
                     upstream.close_window()
             elif is_told:
-                upstream.credit(request.progress.credit)
+                upstream.advance_window(request.progress.window_end)
         self._told = told

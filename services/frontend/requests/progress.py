@@ -16,7 +16,7 @@ from services.frontend.requests.charge import Reach
 from services.frontend.requests.output import Output
 from services.frontend.requests.request_spec import RequestSpec
 
-CREDIT_WINDOW: Final = 64
+FLOW_CONTROL_WINDOW: Final = 64
 """Positions that may be sent ahead of what the client's transport took; credit grows by half of it at a time."""
 
 
@@ -36,13 +36,13 @@ class Progress:
         "cached_tokens",
         "closed_s",
         "computed_output",
-        "credit",
-        "credit_before",
         "delivered",
         "first_token_s",
         "ids",
         "output",
+        "previous_window_end",
         "recomputed_tokens",
+        "window_end",
         "writing_since_s",
     )
 
@@ -58,9 +58,9 @@ class Progress:
         """How long that was when the request ended, or later when its client left."""
         self.computed_output = 0
         """Output positions [0, this) were computed beyond the credit, as decode told."""
-        self.credit = 0
-        """Positions [0, credit) may be sent by the attempt that runs."""
-        self.credit_before = 0
+        self.window_end = 0
+        """Positions [0, window_end) may be sent by the attempt that runs."""
+        self.previous_window_end = 0
         """The same before it last grew."""
         self.first_token_s: float | None = None
         self.cached_tokens: int | None = None
@@ -143,17 +143,17 @@ class Progress:
             return pb.FINISH_REASON_LENGTH
         return pb.FINISH_REASON_UNSPECIFIED
 
-    def open_credit(self) -> int:
+    def open_window(self) -> int:
         """Return the credit of a new slot."""
-        self.credit = min(self.delivered + CREDIT_WINDOW, self._spec.max_output_tokens)
-        return self.credit
+        self.window_end = min(self.delivered + FLOW_CONTROL_WINDOW, self._spec.max_output_tokens)
+        return self.window_end
 
-    def grow_credit(self, delivered: int) -> int | None:
+    def advance_window(self, delivered: int) -> int | None:
         """Note that the client's transport took [0, delivered); return the new credit if it is worth a row."""
         self.delivered = delivered
-        credit = min(delivered + CREDIT_WINDOW, self._spec.max_output_tokens)
-        is_last = credit == self._spec.max_output_tokens and credit > self.credit
-        if credit - self.credit < CREDIT_WINDOW // 2 and not is_last:
+        window_end = min(delivered + FLOW_CONTROL_WINDOW, self._spec.max_output_tokens)
+        is_last = window_end == self._spec.max_output_tokens and window_end > self.window_end
+        if window_end - self.window_end < FLOW_CONTROL_WINDOW // 2 and not is_last:
             return None
-        self.credit_before, self.credit = self.credit, credit
-        return credit
+        self.previous_window_end, self.window_end = self.window_end, window_end
+        return window_end

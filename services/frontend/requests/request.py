@@ -148,12 +148,12 @@ class LiveRequest:
 
     def on_delivered(self, position: int, now_s: float) -> None:
         """The client's transport took everything below `position`: grant as much again."""
-        credit = self.progress.grow_credit(position) if self.upstream.peer is not None else None
-        if credit is not None:
-            waited = len(self.progress.ids) >= self.progress.credit_before
+        window_end = self.progress.advance_window(position) if self.upstream.peer is not None else None
+        if window_end is not None:
+            waited = len(self.progress.ids) >= self.progress.previous_window_end
             if waited:
                 self.upstream.current.heard_s = now_s  # it waited for the client: its silence begins now
-            self.upstream.credit(credit)
+            self.upstream.advance_window(window_end)
             if waited:
                 self.hub.schedule(self)
         self.progress.delivered = position

@@ -43,7 +43,7 @@ class Takeover:
         """The attempt is sought until then."""
 
     def next_row(
-        self, slot: int, request_id: str, location: AttemptLocation, position: int, credit: int
+        self, slot: int, request_id: str, location: AttemptLocation, position: int, window_end: int
     ) -> attach.Adopt:
         """Return the next adopt of the attempt at `location`, from `position` on."""
         self.total += 1
@@ -52,7 +52,7 @@ class Takeover:
             request_id=request_id,
             attempt=location.attempt,
             position=position,
-            credit_position=credit,
+            credit_position=window_end,
             decode_replica=location.decode_replica,
             adoption=self.base * NUMBERS + self.total,
         )

@@ -54,7 +54,7 @@ def _silent_s(request: LiveRequest) -> float | None:
     """Return when the silence of the current attempt is too long."""
     if request.state is not State.ATTACHED:
         return None
-    is_full = len(request.progress.ids) >= request.progress.credit
+    is_full = len(request.progress.ids) >= request.progress.window_end
     return request.limits.watchdog.due_s(request.upstream.current, is_full=is_full)
 
 

@@ -135,7 +135,7 @@ class Upstream:
             self._number + retry_state.executions_left,
             received,
             block_tokens=request.limits.block_tokens,
-            credit_position=progress.open_credit(),
+            credit_position=progress.open_window(),
             resumed=retry_state.was_taken or spec.goes_ahead,
             vocabulary_size=progress.output.vocabulary_size,
             contested_replicas=[one.replica for one in self.contested.values()],
@@ -148,12 +148,12 @@ class Upstream:
         slot, attempt = self._open(peer, request), self.current
         attempt.router = attempt.router or peer.name
         location = AttemptLocation(attempt.number, attempt.decode_replica)
-        position, credit = len(request.progress.ids), request.progress.open_credit()
+        position, window_end = len(request.progress.ids), request.progress.open_window()
         peer.link.outbox.adopt(
-            self.takeover.next_row(slot, request.spec.request_id, location, position, credit)
+            self.takeover.next_row(slot, request.spec.request_id, location, position, window_end)
         )
 
-    def credit(self, position: int) -> None:
+    def advance_window(self, position: int) -> None:
         """Let tokens below `position` come. A slot must be open."""
         assert self.peer is not None
         self.peer.link.outbox.credit(self.slot, position)

@@ -13,7 +13,7 @@ from tests.integration.harness import until
 from tests.raw_http2 import RawConnection, RawStream
 
 PER_CONNECTION = 100
-CREDIT_WINDOW = 64
+FLOW_CONTROL_WINDOW = 64
 """Most tokens charged to a client beyond those that left the process."""
 
 PREFIX_BYTES = 5
@@ -81,7 +81,7 @@ async def unpaid(target: Target, dose: Dose) -> Outcome:
             group.create_task(one())
     await target.mesh.idle(30)
     received = sum(tokens)
-    most = received + CREDIT_WINDOW * len(tokens) + 200 * late
+    most = received + FLOW_CONTROL_WINDOW * len(tokens) + 200 * late
     charged = 0
 
     async def is_charged() -> bool:

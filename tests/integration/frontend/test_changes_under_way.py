@@ -21,7 +21,7 @@ from kvmesh.tenants.overrides import Override
 from services.frontend.accounts.executions import execution_key
 from services.frontend.accounts.progress_reports import PROGRESS_TOKENS
 from services.frontend.requests import resume_token
-from services.frontend.requests.progress import CREDIT_WINDOW
+from services.frontend.requests.progress import FLOW_CONTROL_WINDOW
 from services.frontend.surface import intake
 from tests.integration.frontend.conftest import Serving, serving_frontend, until
 from tests.integration.frontend.scripted_router import Pool, oracle, serving_router
@@ -122,7 +122,7 @@ async def test_progress_of_a_named_request_is_reported_to_redis(served: Serving,
     one.
     """
     stream = Stream(served, "strict", request(700, idempotency_key="k"))
-    await stream.read(PROGRESS_TOKENS + CREDIT_WINDOW, cut=False)
+    await stream.read(PROGRESS_TOKENS + FLOW_CONTROL_WINDOW, cut=False)
     redis, key = (
         served.frontend.accounts.executions._redis,
         execution_key("kvmesh", stream.started.request_id),

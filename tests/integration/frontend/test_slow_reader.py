@@ -9,7 +9,7 @@ import pytest
 from kvmesh.attach.v1 import attach_pb2 as attach
 from kvmesh.errors import MeshError
 from kvmesh.inference.v1 import inference_pb2 as pb
-from services.frontend.requests.progress import CREDIT_WINDOW
+from services.frontend.requests.progress import FLOW_CONTROL_WINDOW
 from services.frontend.surface import slow_reader
 from tests.integration.frontend.calls import StuckCall, asking
 from tests.integration.frontend.conftest import Serving, until
@@ -27,7 +27,7 @@ async def test_an_unread_stream_costs_one_window_and_delays_no_other(serving: Se
     slow = asyncio.create_task(serving.frontend.service.serve(stuck))
     await until(lambda: bool(pool.runs) and pool.runs[0].log.end == 300, "the engine is done")
     run = pool.runs[0]
-    assert run.log.sent == CREDIT_WINDOW
+    assert run.log.sent == FLOW_CONTROL_WINDOW
     quick = [
         each
         async for reply in serving.stub.Generate(
@@ -36,11 +36,11 @@ async def test_an_unread_stream_costs_one_window_and_delays_no_other(serving: Se
         for each in reply.tokens.ids
     ]
     assert quick == oracle([8], 100)
-    assert run.log.sent == CREDIT_WINDOW
+    assert run.log.sent == FLOW_CONTROL_WINDOW
     stuck.allowed.release()  # started
     stuck.allowed.release()  # all tokens that piled up
     await until(lambda: len(stuck.messages) == 2, "two messages")
-    assert len(stuck.messages[1].tokens.ids) == CREDIT_WINDOW
+    assert len(stuck.messages[1].tokens.ids) == FLOW_CONTROL_WINDOW
     for _ in range(400):
         stuck.allowed.release()
     await asyncio.wait_for(slow, 5)
@@ -82,7 +82,7 @@ async def test_a_slow_reader_cut_by_decode_gets_no_extra_time(serving: Serving, 
     pool.tokens_max = 100
     calls = [asyncio.create_task(serving.frontend.service.serve(one)) for one in (stuck, reading)]
     await until(
-        lambda: [run.log.sent for run in pool.runs] == [CREDIT_WINDOW, 100], "one reads, one does not"
+        lambda: [run.log.sent for run in pool.runs] == [FLOW_CONTROL_WINDOW, 100], "one reads, one does not"
     )
     for run in list(pool.runs):
         assert run.session is not None

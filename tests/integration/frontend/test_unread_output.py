@@ -14,7 +14,7 @@ import pytest
 from kvmesh.inference.v1 import inference_pb2 as pb
 from services.frontend.accounts.settlement import Report
 from services.frontend.requests import charge
-from services.frontend.requests.progress import CREDIT_WINDOW
+from services.frontend.requests.progress import FLOW_CONTROL_WINDOW
 from services.frontend.surface.service import SERVICE_NAME
 from tests.integration.frontend.calls import asking
 from tests.integration.frontend.conftest import Serving, until
@@ -52,7 +52,7 @@ async def piled_up(serving: Serving, count: int) -> None:
 
     def full() -> bool:
         live = serving.frontend.core.admitted.serving
-        return sum(len(request.progress.ids) == CREDIT_WINDOW for request in live) == count
+        return sum(len(request.progress.ids) == FLOW_CONTROL_WINDOW for request in live) == count
 
     await until(full, "tokens pile up", 20)
 
@@ -104,7 +104,7 @@ async def test_a_reset_is_charged_the_received_output_and_at_most_a_window_more(
         probe.grant(1 << 16)
         await probe.until(lambda: len(probe.messages) >= 2)
         answer = Answer(probe.messages[:2])
-        assert len(answer.ids) == CREDIT_WINDOW
+        assert len(answer.ids) == FLOW_CONTROL_WINDOW
         await probe.ended()
         await until(lambda: len(reports) == 1, "the probe is settled")
         for first in range(0, answer.size + 1, BATCH):
@@ -115,8 +115,8 @@ async def test_a_reset_is_charged_the_received_output_and_at_most_a_window_more(
                 await open_for(stream, size)
                 paid = (await reset(stream, reports)).output_tokens
                 received = answer.ids_in(size)
-                whole = CREDIT_WINDOW if size == answer.size else 0
-                assert received <= paid <= whole + CREDIT_WINDOW, (
+                whole = FLOW_CONTROL_WINDOW if size == answer.size else 0
+                assert received <= paid <= whole + FLOW_CONTROL_WINDOW, (
                     f"{received} of {size} bytes, {paid} charged"
                 )
                 came, charged = came + received, charged + paid

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvmesh.inference.v1 import inference_pb2 as pb
-from services.frontend.requests.progress import CREDIT_WINDOW
+from services.frontend.requests.progress import FLOW_CONTROL_WINDOW
 from services.frontend.surface.service import SERVICE_NAME
 from tests.integration.generation import generate_all, token_request
 from tests.integration.harness import configure, running_mesh, until
@@ -63,7 +63,7 @@ async def test_clients_that_never_read_leave_half_of_the_slots_to_others(tmp_pat
             assert {stream.status for stream in unread if stream.has_ended} == {8}
             assert all(b"SLOW_READER" in stream.details for stream in unread if stream.has_ended)
             left = [stream for stream in unread if not stream.has_ended]
-            await client.until(lambda: all(tokens_of(stream) > 2 * CREDIT_WINDOW for stream in left))
+            await client.until(lambda: all(tokens_of(stream) > 2 * FLOW_CONTROL_WINDOW for stream in left))
 
             async def none_is_closed() -> bool:
                 return await sample(mesh, "decode-0", "kvmesh_decode_closed_window_slots") == 0

@@ -15,7 +15,7 @@ from services.frontend.accounts import bill
 from services.frontend.requests import charge
 from services.frontend.requests.charge import CLOSED_S, Reach
 from services.frontend.requests.core import FrontendCore
-from services.frontend.requests.progress import CREDIT_WINDOW
+from services.frontend.requests.progress import FLOW_CONTROL_WINDOW
 from services.frontend.requests.request_spec import RequestSpec
 from tests.unit.frontend.fake_mesh import COMPUTED_STRIDE, Client, FakeMesh, spec
 from tests.unit.frontend.test_schedules import Schedule, core_of
@@ -168,7 +168,7 @@ def test_resets_anywhere_are_charged_what_left_and_at_most_a_window_more(fault_s
                     stalled += 1
                     assert paid.output_tokens <= schedule.mesh.computed.get(client.spec.request_id, 0), where
                     continue
-            most = client.whole_tokens + CREDIT_WINDOW + max(0, len(request.attempts) - 1)
+            most = client.whole_tokens + FLOW_CONTROL_WINDOW + max(0, len(request.attempts) - 1)
             assert paid.output_tokens <= most, where
     assert left > 40 and stalled > 5, (left, stalled)
 
@@ -272,5 +272,5 @@ def test_a_deadline_behind_a_closed_window_costs_what_was_computed() -> None:
     client.read(mesh.now_s)
     core.leave(client.request, mesh.now_s)
     assert client.request.end is not None and client.request.end.outcome == "DEADLINE_CUT"
-    assert client.received <= CREDIT_WINDOW + 1
+    assert client.received <= FLOW_CONTROL_WINDOW + 1
     assert computed - COMPUTED_STRIDE < bill.of(client.request).output_tokens <= computed

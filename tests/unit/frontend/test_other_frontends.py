@@ -248,7 +248,7 @@ def test_a_client_that_does_not_read_is_no_silence() -> None:
     client = Client(mesh.core, spec(LONG, max_output_tokens=200), mesh.now_s)
     for _ in range(300):
         mesh.settle()
-    assert len(client.request.progress.ids) == client.request.progress.credit == 64
+    assert len(client.request.progress.ids) == client.request.progress.window_end == 64
     mesh.advance(100.0)
     assert len(client.request.attempts) == 1
     assert finish(mesh, client) == "END_TOKEN"

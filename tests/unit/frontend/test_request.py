@@ -295,7 +295,7 @@ def test_credit_follows_the_client_not_the_engine() -> None:
     client = Client(mesh.core, spec(9, max_output_tokens=200, end_token_id=-1), mesh.now_s)
     mesh.settle(300)
     request = client.request
-    assert request.progress.credit == len(request.progress.ids) == 64
+    assert request.progress.window_end == len(request.progress.ids) == 64
     assert mesh.submits[0].credit_position == 64
     client.read(mesh.now_s)
     mesh.settle(5)
