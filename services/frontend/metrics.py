@@ -47,10 +47,10 @@ class RequestMetrics:
 
     def on_end(self, request: LiveRequest) -> None:
         """Count a request whose client's side ended."""
-        assert request.end is not None
+        assert request.outcome is not None
         self._tenants.on_end(request)
         progress, spec = request.progress, request.spec
-        self._outcomes[request.end.outcome].value += 1
+        self._outcomes[request.outcome.name].value += 1
         self._duration.observe(request.ended_s - spec.arrived_s)
         if progress.first_token_s is not None and not spec.received_ids:
             self._ttft.observe(progress.first_token_s - spec.arrived_s)

@@ -136,11 +136,11 @@ def test_every_token_once_and_nothing_left(fault_share: float, whole_share: floa
             schedule.run(steps=600)
             mesh = schedule.mesh
             for client in mesh.clients:
-                wanted, end = mesh.oracle(client.spec), client.request.end
+                wanted, end = mesh.oracle(client.spec), client.request.outcome
                 assert end is not None, f"{client.request} never ended"
                 assert client.ids == wanted[: len(client.ids)], f"{client.request}: wrong tokens"
                 if end.finish_reason in WHOLE and not client.has_left:
-                    assert client.ids == wanted, f"{client.request} ended early as {end.outcome}"
+                    assert client.ids == wanted, f"{client.request} ended early as {end.name}"
                     whole += 1
                 # Streams keep order here: a gap can only be a side that went on at the wrong position.
                 assert all(attempt.fault != "GAP" for attempt in client.request.attempts), (
@@ -150,7 +150,7 @@ def test_every_token_once_and_nothing_left(fault_share: float, whole_share: floa
                 assert len(client.ids) <= paid <= len(client.ids) + FLOW_CONTROL_WINDOW, (
                     f"{client.request}: {paid} tokens are charged, {len(client.ids)} were read"
                 )
-                ends.append(end.outcome)
+                ends.append(end.name)
                 takeovers += client.request.takeovers
                 resumes += client.request.retry_state.resumes
             assert not mesh.held(), "\n".join(mesh.held())

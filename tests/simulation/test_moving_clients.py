@@ -82,7 +82,7 @@ class Moving(Schedule):
     def move(self, journey: CallState) -> None:
         """The client goes on elsewhere: its frontend is killed, or frozen, or only cut off from it."""
         mesh, draw, old = self.mesh, self.draw, journey.reader
-        if old.is_done or old.has_left or old.request.end is not None:
+        if old.is_done or old.has_left or old.request.outcome is not None:
             return
         request_id = old.spec.request_id
         home = (
@@ -166,7 +166,7 @@ def test_a_client_that_moves_gets_every_token_once() -> None:
                     mesh = schedule.mesh
                     for journey in schedule.journeys:
                         reader = journey.reader
-                        wanted, end = mesh.oracle(reader.spec), reader.request.end
+                        wanted, end = mesh.oracle(reader.spec), reader.request.outcome
                         for each in (reader, *journey.left):
                             assert each.whole == wanted[: len(each.whole)], f"{each.request}: wrong tokens"
                         moves += journey.moves
@@ -176,9 +176,9 @@ def test_a_client_that_moves_gets_every_token_once() -> None:
                         if end is None or reader.has_left:
                             continue
                         if end.finish_reason in WHOLE:
-                            assert reader.whole == wanted, f"{reader.request} ended early as {end.outcome}"
+                            assert reader.whole == wanted, f"{reader.request} ended early as {end.name}"
                             whole += 1
-                        if end.outcome == "SUPERSEDED":
+                        if end.name == "SUPERSEDED":
                             superseded += 1
                             assert redis_share < 1, f"{reader.request}: the last execution was superseded"
                     assert not mesh.held(), "\n".join(mesh.held())

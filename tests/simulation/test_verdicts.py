@@ -97,7 +97,7 @@ class Pool(Mesh):
     def check(self, clients: Sequence[Client]) -> None:
         """Every request ended well, with the tokens that it has on one engine alone."""
         for client in clients:
-            end = client.request.end
+            end = client.request.outcome
             assert end is not None and end.finish_reason in WHOLE, f"{client.request}: {end}"
             assert client.ids == self.oracle(client.spec), client.request
         self.assert_consistent()
@@ -163,7 +163,7 @@ def test_what_every_engine_refuses_ejects_nothing(role: str, kind: str) -> None:
         pool.serve([pool.request() for _ in range(10)])
         pool.advance(0.05)
     reason = {INVALID: "ENGINE_REFUSED", FOREIGN: "ENGINE_ERROR"}[kind]
-    assert {client.request.end.outcome for client in pool.clients if client.request.end} == {reason}
+    assert {client.request.outcome.name for client in pool.clients if client.request.outcome} == {reason}
     assert pool.ejections() == 0
     assert not any(replica.ejection.failures for replica in pool.relays()[0].replicas.values())
     executions = sum(len(client.request.attempts) for client in pool.clients)
@@ -188,7 +188,7 @@ def test_crafted_requests_eject_nothing_and_hide_no_liar(liar: str) -> None:
             pool.serve(crowd)
             pool.advance(0.3)
             served += crowd[::2]
-            assert all(one.request.end and one.request.end.error for one in crowd[1::2])
+            assert all(one.request.outcome and one.request.outcome.error for one in crowd[1::2])
         pool.check(served)
         relay = pool.relays()[0]
         assert bool(relay.ejection_total) == bool(liar)
@@ -224,7 +224,7 @@ def test_nothing_gets_around_the_headroom_of_its_class(liar: str) -> None:
             prompt = [pool.draw.randrange(1, VOCABULARY) for _ in range(40)]
             large.append(pool.ask(prompt, 20, end_token_id=-1, caller=roomy(800)))
             pool.serve([large[-1], pool.request()])
-        assert {one.request.end.outcome for one in large if one.request.end} == {"ENGINE_REFUSED"}
+        assert {one.request.outcome.name for one in large if one.request.outcome} == {"ENGINE_REFUSED"}
         assert all(len(one.request.attempts) == 1 and not one.ids for one in large)
         replicas = pool.relays()[0].replicas
         blamed = {name for name in replicas if replicas[name].ejection.failures or pool.is_ejected(name)}
@@ -284,7 +284,7 @@ def test_no_schedule_lets_a_lie_through_or_leaves_anything_behind() -> None:
             schedule.run(steps=400)
             mesh = schedule.mesh
             for client in mesh.clients:
-                assert client.request.end is not None, f"{client.request} never ended"
+                assert client.request.outcome is not None, f"{client.request} never ended"
                 assert client.ids == mesh.oracle(client.spec)[: len(client.ids)], client.request
             assert not mesh.held(), mesh.held()
             known = [mesh.cores[name].verdicts for name in mesh.frontend_names]

@@ -116,7 +116,7 @@ class Accounting:
 
     def close(self, hold: Hold, request: LiveRequest) -> None:
         """Report and pay what the client of a request that is over was given, also of one that goes on elsewhere."""
-        if request.end is None:  # a bug on its way out
+        if request.outcome is None:  # a bug on its way out
             self.release(hold)
             return
         reservation, hold.reservation = hold.reservation, None

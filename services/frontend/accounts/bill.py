@@ -38,15 +38,15 @@ NOT_STARTED: Final = Bill(0, 0, 0, is_request_refunded=True, is_complete=False)
 
 def of(request: LiveRequest) -> Bill:
     """Return the bill of a request whose client's side ended."""
-    end, progress = request.end, request.progress
-    assert end is not None, f"{request} has not ended"
-    is_complete = end.error is None
-    is_cut = end.error is not None and end.error.reason == "SLOW_READER"
-    is_ours = end.error is not None and end.error.code.name in OURS and not is_cut
+    outcome, progress = request.outcome, request.progress
+    assert outcome is not None, f"{request} has not ended"
+    is_complete = outcome.error is None
+    is_cut = outcome.error is not None and outcome.error.reason == "SLOW_READER"
+    is_ours = outcome.error is not None and outcome.error.code.name in OURS and not is_cut
     output_tokens = charge.output_tokens(
         progress.reach, is_complete=is_complete, is_cut=is_cut, is_ours=is_ours
     )
-    if end.error is not None and not output_tokens:
+    if outcome.error is not None and not output_tokens:
         if is_ours:
             return NOT_STARTED
         if not progress.ids:  # its prompt was not run to the end

@@ -41,9 +41,9 @@ class TenantMetrics:
 
     def on_end(self, request: LiveRequest) -> None:
         """Count a request whose client's side ended."""
-        assert request.end is not None
+        assert request.outcome is not None
         series = self._of(request.spec.caller)
-        series.outcomes[OK if request.end.error is None else FAILED].value += 1
+        series.outcomes[OK if request.outcome.error is None else FAILED].value += 1
         progress, spec = request.progress, request.spec
         series.prompt.value += spec.prompt_tokens
         series.cached.value += progress.cached_tokens or 0

@@ -12,7 +12,7 @@ from kvmesh.attach import frames, token_log
 from kvmesh.attach.v1 import attach_pb2 as attach
 from kvmesh.inference.v1 import inference_pb2 as pb
 from services.frontend.requests import cross_check, faults
-from services.frontend.requests.outcome import End
+from services.frontend.requests.outcome import Outcome
 from services.frontend.requests.progress import TokenError
 from services.frontend.requests.request import LiveRequest
 from services.frontend.requests.state import State
@@ -79,7 +79,7 @@ def on_first_token(request: LiveRequest, row: attach.FirstToken, now_s: float) -
 
 def on_tokens(request: LiveRequest, row: frames.Row, now_s: float) -> None:
     """Take tokens of the open slot: known ones are dropped, a gap ends the attempt."""
-    if request.end is not None:
+    if request.outcome is not None:
         return
     if request.state is State.TAKING_OVER:
         _accepted(request, now_s)
@@ -117,7 +117,7 @@ def _has_left(request: LiveRequest) -> bool:
 
     An attempt that was sought is found otherwise.
     """
-    if request.end is not None:
+    if request.outcome is not None:
         request.gone()
         return True
     if request.state is State.TAKING_OVER:
@@ -141,7 +141,7 @@ def on_finish(request: LiveRequest, row: attach.Finish, now_s: float) -> None:
         case attach.Finish.REASON_DEADLINE:
             request.end_by_deadline(now_s)
         case attach.Finish.REASON_SLOW_READER:
-            request.end_with(End(error=faults.slow_reader(len(request.progress.ids))), now_s)
+            request.end_with(Outcome(error=faults.slow_reader(len(request.progress.ids))), now_s)
         case attach.Finish.REASON_ADOPTED:
             # Only this request takes over its attempts, so an adopt through a lost stream came late.
             _lost_to_late_takeover(request, now_s)
@@ -149,7 +149,7 @@ def on_finish(request: LiveRequest, row: attach.Finish, now_s: float) -> None:
             # A late attempt of the frontend that the client left, or a later execution: one more attempt shows which.
             request.again(faults.SUPERSEDED, now_s, untouched=False)
         case attach.Finish.REASON_SUPERSEDED:
-            request.end_with(End(error=faults.superseded()), now_s)
+            request.end_with(Outcome(error=faults.superseded()), now_s)
         case _:
             request.again("INTERNAL", now_s, untouched=False)
 
@@ -215,7 +215,7 @@ def _refused_in_time(request: LiveRequest, row: attach.Refusal, now_s: float) ->
     if estimate_s and left_s > 0:
         request.upstream.current.fault = faults.INFEASIBLE
         error = faults.infeasible(left_s, estimate_s, len(progress.ids), row.retry_after_ms / 1000 or None)
-        request.end_with(End(error=error), now_s)
+        request.end_with(Outcome(error=error), now_s)
     else:
         request.end_by_deadline(now_s)
 
@@ -251,7 +251,7 @@ def on_refusal(request: LiveRequest, row: attach.Refusal, now_s: float) -> None:
         return
     if was_taking_over:
         if row.reason == attach.Refusal.REASON_SUPERSEDED and not request.upstream.is_below():
-            request.end_with(End(error=faults.superseded()), now_s)
+            request.end_with(Outcome(error=faults.superseded()), now_s)
         else:
             request.give_up_takeover(now_s)
         return
@@ -261,9 +261,9 @@ def on_refusal(request: LiveRequest, row: attach.Refusal, now_s: float) -> None:
     elif row.reason == attach.Refusal.REASON_INVALID:
         # The replica's limits refuse the request: a replica that serves it has other limits and contradicts no verdict.
         request.upstream.current.fault = fault
-        request.end_with(End(error=faults.engine_refused(row.field)), now_s)
+        request.end_with(Outcome(error=faults.engine_refused(row.field)), now_s)
     elif row.reason == attach.Refusal.REASON_SUPERSEDED and not _may_outbid(request):
-        request.end_with(End(error=faults.superseded()), now_s)
+        request.end_with(Outcome(error=faults.superseded()), now_s)
     elif row.reason in faults.FULL and not request.retry_state.was_taken:
         request.upstream.current.fault = fault
         request.give_up(fault, now_s, after_s=after_s)

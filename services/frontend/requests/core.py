@@ -45,7 +45,7 @@ class Observer(Protocol):
     """Counts requests. Called once per request, when the client's side ends."""
 
     def on_end(self, request: LiveRequest) -> None:
-        """`request.end` is set."""
+        """`request.outcome` is set."""
         ...
 
 
@@ -278,7 +278,7 @@ class FrontendCore:
         for request in known:
             wake_s, at_s = timers.wake_s(request), self.admitted.deadlines.at_s(request)
             assert wake_s is not None and at_s is not None and at_s <= wake_s, f"{request} sleeps"
-            assert (request.end is not None) == (request in self.admitted.leaving)
+            assert (request.outcome is not None) == (request in self.admitted.leaving)
 
     def _check_draining(self) -> None:
         if self.is_draining:

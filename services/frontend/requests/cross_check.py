@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from services.frontend.requests.outcome import End
+from services.frontend.requests.outcome import Outcome
 from services.frontend.requests.request import LiveRequest
 from services.frontend.requests.verdicts import Verdict, Verdicts
 
@@ -45,7 +45,7 @@ def hear(request: LiveRequest, verdict: Verdict, now_s: float) -> None:
             return
         known.unpaid_total += 1
     upstream.current.fault = verdict.fault
-    request.end_with(End(error=verdict.error), now_s)
+    request.end_with(Outcome(error=verdict.error), now_s)
 
 
 def _contest(request: LiveRequest, verdict: Verdict, now_s: float) -> None:
@@ -87,4 +87,4 @@ def assert_consistent(known: Verdicts[LiveRequest]) -> None:
         assert testers, f"{replica} is tested by no request"
         for request in testers:
             names = {verdict.replica for verdict in request.upstream.contested.values()}
-            assert request.end is None and replica in names, request
+            assert request.outcome is None and replica in names, request

@@ -26,41 +26,41 @@ def outcome_of(reason: pb.FinishReason.ValueType) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class Outcome:
     """How a request ended for its client: well, with a reason, or with an error."""
 
     finish_reason: pb.FinishReason.ValueType = pb.FINISH_REASON_UNSPECIFIED
     error: MeshError | None = None
 
     @property
-    def outcome(self) -> str:
+    def name(self) -> str:
         """Name for metrics and logs: the finish reason or the error's reason."""
         if self.error is not None:
             return self.error.reason
         return outcome_of(self.finish_reason)
 
 
-def finished(progress: Progress, reason: pb.FinishReason.ValueType) -> End:
+def finished(progress: Progress, reason: pb.FinishReason.ValueType) -> Outcome:
     """Return a good end; text that was undecided becomes certain, and may turn out to be a stop string."""
     output = progress.output
     if output.stop_string is None:
         output.flush()
     if output.stop_string is not None:
         reason = pb.FINISH_REASON_STOP_STRING
-    return End(finish_reason=reason)
+    return Outcome(finish_reason=reason)
 
 
-def completed(progress: Progress) -> End | None:
+def completed(progress: Progress) -> Outcome | None:
     """Return the end of a request of which every token that it can have is here, and only the finish was lost."""
     reason = progress.completion()
     return finished(progress, reason) if reason != pb.FINISH_REASON_UNSPECIFIED else None
 
 
-def by_deadline(spec: RequestSpec, progress: Progress, fault: str = "") -> End:
+def by_deadline(spec: RequestSpec, progress: Progress, fault: str = "") -> Outcome:
     """Return the end of a request whose time is over, here or at a hop behind, whose margin makes it a little earlier.
 
     `fault`: why it was not running.
     """
     if progress.ids and not spec.is_clients_deadline:
         return finished(progress, pb.FINISH_REASON_DEADLINE)
-    return End(error=faults.time_over(spec, progress, fault))
+    return Outcome(error=faults.time_over(spec, progress, fault))

@@ -17,7 +17,7 @@ from kvmesh.inference.v1 import inference_pb2 as pb
 from services.frontend.requests import faults
 from services.frontend.requests.attempts import Attempt
 from services.frontend.requests.closed_windows import ClosedWindows
-from services.frontend.requests.outcome import End, by_deadline, completed, finished
+from services.frontend.requests.outcome import Outcome, by_deadline, completed, finished
 from services.frontend.requests.output import Output
 from services.frontend.requests.progress import Progress
 from services.frontend.requests.request_spec import RequestSpec
@@ -76,7 +76,7 @@ class Hub(Protocol):
         ...
 
     def on_end(self, request: LiveRequest, now_s: float) -> None:
-        """The client's side ended; `request.end` is set."""
+        """The client's side ended; `request.outcome` is set."""
         ...
 
     def forget(self, request: LiveRequest) -> None:
@@ -87,7 +87,7 @@ class Hub(Protocol):
 class LiveRequest:
     """See the module. `on_ready` is called when the output has something to take, or the end came.
 
-    Invariants: the rows of the open slot alone get here; `end` is set once.
+    Invariants: the rows of the open slot alone get here; `outcome` is set once.
     """
 
     def __init__(self, spec: RequestSpec, output: Output, hub: Hub, limits: Limits) -> None:
@@ -97,7 +97,7 @@ class LiveRequest:
         self.retry_state = RetryState(limits.attempts_max)
         self.on_ready: Callable[[], None] = _nothing
         self.state = State.WAITING
-        self.end: End | None = None
+        self.outcome: Outcome | None = None
         self.ended_s = 0.0
         self.takeovers = 0
         self.hub = hub
@@ -163,7 +163,7 @@ class LiveRequest:
         self.progress.count_closed(self.hub.closed_windows.watched_s(now_s))
         reason = attach.Cancel.REASON_DEADLINE if was_deadline else attach.Cancel.REASON_CLIENT
         error = MeshError("DEADLINE" if was_deadline else "CLIENT_GONE", "the client left")
-        self.end_with(End(error=error), now_s, reason)
+        self.end_with(Outcome(error=error), now_s, reason)
 
     def renumber(self, epoch: int) -> None:
         """Redis gave the number of this execution late: the next attempt is above all of the earlier ones'."""
@@ -204,7 +204,7 @@ class LiveRequest:
         left_s, needed_s = self.spec.left_s(now_s), self.limits.start_min_s
         if not self.progress.ids and left_s < needed_s:
             error = faults.too_short(left_s, needed_s)
-            self.end_with(End(error=error), now_s, attach.Cancel.REASON_DEADLINE)
+            self.end_with(Outcome(error=error), now_s, attach.Cancel.REASON_DEADLINE)
             return
         peer = self.hub.choose(self.spec.affinity, self.upstream.avoid)
         if peer is None:
@@ -266,7 +266,7 @@ class LiveRequest:
             take_retry=lambda: self.hub.take_retry(self, now_s),
         )
         if error is not None:
-            self.end_with(End(error=error), now_s)
+            self.end_with(Outcome(error=error), now_s)
             return
         delay_s = self.retry_state.delay_s(self.hub.jitter(), untouched=untouched, after_s=after_s)
         self._submit_after(delay_s, now_s, is_resume=not untouched)
@@ -304,17 +304,17 @@ class LiveRequest:
 
     def end_if_complete(self, now_s: float) -> bool:
         """End the request if every token it can have is here and only the finish was lost."""
-        end = completed(self.progress)
-        if end is not None:
-            self.end_with(end, now_s)
-        return end is not None
+        outcome = completed(self.progress)
+        if outcome is not None:
+            self.end_with(outcome, now_s)
+        return outcome is not None
 
     def end_by_deadline(self, now_s: float) -> None:
         """Time is over, here or at a hop behind, whose margin makes it a little earlier."""
         if self.end_if_complete(now_s):
             return
-        end = by_deadline(self.spec, self.progress, self._fault())
-        self.end_with(end, now_s, attach.Cancel.REASON_DEADLINE)
+        outcome = by_deadline(self.spec, self.progress, self._fault())
+        self.end_with(outcome, now_s, attach.Cancel.REASON_DEADLINE)
 
     def _fault(self) -> str:
         """Return why nothing of it runs, as far as that is known here; empty if something does."""
@@ -339,13 +339,15 @@ class LiveRequest:
     ) -> None:
         """End with the error that `fault` makes when nothing is left to try; the client is told `after_s`."""
         error = faults.given_up(fault, len(self.attempts), len(self.progress.ids), after_s)
-        self.end_with(End(error=error), now_s, cancel)
+        self.end_with(Outcome(error=error), now_s, cancel)
 
-    def end_with(self, end: End, now_s: float, cancel: CancelReason = attach.Cancel.REASON_COMPLETE) -> None:
+    def end_with(
+        self, outcome: Outcome, now_s: float, cancel: CancelReason = attach.Cancel.REASON_COMPLETE
+    ) -> None:
         """End the client's side, once; `cancel` is the reason for what may still run behind."""
-        if self.end is not None:
+        if self.outcome is not None:
             return
-        self.end, self.ended_s = end, now_s
+        self.outcome, self.ended_s = outcome, now_s
         self.progress.count_closed(self.hub.closed_windows.watched_s(now_s))
         if self.state is State.TAKING_OVER:
             self.state, self._leave_reason = State.LEAVING, cancel
@@ -359,14 +361,14 @@ class LiveRequest:
 
     def yield_to(self, error: MeshError, now_s: float) -> None:
         """End with `error` because the request goes on elsewhere: what runs is left there to be adopted."""
-        if self.end is not None:
+        if self.outcome is not None:
             return
         if not self.upstream.is_running:
             if self.state is State.TAKING_OVER:
                 self.state = State.WAITING  # nothing of it is ours to cancel
-            self.end_with(End(error=error), now_s, attach.Cancel.REASON_SUPERSEDED)
+            self.end_with(Outcome(error=error), now_s, attach.Cancel.REASON_SUPERSEDED)
             return
-        self.end, self.ended_s = End(error=error), now_s
+        self.outcome, self.ended_s = Outcome(error=error), now_s
         self.state, self.retry_at_s = State.YIELDING, None
         self._leave_reason = attach.Cancel.REASON_SUPERSEDED
         self.upstream.takeover.until_s = now_s + self.limits.detached_s
@@ -376,7 +378,7 @@ class LiveRequest:
 
     def on_bug(self, now_s: float) -> None:
         """Handling this request raised: end it loudly and give back what it holds."""
-        self.end_with(End(error=internal()), now_s, attach.Cancel.REASON_ABANDONED)
+        self.end_with(Outcome(error=internal()), now_s, attach.Cancel.REASON_ABANDONED)
         if self.state is not State.ENDED:  # its end failed half-way, or it leaves: not worth a second bug
             self.upstream.cancel(attach.Cancel.REASON_ABANDONED)
             self.gone()

@@ -37,7 +37,7 @@ def of(request: LiveRequest) -> tuple[Timer, ...]:
     if request.state is State.ENDED:
         return ()
     takeover_until_s = request.upstream.takeover.until_s
-    if request.end is not None:
+    if request.outcome is not None:
         return (takeover_until_s, _stop_takeover), (request.retry_at_s, _ask)
     spec, is_waiting = request.spec, request.progress.first_token_s is None
     return (

@@ -77,10 +77,10 @@ def finished(request: LiveRequest, frontend: str, region: str, *, is_seeded: boo
 
     `is_seeded`: tokens do not depend on where they are made, so that a resume cannot be seen.
     """
-    end = request.end
-    assert end is not None and end.error is None, f"{request} did not end well"
+    outcome = request.outcome
+    assert outcome is not None and outcome.error is None, f"{request} did not end well"
     message = pb.Finished(
-        finish_reason=end.finish_reason,
+        finish_reason=outcome.finish_reason,
         usage=usage(request),
         stop_string=request.output.stop_string or "",
         resumed=not is_seeded and request.retry_state.resumes > 0,

@@ -32,14 +32,14 @@ class RequestTrace:
 
     def record(self, request: LiveRequest) -> None:
         """Record the span of `request`, which is over, if it is sampled; log a failure."""
-        end = request.end
-        assert end is not None
-        if end.error is not None and end.error.reason != "CLIENT_GONE":
+        outcome = request.outcome
+        assert outcome is not None
+        if outcome.error is not None and outcome.error.reason != "CLIENT_GONE":
             log.info(
                 "request failed",
                 extra={
                     "request_id": request.spec.request_id,
-                    "outcome": end.outcome,
+                    "outcome": outcome.name,
                     "faults": [attempt.fault for attempt in request.attempts],
                     "tokens": len(request.progress.ids),
                 },
@@ -53,7 +53,7 @@ class RequestTrace:
             wall_ns(),
             {
                 "request_id": request.spec.request_id,
-                "outcome": end.outcome,
+                "outcome": outcome.name,
                 "prompt_tokens": request.spec.prompt_tokens,
                 "output_tokens": len(request.progress.ids),
                 "cached_tokens": request.progress.cached_tokens or 0,
@@ -62,5 +62,5 @@ class RequestTrace:
                 "takeovers": request.takeovers,
             },
             parent_span_id=self._parent_span_id,
-            error=end.outcome if isinstance(end.error, MeshError) else "",
+            error=outcome.name if isinstance(outcome.error, MeshError) else "",
         )

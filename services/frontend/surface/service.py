@@ -162,11 +162,11 @@ class InferenceService:
                     self._core.deliver(request, position, reader.wrote_s)
                     if position >= progress_at:
                         progress_at = self._accounting.progress(hold, position)
-                elif request.end is None:
+                elif request.outcome is None:
                     ready.clear()
                     await ready.wait()
-                elif request.end.error is not None:
-                    raise request.end.error
+                elif request.outcome.error is not None:
+                    raise request.outcome.error
                 else:
                     break
             await self._write(call, request, reader, self._messages.finished(request))

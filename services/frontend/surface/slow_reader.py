@@ -38,13 +38,13 @@ class Reader:
     def on_ready(self) -> None:
         """Wake the writer."""
         self.ready.set()
-        if self._request is not None and self._request.end is not None:
+        if self._request is not None and self._request.outcome is not None:
             self._watch()
 
     def follow(self, request: LiveRequest) -> None:
         """Watch for the end of `request`; it may have come already."""
         self._request = request
-        if request.end is not None:
+        if request.outcome is not None:
             self._watch()
 
     def close(self) -> None:
@@ -68,9 +68,9 @@ class Reader:
         request = self._request
         is_cut = (
             request is not None
-            and request.end is not None
-            and request.end.error is not None
-            and request.end.error.reason == "SLOW_READER"
+            and request.outcome is not None
+            and request.outcome.error is not None
+            and request.outcome.error.reason == "SLOW_READER"
             and request.progress.writing_since_s is not None
         )
         return 0.0 if is_cut else TAIL_S

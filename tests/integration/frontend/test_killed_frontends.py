@@ -22,7 +22,7 @@ from services.frontend.accounts.budgets.budgets import Budgets
 from services.frontend.accounts.budgets.metrics import BudgetMetrics
 from services.frontend.accounts.executions import Claim
 from services.frontend.requests.charge import Reach
-from services.frontend.requests.outcome import End
+from services.frontend.requests.outcome import Outcome
 from services.frontend.requests.request_spec import EarlierExecution, RequestSpec
 from services.frontend.requests.resume_token import ATTEMPT_STRIDE
 from services.frontend.requests.takeover import AttemptLocation
@@ -34,9 +34,9 @@ from tests.unit.frontend.fake_mesh import spec
 
 ACCOUNT = Account("acme", (Scope("tenant:t", Limit(tokens_per_min=60_000, tokens_burst=50_000)),))
 PROMPT, OUTPUT = 2000, 4000
-WELL = End(finish_reason=inference_pb2.FINISH_REASON_LENGTH)
-LEFT = End(error=MeshError("CLIENT_GONE", "the client left"))
-AWAY = End(error=MeshError("DRAINING", "the frontend is drained"))
+WELL = Outcome(finish_reason=inference_pb2.FINISH_REASON_LENGTH)
+LEFT = Outcome(error=MeshError("CLIENT_GONE", "the client left"))
+AWAY = Outcome(error=MeshError("DRAINING", "the frontend is drained"))
 
 
 class Progress:
@@ -49,8 +49,8 @@ class Progress:
 class Request:
     """Stands for an admitted request that has ended."""
 
-    def __init__(self, of: RequestSpec, tokens: int, delivered: int, end: End) -> None:
-        self.spec, self.progress, self.end = of, Progress(tokens, delivered), end
+    def __init__(self, of: RequestSpec, tokens: int, delivered: int, outcome: Outcome) -> None:
+        self.spec, self.progress, self.outcome = of, Progress(tokens, delivered), outcome
         self.attempts: list[Any] = []
 
 
@@ -103,8 +103,8 @@ class Frontend(test_executions.Frontend):
         self.accounting.progress(self.hold, tokens)
         await until(lambda: not self.settlements.progress_reports, "Redis knows")
 
-    def end(self, tokens: int, end: End, *, delivered: int | None = None) -> None:
-        """End the execution with `count` tokens in all, of which the client is known to have `delivered`, by default
+    def end(self, tokens: int, end: Outcome, *, delivered: int | None = None) -> None:
+        """Outcome the execution with `count` tokens in all, of which the client is known to have `delivered`, by default
         all.
         """
         request = Request(self.spec, tokens, tokens if delivered is None else delivered, end)
@@ -211,7 +211,7 @@ async def test_a_repeated_key_that_hangs_up_is_charged_the_streamed_output(redis
 @pytest.mark.parametrize("received", [0, 10])
 @pytest.mark.parametrize("output", [20, 2999, 3500])
 async def test_output_of_a_killed_execution_is_charged_if_the_next_is_abandoned(
-    redis_url: str, received: int, output: int, end: End
+    redis_url: str, received: int, output: int, end: Outcome
 ) -> None:
     """The key, or the token with fewer ids than delivered, sent again after a kill: each delivered token is charged."""
     async with Frontend(redis_url, "a") as one, Frontend(redis_url, "b") as other:

@@ -359,7 +359,7 @@ class Client:
     @property
     def is_done(self) -> bool:
         """True if there is nothing more to read."""
-        return self.request.end is not None and not self.request.output.has_waiting()
+        return self.request.outcome is not None and not self.request.output.has_waiting()
 
     def read(self, now_s: float) -> None:
         """Take what waits, and tell the core that it left."""

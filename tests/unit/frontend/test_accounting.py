@@ -20,7 +20,7 @@ from services.frontend.accounts.accounting import NEVER, Accounting, Hold
 from services.frontend.accounts.settlement import Settlements
 from services.frontend.requests.charge import Reach
 from services.frontend.requests.faults import given_up
-from services.frontend.requests.outcome import End
+from services.frontend.requests.outcome import Outcome
 from services.frontend.requests.request_spec import RequestSpec
 from services.frontend.requests.takeover import AttemptLocation
 from tests.unit.frontend.fake_mesh import spec
@@ -33,7 +33,7 @@ CALLER = Caller(
 
 PLACE = AttemptLocation(1, "decode-0")
 
-WELL = End(finish_reason=inference_pb2.FINISH_REASON_LENGTH)
+WELL = Outcome(finish_reason=inference_pb2.FINISH_REASON_LENGTH)
 
 
 @dataclass
@@ -126,8 +126,8 @@ class Progress:
 class Request:
     """Stands for a live request that ended."""
 
-    def __init__(self, of: RequestSpec, ids: int, delivered: int, end: End | None) -> None:
-        self.spec, self.progress, self.end = of, Progress(ids, delivered), end
+    def __init__(self, of: RequestSpec, ids: int, delivered: int, outcome: Outcome | None) -> None:
+        self.spec, self.progress, self.outcome = of, Progress(ids, delivered), outcome
         self.attempts: list[Any] = []
 
 
@@ -173,7 +173,7 @@ async def test_every_reservation_is_settled_once_whatever_redis_does(seed: int) 
             continue
         ids = received + draw.randrange(8)
         delivered = draw.randint(received, ids)
-        end = None if draw.random() < 0.1 else End(error=given_up("NO_REPLICA", 1, delivered))
+        end = None if draw.random() < 0.1 else Outcome(error=given_up("NO_REPLICA", 1, delivered))
         if draw.random() < 0.5:
             end, delivered = WELL, ids
         accounting.close(hold, Request(asked, ids, delivered, end))  # type: ignore[arg-type]

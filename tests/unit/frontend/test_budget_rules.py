@@ -76,8 +76,8 @@ def sent(mesh: FakeMesh) -> list[pb.Submit]:
 
 
 def error_of(client: Client) -> MeshError:
-    assert client.request.end is not None and client.request.end.error is not None
-    return client.request.end.error
+    assert client.request.outcome is not None and client.request.outcome.error is not None
+    return client.request.outcome.error
 
 
 def test_hops_are_told_who_calls_and_get_a_grace_where_the_end_is_the_class_s() -> None:
@@ -158,7 +158,7 @@ def test_who_has_tokens_and_time_by_its_class_is_not_ended_by_an_estimate() -> N
     mesh.runs.clear()
     mesh.open(mesh.routers[0])
     refusals = 0
-    while client.request.end is None and mesh.now_s < until_s + 1:
+    while client.request.outcome is None and mesh.now_s < until_s + 1:
         router = mesh.routers[0]
         message = router.outbox.take(mesh.now_s)
         for adopt in message.adopts if message is not None else ():
@@ -168,8 +168,8 @@ def test_who_has_tokens_and_time_by_its_class_is_not_ended_by_an_estimate() -> N
             refusals += 1
         mesh.now_s += 0.01
         mesh.core.on_timer(mesh.now_s)
-    assert client.request.end is not None
-    assert client.request.end.finish_reason == inference_pb2.FINISH_REASON_DEADLINE
+    assert client.request.outcome is not None
+    assert client.request.outcome.finish_reason == inference_pb2.FINISH_REASON_DEADLINE
     assert until_s <= mesh.now_s <= until_s + 0.05 and 1 < refusals < 20
 
 
@@ -312,7 +312,7 @@ def test_the_outlook_is_what_the_router_said_last_and_what_was_seen() -> None:
     rows.first_tokens.add(slot=submit.slot, token_id=5)
     rows.finishes.add(slot=submit.slot, end_position=1, reason=pb.Finish.REASON_LENGTH)
     mesh.core.on_response(mesh.routers[0], rows, mesh.now_s + 0.5)
-    assert client.request.end is not None
+    assert client.request.outcome is not None
     size = client.request.spec.prompt_tokens
     outlook = mesh.core.outlook("s", 4, size, mesh.now_s)
     assert (outlook.queue_delay_s, outlook.step_s) == (0.25, 0.021)
@@ -363,7 +363,7 @@ def test_a_glance_sees_every_resume(data: st.DataObject) -> None:
 
 
 def ended(mesh: FakeMesh, client: Client) -> bill.Bill:
-    assert client.request.end is not None
+    assert client.request.outcome is not None
     return bill.of(client.request)
 
 

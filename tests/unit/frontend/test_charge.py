@@ -160,9 +160,9 @@ def test_resets_anywhere_are_charged_what_left_and_at_most_a_window_more(fault_s
         for client in schedule.clients:
             assert isinstance(client, Windowed)
             request, paid = client.request, bill.of(client.request)
-            where = f"seed={seed} {request} {request.end}"
+            where = f"seed={seed} {request} {request.outcome}"
             assert client.received <= paid.output_tokens, where
-            if request.end is not None and request.end.outcome == "CLIENT_GONE":
+            if request.outcome is not None and request.outcome.name == "CLIENT_GONE":
                 left += 1
                 if request.progress.closed_s > CLOSED_S:
                     stalled += 1
@@ -244,7 +244,7 @@ def test_a_standstill_behind_the_end_closes_no_window() -> None:
     client.write(mesh.now_s)
     mesh.settle(100)
     mesh.advance(1.2)
-    assert client.request.end is not None and client.message is not None
+    assert client.request.outcome is not None and client.message is not None
     mesh.now_s += 60.0
     core.on_timer(mesh.now_s)
     client.leave(mesh.now_s)
@@ -271,6 +271,6 @@ def test_a_deadline_behind_a_closed_window_costs_what_was_computed() -> None:
     client.window = 1 << 30
     client.read(mesh.now_s)
     core.leave(client.request, mesh.now_s)
-    assert client.request.end is not None and client.request.end.outcome == "DEADLINE_CUT"
+    assert client.request.outcome is not None and client.request.outcome.name == "DEADLINE_CUT"
     assert client.received <= FLOW_CONTROL_WINDOW + 1
     assert computed - COMPUTED_STRIDE < bill.of(client.request).output_tokens <= computed

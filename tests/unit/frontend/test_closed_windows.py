@@ -86,7 +86,7 @@ def test_routers_know_the_windows_whatever_happens(seed: int) -> None:
     known: set[int] = set()
     opened_s: dict[int, float] = {}
     for number in range(300):
-        live = [one for one in clients if one.request.end is None]
+        live = [one for one in clients if one.request.outcome is None]
         if len(live) < 8:
             clients.append(Client(mesh.core, spec(number + 10), mesh.now_s))
         elif rng.random() < 0.2:

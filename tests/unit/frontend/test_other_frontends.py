@@ -35,7 +35,7 @@ def test_another_frontend_takes_over_what_runs() -> None:
     run(mesh, first, 10)
     assert first.request.location == AttemptLocation(1, first.request.attempts[0].decode_replica)
     second = moved(mesh, first, got=7)
-    assert first.request.end is not None and first.request.end.outcome == "SUPERSEDED"
+    assert first.request.outcome is not None and first.request.outcome.name == "SUPERSEDED"
     assert first.request.state.value == "yielding"
     assert finish(mesh, second) == "LENGTH"
     assert first.ids[:7] + second.ids == whole(first)
@@ -74,7 +74,7 @@ def test_what_nobody_takes_over_is_cancelled_in_the_end() -> None:
     client = begin(mesh)
     run(mesh, client, 10)
     mesh.core.supersede(client.request.spec.request_id, 1, mesh.now_s)
-    assert client.request.end is not None and client.request.end.outcome == "SUPERSEDED"
+    assert client.request.outcome is not None and client.request.outcome.name == "SUPERSEDED"
     mesh.settle()
     assert mesh.cancels == []
     mesh.advance(ORPHAN_S)
@@ -109,7 +109,7 @@ def test_a_drain_hands_over_and_says_so() -> None:
     first = begin(mesh)
     run(mesh, first, 10)
     mesh.core.hand_over([first.request], mesh.now_s)
-    assert first.request.end is not None and first.request.end.outcome == "DRAINING"
+    assert first.request.outcome is not None and first.request.outcome.name == "DRAINING"
     second = moved(mesh, first)
     assert finish(mesh, second) == "LENGTH"
     assert first.ids + second.ids == whole(first)
@@ -126,7 +126,7 @@ def test_an_execution_that_was_superseded_behind_does_not_outbid() -> None:
     answer = pb.AttachResponse()
     answer.finishes.add(slot=attempt.slot, end_position=attempt.log.end, reason=pb.Finish.REASON_SUPERSEDED)
     mesh.core.on_response(attempt.router, answer, mesh.now_s)
-    assert client.request.end is not None and client.request.end.outcome == "SUPERSEDED"
+    assert client.request.outcome is not None and client.request.outcome.name == "SUPERSEDED"
     assert len(mesh.submits) == 1
 
 
@@ -156,7 +156,7 @@ def test_a_number_that_comes_late_is_this_executions_own() -> None:
     client = begin(mesh, is_keyed=True, owner="me")
     run(mesh, client, 5)
     mesh.core.supersede(client.request.spec.request_id, 1, mesh.now_s, "me")
-    assert client.request.end is None and client.request.spec.epoch == 1
+    assert client.request.outcome is None and client.request.spec.epoch == 1
     (attempt,) = mesh.runs
     assert attempt.router is not None
     attempt.router.runs.pop(attempt.slot)
@@ -239,7 +239,7 @@ def test_a_number_that_comes_late_makes_no_attempt_anothers() -> None:
     for _ in range(2):
         client.request.upstream.detach()
         client.request.give_up_takeover(mesh.now_s)
-    assert client.request.end is not None and client.request.end.outcome == "ATTEMPTS_EXHAUSTED"
+    assert client.request.outcome is not None and client.request.outcome.name == "ATTEMPTS_EXHAUSTED"
 
 
 def test_a_client_that_does_not_read_is_no_silence() -> None:

@@ -60,8 +60,8 @@ def run(mesh: FakeMesh, client: Client, tokens: int) -> None:
 
 def end_of(client: Client) -> MeshError:
     """Return the error with which the request ended."""
-    assert client.request.end is not None and client.request.end.error is not None
-    return client.request.end.error
+    assert client.request.outcome is not None and client.request.outcome.error is not None
+    return client.request.outcome.error
 
 
 def finish(mesh: FakeMesh, client: Client) -> str:
@@ -71,8 +71,8 @@ def finish(mesh: FakeMesh, client: Client) -> str:
         client.read(mesh.now_s)
         mesh.core.assert_consistent()
         if client.is_done:
-            assert client.request.end is not None
-            return client.request.end.outcome
+            assert client.request.outcome is not None
+            return client.request.outcome.name
         mesh.advance(0.01)
     raise AssertionError(f"{client.request} does not end")
 
@@ -189,9 +189,9 @@ def test_what_no_engine_took_is_retried_from_the_budget() -> None:
     client = begin(poor)
     lose_queued(poor)
     assert finish(poor, client) == "RETRY_BUDGET_EXHAUSTED"
-    assert client.request.end is not None and client.request.end.error is not None
-    assert client.request.end.error.retry_after_s is not None
-    assert client.request.end.error.metadata["tokens_sent"] == "0"
+    assert client.request.outcome is not None and client.request.outcome.error is not None
+    assert client.request.outcome.error.retry_after_s is not None
+    assert client.request.outcome.error.metadata["tokens_sent"] == "0"
 
 
 def test_what_waited_in_a_lost_router_needs_no_retry_budget() -> None:
@@ -236,9 +236,9 @@ def test_a_full_mesh_is_not_asked_again(reason: pb.Refusal.Reason.ValueType) -> 
     mesh.refuse(mesh.runs[0], reason, 250)
     outcome = finish(mesh, client)
     assert outcome == pb.Refusal.Reason.Name(reason).removeprefix("REASON_")
-    assert client.request.end is not None and client.request.end.error is not None
-    assert client.request.end.error.code.name == "RESOURCE_EXHAUSTED"
-    assert client.request.end.error.retry_after_s == 0.25
+    assert client.request.outcome is not None and client.request.outcome.error is not None
+    assert client.request.outcome.error.code.name == "RESOURCE_EXHAUSTED"
+    assert client.request.outcome.error.retry_after_s == 0.25
     assert len(mesh.submits) == 1
 
 
@@ -252,9 +252,9 @@ def test_attempts_are_bounded_and_the_client_learns_what_it_has() -> None:
         mesh.settle()
         mesh.advance(2.0)
     assert finish(mesh, client) == "ATTEMPTS_EXHAUSTED"
-    assert client.request.end is not None and client.request.end.error is not None
-    assert client.request.end.error.code.name == "UNAVAILABLE"
-    assert client.request.end.error.metadata["tokens_sent"] == str(len(client.ids))
+    assert client.request.outcome is not None and client.request.outcome.error is not None
+    assert client.request.outcome.error.code.name == "UNAVAILABLE"
+    assert client.request.outcome.error.metadata["tokens_sent"] == str(len(client.ids))
     assert client.ids == whole(client)[: len(client.ids)]
     assert len(mesh.submits) == 3
 
@@ -361,13 +361,13 @@ def test_the_clients_deadline_is_an_error_and_the_meshs_is_an_answer() -> None:
         run(mesh, client, 10)
         mesh.advance(1.0)
         client.read(mesh.now_s)
-        end = client.request.end
+        end = client.request.outcome
         assert end is not None
         if end.error is not None:
-            assert (end.error.code.name, end.outcome) == (outcome, "DEADLINE")
+            assert (end.error.code.name, end.name) == (outcome, "DEADLINE")
         else:
             assert (end.finish_reason, outcome) == (inference_pb2.FINISH_REASON_DEADLINE, "FINISHED")
-            assert end.outcome == "DEADLINE_CUT"
+            assert end.name == "DEADLINE_CUT"
         assert client.ids == whole(client)[: len(client.ids)]
         mesh.settle()
         assert mesh.cancels == [pb.Cancel.REASON_DEADLINE] and not mesh.runs
@@ -446,7 +446,7 @@ def test_all_tokens_and_no_finish_is_an_end(fault: str) -> None:
         if message is not None:
             mesh.core.on_response(mesh.routers[0], message, mesh.now_s)
         client.read(mesh.now_s)
-    assert client.request.end is None
+    assert client.request.outcome is None
     if fault == "cut":
         mesh.cut(mesh.routers[0])
     else:
@@ -525,7 +525,7 @@ def test_a_late_adopt_of_the_request_itself_is_only_a_lost_slot() -> None:
     client = begin(mesh)
     run(mesh, client, 10)
     steal(mesh)
-    assert client.request.state.value == "adopting"
+    assert client.request.state.value == "taking over"
     assert finish(mesh, client) == "LENGTH"
     assert client.ids == whole(client)
     assert (len(mesh.submits), client.request.takeovers) == (1, 1)
@@ -585,7 +585,7 @@ def test_a_bug_ends_one_request_alone() -> None:
     mesh.settle(6)
     clients[0].request.on_link_lost = None  # type: ignore[assignment,method-assign]
     cut_home(mesh)
-    assert clients[0].request.end is not None and clients[0].request.end.outcome == "INTERNAL"
+    assert clients[0].request.outcome is not None and clients[0].request.outcome.name == "INTERNAL"
     finish(mesh, clients[1])
     assert clients[1].ids == whole(clients[1])
 
@@ -627,8 +627,8 @@ def test_a_bug_in_a_row_ends_its_request_alone(field: str, monkeypatch: pytest.M
         ROWS[field](message, 1)
     mesh.core.on_response(router, message, mesh.now_s)
     mesh.core.assert_consistent()
-    assert clients[0].request.end is not None and clients[0].request.end.outcome == "INTERNAL"
-    assert router.is_up and clients[1].request.end is None
+    assert clients[0].request.outcome is not None and clients[0].request.outcome.name == "INTERNAL"
+    assert router.is_up and clients[1].request.outcome is None
     finish(mesh, clients[1])
     assert clients[1].ids == whole(clients[1])
 
@@ -638,7 +638,7 @@ def test_a_bug_at_the_start_gives_the_place_back(monkeypatch: pytest.MonkeyPatch
     mesh = mesh_of(limit=1)
     monkeypatch.setattr(RequestSpec, "submission", None)
     client = begin(mesh)
-    assert client.request.end is not None and client.request.end.outcome == "INTERNAL"
+    assert client.request.outcome is not None and client.request.outcome.name == "INTERNAL"
     mesh.core.assert_consistent()
     assert not mesh.core.admitted.serving and not mesh.core.admitted.leaving
     assert not any(peer.slots for peer in mesh.core.peers)

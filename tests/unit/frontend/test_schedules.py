@@ -141,10 +141,10 @@ def check(schedule: Schedule, seed: int) -> list[str]:
         asked, request = client.spec, client.request
         whole = oracle(asked.prompt_ids, asked.max_output_tokens)
         have = [*asked.received_ids, *client.ids]
-        assert request.end is not None, f"seed={seed} {request} never ended"
+        assert request.outcome is not None, f"seed={seed} {request} never ended"
         assert have == whole[: len(have)], f"seed={seed} {request}"
-        outcomes.append(request.end.outcome)
-        if request.end.finish_reason in (
+        outcomes.append(request.outcome.name)
+        if request.outcome.finish_reason in (
             inference_pb2.FINISH_REASON_END_TOKEN,
             inference_pb2.FINISH_REASON_LENGTH,
         ):
