@@ -1,1 +1,1 @@
-"""What routers tell each other of their dispatches, so that each counts the work of all."""
+"""Gossip between peer routers about their dispatches, with anti-entropy digests, so that each router counts all work."""

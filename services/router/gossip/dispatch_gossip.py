@@ -1,6 +1,7 @@
-"""Tells the other routers what this one dispatched, and hears what they did, within some 10 ms.
+"""Publishes this router's dispatches to its peer routers, and reads theirs, within some 10 ms.
 
-A shell around `exchange`. What cannot be written is dropped: others see a little less until the next roll call.
+A shell around `exchange`. Messages that cannot be written are dropped. Peer routers see a little less until the next
+anti-entropy digest.
 """
 
 from __future__ import annotations
@@ -24,33 +25,33 @@ from services.router.placement.policy import DispatchEvent, Event
 log = logging.getLogger(__name__)
 
 FLUSH_S: Final = 0.003
-"""Between two writes, unless more is there than one can hold; a note after a pause goes at once."""
+"""Pause between two writes, unless an entry could not hold all messages. The first message after a pause leaves at once."""
 
 RETENTION_MS: Final = 10_000
-"""Entries older than this are trimmed: a reader that stood still for longer asks for what it missed."""
+"""Older entries are trimmed. A reader that stood still for longer sends repair requests for the entries it missed."""
 
 STREAM_TTL_S: Final = 60
-"""The stream goes so long after the last entry of the last router."""
+"""The stream expires this long after the last entry of any router."""
 
 ENTRIES_MAX: Final = 10_000
-"""Kept where the age of entries is not known yet, or does not tell."""
+"""Length bound of the stream, for a router that does not know the age of entries, or if the clock of Redis was set back."""
 
 READ_PAUSE_S: Final = 0.002
-"""After a read, so that many routers cost no read for each of their entries."""
+"""Pause after a read, so that many routers do not cost one read for each entry."""
 
 BLOCK_MS: Final = 500
 READ_COUNT: Final = 256
 OUTAGE_PAUSE_S: Final = 0.2
 TICK_S: Final = DIGEST_INTERVAL_S / 2
-"""Between two looks at who is silent and who did not answer; each second one calls the roll."""
+"""Period of failure detection and repair requests. Every second tick schedules a digest."""
 
 StreamId = tuple[int, int]
 
 
 class DispatchGossip:
-    """Owned by who calls `run`. `observe` gets the events of other routers; `note` takes our own.
+    """Runs as long as its owner's `run`. `observe` gets the events of peer routers; `publish` takes this router's events.
 
-    `known` and `has_replica`: see Neighbours.
+    `known` and `has_replica`: see PeerRouters.
     """
 
     def __init__(
@@ -77,17 +78,17 @@ class DispatchGossip:
         self._expire_at_s = 0.0
 
     def set_routers(self, boot_ids: Iterable[tuple[str, str]]) -> None:
-        """Name the live routers with their boot ids; what a router that is gone had dispatched is forgotten."""
+        """Set the live routers, by boot id. The dispatches of a lost router are forgotten."""
         self.exchange.set_routers(boot_ids, self._clock.now_s())
         self._wakeup.set()
 
     def publish(self, event: DispatchEvent) -> None:
-        """Tell the other routers. Never waits."""
+        """Queue `event` for the peer routers. Never waits."""
         if self.exchange.publish(event):
             self._wakeup.set()
 
     def is_caught_up(self) -> bool:
-        """True if what the others have dispatched is known here, as far as they tell."""
+        """Return True once the dispatches of the peer routers are known here, as far as these routers publish them."""
         return self.exchange.is_reading and self.peer_routers.is_caught_up(self._clock.now_s())
 
     async def run(self) -> None:
@@ -96,7 +97,7 @@ class DispatchGossip:
             for work, what, on_failure in (
                 (self._write, "dispatches-write", self._drop),
                 (self._read, "dispatches-read", self._stop_reading),
-                (self._tick, "dispatches-look", _no_cleanup),
+                (self._tick, "dispatches-tick", _no_cleanup),
             ):
                 tasks.create_task(
                     persist(work, what, pause_s=OUTAGE_PAUSE_S, on_failure=on_failure), name=what
@@ -126,7 +127,7 @@ class DispatchGossip:
                 self._unwritten = None
                 if self._clock.now_s() >= self._expire_at_s:
                     await self._redis.execute("EXPIRE", self._stream, STREAM_TTL_S)
-                    # If the clock of Redis was set back, no entry ages until it is where it was.
+                    # If the clock of Redis was set back, no entry ages until the clock is where it was.
                     await self._redis.execute("XTRIM", self._stream, "MAXLEN", "~", ENTRIES_MAX)
                     self._expire_at_s = self._clock.now_s() + STREAM_TTL_S / 4
                 await asyncio.sleep(pause_s)
@@ -138,11 +139,11 @@ class DispatchGossip:
             "MINID",
             "~",
             max(0, self._position[0] - RETENTION_MS),
-        )  # by the clock of Redis, whatever ours says
+        )  # by the clock of Redis, whatever the local clock says
 
     def _drop(self) -> None:
         unwritten, self._unwritten = self._unwritten, None
-        self._expire_at_s = 0.0  # a Redis that comes back empty knows nothing of it
+        self._expire_at_s = 0.0  # a Redis that restarts empty has no expiry for the stream
         self.exchange.drop(unwritten)
         self._wake_writer()
 
@@ -174,7 +175,7 @@ class DispatchGossip:
             self._wakeup.set()
 
     async def _find_position(self) -> None:
-        """Start at the end of the stream, unless the place we were at is still in it: a new Redis may count from less."""
+        """Start at the end of the stream, unless it still contains the position. A new Redis may count from less."""
         last = await self._redis.execute("XREVRANGE", self._stream, "+", "-", "COUNT", 1)
         end = parse_stream_id(last[0][0]) if last else (0, 0)
         if self._position is None or end < self._position:
@@ -185,8 +186,8 @@ class DispatchGossip:
             await self._yielder.run_slices(self.exchange.applying(data, read_s))
         except GossipError as error:
             self.unreadable_total += 1
-            log.warning("notes of a router cannot be read: %s", error)
+            log.warning("a gossip entry cannot be read: %s", error)
 
 
 def _no_cleanup() -> None:
-    """Nothing is to be brought in order."""
+    """Do nothing on failure."""

@@ -1,4 +1,4 @@
-"""One router's side of what routers tell each other: which entry is written next, and what one that is read means. Pure."""
+"""The gossip protocol of one router: chooses the next entry to write, and applies the entries that are read. Pure."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from services.router.gossip.propagation_delay import PropagationDelay
 from services.router.placement.policy import DISPATCH_LIFE_S, Dispatched, DispatchEvent, Finished, Started
 
 WAITING_MAX: Final = 8 * MESSAGES_MAX
-"""Notes that wait to be written; the oldest are dropped beyond it."""
+"""Messages that wait to be written. The oldest are dropped beyond it."""
 
 ENTRY_MESSAGES_MAX: Final = MESSAGES_MAX // 4
-"""Notes in one entry: it is encoded and decoded in one go, in some milliseconds."""
+"""Messages in one entry. An entry is encoded and decoded without a yield, in some milliseconds."""
 
 HASHES_MAX: Final = 8192
-"""Blocks named in one entry, unless a single note names more: 64 kB."""
+"""Block hashes in one entry, unless a single message has more: 64 kB."""
 
 
 class Exchange:
-    """Own notes come in by `message`; `next_entry` is what is to be written, `applying` takes what is read.
+    """`publish` takes this router's events, `next_entry` returns the entry to write, and `applying` takes the entries read.
 
-    While there is no other router nothing is written but answers to one that starts.
+    Without peer routers, only answers to a starting router are written.
     """
 
     def __init__(self, router: str, boot_id: str, peer_routers: PeerRouters) -> None:
@@ -36,24 +36,24 @@ class Exchange:
         self.dropped_total = 0
         """Dispatches, starts and finishes that were not written."""
         self.is_reading = False
-        """True while answers would be read."""
+        """True while the stream is read, so that an answer to a repair request would arrive."""
         self._router = router
         self._boot_id = boot_id
         self._waiting: deque[Message] = deque()
         self._is_digest_due = False
         self._is_full_digest_due = False
-        """The next roll call ends an answer to one who asked for all."""
+        """The next digest ends an answer to a repair request for everything."""
         self._seq = 0
 
     def set_routers(self, boot_ids: Iterable[tuple[str, str]], now_s: float) -> None:
-        """Name the live routers with their boot ids; what a router that is gone had dispatched is forgotten."""
+        """Set the live routers, by boot id. The dispatches of a lost router are forgotten."""
         self.peer_routers.set_routers(
             {name: boot_id for name, boot_id in boot_ids if name != self._router}, now_s
         )
         self.schedule_digest()
 
     def publish(self, event: DispatchEvent) -> bool:
-        """Take what happened here; True if there is somebody to tell."""
+        """Record an event of this router. Return True if there are peer routers to tell."""
         self.open.record(event)
         if not len(self.peer_routers):
             return False
@@ -64,11 +64,11 @@ class Exchange:
         return True
 
     def schedule_digest(self) -> None:
-        """Tell with the next entry all that is open."""
+        """Send a digest of all open dispatches with the next entry."""
         self._is_digest_due = len(self.peer_routers) > 0
 
     def drop(self, unwritten: Entry | None) -> None:
-        """What waits cannot be written, nor could the entry `unwritten`: the next roll call tells it."""
+        """Drop the waiting messages, and the entry `unwritten` that Redis refused. The next digest repairs the loss."""
         lost = (*self._waiting, *(unwritten.messages if unwritten is not None else ()))
         self.dropped_total += sum(isinstance(message, Dispatched | Started | Finished) for message in lost)
         self._waiting.clear()
@@ -76,22 +76,21 @@ class Exchange:
         self.schedule_digest()
 
     def has_more(self, now_s: float) -> bool:
-        """True if `next_entry` would return one."""
+        """Return True if `next_entry` would return an entry."""
         return bool(self._waiting or self._is_digest_due or self.peer_routers.requested_ids) or (
             self.is_reading and self.peer_routers.has_repair_requests(now_s)
         )
 
     @property
     def has_rest(self) -> bool:
-        """True right after `next_entry` if its entry could not hold all."""
+        """Return True right after `next_entry` if its entry could not hold all messages."""
         return bool(self._waiting)
 
     def next_entry(self, now_s: float) -> Entry | None:
-        """Return what is to be written now. The roll is called last: everything on it was told before."""
+        """Return the entry to write now. A digest goes last, after all dispatches that it lists."""
         requested_ids = self.peer_routers.requested_ids
-        if (
-            self._is_full_digest_due
-        ):  # it is being told: who came late hears at the end what it misses, and asks for that
+        if self._is_full_digest_due:
+            # The full answer is being sent. A router that asked late finds at its end what it misses, and asks for that.
             requested_ids.discard(ALL_IDS)
         if requested_ids:
             if ALL_IDS in requested_ids:
@@ -127,7 +126,7 @@ class Exchange:
         return messages.encode(entry, now_s)
 
     def applying(self, data: bytes, now_s: float) -> Generator[None, None, None]:
-        """Take an entry that was read, note by note; own ones come back too. Raises NoteError."""
+        """Apply an entry that was read, message by message. Own entries come back too. Raises GossipError."""
         if messages.is_of(data, self._router):
             seq = messages.seq_of(data, self._router, self._boot_id)
             if seq is not None:

@@ -1,20 +1,20 @@
-"""What routers tell each other about their dispatches, as bytes in Redis.
+"""Gossip messages about dispatches, as bytes in Redis.
 
-Pure. Any bytes decode to a value or raise NoteError. All numbers are little-endian. Times travel as ages at sending: no
-host's clock means anything to another.
+Pure. Any bytes decode to a value or raise GossipError. All numbers are little-endian. Times travel as ages at sending,
+because the clocks of two hosts are never compared.
 
-    entry       "KVD2" router:text boot:text seq:u64 count:u16 count * note
+    entry       "KVD2" router:text boot:text seq:u64 count:u16 count * message
     dispatched  0x01 request:16 age_us:u64 replica:text prefill_us:u64 tokens:u32 blocks:u32 blocks * hash:u64 precedence
-    precedence  is_known:u8 band:u8 is_resumed:u8 priority:i32 weight:f64 size:u16 tenant:size (UTF-8)
+    precedence  is_known:u8 priority_class:u8 is_resumed:u8 priority:i32 weight:f64 size:u16 tenant:size (UTF-8)
     started     0x02 request:16 age_us:u64
     finished    0x03 request:16 has_hit:u8 hit
     hit         cached_tokens:u32 computed_tokens:u32 cached_blocks:u32 prefill_us:u64
-    roll call   0x04 is_full:u8 replicas:u16 replicas * (replica:text open:u32 open * (request:16 started_age_us:u64))
-    ask         0x05 router:text boot:text requests:u16 requests * request:16
+    digest      0x04 is_full:u8 replicas:u16 replicas * (replica:text open:u32 open * (request:16 started_age_us:u64))
+    repair      0x05 router:text boot:text requests:u16 requests * request:16
     measured    0x06 age_us:u64 replica:text hit
     text        length:u8 UTF-8
 
-`started_age_us` is NOT_STARTED for a prompt that waits. An ask without requests asks for all.
+`started_age_us` is NOT_STARTED for a prompt that waits. A repair request without requests asks for all of them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from services.router.placement.precedence import DEFAULT_PRECEDENCE, Precedence
 FIELD: Final = b"b"
 MESSAGES_MAX: Final = 1024
 AGE_MAX_S: Final = 3600.0
-"""Ages and estimates are cut to this: no prompt takes longer."""
+"""Bound of ages and estimates: no prompt takes longer."""
 
 NOT_STARTED: Final = (1 << 64) - 1
 _MAGIC: Final = b"KVD2"
@@ -40,31 +40,31 @@ _PRECEDENCE: Final = "<BBBidH"
 _U32_MAX: Final = (1 << 32) - 1
 _I32_MAX: Final = (1 << 31) - 1
 _TENANT_MAX: Final = 1024
-"""Bytes; what is behind them does not decide any order."""
+"""Bytes. The rest of a longer name does not decide any order."""
 
 
 class GossipError(ValueError):
-    """The bytes are no notes of ours; says what is wrong."""
+    """The bytes are no gossip message; the text says what is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """All that a router has dispatched and not finished."""
+    """Anti-entropy digest: all open dispatches of a router."""
 
     open: Mapping[str, Mapping[str, float | None]]
-    """Replica -> request id -> when its engine had it; None: it waits."""
+    """Replica -> request id -> time at which its engine got it; None: it waits."""
     is_full: bool = False
-    """All of it, and what was measured lately, was told right before."""
+    """True if all open dispatches and the latest measured prompts were sent right before it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RepairRequest:
-    """Somebody misses dispatches of the process `boot_id` of `router`."""
+    """Repair request: asks the process `boot_id` of `router` to send dispatches again."""
 
     router: str
     boot_id: str
     request_ids: tuple[str, ...] = ()
-    """None named: all."""
+    """Requests that are missing; empty: all."""
 
 
 NO_HIT: Final = Hit(0, 0, 0, 0.0)
@@ -74,7 +74,7 @@ Message = DispatchEvent | Measured | Digest | RepairRequest
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Some consecutive notes of one router. Times in them are of the clock of whoever writes, or reads, them."""
+    """Consecutive messages of one router. Their times are of the clock of the process that writes or reads them."""
 
     router: str
     boot_id: str
@@ -84,7 +84,7 @@ class Entry:
 
 
 def encode(entry: Entry, now_s: float) -> bytes:
-    """Return `entry`, with at most MESSAGES_MAX notes, as bytes to be sent now."""
+    """Return `entry`, with at most MESSAGES_MAX messages, as bytes to be sent now."""
     parts = [
         *(_MAGIC, _text(entry.router), _text(entry.boot_id)),
         struct.pack("<QH", entry.seq, len(entry.messages)),
@@ -122,12 +122,12 @@ def encode(entry: Entry, now_s: float) -> bytes:
 
 
 def is_of(data: bytes, router: str) -> bool:
-    """True if `data` is an entry of `router`, told without reading it."""
+    """Return True if `data` is an entry of `router`, without decoding it."""
     return data.startswith(_MAGIC + _text(router))
 
 
 def seq_of(data: bytes, router: str, boot_id: str) -> int | None:
-    """Return the number of the entry in `data` if it is of that process, told without reading it."""
+    """Return the number of the entry in `data` if it is of that process, without decoding it."""
     head = _MAGIC + _text(router) + _text(boot_id)
     if not data.startswith(head) or len(data) < len(head) + 8:
         return None
@@ -135,14 +135,14 @@ def seq_of(data: bytes, router: str, boot_id: str) -> int | None:
 
 
 def decode(data: bytes, now_s: float, life_s: float, propagation_s: float = 0.0) -> Entry:
-    """Return the entry in `data`, read at `now_s` and sent `propagation_s` before; dispatches are forgotten `life_s` later.
+    """Return the entry in `data`, read at `now_s` and sent `propagation_s` before. Its dispatches expire `life_s` later.
 
-    Raises NoteError.
+    Raises GossipError.
     """
     try:
         return _Reader(data, now_s, life_s, propagation_s).entry()
     except (struct.error, UnicodeDecodeError, IndexError) as error:
-        raise GossipError(f"notes of {len(data)} bytes cannot be read: {error}") from None
+        raise GossipError(f"gossip entry of {len(data)} bytes cannot be read: {error}") from None
 
 
 class _Reader:
@@ -155,14 +155,14 @@ class _Reader:
 
     def entry(self) -> Entry:
         if self._take(4) != _MAGIC:
-            raise GossipError(f"notes start with {self._data[:4]!r}; {_MAGIC!r} is needed")
+            raise GossipError(f"gossip entry starts with {self._data[:4]!r}; {_MAGIC!r} is needed")
         router, boot_id = self._text(), self._text()
         seq, count = self._numbers("<QH")
         if count > MESSAGES_MAX:
-            raise GossipError(f"{count} notes; {MESSAGES_MAX} are allowed")
+            raise GossipError(f"gossip entry has {count} messages; up to {MESSAGES_MAX} are allowed")
         messages = [self._message(router) for _ in range(count)]
         if self._at != len(self._data):
-            raise GossipError(f"{len(self._data) - self._at} bytes follow the notes")
+            raise GossipError(f"{len(self._data) - self._at} bytes follow the last message")
         return Entry(router, boot_id, seq, messages)
 
     def _message(self, router: str) -> Message:
@@ -188,7 +188,7 @@ class _Reader:
         if kind == b"\x06":
             at_s, replica = self._time(), self._text()
             return Measured(replica, self._hit(), at_s)
-        raise GossipError(f"note is of kind {kind!r}; 1 to 6 is allowed")
+        raise GossipError(f"gossip message is of kind {kind!r}; 1 to 6 is allowed")
 
     def _hit(self) -> Hit:
         cached_tokens, computed_tokens, cached_blocks, prefill_us = self._numbers(_HIT)
@@ -237,7 +237,7 @@ class _Reader:
     def _take(self, size: int) -> bytes:
         end = self._at + size
         if end > len(self._data):
-            raise GossipError(f"notes are cut at byte {len(self._data)}")
+            raise GossipError(f"gossip entry is cut at byte {len(self._data)}")
         part, self._at = self._data[self._at : end], end
         return part
 

@@ -1,4 +1,4 @@
-"""What this router has dispatched and not finished, and what its last prompts took, as it tells it to others. Pure."""
+"""The open dispatches of this router, and its last measured prompts, as peer routers are told of them. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from services.router.gossip.messages import Digest
 from services.router.placement.policy import Dispatched, DispatchEvent, Finished, Measured, Started
 
 MEASURED_MAX: Final = 64
-"""Measured prompts that a router which starts is told: estimates need some, and old ones say little."""
+"""Measured prompts that a starting router gets. Estimates need some, and old ones say little."""
 
 
 @dataclass(slots=True)
@@ -21,18 +21,18 @@ class _Open:
 
 
 class OpenDispatches:
-    """Hears every note of this router; each dispatch is open until its finish."""
+    """Takes every event of this router. A dispatch is open until its finish."""
 
     def __init__(self) -> None:
         self.measured: deque[Measured] = deque(maxlen=MEASURED_MAX)
-        """The last prompts whose seconds are known, the oldest first."""
+        """The last prompts with measured seconds, the oldest first."""
         self._open: dict[str, _Open] = {}
 
     def __len__(self) -> int:
         return len(self._open)
 
     def record(self, event: DispatchEvent) -> None:
-        """Take what happened."""
+        """Record an event."""
         match event:
             case Dispatched():
                 self._open[event.request_id] = _Open(event)
@@ -46,7 +46,7 @@ class OpenDispatches:
                     self.measured.append(Measured(ended.dispatched.replica, event.hit, event.at_s))
 
     def digest(self, *, is_full: bool) -> Digest:
-        """Return all that is open now."""
+        """Return a digest of all open dispatches."""
         replicas: dict[str, dict[str, float | None]] = {}
         for request_id, one in self._open.items():
             started_s = one.started.at_s if one.started is not None else None
@@ -54,11 +54,11 @@ class OpenDispatches:
         return Digest(replicas, is_full)
 
     def request_ids(self) -> list[str]:
-        """Return the requests that are open, the oldest first."""
+        """Return the open requests, the oldest first."""
         return list(self._open)
 
     def events_of(self, request_ids: Iterable[str]) -> list[DispatchEvent]:
-        """Return the notes of those of `request_ids` that are open."""
+        """Return the events of the open dispatches among `request_ids`."""
         events: list[DispatchEvent] = []
         for request_id in request_ids:
             one = self._open.get(request_id)

@@ -1,8 +1,8 @@
-"""What this router believes of the dispatches of others, and how it finds out what it missed. Pure.
+"""The dispatches of peer routers as known here, with the detection and repair of missed messages (anti-entropy). Pure.
 
-Notes may be lost: a Redis that was away, a reader that stood still. Each router calls its roll several times in what a
-prompt takes; whoever hears it forgets what is not on it and asks for what it does not know. A router that is not heard
-has no dispatches: if it lives, they come back with its next roll call.
+Messages may be lost, while Redis is unavailable or a reader stands still. Each router sends a digest of its open dispatches
+twice a second. A receiver forgets dispatches that are not in the digest, and sends a repair request for unknown ones. A
+silent router counts as having no dispatches. If it is alive, its next digest restores them.
 """
 
 from __future__ import annotations
@@ -16,38 +16,38 @@ from services.router.placement.backlog import Backlog
 from services.router.placement.policy import Dispatched, Event, Finished, Measured, RouterGone, Started
 
 DIGEST_INTERVAL_S: Final = 0.5
-"""Between two roll calls of a router."""
+"""Period of a router's digests."""
 
 SILENT_S: Final = 3 * DIGEST_INTERVAL_S
-"""A router that was not heard for this long is taken for dead."""
+"""Failure detector: a router without a message for this long counts as lost."""
 
 REPAIR_RETRY_S: Final = 0.25
-"""An ask that was not answered is repeated after this."""
+"""An unanswered repair request is repeated after this."""
 
 SYNC_TIMEOUT_S: Final = 0.5
-"""A new router waits this long for what the others have to tell before it takes requests."""
+"""A new router waits this long for the state of the others before it takes requests."""
 
 REPAIR_IDS_MAX: Final = 256
-"""Who misses more asks for all."""
+"""A router that misses more requests everything."""
 
 ALL_IDS: Final = ""
 
 
 class KnownDispatch(Protocol):
-    """A dispatch of another router that is counted here."""
+    """A dispatch of a peer router that is counted here."""
 
     @property
     def replica(self) -> str:
-        """Where."""
+        """Replica of the dispatch."""
 
     @property
     def is_started(self) -> bool:
-        """True if its engine has it."""
+        """True if its engine has the prompt."""
 
 
 @dataclass(slots=True)
 class _Router:
-    """Another router's process."""
+    """The process of a peer router."""
 
     name: str
     boot_id: str
@@ -56,18 +56,18 @@ class _Router:
     seq: int = 0
     is_silent: bool = False
     has_synced: bool = False
-    """It told all it has, and nothing of it was left aside."""
+    """True once all its open dispatches were applied here."""
     needs_all: bool = True
     missing_ids: set[str] = field(default_factory=set)
     repair_requested_s: float = float("-inf")
 
 
 class PeerRouters:
-    """Hears entries and tells the policy, by `observe`.
+    """Reads the entries of peer routers and passes their events to the policy, by `observe`.
 
-    `known` returns the dispatches of a router that are counted here, by request id; it may change with what is observed.
-    It is the one memory of them, so that whatever else was forgotten there comes back. Dispatches to replicas that
-    `has_replica` denies are left aside until they are known.
+    `known` returns the counted dispatches of a router by request id, and may change with each observed event. It is the
+    only memory of these dispatches, so an entry that was forgotten there for any reason returns. Dispatches to replicas
+    that `has_replica` denies are skipped until the replica is known.
     """
 
     def __init__(
@@ -79,11 +79,12 @@ class PeerRouters:
         has_replica: Callable[[str], bool],
     ) -> None:
         self.gap_total = 0
-        """Entries of others that were missed."""
+        """Entries of peer routers that were missed."""
         self.repaired_total = 0
-        """Dispatches, starts and finishes of others that were found out by a roll call."""
+        """Dispatches, starts and finishes of peer routers that a digest revealed."""
         self.requested_ids: set[str] = set()
-        """Dispatches of this router that others ask for, ALL for each of them; the caller answers and clears it."""
+        """Own dispatches that peer routers ask for; ALL_IDS stands for all of them. The caller answers and clears the set.
+        """
         self._router = router
         self._boot_id = boot_id
         self._observe = observe
@@ -95,7 +96,7 @@ class PeerRouters:
         return len(self._routers)
 
     def set_routers(self, boot_ids: Mapping[str, str], now_s: float) -> None:
-        """Name the other routers that live; what one that is gone had dispatched is forgotten."""
+        """Set the other live routers. The dispatches of a lost router are forgotten."""
         for name, one in list(self._routers.items()):
             if boot_ids.get(name) != one.boot_id:
                 del self._routers[name]
@@ -105,7 +106,7 @@ class PeerRouters:
                 self._routers[name] = _Router(name, boot_id, now_s, now_s)
 
     def applying(self, entry: Entry, now_s: float) -> Generator[None, None, None]:
-        """Take an entry note by note; anything else may happen in between."""
+        """Apply an entry message by message. Other events may be observed between two messages."""
         if entry.router == self._router:
             return
         for message in entry.messages:
@@ -113,7 +114,7 @@ class PeerRouters:
                 self._router,
                 self._boot_id,
             ):
-                # Answered whoever asks: who starts is not known here yet.
+                # Answered for any sender, because a router that starts is not known here yet.
                 self.requested_ids.update(message.request_ids or (ALL_IDS,))
         one = self._routers.get(entry.router)
         if one is None or one.boot_id != entry.boot_id or entry.seq <= one.seq:
@@ -125,7 +126,7 @@ class PeerRouters:
         one.is_silent = False
         for message in entry.messages:
             if self._routers.get(one.name) is not one:
-                return  # what is left of it is of a router that is gone
+                return  # the rest is of a router that is lost
             match message:
                 case Dispatched():
                     if self._has_replica(message.replica) and not self._is_duplicate(one, message):
@@ -135,13 +136,13 @@ class PeerRouters:
                     self._observe(message)
                 case Measured():
                     if one.needs_all and self._has_replica(message.replica):
-                        self._observe(message)  # later ones were heard with their finishes
+                        self._observe(message)  # later measurements came with the finishes
                 case Digest():
                     self._apply_digest(one, message, now_s)
             yield
 
     def _is_duplicate(self, one: _Router, message: Dispatched) -> bool:
-        """True if it is known as it is: somebody else had asked for it."""
+        """Return True for a known dispatch, which another router had asked for."""
         here = self._known(one.name).get(message.request_id)
         return (
             here is not None and here.replica == message.replica and message.request_id not in one.missing_ids
@@ -149,7 +150,7 @@ class PeerRouters:
 
     def _apply_digest(self, one: _Router, digest: Digest, now_s: float) -> None:
         if one.needs_all and not digest.is_full:
-            return  # the answer is on its way, or will be asked for again
+            return  # the answer is on its way, or will be requested again
         known = self._known(one.name)
         listed: set[str] = set()
         missing_ids: set[str] = set()
@@ -175,18 +176,18 @@ class PeerRouters:
         one.has_synced = one.has_synced or (digest.is_full and has_all and not missing_ids)
 
     def detect_failures(self, now_s: float) -> None:
-        """Forget what routers had dispatched that are not heard any more."""
+        """Forget the dispatches of routers that are silent."""
         for one in self._routers.values():
             if not one.is_silent and now_s - one.heard_s > SILENT_S:
                 one.is_silent = True
                 self._observe(RouterGone(one.name))
 
     def has_repair_requests(self, now_s: float) -> bool:
-        """True if `repair_requests` would return some."""
+        """Return True if `repair_requests` would return some."""
         return any(_needs_repair(one, now_s) for one in self._routers.values())
 
     def repair_requests(self, now_s: float) -> list[RepairRequest]:
-        """Return what is to be asked now."""
+        """Return the repair requests to send now."""
         repair_requests = []
         for one in self._routers.values():
             if _needs_repair(one, now_s):
@@ -198,12 +199,12 @@ class PeerRouters:
         return repair_requests
 
     def is_caught_up(self, now_s: float) -> bool:
-        """True if every other router has told what it has at replicas known here, or had the time for it."""
+        """Return True if every peer router has sent its dispatches to the replicas known here, or had the time to do so."""
         return all(one.has_synced or now_s - one.since_s > SYNC_TIMEOUT_S for one in self._routers.values())
 
     @property
     def silent_count(self) -> int:
-        """Routers that hold a lease and are not heard."""
+        """Routers that hold a lease and are silent."""
         return sum(one.is_silent for one in self._routers.values())
 
 
@@ -216,5 +217,5 @@ def _needs_repair(one: _Router, now_s: float) -> bool:
 
 
 def known_dispatches(backlog: Backlog) -> Callable[[str], Mapping[str, KnownDispatch]]:
-    """Return the `known` of Neighbours that reads `backlog`."""
+    """Return the `known` of PeerRouters that reads `backlog`."""
     return backlog.by

@@ -1,7 +1,7 @@
-"""How long an entry is under way between routers: from being encoded until it is read. Pure.
+"""Propagation delay of a gossip entry between routers, from its encoding until it is read. Pure.
 
-A router reads its own entries where it reads those of others, and takes the time that its own ones were under way for that
-of all. So no clock of another machine matters.
+A router reads its own entries from the same stream, and takes their delay for that of all entries. No clock of another
+machine is compared.
 """
 
 from __future__ import annotations
@@ -10,27 +10,27 @@ from collections import deque
 from typing import Final
 
 SAMPLES: Final = 9
-"""The middle one of so many tells: one stall is not the rule."""
+"""The median of this many delays counts, so that one stall does not change it."""
 
 IN_TRANSIT_MAX: Final = 4096
-"""Entries under way at once, of which the time is known."""
+"""Entries in transit with a known time of sending."""
 
 
 class PropagationDelay:
-    """Hears of each own entry that is written, and that is read. Some are never read."""
+    """Measures the delay between the writing and the reading of own entries. Some are never read."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        """What an entry takes, as of late; 0 before any was read."""
+        """The present estimate of the delay; 0 before any entry was read."""
         self._sent: deque[tuple[int, float]] = deque(maxlen=IN_TRANSIT_MAX)
         self._samples: deque[float] = deque(maxlen=SAMPLES)
 
     def sent(self, seq: int, now_s: float) -> None:
-        """The entry `seq`, the highest so far, is encoded now."""
+        """Record that the entry `seq`, the highest so far, is encoded now."""
         self._sent.append((seq, now_s))
 
     def read(self, seq: int, now_s: float) -> None:
-        """The entry `seq` is read now. Those before it were lost, or it is read again."""
+        """Record that the entry `seq` is read now. Earlier unread entries were lost; a second read is ignored."""
         while self._sent and self._sent[0][0] <= seq:
             number, sent_s = self._sent.popleft()
             if number == seq:
