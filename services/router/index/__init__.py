@@ -1,1 +1,1 @@
-"""Which replica has which blocks of a prompt in cache, and which it will have soon."""
+"""The router's prefix index: the blocks that each replica has in cache, and will have soon."""

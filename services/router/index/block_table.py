@@ -1,8 +1,8 @@
-"""Which replicas hold a block: a mask per hash, within a bound on the number of blocks.
+"""The blocks of all replicas: a mask of replicas per block hash, within a bound on the number of blocks.
 
-Pure. Shards, because one big dict stalls for 100s of ms when it grows. The high 12 bits of a hash name the shard, the
-others are the key: an integer of 52 bits takes 16 bytes less than one of 64. Everything long is offered in slices of about
-a millisecond.
+Pure. The table is sharded, because one large dict stalls for 100s of ms when it grows. The high 12 bits of a hash select
+the shard, the others are the key. An integer of 52 bits takes 16 bytes less than one of 64 bits. Long operations run in
+slices of about a millisecond.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ SHARDS: Final = 4096
 KEY: Final = (1 << 52) - 1
 GROW_BLOCKS: Final = 256
 SAMPLE_BLOCKS: Final = 1 << 14
-"""Blocks by which is judged what the cheapest ones are worth."""
+"""Sample size for the distribution of eviction scores."""
 
 
 class BlockTable:
-    """`shards[hash >> 52][hash & KEY]` is the mask of who holds the block; blocks that nobody holds are not there."""
+    """`shards[hash >> 52][hash & KEY]` is the mask of the replicas that hold the block. Blocks without a replica are
+    absent."""
 
     def __init__(self, blocks_max: int) -> None:
         self.shards: list[dict[int, int]] = [{} for _ in range(SHARDS)]
@@ -30,40 +31,40 @@ class BlockTable:
         self.counts: list[int] = []
         """Blocks with a bit set, by the number of the bit."""
         self.partial = 0
-        """Bits of replicas that hold more than the table says: some of their blocks were evicted."""
+        """Bits of replicas that hold more than the table says, because some of their blocks were evicted here."""
         self.block_count = 0
         self.changes = 0
-        """Counts whatever changes a mask."""
+        """Counts every change of a mask."""
         self.evicted_total = 0
-        """Blocks that were given up, or not taken from a snapshot, because of the bound."""
+        """Blocks that were evicted, or not taken from a snapshot, because of the bound."""
         self._blocks_max = blocks_max
         self._scores = EvictionScores()
         self._announced = 0
         self._floor = 0
-        """What was evicted the last time was not worth more than this."""
+        """The highest eviction score of the last eviction."""
 
     @property
     def is_over(self) -> bool:
-        """True if there are more blocks than the bound allows."""
+        """Return True if there are more blocks than the bound allows."""
         return self.block_count > self._blocks_max
 
     @property
     def is_far_over(self) -> bool:
-        """True if eviction cannot wait."""
+        """Return True if eviction cannot wait."""
         return self.block_count > self._blocks_max + self._blocks_max // 16
 
     @property
     def needs_more_slots(self) -> bool:
-        """True if what blocks are worth is told apart too coarsely: see `grow`. Of less than half the bound nobody asks."""
+        """Return True if too many blocks share a score slot: see `grow`. Below half of the bound the answer is False."""
         expected = self._expected_count()
         return 2 * expected > self._blocks_max and self._scores.needs_more_slots(expected)
 
     def announce(self, blocks: int) -> None:
-        """So many more may come soon: what they are worth is told apart from the first on."""
+        """Announce that `blocks` more may come soon, so that score slots for them are made in time."""
         self._announced = max(self._announced, self.block_count + blocks)
 
     def grow(self) -> Iterator[None]:
-        """Have slots enough to tell apart what blocks are worth; what is known moves there shard by shard."""
+        """Make enough slots to separate the scores of blocks. Known scores are copied shard by shard."""
         old, new = self._scores, EvictionScores(self._expected_count())
         self._scores = new
         old_slots, new_slots, old_last, new_last = old.slots, new.slots, old.last, new.last
@@ -77,13 +78,13 @@ class BlockTable:
                 yield
 
     def add_bit(self, number: int) -> None:
-        """Count blocks of bit `number`, too."""
+        """Count the blocks of bit `number`, too."""
         self.counts += [0] * (number + 1 - len(self.counts))
 
     def store(self, hashes: Sequence[int], number: int, score: int = USED) -> int:
-        """Set bit `number` for `hashes` and return for how many it was not set.
+        """Set bit `number` for `hashes`. Return for how many it was not set.
 
-        Blocks worth no more than what has just been evicted are not taken in, unless they are there already.
+        A new block is refused if its score is not above that of the last evicted blocks.
         """
         shards, known, slots, last = self.shards, self.masks.known, self._scores.slots, self._scores.last
         bit = 1 << number
@@ -120,7 +121,7 @@ class BlockTable:
         return added + fresh
 
     def remove(self, hashes: Sequence[int], number: int) -> int:
-        """Clear bit `number` for `hashes` and return for how many it was set."""
+        """Clear bit `number` for `hashes`. Return for how many it was set."""
         shards, known, bit = self.shards, self.masks.known, 1 << number
         removed = gone = 0
         self.changes += 1
@@ -146,7 +147,7 @@ class BlockTable:
         return removed
 
     def sweep(self, dead: int) -> Iterator[None]:
-        """Clear the bits of `dead` everywhere, shard by shard. Nobody may set them meanwhile."""
+        """Clear the bits of `dead` everywhere, shard by shard. These bits must not be set meanwhile."""
         known = self.masks.known
         for index, shard in self._filled():
             touched = [(key, mask & ~dead) for key, mask in shard.items() if mask & dead]
@@ -163,14 +164,14 @@ class BlockTable:
             self.counts[number] = 0
 
     def forget(self, mask: int) -> None:
-        """The bits of `mask`, which no block has, will be others'."""
+        """Forget the state of the bits of `mask`, which no block has any more. The bits may be allocated again."""
         self.partial &= ~mask
 
     def evict(self) -> Iterator[None]:
-        """Give up the blocks that are worth least until 7/8 of the bound are left, shard by shard.
+        """Evict the blocks with the lowest score, shard by shard, until 7/8 of the bound are left.
 
-        Among equals the youngest of a shard go first: children come after their parents. A block that stays without its
-        parent does no harm: its holder has the parent, too, and a lookup finds it or finds less.
+        Among equal scores the youngest of a shard go first, because children come after their parents. A block that stays
+        without its parent does no harm. Its holder has the parent too, and a lookup finds the block or finds less.
         """
         yield from self._scores.age()
         seen = yield from self._sample()
@@ -196,7 +197,7 @@ class BlockTable:
             yield
 
     def _sample(self) -> Generator[None, None, list[int]]:
-        """Return how many blocks are worth how much, among some that stand for all."""
+        """Return the number of blocks per eviction score, in a sample of the shards."""
         seen = [0] * (USED + 1)
         total = 0
         for shard in filter(None, self.shards):
@@ -220,7 +221,7 @@ class BlockTable:
     def _shrink(self, index: int, removed: int) -> None:
         shard = self.shards[index]
         if removed > len(shard) // 32:
-            self.shards[index] = {**shard}  # a dict does not shrink by itself, and grows for what was removed
+            self.shards[index] = {**shard}  # a dict does not shrink by itself, and grows for removed keys
 
     def _filled(self) -> Iterator[tuple[int, dict[int, int]]]:
         return ((index, shard) for index, shard in enumerate(self.shards) if shard)
@@ -245,7 +246,7 @@ class BlockTable:
 
 
 def _cut(seen: Sequence[int], share: float) -> tuple[int, float]:
-    """Return what blocks are worth that go, all below and some share of those at it, so that `share` of all go."""
+    """Return the cut score of an eviction of `share` of the blocks, and the share of blocks with this score that go."""
     wanted = share * sum(seen)
     below = 0
     for score, count in enumerate(seen):

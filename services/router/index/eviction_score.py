@@ -1,9 +1,9 @@
-"""What blocks are worth keeping: a byte for each, found by its hash, higher for what was used more recently.
+"""Eviction scores of blocks: a byte per block, found by its hash, higher for recent use (an approximate LRU).
 
-Pure. Blocks that share a byte are worth what the best of them is: eviction then spares one block too many.
+Pure. Blocks that share a byte have the highest of their scores. Eviction then spares one block too many.
 
     0              unknown
-    1 to 127       loaded with a snapshot and not used since; its first blocks, ancestors of others, are worth more
+    1 to 127       loaded with a snapshot and not used since; its first blocks, ancestors of others, have higher scores
     128 to 255     used: 255 since the last eviction, one less for each eviction after it
 """
 
@@ -25,33 +25,33 @@ _AGED: Final = bytes(value - (value > LOADED_MAX + 1) for value in range(256))
 
 
 def loaded(position: int, total: int) -> int:
-    """Return what the block at `position` of a snapshot of `total` blocks is worth."""
+    """Return the score of the block at `position` of a snapshot of `total` blocks."""
     return LOADED_MAX - position // loaded_step(total)
 
 
 def loaded_step(total: int) -> int:
-    """Return how many neighbours in a snapshot of `total` blocks are worth the same."""
+    """Return how many consecutive blocks in a snapshot of `total` blocks have the same score."""
     return total // LOADED_MAX + 1
 
 
 class EvictionScores:
-    """`slots[key & last]` is what the block with `key` is worth."""
+    """`slots[key & last]` is the score of the block with `key`."""
 
     def __init__(self, blocks: int = 0) -> None:
-        """Have slots for `blocks`, 2 to 4 for each."""
+        """Allocate slots for `blocks`, 2 to 4 for each."""
         size = SLOTS_MIN
         while size < SLOTS_PER_BLOCK * blocks:
             size *= 2
-        # Of the kernel, page by page when they are touched: a bytearray writes all of its zeros at once.
+        # Memory of the kernel, mapped page by page at the first access: a bytearray writes all of its zeros at once.
         self.slots = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.last = size - 1
 
     def needs_more_slots(self, blocks: int) -> bool:
-        """True if `blocks` should have more slots: until they do, more of them share one."""
+        """Return True if `blocks` should have more slots. Until then more blocks share a slot."""
         return SLOTS_PER_BLOCK * blocks > len(self.slots)
 
     def age(self) -> Iterator[None]:
-        """What was used is worth one less, slice by slice."""
+        """Lower the scores of used blocks by one, slice by slice."""
         at = 0
         while at < len(self.slots):
             self.slots[at : at + AGE_SLOTS] = self.slots[at : at + AGE_SLOTS].translate(_AGED)

@@ -1,4 +1,4 @@
-"""Blocks that dispatched requests will leave in a replica's cache soon.
+"""In-flight (speculative) blocks: the blocks that dispatched requests will leave in a replica's cache soon.
 
 Pure.
 """
@@ -10,23 +10,23 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 SLICE_BLOCKS: Final = 1024
-"""Blocks taken out in one slice: about half a millisecond."""
+"""Blocks removed in one slice: about half a millisecond."""
 
 
 class InFlightBlocks:
-    """`masks[hash]` tells the replicas that will have the block; counted, because requests share blocks."""
+    """`masks[hash]` holds the replicas that will have the block. Blocks are counted, because requests share them."""
 
     def __init__(self) -> None:
         self.masks: dict[int, int] = {}
         self.changes = 0
-        """Counts whatever changes a mask."""
+        """Counts every change of a mask."""
         self._counts: dict[str, dict[int, int]] = {}
         """By replica: block -> dispatched and unfinished requests that will leave it there."""
         self._removals: deque[tuple[str, Sequence[int]]] = deque()
-        """What `apply_removals` has still to unexpect, by replica."""
+        """Blocks that `apply_removals` has still to remove, by replica."""
 
     def add(self, name: str, bit: int, hashes: Sequence[int]) -> None:
-        """One more request leaves `hashes` at `name`, whose bit is `bit`."""
+        """Add the blocks `hashes` of one more request at `name`, which has the bit `bit`."""
         counts, masks = self._counts.setdefault(name, {}), self.masks
         self.changes += 1
         for value in hashes:
@@ -36,7 +36,7 @@ class InFlightBlocks:
                 masks[value] = masks.get(value, 0) | bit
 
     def remove(self, name: str, bit: int, hashes: Sequence[int]) -> None:
-        """Undo one `add`; what is not expected is passed over."""
+        """Undo one `add`. Blocks that were not added are skipped."""
         counts = self._counts.get(name, {})
         self.changes += 1
         for value in hashes:
@@ -48,18 +48,18 @@ class InFlightBlocks:
                 self._clear(value, bit)
 
     def remove_later(self, name: str, hashes: Sequence[int]) -> None:
-        """Undo one `add` with the next `apply_removals`: for many at once. O(1)."""
+        """Undo one `add` with the next `apply_removals`, for many requests at once. O(1)."""
         self._removals.append((name, hashes))
 
     @property
     def has_removals(self) -> bool:
-        """True if `apply_removals` has something to do."""
+        """Return True if `apply_removals` has something to do."""
         return bool(self._removals)
 
     def apply_removals(self, bit_of: Callable[[str], int]) -> Iterator[None]:
-        """Undo what is to be undone, in slices, from the end of a prompt: what is still expected has its ancestors.
+        """Apply the removals in slices, from the end of each prompt, so that every remaining block has its ancestors.
 
-        `bit_of`: the bit of a replica by now.
+        `bit_of` returns the present bit of a replica.
         """
         while self._removals:
             name, hashes = self._removals.popleft()
@@ -69,13 +69,13 @@ class InFlightBlocks:
             yield
 
     def move(self, name: str, old: int, new: int) -> None:
-        """`name` has another bit."""
+        """Move the blocks of `name` to another bit."""
         self.changes += 1
         for value in self._counts.get(name, ()):
             self.masks[value] = self.masks[value] & ~old | new
 
     def drop(self, name: str, bit: int) -> None:
-        """Nothing is expected of `name` any more."""
+        """Remove all blocks of `name`."""
         self.changes += 1
         self._removals = deque(one for one in self._removals if one[0] != name)
         for value in self._counts.pop(name, ()):
@@ -89,10 +89,10 @@ class InFlightBlocks:
             del self.masks[value]
 
     def assert_consistent(self, bits: dict[str, int]) -> None:
-        """Raise AssertionError if counts and masks disagree. `bits`: each replica's."""
+        """Raise AssertionError if counts and masks disagree. `bits`: the bit of each replica."""
         masks: dict[int, int] = {}
         for name, counts in self._counts.items():
             for value, count in counts.items():
-                assert count > 0, f"{name} expects a block {count} times"
+                assert count > 0, f"{name} counts a block {count} times"
                 masks[value] = masks.get(value, 0) | bits[name]
-        assert masks == self.masks, "what is expected and its masks are out of step"
+        assert masks == self.masks, "counts and masks disagree"

@@ -1,8 +1,8 @@
-"""Keeps the mirror up to date from Redis: snapshots first, then the stream of batches.
+"""Keeps the local prefix index up to date from Redis: snapshots first, then the stream of batches.
 
 A shell around `local_index`. One reader applies the stream strictly in its order, also while snapshots are loaded. Events
-of other replicas do not wait for the loads. While Redis is unavailable, the local index stays as it is. Between slices of
-work the reader yields to the event loop.
+of other replicas do not wait for the loads. While Redis is unavailable, the local index stays as it is (a stale read).
+Between slices of work the reader yields to the event loop.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ log = logging.getLogger(__name__)
 READ_COUNT: Final = 256
 BLOCK_MS: Final = 500
 CHUNK_BYTES: Final = 1 << 18
-"""A snapshot is read in parts of this size: neither Redis nor this loop stalls on a large one."""
+"""A snapshot is read in parts of this size. A large one stalls neither Redis nor this event loop."""
 
 WHOLE_BYTES: Final = 1 << 29
-"""Redis's limit for a value."""
+"""Limit of Redis for a value."""
 
 READS_MAX: Final = 3
-"""A snapshot that is written again while its parts are read is read at once at the last try."""
+"""Tries to read a snapshot. The last one reads it whole, because a rewritten snapshot invalidates its parts."""
 
 MAINTENANCE_S: Final = 0.02
-"""Upkeep of the mirror between two looks at the stream."""
+"""Maintenance of the local index between two reads of the stream."""
 
 POLL_S: Final = 0.01
-"""While snapshots are loaded, what is new of other replicas is read this often."""
+"""While snapshots are loaded, new events of other replicas are read this often."""
 
 LOAD_ROUND_S: Final = 0.5
-"""Who was loaded follows the stream again at most this much later, or twice as long as finding its events took the last
-time: they are looked for in all that the stream tells since the snapshots."""
+"""Longest time until a loaded replica follows the stream again; or twice the time of its last event search, if longer. The
+search covers all entries of the stream since the snapshots."""
 
 OUTAGE_PAUSE_S: Final = 0.1
 RELOAD_PAUSE_S: Final = 0.5
-"""A replica whose snapshot did not help is tried again after this, or at its next batch after it."""
+"""A replica with a useless snapshot is tried again after this, or at its next batch after it."""
 
 StreamId = tuple[int, int]
 
 
 class IndexReader:
-    """Owned by who calls `run`. `set_replicas` says whose caches are wanted."""
+    """Runs as long as its owner's `run`. `set_replicas` sets the replicas to follow."""
 
     def __init__(
         self, redis: RedisLink, mesh: str, local_index: LocalPrefixIndex, clock: Clock | None = None
@@ -60,7 +60,7 @@ class IndexReader:
         self.reload_total = 0
         self.unreadable_total = 0
         self.is_caught_up = False
-        """True once every wanted replica was loaded, or found to have no snapshot."""
+        """True once every replica of `set_replicas` was loaded, or was found to have no snapshot."""
         self._redis = redis
         self._mesh = mesh
         self._stream = key(mesh, "kv")
@@ -70,17 +70,17 @@ class IndexReader:
         self._position: StreamId = (0, 0)
         self._wanted: set[str] = set()
         self._to_load: dict[str, float] = {}
-        """Replicas whose snapshot must be read, and not before when."""
+        """Replicas with a snapshot to read, and the earliest time of reading."""
         self._loading: set[str] = set()
-        """Replicas whose snapshot is being read now, and which were wanted all that time."""
+        """Replicas with a snapshot in reading that were followed all that time."""
         self._announced: set[str] = set()
-        """Those of them the mirror knows the size of."""
+        """Those of `_to_load` with a size that the local index knows."""
         self._load_round_s = LOAD_ROUND_S
         self._last_read_s = self._clock.now_s()
-        """When the stream was read the last time."""
+        """Time of the last read of the stream."""
         self._breaks_seen = -1
         self._maintenance: Iterator[None] | None = None
-        """Upkeep that was begun."""
+        """Maintenance in progress."""
 
     def set_replicas(self, names: Iterable[str]) -> None:
         """Follow these replicas and no others."""
@@ -101,7 +101,7 @@ class IndexReader:
         await persist(self._follow, "index-reader", pause_s=OUTAGE_PAUSE_S)
 
     async def _follow(self) -> None:
-        await self._maintain(MAINTENANCE_S)  # also while Redis is away
+        await self._maintain(MAINTENANCE_S)  # also while Redis is unavailable
         await self._find_position()
         while True:
             now_s = self._clock.now_s()
@@ -115,7 +115,7 @@ class IndexReader:
                 await self._find_position()
 
     async def _find_position(self) -> None:
-        """Start at the end of the stream, unless the place we were at is still in it: snapshots tell the rest."""
+        """Start at the end of the stream, unless it still contains the position. Snapshots supply earlier events."""
         self._breaks_seen = self._redis.break_total
         last = await self._redis.execute("XREVRANGE", self._stream, "+", "-", "COUNT", 1)
         end = events.parse_stream_id(last[0][0]) if last else (0, 0)
@@ -125,12 +125,12 @@ class IndexReader:
                 self._to_load[name] = float("-inf")
 
     async def _poll(self) -> None:
-        """Take what is new of the replicas that are not loaded just now. Called between two parts of a load."""
+        """Apply new events of replicas that are not being loaded. Called between two parts of a load."""
         if self._clock.now_s() - self._last_read_s > POLL_S:
             await self._read(may_wait=False)
 
     async def _read(self, *, may_wait: bool = True) -> None:
-        # Replicas may be named at any moment of the wait: a router that starts learns them just after this has begun.
+        # Replicas may be set at any moment of the wait: a router that starts learns them just after it has begun.
         timeout_ms = BLOCK_MS if self._wanted and not self._to_load else BLOCK_MS // 10
         waiting = ("BLOCK", timeout_ms) if may_wait and not self._local_index.needs_maintenance else ()
         answer = await self._redis.execute(
@@ -138,7 +138,7 @@ class IndexReader:
             *("STREAMS", self._stream, events.format_stream_id(self._position)),
         )
         for entry_id, batch in self._entries(answer[0][1] if answer else ()):
-            self._position = entry_id  # before it is taken: an entry that fails is not read for ever
+            self._position = entry_id  # set before the batch is applied, so that a failing entry is not read again for ever
             if batch is not None:
                 await self._take(batch, entry_id)
             await self._yielder.yield_if_due()
@@ -149,15 +149,15 @@ class IndexReader:
         if name not in self._wanted:
             return
         if name in self._to_load:
-            return  # its snapshot and what follows will be read together
+            return  # its snapshot and later events will be read together
         if await self._yielder.run_slices(self._local_index.applying(batch, entry_id)) is BatchOutcome.RELOAD:
             log.info("index of %s is loaded again", name, extra={"epoch": batch.epoch, "seq": batch.seq})
             self._to_load[name] = float("-inf")
 
     async def _reload(self, names: list[str]) -> None:
-        """Load the snapshots of `names`, then what the stream tells of them up to where we are; the last ones another time.
+        """Load the snapshots of `names`, then their events in the stream up to the position. A next call loads the rest.
 
-        Whatever is read of the stream meanwhile, `names` have no part in it: `_take`.
+        Other reads of the stream meanwhile skip the events of `names`: see `_apply`.
         """
         start = self._position
         self._loading = set()
@@ -188,7 +188,7 @@ class IndexReader:
                 self._to_load.pop(name, None)
 
     async def _announce(self, names: list[str]) -> None:
-        """Tell the mirror how many blocks the snapshots of `names` have, once for each load."""
+        """Announce the snapshot sizes of `names` to the local index, once for each load."""
         names = [name for name in names if name not in self._announced]
         self._announced = self._to_load.keys() & self._announced.union(names)
         heads = []
@@ -200,12 +200,12 @@ class IndexReader:
                 ]
             )
             for data in starts:
-                with suppress(EventError):  # told when it is loaded
+                with suppress(EventError):  # reported when it is loaded
                     heads.append(events.decode_snapshot_head(data))
         self._local_index.announce(heads)
 
     async def _load(self, name: str) -> SnapshotHead | None:
-        """Load the snapshot of `name`; None if there is none of use."""
+        """Load the snapshot of `name`. Return None if there is no usable snapshot."""
         try:
             for attempt in range(READS_MAX):
                 size = CHUNK_BYTES if attempt < READS_MAX - 1 else WHOLE_BYTES
@@ -224,9 +224,10 @@ class IndexReader:
         return None
 
     async def _fill(self, load: SnapshotLoad, data: bytes) -> bool:
-        """Take the blocks of a snapshot, of which `data` is the first part, and the others after it.
+        """Take the blocks of a snapshot, of which `data` is the first part.
 
-        False if the snapshot is another one now, or of no use any more: what was taken is given up.
+        Return False if the snapshot was replaced meanwhile, or is not usable any more. Blocks taken so far are then
+        discarded.
         """
         head, is_whole = load.head, False
         start, end = data[: head.size], head.size + 8 * head.block_count
@@ -245,8 +246,8 @@ class IndexReader:
                 if at >= end:
                     break
                 await self._poll()
-                # One byte more than there should be shows that there is none. The head is read after the part: if it is the
-                # same, then so was the part.
+                # One byte more than expected would show that the value is longer. The head is read after the part. An equal
+                # head means that the part is of the same snapshot.
                 part, again = await self._redis.pipeline(
                     (
                         ("GETRANGE", snapshot_key, at, min(at + CHUNK_BYTES, end + 1) - 1),
@@ -269,7 +270,7 @@ class IndexReader:
         return True
 
     async def _maintain(self, for_s: float) -> None:
-        """Do upkeep of the mirror for that long, or for as long as it cannot wait."""
+        """Do maintenance of the local index for `for_s` seconds, or for as long as it cannot wait."""
         if self._maintenance is None:
             if not self._local_index.needs_maintenance:
                 return
@@ -284,7 +285,7 @@ class IndexReader:
             await self._yielder.yield_if_due()
 
     async def _replay(self, names: set[str], start: StreamId) -> set[str]:
-        """Apply entries in (start, our position] of `names`; return those that still miss something."""
+        """Apply entries in (start, position] of `names`. Return the replicas that still miss events."""
         incomplete: set[str] = set()
         while start < self._position:
             entries = await self._redis.execute(
@@ -301,7 +302,7 @@ class IndexReader:
                     elif outcome is BatchOutcome.APPLIED:
                         incomplete.discard(batch.replica)
             if len(entries) < READ_COUNT:
-                break  # before more is read: then we would be somewhere else
+                break  # before another read moves the position
             await self._poll()
         return incomplete
 

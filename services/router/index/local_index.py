@@ -1,6 +1,6 @@
-"""The router's copy of the prefix index: which replica has which block, and which it will have soon.
+"""The router's local replica of the prefix index: the blocks that each replica has in cache, and will have soon.
 
-Pure. Everything long is offered in slices, so that a shell can let the event loop breathe between them.
+Pure. Long operations run in slices, so that a shell can yield to the event loop between them.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ SLICE_BLOCKS: Final = 256
 
 AUDIT_BLOCKS: Final = 16
 AUDIT_SHARE: Final = 0.01
-"""A replica whose count differs from its own by more than both is loaded again."""
+"""Audit: a replica with a block count that differs by more than both from its own report is loaded again."""
 
 
 class BatchOutcome(Enum):
-    """What became of a batch."""
+    """The result of a batch."""
 
     APPLIED = "applied"
     STALE = "stale"
-    """Known already, or of a replica that nobody asked for."""
+    """Already applied, or of a replica that is not followed."""
     RELOAD = "reload"
-    """Something is missing before it: the replica's snapshot must be loaded."""
+    """A batch before it is missing. The replica's snapshot must be loaded."""
 
 
 class _Replica:
-    """One replica's place in the masks."""
+    """The bit of one replica in the masks, and its position in the stream."""
 
     def __init__(self, name: str, number: int) -> None:
         self.name = name
@@ -56,34 +56,34 @@ class _Replica:
 
 @dataclass(slots=True)
 class SnapshotLoad:
-    """A snapshot that is being taken in: made by `begin_load`, ended by `end_load` or `cancel_load`."""
+    """A snapshot that is being loaded: made by `begin_load`, ended by `end_load` or `cancel_load`."""
 
     head: SnapshotHead
     replica: _Replica
     number: int
-    """Of the bit that is being set."""
+    """Number of the bit that is being set."""
     position: int = 0
     """Blocks taken so far."""
 
 
 _Answer = tuple[Sequence[int], tuple[int, int, int], list[Group]]
-"""What was asked last; after how many changes and of whom; the answer."""
+"""The hashes of the last lookup; the counts of changes and the replicas at that time; the answer."""
 
 
 class LocalPrefixIndex:
     """Answers how many leading blocks of a request each replica holds.
 
-    Index bits come from events, snapshots and the hits of real requests; expected bits (the overlay) from dispatches. A
-    replica is *closed* while every block it has comes with all its ancestors (engines evict leaf first): then depths are
-    found by bisection. Where that is uncertain the blocks are scanned one by one.
+    Index bits come from events, snapshots and the hits of real requests. In-flight bits come from dispatches. A replica is
+    *closed* while every block it has comes with all its ancestors (engines evict leaf first). The depths of closed replicas
+    are found by bisection. For the others the blocks are scanned one by one.
 
-    Above `blocks_max` the blocks worth least are given up (`maintain`): those not used for longest, descendants first. Then
-    less is found than is there, never more.
+    Above `blocks_max` the blocks with the lowest eviction score are evicted (`maintain`). These are the least recently used
+    ones (LRU), descendants first. Lookups then find less than there is, never more.
     """
 
     def __init__(self, blocks_max: int = BLOCKS_MAX) -> None:
         self.repaired_block_total = 0
-        """Blocks that the hits of real requests corrected."""
+        """Blocks corrected by the hits of real requests."""
         self._table = BlockTable(blocks_max)
         self._in_flight = InFlightBlocks()
         self._bits = ReplicaBits()
@@ -91,10 +91,10 @@ class LocalPrefixIndex:
         self._live = 0
         self._unclosed = 0
         self._dead = 0
-        """Bits that belong to nobody and still stand in some masks."""
+        """Bits without a replica that are still set in some masks."""
         self._answer: _Answer | None = None
 
-    # Who is there
+    # Replicas
 
     @property
     def block_count(self) -> int:
@@ -103,12 +103,12 @@ class LocalPrefixIndex:
 
     @property
     def evicted_block_total(self) -> int:
-        """Blocks given up, or not taken from a snapshot, to keep within the bound."""
+        """Blocks evicted, or not taken from a snapshot, to keep within the bound."""
         return self._table.evicted_total
 
     @property
     def in_flight_block_count(self) -> int:
-        """Distinct blocks in the overlay."""
+        """Distinct in-flight blocks."""
         return len(self._in_flight.masks)
 
     def blocks_of(self, name: str) -> int:
@@ -117,18 +117,18 @@ class LocalPrefixIndex:
         return self._table.counts[replica.number] if replica is not None else 0
 
     def position_of(self, name: str) -> tuple[str, int]:
-        """Epoch and last event of `name` that is in the index; ("", 0) before its snapshot."""
+        """Epoch and last event of `name` in the index; ("", 0) before its snapshot."""
         replica = self._replicas.get(name)
         return (replica.epoch, replica.seq) if replica is not None else ("", 0)
 
     def add(self, name: str) -> None:
-        """Make `name` known, with an empty cache; nothing happens if it is."""
+        """Add `name` with an empty cache. Idempotent."""
         if name not in self._replicas:
             replica = self._replicas[name] = _Replica(name, self._new_bit(name))
             self._live |= replica.bit
 
     def drop(self, name: str) -> None:
-        """Forget `name`; its bits are swept later."""
+        """Forget `name`. Its bits are swept later."""
         replica = self._replicas.pop(name, None)
         if replica is not None:
             self._in_flight.drop(name, replica.bit)
@@ -139,8 +139,8 @@ class LocalPrefixIndex:
     def groups(self, hashes: Sequence[int]) -> list[Group]:
         """Return how many leading blocks of `hashes` the live replicas have or will have soon, the deepest first.
 
-        Replicas of equal depth are one mask; those with no block are in none: see `names_of`, `bit_of`. `hashes` must not
-        change afterwards. The answer is the mirror's own: leave it as it is.
+        Replicas of equal depth are one mask; replicas without a block are in none. See `names_of` and `bit_of`. `hashes`
+        must not change afterwards. The result belongs to the index and must not be changed.
         """
         table, in_flight, last = self._table, self._in_flight, self._answer
         state = table.changes + in_flight.changes, self._live, self._unclosed
@@ -154,7 +154,7 @@ class LocalPrefixIndex:
         return last[2]
 
     def matched(self, hashes: Sequence[int]) -> dict[str, int]:
-        """Return how many leading blocks of `hashes` each live replica has or will have soon; only those with 1 or more."""
+        """Return how many leading blocks of `hashes` each live replica has or will have soon, where it is 1 or more."""
         depths: dict[str, int] = {}
         for depth, mask in self.groups(hashes):
             for name in self._bits.names_of(mask):
@@ -166,22 +166,22 @@ class LocalPrefixIndex:
         return self._bits.names_of(mask)
 
     def bit_of(self, name: str) -> int:
-        """Return the bit of `name` in the masks of groups; 0 if it is unknown. It changes when `name` is loaded again."""
+        """Return the bit of `name` in the masks of groups; 0 if it is unknown. A reload of `name` changes its bit."""
         replica = self._replicas.get(name)
         return replica.bit if replica is not None else 0
 
     # Changes
 
     def store(self, name: str, hashes: Sequence[int]) -> int:
-        """Set the index bits of `name` for `hashes`; return how many were not set. Parents come first."""
+        """Set the index bits of `name` for `hashes`, parents first. Return how many were not set."""
         return self._table.store(hashes, self._replicas[name].number)
 
     def remove(self, name: str, hashes: Sequence[int]) -> int:
-        """Clear the index bits of `name` for `hashes`; return how many were set. Children go first."""
+        """Clear the index bits of `name` for `hashes`, children first. Return how many were set."""
         return self._table.remove(hashes, self._replicas[name].number)
 
     def applying(self, batch: Batch, entry_id: tuple[int, int]) -> Generator[None, None, BatchOutcome]:
-        """Apply a batch slice by slice; the next batch of the replica comes after the last slice."""
+        """Apply a batch slice by slice. The next batch of the replica comes after the last slice."""
         replica = self._replicas.get(batch.replica)
         if replica is None or entry_id <= replica.stream_id:
             return BatchOutcome.STALE
@@ -207,20 +207,20 @@ class LocalPrefixIndex:
 
     def _has_drifted(self, replica: _Replica, block_count: int) -> bool:
         drift = self._table.counts[replica.number] - block_count
-        if not self._table.partial & replica.bit:  # what was evicted here is missing on purpose
+        if not self._table.partial & replica.bit:  # evicted blocks are missing on purpose
             drift = abs(drift)
         return drift > max(AUDIT_BLOCKS, AUDIT_SHARE * block_count)
 
     # Snapshots
 
     def announce(self, heads: Iterable[SnapshotHead]) -> None:
-        """These snapshots will be loaded."""
+        """Announce snapshots that will be loaded."""
         self._table.announce(sum(max(0, head.block_count - self.blocks_of(head.replica)) for head in heads))
 
     def begin_load(self, head: SnapshotHead) -> SnapshotLoad | None:
-        """Begin to replace all that is known of the snapshot's replica; None if it is unknown.
+        """Begin to replace all blocks of the snapshot's replica. Return None if the replica is unknown.
 
-        The old content answers lookups until `end_load`, unless it is of another epoch: then nothing does. Events of the
+        The old content answers lookups until `end_load`. Old content of another epoch is dropped at once. Events of the
         replica must not be applied in between.
         """
         replica = self._replicas.get(head.replica)
@@ -232,7 +232,7 @@ class LocalPrefixIndex:
         return SnapshotLoad(head, replica, self._new_bit(replica.name))
 
     def take(self, load: SnapshotLoad, hashes: Sequence[int]) -> bool:
-        """Take the next blocks of a snapshot, at most SLICE_BLOCKS; False if its replica was dropped meanwhile."""
+        """Take the next blocks of a snapshot, at most SLICE_BLOCKS. Return False if its replica was dropped meanwhile."""
         if self._replicas.get(load.replica.name) is not load.replica:
             return False
         step = eviction_score.loaded_step(load.head.block_count)
@@ -243,7 +243,7 @@ class LocalPrefixIndex:
         return True
 
     def end_load(self, load: SnapshotLoad) -> None:
-        """All blocks were taken: they are what is known now. Nothing happens if the replica was dropped."""
+        """Replace the content of the replica by the loaded blocks. A load of a dropped replica is cancelled."""
         replica, head = load.replica, load.head
         if self._replicas.get(replica.name) is not replica:
             self.cancel_load(load)
@@ -252,7 +252,7 @@ class LocalPrefixIndex:
         replica.epoch, replica.seq, replica.stream_id = head.epoch, head.seq, head.stream_id
 
     def cancel_load(self, load: SnapshotLoad) -> None:
-        """Give up: what was known of the replica's epoch stays."""
+        """Discard the loaded blocks. The known content of the replica stays."""
         self._retire(load.number)
 
     def load(self, snapshot: Snapshot) -> Iterator[None]:
@@ -266,25 +266,24 @@ class LocalPrefixIndex:
             yield
         self.end_load(load)
 
-    # Upkeep
+    # Maintenance
 
     @property
     def needs_maintenance(self) -> bool:
-        """True if `maintain` would find something."""
+        """Return True if `maintain` has something to do."""
         table = self._table
         is_table = bool(self._dead) or table.needs_more_slots or table.is_over or table.masks.needs_purge
         return is_table or self._in_flight.has_removals
 
     @property
     def is_far_over(self) -> bool:
-        """True if there are so many blocks above the bound that `maintain` cannot wait."""
+        """Return True if so many blocks exceed the bound that `maintain` cannot wait."""
         return self._table.is_far_over
 
     def maintain(self) -> Iterator[None]:
-        """Take out what is expected no more, sweep bits of replicas that are gone, grow, evict what is above the bound,
-        forget masks that nobody uses.
+        """Remove ended in-flight blocks, sweep bits of lost replicas, grow, evict above the bound, and purge unused masks.
 
-        In slices, between which anything else may happen.
+        It runs in slices, and other calls may come in between.
         """
         yield from self._in_flight.apply_removals(self.bit_of)
         if self._dead:
@@ -300,12 +299,13 @@ class LocalPrefixIndex:
         if self._table.masks.needs_purge:
             yield from self._table.masks.purge()
 
-    # What real requests show
+    # Repair by the hits of real requests
 
     def repair(self, name: str, hashes: Sequence[int], cached: int, held: int | None = None) -> int:
-        """Correct the index by the hit a request really had: blocks [:cached] were there. Return the corrections.
+        """Correct the index by the actual hit of a request: blocks [:cached] were in cache. Return the number of
+        corrections.
 
-        `held`: blocks [:held] are there now, because the request computed them; default `cached`. Blocks behind are not.
+        `held`: blocks [:held] are in cache now, because the request computed them; default `cached`. Later blocks are not.
         """
         replica = self._replicas.get(name)
         if replica is None:
@@ -315,7 +315,7 @@ class LocalPrefixIndex:
         self.store(name, hashes[cached:held])
         cleared = self.remove(name, hashes[held:][::-1])
         if cleared:
-            self._unclosed |= replica.bit  # other chains may have stood on what was cleared
+            self._unclosed |= replica.bit  # other chains may descend from a cleared block
         self.repaired_block_total += corrections + cleared
         return corrections + cleared
 
@@ -326,13 +326,13 @@ class LocalPrefixIndex:
             self._in_flight.add(name, replica.bit, hashes)
 
     def remove_in_flight(self, name: str, hashes: Sequence[int]) -> None:
-        """The request has finished, or will not. Harmless for a replica that was dropped since."""
+        """Remove the blocks of a request that finished or was dropped. Harmless for a replica that was dropped since."""
         replica = self._replicas.get(name)
         if replica is not None:
             self._in_flight.remove(name, replica.bit, hashes)
 
     def remove_in_flight_later(self, name: str, hashes: Sequence[int]) -> None:
-        """As `remove_in_flight`, but in the slices of `maintain`: for many requests at once."""
+        """As `remove_in_flight`, but in the slices of `maintain`, for many requests at once."""
         if name in self._replicas:
             self._in_flight.remove_later(name, hashes)
 
@@ -354,7 +354,7 @@ class LocalPrefixIndex:
             self._bits.release(bit)
 
     def _move(self, replica: _Replica, number: int) -> None:
-        """Give `replica` another bit; its expected blocks move along, its index blocks stay behind."""
+        """Give `replica` another bit. Its in-flight blocks move along, its index blocks stay behind."""
         old, replica.number = replica.number, number
         self._in_flight.move(replica.name, 1 << old, replica.bit)
         self._live |= replica.bit
@@ -368,11 +368,11 @@ class LocalPrefixIndex:
         names = self._bits.names
         for replica in self._replicas.values():
             assert names[replica.number] == replica.name
-            assert self._live & replica.bit, f"{replica.name} is passed over"
-            assert not self._dead & replica.bit, f"{replica.name} is dead"
+            assert self._live & replica.bit, f"{replica.name} has no live bit"
+            assert not self._dead & replica.bit, f"{replica.name} has a retired bit"
         held = 0
         for mask in set(chain.from_iterable(shard.values() for shard in filter(None, self._table.shards))):
             held |= mask
         nobodys = {number for number, name in enumerate(names) if not name}
-        assert not any(held >> number & 1 for number in nobodys), "a block is held by nobody"
+        assert not any(held >> number & 1 for number in nobodys), "a block has no replica"
         self._in_flight.assert_consistent({one.name: one.bit for one in self._replicas.values()})

@@ -1,4 +1,4 @@
-"""Sets of replicas as integers: who has which bit, and one shared object per set.
+"""Sets of replicas as integers: a bit per replica, and one shared object per set.
 
 Pure.
 """
@@ -11,16 +11,16 @@ from itertools import compress, count
 from typing import Final
 
 MASKS_MIN: Final = 1 << 16
-"""Masks that are shared before unused ones are looked for."""
+"""Shared masks before unused ones are purged."""
 
 PURGE_MASKS: Final = 4096
 """Masks looked at in one slice: about 0.5 ms."""
 
 FEW_BITS: Final = 16
-"""Up to this many bits are taken one by one; more are read from the digits of the number."""
+"""Up to this many bits are taken one by one. For more, the digits of the number are read."""
 
 NAMED_MAX: Final = 1024
-"""Masks of few bits whose names are kept: prompts that begin alike have the same holders."""
+"""Masks of few bits with cached names. Prompts with a common prefix have the same holders."""
 
 _DIGITS: Final = bytes.maketrans(b"01", b"\x00\x01")
 
@@ -43,21 +43,21 @@ def _digits(mask: int) -> bytes:
 
 
 class ReplicaBits:
-    """Names by bit. A bit belongs to its name until it is given back."""
+    """Names by bit. A bit belongs to its name until it is released."""
 
     def __init__(self) -> None:
         self._names: list[str] = []
-        """Empty: nobody's."""
+        """An empty name marks a free bit."""
         self._named: dict[int, list[str]] = {}
-        """Answers of `names_of` since a bit was given back."""
+        """Answers of `names_of` since the last release of a bit."""
 
     @property
     def names(self) -> list[str]:
-        """Names by the number of the bit; empty where it is nobody's."""
+        """Names by the number of the bit; empty for a free bit."""
         return list(self._names)
 
     def allocate(self, name: str) -> int:
-        """Return the number of a bit that is nobody's, the lowest; it is `name`'s now."""
+        """Allocate the lowest free bit to `name`. Return its number."""
         if "" in self._names:
             number = self._names.index("")
             self._names[number] = name
@@ -67,13 +67,13 @@ class ReplicaBits:
         return number
 
     def release(self, mask: int) -> None:
-        """The bits of `mask` stand nowhere any more."""
+        """Free the bits of `mask`, which no mask contains any more."""
         for number in bits(mask):
             self._names[number] = ""
         self._named.clear()
 
     def names_of(self, mask: int) -> list[str]:
-        """Return the names of the bits in `mask`, in any order. Leave the answer as it is: it is given again."""
+        """Return the names of the bits in `mask`, in any order. The result is cached and must not be changed."""
         found = self._named.get(mask)
         if found is None:
             if mask.bit_count() > FEW_BITS:
@@ -85,10 +85,10 @@ class ReplicaBits:
 
 
 class SharedMasks:
-    """Equal masks are one object, so that a block costs the same however many replicas there are.
+    """Interns masks: equal masks are one object, so that the size of a block does not depend on the number of replicas.
 
-    `known` maps each to itself. What no block refers to any more is found by CPython's own count of references: a count of
-    ours would have to be kept at every change of a block.
+    `known` maps each mask to itself. CPython's reference counts tell which masks no block uses any more. A separate count
+    would have to be kept at every change of a block.
     """
 
     def __init__(self) -> None:
@@ -97,11 +97,11 @@ class SharedMasks:
 
     @property
     def needs_purge(self) -> bool:
-        """True if unused masks may be many."""
+        """Return True if there may be many unused masks."""
         return len(self.known) > self._limit
 
     def purge(self) -> Iterator[None]:
-        """Forget the masks that nobody uses, slice by slice."""
+        """Forget the unused masks, slice by slice."""
         known = self.known
         left = list(known)
         while left:

@@ -1,7 +1,7 @@
-"""How many leading blocks of a request each replica holds: a bisection over the depth, or a scan.
+"""Finds how many leading blocks of a request each replica holds: a bisection over the depth, or a scan.
 
-Pure. The answer is grouped: replicas of the same depth are one mask, because naming each of a thousand takes longer than
-finding out.
+Pure. The answer is grouped: replicas of the same depth are one mask. Naming each of a thousand replicas takes longer than
+the lookup.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from services.router.index.block_table import KEY
 
 SCAN_BLOCKS: Final = 8
-"""Up to this many blocks a scan beats a bisection."""
+"""Up to this many blocks a scan is faster than a bisection."""
 
 BENDS_MAX: Final = 4
 """Different depths found by bisection; the rest by a scan."""
@@ -38,7 +38,7 @@ def groups(
 ) -> list[Group]:
     """Return the depths of the replicas in `closed` and `unclosed` that hold 1 block or more, the deepest first.
 
-    `closed`: those that hold every ancestor of a block they hold. Depths differ, masks are disjoint.
+    `closed`: replicas that hold every ancestor of each of their blocks. Depths differ, masks are disjoint.
     """
     if not hashes:
         return []
@@ -65,7 +65,7 @@ def _bisect(
     mask: int,
 ) -> None:
     """Add the groups of `mask`, which holds the first block."""
-    # Whoever is to have a block is to have its ancestors, too: without the first, none is looked for.
+    # An in-flight block comes with its in-flight ancestors. Without the first block, no in-flight block needs a look.
     is_in_flight = in_flight.get(hashes[0], 0) & mask
     low = bends = 0
     while mask:
@@ -76,7 +76,7 @@ def _bisect(
         high, rest = (
             len(hashes),
             0,
-        )  # all of mask hold what is at low; of what is at high, which may be the end, rest
+        )  # all of `mask` hold `low`; `rest` holds `high`, which may be the end
         while (middle := (low + high) >> 1) > low:
             value = hashes[middle]
             seen = shards[value >> 52].get(value & KEY, 0)
@@ -98,7 +98,7 @@ def _scan(
     low: int,
     mask: int,
 ) -> list[Group]:
-    """Add the groups of `mask`, which holds everything in front of `low`; return `found`."""
+    """Add the groups of `mask`, which holds all blocks before `low`. Return `found`."""
     for depth in range(low, len(hashes)):
         if not mask:
             return found
