@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from kvmesh.attach.names import name_of
-from kvmesh.attach.outbox import DownwardOutbox
+from kvmesh.attach.refusal import SubmitRefusal
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.deadlines import REMAINING_MS_MAX
 from kvmesh.triton.capabilities import ModelFacts
@@ -33,28 +33,6 @@ FAILURE_CODES: Final[dict[type[CallError], pb.Failure.Code.ValueType]] = {
 }
 
 
-class SubmitRefusal(NamedTuple):
-    """Why a submit is not taken."""
-
-    reason: pb.Refusal.Reason.ValueType
-    message: str
-    field: str = ""
-    retry_after_ms: int = 0
-    estimate_ms: int = 0
-    """For REASON_DEADLINE: what the request would have needed. 0: unknown, or the deadline has passed."""
-
-    def send(self, outbox: DownwardOutbox, slot: int) -> None:
-        """Put it into the outbox of whoever submitted `slot`."""
-        outbox.refuse(
-            slot,
-            self.reason,
-            self.message,
-            retry_after_ms=self.retry_after_ms,
-            field=self.field,
-            estimate_ms=self.estimate_ms,
-        )
-
-
 def too_late(what: str, needed_s: float, left_s: float, waited_s: float = 0.0) -> SubmitRefusal:
     """Return the refusal of `what` that needs `needed_s` (0: unknown) more and has `left_s`, after `waited_s` here."""
     if needed_s <= 0:
@@ -74,15 +52,6 @@ def not_serving(replica: str, *, is_draining: bool, is_ready: bool) -> SubmitRef
     if not is_ready:
         return SubmitRefusal(pb.Refusal.REASON_DRAINING, f"the engine of {replica} does not answer")
     return None
-
-
-def superseded(known_attempt: int, attempt: int) -> SubmitRefusal | None:
-    """Return why `attempt` is not taken where `known_attempt` of the same request is, or None: then that one ends."""
-    if known_attempt < attempt:
-        return None
-    return SubmitRefusal(
-        pb.Refusal.REASON_SUPERSEDED, f"attempt {known_attempt} of the request is known here"
-    )
 
 
 def check_submit(

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from kvmesh import deadlines
+from kvmesh.attach.refusal import SubmitRefusal
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.blocks import count_for
-from kvmesh.replica.admission import SubmitRefusal, too_late
+from kvmesh.replica.admission import too_late
 
 HEADROOM_PERMILLE_MAX: Final = 900
 _FIELD: Final = "budget.kv_head_room_permille"

@@ -12,10 +12,11 @@ from typing import Literal
 from kvmesh.attach.caller_session import AttachedCore, CallerSession
 from kvmesh.attach.frames import FrameError
 from kvmesh.attach.outbox import DownwardOutbox
+from kvmesh.attach.refusal import SubmitRefusal, superseded
 from kvmesh.attach.token_log import TokenLog
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.deadlines import from_remaining_ms
-from kvmesh.replica.admission import SubmitRefusal, check_submit, not_serving, superseded
+from kvmesh.replica.admission import check_submit, not_serving
 from kvmesh.replica.load_heartbeat import LoadHeartbeat
 from kvmesh.triton.capabilities import ModelFacts
 from kvmesh.triton.errors import EngineStalled, HandoffLost

@@ -9,9 +9,10 @@ from __future__ import annotations
 from kvmesh import deadlines
 from kvmesh.attach.caller_session import AttachedCore, CallerSession
 from kvmesh.attach.outbox import DownwardOutbox
+from kvmesh.attach.refusal import SubmitRefusal, superseded
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.blocks import count_for
-from kvmesh.replica.admission import SubmitRefusal, check_submit, not_serving, superseded, too_late
+from kvmesh.replica.admission import check_submit, not_serving, too_late
 from kvmesh.replica.load_heartbeat import LoadHeartbeat
 from kvmesh.triton.capabilities import ModelFacts
 from kvmesh.triton.errors import EngineStalled, HandoffLost

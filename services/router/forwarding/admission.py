@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 from kvmesh import blocks
 from kvmesh.attach.caller_session import CallerSession
+from kvmesh.attach.refusal import SubmitRefusal, superseded, superseded_by
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.budget.v1 import budget_pb2
 from kvmesh.deadlines import from_remaining_ms
@@ -43,16 +44,6 @@ class ForwardingLimits:
     """In which order a tenant's requests go."""
 
 
-class Refused(NamedTuple):
-    """Why an attempt is not taken."""
-
-    reason: pb.Refusal.Reason.ValueType
-    message: str
-    retry_after_ms: int = 0
-    field: str = ""
-    estimate_ms: int = 0
-
-
 class Admission:
     """Takes the rows of frontends."""
 
@@ -80,11 +71,11 @@ class Admission:
     def submit(self, session: CallerSession[Attempt], submit: pb.Submit, now_s: float) -> None:
         """Queue or refuse one attempt."""
         known = self._holdings.live.get(submit.request_id)
-        if known is not None and known.submitted.attempt >= submit.attempt:
-            message = f"attempt {known.submitted.attempt} of the request is known here"
-            session.outbox.refuse(submit.slot, pb.Refusal.REASON_SUPERSEDED, message)
-            return
         if known is not None:
+            refused = superseded(known.submitted.attempt, submit.attempt)
+            if refused is not None:
+                refused.send(session.outbox, submit.slot)
+                return
             self._supersede(known, now_s)
         refusal = self._refusal(submit)
         if refusal is None:
@@ -95,14 +86,7 @@ class Admission:
             refusal = self._no_room(item, victims, now_s)
         if refusal is not None:
             self.refusals[refusal.reason] += 1
-            session.outbox.refuse(
-                submit.slot,
-                refusal.reason,
-                refusal.message,
-                retry_after_ms=refusal.retry_after_ms,
-                field=refusal.field,
-                estimate_ms=refusal.estimate_ms,
-            )
+            refusal.send(session.outbox, submit.slot)
             return
         for victim in victims or ():
             self._evict(victim, now_s)
@@ -125,8 +109,7 @@ class Admission:
             return
         known = self._holdings.live.get(adopt.request_id)
         if known is not None and known.submitted.attempt > adopt.attempt:
-            message = f"attempt {known.submitted.attempt} of the request is known here"
-            session.outbox.refuse(adopt.slot, pb.Refusal.REASON_SUPERSEDED, message)
+            superseded_by(known.submitted.attempt).send(session.outbox, adopt.slot)
             return
         if decode.open_failures if not decode.is_up else now_s - decode.heard_s >= MISSED_S:
             # Tried and not there, or about to be lost here too: waiting for it would cost the frontend the time in which
@@ -231,26 +214,26 @@ class Admission:
             item.outbox.finish(item.slot, item.next_position, pb.Finish.REASON_SUPERSEDED)
         self._holdings.end(item, now_s, "REASON_SUPERSEDED")
 
-    def _refusal(self, submit: pb.Submit) -> Refused | None:
+    def _refusal(self, submit: pb.Submit) -> SubmitRefusal | None:
         if self.is_draining:
-            return Refused(pb.Refusal.REASON_DRAINING, "the router is draining")
+            return SubmitRefusal(pb.Refusal.REASON_DRAINING, "the router is draining")
         budget = submit.budget
         if not budget.remaining_ms or (budget.HasField("ttft_remaining_ms") and not budget.ttft_remaining_ms):
-            return Refused(pb.Refusal.REASON_DEADLINE, "the deadline has passed")
+            return SubmitRefusal(pb.Refusal.REASON_DEADLINE, "the deadline has passed")
         if submit.model_version != self._model_version:
             message = f"model version {submit.model_version!r} is not served; {self._model_version!r} is"
-            return Refused(pb.Refusal.REASON_STALE_SNAPSHOT, message)
+            return SubmitRefusal(pb.Refusal.REASON_STALE_SNAPSHOT, message)
         if submit.block_tokens != self._block_tokens:
             message = f"block_tokens is {submit.block_tokens}; {self._block_tokens} is allowed"
-            return Refused(pb.Refusal.REASON_INVALID, message, field="block_tokens")
+            return SubmitRefusal(pb.Refusal.REASON_INVALID, message, field="block_tokens")
         if not 1 <= budget.max_output_tokens <= MAX_OUTPUT_TOKENS:
             message = f"max_output_tokens is {budget.max_output_tokens}; 1 to {MAX_OUTPUT_TOKENS} is allowed"
-            return Refused(pb.Refusal.REASON_INVALID, message, field="budget.max_output_tokens")
+            return SubmitRefusal(pb.Refusal.REASON_INVALID, message, field="budget.max_output_tokens")
         if not any(one.role == "decode" and one.is_here() for one in self._replicas.values()):
-            return Refused(pb.Refusal.REASON_NO_REPLICA, "no decode replica is there")
+            return SubmitRefusal(pb.Refusal.REASON_NO_REPLICA, "no decode replica is there")
         return None
 
-    def _no_room(self, item: Attempt, victims: list[Attempt] | None, now_s: float) -> Refused | None:
+    def _no_room(self, item: Attempt, victims: list[Attempt] | None, now_s: float) -> SubmitRefusal | None:
         """Return why `item` cannot wait here: it would wait too long, or nobody less important makes room for it."""
         queue, drain, is_resumed = self._holdings.queue, self._releases.drain, item.submitted.is_resumed
         if victims is None:
@@ -259,7 +242,9 @@ class Admission:
             message = (
                 f"router queue full: {count}/{queue.requests_max} {kind} requests, {queue.tokens} tokens"
             )
-            return Refused(pb.Refusal.REASON_QUEUE_FULL, message, self._releases.retry_after_ms(now_s))
+            return SubmitRefusal(
+                pb.Refusal.REASON_QUEUE_FULL, message, retry_after_ms=self._releases.retry_after_ms(now_s)
+            )
         if is_resumed:
             return None
         ahead = queue.ahead(item)
@@ -268,7 +253,8 @@ class Admission:
             message = (
                 f"it would wait {wait_s:.1f} s at the router, at most {self._limits.queue_delay_max_s:g} s"
             )
-            return Refused(pb.Refusal.REASON_QUEUE_FULL, message, drain.retry_after_ms(ahead, now_s))
+            retry_ms = drain.retry_after_ms(ahead, now_s)
+            return SubmitRefusal(pb.Refusal.REASON_QUEUE_FULL, message, retry_after_ms=retry_ms)
         foreseen_s = self._releases.foreseen_s(item, wait_s or 0.0)
         if foreseen_s is None:
             return None
@@ -279,7 +265,9 @@ class Admission:
         )
         estimate_ms = round(min(MS_MAX, foreseen_s * 1000))
         retry_ms = drain.retry_after_ms(ahead, now_s) if wait_s else 0
-        return Refused(pb.Refusal.REASON_DEADLINE, message, retry_ms, estimate_ms=estimate_ms)
+        return SubmitRefusal(
+            pb.Refusal.REASON_DEADLINE, message, retry_after_ms=retry_ms, estimate_ms=estimate_ms
+        )
 
     def _evict(self, item: Attempt, now_s: float) -> None:
         """A more important request needs its place."""

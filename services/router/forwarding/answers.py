@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from kvmesh.attach.names import name_of
+from kvmesh.attach.refusal import superseded_by
 from kvmesh.attach.v1 import attach_pb2 as pb
 from services.router.forwarding.attempt import Attempt, Stage
 from services.router.forwarding.attempt_table import Holdings
@@ -280,8 +281,7 @@ class Answers:
         if known is not None and known.submitted.attempt > item.submitted.attempt:
             item.cancel_decode(SUPERSEDED)
             if item.outbox is not None:
-                message = f"attempt {known.submitted.attempt} of the request is known here"
-                item.outbox.refuse(item.slot, pb.Refusal.REASON_SUPERSEDED, message)
+                superseded_by(known.submitted.attempt).send(item.outbox, item.slot)
             self._holdings.end(item, now_s, "REASON_SUPERSEDED")
             return
         item.stage = Stage.GENERATING
