@@ -19,6 +19,7 @@ from kvmesh import server as mesh_server
 from kvmesh import service_options
 from kvmesh.advertise import AS_LISTENED, Advertised
 from kvmesh.attach.dialing import Dialer
+from kvmesh.attach.link_manager import LinkManager
 from kvmesh.attach.outbox import MESSAGE_BYTES_MAX
 from kvmesh.attach.server import PROTOCOL_VERSION, AttachService
 from kvmesh.attach.v1 import attach_pb2, attach_pb2_grpc
@@ -42,7 +43,7 @@ from kvmesh.trust.peers import EXPIRES, Trust
 from services.router import telemetry
 from services.router.forwarding.admission import ForwardingLimits
 from services.router.forwarding.core import ForwardingCore
-from services.router.forwarding.replica_links import ReplicaLinks
+from services.router.forwarding.replica_links import ReplicaHost
 from services.router.gossip.dispatch_gossip import DispatchGossip
 from services.router.gossip.peer_routers import known_dispatches
 from services.router.index.index_reader import IndexReader
@@ -208,7 +209,7 @@ class Router:
         hello = attach_pb2.Hello(
             process_id=place.name, boot_id=self._boot_id, protocol_version=PROTOCOL_VERSION
         )
-        self.links = ReplicaLinks(
+        host = ReplicaHost(
             self.relay,
             hello,
             self._version,
@@ -219,6 +220,7 @@ class Router:
             trust.explain,
             dialer,
         )
+        self.links = LinkManager(host, clock, "replica")
         telemetry.export(self.relay, policy, self.index, self.dispatches, self.metrics, clock)
         self.metrics.gauge("certificate_expires_seconds", EXPIRES, trust.expires_s)
         request_reader = RequestReader(MESSAGE_BYTES_MAX, clock=clock)

@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
+from kvmesh.attach.link_manager import LinkManager
 from kvmesh.attach.outbox import DownwardOutbox
 from kvmesh.attach.server import AttachService
 from kvmesh.attach.v1 import attach_pb2 as pb
@@ -20,8 +21,10 @@ from kvmesh.clock import MonotonicClock
 from kvmesh.membership.member import Member
 from kvmesh.server import SERVER_OPTIONS
 from services.router.forwarding.admission import ForwardingLimits
+from services.router.forwarding.attempt import Attempt
 from services.router.forwarding.core import ForwardingCore
-from services.router.forwarding.replica_links import ReplicaLinks
+from services.router.forwarding.replica_links import ReplicaHost
+from services.router.forwarding.replicas import Replica
 from services.router.index.local_index import LocalPrefixIndex
 from services.router.placement.cost_policy import CostPolicy
 
@@ -63,7 +66,7 @@ def member(name: str, address: str, boot_id: str) -> Member:
 
 
 @asynccontextmanager
-async def linked() -> AsyncIterator[tuple[ReplicaLinks, ForwardingCore]]:
+async def linked() -> AsyncIterator[tuple[LinkManager[Replica[Attempt]], ForwardingCore]]:
     policy = CostPolicy(
         "r",
         LocalPrefixIndex(),
@@ -74,7 +77,9 @@ async def linked() -> AsyncIterator[tuple[ReplicaLinks, ForwardingCore]]:
     )
     relay = ForwardingCore("r", "m", 4, policy, ForwardingLimits(8, 60.0, 3.0))
     hello = pb.Hello(process_id="r", boot_id="r", protocol_version=1)
-    links = ReplicaLinks(relay, hello, "m", 4, MonotonicClock(), _channel, lambda names: None)
+    clock = MonotonicClock()
+    host = ReplicaHost(relay, hello, "m", 4, clock, _channel, lambda names: None)
+    links = LinkManager(host, clock, "replica")
     task = asyncio.create_task(links.run())
     try:
         yield links, relay
@@ -101,7 +106,7 @@ async def test_a_process_that_lost_its_name_is_left_when_it_runs_no_slot() -> No
         links.update([old_member])
         await until(lambda: "decode-0" in relay.replicas and relay.replicas["decode-0"].is_up)
         first = relay.replicas["decode-0"]
-        item: Any = SimpleNamespace(placement=None)
+        item: Any = SimpleNamespace(routing=SimpleNamespace(placement=None))
         first.slots[1] = item
         links.update([new_member])
         await until(lambda: new.stream_count == 1 and relay.replicas["decode-0"].is_up)
@@ -139,7 +144,7 @@ async def test_a_bug_with_one_replica_ends_neither_the_links_nor_the_process(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An error while the links are updated is logged and retried; the other streams stay open."""
-    monkeypatch.setattr("services.router.forwarding.replica_links.LOOK_S", 0.05)
+    monkeypatch.setattr("kvmesh.attach.link_manager.LOOK_S", 0.05)
     async with (
         replica("decode-0", "A") as (_, known),
         replica("decode-1", "B") as (_, odd),
