@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -28,6 +28,21 @@ class ServiceOptions:
     """0 takes a free one."""
     advertise: Advertised
     """What is registered in place of `listen`."""
+
+    @property
+    def host(self) -> str:
+        """The host that the service listens on."""
+        return self.listen.rpartition(":")[0]
+
+
+def parse(role: str, arguments: Sequence[str] | None, environment: Mapping[str, str]) -> ServiceOptions:
+    """Read the command line of `python -m services.<role>` and the file it names; `environment` may hold Redis' URL.
+
+    Raises ConfigError; argparse exits with 2 on its own.
+    """
+    parser = argparse.ArgumentParser(prog=f"python -m services.{role}")
+    add_options(parser, role, environment)
+    return read(parser.parse_args(arguments))
 
 
 def add_options(

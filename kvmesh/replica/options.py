@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from kvmesh.advertise import AS_LISTENED, Advertised, peer
-from kvmesh.config import MeshConfig
-from kvmesh.service_options import add_options, read
+from kvmesh.advertise import peer
+from kvmesh.service_options import ServiceOptions, add_options, read
 
 _NONE: Final[Mapping[str, str]] = {}
 
@@ -17,26 +16,12 @@ ReplicaRole = Literal["prefill", "decode"]
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(ServiceOptions):
     """What a replica is started with."""
 
     role: ReplicaRole
-    config: MeshConfig
-    process_id: str
-    listen: str
-    """Where to serve, "host:port"; port 0 takes a free one."""
-    redis_url: str
     engine: str
     """Where the replica's Triton server answers gRPC, "host:port"."""
-    metrics_port: int
-    """0 takes a free one."""
-    advertise: Advertised = AS_LISTENED
-    """What is registered in place of `listen`."""
-
-    @property
-    def host(self) -> str:
-        """The host the replica listens on."""
-        return self.listen.rpartition(":")[0]
 
 
 def parse(
@@ -52,12 +37,12 @@ def parse(
     given = parser.parse_args(arguments)
     service = read(given)
     return Options(
-        role=role,
-        config=service.config,
-        process_id=service.process_id,
-        listen=service.listen,
-        redis_url=service.redis_url,
-        engine=peer(given.engine, "--engine"),
-        metrics_port=service.metrics_port,
-        advertise=service.advertise,
+        service.config,
+        service.process_id,
+        service.listen,
+        service.redis_url,
+        service.metrics_port,
+        service.advertise,
+        role,
+        peer(given.engine, "--engine"),
     )

@@ -2,44 +2,23 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import gc
 import logging
 import os
 import random
-import secrets
-import sys
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Any, Final
 
-from kvmesh import server as mesh_server
-from kvmesh import service_options
-from kvmesh.advertise import AS_LISTENED, Advertised
+from kvmesh import process, service_options
 from kvmesh.attach.dialing import Dialer
 from kvmesh.attach.link_manager import LinkManager
-from kvmesh.attach.outbox import MESSAGE_BYTES_MAX
-from kvmesh.attach.server import PROTOCOL_VERSION, AttachService
-from kvmesh.attach.v1 import attach_pb2, attach_pb2_grpc
-from kvmesh.clock import MonotonicClock
-from kvmesh.config import ConfigError, MeshConfig
-from kvmesh.membership import telemetry as name_telemetry
-from kvmesh.membership.address_filter import AddressFilter
+from kvmesh.config import ConfigError
 from kvmesh.membership.member import Member
-from kvmesh.membership.membership import Membership
-from kvmesh.membership.registration import Registration
-from kvmesh.metrics import Metrics, exposed
 from kvmesh.queue_order import ORDERS
-from kvmesh.redis_link import RedisLink
-from kvmesh.request_reader import RequestReader, export_request_reader
 from kvmesh.router.v1 import router_pb2_grpc
-from kvmesh.tasks import end
-from kvmesh.telemetry import start_logging, tracing_of
+from kvmesh.service_options import ServiceOptions
 from kvmesh.timer import Timer
-from kvmesh.trust.networks import Networks
-from kvmesh.trust.peers import EXPIRES, Trust
+from kvmesh.trust.peers import Trust
 from services.router import telemetry
 from services.router.forwarding.admission import ForwardingLimits
 from services.router.forwarding.core import ForwardingCore
@@ -53,123 +32,45 @@ from services.router.status import SERVICE_NAME, RouterStatus
 
 log = logging.getLogger(__name__)
 
-ATTACH_NAME: Final = "kvmesh.attach.v1.AttachService"
 WARM_UP_S: Final = 2.0
 """A router registers when it is attached to the replicas it found and has loaded their index, or after this."""
 
 LOOK_S: Final = 0.02
 IDLE_LOOK_S: Final = 0.05
-USAGE_ERROR: Final = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where and as whom this process runs."""
-
-    name: str
-    listen: str
-    redis_url: str
-    metrics_port: int
-    advertise: Advertised = AS_LISTENED
-    """What is registered in place of `listen`."""
-
-    @property
-    def host(self) -> str:
-        """Host the process listens on."""
-        return self.listen.rpartition(":")[0]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run until a signal; return the exit status. 2: it could not start, and one sentence on stderr says why."""
-    parser = argparse.ArgumentParser(prog="python -m services.router")
-    service_options.add_options(parser, "router", os.environ)
-    given = parser.parse_args(arguments)
-    try:
-        options = service_options.read(given)
-        config = options.config
-        place = Place(
-            *(options.process_id, options.listen, options.redis_url, options.metrics_port, options.advertise)
-        )
-        start_logging(config.telemetry.log_level, "router", place.name)
-        return mesh_server.run(serve(config, place))
-    except (ConfigError, OSError) as error:
-        sys.stderr.write(f"{error}\n")
-        return USAGE_ERROR
+    return process.main(
+        "router",
+        lambda: service_options.parse("router", arguments, os.environ),
+        lambda options: Router(options).serve(),
+        (ConfigError, OSError),
+    )
 
 
-async def serve(config: MeshConfig, place: Place) -> int:
-    """Serve until a signal; return the exit status."""
-    async with AsyncExitStack() as stack:
-        router = Router(config, place)
-        stack.callback(router.close)
-        stack.push_async_callback(router.redis.close)
-        metrics_address = await stack.enter_async_context(
-            exposed(router.metrics, place.host, place.metrics_port)
-        )
-        router.metrics.process_gauges()
-        address = await router.server.listen(place.listen)
-        member = router.member(place.advertise.address(address))
-        registration = Registration(router.redis, config.mesh.name, member, router.server.stand_by)
-        address_filter = AddressFilter(router.networks)
-        name_telemetry.export(registration, address_filter, router.metrics)
-        membership = Membership(
-            router.redis, config.mesh.name, router.on_members, own=registration, address_filter=address_filter
-        )
-        async with asyncio.TaskGroup() as tasks:
-            running = [
-                tasks.create_task(router.links.run(), name="replica-links"),
-                tasks.create_task(router.index.run(), name="index-reader"),
-                tasks.create_task(router.dispatches.run(), name="dispatches"),
-                tasks.create_task(membership.run(), name="membership"),
-            ]
-            try:
-                await router.warm_up()
-                running.append(tasks.create_task(registration.run(), name="registration"))
-                await router.server.set_serving(True)
-                router.server.announce(metrics_address)
-                log.info("serving", extra={"address": address})
-                gc.collect()
-                gc.freeze()  # what is built lives as long as the process; the collector need not walk it again
-
-                async def drain() -> None:
-                    registration.update(draining=True)
-                    await router.drain()
-
-                await router.server.run(drain)
-            finally:
-                await end(running)
-        await registration.deregister()
-    return 0
-
-
-class Router:
+class Router(process.MeshProcess):
     """One router, built but not started: everything but its sockets, Redis and tasks."""
 
-    def __init__(self, config: MeshConfig, place: Place) -> None:
-        self._place = place
+    def __init__(self, options: ServiceOptions) -> None:
+        config = options.config
+        super().__init__("router", options, Trust(config, "router"))
         self._version = config.engine.salt
-        self._block_tokens = config.engine.block_tokens
-        self._boot_id = secrets.token_hex(8)
         self._is_view_known = False
         self._is_warmed_up = False
         self._routers: list[tuple[str, str]] = []
         self.has_heir = False
         """True while another router is there that takes new requests."""
-        clock = MonotonicClock()
-        section, mesh = config.router, config.mesh.name
-        trust = Trust(config, "router")
-        self.networks = Networks(config.trust.networks)
-        self.metrics = Metrics("router")
-        dialer = Dialer(clock, self.networks)
+        name, section, mesh = options.process_id, config.router, config.mesh.name
+        block_tokens = config.engine.block_tokens
+        dialer = Dialer(self.clock, self.networks)
         dialer.export(self.metrics)
-        self._tracing = tracing_of(config.telemetry, "router", place.name)
-        self.redis = RedisLink(place.redis_url)
         local_index = LocalPrefixIndex(section.index_blocks_max)
         policy = CostPolicy(
-            place.name,
+            name,
             local_index,
             random.Random(),
-            block_tokens=self._block_tokens,
+            block_tokens=block_tokens,
             dispatch_ahead_s=section.dispatch_ahead_s,
             local_prefill_tokens_max=section.local_prefill_tokens_max,
             transfer_block_s=section.transfer_block_us / 1e6,
@@ -178,18 +79,18 @@ class Router:
         self.dispatches = DispatchGossip(
             self.redis,
             mesh,
-            place.name,
-            self._boot_id,
+            name,
+            self.boot_id,
             policy.observe,
             known_dispatches(policy.backlog),
             lambda replica: replica in self.relay.replicas,
-            clock,
+            self.clock,
         )
-        self._telemetry = telemetry.ForwardingTelemetry(self.metrics, self._tracing, self._block_tokens)
+        self._telemetry = telemetry.ForwardingTelemetry(self.metrics, self.tracing, block_tokens)
         self.relay = ForwardingCore(
-            place.name,
+            name,
             self._version,
-            self._block_tokens,
+            block_tokens,
             policy,
             ForwardingLimits(
                 section.queue_max_requests,
@@ -203,59 +104,33 @@ class Router:
             record=self._telemetry,
             forecast=policy,
         )
-        self._alarm = Timer(self.relay, clock, _log_bug)
+        self._alarm = Timer(self.relay, self.clock, _log_bug)
         self.relay.on_change = self._alarm.update
-        self.index = IndexReader(self.redis, mesh, local_index, clock)
-        hello = attach_pb2.Hello(
-            process_id=place.name, boot_id=self._boot_id, protocol_version=PROTOCOL_VERSION
-        )
+        self.index = IndexReader(self.redis, mesh, local_index, self.clock)
         host = ReplicaHost(
             self.relay,
-            hello,
+            self.hello,
             self._version,
-            self._block_tokens,
-            clock,
-            trust.channel,
+            block_tokens,
+            self.clock,
+            self.trust.channel,
             self.on_replicas,
-            trust.explain,
+            self.trust.explain,
             dialer,
         )
-        self.links = LinkManager(host, clock, "replica")
-        telemetry.export(self.relay, policy, self.index, self.dispatches, self.metrics, clock)
-        self.metrics.gauge("certificate_expires_seconds", EXPIRES, trust.expires_s)
-        request_reader = RequestReader(MESSAGE_BYTES_MAX, clock=clock)
-        export_request_reader(self.metrics, request_reader)
-        self.server = mesh_server.MeshServer(
-            "router",
-            place.name,
-            (ATTACH_NAME, SERVICE_NAME),
-            credentials=trust.server_credentials(),
-            guards=trust.guards(),
-            request_reader=request_reader,
-        )
-        attach = AttachService(self.relay, hello, clock, request_reader)
-        attach_pb2_grpc.add_AttachServiceServicer_to_server(attach, self.server.grpc)
+        self.links = LinkManager(host, self.clock, "replica")
+        telemetry.export(self.relay, policy, self.index, self.dispatches, self.metrics, self.clock)
+        attach = self.serve_attach(self.relay, SERVICE_NAME)
         router_pb2_grpc.add_RouterServiceServicer_to_server(
-            RouterStatus(self.relay, policy, attach, self.redis, clock), self.server.grpc
+            RouterStatus(self.relay, policy, attach, self.redis, self.clock), self.server.grpc
         )
 
-    def member(self, address: str) -> Member:
-        """Return what this process registers as."""
-        return Member(
-            process_id=self._place.name,
-            role="router",
-            address=address,
-            boot_id=self._boot_id,
-            model_version=self._version,
-            block_tokens=self._block_tokens,
-        )
-
-    def on_members(self, members: Sequence[Member]) -> None:
+    def on_members(self, members: list[Member]) -> None:
         """Take a new view of the mesh."""
         self._is_view_known = True
         self.has_heir = any(
             member.role == "router"
-            and member.boot_id != self._boot_id
+            and member.boot_id != self.boot_id
             and member.model_version == self._version
             and not member.draining
             for member in members
@@ -270,6 +145,17 @@ class Router:
         self.index.set_replicas(names)
         self._telemetry.set_replicas(names)
         self.dispatches.set_routers(self._routers)
+
+    def background(self) -> Iterable[tuple[str, Coroutine[Any, Any, None]]]:
+        """Return the tasks that keep the replicas, the index and the peer routers up to date."""
+        yield "replica-links", self.links.run()
+        yield "index-reader", self.index.run()
+        yield "dispatches", self.dispatches.run()
+
+    async def become_ready(self) -> None:
+        """Serve once the router is warm, or after WARM_UP_S."""
+        await self.warm_up()
+        await self.set_serving()
 
     async def warm_up(self) -> None:
         """Wait until the replicas that are there are attached, their index is loaded, and the other routers have told what
@@ -299,10 +185,10 @@ class Router:
                 return
             await asyncio.sleep(IDLE_LOOK_S)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Stop the timer and export the last spans."""
         self._alarm.close()
-        self._tracing.close()
+        await super().close()
 
 
 def _log_bug(error: Exception) -> None:

@@ -7,13 +7,15 @@ from typing import Any
 import pytest
 from prometheus_client import generate_latest
 
+from kvmesh.advertise import AS_LISTENED
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.clock import VirtualClock
 from kvmesh.config import MeshConfig
 from kvmesh.metrics import Metrics
+from kvmesh.service_options import ServiceOptions
 from services.router import telemetry
 from services.router.forwarding.attempt import Attempt, Stage, Submission
-from services.router.main import Place, Router
+from services.router.main import Router
 from services.router.placement.policy import Dispatched, Placement
 from tests.unit.router.desk import Desk
 
@@ -115,11 +117,10 @@ def test_the_imbalance_is_the_most_over_the_mean_whoever_dispatched_it() -> None
 
 async def test_a_router_names_the_replicas_it_has() -> None:
     """Those of its links, from the first moment on, and no others."""
-    place = Place("router-0", "127.0.0.1:0", "redis://127.0.0.1:1", 0)
-    router = Router(MeshConfig(), place)
+    options = ServiceOptions(MeshConfig(), "router-0", "127.0.0.1:0", "redis://127.0.0.1:1", 0, AS_LISTENED)
+    router = Router(options)
     for names in (["prefill-0", "decode-0"], ["prefill-1", "decode-0"]):
         router.on_replicas(names)
         named = {name for name in values(router.metrics) if name.startswith("placed_seconds")}
         assert named == {f'placed_seconds_total{{replica="{name}"}}' for name in names}
-    router.close()
-    await router.redis.close()
+    await router.close()

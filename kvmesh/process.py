@@ -1,0 +1,206 @@
+"""The life of a service's process: built, joined to the mesh, serving, draining, gone. A shell.
+
+Router, frontend and replicas build a `MeshProcess`; `main` runs it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import secrets
+import sys
+from collections.abc import Callable, Coroutine, Iterable
+from contextlib import AsyncExitStack
+from typing import Any, Final, Literal, TypeVar
+
+from kvmesh.attach.outbox import MESSAGE_BYTES_MAX
+from kvmesh.attach.server import PROTOCOL_VERSION, Attachable, AttachService
+from kvmesh.attach.v1 import attach_pb2 as pb
+from kvmesh.attach.v1 import attach_pb2_grpc
+from kvmesh.clock import MonotonicClock
+from kvmesh.membership import telemetry as name_telemetry
+from kvmesh.membership.address_filter import AddressFilter
+from kvmesh.membership.member import Member
+from kvmesh.membership.membership import Membership
+from kvmesh.membership.registration import Registration
+from kvmesh.metrics import Metrics, exposed
+from kvmesh.redis_link import RedisLink
+from kvmesh.request_reader import RequestReader, export_request_reader
+from kvmesh.server import MeshServer, run
+from kvmesh.service_options import ServiceOptions
+from kvmesh.tasks import end
+from kvmesh.telemetry import start_logging, tracing_of
+from kvmesh.trust.networks import Networks
+from kvmesh.trust.peers import EXPIRES, Trust
+
+log = logging.getLogger(__name__)
+
+ATTACH_NAME: Final = "kvmesh.attach.v1.AttachService"
+USAGE_ERROR: Final = 2
+"""Exit status of a process that could not start."""
+
+Role = Literal["frontend", "router", "prefill", "decode"]
+Options = TypeVar("Options", bound=ServiceOptions)
+
+
+def main(
+    role: Role,
+    parse: Callable[[], Options],
+    serve: Callable[[Options], Coroutine[Any, Any, None]],
+    usage_errors: tuple[type[Exception], ...],
+) -> int:
+    """Run `serve` with the options that `parse` returns; return the exit status.
+
+    2: `usage_errors` kept it from starting, and one sentence on stderr says why.
+    """
+
+    async def served(options: Options) -> int:
+        await serve(options)
+        return 0
+
+    try:
+        options = parse()
+        start_logging(options.config.telemetry.log_level, role, options.process_id)
+        return run(served(options))
+    except usage_errors as error:
+        sys.stderr.write(f"{error}\n")
+        return USAGE_ERROR
+
+
+class MeshProcess:
+    """A process of the mesh, built but not started: its sockets, leases and tasks belong to `serve`.
+
+    A role sets `server` and overrides the steps below `serve` that it needs.
+    """
+
+    server: MeshServer
+
+    def __init__(self, role: Role, options: ServiceOptions, trust: Trust) -> None:
+        config = options.config
+        self.role = role
+        self.options = options
+        self.trust = trust
+        self.boot_id = secrets.token_hex(8)
+        self.hello = pb.Hello(
+            process_id=options.process_id, boot_id=self.boot_id, protocol_version=PROTOCOL_VERSION
+        )
+        self.clock = MonotonicClock()
+        self.networks = Networks(config.trust.networks)
+        self.redis = RedisLink(options.redis_url)
+        self.metrics = Metrics(role)
+        self.metrics.gauge("certificate_expires_seconds", EXPIRES, trust.expires_s)
+        self.tracing = tracing_of(config.telemetry, role, options.process_id)
+        self.registration: Registration | None = None
+        """Set while the process serves."""
+
+    def serve_attach(self, core: Attachable, service_name: str) -> AttachService:
+        """Set `server` to one that serves Attach for `core`, and `service_name` beside it."""
+        reader = RequestReader(MESSAGE_BYTES_MAX, clock=self.clock)
+        export_request_reader(self.metrics, reader)
+        attach = AttachService(core, self.hello, self.clock, reader)
+        self.server = MeshServer(
+            self.role,
+            self.options.process_id,
+            (ATTACH_NAME, service_name),
+            credentials=self.trust.server_credentials(),
+            guards=self.trust.guards(),
+            request_reader=reader,
+        )
+        attach_pb2_grpc.add_AttachServiceServicer_to_server(attach, self.server.grpc)
+        return attach
+
+    async def serve(self) -> None:
+        """Join the mesh and serve until a signal; then drain and leave. Raises ListenError."""
+        options, mesh = self.options, self.options.config.mesh.name
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self.close)
+            metrics_address = await stack.enter_async_context(
+                exposed(self.metrics, options.host, options.metrics_port)
+            )
+            self.metrics.process_gauges()
+            address = await self.server.listen(options.listen)
+            member = self.member(options.advertise.address(address))
+            self.registration = Registration(self.redis, mesh, member, self.stand_by)
+            stack.push_async_callback(self.registration.deregister)
+            address_filter = AddressFilter(self.networks)
+            name_telemetry.export(self.registration, address_filter, self.metrics)
+            membership = Membership(
+                self.redis, mesh, self.on_members, own=self.registration, address_filter=address_filter
+            )
+            await self.prepare()
+            async with asyncio.TaskGroup() as tasks:
+                running = [
+                    tasks.create_task(work, name=name)
+                    for name, work in (
+                        *self.background(),
+                        ("membership", membership.run()),
+                        ("registration", self._register(self.registration, metrics_address)),
+                    )
+                ]
+                try:
+                    await self.server.run(self._drain)
+                finally:
+                    await self.flush()
+                    await end(running)
+
+    async def _register(self, registration: Registration, metrics_address: str) -> None:
+        await self.become_ready()
+        self.server.announce(metrics_address)
+        await registration.run()
+
+    async def _drain(self) -> None:
+        # Marked, not removed: other processes still look the lease up until everything here has ended.
+        if self.registration is not None:
+            self.registration.update(draining=True)
+        await self.drain()
+
+    async def set_serving(self) -> None:
+        """Say SERVING. What is built so far lives as long as the process: garbage collection need not walk it again."""
+        await self.server.set_serving(True)
+        log.info("serving", extra={"address": self.server.address})
+        gc.collect()
+        gc.freeze()
+
+    # The steps of a role.
+
+    def member(self, address: str) -> Member:
+        """Return what the process registers as."""
+        engine = self.options.config.engine
+        return Member(
+            process_id=self.options.process_id,
+            role=self.role,
+            address=address,
+            boot_id=self.boot_id,
+            model_version=engine.salt,
+            block_tokens=engine.block_tokens,
+        )
+
+    def on_members(self, members: list[Member]) -> None:
+        """Take a new view of the mesh. Ignored by default."""
+
+    async def stand_by(self, reason: str) -> None:
+        """Another process has the name for `reason`; empty: this one has it."""
+        await self.server.stand_by(reason)
+
+    async def prepare(self) -> None:
+        """Load what the background tasks need. Nothing by default."""
+
+    def background(self) -> Iterable[tuple[str, Coroutine[Any, Any, None]]]:
+        """Return the tasks that run while the process serves, by name."""
+        return ()
+
+    async def become_ready(self) -> None:
+        """Return when the process may register."""
+        await self.set_serving()
+
+    async def drain(self) -> None:
+        """Refuse what is new; return when what is live has ended. Cancelled when its time is over."""
+
+    async def flush(self) -> None:
+        """Write what must not be lost, with the background tasks still running. Nothing by default."""
+
+    async def close(self) -> None:
+        """Close what the constructor opened."""
+        self.tracing.close()
+        await self.redis.close()
