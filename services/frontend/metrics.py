@@ -89,7 +89,7 @@ def watch_core(metrics: Metrics, core: FrontendCore) -> None:
     known = core.verdicts
     text = "Verdicts of one replica on a request, by what became of them."
     for outcome, total in (
-        ("contested", lambda: known.contested_total),
+        ("contested", lambda: known.cross_checks_total),
         ("contradicted", lambda: known.contradicted_total),
         ("confirmed", lambda: known.confirmed_total),
         ("unpaid", lambda: known.unpaid_total),

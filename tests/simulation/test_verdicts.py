@@ -291,6 +291,6 @@ def test_no_schedule_lets_a_lie_through_or_leaves_anything_behind() -> None:
         except BaseException as error:
             raise AssertionError(f"seed={seed}") from error
         lies += schedule.lies
-        contested += sum(each.contested_total for each in known)
+        contested += sum(each.cross_checks_total for each in known)
         contradicted += sum(each.contradicted_total for each in known)
     assert lies > 30 and contested > 5 and contradicted > 3, (lies, contested, contradicted)

@@ -99,7 +99,7 @@ def on_tokens(request: LiveRequest, row: frames.Row, now_s: float) -> None:
         _on_verdict(request, faults.INVALID_TOKEN, attempt.decode_replica, now_s)
         return
     request.retry_state.on_progress()
-    if request.upstream.contested:
+    if request.upstream.cross_checked:
         cross_check.on_progress(request, now_s)
     if is_first:
         request.hub.schedule(request)
@@ -172,7 +172,7 @@ def on_failure(request: LiveRequest, row: attach.Failure, now_s: float) -> None:
     if _has_left(request) or request.end_if_complete(now_s):
         return
     if row.code in (attach.Failure.CODE_INVALID, attach.Failure.CODE_INVALID_TOKEN):
-        _on_verdict(request, fault, row.replica, now_s, is_contestable=row.contestable)
+        _on_verdict(request, fault, row.replica, now_s, can_cross_check=row.contestable)
     elif (
         row.code == attach.Failure.CODE_REPLICA_LOST
         and attempt.has_tokens
@@ -191,7 +191,7 @@ def _on_verdict(
     replica: str,
     now_s: float,
     *,
-    is_contestable: bool = False,
+    can_cross_check: bool = False,
 ) -> None:
     """Handle a verdict of `replica`: an invalid request, or a token id outside the vocabulary. The slot ended."""
     placement = request.upstream.current.placement
@@ -200,8 +200,8 @@ def _on_verdict(
         error = faults.given_up("ENGINE_ERROR", len(request.attempts), len(request.progress.ids))
     else:
         error = faults.engine_refused("")
-    verdict = Verdict(replica, role, fault, error, is_contestable, now_s)
-    cross_check.hear(request, verdict, now_s)
+    verdict = Verdict(replica, role, fault, error, can_cross_check, now_s)
+    cross_check.on_verdict(request, verdict, now_s)
 
 
 def _refused_in_time(request: LiveRequest, row: attach.Refusal, now_s: float) -> None:

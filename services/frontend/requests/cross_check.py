@@ -26,21 +26,21 @@ LOOK_S: Final = 0.05
 """How often a waiting verdict looks whether it was."""
 
 
-def hear(request: LiveRequest, verdict: Verdict, now_s: float) -> None:
+def on_verdict(request: LiveRequest, verdict: Verdict, now_s: float) -> None:
     """Contest `verdict` on `request`, whose slot is closed, let it wait, or end the request with it."""
     upstream, known = request.upstream, request.hub.verdicts
-    before = upstream.contested.get(verdict.role)
-    has_waited, upstream.pending = upstream.pending is not None, None
+    before = upstream.cross_checked.get(verdict.role)
+    has_waited, upstream.pending_verdict = upstream.pending_verdict is not None, None
     may_wait = known.is_undecided(verdict.replica, now_s) and now_s - verdict.at_s < WAIT_S
     if before is not None and before.replica != verdict.replica:
         known.confirmed(before.replica, now_s)
-    elif verdict.is_contestable and request.retry_state.executions_left:
+    elif verdict.can_cross_check and request.retry_state.executions_left:
         is_paid = known.is_doubted(verdict.replica, now_s)
         if is_paid or (not (has_waited and may_wait) and request.hub.take_spare_retry(now_s)):
-            _contest(request, verdict, now_s)
+            _begin(request, verdict, now_s)
             return
         if may_wait:
-            upstream.pending = verdict
+            upstream.pending_verdict = verdict
             request.pause(verdict.fault, now_s + LOOK_S)
             return
         known.unpaid_total += 1
@@ -48,10 +48,10 @@ def hear(request: LiveRequest, verdict: Verdict, now_s: float) -> None:
     request.end_with(Outcome(error=verdict.error), now_s)
 
 
-def _contest(request: LiveRequest, verdict: Verdict, now_s: float) -> None:
-    request.upstream.contested[verdict.role] = verdict
-    request.hub.verdicts.contested(request, verdict.replica)
-    request.contest(verdict.fault, now_s)
+def _begin(request: LiveRequest, verdict: Verdict, now_s: float) -> None:
+    request.upstream.cross_checked[verdict.role] = verdict
+    request.hub.verdicts.opened(request, verdict.replica)
+    request.cross_check(verdict.fault, now_s)
 
 
 def on_progress(request: LiveRequest, now_s: float) -> None:
@@ -64,10 +64,10 @@ def on_progress(request: LiveRequest, now_s: float) -> None:
     if placement is None:
         return
     made = len(request.progress.ids) - attempt.start_position
-    for verdict in list(upstream.contested.values()):
+    for verdict in list(upstream.cross_checked.values()):
         if made < 1 + (verdict.role == "decode" and bool(placement.prefill_replica)):
             continue
-        del upstream.contested[verdict.role]
+        del upstream.cross_checked[verdict.role]
         request.hub.verdicts.closed(request, verdict.replica)
         if verdict.replica not in (placement.prefill_replica, placement.decode_replica):
             request.hub.verdicts.contradicted(verdict.replica, now_s)
@@ -76,8 +76,8 @@ def on_progress(request: LiveRequest, now_s: float) -> None:
 
 def close(request: LiveRequest) -> None:
     """`request` tests no verdict any more."""
-    while request.upstream.contested:
-        _, verdict = request.upstream.contested.popitem()
+    while request.upstream.cross_checked:
+        _, verdict = request.upstream.cross_checked.popitem()
         request.hub.verdicts.closed(request, verdict.replica)
 
 
@@ -86,5 +86,5 @@ def assert_consistent(known: Verdicts[LiveRequest]) -> None:
     for replica, testers in known.testers.items():
         assert testers, f"{replica} is tested by no request"
         for request in testers:
-            names = {verdict.replica for verdict in request.upstream.contested.values()}
+            names = {verdict.replica for verdict in request.upstream.cross_checked.values()}
             assert request.outcome is None and replica in names, request

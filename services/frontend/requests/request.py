@@ -271,12 +271,12 @@ class LiveRequest:
         delay_s = self.retry_state.delay_s(self.hub.jitter(), untouched=untouched, after_s=after_s)
         self._submit_after(delay_s, now_s, is_resume=not untouched)
 
-    def contest(self, fault: str, now_s: float) -> None:
+    def cross_check(self, fault: str, now_s: float) -> None:
         """-> WAITING, the slot being closed: test the verdict `fault` by one more attempt, which is paid for."""
         self._wait(fault)
         self.progress.count_lost(self.upstream.current)
         has_tokens = len(self.progress.ids) > len(self.spec.received_ids)
-        is_resume = self.retry_state.contest(now_s, has_tokens=has_tokens)
+        is_resume = self.retry_state.count_cross_check(now_s, has_tokens=has_tokens)
         delay_s = self.retry_state.delay_s(self.hub.jitter(), untouched=False, after_s=0.0)
         self._submit_after(delay_s, now_s, is_resume=is_resume)
 

@@ -108,7 +108,7 @@ class RetryState:
         self.retries += 1
         return None
 
-    def contest(self, now_s: float, *, has_tokens: bool) -> bool:
+    def count_cross_check(self, now_s: float, *, has_tokens: bool) -> bool:
         """Count the execution that tests a verdict; return whether it is a resume. Ask for `executions_left` first.
 
         `has_tokens`: an engine made some. Before that the attempt is a retry, which has no privilege of a resume.

@@ -79,9 +79,9 @@ def _too_silent(request: LiveRequest, now_s: float) -> None:
 
 def _ask(request: LiveRequest, now_s: float) -> None:
     request.retry_at_s = None
-    pending = request.upstream.pending
+    pending = request.upstream.pending_verdict
     if pending is not None:
-        cross_check.hear(request, pending, now_s)
+        cross_check.on_verdict(request, pending, now_s)
     elif request.state is State.WAITING:
         request.submit(now_s)
     else:

@@ -42,9 +42,9 @@ class Upstream:
         "attempts",
         "avoid",
         "cause",
-        "contested",
+        "cross_checked",
         "peer",
-        "pending",
+        "pending_verdict",
         "slot",
         "takeover",
     )
@@ -59,9 +59,9 @@ class Upstream:
         """Of the next attempt."""
         self.avoid = ""
         """A router that just failed the request; another one is preferred."""
-        self.contested: dict[Role, Verdict] = {}
+        self.cross_checked: dict[Role, Verdict] = {}
         """Verdicts that the attempts from now on put to the test."""
-        self.pending: Verdict | None = None
+        self.pending_verdict: Verdict | None = None
         """A verdict that waits for those of other requests to be tested."""
 
     def __repr__(self) -> str:
@@ -138,7 +138,7 @@ class Upstream:
             credit_position=progress.open_window(),
             resumed=retry_state.was_taken or spec.goes_ahead,
             vocabulary_size=progress.output.vocabulary_size,
-            contested_replicas=[one.replica for one in self.contested.values()],
+            contested_replicas=[one.replica for one in self.cross_checked.values()],
         )
         ttft_s = spec.ttft_deadline_s if progress.first_token_s is None else None
         peer.link.outbox.submit(row, spec.hops_deadline_s, ttft_s)

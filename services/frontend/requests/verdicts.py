@@ -26,7 +26,7 @@ class Verdict(NamedTuple):
     fault: str
     error: MeshError
     """What the client gets if it is final."""
-    is_contestable: bool
+    can_cross_check: bool
     """Another replica of the role can be asked."""
     at_s: float
 
@@ -35,7 +35,7 @@ class Verdicts(Generic[Tester]):
     """What became of the verdicts of each replica, in all requests of a frontend."""
 
     def __init__(self) -> None:
-        self.contested_total = 0
+        self.cross_checks_total = 0
         self.contradicted_total = 0
         self.confirmed_total = 0
         self.unpaid_total = 0
@@ -53,9 +53,9 @@ class Verdicts(Generic[Tester]):
         """True if a verdict of `replica` is being tested, and none was confirmed a moment ago."""
         return bool(self.testers.get(replica)) and not _is_recent(self._confirmed_s, replica, now_s)
 
-    def contested(self, request: Tester, replica: str) -> None:
+    def opened(self, request: Tester, replica: str) -> None:
         """`request` tests a verdict of `replica`."""
-        self.contested_total += 1
+        self.cross_checks_total += 1
         self.testers.setdefault(replica, set()).add(request)
 
     def confirmed(self, replica: str, now_s: float) -> None:

@@ -124,7 +124,7 @@ def test_what_a_replica_refuses_by_its_limits_is_final() -> None:
     assert finish(mesh, client) == "ENGINE_REFUSED"
     mesh.settle(3)
     assert len(mesh.submits) == 1 and not mesh.contradictions
-    assert mesh.core.verdicts.contested_total == 0
+    assert mesh.core.verdicts.cross_checks_total == 0
 
 
 def test_a_replica_that_repeats_its_verdict_does_not_confirm_it() -> None:
@@ -136,7 +136,7 @@ def test_a_replica_that_repeats_its_verdict_does_not_confirm_it() -> None:
     mesh.settle()
     refuse(mesh, client)
     known = mesh.core.verdicts
-    assert (known.contested_total, known.confirmed_total) == (2, 0)
+    assert (known.cross_checks_total, known.confirmed_total) == (2, 0)
     mesh.decode = "decode-1"
     assert finish(mesh, client) == "LENGTH"
     assert known.contradicted_total == 1 and client.ids == whole(client)
