@@ -27,7 +27,7 @@ def on_acceptance(request: LiveRequest, _: attach.Acceptance, now_s: float) -> N
 
 def _accepted(request: LiveRequest, now_s: float) -> None:
     attempt = request.upstream.current
-    attempt.heard_s = now_s
+    attempt.last_seen_s = now_s
     if request.state is State.LEAVING:
         request.abandon()
     elif request.state is State.TAKING_OVER:
@@ -46,7 +46,7 @@ def _unplaced(request: LiveRequest) -> None:
 
 def on_placement(request: LiveRequest, row: attach.Placement, now_s: float) -> None:
     """Note the router's placement; the last one counts. A placement without a replica revokes the last one."""
-    request.upstream.current.heard_s = now_s
+    request.upstream.current.last_seen_s = now_s
     if not (row.prefill_replica or row.decode_replica):
         _unplaced(request)
         return
@@ -57,13 +57,13 @@ def on_placement(request: LiveRequest, row: attach.Placement, now_s: float) -> N
 def on_start(request: LiveRequest, row: attach.Start, now_s: float) -> None:
     """Note that an engine has the attempt."""
     attempt = request.upstream.current
-    attempt.is_started, attempt.replica_queue_us, attempt.heard_s = True, row.queue_us, now_s
+    attempt.is_started, attempt.replica_queue_us, attempt.last_seen_s = True, row.queue_us, now_s
 
 
 def on_transfer(request: LiveRequest, row: attach.Transfer, now_s: float) -> None:
     """Note that the KV transfer is complete."""
     request.upstream.current.transfer_us = row.transfer_us
-    request.upstream.current.heard_s = now_s
+    request.upstream.current.last_seen_s = now_s
 
 
 def on_first_token(request: LiveRequest, row: attach.FirstToken, now_s: float) -> None:
@@ -86,13 +86,13 @@ def on_tokens(request: LiveRequest, row: frames.Row, now_s: float) -> None:
     progress, attempt = request.progress, request.upstream.current
     is_first = not attempt.has_tokens
     attempt.is_started = attempt.has_tokens = True
-    attempt.heard_s = now_s
+    attempt.last_seen_s = now_s
     try:
         if not progress.add(row, now_s):
             return
     except token_log.Gap:
         request.upstream.cancel(attach.Cancel.REASON_SUPERSEDED)
-        request.again(faults.GAP, now_s, untouched=False)
+        request.try_again(faults.GAP, now_s, untouched=False)
         return
     except TokenError:  # a replica of an earlier release: later ones check the ids of their engine
         request.upstream.cancel(attach.Cancel.REASON_ABANDONED)
@@ -133,7 +133,7 @@ def on_finish(request: LiveRequest, row: attach.Finish, now_s: float) -> None:
     match row.reason:
         case attach.Finish.REASON_END_TOKEN | attach.Finish.REASON_LENGTH:
             if row.end_position != len(request.progress.ids):
-                request.again(faults.GAP, now_s, untouched=False)
+                request.try_again(faults.GAP, now_s, untouched=False)
             elif row.reason == attach.Finish.REASON_END_TOKEN:
                 request.finish(pb.FINISH_REASON_END_TOKEN, now_s)
             else:
@@ -147,11 +147,11 @@ def on_finish(request: LiveRequest, row: attach.Finish, now_s: float) -> None:
             _lost_to_late_takeover(request, now_s)
         case attach.Finish.REASON_SUPERSEDED if request.upstream.is_below():
             # A late attempt of the frontend that the client left, or a later execution: one more attempt shows which.
-            request.again(faults.SUPERSEDED, now_s, untouched=False)
+            request.try_again(faults.SUPERSEDED, now_s, untouched=False)
         case attach.Finish.REASON_SUPERSEDED:
             request.end_with(Outcome(error=faults.superseded()), now_s)
         case _:
-            request.again("INTERNAL", now_s, untouched=False)
+            request.try_again("INTERNAL", now_s, untouched=False)
 
 
 def _lost_to_late_takeover(request: LiveRequest, now_s: float) -> None:
@@ -161,7 +161,7 @@ def _lost_to_late_takeover(request: LiveRequest, now_s: float) -> None:
     if request.location is not None and takeover.late_takeovers <= request.limits.attempts_max:
         request.start_takeover(faults.ADOPTED, now_s)
     else:
-        request.again(faults.ADOPTED, now_s, untouched=False)
+        request.try_again(faults.ADOPTED, now_s, untouched=False)
 
 
 def on_failure(request: LiveRequest, row: attach.Failure, now_s: float) -> None:
@@ -182,7 +182,7 @@ def on_failure(request: LiveRequest, row: attach.Failure, now_s: float) -> None:
         request.upstream.avoid = router  # perhaps only this router lost the replica
         request.start_takeover(fault, now_s)
     else:
-        request.again(fault, now_s, untouched=row.untouched and attempt.is_untouched)
+        request.try_again(fault, now_s, untouched=row.untouched and attempt.is_untouched)
 
 
 def _on_verdict(
@@ -209,7 +209,7 @@ def _refused_in_time(request: LiveRequest, row: attach.Refusal, now_s: float) ->
     spec, progress = request.spec, request.progress
     if now_s < spec.deadline_s and progress.ids and not spec.is_clients_deadline:
         # The class ends this request, not the client: estimates err, and the tokens so far are a good answer in the end.
-        request.again(faults.INFEASIBLE, now_s, untouched=True, after_s=row.retry_after_ms / 1000)
+        request.try_again(faults.INFEASIBLE, now_s, untouched=True, after_s=row.retry_after_ms / 1000)
         return
     left_s, estimate_s = spec.left_s(now_s, is_waiting=not progress.ids), row.estimate_ms / 1000
     if estimate_s and left_s > 0:
@@ -269,7 +269,7 @@ def on_refusal(request: LiveRequest, row: attach.Refusal, now_s: float) -> None:
         request.give_up(fault, now_s, after_s=after_s)
     else:
         request.upstream.avoid = router
-        request.again(fault, now_s, untouched=True, after_s=after_s)
+        request.try_again(fault, now_s, untouched=True, after_s=after_s)
 
 
 TAKERS: Final[dict[str, Callable[[LiveRequest, Any, float], None]]] = {

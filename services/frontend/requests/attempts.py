@@ -24,7 +24,7 @@ class Attempt:
     context_tokens: int
     """Tokens of the prompt and of the output known at the start."""
     router: str
-    heard_s: float
+    last_seen_s: float
     """Time at which the attempt was sent, or last heard of."""
     is_anothers: bool = False
     """True if another frontend started the attempt, and this one took it over."""

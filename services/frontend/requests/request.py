@@ -152,7 +152,7 @@ class LiveRequest:
         if window_end is not None:
             waited = len(self.progress.ids) >= self.progress.previous_window_end
             if waited:
-                self.upstream.current.heard_s = now_s  # it waited for the client: its silence begins now
+                self.upstream.current.last_seen_s = now_s  # it waited for the client: its silence begins now
             self.upstream.advance_window(window_end)
             if waited:
                 self.hub.schedule(self)
@@ -195,7 +195,7 @@ class LiveRequest:
             if self.location is not None:
                 self.start_takeover(faults.ROUTER_LOST, now_s)
             else:
-                self.again(faults.ROUTER_LOST, now_s, untouched=self.upstream.current.is_untouched)
+                self.try_again(faults.ROUTER_LOST, now_s, untouched=self.upstream.current.is_untouched)
 
     # Transitions.
 
@@ -245,14 +245,14 @@ class LiveRequest:
         """ADOPTING -> WAITING, the slot being closed: compute again what the client does not have."""
         fault = self.upstream.takeover.fault
         if not self.upstream.is_anothers():
-            self.again(fault, now_s, untouched=False)
+            self.try_again(fault, now_s, untouched=False)
             return
         # Not an execution of this frontend's: it says nothing of what the request may still have here.
         self._wait(fault)
         self.retry_state.resumes += 1
         self.submit(now_s)
 
-    def again(self, fault: str, now_s: float, *, untouched: bool, after_s: float = 0.0) -> None:
+    def try_again(self, fault: str, now_s: float, *, untouched: bool, after_s: float = 0.0) -> None:
         """-> WAITING, the slot being closed: retry if no engine took the attempt, resume if one did, or give up."""
         self._wait(fault)
         if not untouched:

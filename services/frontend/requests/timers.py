@@ -74,7 +74,7 @@ def _takeover_failed(request: LiveRequest, now_s: float) -> None:
 def _too_silent(request: LiveRequest, now_s: float) -> None:
     upstream = request.upstream
     upstream.avoid = upstream.cancel(attach.Cancel.REASON_SUPERSEDED)
-    request.again(faults.SILENT, now_s, untouched=upstream.current.is_untouched)
+    request.try_again(faults.SILENT, now_s, untouched=upstream.current.is_untouched)
 
 
 def _ask(request: LiveRequest, now_s: float) -> None:

@@ -26,7 +26,7 @@ class Watchdog:
     def due_s(self, attempt: Attempt, *, is_full: bool) -> float | None:
         """Return when the silence of `attempt` is too long. `is_full`: it sent all it may until the client reads."""
         if attempt.has_tokens:
-            return None if is_full else attempt.heard_s + self.token_s
+            return None if is_full else attempt.last_seen_s + self.token_s
         if attempt.placement is not None:
-            return attempt.heard_s + attempt.placement.estimate_us / 1e6 + self.first_token_s
-        return attempt.heard_s + self.first_token_s + (self.queue_s if attempt.is_accepted else 0.0)
+            return attempt.last_seen_s + attempt.placement.estimate_us / 1e6 + self.first_token_s
+        return attempt.last_seen_s + self.first_token_s + (self.queue_s if attempt.is_accepted else 0.0)
