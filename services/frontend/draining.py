@@ -13,15 +13,15 @@ from typing import Final
 from kvmesh.clock import Clock
 from services.frontend.requests.core import FrontendCore
 
-LOOK_S: Final = 0.05
+CHECK_INTERVAL_S: Final = 0.05
 BATCH: Final = 32
 """Streams handed over at once: their adopts come together."""
 
 
-async def drain(core: FrontendCore, clock: Clock, has_other: Callable[[], bool], patience_s: float) -> None:
-    """Return when no client is left; after `patience_s` the last ones are told to go on elsewhere."""
+async def drain(core: FrontendCore, clock: Clock, has_other: Callable[[], bool], timeout_s: float) -> None:
+    """Return when no client is left; after `timeout_s` the last ones are told to go on elsewhere."""
     core.is_draining = True
-    until_s = clock.now_s() + patience_s
+    until_s = clock.now_s() + timeout_s
     while core.admitted.serving or core.admitted.leaving or core.admitted.has_handlers:
         now_s = clock.now_s()
         if now_s >= until_s:
@@ -33,4 +33,4 @@ async def drain(core: FrontendCore, clock: Clock, has_other: Callable[[], bool],
                 each for each in core.admitted.serving if each.spec.can_move and each.location is not None
             ]
             core.hand_over(movable[:BATCH], now_s)
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(CHECK_INTERVAL_S)

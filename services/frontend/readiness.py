@@ -14,7 +14,7 @@ from kvmesh.clock import Clock
 from services.frontend.requests.retry_state import ROUTER_WAIT_S
 from services.frontend.requests.router_peers import Peers
 
-LOOK_S: Final = 0.1
+CHECK_INTERVAL_S: Final = 0.1
 
 
 class Readiness:
@@ -25,7 +25,7 @@ class Readiness:
         self._without_since_s: float | None = None
         """When it was first seen that no router is there."""
 
-    def look(self, now_s: float, *, has_router: bool) -> bool:
+    def check(self, now_s: float, *, has_router: bool) -> bool:
         """Take what is there now; return whether `is_ready` turned."""
         before = self.is_ready
         if has_router:
@@ -38,11 +38,14 @@ class Readiness:
 
 
 async def follow_routers(
-    peers: Peers[Any], clock: Clock, tell: Callable[[bool], Awaitable[None]], look_s: float = LOOK_S
+    peers: Peers[Any],
+    clock: Clock,
+    tell: Callable[[bool], Awaitable[None]],
+    check_interval_s: float = CHECK_INTERVAL_S,
 ) -> None:
     """Tell of every turn until cancelled."""
     readiness = Readiness()
     while True:
-        if readiness.look(clock.now_s(), has_router=any(peer.link.is_up for peer in peers)):
+        if readiness.check(clock.now_s(), has_router=any(peer.link.is_up for peer in peers)):
             await tell(readiness.is_ready)
-        await asyncio.sleep(look_s)
+        await asyncio.sleep(check_interval_s)

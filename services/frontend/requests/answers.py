@@ -220,7 +220,7 @@ def _refused_in_time(request: LiveRequest, row: attach.Refusal, now_s: float) ->
         request.end_by_deadline(now_s)
 
 
-def _may_ask_again(request: LiveRequest, row: attach.Refusal) -> bool:
+def _may_retry_takeover(request: LiveRequest, row: attach.Refusal) -> bool:
     """Return True if a router that does not know the replica refused an adopt: it may have just restarted."""
     return (
         request.state in (State.TAKING_OVER, State.LEAVING)
@@ -243,7 +243,7 @@ def on_refusal(request: LiveRequest, row: attach.Refusal, now_s: float) -> None:
     """Handle a refused submit or adopt; the router holds nothing for it."""
     was_taking_over = request.state is State.TAKING_OVER
     router = request.upstream.detach()
-    if _may_ask_again(request, row):
+    if _may_retry_takeover(request, row):
         request.upstream.avoid, request.retry_at_s = router, now_s + TAKEOVER_RETRY_S
         request.hub.schedule(request)
         return

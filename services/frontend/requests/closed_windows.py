@@ -30,12 +30,12 @@ class Stream(Protocol):
 class ClosedWindows:
     """Finds and reports closed windows of admitted requests."""
 
-    __slots__ = ("_looked_s", "_told")
+    __slots__ = ("_checked_s", "_told")
 
     def __init__(self) -> None:
         self._told: dict[Stream, tuple[Peer[Any], int]] = {}
         """Requests with a closed window, each with the slot whose router was told."""
-        self._looked_s = float("-inf")
+        self._checked_s = float("-inf")
 
     def __len__(self) -> int:
         return len(self._told)
@@ -43,18 +43,18 @@ class ClosedWindows:
     @property
     def next_s(self) -> float:
         """Time of the next look, while requests are admitted."""
-        return self._looked_s + CHECK_INTERVAL_S
+        return self._checked_s + CHECK_INTERVAL_S
 
     def watched_s(self, now_s: float) -> float:
         """Return the time until which windows were watched: now, or the last look if this process has stood still since."""
-        return now_s if now_s - self._looked_s <= STALL_S else self._looked_s
+        return now_s if now_s - self._checked_s <= STALL_S else self._checked_s
 
-    def look(self, serving: Collection[Stream], attended: Collection[Stream], now_s: float) -> None:
+    def check(self, serving: Collection[Stream], attended: Collection[Stream], now_s: float) -> None:
         """Report changes to the routers.
 
         `serving`: all requests with a waiting client. `attended`: requests with a handler, which may be over.
         """
-        gap_s, self._looked_s = now_s - self._looked_s, now_s
+        gap_s, self._checked_s = now_s - self._checked_s, now_s
         if gap_s > STALL_S:
             for request in {*serving, *attended}:
                 request.progress.stood_still(gap_s, now_s)

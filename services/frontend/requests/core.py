@@ -209,7 +209,7 @@ class FrontendCore:
             self._guard(request, lambda each: timers.fire(each, now_s), now_s)
             self.admitted.schedule(request)
         if self._has_clients() and self.closed_windows.next_s <= now_s:
-            self.closed_windows.look(self.admitted.serving, self.admitted.attended, now_s)
+            self.closed_windows.check(self.admitted.serving, self.admitted.attended, now_s)
 
     def _has_clients(self) -> bool:
         return bool(self.admitted.serving) or self.admitted.has_handlers

@@ -22,7 +22,7 @@ from services.frontend.requests.verdicts import Verdict, Verdicts
 WAIT_S: Final = 2.0
 """Longest wait of a verdict for that of another request to be tested."""
 
-LOOK_S: Final = 0.05
+CHECK_INTERVAL_S: Final = 0.05
 """How often a waiting verdict looks whether it was."""
 
 
@@ -41,7 +41,7 @@ def on_verdict(request: LiveRequest, verdict: Verdict, now_s: float) -> None:
             return
         if may_wait:
             upstream.pending_verdict = verdict
-            request.pause(verdict.fault, now_s + LOOK_S)
+            request.pause(verdict.fault, now_s + CHECK_INTERVAL_S)
             return
         known.unpaid_total += 1
     upstream.current.fault = verdict.fault

@@ -16,7 +16,7 @@ def test_it_is_ready_until_no_router_was_there_for_a_restart_and_again_at_once()
         readiness, now_s, without_s, has_router = Readiness(), 1000.0, 0.0, False
         for _ in range(200):
             before = readiness.is_ready
-            turned = readiness.look(now_s, has_router=has_router)
+            turned = readiness.check(now_s, has_router=has_router)
             assert turned is (readiness.is_ready is not before)
             assert readiness.is_ready is (has_router or without_s < ROUTER_WAIT_S)
             turns += turned
@@ -33,5 +33,5 @@ def test_a_flapping_router_costs_no_readiness() -> None:
     """One that is seen now and then is there: requests that wait for it are served."""
     readiness = Readiness()
     for at in range(100):
-        assert not readiness.look(at * (ROUTER_WAIT_S - 0.5), has_router=bool(at % 2))
+        assert not readiness.check(at * (ROUTER_WAIT_S - 0.5), has_router=bool(at % 2))
     assert readiness.is_ready

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kvmesh.attach.v1 import attach_pb2 as pb
-from services.frontend.requests.cross_check import LOOK_S, WAIT_S
+from services.frontend.requests.cross_check import CHECK_INTERVAL_S, WAIT_S
 from services.frontend.requests.request_spec import NOBODY
 from tests.unit.frontend.fake_mesh import TOKEN_BYTES, Client, FakeMesh, oracle, spec
 from tests.unit.frontend.test_request import LONG, begin, end_of, finish, mesh_of, run, whole
@@ -195,11 +195,11 @@ def test_a_verdict_waits_while_another_of_its_replica_is_tested() -> None:
 def test_a_verdict_that_waits_in_vain_is_final() -> None:
     """WAIT_S without a result, and no budget: the first word holds."""
     mesh, _, waiting = two_refused()
-    mesh.advance(WAIT_S - 2 * LOOK_S)
+    mesh.advance(WAIT_S - 2 * CHECK_INTERVAL_S)
     waiting.read(mesh.now_s)
     assert not waiting.is_done
     spend_all(mesh)
-    mesh.advance(3 * LOOK_S)
+    mesh.advance(3 * CHECK_INTERVAL_S)
     waiting.read(mesh.now_s)
     assert end_of(waiting).reason == "ENGINE_REFUSED"
     mesh.core.assert_consistent()
@@ -211,7 +211,7 @@ def test_a_confirmed_verdict_lets_none_wait() -> None:
     mesh.decode = "decode-1"
     run(mesh, tested, len(tested.ids) + 1)
     refuse(mesh, tested)
-    mesh.advance(2 * LOOK_S)
+    mesh.advance(2 * CHECK_INTERVAL_S)
     waiting.read(mesh.now_s)
     assert end_of(waiting).reason == "ENGINE_REFUSED"
 
