@@ -29,7 +29,7 @@ from services.frontend.surface.call_reader import METHOD, CallReader
 from services.frontend.surface.intake import Intake
 from services.frontend.surface.messages import Messages
 from services.frontend.surface.request_trace import RequestTrace
-from services.frontend.surface.slow_reader import Reader
+from services.frontend.surface.slow_reader import SlowReaderTimeout
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +115,7 @@ class InferenceService:
                 spec = await self._intake.read(data, arrival)
                 spec = await self._accounting.reserve(hold, spec)
             del data
-            output, reader = self._messages.output(spec), Reader(self._clock)
+            output, reader = self._messages.output(spec), SlowReaderTimeout(self._clock)
             request = self._core.submit(spec, output, reader.on_ready, self._clock.now_s())
         except BaseException as error:
             self._intake.forget(owner)
@@ -146,7 +146,11 @@ class InferenceService:
             trace.record(request)
 
     async def _stream(
-        self, call: Call[bytes, pb.GenerateResponse], request: LiveRequest, reader: Reader, hold: Hold
+        self,
+        call: Call[bytes, pb.GenerateResponse],
+        request: LiveRequest,
+        reader: SlowReaderTimeout,
+        hold: Hold,
     ) -> None:
         """Write what is there as one message, then what piled up meanwhile, until the end. Raises MeshError."""
         output, location, progress_at = request.output, None, hold.progress_at
@@ -171,7 +175,7 @@ class InferenceService:
                     break
             await self._write(call, request, reader, self._messages.finished(request))
         except asyncio.CancelledError:
-            if not reader.was_cut():
+            if not reader.has_timed_out():
                 raise
             raise faults.slow_reader(request.progress.delivered) from None
         except (grpc.aio.UsageError, grpc.aio.InternalError) as error:
@@ -182,7 +186,7 @@ class InferenceService:
         self,
         call: Call[bytes, pb.GenerateResponse],
         request: LiveRequest,
-        reader: Reader,
+        reader: SlowReaderTimeout,
         message: pb.GenerateResponse,
     ) -> None:
         """Write `message`; note since when the transport has held it, and when it had taken it."""

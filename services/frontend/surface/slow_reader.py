@@ -17,18 +17,18 @@ TAIL_S: Final = 30.0
 a client reads: who takes less than that in this time is cut."""
 
 
-class Reader:
+class SlowReaderTimeout:
     """Of the request that the current task serves; that task is cancelled, and `is_cut` set, when the client does not read.
 
     The serving task notes each write that went out in `wrote_s`.
     """
 
-    __slots__ = ("_clock", "_request", "_task", "_timer", "is_cut", "ready", "wrote_s")
+    __slots__ = ("_clock", "_request", "_task", "_timer", "is_timed_out", "ready", "wrote_s")
 
     def __init__(self, clock: Clock) -> None:
         self.ready = asyncio.Event()
         """Set when there may be something to write, or the end came."""
-        self.is_cut = False
+        self.is_timed_out = False
         self.wrote_s = float("-inf")
         self._clock = clock
         self._request: LiveRequest | None = None
@@ -39,13 +39,13 @@ class Reader:
         """Wake the writer."""
         self.ready.set()
         if self._request is not None and self._request.outcome is not None:
-            self._watch()
+            self._start()
 
     def follow(self, request: LiveRequest) -> None:
         """Watch for the end of `request`; it may have come already."""
         self._request = request
         if request.outcome is not None:
-            self._watch()
+            self._start()
 
     def close(self) -> None:
         """Cut nobody any more. Idempotent."""
@@ -54,14 +54,14 @@ class Reader:
             self._timer.cancel()
             self._timer = None
 
-    def was_cut(self) -> bool:
+    def has_timed_out(self) -> bool:
         """Return whether the cancellation that the task sees came from here, and from nobody else; it is taken back."""
         assert self._task is not None
-        return self.is_cut and not self._task.uncancel()
+        return self.is_timed_out and not self._task.uncancel()
 
-    def _watch(self) -> None:
+    def _start(self) -> None:
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._tail_s(), self._look)
+            self._timer = asyncio.get_running_loop().call_later(self._tail_s(), self._check)
 
     def _tail_s(self) -> float:
         """Return how long one write may take: a client that was cut because it did not read has had its time."""
@@ -75,15 +75,15 @@ class Reader:
         )
         return 0.0 if is_cut else TAIL_S
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         """Cut, or look again when the write that may be under way has had its time."""
         request, self._timer = self._request, None
         if request is None:
             return
         left_s = max(self.wrote_s, request.ended_s) + self._tail_s() - self._clock.now_s()
         if left_s > 0.001:
-            self._timer = asyncio.get_running_loop().call_later(left_s, self._look)
+            self._timer = asyncio.get_running_loop().call_later(left_s, self._check)
             return
-        self.is_cut = True
+        self.is_timed_out = True
         assert self._task is not None
         self._task.cancel()
