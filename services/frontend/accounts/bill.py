@@ -41,10 +41,10 @@ def of(request: LiveRequest) -> Bill:
     outcome, progress = request.outcome, request.progress
     assert outcome is not None, f"{request} has not ended"
     is_complete = outcome.error is None
-    is_cut = outcome.error is not None and outcome.error.reason == "SLOW_READER"
-    is_ours = outcome.error is not None and outcome.error.code.name in OURS and not is_cut
+    is_slow_reader = outcome.error is not None and outcome.error.reason == "SLOW_READER"
+    is_ours = outcome.error is not None and outcome.error.code.name in OURS and not is_slow_reader
     output_tokens = charge.output_tokens(
-        progress.reach, is_complete=is_complete, is_cut=is_cut, is_ours=is_ours
+        progress.reach, is_complete=is_complete, is_slow_reader=is_slow_reader, is_ours=is_ours
     )
     if outcome.error is not None and not output_tokens:
         if is_ours:

@@ -32,14 +32,14 @@ class Reach:
     """
 
 
-def output_tokens(reach: Reach, *, is_complete: bool, is_cut: bool, is_ours: bool) -> int:
+def output_tokens(reach: Reach, *, is_complete: bool, is_slow_reader: bool, is_ours: bool) -> int:
     """Return the output tokens to charge.
 
-    `is_complete`: the request ended well. `is_cut`: the request ended because its reader was slow. `is_ours`: the mesh
+    `is_complete`: the request ended well. `is_slow_reader`: the request ended because its reader was slow. `is_ours`: the mesh
     failed the request. It is then charged the streamed tokens, whatever the client's window was.
     """
     if is_ours:
         return reach.handed
-    if is_cut or reach.closed_s > CLOSED_S:
+    if is_slow_reader or reach.closed_s > CLOSED_S:
         return max(reach.computed, reach.produced)
     return reach.produced if is_complete else reach.handed

@@ -18,7 +18,7 @@ a client reads: who takes less than that in this time is cut."""
 
 
 class SlowReaderTimeout:
-    """Of the request that the current task serves; that task is cancelled, and `is_cut` set, when the client does not read.
+    """Of the request that the current task serves; that task is cancelled, and `is_slow_reader` set, when the client does not read.
 
     The serving task notes each write that went out in `wrote_s`.
     """
@@ -66,14 +66,14 @@ class SlowReaderTimeout:
     def _tail_s(self) -> float:
         """Return how long one write may take: a client that was cut because it did not read has had its time."""
         request = self._request
-        is_cut = (
+        is_slow_reader = (
             request is not None
             and request.outcome is not None
             and request.outcome.error is not None
             and request.outcome.error.reason == "SLOW_READER"
             and request.progress.writing_since_s is not None
         )
-        return 0.0 if is_cut else TAIL_S
+        return 0.0 if is_slow_reader else TAIL_S
 
     def _check(self) -> None:
         """Cut, or look again when the write that may be under way has had its time."""

@@ -27,16 +27,18 @@ POSITIONS = st.integers(0, 1000)
     st.tuples(POSITIONS, POSITIONS, POSITIONS), st.floats(0, 60), st.booleans(), st.booleans(), st.booleans()
 )
 def test_the_charge_lies_between_what_was_handed_and_what_was_computed(
-    positions: tuple[int, int, int], closed_s: float, is_complete: bool, is_cut: bool, is_ours: bool
+    positions: tuple[int, int, int], closed_s: float, is_complete: bool, is_slow_reader: bool, is_ours: bool
 ) -> None:
     """Never less than the transport was given, never more than an engine computed; ours costs what was streamed."""
     handed, produced, computed = sorted(positions)
     reach = Reach(handed, produced, computed, closed_s)
-    tokens = charge.output_tokens(reach, is_complete=is_complete, is_cut=is_cut, is_ours=is_ours)
+    tokens = charge.output_tokens(
+        reach, is_complete=is_complete, is_slow_reader=is_slow_reader, is_ours=is_ours
+    )
     assert handed <= tokens <= computed
     if is_ours:
         assert tokens == handed
-    elif is_cut or closed_s > CLOSED_S:
+    elif is_slow_reader or closed_s > CLOSED_S:
         assert tokens == computed
     else:
         assert tokens == (produced if is_complete else handed)
