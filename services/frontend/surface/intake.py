@@ -23,7 +23,7 @@ from services.frontend.requests.request_spec import RequestSpec
 from services.frontend.requests.resume_token import ATTEMPT_STRIDE, EPOCH_MAX, Seal
 from services.frontend.surface import validation
 from services.frontend.surface.request_parser import Parsed, RequestParser
-from services.frontend.surface.validation import Asked
+from services.frontend.surface.validation import ValidRequest
 
 HANDOVER_METADATA: Final = "kvmesh-hand-over"
 """A client that sends this key has another frontend to go to."""
@@ -148,7 +148,7 @@ class Intake:
 
     def _check_time(
         self,
-        asked: Asked,
+        asked: ValidRequest,
         arrival: Arrival,
         deadline_s: float,
         ttft_deadline_s: float | None,
@@ -167,12 +167,12 @@ class Intake:
             outlook = self._core.outlook(asked.session_id, priority_class, prompt_tokens, now_s)
             raise faults.too_short(left_s, self._start_min_s, outlook.until_first_token_s)
 
-    def _clamped(self, asked: Asked, wanted: int, deadline_s: float, outlook: Outlook) -> int:
+    def _clamped(self, asked: ValidRequest, wanted: int, deadline_s: float, outlook: Outlook) -> int:
         """Return how much of the output the client's deadline leaves time for."""
         left_s, received = deadline_s - self._clock.now_s(), len(asked.received_ids)
         return feasibility.output_tokens(left_s, received, wanted, outlook)
 
-    def _request_id(self, asked: Asked, tenant: str) -> str:
+    def _request_id(self, asked: ValidRequest, tenant: str) -> str:
         """Return the identity of the request: the one it had, one that its key gives at every frontend, or a new one.
 
         Tenants do not share keys: one that knows another's must not come upon its request.
@@ -184,7 +184,7 @@ class Intake:
             return self._seal.name(f"{tenant}\0{key}" if tenant else key)
         return f"{self._random_bits(128):032x}"
 
-    async def _begin(self, asked: Asked, request_id: str, digest: int, owner: str) -> Execution:
+    async def _begin(self, asked: ValidRequest, request_id: str, digest: int, owner: str) -> Execution:
         """Return the execution that starts now. Only what may have run before asks for its number. Raises MeshError."""
         resume = asked.resume
         seed = resume.seed if resume is not None else asked.seed

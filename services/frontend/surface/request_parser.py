@@ -13,7 +13,7 @@ from kvmesh.tenants.caller import ServiceClass
 from services.frontend.requests.resume_token import Seal
 from services.frontend.surface import validation, wire
 from services.frontend.surface.tokenizer import ModelTokenizer
-from services.frontend.surface.validation import Asked, Bounds
+from services.frontend.surface.validation import Bounds, ValidRequest
 
 THREAD_BYTES_MIN: Final = 8192
 """A message of this size takes some milliseconds to check, a prompt of this size to tokenize: a thread does it, so that
@@ -23,7 +23,7 @@ no other stream waits."""
 class Parsed(NamedTuple):
     """A request as its client sent it."""
 
-    asked: Asked
+    asked: ValidRequest
     prompt_ids: bytes
     """32-bit little-endian."""
     bounds: Bounds
@@ -68,18 +68,18 @@ class RequestParser:
             self._bounds_up_to[service_class.max_output_tokens] = known
         return known
 
-    def _check(self, data: bytes, bounds: Bounds) -> Asked:
+    def _check(self, data: bytes, bounds: Bounds) -> ValidRequest:
         message = wire.parse(data, self._message_bytes_max, bounds.max_sequence_tokens)
         return validation.check(message, bounds, self._seal)
 
-    async def _tokenize(self, asked: Asked) -> list[int] | tuple[int, ...]:
+    async def _tokenize(self, asked: ValidRequest) -> list[int] | tuple[int, ...]:
         if asked.token_ids is not None:
             return asked.token_ids
         if asked.prompt_bytes < THREAD_BYTES_MIN:
             return self._encode(asked)
         return await asyncio.to_thread(self._encode, asked)
 
-    def _encode(self, asked: Asked) -> list[int]:
+    def _encode(self, asked: ValidRequest) -> list[int]:
         if asked.text is not None:
             return self._tokenizer.encode(asked.text)
         return self._tokenizer.encode_chat(asked.chat or ())

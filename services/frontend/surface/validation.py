@@ -69,7 +69,7 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ValidRequest:
     """What a client asks for: complete and in range. Exactly one of `text`, `chat`, `token_ids` is set."""
 
     text: str | None
@@ -101,7 +101,7 @@ class Asked:
         return sum(len(content.encode()) for _, content in self.chat or ())
 
 
-def check(message: pb.GenerateRequest, bounds: Bounds, seal: Seal) -> Asked:
+def check(message: pb.GenerateRequest, bounds: Bounds, seal: Seal) -> ValidRequest:
     """Return what `message` asks for; `seal` knows the mesh's resume tokens.
 
     Raises MeshError (INVALID_ARGUMENT) with a violation per wrong field.
@@ -123,7 +123,7 @@ def check(message: pb.GenerateRequest, bounds: Bounds, seal: Seal) -> Asked:
     return _asked(message, bounds, token)
 
 
-def fit(asked: Asked, prompt_tokens: int, bounds: Bounds) -> int:
+def fit(asked: ValidRequest, prompt_tokens: int, bounds: Bounds) -> int:
     """Return the output tokens the request may have: less than asked for where the context ends.
 
     Raises MeshError if the prompt leaves no room, or if the client has more output than the request may have.
@@ -145,7 +145,7 @@ def fit(asked: Asked, prompt_tokens: int, bounds: Bounds) -> int:
     return output_tokens
 
 
-def digest(asked: Asked, prompt_ids: bytes, max_output_tokens: int, tenant: str = "") -> int:
+def digest(asked: ValidRequest, prompt_ids: bytes, max_output_tokens: int, tenant: str = "") -> int:
     """Return 64 bits over all that shapes the output but the seed, and who pays: a resumed request must be as it was."""
     state = xxhash.xxh3_64(prompt_ids)
     state.update(struct.pack("<ffII", asked.temperature, asked.top_p, asked.top_k, max_output_tokens))
@@ -158,7 +158,7 @@ def digest(asked: Asked, prompt_ids: bytes, max_output_tokens: int, tenant: str 
     return state.intdigest()
 
 
-def check_resumed(asked: Asked, found: int) -> None:
+def check_resumed(asked: ValidRequest, found: int) -> None:
     """Raise MeshError if the request's digest is not the one its resume token was made for."""
     token = asked.resume
     if token is None:
@@ -308,11 +308,11 @@ def _check_prompt_size(message: pb.GenerateRequest, bounds: Bounds) -> None:
         raise invalid("PROMPT_TOO_LONG", [Violation(path, f"{size} bytes long", allowed)])
 
 
-def _asked(message: pb.GenerateRequest, bounds: Bounds, token: ResumeToken | None) -> Asked:
+def _asked(message: pb.GenerateRequest, bounds: Bounds, token: ResumeToken | None) -> ValidRequest:
     kind = message.WhichOneof("prompt")
     sampling, limits, options = message.sampling, message.limits, message.options
     timeout = limits.ttft_timeout
-    return Asked(
+    return ValidRequest(
         text=message.text if kind == "text" else None,
         chat=tuple((_ROLES[each.role], each.content) for each in message.chat.messages)
         if kind == "chat"
@@ -337,7 +337,7 @@ def _asked(message: pb.GenerateRequest, bounds: Bounds, token: ResumeToken | Non
     )
 
 
-def _prompt_path(asked: Asked) -> str:
+def _prompt_path(asked: ValidRequest) -> str:
     return "text" if asked.text is not None else "chat.messages" if asked.chat is not None else "tokens.ids"
 
 
