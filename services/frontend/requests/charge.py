@@ -35,8 +35,8 @@ class Reach:
 def output_tokens(reach: Reach, *, is_complete: bool, is_slow_reader: bool, is_ours: bool) -> int:
     """Return the output tokens to charge.
 
-    `is_complete`: the request ended well. `is_slow_reader`: the request ended because its reader was slow. `is_ours`: the mesh
-    failed the request. It is then charged the streamed tokens, whatever the client's window was.
+    `is_complete`: the request ended well. `is_slow_reader`: the request ended because its reader was slow.
+    `is_ours`: the mesh failed the request. It is then charged the streamed tokens, whatever the client's window was.
     """
     if is_ours:
         return reach.handed

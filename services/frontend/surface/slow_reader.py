@@ -18,7 +18,7 @@ a client reads: who takes less than that in this time is cut."""
 
 
 class SlowReaderTimeout:
-    """Of the request that the current task serves; that task is cancelled, and `is_slow_reader` set, when the client does not read.
+    """Cancels the current task, which serves a request, and sets `is_timed_out` when the client does not read.
 
     The serving task notes each write that went out in `wrote_s`.
     """
