@@ -1,7 +1,7 @@
 """Routers and a decode pool that keep the protocol's promises and break everything else, under a seed.
 
-The tokens are a pure function of the whole history, so that a token lost, repeated or resumed from the wrong place changes
-everything after it.
+The tokens are a pure function of the whole history. So a token lost, repeated or resumed from the wrong
+position changes all later tokens.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ VOCABULARY = 300
 TOKEN_BYTES = [b""] * 4 + [bytes([each % 256]) for each in range(4, VOCABULARY)]
 ORPHAN_S = 3.0
 COMPUTED_STRIDE = 32
-"""Tokens that an attempt computes beyond its credit before it says so."""
+"""Number of tokens that an attempt computes beyond its flow-control window before it reports them."""
 
 
 def next_token(history: bytes) -> int:
@@ -49,7 +49,7 @@ def oracle(prompt: bytes, max_output_tokens: int) -> list[int]:
 
 @dataclass
 class Router:
-    """One router's link: what the core sees, and the messages on their way in both directions."""
+    """One router's link: the view of the frontend core, and the messages in transit in both directions."""
 
     name: str
     is_up: bool = False
@@ -75,11 +75,11 @@ class Run:
     orphan_until_s: float | None = None
     reason: int = 0
     told: int = 0
-    """What its router heard last of how much was computed beyond the credit."""
+    """Position computed beyond the flow-control window that its router was told last."""
 
     @property
     def end(self) -> int:
-        """One past the last position it may make."""
+        """Return the position behind the last one the attempt may make."""
         return self.submit.start_position + self.submit.budget.max_output_tokens
 
 
@@ -96,25 +96,25 @@ class FakeMesh:
         self.submits: list[pb.Submit] = []
         self.adopts = 0
         self.decode = "decode-0"
-        """Where attempts are placed."""
+        """The replica where attempts are placed."""
         self.contradictions: list[tuple[str, str]] = []
-        """(router, replica)"""
+        """Contradictions received, as (router, replica)."""
         self.cancels: list[int] = []
         self.computed: dict[str, int] = {}
-        """One past the highest output position that was computed, by request."""
+        """Position behind the highest output position computed, by request."""
         for router in self.routers:
             core.add_router(router)
 
     # Links.
 
     def open(self, router: Router) -> None:
-        """The router says hello."""
+        """Attach the router: the core receives its hello."""
         if not router.is_up:
             router.is_up = True
             self.core.on_attached(router, pb.Hello(process_id=router.name), self.now_s)
 
     def cut(self, router: Router) -> None:
-        """The stream breaks: what is on its way is lost, running attempts are orphaned, the others end."""
+        """Break the stream: messages in transit are lost, running attempts are detached, the others end."""
         if not router.is_up:
             return
         for run in list(router.runs.values()):
@@ -133,7 +133,7 @@ class FakeMesh:
     # Messages.
 
     def send_up(self, router: Router) -> None:
-        """Put what waits in the core's outbox on its way."""
+        """Put the contents of the core's outbox in transit."""
         message = router.outbox.take(self.now_s) if router.is_up else None
         if message is not None:
             router.upward.append(message)
@@ -167,7 +167,7 @@ class FakeMesh:
                 run.log.grant(position)
 
     def send_down(self, router: Router) -> None:
-        """Put what the router has to say on its way; tokens only up to their credit."""
+        """Put the router's pending rows in transit; tokens only within the flow-control window."""
         for slot, run in list(router.runs.items()):
             while run.stage in ("running", "finished") and (chunk := run.log.take()) is not None:
                 router.down.tokens(slot, chunk.position, chunk.token_ids, chunk.logprobs)
@@ -192,7 +192,7 @@ class FakeMesh:
     # Work.
 
     def work(self, run: Run) -> None:
-        """Let one attempt come one stage, or some tokens, further."""
+        """Let one attempt advance by one stage or some tokens."""
         router, slot = run.router, run.slot
         if run.stage == "running":
             self._generate(run, self.draw.randint(1, 6))
@@ -225,13 +225,13 @@ class FakeMesh:
             )
 
     def refuse(self, run: Run, reason: pb.Refusal.Reason.ValueType, retry_after_ms: int = 0) -> None:
-        """End a queued attempt by a refusal."""
+        """End a queued attempt with a refusal."""
         assert run.router is not None
         run.router.down.refuse(run.slot, reason, "no", retry_after_ms=retry_after_ms)
         self.drop(run)
 
     def fail(self, run: Run, code: pb.Failure.Code.ValueType, *, contestable: bool = False) -> None:
-        """End an attempt by a failure."""
+        """End an attempt with a failure."""
         if run.router is not None:
             untouched = run.stage in ("queued", "accepted", "placed")
             run.router.down.fail(
@@ -255,7 +255,7 @@ class FakeMesh:
         run.router.down.tokens(run.slot, position, ids)
 
     def skip(self, run: Run) -> None:
-        """Lose some tokens: a gap follows."""
+        """Lose some tokens, which leaves a gap."""
         if run.router is not None:
             run.log.take()
 
@@ -268,7 +268,7 @@ class FakeMesh:
     # Time.
 
     def advance(self, seconds: float) -> None:
-        """Let time pass; timers fire when they are due, orphans end."""
+        """Let time pass: due timers fire, detached streams end."""
         until_s = self.now_s + seconds
         while (wake_s := self.core.next_wake_s()) is not None and wake_s <= until_s:
             self.now_s = max(self.now_s, wake_s)
@@ -279,7 +279,7 @@ class FakeMesh:
                 self.runs.remove(run)
 
     def settle(self, rounds: int = 1) -> None:
-        """Move everything that is on its way, let every attempt work, `rounds` times. No time passes."""
+        """Deliver all messages in transit and let every attempt work, `rounds` times. No time passes."""
         for _ in range(rounds):
             for router in self.routers:
                 self.send_up(router)
@@ -341,7 +341,7 @@ class FakeMesh:
 
 
 class Client:
-    """Reads one request as a handler would, and checks what every client may rely on."""
+    """Reads one request as a handler would, and checks the guarantees given to every client."""
 
     def __init__(self, core: FrontendCore, spec: RequestSpec, now_s: float) -> None:
         self.core = core
@@ -362,7 +362,7 @@ class Client:
         return self.request.outcome is not None and not self.request.output.has_waiting()
 
     def read(self, now_s: float) -> None:
-        """Take what waits, and tell the core that it left."""
+        """Take the waiting output and tell the core that it left."""
         tokens = self.request.output.take()
         if tokens is None:
             return
@@ -373,7 +373,7 @@ class Client:
 
 
 def spec(request_id: int, **changes: object) -> RequestSpec:
-    """Return an order with a prompt of its own."""
+    """Return a request spec with a prompt of its own."""
     draw = random.Random(request_id)
     prompt = [draw.randrange(4, VOCABULARY) for _ in range(draw.randint(1, 80))]
     values: dict[str, object] = {

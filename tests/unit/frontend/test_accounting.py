@@ -1,4 +1,4 @@
-"""Reservations are settled once on every path, with what the execution gave and no other was charged for."""
+"""Every path settles a reservation once, with the output not yet charged to another execution."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ WELL = Outcome(finish_reason=inference_pb2.FINISH_REASON_LENGTH)
 
 @dataclass
 class Reserved:
-    """Stands for a Reservation."""
+    """Stub of a Reservation."""
 
     id: str
     progress_at: int = 5
@@ -47,7 +47,7 @@ class Reserved:
 
 @dataclass
 class Budgets:
-    """Stands for services.frontend.accounts.budgets.Budgets: remembers what it was told."""
+    """Stub of services.frontend.accounts.budgets.Budgets that records its calls."""
 
     settled: dict[str, tuple[int, int, int, bool]] = field(default_factory=dict)
     open: set[str] = field(default_factory=set)
@@ -87,9 +87,10 @@ class Budgets:
 
 
 class Redis:
-    """Charges as the script does: what lies above the highest that was settled of a request. Away when told to.
+    """Model of the settlement script: charges the part above the highest position settled for a request.
 
-    What the first heir leaves the first other one pays; tests/integration/frontend has it whole.
+    Unavailable on demand. The first other execution pays the amount that the first successor leaves.
+    tests/integration/frontend tests the full rule.
     """
 
     def __init__(self) -> None:
@@ -124,7 +125,7 @@ class Progress:
 
 
 class Request:
-    """Stands for a live request that ended."""
+    """Stub of a live request that ended."""
 
     def __init__(self, of: RequestSpec, ids: int, delivered: int, outcome: Outcome | None) -> None:
         self.spec, self.progress, self.outcome = of, Progress(ids, delivered), outcome
@@ -139,7 +140,10 @@ def made(redis: Redis) -> tuple[Accounting, Budgets, Settlements]:
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_every_reservation_is_settled_once_whatever_redis_does(seed: int) -> None:
-    """Executions of few requests, complete or not, on a Redis that comes and goes: nobody pays twice, nothing is left."""
+    """Every reservation is settled once, and no execution pays twice, while Redis comes and goes.
+
+    Random executions of few requests, complete or not. No reservation is left open.
+    """
     draw, redis = random.Random(seed), Redis()
     accounting, budgets, settlements = made(redis)
     settling = asyncio.create_task(settlements.run())
@@ -192,12 +196,14 @@ async def test_every_reservation_is_settled_once_whatever_redis_does(seed: int) 
         charged[number] = charged.get(number, 0) + prompt + output
         assert cached <= prompt
         assert not (refunded and prompt + output)
-    assert all(tokens <= total.get(number, 0) for number, tokens in charged.items()), "more than was given"
+    assert all(tokens <= total.get(number, 0) for number, tokens in charged.items()), (
+        "charged more than was generated"
+    )
 
 
 @pytest.mark.parametrize("steps", range(4))
-async def test_who_is_cancelled_while_it_asks_holds_nothing(steps: int) -> None:
-    """What `reserve` did not return is not held, and what it returned is."""
+async def test_a_cancelled_reserve_holds_nothing(steps: int) -> None:
+    """A reservation is held exactly if `reserve` returned it before the cancellation."""
     accounting, budgets, _ = made(Redis())
     budgets.waits = 2
     hold = Hold()
@@ -211,8 +217,8 @@ async def test_who_is_cancelled_while_it_asks_holds_nothing(steps: int) -> None:
     assert not budgets.open
 
 
-async def test_what_a_client_had_is_not_paid_again() -> None:
-    """A resumed execution pays for what it gave alone, also when Redis forgot what was settled before."""
+async def test_output_that_a_client_received_before_is_not_paid_again() -> None:
+    """A resumed execution pays only for its own output, also when Redis lost the earlier settlements."""
     accounting, budgets, _ = made(Redis())
     hold = Hold()
     asked = await accounting.reserve(
@@ -229,7 +235,10 @@ async def test_what_a_client_had_is_not_paid_again() -> None:
 
 
 async def test_a_resume_is_never_refused_and_no_way_around_the_limits() -> None:
-    """The first few that show where their output was made are forced; the others are admitted as any other."""
+    """The first few resumes that prove where their output was made are admitted by force.
+
+    All other requests are admitted under the limits.
+    """
     accounting, budgets, _ = made(Redis())
     for epoch, received, location in (
         *((0, 0, None), (1, 0, None), (1, 0, PLACE), (1, 3, PLACE)),
@@ -243,10 +252,10 @@ async def test_a_resume_is_never_refused_and_no_way_around_the_limits() -> None:
 @pytest.mark.parametrize("was_told", [True, False])
 @pytest.mark.parametrize("location", [PLACE, None])
 async def test_output_that_a_client_made_up_is_paid(was_told: bool, location: AttemptLocation | None) -> None:
-    """A prompt that comes as received output, and the prompt behind the token of a request that never ran: neither is free.
+    """A prompt sent as received output is charged, and so is the prompt of a request that never ran.
 
-    Only where nobody told what was given before - its frontend died, and the estimate was charged - is the client believed,
-    if its token shows that there was something.
+    The client's claim counts only without a record of earlier output. Then the frontend died and its estimate
+    was charged. In this case the resume token must prove earlier output.
     """
     accounting, budgets, settlements = made(Redis())
     settling = asyncio.create_task(settlements.run())
@@ -268,8 +277,8 @@ async def test_output_that_a_client_made_up_is_paid(was_told: bool, location: At
         assert (prompt, output) == ((0, 3) if location else (asked.prompt_tokens, 43))
 
 
-async def test_without_limits_nobody_is_asked() -> None:
-    """No reservation, no object in the order's place, no word to the budgets."""
+async def test_without_limits_the_budgets_are_not_asked() -> None:
+    """Without limits, no reservation is made and the budgets are not called; the request spec is unchanged."""
     accounting, budgets, settlements = made(Redis())
     hold, asked = Hold(), spec(1, owner="o")
     assert await accounting.reserve(hold, asked) is asked

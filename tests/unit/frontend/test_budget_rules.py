@@ -1,4 +1,4 @@
-"""What holds of budgets at the frontend's core: what hops are told, refusals, retries, times to come back, and bills."""
+"""Budgets at the frontend's core: budget fields, refusals, retries, Retry-After and bills."""
 
 from __future__ import annotations
 
@@ -80,8 +80,12 @@ def error_of(client: Client) -> MeshError:
     return client.request.outcome.error
 
 
-def test_hops_are_told_who_calls_and_get_a_grace_where_the_end_is_the_class_s() -> None:
-    """The margins of the hops behind must not cut what its class lets run on; a client's own deadline they keep."""
+def test_submits_carry_the_callers_budget_and_a_grace_for_the_class_deadline() -> None:
+    """A submit carries the caller's budget, with a grace where the deadline is the class's.
+
+    Without the grace, margins of later hops would cut the class's runtime. A client's own deadline gets no
+    grace.
+    """
     for is_clients, grace_s in ((True, 0.0), (False, RUNTIME_GRACE_S)):
         mesh = mesh_of()
         deadline_s = mesh.now_s + 30
@@ -101,7 +105,7 @@ def test_hops_are_told_who_calls_and_get_a_grace_where_the_end_is_the_class_s() 
 
 
 def test_a_request_without_time_never_reaches_a_router() -> None:
-    """Neither at first nor when it would be tried again."""
+    """A request with too little time is refused before it is sent, at the first attempt and at a retry."""
     mesh = mesh_of(start_min_s=0.1)
     late = begin(mesh, 1, deadline_s=mesh.now_s + 0.05)
     assert error_of(late).reason == "INFEASIBLE_DEADLINE"
@@ -119,19 +123,24 @@ def test_a_request_without_time_never_reaches_a_router() -> None:
     assert error_of(again).reason == "INFEASIBLE_DEADLINE" and not sent(mesh)
 
 
-def test_a_measured_estimate_is_told_where_it_is_more_than_the_least() -> None:
-    """Who gives the least with which anything is begun would only be refused again for what the prompt takes."""
+def test_a_measured_estimate_is_told_where_it_is_above_the_minimum() -> None:
+    """An infeasible deadline is refused with the estimate, if the estimate is above the minimum.
+
+    With only the minimum, the client would be refused again because of its prompt's time.
+    """
     for estimate_s, said in ((0.0, {"start_min_ms": "100"}), (0.06, {"start_min_ms": "100"})):
         assert faults.too_short(0.05, 0.1, estimate_s).metadata.items() >= said.items()
         assert "estimate_ms" not in faults.too_short(0.05, 0.1, estimate_s).metadata
     assert faults.too_short(0.05, 0.1, 0.75).metadata["estimate_ms"] == "750"
-    assert faults.too_short(0.0999, 0.1).metadata["remaining_ms"] == "99", "never as much as the least"
-    assert Outlook(queue_delay_s=2.0).until_first_token_s == 0.0, "the queue alone is no estimate"
+    assert faults.too_short(0.0999, 0.1).metadata["remaining_ms"] == "99", (
+        "rounded down, so below the minimum"
+    )
+    assert Outlook(queue_delay_s=2.0).until_first_token_s == 0.0, "no estimate from the queue delay alone"
     assert Outlook(queue_delay_s=2.0, first_token_s=0.5).until_first_token_s == 2.5
 
 
 def test_a_router_that_sees_no_way_says_its_estimate_and_is_not_asked_again() -> None:
-    """The client learns what would be needed."""
+    """A router's refusal for the deadline is final; its estimate and Retry-After reach the client."""
     mesh = mesh_of()
     client = begin(mesh, deadline_s=mesh.now_s + 2.0)
     (submit,) = sent(mesh)
@@ -146,8 +155,11 @@ def test_a_router_that_sees_no_way_says_its_estimate_and_is_not_asked_again() ->
     assert not sent(mesh) and mesh.core.retries.spent_total == 0
 
 
-def test_who_has_tokens_and_time_by_its_class_is_not_ended_by_an_estimate() -> None:
-    """A resume that a hop thinks hopeless is tried again until the class's end, and keeps its tokens."""
+def test_a_resume_within_its_class_deadline_is_not_ended_by_an_estimate() -> None:
+    """A resumed request is retried until its class's deadline despite a router's estimate.
+
+    The request keeps its tokens.
+    """
     mesh = mesh_of()
     client = begin(mesh, deadline_s=mesh.now_s + 5.0, is_clients_deadline=False)
     mesh.settle(6)
@@ -183,7 +195,7 @@ def test_who_has_tokens_and_time_by_its_class_is_not_ended_by_an_estimate() -> N
     ],
 )
 def test_a_full_mesh_is_not_tried_again(reason: int, evicted: bool, told: str) -> None:
-    """The client comes back when the router said; nothing is added to the load."""
+    """A refusal for load is not retried, and the router's Retry-After reaches the client."""
     mesh = mesh_of()
     client = begin(mesh)
     (submit,) = sent(mesh)
@@ -195,7 +207,10 @@ def test_a_full_mesh_is_not_tried_again(reason: int, evicted: bool, told: str) -
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("frontends", [1, 4])
 def test_with_half_of_the_replicas_gone_retries_stay_a_tenth(seed: int, frontends: int) -> None:
-    """Half of all attempts fail untouched: what is sent stays within 1.1 times the requests and the mesh's trickle."""
+    """With half of all attempts failing, retries stay within the retry budget.
+
+    The bound is 1.1 times the requests, and the trickle of the whole mesh.
+    """
     draw, seconds, per_s = random.Random(seed), 20, 100
     budgets = [RetryBudget(0.1, 3.0, 1000.0) for _ in range(frontends)]
     submits = requests = 0
@@ -218,24 +233,24 @@ def test_with_half_of_the_replicas_gone_retries_stay_a_tenth(seed: int, frontend
                     mesh.core.on_response(mesh.routers[0], message, mesh.now_s)
     saved = 10 * 3.0
     assert submits <= 1.1 * requests + 3.0 * seconds + saved + frontends
-    assert submits >= 1.05 * requests, "retries that may be made are made"
+    assert submits >= 1.05 * requests, "permitted retries are made"
 
 
 def test_work_that_may_be_shed_leaves_half_of_the_retries_to_others() -> None:
-    """When retries are short, they are for who is not sheddable."""
+    """Sheddable requests use at most half of the retry budget."""
     budget = RetryBudget(0.1, 3.0, 0.0)
     assert sum(budget.take(0.0, is_sheddable=True) for _ in range(100)) < 15
     assert sum(budget.take(0.0) for _ in range(100)) >= 15
 
 
 def test_clients_that_are_refused_together_are_told_different_times() -> None:
-    """Places come free one by one, at the rate at which requests end."""
+    """Refused clients get staggered Retry-After values: slots become free at the rate at which requests end."""
     core = mesh_of().core
     live = AdmittedRequests(2)
     ends = [begin(mesh_of(), at) for at in range(1, 40)]
     assert core is not None
     now_s = 50.0
-    for client in ends:  # ten ends a second
+    for client in ends:  # ten requests end a second
         live.limit = 100
         live.admit(client.request, now_s)
         now_s += 0.1
@@ -256,13 +271,13 @@ def test_clients_that_are_refused_together_are_told_different_times() -> None:
 
 
 def test_a_crowd_after_an_idle_hour_is_told_what_it_takes() -> None:
-    """The hour in which nobody could end says nothing of how fast a full frontend empties."""
+    """An idle hour does not change the estimated drain rate of a full frontend."""
     live, now_s = AdmittedRequests(4), 50.0
     requests = [begin(mesh_of(), at).request for at in range(1, 5)]
     for idle_s in (0.0, 3600.0):
         for request in requests:
             live.admit(request, now_s)
-        for number in range(40):  # each stays for 0.4 s: ten ends a second
+        for number in range(40):  # each request takes 0.4 s: ten end a second
             now_s += 0.1
             live.end(requests[number % 4], now_s)
             live.forget(requests[number % 4])
@@ -289,7 +304,7 @@ def test_a_crowd_after_an_idle_hour_is_told_what_it_takes() -> None:
 def test_a_clamp_is_never_below_one_nor_above_what_was_asked(
     left_s: float, received: int, wanted: int, step_s: float, queue_s: float, first_s: float
 ) -> None:
-    """And what it promises fits the time, where there is time for more than one token."""
+    """The output limit fits the remaining time, and is between one more token and the request's maximum."""
     wanted = max(wanted, received + 1)
     tokens = feasibility.output_tokens(left_s, received, wanted, Outlook(queue_s, step_s, first_s))
     assert received + 1 <= tokens <= wanted
@@ -300,7 +315,10 @@ def test_a_clamp_is_never_below_one_nor_above_what_was_asked(
 
 
 def test_the_outlook_is_what_the_router_said_last_and_what_was_seen() -> None:
-    """A router that has said nothing promises nothing; its queue is not counted twice."""
+    """The outlook combines the router's last load report with the observed time to first token.
+
+    Without a report it is 0. The router's queue delay is not counted twice.
+    """
     mesh = mesh_of()
     assert mesh.core.outlook("s", 4, 100, mesh.now_s) == Outlook(0.0, 0.0, 0.0)
     message = pb.AttachResponse(load_report=pb.LoadReport(queue_delay_us=250_000, step_p95_us=21_000))
@@ -316,12 +334,16 @@ def test_the_outlook_is_what_the_router_said_last_and_what_was_seen() -> None:
     size = client.request.spec.prompt_tokens
     outlook = mesh.core.outlook("s", 4, size, mesh.now_s)
     assert (outlook.queue_delay_s, outlook.step_s) == (0.25, 0.021)
-    assert outlook.first_token_s == pytest.approx(0.2), "0.1 s beside the queue, and as much for its spread"
-    assert mesh.core.outlook("s", 7, size, mesh.now_s).queue_delay_s == 0, "that is a lower band's queue"
+    assert outlook.first_token_s == pytest.approx(0.2), (
+        "0.1 s without the queue delay, and as much for the spread"
+    )
+    assert mesh.core.outlook("s", 7, size, mesh.now_s).queue_delay_s == 0, (
+        "the queue delay of a lower priority class does not count"
+    )
 
 
 def test_first_tokens_are_expected_with_their_spread() -> None:
-    """Nothing is expected before any came; steady ones are expected as they are, straying ones later."""
+    """The expected time to first token includes its spread, and is 0 before the first observation."""
     steady, straying = FirstTokens(), FirstTokens()
     assert steady.expected_s(100, 0) == 0
     for at in range(200):
@@ -332,7 +354,10 @@ def test_first_tokens_are_expected_with_their_spread() -> None:
 
 
 def test_first_tokens_that_were_late_do_not_cut_the_outputs_of_others() -> None:
-    """One that was late counts for little, long prompts tell nothing of short ones, and what was seen long ago is over."""
+    """A single late first token hardly changes the expected time to first token.
+
+    Long prompts do not affect short ones. Old observations expire.
+    """
     seen = FirstTokens()
     for at in range(100):
         seen.observe(100, 0.2, at)
@@ -341,13 +366,13 @@ def test_first_tokens_that_were_late_do_not_cut_the_outputs_of_others() -> None:
     assert seen.expected_s(100, 100) < 0.4 and seen.expected_s(50_000, 100) > 8
     for at in range(100):
         seen.observe(100, 5.0, 100 + at)
-    assert seen.expected_s(100, 200) == pytest.approx(5.0, rel=0.1), "what is late for all is learnt"
+    assert seen.expected_s(100, 200) == pytest.approx(5.0, rel=0.1), "delays of all requests are learnt"
     assert seen.expected_s(100, 300) == 0
 
 
 @given(st.data())
-def test_a_glance_sees_every_resume(data: st.DataObject) -> None:
-    """A request with a resume token is never taken for one without; a plain one costs no parsing."""
+def test_a_resume_token_is_always_recognised(data: st.DataObject) -> None:
+    """A request with a resume token is always recognised, without parsing the message."""
     request = inference_pb2.GenerateRequest(text=data.draw(st.text(max_size=300)))
     if data.draw(st.booleans()):
         request.limits.max_output_tokens = 5
@@ -359,7 +384,7 @@ def test_a_glance_sees_every_resume(data: st.DataObject) -> None:
     encoded = request.SerializeToString()
     assert wire.may_resume(encoded) == has_options
     cut = encoded[: data.draw(st.integers(0, len(encoded)))]
-    wire.may_resume(cut)  # whatever it says, it ends
+    wire.may_resume(cut)  # returns for any prefix
 
 
 def ended(mesh: FakeMesh, client: Client) -> bill.Bill:
@@ -368,7 +393,11 @@ def ended(mesh: FakeMesh, client: Client) -> bill.Bill:
 
 
 def test_bills_by_how_a_request_ends() -> None:
-    """Complete: all of it. Left after the prompt: the prompt and what was sent. Never begun, or our fault: nothing."""
+    """A bill depends on how the request ended.
+
+    Complete: prompt and output. Left after the prompt: the prompt and the output sent. Never begun, or an
+    internal error: nothing.
+    """
     mesh = mesh_of()
     whole = begin(mesh, 1, max_output_tokens=8)
     for _ in range(40):

@@ -1,4 +1,4 @@
-"""What a client that leaves is charged: each token that may have reached it, and at most one credit window more."""
+"""The charge of a client that leaves: all tokens that may have reached it, and at most one window more."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ POSITIONS = st.integers(0, 1000)
 def test_the_charge_lies_between_what_was_handed_and_what_was_computed(
     positions: tuple[int, int, int], closed_s: float, is_complete: bool, is_slow_reader: bool, is_ours: bool
 ) -> None:
-    """Never less than the transport was given, never more than an engine computed; ours costs what was streamed."""
+    """The charge is at least the tokens handed to the transport and at most the tokens computed.
+
+    A request ended by a fault of the mesh costs the streamed tokens.
+    """
     handed, produced, computed = sorted(positions)
     reach = Reach(handed, produced, computed, closed_s)
     tokens = charge.output_tokens(
@@ -51,28 +54,28 @@ class Message:
     size: int
     tokens: int
     left: int = 0
-    """Bytes that left the process."""
+    """Number of bytes that left the process."""
 
     @property
     def tokens_left(self) -> int:
-        """Tokens that can be read from the bytes that left: all of them when the last byte is missing."""
+        """Tokens readable from the bytes that left; all tokens if at most the last byte is missing."""
         return self.tokens if self.left >= self.size - 1 else self.tokens * self.left // self.size
 
 
 class Windowed(Client):
-    """A client whose transport sends as many bytes as its window lets through, and takes one message at a time."""
+    """A client with a flow-control window in bytes; its transport holds one message at a time."""
 
     def __init__(self, core: FrontendCore, asked: RequestSpec, now_s: float) -> None:
         super().__init__(core, asked, now_s)
         self.window = 0
         self.whole_tokens = 0
-        """Of messages that left to the last byte."""
+        """Tokens of messages sent to the last byte."""
         self.message: Message | None = None
         self.has_left = False
 
     @property
     def received(self) -> int:
-        """Tokens whose bytes left the process."""
+        """Return the number of tokens that left the process."""
         return self.whole_tokens + (self.message.tokens_left if self.message is not None else 0)
 
     @property
@@ -80,12 +83,12 @@ class Windowed(Client):
         return self.has_left or (super().is_done and self.message is None)
 
     def read(self, now_s: float) -> None:
-        """Write as long as the window lets messages through."""
+        """Write while the window lets messages through."""
         while not self.has_left and self.write(now_s):
             pass
 
     def write(self, now_s: float) -> bool:
-        """Do what the serving task does next; return False if it waits."""
+        """Do the next step of the serving task; return False if it waits."""
         progress = self.request.progress
         if self.message is None:
             tokens = self.request.output.take()
@@ -108,16 +111,16 @@ class Windowed(Client):
         return True
 
     def leave(self, now_s: float) -> None:
-        """Reset the stream. Once."""
+        """Reset the stream, once."""
         self.has_left = True
         self.core.leave(self.request, now_s)
 
 
 class Leaving(Schedule):
-    """A schedule whose clients open their windows byte by byte, and leave anywhere."""
+    """A schedule of clients that open their windows byte by byte and leave at any point."""
 
     def run(self, steps: int) -> None:
-        """Take random steps; then all who have not left open their windows."""
+        """Take random steps; then all remaining clients open their windows."""
         for _ in range(steps):
             self.step()
             self.core.assert_consistent()
@@ -131,12 +134,12 @@ class Leaving(Schedule):
         self.clients.append(Windowed(self.core, asked, self.mesh.now_s))
 
     def step(self) -> None:
-        """Do one thing."""
+        """Take one random step."""
         draw, now_s = self.draw, self.mesh.now_s
         readers = [client for client in self.clients if isinstance(client, Windowed) and not client.has_left]
         if readers and draw.random() < 0.3:
             client = draw.choice(readers)
-            if int(client.spec.request_id, 16) % 3:  # of three one does not open its window
+            if int(client.spec.request_id, 16) % 3:  # one of three never opens its window
                 client.window += draw.choice((0, 1, 7, 30, 200))
             client.write(now_s)
             if client.message is not None and draw.random() < 0.04:
@@ -150,10 +153,14 @@ class Leaving(Schedule):
 
 
 @pytest.mark.parametrize("fault_share", [0.0, 0.1])
-def test_resets_anywhere_are_charged_what_left_and_at_most_a_window_more(fault_share: float) -> None:
-    """Windows opened byte by byte, clients that leave at any of them, streams behind cut, repeated and resumed.
+def test_resets_anywhere_are_charged_the_received_tokens_and_at_most_a_window_more(
+    fault_share: float,
+) -> None:
+    """After a reset, the charge is at least the received tokens and at most one window more.
 
-    An attempt's first token comes without credit, so each attempt after the first may add one.
+    Windows open byte by byte, and clients leave at any byte. Streams behind the frontend are cut, repeated
+    and resumed. The first token of an attempt needs no window, so each attempt after the first may add one
+    token.
     """
     left = stalled = 0
     for seed in range(40):
@@ -178,7 +185,10 @@ def test_resets_anywhere_are_charged_what_left_and_at_most_a_window_more(fault_s
 @pytest.mark.parametrize("closed_s", [1.9, 2.1])
 @pytest.mark.parametrize("dies", [False, True])
 def test_a_closed_window_costs_what_was_computed(closed_s: float, *, dies: bool) -> None:
-    """Beyond 2 s the charge is what decode said last, also when decode has died since; before, it is one message."""
+    """A window closed for over 2 s costs the computed tokens; a shorter closure costs one message.
+
+    Decode's last report counts, also when decode has died since.
+    """
     core = core_of(random.Random(1))
     mesh = FakeMesh(core, random.Random(1), 1)
     mesh.open(mesh.routers[0])
@@ -204,9 +214,10 @@ def test_a_closed_window_costs_what_was_computed(closed_s: float, *, dies: bool)
 @pytest.mark.parametrize("is_seen", [False, True])
 @pytest.mark.parametrize("read_s", [0.0, 1.9])
 def test_time_that_the_frontend_stood_still_closes_no_window(read_s: float, *, is_seen: bool) -> None:
-    """The transport took the message meanwhile, and no task ran that could note it. `is_seen`: a look came before the end.
+    """Time in which the frontend stood still does not count as a closed window.
 
-    What was watched before and after it counts: more than CLOSED_S of that costs what was computed.
+    The transport took the message meanwhile, and no task ran to note it. With `is_seen`, a check came before
+    the end. Only observed time counts: more than CLOSED_S of it costs the computed tokens.
     """
     core = core_of(random.Random(1))
     mesh = FakeMesh(core, random.Random(1), 1)
@@ -234,7 +245,10 @@ def test_time_that_the_frontend_stood_still_closes_no_window(read_s: float, *, i
 
 
 def test_a_standstill_behind_the_end_closes_no_window() -> None:
-    """A request that is over is watched as long as its handler writes to the client."""
+    """A standstill after the end of a request does not count as a closed window.
+
+    A request that is over is watched while its handler writes to the client.
+    """
     core = core_of(random.Random(1))
     mesh = FakeMesh(core, random.Random(1), 1)
     mesh.open(mesh.routers[0])
@@ -256,7 +270,10 @@ def test_a_standstill_behind_the_end_closes_no_window() -> None:
 
 
 def test_a_deadline_behind_a_closed_window_costs_what_was_computed() -> None:
-    """The class's runtime cuts an answer that nobody reads; that the client reads one window in the end changes nothing."""
+    """A request cut by its class's deadline behind a closed window costs the computed tokens.
+
+    One window that the client reads at the end changes nothing.
+    """
     core = core_of(random.Random(1))
     mesh = FakeMesh(core, random.Random(1), 1)
     mesh.open(mesh.routers[0])

@@ -1,4 +1,4 @@
-"""What a frontend tells routers of clients whose flow-control window is closed."""
+"""Reports to routers on clients with a closed flow-control window."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tests.unit.frontend.test_request import begin, mesh_of, run
 
 
 def told(mesh: FakeMesh, router: Router) -> tuple[list[int], list[int]]:
-    """Return the slots that `router` is told of now: closed ones, and those with a row of credit."""
+    """Return the slots in the next message to `router`: closed ones, and those with a row of credit."""
     message = router.outbox.take(mesh.now_s)
     return ([], []) if message is None else (list(message.closed_slots), list(message.credit_slots))
 
 
 def stuck(mesh: FakeMesh) -> Client:
-    """Return a client that has some tokens, and whose transport holds a message from now on."""
+    """Return a client that has some tokens, and a message in its transport from now on."""
     client = begin(mesh)
     run(mesh, client, 5)
     client.request.progress.writing_since_s = mesh.now_s
@@ -27,7 +27,10 @@ def stuck(mesh: FakeMesh) -> Client:
 
 
 def test_a_closed_window_is_told_once_and_its_opening_too() -> None:
-    """Not before CLOSED_S, and at the next look; the row of credit behind it need not grant anything."""
+    """A closed window is reported once, at the first check after CLOSED_S, and so is its opening.
+
+    The row of credit that reports the opening may grant nothing.
+    """
     mesh = mesh_of()
     (router,) = mesh.routers
     client = stuck(mesh)
@@ -47,7 +50,7 @@ def test_a_closed_window_is_told_once_and_its_opening_too() -> None:
 
 
 def test_another_router_is_told_too() -> None:
-    """The stream breaks: whoever has the request next knows nothing of its client."""
+    """After the stream breaks, the next router of the request is told of its closed window."""
     mesh = mesh_of(routers=2)
     client = stuck(mesh)
     mesh.advance(CLOSED_S + CHECK_INTERVAL_S)
@@ -64,7 +67,10 @@ def test_another_router_is_told_too() -> None:
 
 
 def test_a_frontend_that_stood_still_tells_nothing_of_that_time() -> None:
-    """It was not there to hear that the transport took the message."""
+    """A frontend that stood still does not report windows for that time.
+
+    It could not notice that the transport took the message.
+    """
     mesh = mesh_of()
     (router,) = mesh.routers
     client = stuck(mesh)
@@ -72,14 +78,17 @@ def test_a_frontend_that_stood_still_tells_nothing_of_that_time() -> None:
     mesh.now_s += 30.0
     mesh.core.on_timer(mesh.now_s)
     assert told(mesh, router) == ([], [])
-    client.request.progress.writing_since_s = None  # the write had ended long ago
+    client.request.progress.writing_since_s = None  # the write ended long ago
     mesh.advance(2.0)
     assert told(mesh, router) == ([], [])
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_routers_know_the_windows_whatever_happens(seed: int) -> None:
-    """Under random closures, openings, reads and ends, a router knows each closed window within CLOSED_S and two looks."""
+    """A router knows each closed window within CLOSED_S and two checks.
+
+    Random closures, openings, reads and ends.
+    """
     rng, mesh = random.Random(seed), mesh_of(limit=64)
     (router,) = mesh.routers
     clients: list[Client] = []

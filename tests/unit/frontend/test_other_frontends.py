@@ -1,4 +1,4 @@
-"""A request that goes from one frontend to another: taken over, yielded, outbid; and what is silent too long."""
+"""Takeover of a request by another frontend, superseded executions, and the watchdog for silent attempts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.unit.frontend.test_request import LONG, begin, finish, mesh_of, run, 
 def moved(
     mesh: FakeMesh, client: Client, *, epoch: int = 1, got: int | None = None, **changes: object
 ) -> Client:
-    """Return the client of `client`'s request at another frontend, which here is the same core."""
+    """Return the client of `client`'s request at another frontend, which is the same core in these tests."""
     location = client.request.location
     received = tuple(client.ids[:got])
     return begin(
@@ -29,7 +29,10 @@ def moved(
 
 
 def test_another_frontend_takes_over_what_runs() -> None:
-    """No submit, no recomputed token; the earlier execution ends and cancels nothing."""
+    """Another frontend takes over a running attempt without a submit or recomputed tokens.
+
+    The earlier execution ends and cancels nothing.
+    """
     mesh = mesh_of()
     first = begin(mesh)
     run(mesh, first, 10)
@@ -45,8 +48,11 @@ def test_another_frontend_takes_over_what_runs() -> None:
     assert second.request.progress.recomputed_tokens == 0
 
 
-def test_what_is_gone_is_computed_again_above_the_earlier_numbers() -> None:
-    """The adopt is refused: an attempt of the later execution's own goes on behind what the client has."""
+def test_a_lost_attempt_is_computed_again_above_the_earlier_numbers() -> None:
+    """After a refused takeover, the later execution continues with an attempt of its own.
+
+    The attempt starts behind the client's tokens and has a number above the earlier execution's.
+    """
     mesh = mesh_of()
     first = begin(mesh)
     run(mesh, first, 10)
@@ -68,8 +74,8 @@ def test_what_is_gone_is_computed_again_above_the_earlier_numbers() -> None:
     assert second.request.progress.recomputed_tokens > 0
 
 
-def test_what_nobody_takes_over_is_cancelled_in_the_end() -> None:
-    """A yielded attempt does not run for nobody."""
+def test_an_attempt_without_a_takeover_is_cancelled_in_the_end() -> None:
+    """A yielded attempt that no frontend takes over is cancelled after ORPHAN_S."""
     mesh = mesh_of()
     client = begin(mesh)
     run(mesh, client, 10)
@@ -83,8 +89,11 @@ def test_what_nobody_takes_over_is_cancelled_in_the_end() -> None:
     assert not mesh.core.admitted.leaving
 
 
-def test_what_has_no_token_yet_is_not_left_to_anybody() -> None:
-    """Nobody can adopt it: the later execution starts anew."""
+def test_a_request_without_a_token_is_not_left_for_a_takeover() -> None:
+    """A superseded request without a token is cancelled at once, since no takeover is possible.
+
+    The later execution starts anew.
+    """
     mesh = mesh_of()
     client = begin(mesh)
     mesh.send_up(mesh.routers[0])
@@ -95,7 +104,7 @@ def test_what_has_no_token_yet_is_not_left_to_anybody() -> None:
 
 @pytest.mark.parametrize("epoch", [0, 1])
 def test_news_of_its_own_or_an_earlier_execution_changes_nothing(epoch: int) -> None:
-    """Only a later one ends it."""
+    """Only a later execution supersedes a request; its own or an earlier epoch does not."""
     mesh = mesh_of()
     client = begin(mesh, attempt_base=ATTEMPT_STRIDE, is_resumed=True, is_fenced=True)
     run(mesh, client, 5)
@@ -104,7 +113,7 @@ def test_news_of_its_own_or_an_earlier_execution_changes_nothing(epoch: int) -> 
 
 
 def test_a_drain_hands_over_and_says_so() -> None:
-    """The client reads DRAINING and goes on elsewhere, exactly."""
+    """A drain ends the request as DRAINING, and another frontend takes it over without a lost token."""
     mesh = mesh_of()
     first = begin(mesh)
     run(mesh, first, 10)
@@ -116,8 +125,11 @@ def test_a_drain_hands_over_and_says_so() -> None:
     assert len(mesh.submits) == 1
 
 
-def test_an_execution_that_was_superseded_behind_does_not_outbid() -> None:
-    """Its number is its own: who is above it came later."""
+def test_an_execution_superseded_at_the_replica_does_not_outbid() -> None:
+    """An execution ends without a retry when the replica reports its attempt superseded.
+
+    Its attempt numbers are its own, so a higher one belongs to a later execution.
+    """
     mesh = mesh_of()
     client = begin(mesh, attempt_base=ATTEMPT_STRIDE, is_resumed=True, is_fenced=True)
     run(mesh, client, 5)
@@ -131,7 +143,11 @@ def test_an_execution_that_was_superseded_behind_does_not_outbid() -> None:
 
 
 def test_an_attempt_that_was_taken_over_is_outbid_by_a_late_one_only_once() -> None:
-    """The frontend that thawed tried again below us: our own number is above all it can have."""
+    """An execution that loses its adopted attempt to a late earlier one outbids it once.
+
+    A frontend that was frozen retried below the later execution. The new attempt number is above all numbers
+    of the earlier execution.
+    """
     mesh = mesh_of()
     first = begin(mesh)
     run(mesh, first, 10)
@@ -150,8 +166,11 @@ def test_an_attempt_that_was_taken_over_is_outbid_by_a_late_one_only_once() -> N
     assert [submit.attempt for submit in mesh.submits] == [1, ATTEMPT_STRIDE + 1]
 
 
-def test_a_number_that_comes_late_is_this_executions_own() -> None:
-    """It started without waiting for Redis: the news do not end it, and its next attempt is above the earlier ones'."""
+def test_a_late_epoch_is_this_executions_own() -> None:
+    """An execution that started before Redis answered is not ended by its own late epoch.
+
+    Its next attempt has a number above those of earlier executions.
+    """
     mesh = mesh_of()
     client = begin(mesh, is_keyed=True, owner="me")
     run(mesh, client, 5)
@@ -170,13 +189,13 @@ def test_a_number_that_comes_late_is_this_executions_own() -> None:
     mesh.core.supersede(client.request.spec.request_id, 2, mesh.now_s, "me")
 
 
-def test_silence_behind_is_bounded() -> None:
-    """A lost request is tried again after the watchdog's time, not sooner."""
+def test_a_silent_attempt_is_retried() -> None:
+    """An attempt without messages is retried after the watchdog's time, and not before."""
     mesh = mesh_of(2)
     client = begin(mesh)
     run(mesh, client, 10)
     (attempt,) = mesh.runs
-    mesh.runs.remove(attempt)  # it is lost between two processes that live
+    mesh.runs.remove(attempt)  # lost between two running processes
     assert attempt.router is not None
     attempt.router.runs.pop(attempt.slot)
     mesh.advance(14.0)
@@ -187,8 +206,8 @@ def test_silence_behind_is_bounded() -> None:
     assert client.ids == whole(client)
 
 
-def test_a_place_in_the_queue_is_no_silence() -> None:
-    """A request that a router holds waits as long as the router may hold it."""
+def test_a_request_in_the_queue_is_not_silent() -> None:
+    """The watchdog gives a request in a router's queue as long as the router may hold it."""
     mesh = mesh_of()
     client = begin(mesh)
     mesh.send_up(mesh.routers[0])
@@ -206,7 +225,7 @@ def test_a_place_in_the_queue_is_no_silence() -> None:
 
 @pytest.mark.parametrize("has_empty_placement", [False, True])
 def test_a_request_that_goes_back_into_the_queue_is_not_silent(has_empty_placement: bool) -> None:
-    """Its replica refused it: the router says so, and may hold it as long as a new one."""
+    """After its replica's refusal, a requeued request gets the whole queue time again."""
     mesh = mesh_of()
     client = begin(mesh)
     (peer,) = mesh.core.peers
@@ -228,8 +247,8 @@ def test_a_request_that_goes_back_into_the_queue_is_not_silent(has_empty_placeme
     assert client.request.attempts[0].fault == "SILENT"
 
 
-def test_a_number_that_comes_late_makes_no_attempt_anothers() -> None:
-    """What runs was begun here: its loss is one execution of those the request may have."""
+def test_a_late_epoch_does_not_make_the_attempt_another_executions() -> None:
+    """After a late epoch, an attempt begun here still counts against the request's executions."""
     mesh = mesh_of(attempts_max=2)
     client = begin(mesh, is_keyed=True, owner="me")
     run(mesh, client, 10)
@@ -242,8 +261,8 @@ def test_a_number_that_comes_late_makes_no_attempt_anothers() -> None:
     assert client.request.outcome is not None and client.request.outcome.name == "ATTEMPTS_EXHAUSTED"
 
 
-def test_a_client_that_does_not_read_is_no_silence() -> None:
-    """What fills its credit waits for the client, however long."""
+def test_a_client_that_does_not_read_is_not_silent() -> None:
+    """An attempt that filled its flow-control window waits for its client without a time limit."""
     mesh = mesh_of()
     client = Client(mesh.core, spec(LONG, max_output_tokens=200), mesh.now_s)
     for _ in range(300):
@@ -255,8 +274,11 @@ def test_a_client_that_does_not_read_is_no_silence() -> None:
     assert len(client.request.attempts) == 1
 
 
-def test_what_was_taken_over_ends_at_the_limit_of_who_took_it() -> None:
-    """The attempt would run on to its own limit, without credit and so without a word: nobody waits for that."""
+def test_a_takeover_ends_at_the_limit_of_the_later_execution() -> None:
+    """After a takeover the request ends at the output limit of the later execution.
+
+    Without this rule the attempt would continue to its own limit, without window and messages.
+    """
     mesh = mesh_of()
     first = begin(mesh)
     run(mesh, first, 10)

@@ -1,4 +1,4 @@
-"""When a frontend without routers stops being ready, and when it is again."""
+"""Readiness of a frontend without routers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from services.frontend.requests.retry_state import ROUTER_WAIT_S
 
 
 def test_it_is_ready_until_no_router_was_there_for_a_restart_and_again_at_once() -> None:
-    """Under random comings and goings, against what was true in the last seconds."""
+    """A frontend is unready once no router was up for ROUTER_WAIT_S, and ready at once when one is.
+
+    Random changes are compared with the true state of the last seconds.
+    """
     turns = 0
     for seed in range(60):
         draw = random.Random(seed)
@@ -30,7 +33,7 @@ def test_it_is_ready_until_no_router_was_there_for_a_restart_and_again_at_once()
 
 
 def test_a_flapping_router_costs_no_readiness() -> None:
-    """One that is seen now and then is there: requests that wait for it are served."""
+    """A router that is up now and then keeps the frontend ready, since waiting requests are served."""
     readiness = Readiness()
     for at in range(100):
         assert not readiness.check(at * (ROUTER_WAIT_S - 0.5), has_router=bool(at % 2))

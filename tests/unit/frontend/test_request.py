@@ -1,4 +1,4 @@
-"""One request, step by step: adopt before resume, retry or resume, deadlines, credit, cancels."""
+"""One request, step by step: takeover before resume, retries, deadlines, flow control, cancels."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from services.frontend.surface import messages
 from tests.unit.frontend.fake_mesh import ORPHAN_S, TOKEN_BYTES, Client, FakeMesh, oracle, spec
 
 LONG = 4
-"""A request whose oracle makes at least 60 tokens (checked below)."""
+"""Number of a request with at least 60 output tokens (checked below)."""
 
 
 def mesh_of(routers: int = 1, *, attempts_max: int = 4, limit: int = 8, retries: float = 3.0) -> FakeMesh:
@@ -49,7 +49,7 @@ def begin(mesh: FakeMesh, **changes: object) -> Client:
 
 
 def run(mesh: FakeMesh, client: Client, tokens: int) -> None:
-    """Go on until the client has at least so many tokens."""
+    """Step until the client has at least `tokens` tokens."""
     for _ in range(1000):
         if len(client.ids) >= tokens:
             return
@@ -65,7 +65,7 @@ def end_of(client: Client) -> MeshError:
 
 
 def finish(mesh: FakeMesh, client: Client) -> str:
-    """Go on until the request ends; return its outcome."""
+    """Step until the request ends; return its outcome."""
     for _ in range(1000):
         mesh.settle()
         client.read(mesh.now_s)
@@ -78,7 +78,7 @@ def finish(mesh: FakeMesh, client: Client) -> str:
 
 
 def home(mesh: FakeMesh) -> str:
-    """Name the router that has the only slot."""
+    """Return the name of the router that has the only slot."""
     (name,) = [peer.name for peer in mesh.core.peers if peer.slots]
     return name
 
@@ -88,7 +88,7 @@ def cut_home(mesh: FakeMesh) -> None:
 
 
 def lose_queued(mesh: FakeMesh) -> None:
-    """Tell of the oldest attempt, which no engine has, that its replica is lost."""
+    """Report the oldest attempt's replica as lost; no engine has the attempt yet."""
     for router in mesh.routers:
         mesh.send_up(router)
         mesh.arrive_up(router)
@@ -100,12 +100,12 @@ def whole(client: Client) -> list[int]:
 
 
 def test_the_oracle_is_long_enough() -> None:
-    """The other tests cut into the middle of it."""
+    """The oracle's output is long enough for the other tests, which break off within it."""
     assert len(oracle(spec(LONG).prompt_ids, 60)) == 60
 
 
 def test_an_undisturbed_request_takes_one_attempt() -> None:
-    """Nothing is tried twice when nothing breaks."""
+    """Without faults a request takes one attempt."""
     mesh = mesh_of()
     client = begin(mesh)
     assert finish(mesh, client) == "LENGTH"
@@ -116,7 +116,7 @@ def test_an_undisturbed_request_takes_one_attempt() -> None:
 
 
 def test_a_lost_router_is_adopted_through_another_without_recomputing() -> None:
-    """The running attempt goes on; the client sees nothing."""
+    """After its router is lost, a running attempt is taken over through another; the client sees nothing."""
     mesh = mesh_of(2)
     client = begin(mesh)
     run(mesh, client, 10)
@@ -128,7 +128,7 @@ def test_a_lost_router_is_adopted_through_another_without_recomputing() -> None:
 
 
 def test_a_restarted_router_adopts_when_it_is_back() -> None:
-    """With one router, the request waits for it, and nothing is recomputed."""
+    """With one router, the request waits for its return; nothing is recomputed."""
     mesh = mesh_of()
     client = begin(mesh)
     run(mesh, client, 10)
@@ -141,8 +141,8 @@ def test_a_restarted_router_adopts_when_it_is_back() -> None:
     assert client.request.progress.recomputed_tokens == 0
 
 
-def test_a_router_that_stays_away_is_resumed_when_one_comes() -> None:
-    """After the orphan time the attempt is gone: a higher one continues behind the tokens the client has."""
+def test_a_request_resumes_when_a_router_comes_after_the_orphan_time() -> None:
+    """After the orphan time, a request resumes with a higher attempt behind the client's tokens."""
     mesh = mesh_of()
     client = begin(mesh)
     run(mesh, client, 10)
@@ -162,7 +162,10 @@ def test_a_router_that_stays_away_is_resumed_when_one_comes() -> None:
 
 
 def test_a_refused_adopt_resumes_at_once() -> None:
-    """The decode replica is gone, too: nobody waits for the orphan time."""
+    """After a refused takeover the request resumes at once, not after the orphan time.
+
+    The decode replica is gone, too.
+    """
     mesh = mesh_of(2)
     client = begin(mesh)
     run(mesh, client, 10)
@@ -175,8 +178,8 @@ def test_a_refused_adopt_resumes_at_once() -> None:
     assert (len(mesh.submits), mesh.adopts, client.request.retry_state.resumes) == (2, 1, 1)
 
 
-def test_what_no_engine_took_is_retried_from_the_budget() -> None:
-    """A queued attempt lost with its replica is a retry; with an empty budget the client is told."""
+def test_an_attempt_that_no_engine_took_is_retried_from_the_budget() -> None:
+    """A queued attempt lost with its replica costs a retry; without retry budget the client is told."""
     mesh = mesh_of(2)
     client = begin(mesh)
     lose_queued(mesh)
@@ -194,8 +197,11 @@ def test_what_no_engine_took_is_retried_from_the_budget() -> None:
     assert client.request.outcome.error.metadata["tokens_sent"] == "0"
 
 
-def test_what_waited_in_a_lost_router_needs_no_retry_budget() -> None:
-    """Many requests may wait in one router; its death sends each once more, whatever the budget has left."""
+def test_a_request_queued_in_a_lost_router_needs_no_retry_budget() -> None:
+    """A request queued in a lost router is sent once more, whatever the retry budget.
+
+    Many requests may wait in one router.
+    """
     mesh = mesh_of(2, retries=0.0, limit=64)
     clients = [Client(mesh.core, spec(number, max_output_tokens=60), mesh.now_s) for number in range(48)]
     mesh.settle()
@@ -206,13 +212,13 @@ def test_what_waited_in_a_lost_router_needs_no_retry_budget() -> None:
 
 
 def test_a_resume_needs_no_retry_budget() -> None:
-    """What a client has begun to read is never failed for lack of retry budget, however often it is refused."""
+    """A request with received tokens never fails for lack of retry budget, however often it is refused."""
     mesh = mesh_of(retries=0.0)
     client = begin(mesh)
     run(mesh, client, 10)
     mesh.fail(mesh.runs[0], pb.Failure.CODE_ENGINE_LOST)
     for reason in (pb.Refusal.REASON_NO_REPLICA, pb.Refusal.REASON_KV_FULL, pb.Refusal.REASON_QUEUE_FULL):
-        mesh.settle()  # the failure or refusal arrives
+        mesh.settle()  # deliver the failure or refusal
         mesh.advance(1.5)
         mesh.send_up(mesh.routers[0])
         mesh.arrive_up(mesh.routers[0])
@@ -227,7 +233,7 @@ def test_a_resume_needs_no_retry_budget() -> None:
     [pb.Refusal.REASON_QUEUE_FULL, pb.Refusal.REASON_KV_FULL, pb.Refusal.REASON_QUEUE_TIMEOUT],
 )
 def test_a_full_mesh_is_not_asked_again(reason: pb.Refusal.Reason.ValueType) -> None:
-    """Trying again would add to the load; the client is told when to come back."""
+    """A refusal for load is not retried; the client gets a Retry-After."""
     mesh = mesh_of(2)
     client = begin(mesh)
     for router in mesh.routers:
@@ -243,7 +249,7 @@ def test_a_full_mesh_is_not_asked_again(reason: pb.Refusal.Reason.ValueType) -> 
 
 
 def test_attempts_are_bounded_and_the_client_learns_what_it_has() -> None:
-    """When every attempt is lost, the status says how many tokens were sent."""
+    """When every attempt is lost, the error states how many tokens were sent."""
     mesh = mesh_of(attempts_max=3)
     client = begin(mesh)
     for lost in range(1, 4):
@@ -260,7 +266,7 @@ def test_attempts_are_bounded_and_the_client_learns_what_it_has() -> None:
 
 
 def test_a_gap_is_a_lost_attempt() -> None:
-    """Missing tokens are never papered over: the slot is cancelled and the request resumed."""
+    """Missing tokens end the attempt: its slot is cancelled and the request resumes."""
     mesh = mesh_of()
     client = begin(mesh)
     run(mesh, client, 5)
@@ -275,7 +281,7 @@ def test_a_gap_is_a_lost_attempt() -> None:
 
 
 def test_a_stop_string_ends_the_engine_too() -> None:
-    """The match is found here; behind, the slot is cancelled as complete."""
+    """The frontend finds the stop string and cancels the slot as complete."""
     mesh = mesh_of()
     text = b"".join(TOKEN_BYTES[each] for each in oracle(spec(LONG).prompt_ids, 60)).decode(errors="replace")
     client = begin(mesh, stop=(text[20:23],))
@@ -289,8 +295,8 @@ def test_a_stop_string_ends_the_engine_too() -> None:
     assert last.usage.output_token_count == len(client.ids) < 60
 
 
-def test_credit_follows_the_client_not_the_engine() -> None:
-    """A client that reads nothing is sent one window; each half window it reads grants as much again."""
+def test_the_window_follows_the_client_not_the_engine() -> None:
+    """A client that does not read is sent one window; each half window read is granted again."""
     mesh = mesh_of()
     client = Client(mesh.core, spec(9, max_output_tokens=200, end_token_id=-1), mesh.now_s)
     mesh.settle(300)
@@ -305,7 +311,7 @@ def test_credit_follows_the_client_not_the_engine() -> None:
 
 @pytest.mark.parametrize("phase", ["waiting", "queued", "accepted", "placed", "started", "running"])
 def test_a_client_that_leaves_is_cancelled_in_every_phase(phase: str) -> None:
-    """Whatever state the attempt is in, one cancel ends it and nothing is left."""
+    """When a client leaves, one cancel ends its attempt in every phase and nothing is left."""
     mesh = mesh_of()
     if phase == "waiting":
         mesh.cut(mesh.routers[0])
@@ -330,8 +336,11 @@ def test_a_client_that_leaves_is_cancelled_in_every_phase(phase: str) -> None:
     assert mesh.cancels == ([] if phase == "waiting" else [pb.Cancel.REASON_CLIENT])
 
 
-def test_a_client_that_leaves_an_orphan_has_it_cancelled_when_a_router_is_back() -> None:
-    """The engine must not run to the end of the orphan time for nobody."""
+def test_the_detached_stream_of_a_client_that_left_is_cancelled_when_a_router_is_back() -> None:
+    """The detached stream of a client that left is cancelled when a router is back.
+
+    Otherwise the engine would run until the end of the orphan time.
+    """
     mesh = mesh_of()
     client = begin(mesh)
     run(mesh, client, 10)
@@ -354,7 +363,10 @@ def test_a_client_that_leaves_an_orphan_has_it_cancelled_when_a_router_is_back()
 
 
 def test_the_clients_deadline_is_an_error_and_the_meshs_is_an_answer() -> None:
-    """Both stop the engine; only the client's own deadline costs it the status."""
+    """The client's deadline ends the request with an error, the class's deadline with an answer.
+
+    Both stop the engine.
+    """
     for is_clients, outcome in ((True, "DEADLINE_EXCEEDED"), (False, "FINISHED")):
         mesh = mesh_of()
         client = begin(mesh, deadline_s=mesh.now_s + 1.0, is_clients_deadline=is_clients)
@@ -374,7 +386,7 @@ def test_the_clients_deadline_is_an_error_and_the_meshs_is_an_answer() -> None:
 
 
 def test_a_deadline_without_a_router_says_so() -> None:
-    """Nothing of it runs, whatever time is given: the client learns why, with tokens and without."""
+    """A deadline that passes without a router is reported as NO_ROUTER, with tokens and without."""
     for tokens in (0, 10):
         mesh = mesh_of()
         client = begin(mesh, deadline_s=mesh.now_s + 4.0)
@@ -389,8 +401,11 @@ def test_a_deadline_without_a_router_says_so() -> None:
 
 
 @pytest.mark.parametrize("how", ["is_resumed", "is_keyed"])
-def test_who_comes_late_is_told_of_what_was_left(how: str) -> None:
-    """It may have been elsewhere before: what it had here is not the time that its caller gave."""
+def test_a_resumed_request_is_told_the_time_that_was_left(how: str) -> None:
+    """A resumed or keyed request is told the time that was left on arrival.
+
+    It may have run elsewhere before, so the time left is not the client's whole deadline.
+    """
     mesh = mesh_of()
     client = begin(mesh, deadline_s=mesh.now_s + 1.0, **{how: True})
     run(mesh, client, 10)
@@ -401,7 +416,7 @@ def test_who_comes_late_is_told_of_what_was_left(how: str) -> None:
 
 
 def test_every_outcome_has_a_series_of_its_own() -> None:
-    """No finish reason is named like an error: an alert on errors would count answers."""
+    """No finish reason has the name of an error, so an alert on errors does not count answers."""
     good = [outcome_of(reason) for reason in inference_pb2.FinishReason.values()[1:]]
     assert not set(good) & set(TABLE) and len(set(good)) == len(good)
     metrics = Metrics("frontend")
@@ -418,7 +433,10 @@ def test_every_outcome_has_a_series_of_its_own() -> None:
 
 
 def test_a_late_first_token_is_its_own_error() -> None:
-    """The wait for the first token has its own limit, which ends with it."""
+    """A first token after its own deadline ends the request as TTFT_TIMEOUT.
+
+    The limit ends with the first token.
+    """
     mesh = mesh_of()
     client = begin(mesh, ttft_deadline_s=mesh.now_s + 0.5)
     mesh.settle()
@@ -433,7 +451,7 @@ def test_a_late_first_token_is_its_own_error() -> None:
 
 @pytest.mark.parametrize("fault", ["cut", "deadline"])
 def test_all_tokens_and_no_finish_is_an_end(fault: str) -> None:
-    """If only the finish was lost with its stream, or is late, nothing is tried again, and nothing is missing."""
+    """A request with all tokens ends well although the finish is late or lost; nothing is retried."""
     mesh = mesh_of()
     client = begin(mesh)
     run(mesh, client, 50)
@@ -456,7 +474,10 @@ def test_all_tokens_and_no_finish_is_an_end(fault: str) -> None:
 
 
 def test_a_resumed_client_goes_on_where_it_was() -> None:
-    """Another frontend continues from the token and the ids, above every attempt the first one could have made."""
+    """Another frontend continues from the resume token and the received ids.
+
+    Its attempts are numbered above all possible attempts of the first frontend.
+    """
     first = mesh_of()
     client = begin(first)
     run(first, client, 20)
@@ -472,7 +493,7 @@ def test_a_resumed_client_goes_on_where_it_was() -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 59, 60])
 def test_a_resume_from_anywhere_is_complete(count: int) -> None:
-    """Nothing received, almost everything, or everything but the last message."""
+    """A resume is complete from any position: none, almost all, or all but the last message received."""
     mesh = mesh_of()
     ids = tuple(oracle(spec(LONG).prompt_ids, 60)[:count])
     client = begin(mesh, attempt_base=256, is_resumed=True, received_ids=ids)
@@ -483,7 +504,10 @@ def test_a_resume_from_anywhere_is_complete(count: int) -> None:
 
 @pytest.mark.parametrize("count", [0, 1])
 def test_a_resume_token_alone_is_no_way_past_the_queue(count: int) -> None:
-    """Only who has tokens waits at the head; each attempt that no engine took costs retry budget, token or not."""
+    """Only a resume with received tokens goes to the head of the queue.
+
+    Each attempt that no engine took costs retry budget, with a resume token or without.
+    """
     mesh = mesh_of(2, retries=0.0)
     ids = tuple(oracle(spec(LONG).prompt_ids, 60)[:count])
     client = begin(mesh, attempt_base=256, is_resumed=True, received_ids=ids)
@@ -494,7 +518,10 @@ def test_a_resume_token_alone_is_no_way_past_the_queue(count: int) -> None:
 
 
 def test_a_reused_resume_token_is_refused_by_a_full_mesh() -> None:
-    """It waits no better than a new request: the client is told when to come back, and nothing is asked again."""
+    """A full mesh refuses a resume token without received tokens like a new request.
+
+    The client gets a Retry-After, and no attempt is sent again.
+    """
     mesh = mesh_of(2)
     client = begin(mesh, attempt_base=256, is_resumed=True)
     for router in mesh.routers:
@@ -506,7 +533,7 @@ def test_a_reused_resume_token_is_refused_by_a_full_mesh() -> None:
 
 
 def steal(mesh: FakeMesh) -> None:
-    """Let a late adopt through a broken stream take the attempt away from its slot."""
+    """Take the attempt away from its slot by a late adopt through a broken stream."""
     (attempt,) = mesh.runs
     router, slot = attempt.router, attempt.slot
     assert router is not None
@@ -520,7 +547,10 @@ def steal(mesh: FakeMesh) -> None:
 
 
 def test_a_late_adopt_of_the_request_itself_is_only_a_lost_slot() -> None:
-    """Nobody else adopts this attempt: it is asked for again, and the client sees nothing."""
+    """A late adopt by the request itself is only a lost slot: it is adopted again.
+
+    The client sees nothing.
+    """
     mesh = mesh_of(2)
     client = begin(mesh)
     run(mesh, client, 10)
@@ -532,7 +562,7 @@ def test_a_late_adopt_of_the_request_itself_is_only_a_lost_slot() -> None:
 
 
 def test_an_attempt_that_is_taken_again_and_again_is_resumed() -> None:
-    """Asking for it has an end, even where something behind takes it away each time."""
+    """A request that loses its attempt to adopts again and again resumes after a limited number."""
     mesh = mesh_of()
     client = begin(mesh)
     run(mesh, client, 10)
@@ -543,14 +573,14 @@ def test_an_attempt_that_is_taken_again_and_again_is_resumed() -> None:
         for router in mesh.routers:
             mesh.send_up(router)
             mesh.arrive_up(router)
-    assert mesh.adopts == 4, "as often as a request may be tried"
+    assert mesh.adopts == 4, "the limit of attempts"
     assert finish(mesh, client) == "LENGTH"
     assert client.ids == whole(client)
     assert client.request.attempts[0].fault == "ADOPTED"
 
 
-def test_places_are_bounded_and_come_back() -> None:
-    """One more than there is room for is refused, with a time to come back; an end makes room."""
+def test_requests_are_limited_and_their_slots_come_back() -> None:
+    """A frontend at its concurrency limit refuses a request with a Retry-After; an end makes room."""
     mesh = mesh_of(limit=1)
     client = begin(mesh)
     with pytest.raises(Exception, match="1/1 requests are admitted") as caught:
@@ -561,8 +591,8 @@ def test_places_are_bounded_and_come_back() -> None:
     begin(mesh)
 
 
-def test_a_request_that_is_read_holds_a_place() -> None:
-    """Messages that are being parsed cannot add up beside the requests that live."""
+def test_a_request_that_is_read_takes_a_slot() -> None:
+    """A request being parsed takes a slot of the concurrency limit."""
     mesh = mesh_of(limit=2)
     begin(mesh)
     with mesh.core.capacity_to_read(mesh.now_s):
@@ -579,7 +609,7 @@ def test_a_request_that_is_read_holds_a_place() -> None:
 
 
 def test_a_bug_ends_one_request_alone() -> None:
-    """The other requests of the lost router go on."""
+    """A bug in one request does not end the other requests of the lost router."""
     mesh = mesh_of(2)
     clients = [Client(mesh.core, spec(each, session_id="s"), mesh.now_s) for each in (1, 2)]
     mesh.settle(6)
@@ -604,7 +634,7 @@ ROWS: dict[str, Callable[[pb.AttachResponse, int], object]] = {
 
 @pytest.mark.parametrize("field", answers.TAKERS)
 def test_a_bug_in_a_row_ends_its_request_alone(field: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stream to the router, and every other request on it, goes on."""
+    """A bug in one row ends its request; the router's stream and its other requests go on."""
     mesh = mesh_of()
     clients = [Client(mesh.core, spec(each), mesh.now_s) for each in (1, 2)]
     (router,) = mesh.routers
@@ -633,8 +663,8 @@ def test_a_bug_in_a_row_ends_its_request_alone(field: str, monkeypatch: pytest.M
     assert clients[1].ids == whole(clients[1])
 
 
-def test_a_bug_at_the_start_gives_the_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The request ends as a bug; it does not hold a place for ever."""
+def test_a_bug_at_the_start_gives_the_slot_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that ends by a bug at its start gives its slot back."""
     mesh = mesh_of(limit=1)
     monkeypatch.setattr(RequestSpec, "submission", None)
     client = begin(mesh)
@@ -648,7 +678,7 @@ def test_a_bug_at_the_start_gives_the_place_back(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_session_keeps_its_router_while_it_is_up() -> None:
-    """Affinity is by name: the same choice in every frontend, and only a lost router's share moves."""
+    """Session affinity is by name: the same choice in every frontend; only a lost router's share moves."""
     mesh = mesh_of(3)
     chosen = {each: mesh.core.choose(f"session-{each}").name for each in range(300)}  # type: ignore[union-attr]
     assert {*chosen.values()} == {"router-0", "router-1", "router-2"}
@@ -658,8 +688,8 @@ def test_a_session_keeps_its_router_while_it_is_up() -> None:
         assert now != "router-1" and (name in (now, "router-1"))
 
 
-def test_the_explanation_tells_every_attempt() -> None:
-    """Why each was made, where it ran, and what broke it."""
+def test_the_explanation_lists_every_attempt() -> None:
+    """The explanation states each attempt's cause, replica and fault."""
     mesh = mesh_of()
     client = begin(mesh, explain=True)
     run(mesh, client, 10)
@@ -675,8 +705,8 @@ def test_the_explanation_tells_every_attempt() -> None:
     assert told.explanation.total.ToNanoseconds() >= told.explanation.time_to_first_token.ToNanoseconds()
 
 
-def test_candidates_are_told_as_the_router_told_them() -> None:
-    """Also what decode costs, where that was compared: 0 is not absent."""
+def test_candidates_are_reported_as_the_router_sent_them() -> None:
+    """Candidates are reported as the router sent them; a decode cost of 0 is present, not absent."""
     placement = pb.Placement(decode_replica="decode-0", reason="it is less")
     placement.candidates.add(replica="decode-0", prefill_us=10_200, decode_us=9_800, score=0.02)
     placement.candidates.add(replica="prefill-0", queue_us=7, decode_us=0, score=0.03)
@@ -694,7 +724,7 @@ def test_candidates_are_told_as_the_router_told_them() -> None:
 
 
 def test_the_retry_budget_is_a_share_and_a_trickle() -> None:
-    """10 % of the requests and three per second, saved up for ten seconds at most."""
+    """The retry budget is 10 % of the requests and 3 per second, saved up for at most 10 s."""
     budget = RetryBudget(0.1, 3.0, 0.0)
     assert sum(budget.take(0.0) for _ in range(100)) == 30
     assert sum(budget.take(2.0) for _ in range(100)) == 6
@@ -705,8 +735,8 @@ def test_the_retry_budget_is_a_share_and_a_trickle() -> None:
     assert budget.spent_total + budget.refused_total == 400
 
 
-def test_an_adopt_asks_for_what_the_frontend_lacks() -> None:
-    """Not from the start: what was received is not sent again."""
+def test_an_adopt_asks_for_the_missing_tokens() -> None:
+    """An adopt asks for tokens from the first missing position, not from the start."""
     mesh = mesh_of()
     client = begin(mesh)
     run(mesh, client, 10)
@@ -721,7 +751,7 @@ def test_an_adopt_asks_for_what_the_frontend_lacks() -> None:
 
 
 def test_a_finish_before_the_last_tokens_is_a_gap() -> None:
-    """A log that ends elsewhere than the client's output is not an end."""
+    """A finish at another position than the client's output is a gap."""
     mesh = mesh_of()
     client = begin(mesh)
     run(mesh, client, 40)
@@ -734,7 +764,7 @@ def test_a_finish_before_the_last_tokens_is_a_gap() -> None:
 
 
 def test_a_replica_only_one_router_lost_is_adopted_through_another() -> None:
-    """The router that reported the loss is the last one to ask."""
+    """The router that reported the replica's loss is the last one asked for a takeover."""
     for seed in range(8):
         mesh = mesh_of(2)
         client = begin(mesh, session_id=f"session-{seed}")
@@ -756,7 +786,7 @@ def test_a_replica_only_one_router_lost_is_adopted_through_another() -> None:
 
 @pytest.mark.parametrize("row", ["finish", "failure"])
 def test_an_adopt_that_is_answered_by_an_end_leaves_nothing(row: str) -> None:
-    """A slot may end before its acceptance was seen."""
+    """An end that comes before the acceptance of an adopt leaves nothing behind."""
     mesh = mesh_of(2)
     client = begin(mesh)
     run(mesh, client, 10)
@@ -776,7 +806,7 @@ def test_an_adopt_that_is_answered_by_an_end_leaves_nothing(row: str) -> None:
 
 @pytest.mark.parametrize("leaves", [False, True])
 def test_a_router_that_does_not_know_the_replica_yet_is_asked_again(leaves: bool) -> None:
-    """A restarted router listens before it is attached to its replicas: that must not cost a prefill."""
+    """A restarted router that does not know the replica yet is asked again; no prefill is repeated."""
     mesh = mesh_of()
     client = begin(mesh)
     run(mesh, client, 10)
@@ -803,7 +833,7 @@ def test_a_router_that_does_not_know_the_replica_yet_is_asked_again(leaves: bool
 
 
 def test_a_router_that_never_knows_the_replica_costs_the_orphan_time() -> None:
-    """Asking again ends when the attempt does."""
+    """With a router that never knows the replica, the request resumes after the orphan time."""
     mesh = mesh_of()
     client = begin(mesh)
     run(mesh, client, 10)
@@ -825,7 +855,7 @@ def test_a_router_that_never_knows_the_replica_costs_the_orphan_time() -> None:
 
 
 def test_a_cached_prompt_is_no_longer_than_the_prompt() -> None:
-    """A resumed client's first attempt finds its output in cache, too: that is not the prompt's."""
+    """The reported cached tokens are at most the prompt's, although the output is cached, too."""
     mesh = mesh_of()
     ids = tuple(oracle(spec(LONG).prompt_ids, 60)[:40])
     client = begin(mesh, attempt_base=256, is_resumed=True, received_ids=ids)

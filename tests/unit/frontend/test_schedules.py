@@ -1,4 +1,4 @@
-"""Random schedules: whatever breaks behind a frontend, its clients get each token once, in order, and one end."""
+"""Random schedules of faults behind a frontend: each client gets each token once, in order, and one end."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def core_of(draw: random.Random, attempts_max: int = 8) -> FrontendCore:
 
 
 class Schedule:
-    """One random run of a core, some clients and a mesh that misbehaves `fault_share` of the time."""
+    """A random run of a core, some clients and a mesh in which `fault_share` of the steps are faults."""
 
     def __init__(self, seed: int, fault_share: float) -> None:
         self.draw = random.Random(seed)
@@ -55,7 +55,7 @@ class Schedule:
                 self.mesh.open(router)
 
     def run(self, steps: int) -> None:
-        """Take random steps, then let everything come to rest."""
+        """Take random steps, then let all requests end."""
         for _ in range(steps):
             self.step()
             self.core.assert_consistent()
@@ -74,7 +74,7 @@ class Schedule:
         self.mesh.advance(ORPHAN_S)
 
     def step(self) -> None:
-        """Do one thing."""
+        """Take one random step."""
         draw, mesh = self.draw, self.mesh
         router = draw.choice(mesh.routers)
         if draw.random() < self.fault_share:
@@ -135,7 +135,7 @@ class Schedule:
 
 
 def check(schedule: Schedule, seed: int) -> list[str]:
-    """Assert what must hold for every client; return the outcomes."""
+    """Check the guarantees for every client; return the outcomes."""
     core, outcomes = schedule.core, []
     for client in schedule.clients:
         asked, request = client.spec, client.request
@@ -158,7 +158,10 @@ def check(schedule: Schedule, seed: int) -> list[str]:
 
 @pytest.mark.parametrize(("fault_share", "served_share"), [(0.0, 1.0), (0.02, 0.7), (0.1, 0.5), (0.3, 0.14)])
 def test_every_token_once_and_one_end_whatever_breaks(fault_share: float, served_share: float) -> None:
-    """Streams cut anywhere, rows repeated and lost, adopts refused, attempts crossing: no repeat, no gap, no leak."""
+    """No fault causes a repeated token, a gap or a leak, and each request ends once.
+
+    Streams are cut anywhere, rows are repeated and lost, adopts are refused, attempts cross.
+    """
     outcomes: list[str] = []
     resumes = takeovers = 0
     for seed in range(60):
@@ -174,4 +177,4 @@ def test_every_token_once_and_one_end_whatever_breaks(fault_share: float, served
     assert len(outcomes) > 500
     assert served >= len(outcomes) * served_share, f"{served} of {len(outcomes)}: {sorted(set(outcomes))}"
     if fault_share in (0.02, 0.1):
-        assert resumes > 10 and takeovers > 10, "the schedule breaks nothing"
+        assert resumes > 10 and takeovers > 10, "the schedule had no fault"

@@ -1,4 +1,4 @@
-"""Metrics by tenant: few series, whoever calls."""
+"""Metrics by tenant with a bounded number of series."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ def caller(name: str) -> object:
     return replace(NOBODY, tenant=replace(NOBODY.tenant, name=name))
 
 
-def test_series_are_bounded_and_nobody_is_lost() -> None:
-    """The first have names of their own, the others one together; refusals by quota are told apart from others."""
+def test_series_are_bounded_and_every_request_is_counted() -> None:
+    """The first tenants have series of their own, all others share one.
+
+    Refusals by quota are counted apart from other refusals.
+    """
     metrics = Metrics("frontend")
     counts = TenantMetrics(metrics, [f"t{at}" for at in range(3 * NAMES_MAX)])
     before = metrics.text().count(b"\n")
@@ -34,7 +37,7 @@ def test_series_are_bounded_and_nobody_is_lost() -> None:
 
 
 def test_a_mesh_without_tenants_has_one_series_of_each() -> None:
-    """Nothing is added for who has none."""
+    """A mesh without tenants has no extra series."""
     metrics = Metrics("frontend")
     TenantMetrics(metrics, ())
     text = metrics.text().decode()

@@ -27,13 +27,13 @@ texts = st.text(st.characters(exclude_categories=["Cs"]))
 
 @given(texts)
 def test_every_text_comes_back(text: str) -> None:
-    """Byte-level tokens hold all of Unicode."""
+    """Encoding and decoding returns every Unicode text."""
     assert TOKENIZER.decode(TOKENIZER.encode(text)) == text
 
 
 @given(texts, st.sampled_from(["<|end|>", "<|user|>", "<|assistant|>", "<|pad|>", "<|system|>"]), texts)
 def test_no_text_makes_a_special_token(before: str, marker: str, after: str) -> None:
-    """A user who writes template markers writes plain text."""
+    """Template markers in a user's text become plain text, not special tokens."""
     ids = TOKENIZER.encode(before + marker + after)
     assert not TOKENIZER.special_ids.intersection(ids)
     chat = TOKENIZER.encode_chat([("user", before + marker + after)])
@@ -42,7 +42,7 @@ def test_no_text_makes_a_special_token(before: str, marker: str, after: str) -> 
 
 
 def test_a_conversation_is_a_prefix_of_its_continuation() -> None:
-    """A second turn finds the first one's blocks in cache only if its tokens are the same."""
+    """A conversation's tokens are a prefix of its continuation's, so its blocks are found in the cache."""
     first = TOKENIZER.encode_chat([("system", "Be brief."), ("user", "Who is Emma?")])
     answer = TOKENIZER.encode(" A heroine.")
     second = TOKENIZER.encode_chat(
@@ -53,7 +53,7 @@ def test_a_conversation_is_a_prefix_of_its_continuation() -> None:
 
 @given(st.lists(st.sampled_from(TEXT_IDS)), st.randoms(use_true_random=False))
 def test_pieces_join_to_the_whole_for_random_ids(ids: list[int], draw: random.Random) -> None:
-    """However tokens arrive, and even where they are no text at all, the pieces are the library's own decoding."""
+    """Joined pieces equal the library's decoding, for random ids and any grouping."""
     detokenizer, pieces, at = Detokenizer(TOKENIZER.token_bytes), [], 0
     while at < len(ids):
         count = draw.randint(1, 4)
@@ -65,7 +65,7 @@ def test_pieces_join_to_the_whole_for_random_ids(ids: list[int], draw: random.Ra
 
 @given(texts)
 def test_no_piece_cuts_a_character(text: str) -> None:
-    """What is sent after each token is a beginning of the text, with no stand-in for half a character."""
+    """The text sent after each token is a prefix of the whole text, without replacement characters."""
     detokenizer, sent = Detokenizer(TOKENIZER.token_bytes), ""
     for each in TOKENIZER.encode(text):
         sent += detokenizer.feed((each,))
@@ -74,13 +74,13 @@ def test_no_piece_cuts_a_character(text: str) -> None:
 
 
 def test_special_tokens_are_silent() -> None:
-    """The end token is a token of the output, not text of it."""
+    """The end token is part of the output and has no text."""
     detokenizer = Detokenizer(TOKENIZER.token_bytes)
     assert detokenizer.feed([*TOKENIZER.encode("yes"), TOKENIZER.end_token_id]) == "yes"
 
 
 def naive_stop(text: str, strings: list[str]) -> tuple[str, str | None]:
-    """Return (output, match) the slow way: try every end."""
+    """Return (output, match) of a slow reference that tries every end."""
     for end in range(1, len(text) + 1):
         found = [string for string in strings if text[:end].endswith(string)]
         if found:
@@ -94,7 +94,7 @@ few = st.text("ab<|\n", min_size=1, max_size=5)
 
 @given(st.lists(few, min_size=1, max_size=4), st.lists(st.text("ab<|\nc", max_size=4), max_size=30))
 def test_stop_strings_match_across_borders_like_a_slow_twin(strings: list[str], pieces: list[str]) -> None:
-    """The output ends before the first complete stop string, and nothing of one was ever emitted."""
+    """Output ends before the first complete stop string, and no part of a stop string was emitted."""
     whole, match = naive_stop("".join(pieces), strings)
     stop, sent = StopStrings(strings), ""
     for piece in pieces:
@@ -121,7 +121,7 @@ def test_no_more_is_held_back_than_may_begin_a_stop_string(strings: list[str], p
 
 
 def test_output_counts_the_token_that_completes_a_stop_string() -> None:
-    """Ids up to the match are the output; tokens behind it are not."""
+    """The output has the ids up to the match of a stop string, and no later ones."""
     ids = TOKENIZER.encode("alpha STOP beta")
     output = Output(Detokenizer(TOKENIZER.token_bytes), ["STOP"], with_logprobs=True)
     used = output.feed(ids, [-0.5] * len(ids))
@@ -133,7 +133,7 @@ def test_output_counts_the_token_that_completes_a_stop_string() -> None:
 
 
 def test_output_piles_up_and_leaves_as_one_message() -> None:
-    """A client that was busy gets everything at once, at the right position."""
+    """A busy client gets all waiting output in one message, at the right position."""
     output = Output(Detokenizer(TOKENIZER.token_bytes), [], with_logprobs=False)
     output.feed([70])
     first = output.take()
@@ -147,7 +147,7 @@ def test_output_piles_up_and_leaves_as_one_message() -> None:
 
 
 def all_text(output: Output) -> str:
-    """Return what waits, message by message: what only the end made certain comes in one of its own."""
+    """Return the waiting text, message by message; text released only at the end has its own message."""
     messages = iter(output.take, None)
     return "".join(message.text for message in messages)
 
@@ -155,7 +155,7 @@ def all_text(output: Output) -> str:
 @example("z", 0)
 @given(texts, st.integers(0, 100))
 def test_a_stream_taken_over_goes_on_in_the_middle_of_a_character(text: str, cut: int) -> None:
-    """What one frontend sent up to some token, and what another sends after it, is the whole text."""
+    """The texts of two frontends, before and after a takeover, join to the whole text."""
     ids = TOKENIZER.encode(text)
     cut = min(cut, len(ids))
     first = Output(Detokenizer(TOKENIZER.token_bytes), ["zzz", "\n\n"], with_logprobs=False)
@@ -180,7 +180,7 @@ def test_a_stream_taken_over_goes_on_in_the_middle_of_a_character(text: str, cut
     ],
 )
 def test_a_broken_model_folder_is_named(tmp_path: Path, change: dict[str, object], named: str) -> None:
-    """Start-up ends with one sentence that names the file."""
+    """A broken model folder stops the start with one sentence that names the file."""
     model = json.loads((MODEL / "model.json").read_text()) | change
     model = {key: value for key, value in model.items() if value is not ...}
     (tmp_path / "model.json").write_text(json.dumps(model))
@@ -190,7 +190,7 @@ def test_a_broken_model_folder_is_named(tmp_path: Path, change: dict[str, object
 
 
 def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
-    """The same for a file that is not there."""
+    """A missing tokenizer stops the start with one sentence that names the file."""
     (tmp_path / "model.json").write_text("{}")
     with pytest.raises(ModelFolderError, match=r"tokenizer\.json"):
         ModelTokenizer.load(tmp_path)

@@ -1,4 +1,4 @@
-"""Bad input: each wrong field is named, with its value and its range."""
+"""Invalid input: each wrong field is named, with its value and its range."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ BAD = [
 def test_a_bad_field_is_named_with_value_and_range(
     change: Callable[[pb.GenerateRequest], object], field: str, value: str, allowed: str
 ) -> None:
-    """A client can repair its request from the error alone."""
+    """An error names each bad field, its value and its range, so that the client can repair the request."""
     with pytest.raises(MeshError) as caught:
         validation.check(good(change), BOUNDS, SEAL)
     assert caught.value.code.name == "INVALID_ARGUMENT"
@@ -149,8 +149,8 @@ def test_a_bad_field_is_named_with_value_and_range(
     assert field in caught.value.message and value in caught.value.message
 
 
-def test_all_that_is_wrong_is_told_at_once() -> None:
-    """One round trip is enough to learn everything."""
+def test_all_violations_are_reported_at_once() -> None:
+    """One answer lists all violations of a request."""
     message = pb.GenerateRequest(sampling=pb.Sampling(top_p=0, top_k=-1), model="x")
     with pytest.raises(MeshError) as caught:
         validation.check(message, BOUNDS, SEAL)
@@ -159,33 +159,33 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
 
 
 def test_defaults_are_filled_in() -> None:
-    """An asked-for nothing is complete."""
+    """Fields that are not set get their defaults."""
     asked = validation.check(good(), BOUNDS, SEAL)
     assert (asked.temperature, asked.top_p, asked.top_k, asked.seed) == (1.0, 1.0, 0, None)
     assert (asked.max_output_tokens, asked.priority, asked.ttft_timeout_s) == (256, 0, None)
 
 
 def test_presence_counts_where_zero_means_something() -> None:
-    """Temperature 0 is greedy and seed 0 is a seed."""
+    """A field set to 0 counts as set: temperature 0 is greedy and seed 0 is a seed."""
     asked = validation.check(good(sampling(temperature=0.0, seed=0)), BOUNDS, SEAL)
     assert (asked.temperature, asked.seed) == (0.0, 0)
 
 
 @pytest.mark.parametrize(("prompt", "output"), [(1, 256), (4095, 1), (4000, 96)])
 def test_output_is_cut_where_the_context_ends(prompt: int, output: int) -> None:
-    """A long prompt gets what is left, at least one token."""
+    """Near the end of the context, the output limit is the rest of the context, at least one token."""
     assert validation.fit(validation.check(good(), BOUNDS, SEAL), prompt, BOUNDS) == output
 
 
 @pytest.mark.parametrize("prompt", [0, 4096, 9999])
 def test_a_prompt_without_room_is_refused(prompt: int) -> None:
-    """The number of tokens and the allowed range are told."""
+    """A prompt that fills the context is refused, with its number of tokens and the allowed range."""
     with pytest.raises(MeshError, match=rf"text is {prompt} tokens; 1 to 4095"):
         validation.fit(validation.check(good(), BOUNDS, SEAL), prompt, BOUNDS)
 
 
 def test_more_output_than_allowed_cannot_be_resumed() -> None:
-    """A client cannot have what it did not ask for."""
+    """A resume with more received tokens than the output limit is refused."""
     asked = validation.check(good(resumed(TOKEN.pack(SEAL), [5] * 300)), BOUNDS, SEAL)
     with pytest.raises(MeshError, match="at most 256 tokens"):
         validation.fit(asked, 10, BOUNDS)
@@ -202,7 +202,7 @@ def test_more_output_than_allowed_cannot_be_resumed() -> None:
     ],
 )
 def test_a_resumed_request_must_be_as_it_was(change: Callable[[pb.GenerateRequest], object]) -> None:
-    """Whatever shapes the output is in the digest."""
+    """A resumed request must have the same digest, which covers every field that shapes the output."""
     asked = validation.check(good(), BOUNDS, SEAL)
     digest = validation.digest(asked, b"\5\0\0\0", validation.fit(asked, 1, BOUNDS))
     message = good(change)
@@ -219,7 +219,10 @@ def test_a_resumed_request_must_be_as_it_was(change: Callable[[pb.GenerateReques
 
 @pytest.mark.parametrize("limit", [None, 1024, 900])
 def test_a_lower_bound_does_not_end_what_was_granted(limit: int | None) -> None:
-    """A resume is held to the limit of its token, not to one that came since; what is another request stays one."""
+    """A resume is held to the limit of its token, not to a lower limit set since.
+
+    A resume token of another request is still refused.
+    """
     asked = validation.check(good(limits(max_output_tokens=1024)), BOUNDS, SEAL)
     digest = validation.digest(asked, b"\5\0\0\0", validation.fit(asked, 1, BOUNDS))
     token = ResumeToken("0" * 32, 7, 0, digest, "v1", AttemptLocation(1, "decode-0"), 1024, 1024).pack(SEAL)
@@ -236,7 +239,7 @@ def test_a_lower_bound_does_not_end_what_was_granted(limit: int | None) -> None:
 
 
 def test_a_resumed_request_keeps_its_seed() -> None:
-    """Another seed would be another answer."""
+    """A resumed request keeps its seed, since another seed would give another answer."""
     message = good(sampling(seed=8))
     resumed(TOKEN.pack(SEAL), [])(message)
     with pytest.raises(MeshError, match=r"sampling\.seed is 8"):
@@ -258,7 +261,7 @@ def test_a_resumed_request_keeps_its_seed() -> None:
 def test_a_resume_token_reads_back_and_never_reads_wrong(
     token: ResumeToken, location: AttemptLocation | None, data: st.DataObject
 ) -> None:
-    """A token is what was packed, or an error: never something else."""
+    """A resume token reads back as it was packed, or raises an error."""
     if location is not None:
         token = replace(
             token,
@@ -277,7 +280,7 @@ def test_a_resume_token_reads_back_and_never_reads_wrong(
 
 
 def test_a_token_holds_over_one_change_of_the_secret() -> None:
-    """Streams that run while the mesh gets another secret can be resumed; two changes later they cannot."""
+    """A resume token is valid over one change of the mesh's secret, and invalid after two."""
     seal = Seal(b"1" * SECRET_BYTES)
     packed = TOKEN.pack(seal)
     assert not seal.take(b"1" * SECRET_BYTES)
@@ -326,8 +329,11 @@ WIRE = [
 @pytest.mark.parametrize(
     ("data", "reason", "path", "value"), WIRE, ids=[f"{row[1]}-{row[2]}" for row in WIRE]
 )
-def test_bytes_that_are_no_good_request_are_named(data: bytes, reason: str, path: str, value: str) -> None:
-    """protobuf says only that parsing failed; the client learns where."""
+def test_bytes_of_an_invalid_request_are_named(data: bytes, reason: str, path: str, value: str) -> None:
+    """An encoded request that is invalid gets an error with the position of the fault.
+
+    protobuf reports only that parsing failed.
+    """
     with pytest.raises(MeshError) as caught:
         wire.parse(data, 1024, BOUNDS.max_sequence_tokens)
     assert caught.value.reason == reason
@@ -372,10 +378,11 @@ FLOODS = {
 
 
 @pytest.mark.parametrize("name", FLOODS)
-def test_a_flood_of_fields_is_refused_before_it_is_unfolded(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """4 MiB may be millions of fields: no parser gets them, and what is looked at is bounded."""
+def test_a_flood_of_fields_is_refused_before_it_is_parsed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request with too many fields is refused before protobuf parses it, after bounded work.
+
+    4 MiB may hold millions of fields.
+    """
     data, path = FLOODS[name]
     monkeypatch.setattr(pb.GenerateRequest, "ParseFromString", None)
     looked = 0
@@ -396,7 +403,7 @@ def test_a_flood_of_fields_is_refused_before_it_is_unfolded(
 
 
 def test_the_longest_good_requests_pass() -> None:
-    """The bound is on floods: every token of the context may be given, in every form there is."""
+    """The longest valid requests pass: every token of the context, in every encoding."""
     ids = [4095] * 4000
     for change in (
         tokens(*ids),
@@ -425,18 +432,18 @@ def test_the_longest_good_requests_pass() -> None:
         ),
     ],
 )
-def test_what_is_too_many_is_counted_and_not_looked_at(
+def test_a_list_that_is_too_long_is_counted_and_not_read(
     change: Callable[[pb.GenerateRequest], object], path: str, value: str, reason: str
 ) -> None:
-    """What cannot fit the context is refused as a whole, whatever its items are."""
+    """A list too long for the context is refused as a whole; its items are not read."""
     with pytest.raises(MeshError) as caught:
         validation.check(good(change), BOUNDS, SEAL)
     assert caught.value.reason == reason
     assert [(each.field, each.value) for each in caught.value.violations] == [(path, value)]
 
 
-def test_no_more_violations_are_collected_than_told() -> None:
-    """Sixteen are enough to learn from; nobody unfolds the rest."""
+def test_no_more_violations_are_collected_than_reported() -> None:
+    """At most 16 violations are collected, and the remaining items are not parsed."""
     with pytest.raises(MeshError) as caught:
         validation.check(good(chat(*[(9, "x")] * 4000)), BOUNDS, SEAL)
     assert len(caught.value.violations) == MAX_VIOLATIONS
@@ -446,13 +453,13 @@ def test_no_more_violations_are_collected_than_told() -> None:
 
 
 def test_a_good_message_passes() -> None:
-    """Every known field may be set."""
+    """A message with every known field passes."""
     message = good(sampling(temperature=0.5, stop=["é"]))
     assert wire.parse(message.SerializeToString(), 1024, BOUNDS.max_sequence_tokens) == message
 
 
 def test_random_bytes_get_a_typed_error_or_a_request() -> None:
-    """Nothing a client sends escapes as a bug."""
+    """Random bytes give a typed error or a request, never a bug."""
     draw = random.Random(5)
     whole = good(chat((2, "Hello"), (3, "é"))).SerializeToString()
     refused = 0

@@ -1,4 +1,4 @@
-"""What a frontend makes of a replica's word on a request: test it once, wait for the test of another, or believe it."""
+"""Cross-check of a replica's verdict on a second replica: test it, wait for another's test, or believe it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INVALID, TOKEN = pb.Failure.CODE_INVALID, pb.Failure.CODE_INVALID_TOKEN
 
 
 def refuse(mesh: FakeMesh, client: Client, code: pb.Failure.Code.ValueType = INVALID) -> None:
-    """Let the client's running attempt end by a verdict that may be contested."""
+    """End the client's running attempt with a contestable verdict."""
     (attempt,) = [one for one in mesh.runs if one.submit.request_id == client.spec.request_id]
     mesh.fail(attempt, code, contestable=True)
     for router in mesh.routers:
@@ -25,7 +25,7 @@ def refuse(mesh: FakeMesh, client: Client, code: pb.Failure.Code.ValueType = INV
 
 
 def lose_verdict(mesh: FakeMesh) -> None:
-    """Let the only attempt end by a verdict that may be contested, before any token."""
+    """End the only attempt with a contestable verdict, before any token."""
     for router in mesh.routers:
         mesh.send_up(router)
         mesh.arrive_up(router)
@@ -37,7 +37,10 @@ def lose_verdict(mesh: FakeMesh) -> None:
 
 @pytest.mark.parametrize(("code", "outcome"), [(INVALID, "ENGINE_REFUSED"), (TOKEN, "ENGINE_ERROR")])
 def test_two_replicas_that_agree_are_believed(code: pb.Failure.Code.ValueType, outcome: str) -> None:
-    """The second attempt names the first replica; its own verdict ends the request, and routers hear of nothing."""
+    """A verdict that a second replica confirms ends the request and is not reported to routers.
+
+    The second attempt names the first replica.
+    """
     mesh = mesh_of(2, retries=9.0)
     client = begin(mesh)
     run(mesh, client, 10)
@@ -48,17 +51,18 @@ def test_two_replicas_that_agree_are_believed(code: pb.Failure.Code.ValueType, o
     assert (list(first.contested_replicas), list(second.contested_replicas)) == ([], ["decode-0"])
     assert first.vocabulary_size == second.vocabulary_size == len(TOKEN_BYTES)
     assert second.start_position >= 10 and second.resumed
-    assert mesh.core.verdicts.contradicted_total == 0, (
-        "the first token of an attempt is of its prefill replica"
-    )
+    assert mesh.core.verdicts.contradicted_total == 0, "the prefill replica makes an attempt's first token"
     refuse(mesh, client, code)
     assert finish(mesh, client) == outcome
     assert mesh.core.verdicts.confirmed_total == 1 and not mesh.contradictions
     assert client.ids == whole(client)[: len(client.ids)]
 
 
-def test_a_replica_that_is_contradicted_is_told_of_to_all_routers() -> None:
-    """The second replica's own token shows it: each router hears once, and the request ends well."""
+def test_a_contradicted_replica_is_reported_to_all_routers() -> None:
+    """A token of the second replica contradicts the verdict; each router is told once.
+
+    The request ends well.
+    """
     mesh = mesh_of(3, retries=9.0)
     client = begin(mesh)
     run(mesh, client, 10)
@@ -71,9 +75,11 @@ def test_a_replica_that_is_contradicted_is_told_of_to_all_routers() -> None:
 
 
 def test_a_verdict_before_any_token_is_contested_under_the_same_limits() -> None:
-    """Nothing was generated: the second attempt has no privilege of a resumed one. Behind tokens it has, see above.
+    """A cross-check before any token has the limits of a first attempt.
 
-    A replica keeps no headroom free beside a resumed attempt, and a full mesh does not refuse it.
+    No token was generated, so the second attempt has no privilege of a resumed one. A replica keeps no
+    headroom free beside a resumed attempt, and a full mesh does not refuse it. The test above covers attempts
+    behind tokens.
     """
     mesh = mesh_of(retries=9.0)
     client = begin(mesh)
@@ -90,8 +96,8 @@ def test_a_verdict_before_any_token_is_contested_under_the_same_limits() -> None
     assert finish(mesh, client) == "KV_FULL"
 
 
-def test_tokens_that_only_the_client_knows_of_make_no_resume() -> None:
-    """A client may make them up: a contested attempt behind them has the limits of the first."""
+def test_tokens_that_only_the_client_claims_make_no_resume() -> None:
+    """A cross-check behind tokens that only the client claims has the limits of a first attempt."""
     mesh = mesh_of(retries=9.0)
     named = replace(NOBODY, tenant=replace(NOBODY.tenant, name="a"))
     begin(mesh, received_ids=tuple(oracle(spec(LONG).prompt_ids, 5)), is_resumed=True, caller=named)
@@ -101,8 +107,11 @@ def test_tokens_that_only_the_client_knows_of_make_no_resume() -> None:
     assert [(row.start_position, row.resumed) for row in mesh.submits] == [(5, False), (5, False)]
 
 
-def test_what_a_replica_refuses_by_its_limits_is_final() -> None:
-    """Headroom, KV blocks and sequence length are facts of the replica, whatever an earlier router says of contesting."""
+def test_a_refusal_by_a_replicas_limits_is_final() -> None:
+    """A refusal by a replica's limits is final, also when an earlier router marks it contestable.
+
+    Headroom, KV blocks and sequence length are facts of the replica.
+    """
     mesh = mesh_of(2, retries=9.0)
     client = begin(mesh)
     for router in mesh.routers:
@@ -128,7 +137,10 @@ def test_what_a_replica_refuses_by_its_limits_is_final() -> None:
 
 
 def test_a_replica_that_repeats_its_verdict_does_not_confirm_it() -> None:
-    """A router placed the second attempt at the first replica again: its own word is no second one."""
+    """A verdict repeated by the same replica does not confirm it.
+
+    A router may place the second attempt at the first replica again.
+    """
     mesh = mesh_of(retries=9.0)
     client = begin(mesh)
     run(mesh, client, 5)
@@ -142,8 +154,11 @@ def test_a_replica_that_repeats_its_verdict_does_not_confirm_it() -> None:
     assert known.contradicted_total == 1 and client.ids == whole(client)
 
 
-def test_a_router_that_knows_no_other_replica_makes_the_word_final() -> None:
-    """Also a router of the release before, which does not know the question."""
+def test_a_verdict_is_final_if_the_router_knows_no_other_replica() -> None:
+    """Without the contestable mark, a verdict is final.
+
+    A router sends no mark if it knows no other replica, or if it is of the release before.
+    """
     mesh = mesh_of(retries=9.0)
     client = begin(mesh)
     run(mesh, client, 5)
@@ -153,8 +168,8 @@ def test_a_router_that_knows_no_other_replica_makes_the_word_final() -> None:
 
 
 @pytest.mark.parametrize(("attempts_max", "retries"), [(4, 0.0), (1, 9.0)])
-def test_without_budget_or_executions_the_first_word_is_final(attempts_max: int, retries: float) -> None:
-    """It counts nothing."""
+def test_without_budget_or_executions_the_first_verdict_is_final(attempts_max: int, retries: float) -> None:
+    """Without retry budget or executions left, the first verdict is final and counts as no lost retry."""
     mesh = mesh_of(attempts_max=attempts_max, retries=retries)
     client = begin(mesh)
     run(mesh, client, 5)
@@ -162,17 +177,19 @@ def test_without_budget_or_executions_the_first_word_is_final(attempts_max: int,
     assert finish(mesh, client) == "ENGINE_REFUSED"
     assert len(mesh.submits) == 1 and not mesh.contradictions
     assert mesh.core.verdicts.unpaid_total == (attempts_max > 1)
-    assert mesh.core.retries.refused_total == 0, "no retry was refused: nothing was lost"
+    assert mesh.core.retries.refused_total == 0, "no retry was refused, since no attempt was lost"
 
 
 def spend_all(mesh: FakeMesh) -> None:
-    """Leave the budget nothing to spare."""
+    """Spend all of the budget that may be spared."""
     while mesh.core.retries.take_spare(mesh.now_s):
         pass
 
 
 def two_refused() -> tuple[FakeMesh, Client, Client]:
-    """Return a mesh whose budget paid for the first client's verdict and not for the second one's, which waits."""
+    """Return a mesh with a retry budget that paid for the first client's cross-check only; the second
+    client's verdict waits.
+    """
     mesh = mesh_of(retries=0.3)
     tested, waiting = begin(mesh), Client(mesh.core, spec(7, max_output_tokens=60), mesh.now_s)
     run(mesh, tested, 3)
@@ -185,15 +202,15 @@ def two_refused() -> tuple[FakeMesh, Client, Client]:
 
 
 def test_a_verdict_waits_while_another_of_its_replica_is_tested() -> None:
-    """The first contradiction frees it, without the budget."""
+    """A waiting verdict is released by the first contradiction of its replica, without retry budget."""
     mesh, _, waiting = two_refused()
     mesh.decode = "decode-1"
     assert finish(mesh, waiting) == "LENGTH"
     assert waiting.ids == whole(waiting)
 
 
-def test_a_verdict_that_waits_in_vain_is_final() -> None:
-    """WAIT_S without a result, and no budget: the first word holds."""
+def test_a_verdict_that_waits_too_long_is_final() -> None:
+    """A verdict that waits for WAIT_S without a result or budget is final."""
     mesh, _, waiting = two_refused()
     mesh.advance(WAIT_S - 2 * CHECK_INTERVAL_S)
     waiting.read(mesh.now_s)
@@ -206,7 +223,7 @@ def test_a_verdict_that_waits_in_vain_is_final() -> None:
 
 
 def test_a_confirmed_verdict_lets_none_wait() -> None:
-    """Where two replicas just agreed, a verdict without budget is final at once."""
+    """Right after two replicas agreed, a verdict without budget is final at once."""
     mesh, tested, waiting = two_refused()
     mesh.decode = "decode-1"
     run(mesh, tested, len(tested.ids) + 1)
@@ -217,7 +234,7 @@ def test_a_confirmed_verdict_lets_none_wait() -> None:
 
 
 def test_a_client_that_leaves_while_its_verdict_waits_leaves_nothing() -> None:
-    """Neither the one whose attempt tests a verdict, nor the one that waits for it."""
+    """A client that leaves during a cross-check, or while it waits for one, leaves nothing behind."""
     mesh, tested, waiting = two_refused()
     mesh.core.leave(tested.request, mesh.now_s)
     mesh.core.leave(waiting.request, mesh.now_s)

@@ -20,7 +20,10 @@ TAUGHT = 24
 
 @dataclass
 class Attack:
-    """One tenant's clients. `used` is when tokens were used: those within the first reservation at the admission."""
+    """Clients of one tenant that attack the overrun bound.
+
+    `used` lists tokens with their times of use. Tokens within the first reservation count at the admission.
+    """
 
     redis: TwinRedis
     who: Caller
@@ -42,7 +45,7 @@ class Attack:
     numbers: int = 0
     names: int = 0
     taught: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set: those that have taught their frontend go on with long requests."""
+    """While set, clients that have taught their frontend go on with long requests."""
 
     def __post_init__(self) -> None:
         loop = asyncio.get_running_loop()
@@ -52,7 +55,7 @@ class Attack:
             self.start()
 
     def start(self) -> None:
-        """Start a frontend that takes the place of one that was killed."""
+        """Start a frontend at the rank of one that was killed."""
         self.names += 1
         ledger, draw = TwinLedger(self.redis), random.Random(self.draw.random())
         rank = next(at for at in range(self.count) if at not in {each.rank for each in self.frontends})
@@ -62,7 +65,7 @@ class Attack:
         frontend.loading = asyncio.create_task(self._come(frontend))
 
     async def kill(self, frontend: Frontend) -> None:
-        """Kill one with all its streams; some of their clients go on at another frontend."""
+        """Kill `frontend` with all its streams; some of their clients resume at another frontend."""
         self.frontends.remove(frontend)
         streams = [stream for stream in self.live.pop(frontend).values() if not stream.is_over]
         await frontend.kill()
@@ -73,7 +76,7 @@ class Attack:
                 self._go_on(self.draw.choice(self.frontends), stream)
 
     async def stop(self) -> None:
-        """Let nobody come any more, and end what runs."""
+        """Stop the arrivals and end all running requests."""
         for frontend in self.frontends:
             assert frontend.loading is not None
             tasks = [frontend.loading, *frontend.tasks]
@@ -83,7 +86,7 @@ class Attack:
         await asyncio.gather(*(frontend.close() for frontend in self.frontends))
 
     def worst(self, rate_per_s: float) -> float:
-        """Return the most tokens that any window used beyond `rate_per_s` times its length."""
+        """Return the most tokens that any time window used beyond `rate_per_s` times the window's length."""
         worst, least, total = 0.0, float("inf"), 0.0
         for at_s, tokens in sorted(self.used):
             least = min(least, total - rate_per_s * at_s)
@@ -157,7 +160,7 @@ class Attack:
                 if stream.output >= reservation.progress_at:
                     budgets.progress(reservation, stream.output)
         finally:
-            if frontend in self.live:  # else it was killed
+            if frontend in self.live:  # else the frontend was killed
                 stream.is_over = True
                 del self.live[frontend][task]
                 budgets.settle(reservation, stream.paid_prompt, 0, stream.output)
@@ -165,13 +168,13 @@ class Attack:
 
 @dataclass
 class _Stream:
-    """One that runs."""
+    """A running stream of one client."""
 
     reservation: Reservation
     prompt: int
     output_max: int
     until: int
-    """Output tokens that it will have."""
+    """Output position at which the stream ends, in tokens."""
     paid_prompt: int = -1
     output: int = 0
     is_over: bool = False
@@ -182,7 +185,7 @@ class _Stream:
 
 
 async def outage(attack: Attack, draw: random.Random) -> None:
-    """Let Redis pause, or be gone, or leave some frontends alone, for a while."""
+    """Pause Redis, make Redis unavailable, or cut some frontends off from Redis, for a while."""
     redis, lasts_s = attack.redis, draw.choice((0.1, 2.0, 20.0))
     kind = draw.randrange(3)
     if kind == 0:

@@ -1,4 +1,4 @@
-"""The budgets of several frontends over one Redis that falters: random schedules in virtual time."""
+"""Budgets of several frontends over one Redis with faults: random schedules in virtual time."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def world(draw: random.Random, count: int) -> tuple[TwinRedis, list[Frontend]]:
 
 
 async def close(redis: TwinRedis, frontends: list[Frontend]) -> None:
-    """End all, and check that nothing is left of anybody."""
+    """Stop all frontends; check that no reservation, slot or debt is left."""
     await asyncio.gather(*(frontend.stop() for frontend in frontends))
     await asyncio.gather(*(frontend.close() for frontend in frontends))
     for frontend in frontends:
@@ -51,7 +51,10 @@ async def close(redis: TwinRedis, frontends: list[Frontend]) -> None:
 
 
 def check_from_start(uses: list[Use], started_s: float, local: float = 0.0) -> None:
-    """From the start to any moment: burst, what flowed in, and what is allowed without Redis."""
+    """Check that charges never exceed the burst, the refill since the start, and `local`.
+
+    `local` is the number of tokens that may be spent without Redis.
+    """
     for use in uses:
         allowed = BURST + (use.at_s - started_s) * LIMIT / 60 + local
         assert spent(uses, use.at_s) <= allowed + 1, f"{use} at {use.at_s - started_s}"
@@ -59,7 +62,10 @@ def check_from_start(uses: list[Use], started_s: float, local: float = 0.0) -> N
 
 @pytest.mark.parametrize("seed", range(6))
 def test_with_redis_every_token_is_charged_once(seed: int) -> None:
-    """Whatever comes, leaves, overruns and is settled twice: Redis charged what was used, and never let more in."""
+    """Redis charges each used token once and never admits more than the limits.
+
+    Random requests arrive, are cancelled, overrun their estimates and are settled twice.
+    """
 
     async def main() -> None:
         draw = random.Random(seed)
@@ -91,7 +97,10 @@ def test_with_redis_every_token_is_charged_once(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_a_redis_that_falters_leaves_nothing_behind(seed: int) -> None:
-    """Pauses, losses, answers that get lost: in the end all is settled once, and nobody waited."""
+    """Every reservation is settled once although Redis pauses, is unavailable or loses answers.
+
+    No admission waits 0.2 s or longer.
+    """
 
     async def main() -> None:
         draw = random.Random(100 + seed)
@@ -133,7 +142,10 @@ def test_a_redis_that_falters_leaves_nothing_behind(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("pause_s", [0.08, 30.0])
 def test_redis_paused_is_no_outage_and_no_spike(seed: int, pause_s: float) -> None:
-    """Paused in the middle: requests go on at the local rate, the bound holds, and at the return nothing jumps."""
+    """While Redis is paused, requests are admitted at the local rate; afterwards no spike follows.
+
+    The bound on charged tokens holds throughout.
+    """
 
     async def main() -> None:
         draw = random.Random(200 + seed)
@@ -154,11 +166,11 @@ def test_redis_paused_is_no_outage_and_no_spike(seed: int, pause_s: float) -> No
         uses = sorted((use for frontend in frontends for use in frontend.uses), key=lambda use: use.at_s)
         check_from_start(uses, started_s, local=local_buckets.SHARE * BURST)
         for second in range(5, int(pause_s)):
-            # No outage: within any five seconds at least a third of the local rate.
+            # No outage: any five seconds admit at least a third of the local rate.
             taken = admitted(uses, paused_s + second - 5, paused_s + second)
             assert taken >= 5 * local_buckets.SHARE * LIMIT / 60 / 3, f"{taken} until second {second}"
         for second in range(18):
-            # No spike: never more than a second's rate and what a refused moment saves up.
+            # No spike: a second admits at most the refill of one second and what a short refusal saves up.
             begin_s = back_s + second
             taken = admitted(uses, begin_s, begin_s + 1)
             assert taken <= 0.3 * BURST + LIMIT / 60, f"{taken} in second {second}"
@@ -169,7 +181,10 @@ def test_redis_paused_is_no_outage_and_no_spike(seed: int, pause_s: float) -> No
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_frontend_that_is_cut_off_spends_no_more_than_stated(seed: int) -> None:
-    """One alone is cut off, the others go on: what is charged beyond the limit stays within the bound."""
+    """A frontend cut off from Redis stays within the stated bound on tokens charged beyond the limit.
+
+    The other frontends keep their connection.
+    """
 
     async def main() -> None:
         draw = random.Random(300 + seed)
@@ -200,7 +215,10 @@ def test_a_frontend_that_is_cut_off_spends_no_more_than_stated(seed: int) -> Non
 
 
 def test_after_a_minute_sheddable_classes_are_refused() -> None:
-    """The others go on at the local rate; both as ever when Redis is back."""
+    """Degraded for a minute, a frontend refuses sheddable classes and admits the others at the local rate.
+
+    When Redis is back, both are admitted as before.
+    """
 
     async def main() -> None:
         redis, (frontend,) = world(random.Random(1), 1)
@@ -220,8 +238,8 @@ def test_after_a_minute_sheddable_classes_are_refused() -> None:
                     is_refused = True
                 assert is_refused == (who is low and second >= local_buckets.OUTAGE_S), second
             await asyncio.sleep(1)
-        assert budgets.owed_count == 3  # what was held, and the one that was in doubt
-        assert budgets.batch_total < 5 * 91  # it is looked for, not besieged
+        assert budgets.owed_count == 3  # the held reservation and the one in doubt
+        assert budgets.batch_total < 5 * 91  # Redis is probed, not flooded
         redis.is_gone = False
         await asyncio.sleep(3)
         reservation = await budgets.reserve(low, "back", 10, 10)
@@ -235,7 +253,10 @@ def test_after_a_minute_sheddable_classes_are_refused() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_what_a_dead_frontend_held_is_back_with_its_lease(seed: int) -> None:
-    """Killed with slabs and running requests: after the lease all slots and what was free are others' again."""
+    """After its lease, all slots and free tokens of a killed frontend are available to others.
+
+    The frontend is killed with quota leases and running requests.
+    """
 
     async def main() -> None:
         draw = random.Random(400 + seed)
@@ -261,8 +282,8 @@ def test_what_a_dead_frontend_held_is_back_with_its_lease(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_redis_without_its_memory_learns_who_runs(seed: int) -> None:
-    """Emptied in the middle: what runs is held again, nobody is charged twice, and all is settled in the end."""
+def test_running_requests_are_held_again_after_redis_lost_its_data(seed: int) -> None:
+    """After Redis lost its data, running requests are held again and each is settled once."""
 
     async def main() -> None:
         draw = random.Random(500 + seed)
@@ -288,8 +309,8 @@ def test_redis_without_its_memory_learns_who_runs(seed: int) -> None:
 
 @pytest.mark.parametrize("after_s", [0, 0.0004, 0.001, 0.002, 0.0105, 0.05, 0.0501, 0.3, 1.2])
 @pytest.mark.parametrize("state", ["up", "paused", "gone", "slow"])
-def test_whoever_is_cancelled_holds_nothing(after_s: float, state: str) -> None:
-    """At any moment of a reserve, whatever Redis does then."""
+def test_a_cancelled_reservation_holds_nothing(after_s: float, state: str) -> None:
+    """A reservation cancelled at any moment leaves nothing held, in every state of Redis."""
 
     async def main() -> None:
         redis, (frontend,) = world(random.Random(1), 1)
@@ -318,10 +339,13 @@ def test_whoever_is_cancelled_holds_nothing(after_s: float, state: str) -> None:
 
 
 @pytest.mark.parametrize("state", ["up", "gone"])
-def test_whoever_is_cancelled_as_the_answer_comes_holds_nothing(
+def test_a_reservation_cancelled_as_the_answer_comes_holds_nothing(
     state: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Granted by Redis or locally, but the caller's task is cancelled before it runs again."""
+    """A task cancelled between the grant and its next step leaves nothing held.
+
+    The grant comes from Redis or from the local buckets.
+    """
 
     async def main() -> None:
         redis, (frontend,) = world(random.Random(1), 1)
@@ -348,7 +372,10 @@ def test_whoever_is_cancelled_as_the_answer_comes_holds_nothing(
 
 
 def test_a_resumed_request_is_never_refused() -> None:
-    """With nothing left it is admitted, with Redis and without; others wait until the debt is repaid."""
+    """A resumed request is admitted with an empty budget, with Redis and without.
+
+    Other requests wait until the debt is repaid.
+    """
 
     async def main() -> None:
         redis, (frontend,) = world(random.Random(1), 1)
@@ -372,8 +399,8 @@ def test_a_resumed_request_is_never_refused() -> None:
     simulate(main())
 
 
-def test_a_known_denial_answers_for_itself() -> None:
-    """A crowd that is refused costs Redis few questions, and each is told how long to wait."""
+def test_a_known_denial_is_answered_from_the_cache() -> None:
+    """A cached denial answers a crowd with few calls to Redis; each refusal states its own wait."""
 
     async def main() -> None:
         redis, (frontend,) = world(random.Random(1), 1)
@@ -396,7 +423,7 @@ def test_a_known_denial_answers_for_itself() -> None:
 
 
 def test_slots_free_up_as_fast_as_requests_end() -> None:
-    """All slots in use: the time to wait is what the account's requests take to end, one after another."""
+    """With all slots in use, Retry-After is the mean time between ends of the account's requests."""
 
     async def main() -> None:
         _, (frontend,) = world(random.Random(1), 1)
@@ -418,13 +445,13 @@ def test_slots_free_up_as_fast_as_requests_end() -> None:
     simulate(main())
 
 
-def test_nobody_asks_for_a_caller_without_limits() -> None:
-    """Nothing is reserved and nothing is counted."""
+def test_a_caller_without_limits_asks_nothing_of_redis() -> None:
+    """A caller without limits reserves and counts nothing."""
 
     async def main() -> None:
         redis, (frontend,) = world(random.Random(1), 1)
         reservation = frontend.budgets.try_reserve(caller(Account("", (account().scopes[0],))), "r", 10, 10)
-        assert reservation is None  # it has a scope
+        assert reservation is None  # the account has a scope
         free = caller(account())
         object.__setattr__(free, "account", Account("", ()))
         reservation = frontend.budgets.try_reserve(free, "r", 10, 10)
@@ -437,8 +464,8 @@ def test_nobody_asks_for_a_caller_without_limits() -> None:
     simulate(main())
 
 
-def test_what_a_long_outage_cost_is_told_in_parts_that_can_be_told() -> None:
-    """More tokens than one operation may name, all of them charged."""
+def test_the_debt_of_a_long_outage_is_charged_in_parts() -> None:
+    """A debt larger than TOKENS_MAX is charged in full, in several operations."""
 
     async def main() -> None:
         redis, (frontend,) = world(random.Random(1), 1)
@@ -465,7 +492,10 @@ def test_what_a_long_outage_cost_is_told_in_parts_that_can_be_told() -> None:
 
 
 def test_a_long_stream_reserves_more_while_it_runs() -> None:
-    """The debt is seen while it grows, every 256 tokens and with each renewal; the stream is never cut."""
+    """A long stream extends its reservation every 256 tokens and with each renewal.
+
+    The debt is visible while it grows. The stream is never cut.
+    """
 
     async def main() -> None:
         redis, (frontend,) = world(random.Random(1), 1)
@@ -489,7 +519,10 @@ def test_a_long_stream_reserves_more_while_it_runs() -> None:
 
 
 def test_a_limit_that_was_lowered_holds_though_old_requests_run() -> None:
-    """What Redis is told of requests that began before goes by the new limit: it would fill the levels by the old one."""
+    """Operations for requests admitted under an old limit carry the new limit.
+
+    Under the old limit, Redis would refill the levels too far.
+    """
 
     async def main() -> None:
         redis, (frontend,) = world(random.Random(1), 1)
@@ -521,8 +554,12 @@ def test_a_limit_that_was_lowered_holds_though_old_requests_run() -> None:
     simulate(main())
 
 
-def test_who_waits_for_a_larger_one_does_not_hold_that_one_up() -> None:
-    """Refused for a claim: as small and smaller ones are told the same without asking, a larger one asks, and is read."""
+def test_a_cached_claim_does_not_hold_up_a_larger_request() -> None:
+    """A refusal because of a larger reservation's claim holds up only requests of at most that size.
+
+    Such requests are refused from the cache, without Redis. A larger request asks Redis and its answer is
+    used.
+    """
 
     async def main() -> None:
         _, (frontend,) = world(random.Random(1), 1)
@@ -558,7 +595,7 @@ def test_who_waits_for_a_larger_one_does_not_hold_that_one_up() -> None:
 
 
 class Picky(TwinLedger):
-    """Redis calls whatever names the request "bad" wrong, and all that is sent with it."""
+    """Rejects every batch that contains an operation with "bad" in its name."""
 
     async def run(self, operations: list[Operation]) -> list[Answer]:
         if any("bad" in repr(operation) for operation in operations):
@@ -566,8 +603,11 @@ class Picky(TwinLedger):
         return await super().run(operations)
 
 
-def test_a_question_that_redis_refuses_harms_nobody_else(caplog: pytest.LogCaptureFixture) -> None:
-    """Who asked it is told of a bug, which is counted and in the log; those in the same batch get their answers."""
+def test_an_operation_that_redis_rejects_fails_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """An operation that Redis rejects fails alone; the others of its batch get their answers.
+
+    The rejected request ends as INTERNAL, which is counted and logged.
+    """
 
     async def main() -> None:
         redis, _ = world(random.Random(1), 0)

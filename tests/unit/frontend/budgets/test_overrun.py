@@ -1,4 +1,4 @@
-"""What a tenant gets beyond its limits by outputs that are longer than its earlier ones let expect."""
+"""Use beyond a tenant's limits by outputs longer than its earlier outputs predict."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FRONTENDS = 8
 
 @dataclass(frozen=True)
 class Size:
-    """A tenant and what its clients ask for. `burst` tokens; the bound is the default, two bursts."""
+    """A tenant and the load of its clients. The burst is `burst` tokens; the overrun bound is two bursts."""
 
     per_min: int
     burst: int
@@ -38,19 +38,19 @@ class Size:
         return Account("acme", (Scope("tenant:search", limit),))
 
     def bound(self, prompt: int) -> int:
-        """Burst, bound and one request."""
+        """Return the most tokens a window may use above its rate: burst, overrun bound and one request."""
         return 3 * self.burst + prompt + self.output_max
 
 
 SMALL = Size(600, 600, 2.0, 4096, 100.0)
-"""A request may use more than the bound: one at a time."""
+"""A single request may exceed the bound, so requests run one at a time."""
 HOT = Size(60_000, 10_000, 12.0, 2048, 200.0)
-"""Most are admitted from slabs."""
+"""Most requests are admitted from quota leases."""
 PROMPT = 5
 
 
 def begin(size: Size, seed: int) -> Attack:
-    """Return the attack on a mesh of its own."""
+    """Return the attack on a new mesh."""
     draw, loop = random.Random(900 + seed), asyncio.get_running_loop()
     assert isinstance(loop, VirtualLoop)
     redis, who = TwinRedis(loop, draw), caller(size.account)
@@ -58,12 +58,12 @@ def begin(size: Size, seed: int) -> Attack:
 
 
 async def end(attack: Attack, size: Size) -> None:
-    """Check that no window was above the tenant's rate by more than it may."""
+    """Check that no window used more above the tenant's rate than the bound allows."""
     await attack.stop()
     beyond, allowed = attack.worst(size.per_min / 60), size.bound(PROMPT)
     print(
         f"{attack.admitted} admitted, {len(attack.refusals)} refused, a window is {beyond:.0f} above its rate, {allowed} "
-        f"are allowed; {attack.unreported} of killed streams are charged to nobody"
+        f"are allowed; {attack.unreported} of killed streams are charged to no account"
     )
     assert beyond <= allowed
     assert attack.refusals and all(error.retry_after_s for error in attack.refusals)
@@ -73,7 +73,11 @@ async def end(attack: Attack, size: Size) -> None:
 @pytest.mark.parametrize("seed", range(int(os.environ.get("KVMESH_SEEDS", "1"))))
 @pytest.mark.parametrize("faults", ["none", "kills", "outages", "both"])
 def test_no_window_is_above_limit_burst_bound_and_one_request(size: Size, seed: int, faults: str) -> None:
-    """Eight frontends, taught short outputs, then asked for long ones; frontends are killed, Redis goes away."""
+    """No time window exceeds rate, burst, overrun bound and one request.
+
+    Eight frontends learn short outputs and then get long requests. Frontends are killed and Redis is
+    unavailable.
+    """
 
     async def main() -> None:
         attack = begin(size, seed)
@@ -96,7 +100,7 @@ def test_no_window_is_above_limit_burst_bound_and_one_request(size: Size, seed: 
 @pytest.mark.parametrize("size", [SMALL, HOT], ids=["small", "hot"])
 @pytest.mark.parametrize("share", [0.25, 1.0])
 def test_an_outage_opens_no_overrun(size: Size, share: float) -> None:
-    """All levels are full as Redis goes away: however many frontends are asked, they admit one large request."""
+    """In an outage with full levels, all frontends together admit one large request."""
 
     async def main() -> None:
         attack = begin(replace(size, output_max=int(size.output_max * share)), 0)
@@ -114,8 +118,12 @@ def test_an_outage_opens_no_overrun(size: Size, share: float) -> None:
     simulate(main())
 
 
-def test_who_opens_too_much_is_told_when_enough_has_closed() -> None:
-    """By how fast overrun closes; a crowd asks Redis seldom; whoever needs less is not refused with it."""
+def test_a_refusal_for_overrun_says_when_enough_has_closed() -> None:
+    """A request refused for overrun is told when enough overrun will have closed.
+
+    The wait follows from the rate at which overrun closes. A crowd costs Redis few calls. A request with less
+    overrun is not refused with it.
+    """
 
     async def main() -> None:
         loop, draw = asyncio.get_running_loop(), random.Random(1)
@@ -124,7 +132,7 @@ def test_who_opens_too_much_is_told_when_enough_has_closed() -> None:
         frontend, who = Frontend("f0", TwinLedger(redis), draw, 1), caller(account(overrun=4000))
         budgets, refused, held = frontend.budgets, list[MeshError](), list[Reservation]()
         for number in range(30):
-            # Ten of 512 tokens of output that may have 912: each is over after 10 s.
+            # Ten streams of 512 estimated output tokens, which may become 912; each ends after 10 s.
             held.append(await budgets.reserve(who, f"r{number}", 10, COLD_OUTPUT + 400, is_resumed=True))
             if len(held) > 10:
                 budgets.settle(held.pop(0), 10, 0, 10)
@@ -152,7 +160,11 @@ def test_who_opens_too_much_is_told_when_enough_has_closed() -> None:
 
 
 def test_a_stream_reserves_ahead_of_its_output() -> None:
-    """So what a dead frontend's stream gave is charged by the sweep, to the token or above, and never beyond its limit."""
+    """A stream's reservation is always ahead of its output, within the request's limit.
+
+    So after the death of its frontend, the sweep charges at least the generated tokens and never more than
+    the limit.
+    """
 
     async def main() -> None:
         loop, draw = asyncio.get_running_loop(), random.Random(1)
@@ -173,8 +185,11 @@ def test_a_stream_reserves_ahead_of_its_output() -> None:
 
 
 @pytest.mark.parametrize("seed", range(int(os.environ.get("KVMESH_SEEDS", "1"))))
-def test_slabs_promise_no_more_overrun_than_they_hold(seed: int) -> None:
-    """Tokens are plenty, and most requests come from slabs: what all of them have open stays within the bound."""
+def test_quota_leases_promise_no_more_overrun_than_they_hold(seed: int) -> None:
+    """Promised overrun over all quota leases stays within the bound.
+
+    Tokens are plenty, and most requests are admitted from quota leases.
+    """
 
     async def main() -> None:
         loop, draw = asyncio.get_running_loop(), random.Random(700 + seed)
@@ -191,7 +206,7 @@ def test_slabs_promise_no_more_overrun_than_they_hold(seed: int) -> None:
             most = max(most, sum(account_state.open_overrun for account_state in known if account_state))
         from_slabs = sum(frontend.budgets.metrics.quota_lease.value for frontend in attack.frontends)
         await attack.stop()
-        print(f"{most} of {overrun} open, {from_slabs} of {attack.admitted} admitted from slabs")
+        print(f"{most} of {overrun} open, {from_slabs} of {attack.admitted} admitted from quota leases")
         assert attack.refusals and 4 * from_slabs > attack.admitted
         assert overrun / 2 < most <= overrun + PROMPT + output_max
 

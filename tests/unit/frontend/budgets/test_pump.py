@@ -1,4 +1,4 @@
-"""When the pump says that Redis answers nobody."""
+"""Detection by the batcher that Redis does not answer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STALL_S = 0.08
 
 
 class Wire:
-    """Answers at once if `has_answer`, and this process is busy when that comes."""
+    """A ledger that answers at once if `has_answer`; the event loop stalls as the answer arrives."""
 
     def __init__(self, *, has_answer: bool) -> None:
         self.near, self.far = socket.socketpair()
@@ -35,8 +35,8 @@ class Wire:
 
 
 @pytest.mark.parametrize("has_answer", [True, False])
-async def test_a_process_that_did_not_listen_blames_nobody(has_answer: bool) -> None:
-    """An answer that lay there while the loop stood still has come in time; one that never comes has not."""
+async def test_a_stall_of_the_event_loop_is_not_blamed_on_redis(has_answer: bool) -> None:
+    """An answer that arrived during a stall of the event loop is in time; a missing answer is not."""
     wire, silent, answers = Wire(has_answer=has_answer), asyncio.Event(), list[Answer | None]()
     batcher = Batcher(wire, silent.set, lambda: None)
     batcher.put(BudgetOperation(Sweep("acme"), answers.append))

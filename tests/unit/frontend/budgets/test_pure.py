@@ -1,4 +1,4 @@
-"""Estimates, slabs and local buckets by themselves."""
+"""Estimates, quota leases and local buckets by themselves."""
 
 from __future__ import annotations
 
@@ -20,15 +20,18 @@ TENANT = Tenant(name="search")
 STRICT = Tenant(name="search", is_strict=True)
 
 
-def test_the_unknown_is_estimated_cold_and_strict_tenants_in_full() -> None:
-    """512 tokens of output, or what the request may have at most; a strict tenant reserves all."""
+def test_a_cold_estimate_is_512_tokens_and_a_strict_tenant_reserves_the_maximum() -> None:
+    """Without history, 512 output tokens are estimated, or the request's maximum if smaller.
+
+    A strict tenant reserves the maximum.
+    """
     assert estimates.estimate(TENANT, Learner(), 100, 4096) == (100, COLD_OUTPUT)
     assert estimates.estimate(TENANT, Learner(), 100, 20) == (100, 20)
     assert estimates.estimate(STRICT, Learner(), 100, 4096) == (100, 4096)
 
 
 def test_cached_tokens_are_charged_less() -> None:
-    """By the tenant's discount, and never more of them than the prompt has."""
+    """Cached prompt tokens are charged less by the tenant's discount, for at most the prompt's length."""
     assert estimates.charge(TENANT, 100, 60, 50) == 100 - 30 + 50
     assert estimates.charge(TENANT, 0, 60, 50) == 50
     assert estimates.charge(Tenant(name="a", cached_discount=1.0), 100, 100, 1) == 1
@@ -36,7 +39,10 @@ def test_cached_tokens_are_charged_less() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_few_requests_overrun_what_was_learnt(seed: int) -> None:
-    """Whatever lengths a tenant's answers have: after the first hundreds about one in twenty needs more than estimated."""
+    """After the first hundreds of requests, about one in twenty exceeds its estimate.
+
+    This holds for any distribution of a tenant's output lengths.
+    """
     draw, learner = random.Random(seed), Learner()
     mean, shape = draw.uniform(20, 2000), draw.uniform(0.3, 1.5)
     overruns, reserved, used = 0, 0, 0
@@ -52,7 +58,7 @@ def test_few_requests_overrun_what_was_learnt(seed: int) -> None:
 
 
 def test_what_has_changed_is_learnt_anew() -> None:
-    """Ten times longer answers are estimated within some hundred requests, ten times shorter ones too."""
+    """Outputs that become ten times longer or shorter are estimated well after some hundred requests."""
     learner = Learner()
     for length in (100, 1000, 100):
         for _ in range(2500):
@@ -64,7 +70,7 @@ def test_what_has_changed_is_learnt_anew() -> None:
 
 
 def test_tenants_are_bounded() -> None:
-    """The one that was quiet the longest is forgotten."""
+    """At most LEARNERS_MAX learners are kept; the least recently used is evicted."""
     known = Estimates()
     for number in range(LEARNERS_MAX):
         known.learner(f"t{number}", "standard")
@@ -76,12 +82,15 @@ def test_tenants_are_bounded() -> None:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_a_slab_gives_out_what_it_was_granted_and_no_more(seed: int) -> None:
-    """Random admissions, ends, overruns, draws that are granted in part, lost or answered late: Redis always held it."""
+def test_a_quota_lease_gives_out_no_more_than_it_was_granted(seed: int) -> None:
+    """A quota lease gives out no more than Redis granted and still holds.
+
+    Random admissions, ends and overruns; draws are granted in part, lost, or answered late.
+    """
     draw = random.Random(seed)
     who = account(burst_s=draw.choice((5, 60)), overrun=draw.choice((0, 20_000)))
     quota_lease, now_s = QuotaLease("s", who, draw.randint(1, 4), 0.0), 0.0
-    held = [0, 0, 0, 0]  # tokens, requests, slots, open overrun: what Redis holds
+    held = [0, 0, 0, 0]  # tokens, requests, slots, open overrun as Redis holds them
     told = [0, 0]  # used tokens and requests, as Redis knows them
     open_: list[tuple[int, int, bool]] = []
     waiting: tuple[int, int, int, int] | None = None
@@ -101,12 +110,12 @@ def test_a_slab_gives_out_what_it_was_granted_and_no_more(seed: int) -> None:
                 quota_lease.release()
             fate = draw.random()
             if fate < 0.2 and is_live:
-                open_.append((tokens, overrun, False))  # settled later
+                open_.append((tokens, overrun, False))  # to be settled later
             elif fate < 0.4 and is_live and overrun:
                 quota_lease.live_slots, quota_lease.free_slots = (
                     quota_lease.live_slots + 1,
                     quota_lease.free_slots - 1,
-                )  # it goes on
+                )  # the request continues
                 more = draw.randint(1, overrun)
                 quota_lease.extend(more)
                 open_.append((tokens + more, overrun - more, True))
@@ -157,12 +166,15 @@ def test_a_slab_gives_out_what_it_was_granted_and_no_more(seed: int) -> None:
         assert quota_lease.free_requests + quota_lease.used_requests - told[1] <= held[1]
         assert quota_lease.free_slots + live <= held[2] and quota_lease.free_slots >= 0
         assert quota_lease.free_requests >= -lost, (
-            "one too few where an answer was lost and a request refunded after"
+            "at most one below zero for each answer lost before a refund"
         )
 
 
-def test_a_slab_of_a_redis_that_lost_its_memory_asks_for_what_can_be_asked() -> None:
-    """It gave out what Redis grants no more, and goes on renewing its lease."""
+def test_a_quota_lease_asks_for_valid_amounts_after_redis_lost_its_data() -> None:
+    """A quota lease asks for no negative amounts after Redis lost its data.
+
+    The lease gave out requests that Redis no longer grants; it keeps renewing itself.
+    """
     quota_lease = QuotaLease("s", account(), 1, 0.0)
     for _ in range(40):
         quota_lease.want(10)
@@ -173,15 +185,18 @@ def test_a_slab_of_a_redis_that_lost_its_memory_asks_for_what_can_be_asked() -> 
         quota_lease.want(10)
     ask = quota_lease.draw(7.0)
     assert ask is not None and quota_lease.is_hot
-    assert quota_lease.admit(10), "while it is asked"
+    assert quota_lease.admit(10), "admits while a draw is pending"
     quota_lease.drawn(ask.least_tokens, 0, ask.least_slots)
     assert quota_lease.free_requests < 0
     ask = quota_lease.draw(14.0, may_grow=False)
     assert ask is not None and min(ask.tokens, ask.requests, ask.slots) >= 0, ask
 
 
-def test_a_slab_opens_overrun_within_its_share() -> None:
-    """What requests may use beyond their promises is held in Redis first; a slab that cannot hold two of them is none."""
+def test_a_quota_lease_opens_overrun_within_its_share() -> None:
+    """Redis holds the overrun of requests before a quota lease admits them.
+
+    A quota lease that cannot hold the overrun of two requests admits none.
+    """
     for beyond, is_served in ((100, True), (2000, False)):
         quota_lease, now_s, admitted = QuotaLease("s", account(overrun=20_000), 2, 0.0), 0.0, 0
         for _ in range(400):
@@ -199,15 +214,21 @@ def test_a_slab_opens_overrun_within_its_share() -> None:
 
 
 def test_one_frontend_alone_admits_a_request_that_is_larger_than_its_share() -> None:
-    """Without Redis each would admit one, and the tenant get as many as there are frontends."""
+    """Without Redis, one frontend alone admits a request larger than a frontend's share.
+
+    Otherwise a tenant would get as many such requests as there are frontends.
+    """
     who, frontends = account(), 8
     largest = [LocalBuckets(frontends, rank).largest(who) for rank in range(frontends)]
     assert sorted(largest) == [local_buckets.SHARE * 10_000 / frontends] * 7 + [float("inf")]
     assert LocalBuckets(1).largest(who) == float("inf")
 
 
-def test_a_slab_follows_the_demand_within_its_share() -> None:
-    """Never more free than the share of the burst by the number of frontends; nothing once nobody comes."""
+def test_a_quota_lease_follows_the_demand_within_its_share() -> None:
+    """A quota lease follows demand up to SHARE of the burst, divided by the number of frontends.
+
+    Without demand it returns everything.
+    """
     who, now_s = account(burst_s=60), 0.0
     quota_lease = QuotaLease("s", who, 2, now_s)
     most = 0
@@ -233,7 +254,10 @@ def test_a_slab_follows_the_demand_within_its_share() -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_local_buckets_spend_no_more_than_stated(seed: int) -> None:
-    """Random demand for minutes: per scope at most its start, or one request, and the local rate."""
+    """Local buckets spend at most their start, or one request, and the local rate, per scope.
+
+    Random demand for some minutes.
+    """
     draw = random.Random(seed)
     frontends = draw.randint(1, 9)
     one, other = account(name="one"), account(name="two")
@@ -271,7 +295,7 @@ def test_local_buckets_spend_no_more_than_stated(seed: int) -> None:
 
 
 def test_local_buckets_start_where_redis_left_off() -> None:
-    """An empty bucket starts empty; what Redis said long ago has grown since."""
+    """Local buckets start at Redis' last known levels, refilled for the time since."""
     limit = Limit(0, 0, 60_000, 10_000, 0)
     who = Account("acme", (Scope("tenant:search", limit),))
     for remaining, age_s, expected in (
@@ -291,8 +315,11 @@ def test_local_buckets_start_where_redis_left_off() -> None:
     assert local.admit(who, 400, 2.0, is_forced=False) is None
 
 
-def test_an_outage_ends_when_all_had_time_to_notice() -> None:
-    """A second after Redis is back, or as long as it was away; lost again it begins anew but keeps its start."""
+def test_an_outage_ends_when_all_frontends_had_time_to_notice() -> None:
+    """An outage ends 1 s after Redis is back, or after the outage's own length if that is shorter.
+
+    A second loss before then restarts the wait; the start of the outage stays.
+    """
     outage = Outage()
     outage.answer(0.0)
     assert not outage.may_end(9.0) and outage.lose(10.0) and not outage.lose(11.0)
@@ -310,7 +337,10 @@ def test_an_outage_ends_when_all_had_time_to_notice() -> None:
 
 @pytest.mark.parametrize("reason", list(refusals.REASONS))
 def test_a_refusal_tells_of_the_limit_that_refused(reason: Reason) -> None:
-    """Also after the limit has changed, and of each scope its own; only the wait is told anew each time."""
+    """A refusal names the limit of the scope that refused, also after the limit has changed.
+
+    Message and details are cached by limit; only the wait differs each time.
+    """
     told = set()
     for per_min in (600.0, 1200.0, 600.0):
         slots = int(per_min)

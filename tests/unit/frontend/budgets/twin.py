@@ -1,4 +1,4 @@
-"""The budgets in Redis by the simplest rules, and a Redis that can be paused, lost and emptied."""
+"""A simple model of the budgets in Redis, and a Redis that can be paused, lost and emptied."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from kvmesh.clock import Clock
 from kvmesh.redis_link import RedisUnavailable
 
 STALL_S = 1.0
-"""After so long without an answer the link breaks."""
+"""Time without an answer after which the link breaks, in seconds."""
 
 NOISE = 1e-6
 
 
 @dataclass
 class Level:
-    """One scope."""
+    """The level of one scope."""
 
     tokens: float
     requests: float
@@ -53,7 +53,7 @@ class Level:
 
 @dataclass
 class Row:
-    """One reservation."""
+    """One row of the ledger: a reservation or a quota lease."""
 
     tokens: int
     requests: int
@@ -66,12 +66,15 @@ class Row:
     number: int = 0
     overrun: int = 0
     overrun_free: int = 0
-    """Of it, what a slab has promised to no request."""
+    """The part of `overrun` that a quota lease has promised to no request."""
 
 
 @dataclass
 class TwinRedis:
-    """One organisation's budget. `pause`, `resume`, `empty` are its faults; `lose_answers` is the share that is lost."""
+    """The ledger of one organisation in Redis.
+
+    `pause`, `resume` and `empty` inject faults. `lose_answers` is the share of answers that are lost.
+    """
 
     clock: Clock
     draw: random.Random
@@ -92,12 +95,12 @@ class TwinRedis:
 
     @property
     def open_rows(self) -> dict[str, Row]:
-        """What is reserved now."""
+        """Return the rows that are reserved now."""
         return {rid: row for rid, row in self.rows.items() if row.state == "open"}
 
     @property
     def charged(self) -> int:
-        """All tokens that were charged."""
+        """Return all tokens that were charged."""
         return (
             self.ledger_totals["settled"]
             + self.ledger_totals["overrun"]
@@ -106,11 +109,11 @@ class TwinRedis:
         )
 
     def pause(self) -> None:
-        """Take commands, run none."""
+        """Accept commands from now on and run none."""
         self.running.clear()
 
     def resume(self) -> None:
-        """Run all that came, also for those who have given up."""
+        """Run all commands that arrived, also those of callers that have given up."""
         self.running.set()
         backlog, self.backlog = self.backlog, []
         for operations, answer in backlog:
@@ -119,7 +122,7 @@ class TwinRedis:
                 answer.set_result(answers)
 
     def empty(self) -> None:
-        """Forget everything."""
+        """Delete all data."""
         self.levels.clear()
         self.rows.clear()
         self.ledger_totals = dict.fromkeys(self.ledger_totals, 0)
@@ -136,7 +139,7 @@ class TwinRedis:
         return answers
 
     def level(self, scope: Scope) -> Level:
-        """Return a scope's level, refilled."""
+        """Return a scope's level, refilled to the present."""
         limit, now_s = scope.limit, self.clock.now_s()
         level = self.levels.setdefault(scope.name, Level(limit.tokens_burst, limit.requests_burst, now_s))
         passed = max(0.0, now_s - level.at_s) / 60
@@ -207,7 +210,7 @@ class TwinRedis:
         return sum(row.overrun for row in rows if name in [scope.name for scope in row.scopes])
 
     def overrun_of_requests(self, name: str) -> int:
-        """Return the open overrun of a scope, less what slabs have promised to no request."""
+        """Return the open overrun of a scope, less the part that quota leases have promised to no request."""
         rows = (row for row in self.rows.values() if row.state == "open")
         free = sum(row.overrun_free for row in rows if name in [scope.name for scope in row.scopes])
         return self.overrun(name) - free
@@ -387,19 +390,19 @@ class TwinRedis:
 
 
 def left_of(remaining: RemainingBudget) -> tuple[float | None, float | None, int | None]:
-    """Return tokens, requests, slots."""
+    """Return the tokens, requests and slots that are left."""
     return remaining.tokens, remaining.requests, remaining.concurrency
 
 
 @dataclass
 class TwinLedger:
-    """One frontend's way to the twin."""
+    """The link of one frontend to the twin."""
 
     redis: TwinRedis
     is_cut_off: bool = False
 
     async def run(self, operations: list[Operation]) -> list[Answer]:
-        """Return the answers, late or never."""
+        """Return the answers, possibly late, or raise RedisUnavailable."""
         redis = self.redis
         await asyncio.sleep(redis.latency_s * redis.draw.uniform(0.5, 2.0))
         if redis.is_gone or self.is_cut_off:

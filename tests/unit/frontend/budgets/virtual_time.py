@@ -1,4 +1,7 @@
-"""An event loop whose time passes when nothing else is to be done: an hour of timers runs in a moment, always alike."""
+"""An event loop with virtual time, which advances when no task can run.
+
+An hour of timers takes a moment, with the same result each time.
+"""
 
 from __future__ import annotations
 
@@ -11,36 +14,36 @@ T = TypeVar("T")
 
 
 class _Skipping(selectors.SelectSelector):
-    """Instead of waiting it moves the clock. There must be no sockets."""
+    """A selector that advances the virtual clock instead of waiting. INVARIANT: no sockets are registered."""
 
     def __init__(self) -> None:
         super().__init__()
         self.now_s = 1000.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        assert timeout is not None, "nothing will ever happen: everybody waits"
+        assert timeout is not None, "deadlock: all tasks wait and no timer is set"
         self.now_s += max(0.0, timeout)
         return super().select(0)
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """The loop, and the clock of what runs in it."""
+    """The event loop and the clock of the code that runs in it."""
 
     def __init__(self) -> None:
         self._skipping = _Skipping()
         super().__init__(self._skipping)
 
     def time(self) -> float:
-        """Return the virtual seconds."""
+        """Return the virtual time in seconds."""
         return self._skipping.now_s
 
     def now_s(self) -> float:
-        """Return the same, as a kvmesh.clock.Clock does."""
+        """Return the virtual time in seconds, as a kvmesh.clock.Clock does."""
         return self._skipping.now_s
 
 
 def simulate(main: Coroutine[Any, Any, T]) -> T:
-    """Run `main` in virtual time; fails if it leaves a task behind."""
+    """Run `main` in virtual time; fail if a task is left behind."""
     loop = VirtualLoop()
     errors: list[dict[str, Any]] = []
     loop.set_exception_handler(lambda _, context: errors.append(context))
@@ -52,7 +55,7 @@ def simulate(main: Coroutine[Any, Any, T]) -> T:
         assert not errors, f"{len(errors)} errors, the first: {errors[0]}"
         return result
     finally:
-        left = asyncio.all_tasks(loop)  # of a test that failed
+        left = asyncio.all_tasks(loop)  # tasks of a test that failed
         for task in left:
             task.cancel()
         if left:

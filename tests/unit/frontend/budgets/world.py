@@ -59,7 +59,7 @@ class Use:
 
 @dataclass
 class Load:
-    """What clients of one frontend do."""
+    """The load that the clients of one frontend make."""
 
     per_s: float
     callers: Sequence[Caller]
@@ -74,7 +74,7 @@ class Load:
 
 @dataclass(eq=False)
 class Frontend:
-    """One frontend's budgets, and its clients."""
+    """The budgets of one frontend, and its clients."""
 
     name: str
     ledger: Ledger
@@ -98,11 +98,11 @@ class Frontend:
         self.loading: asyncio.Task[None] | None = None
 
     def start(self, load: Load) -> None:
-        """Let clients come until `stop`."""
+        """Generate arrivals until `stop`."""
         self.loading = asyncio.create_task(self._load(load))
 
     async def stop(self) -> None:
-        """Let nobody come any more, and those who are there end."""
+        """Stop the arrivals and wait until the running requests end."""
         assert self.loading is not None
         self.loading.cancel()
         await asyncio.wait([self.loading])
@@ -110,13 +110,13 @@ class Frontend:
             await asyncio.wait(self.tasks)
 
     async def close(self) -> None:
-        """End the process in order."""
+        """Shut the process down gracefully."""
         assert await self.budgets.flush(30.0), self.budgets
         self.running.cancel()
         await asyncio.wait([self.running])
 
     async def kill(self) -> None:
-        """End it out of order: nothing is settled."""
+        """Kill the process; no reservation is settled."""
         if isinstance(self.ledger, TwinLedger):
             self.ledger.is_cut_off = True
         tasks = [*self.tasks, self.running, *([self.loading] if self.loading else [])]
@@ -192,10 +192,10 @@ class Frontend:
 
 
 def spent(uses: Sequence[Use], until_s: float) -> int:
-    """Return what requests that were admitted until then were charged, overruns and resumed ones apart."""
+    """Return the tokens charged to requests admitted up to `until_s`, without overruns and resumed requests."""
     return sum(min(use.actual, use.estimate) for use in uses if use.at_s <= until_s and not use.is_forced)
 
 
 def admitted(uses: Sequence[Use], begin_s: float, end_s: float) -> int:
-    """Return what requests admitted within the time were charged, overruns apart."""
+    """Return the tokens charged to requests admitted in the interval, without overruns."""
     return sum(min(use.actual, use.estimate) for use in uses if begin_s <= use.at_s < end_s)
