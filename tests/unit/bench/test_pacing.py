@@ -18,7 +18,10 @@ def take_rows(outbox: DownwardOutbox) -> tuple[list[frames.Row], pb.AttachRespon
 
 
 def test_streams_deliver_every_position_once_below_the_window() -> None:
-    """For any order of window updates, the positions of a stream are complete, in order, in the window, and end in one finish."""
+    """Positions of a stream are complete, in order, in the window, and end in one finish.
+
+    This holds for any order of window updates.
+    """
     for seed in range(50):
         draw = random.Random(seed)
         counters, outbox = Counters(), DownwardOutbox()
