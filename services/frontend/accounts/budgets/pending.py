@@ -22,7 +22,7 @@ from services.frontend.accounts.budgets.redis_outage import RedisOutage
 from services.frontend.accounts.budgets.refusals import denied_error
 
 
-class _Asked:
+class _Waiting:
     """A request that waits for Redis."""
 
     __slots__ = ("account_state", "budget_operation", "future", "is_decided", "reservation")
@@ -56,14 +56,14 @@ class PendingReservations:
         self._clock = clock
         self._metrics = metrics
         self._give_back = give_back
-        self._asked: dict[str, _Asked] = {}
+        self._waiting: dict[str, _Waiting] = {}
 
     def __len__(self) -> int:
-        return len(self._asked)
+        return len(self._waiting)
 
     async def ask(self, reservation: Reservation, account_state: AccountState) -> Reservation | MeshError:
         """Return the reservation, now held by somebody, or why it is refused."""
-        asked = _Asked(reservation, account_state)
+        waiting = _Waiting(reservation, account_state)
         operation = Reserve(
             account_state.account,
             reservation.id,
@@ -72,13 +72,15 @@ class PendingReservations:
             force=reservation.is_forced,
             overrun=reservation.overrun,
         )
-        asked.budget_operation = BudgetOperation(operation, partial(self._reserved, asked), asked.future)
-        self._asked[reservation.id] = asked
-        self._batcher.put(asked.budget_operation)
+        waiting.budget_operation = BudgetOperation(
+            operation, partial(self._reserved, waiting), waiting.future
+        )
+        self._waiting[reservation.id] = asked
+        self._batcher.put(waiting.budget_operation)
         try:
-            return await asked.future
+            return await waiting.future
         except asyncio.CancelledError:
-            self._asked.pop(reservation.id, None)
+            self._waiting.pop(reservation.id, None)
             if account_state.open.get(reservation.id) is reservation:
                 self._metrics.abandoned.value += 1  # it came in the same moment
                 self._give_back(reservation)
@@ -86,20 +88,20 @@ class PendingReservations:
 
     def decide_all(self) -> None:
         """Redis answers nobody: decide on all that wait."""
-        for asked in list(self._asked.values()):
-            self._decide(asked)
+        for waiting in list(self._waiting.values()):
+            self._decide(waiting)
 
-    def _reserved(self, asked: _Asked, answer: Answer | None) -> None:
+    def _reserved(self, waiting: _Waiting, answer: Answer | None) -> None:
         """Take Redis's answer to a reserve."""
-        reservation, account_state = asked.reservation, asked.account_state
-        assert asked.budget_operation is not None
-        self._asked.pop(reservation.id, None)
+        reservation, account_state = waiting.reservation, waiting.account_state
+        assert waiting.budget_operation is not None
+        self._waiting.pop(reservation.id, None)
         now_s = self._clock.now_s()
         if isinstance(answer, Granted | Denied):
             account_state.tell(answer.remaining, now_s)
-        if asked.is_decided:
+        if waiting.is_decided:
             self._reserved_late(reservation, account_state, answer)
-        elif asked.future.done():
+        elif waiting.future.done():
             if not isinstance(answer, Denied):  # its caller left
                 self._metrics.abandoned.value += 1
                 self._cancel(reservation, account_state)
@@ -107,15 +109,15 @@ class PendingReservations:
             account_state.admit(reservation, Holder.REDIS, now_s)
             self._metrics.redis.value += 1
             self._local_fallback.hold(account_state)
-            asked.future.set_result(reservation)
+            waiting.future.set_result(reservation)
         elif isinstance(answer, Denied):
             tokens, overrun = reservation.tokens, reservation.overrun
             denied = account_state.deny(answer, tokens, overrun, now_s, self._ledger_writer.frontends)
-            asked.future.set_result(denied_error(account_state.account, denied, tokens, overrun))
-        elif asked.budget_operation.is_wrong:
-            asked.future.set_result(internal())
+            waiting.future.set_result(denied_error(account_state.account, denied, tokens, overrun))
+        elif waiting.budget_operation.is_wrong:
+            waiting.future.set_result(internal())
         else:
-            self._decide(asked)
+            self._decide(waiting)
 
     def _reserved_late(
         self, reservation: Reservation, account_state: AccountState, answer: Answer | None
@@ -137,13 +139,15 @@ class PendingReservations:
         account = self._ledger_writer.account(account_state)
         self._ledger_writer.owe(account_state, Settle(account, reservation.id, 0, refund_request=True))
 
-    def _decide(self, asked: _Asked) -> None:
-        self._asked.pop(asked.reservation.id, None)
-        if asked.future.done():
+    def _decide(self, waiting: _Waiting) -> None:
+        self._waiting.pop(waiting.reservation.id, None)
+        if waiting.future.done():
             return
-        assert asked.budget_operation is not None
-        asked.is_decided = True
-        asked.reservation.is_doubtful = asked.budget_operation.is_sent
+        assert waiting.budget_operation is not None
+        waiting.is_decided = True
+        waiting.reservation.is_doubtful = waiting.budget_operation.is_sent
         now_s = self._clock.now_s()
         self._redis_outage.begin(now_s)
-        asked.future.set_result(self._redis_outage.decide(asked.reservation, asked.account_state, now_s))
+        waiting.future.set_result(
+            self._redis_outage.decide(waiting.reservation, waiting.account_state, now_s)
+        )
