@@ -46,7 +46,7 @@ class Ledger(Protocol):
 class BudgetOperation:
     """One operation, and who takes the answer: None if there is none, and nobody knows whether it was done."""
 
-    __slots__ = ("future", "is_sent", "is_wrong", "operation", "take")
+    __slots__ = ("future", "is_invalid", "is_sent", "operation", "take")
 
     def __init__(self, operation: Operation, take: Take, future: asyncio.Future[Any] | None = None) -> None:
         self.operation = operation
@@ -54,7 +54,7 @@ class BudgetOperation:
         self.future = future
         """Who waits for it; a question that nobody waits for any more is not sent."""
         self.is_sent = False
-        self.is_wrong = False
+        self.is_invalid = False
         """True if it can never be answered."""
 
 
@@ -70,7 +70,7 @@ class Batcher:
         answer_s: float = ANSWER_S,
     ) -> None:
         self.batch_total = 0
-        self.wrong_total = 0
+        self.invalid_total = 0
         """Questions that can never be answered: bugs."""
         self._ledger = ledger
         self._on_outage = on_outage
@@ -186,13 +186,13 @@ class Batcher:
                     self._fail(batch[at:])
                     return
                 log.error("Redis refuses a question to the budgets: %s", error)
-                self._wrong(budget_operation)
+                self._reject(budget_operation)
             except asyncio.CancelledError:
                 self._fail(batch[at:])
                 raise
             except Exception:
                 log.exception("a question to the budgets cannot be asked")
-                self._wrong(budget_operation)
+                self._reject(budget_operation)
             else:
                 self._told(budget_operation, answer)
 
@@ -208,9 +208,9 @@ class Batcher:
         except Exception:
             log.exception("the silence of the budgets cannot be dealt with")
 
-    def _wrong(self, budget_operation: BudgetOperation) -> None:
-        self.wrong_total += 1
-        budget_operation.is_wrong = True
+    def _reject(self, budget_operation: BudgetOperation) -> None:
+        self.invalid_total += 1
+        budget_operation.is_invalid = True
         self._told(budget_operation, None)
 
     def _told(self, budget_operation: BudgetOperation, answer: Answer | None) -> None:

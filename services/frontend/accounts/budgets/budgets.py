@@ -107,9 +107,9 @@ class Budgets:
         return self._batcher.batch_total
 
     @property
-    def wrong_total(self) -> int:
+    def invalid_total(self) -> int:
         """Questions that Redis refused by themselves."""
-        return self._batcher.wrong_total
+        return self._batcher.invalid_total
 
     def on_members(self, frontends: int, rank: int = 0) -> None:
         """Take how many frontends share the limits, this one included, and its place among them, 0 to `frontends` - 1."""
@@ -367,5 +367,5 @@ def watch_budgets(metrics: Metrics, budgets: Budgets) -> None:
     metrics.total(
         "budget_faults",
         "Questions to the budgets that Redis refused, each by itself.",
-        lambda: budgets.wrong_total,
+        lambda: budgets.invalid_total,
     )

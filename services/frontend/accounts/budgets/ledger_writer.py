@@ -200,7 +200,7 @@ class LedgerWriter:
     ) -> None:
         if isinstance(answer, Settled | Renewed | Lowered):
             account_state.tell(answer.remaining, self._clock.now_s())
-        elif budget_operation.is_wrong:
+        elif budget_operation.is_invalid:
             self._metrics.dropped.value += 1
         else:
             self.owe(account_state, budget_operation.operation)

@@ -114,7 +114,7 @@ class PendingReservations:
             tokens, overrun = reservation.tokens, reservation.overrun
             denied = account_state.deny(answer, tokens, overrun, now_s, self._ledger_writer.frontends)
             waiting.future.set_result(denied_error(account_state.account, denied, tokens, overrun))
-        elif waiting.budget_operation.is_wrong:
+        elif waiting.budget_operation.is_invalid:
             waiting.future.set_result(internal())
         else:
             self._decide(waiting)

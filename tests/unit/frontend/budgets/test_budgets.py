@@ -618,7 +618,7 @@ def test_an_operation_that_redis_rejects_fails_alone(caplog: pytest.LogCaptureFi
         )
         assert [type(answer) for answer in answers] == [Reservation, MeshError, Reservation]
         assert isinstance(answers[1], MeshError) and answers[1].reason == "INTERNAL"
-        assert budgets.wrong_total == 1 and not budgets.is_degraded
+        assert budgets.invalid_total == 1 and not budgets.is_degraded
         assert "WRONGTYPE" in caplog.text
         for answer in answers:
             if isinstance(answer, Reservation):
