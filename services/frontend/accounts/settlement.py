@@ -103,11 +103,11 @@ class Settlements:
         """
         self.progress_reports.forget(report.owner)
         if len(self._waiting) >= WAITING_MAX:
-            self._waiting.popleft().tell(None)
+            self._waiting.popleft().notify(None)
             self.dropped_total += 1
         waiting = _Waiting(report, on_charge)
         if self._is_unavailable:
-            waiting.tell(None)
+            waiting.notify(None)
         elif on_charge is not None:
             self._awaited.set()
         self._waiting.append(waiting)
@@ -148,7 +148,7 @@ class Settlements:
             for waiting, answer in zip(batch, answers, strict=True):
                 if self._waiting and self._waiting[0] is waiting:  # else it was dropped meanwhile
                     self._waiting.popleft()
-                waiting.tell(None if answer is None else self._take(waiting.report, answer))
+                waiting.notify(None if answer is None else self._take(waiting.report, answer))
 
     async def _coalesce(self) -> None:
         """Wait a moment: what ends together is settled in one round trip."""
@@ -162,7 +162,7 @@ class Settlements:
         """Redis is away: nobody waits for it until it answers again."""
         self._is_unavailable = True
         for waiting in self._waiting:
-            waiting.tell(None)
+            waiting.notify(None)
 
     async def _alone(self, report: Report) -> Any:
         """Settle one report of a batch in which Redis refused something."""
@@ -205,7 +205,7 @@ class _Waiting:
         self.report = report
         self._on_charge = on_charge
 
-    def tell(self, charge: Charge | None) -> None:
+    def notify(self, charge: Charge | None) -> None:
         """Tell who waits, once."""
         on_charge, self._on_charge = self._on_charge, None
         if on_charge is not None:

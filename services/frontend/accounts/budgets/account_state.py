@@ -47,7 +47,7 @@ class AccountState:
             "_denied_until_s",
         ),
         *("_closed", "_ends", "_remaining", "account", "burst", "has_slots", "has_tokens", "is_spending"),
-        *("told_account", "told_version"),
+        *("current_account", "limits_version"),
         *(
             "live",
             "open",
@@ -63,9 +63,9 @@ class AccountState:
 
     def __init__(self, account: Account, quota_lease: QuotaLease, now_s: float) -> None:
         self.account = account
-        self.told_account = account
-        """The same with the limits that held as of `told_version`: see Newest."""
-        self.told_version = -1
+        self.current_account = account
+        """The same with the limits that held as of `limits_version`: see Newest."""
+        self.limits_version = -1
         self.quota_lease = quota_lease
         self.live = 0
         """Requests that run here."""
@@ -127,11 +127,11 @@ class AccountState:
         )
 
     @property
-    def told(self) -> RemainingBudget | None:
+    def last_remaining(self) -> RemainingBudget | None:
         """What Redis last said to be left; None: nothing yet."""
         return self._remaining if self.remaining_at_s > float("-inf") else None
 
-    def tell(self, remaining: RemainingBudget, now_s: float) -> None:
+    def on_remaining(self, remaining: RemainingBudget, now_s: float) -> None:
         """Take what Redis says to be left."""
         self._remaining = remaining
         self.remaining_at_s = now_s

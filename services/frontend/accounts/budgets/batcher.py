@@ -145,7 +145,7 @@ class Batcher:
             else:
                 self._on_answer()
                 for budget_operation, answer in zip(batch, answers, strict=True):
-                    self._told(budget_operation, answer)
+                    self._deliver(budget_operation, answer)
             finally:
                 self._listened()
 
@@ -194,13 +194,13 @@ class Batcher:
                 log.exception("a question to the budgets cannot be asked")
                 self._reject(budget_operation)
             else:
-                self._told(budget_operation, answer)
+                self._deliver(budget_operation, answer)
 
     def _fail(self, batch: list[BudgetOperation] | tuple[()]) -> None:
         """Answer nobody, also those that wait: they would wait in vain."""
         unanswered, self._waiting = [*batch, *self._waiting], deque()
         for budget_operation in unanswered:
-            self._told(budget_operation, None)
+            self._deliver(budget_operation, None)
 
     def _report_outage(self) -> None:
         try:
@@ -211,9 +211,9 @@ class Batcher:
     def _reject(self, budget_operation: BudgetOperation) -> None:
         self.invalid_total += 1
         budget_operation.is_invalid = True
-        self._told(budget_operation, None)
+        self._deliver(budget_operation, None)
 
-    def _told(self, budget_operation: BudgetOperation, answer: Answer | None) -> None:
+    def _deliver(self, budget_operation: BudgetOperation, answer: Answer | None) -> None:
         try:
             budget_operation.take(answer)
         except Exception:

@@ -75,16 +75,16 @@ class LedgerWriter:
 
     def account(self, account_state: AccountState) -> Account:
         """Return the account of `account_state` by the limits that hold now."""
-        if account_state.told_version != self.current_limits.version:
-            account_state.told_account = self.current_limits.of(account_state.account)
-            account_state.told_version = self.current_limits.version
-        return account_state.told_account
+        if account_state.limits_version != self.current_limits.version:
+            account_state.current_account = self.current_limits.of(account_state.account)
+            account_state.limits_version = self.current_limits.version
+        return account_state.current_account
 
     def name(self, what: str) -> str:
         """Return a name that nothing else has."""
         return f"{self._boot_id}-{what}-{next(self._names)}"
 
-    def tell(self, account_states: Iterable[AccountState]) -> None:
+    def send_missed(self, account_states: Iterable[AccountState]) -> None:
         """Tell what Redis missed. What is given back goes first, so that what was spent can be taken."""
         running: dict[AccountState, list[Reservation]] = {}
         for reservation in self.unrecorded.values():
@@ -179,7 +179,7 @@ class LedgerWriter:
         if not isinstance(answer, Renewed):
             return
         now_s = self._clock.now_s()
-        account_state.tell(answer.remaining, now_s)
+        account_state.on_remaining(answer.remaining, now_s)
         for reservation, item in pairs:
             if item.extra_tokens and not reservation.is_settled:
                 self._metrics.extensions.value += 1
@@ -199,7 +199,7 @@ class LedgerWriter:
         self, account_state: AccountState, budget_operation: BudgetOperation, answer: Answer | None
     ) -> None:
         if isinstance(answer, Settled | Renewed | Lowered):
-            account_state.tell(answer.remaining, self._clock.now_s())
+            account_state.on_remaining(answer.remaining, self._clock.now_s())
         elif budget_operation.is_invalid:
             self._metrics.dropped.value += 1
         else:
@@ -223,14 +223,14 @@ class LedgerWriter:
         account_state.is_spending = False
         if isinstance(answer, Spent):
             account_state.spending = None
-            account_state.tell(answer.remaining, self._clock.now_s())
+            account_state.on_remaining(answer.remaining, self._clock.now_s())
 
     def _drawn(self, account_state: AccountState, quota_lease: QuotaLease, answer: Answer | None) -> None:
         if not isinstance(answer, Drawn):
             quota_lease.lost()
             return
         now_s = self._clock.now_s()
-        account_state.tell(answer.remaining, now_s)
+        account_state.on_remaining(answer.remaining, now_s)
         if answer.is_open:
             quota_lease.drawn(answer.tokens, answer.requests, answer.slots, answer.overrun)
             return

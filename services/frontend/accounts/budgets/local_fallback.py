@@ -94,4 +94,6 @@ class LocalFallback:
         if account_state not in self._opened:
             self._opened.add(account_state)
             age_s = now_s - account_state.remaining_at_s
-            self._local.open(account_state.account, account_state.told, age_s, account_state.live, now_s)
+            self._local.open(
+                account_state.account, account_state.last_remaining, age_s, account_state.live, now_s
+            )

@@ -72,7 +72,7 @@ class Maintenance:
             if not self._batcher.is_busy:
                 self._redis_outage.seek(now_s, self._tick)
             return
-        self._ledger_writer.tell(self._account_states)
+        self._ledger_writer.send_missed(self._account_states)
         is_due = self._ledger_writer.is_renewal_due(now_s)
         for account_state in self._account_states:
             self._ledger_writer.draw(account_state, now_s)

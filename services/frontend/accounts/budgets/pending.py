@@ -75,7 +75,7 @@ class PendingReservations:
         waiting.budget_operation = BudgetOperation(
             operation, partial(self._reserved, waiting), waiting.future
         )
-        self._waiting[reservation.id] = asked
+        self._waiting[reservation.id] = waiting
         self._batcher.put(waiting.budget_operation)
         try:
             return await waiting.future
@@ -98,7 +98,7 @@ class PendingReservations:
         self._waiting.pop(reservation.id, None)
         now_s = self._clock.now_s()
         if isinstance(answer, Granted | Denied):
-            account_state.tell(answer.remaining, now_s)
+            account_state.on_remaining(answer.remaining, now_s)
         if waiting.is_decided:
             self._reserved_late(reservation, account_state, answer)
         elif waiting.future.done():

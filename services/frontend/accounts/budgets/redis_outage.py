@@ -68,7 +68,7 @@ class RedisOutage:
                 for account_state in self._account_states:
                     self._ledger_writer.renew(account_state, account_state.open.values())
                     self._ledger_writer.draw(account_state, now_s)
-            self._ledger_writer.tell(self._account_states)
+            self._ledger_writer.send_missed(self._account_states)
         organisation = next(iter(self._account_states.organisations()), "-")
         self._batcher.put(BudgetOperation(Sweep(organisation, 1), partial(self._sought, on_end)))
 
