@@ -70,7 +70,7 @@ class Maintenance:
     def _tick(self, now_s: float) -> None:
         if self._local_fallback.is_on:
             if not self._batcher.is_busy:
-                self._redis_outage.seek(now_s, self._tick)
+                self._redis_outage.probe(now_s, self._tick)
             return
         self._ledger_writer.send_missed(self._account_states)
         is_due = self._ledger_writer.is_renewal_due(now_s)

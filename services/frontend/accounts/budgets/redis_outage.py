@@ -58,7 +58,7 @@ class RedisOutage:
         """Redis has answered something."""
         self._local_fallback.outage.answer(self._clock.now_s())
 
-    def seek(self, now_s: float, on_end: Callable[[float], None]) -> None:
+    def probe(self, now_s: float, on_end: Callable[[float], None]) -> None:
         """Ask Redis whether it is back; once it is, tell it everything, and after a while ask it for reservations again.
 
         Then `on_end(now_s)` is called: what was admitted since is to be told before anybody asks.
@@ -70,9 +70,9 @@ class RedisOutage:
                     self._ledger_writer.draw(account_state, now_s)
             self._ledger_writer.send_missed(self._account_states)
         organisation = next(iter(self._account_states.organisations()), "-")
-        self._batcher.put(BudgetOperation(Sweep(organisation, 1), partial(self._sought, on_end)))
+        self._batcher.put(BudgetOperation(Sweep(organisation, 1), partial(self._probed, on_end)))
 
-    def _sought(self, on_end: Callable[[float], None], answer: Answer | None) -> None:
+    def _probed(self, on_end: Callable[[float], None], answer: Answer | None) -> None:
         now_s = self._clock.now_s()
         if answer is None or not self._local_fallback.outage.may_end(now_s):
             return
