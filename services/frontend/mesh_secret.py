@@ -26,7 +26,7 @@ class MeshSecret:
         self._key = key(mesh, "resume-secret")
         self._seal = seal
         self._is_shared = False
-        self._is_told = False
+        self._has_warned = False
 
     async def run(self) -> None:
         """Look every RENEW_S until cancelled."""
@@ -41,16 +41,16 @@ class MeshSecret:
                 [("SET", self._key, self._seal.secret, "NX"), ("GET", self._key)]
             )
         except RedisUnavailable:
-            self._tell("resume tokens hold at this frontend only until Redis is there")
+            self._warn("resume tokens hold at this frontend only until Redis is there")
             return
         if not isinstance(found, bytes) or len(found) != SECRET_BYTES:
-            self._tell(f"{self._key} holds no secret: resume tokens hold at this frontend only")
+            self._warn(f"{self._key} holds no secret: resume tokens hold at this frontend only")
             return
         if self._seal.take(found) and self._is_shared:
             log.warning("the mesh has another secret: older resume tokens hold where they were made")
         self._is_shared = True
 
-    def _tell(self, what: str) -> None:
-        if not self._is_shared and not self._is_told:
-            self._is_told = True
+    def _warn(self, what: str) -> None:
+        if not self._is_shared and not self._has_warned:
+            self._has_warned = True
             log.warning(what)
