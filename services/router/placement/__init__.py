@@ -1,1 +1,1 @@
-"""Where a request goes: what each place costs it and everybody else."""
+"""Placement: chooses the prefill and decode replica of each request by total delay, of the request and of others."""

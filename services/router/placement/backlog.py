@@ -1,7 +1,7 @@
-"""Seconds of work in front of a new request, per replica: what was dispatched there and has not finished.
+"""Backlog: seconds of dispatched and unfinished work per replica, which is ahead of a new request.
 
-Pure. Entries come from dispatches of this router and of others; each is removed by its finish, by the death of its router
-or replica, by a load report that contradicts it, or when it expires.
+Pure. Entries come from dispatches of this router and of peer routers. An entry is removed by its finish, by the loss of its
+router or replica, by a load report that refutes it, or at expiry.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class Work:
     expires_s: float
     started_s: float | None = None
     begun_s: float | None = None
-    """When its engine, which has it, began to compute it: engines compute prompts in the order in which they got them."""
+    """When its engine began to compute it. An engine computes its prompts in the order in which it got them."""
     is_own: bool = False
     precedence: Precedence | None = None
-    """None: not known, as of dispatches of other routers."""
+    """None: unknown, as for dispatches of peer routers that do not state it."""
     tokens: int = 0
     order: float = 0.0
-    """What its replica orders it by among its equals; set by the backlog."""
+    """Order key at its replica among prompts of equal precedence; set by the backlog."""
 
     @property
     def is_started(self) -> bool:
@@ -52,9 +52,16 @@ class Work:
 
 
 QueueState = tuple[float, int, float, int, float]
-"""What a new prompt finds at a replica: seconds until its engine would begin with it; how many wait there already and would
-be served after it; seconds of all work there; how many have not started, and their seconds. A plain tuple is made in an
-eighth of the time of one with names."""
+"""The queue of a replica as a new prompt finds it, in five values:
+
+    seconds until its engine would begin with the new prompt
+    waiting prompts that would be served after it
+    seconds of all work there
+    waiting prompts
+    seconds of the waiting prompts
+
+A plain tuple is made in an eighth of the time of a named one.
+"""
 
 EMPTY_QUEUE: Final[QueueState] = 0.0, 0, 0.0, 0, 0.0
 
@@ -78,17 +85,17 @@ class _Replica:
         """In the order of their dispatches."""
         self.waiting_s = 0.0
         self.orders: list[float] = []
-        """Of those that wait, by `Work.order`, ascending."""
+        """Order keys of the waiting prompts, ascending."""
         self.seconds: list[float] = []
-        """Of the same ones: prefill seconds."""
+        """Prefill seconds of the same prompts."""
         self.with_precedence = 0
-        """Those that wait and of which more than their order decides."""
+        """Number of waiting prompts with a precedence other than the default."""
         self.running: dict[Key, Work] = {}
-        """What its engine has, in the order in which it got it. Only the first may have begun."""
+        """Prompts that its engine has, in the order in which it got them. Only the first may have begun."""
         self.begun_ends_s = -math.inf
-        """When the one that has begun will be done; -inf: none has."""
+        """When the prompt that has begun will be done; -inf: none has begun."""
         self.unbegun_s = 0.0
-        """Seconds of the others that run."""
+        """Seconds of the other prompts in the engine."""
 
     def wait(self, work: Work) -> None:
         self.waiting[work.key] = work
@@ -102,24 +109,24 @@ class _Replica:
         work = self.waiting.pop(key)
         self.waiting_s -= work.prefill_s
         index = bisect_left(self.orders, work.order)
-        while self.seconds[index] != work.prefill_s:  # of equals it does not matter which
+        while self.seconds[index] != work.prefill_s:  # among equal entries any will do
             index += 1
         del self.orders[index], self.seconds[index]
         self.with_precedence -= _has_precedence(work)
         if not self.waiting:
-            self.waiting_s = 0.0  # what rounding left is gone
+            self.waiting_s = 0.0  # clears the rounding error
 
     def ends_s(self, now_s: float) -> float:
-        """Return when all its work will be done, as seen at `now_s`."""
+        """Return when all its work will be done, as expected at `now_s`."""
         return now_s + self.running_s(now_s) + self.waiting_s
 
     def running_s(self, now_s: float) -> float:
-        """Return what is left of what the engine has."""
+        """Return the remaining seconds of the prompts in the engine."""
         left_s = self.begun_ends_s - now_s
         return left_s + self.unbegun_s if left_s > 0.0 else self.unbegun_s
 
     def settle(self) -> None:
-        """What runs has changed."""
+        """Compute the sums of the running prompts again after a change."""
         self.begun_ends_s, self.unbegun_s = -math.inf, 0.0
         for work in self.running.values():
             if work.begun_s is not None:
@@ -133,10 +140,10 @@ def _has_precedence(work: Work) -> bool:
 
 
 class Backlog:
-    """All dispatched work, by replica. Invariant: `ends_s` has those that have work, and no others."""
+    """All dispatched work, by replica. INVARIANT: `ends_s` has exactly the replicas with work."""
 
     def __init__(self, own_router: str, order_key: OrderKey = shortest) -> None:
-        """`order_key`: the order in which replicas start what waits."""
+        """`order_key`: the order in which replicas start waiting prompts."""
         self._own_router = own_router
         self._order_key = order_key
         self._work: dict[Key, Work] = {}
@@ -146,20 +153,20 @@ class Backlog:
         self._recent: dict[str, tuple[float, float]] = {}
         self._waiting_s = 0.0
         self.ends_s: dict[str, float] = {}
-        """When the work of a replica will be done; not of those that have none. To be read only."""
+        """When the work of a replica will be done. Replicas without work are absent. Read-only for callers."""
         self.next_expiry_s = math.inf
-        """Nothing is `expired` before."""
+        """No work is `expired` before."""
 
     def __len__(self) -> int:
         return len(self._work)
 
     def add(self, work: Work) -> Work | None:
-        """Add `work`; return what it replaces."""
+        """Add `work`. Return the work that it replaces."""
         old = self.remove(work.key)
         work.is_own = work.key[0] == self._own_router
         work.order = self._order_key(work.prefill_s, work.at_s)
         if work.precedence == DEFAULT_PRECEDENCE:
-            work.precedence = DEFAULT_PRECEDENCE  # the very one: it is found faster
+            work.precedence = DEFAULT_PRECEDENCE  # the same object: comparison by identity is faster
         self._work[work.key] = work
         router, request_id = work.key
         self._routers.setdefault(router, {})[request_id] = work
@@ -171,13 +178,13 @@ class Backlog:
         self.ends_s[work.replica] = replica.ends_s(work.at_s)
         self.next_expiry_s = min(self.next_expiry_s, work.expires_s)
         known = self._recent.get(work.replica)
-        at_s = work.at_s if known is None else max(work.at_s, known[1])  # others tell of older ones
+        at_s = work.at_s if known is None else max(work.at_s, known[1])  # peer routers report older ones
         faded_s = work.prefill_s * exp((work.at_s - at_s) / UTILISATION_S)
         self._recent[work.replica] = (self.recent_s(work.replica, at_s) + faded_s, at_s)
         return old
 
     def start(self, key: Key, at_s: float) -> None:
-        """It is in the engine now."""
+        """Record that the engine has the prompt since `at_s`."""
         work = self._work.get(key)
         if work is None or work.started_s is not None:
             return
@@ -192,7 +199,7 @@ class Backlog:
         self.ends_s[work.replica] = replica.ends_s(at_s)
 
     def remove(self, key: Key, at_s: float | None = None) -> Work | None:
-        """Forget it; return it if it was known. `at_s`: when its engine was done with it, if it was."""
+        """Remove the work of `key`. Return it if it was known. `at_s`: when its engine finished it, if it did."""
         work = self._work.pop(key, None)
         if work is None:
             return None
@@ -214,7 +221,7 @@ class Backlog:
         if not replica.waiting and not replica.running:
             del self._replicas[work.replica], self.ends_s[work.replica]
             if not self._work:
-                self._waiting_s = 0.0  # what rounding left is gone
+                self._waiting_s = 0.0  # clears the rounding error
         elif at_s is not None:
             self.ends_s[work.replica] = replica.ends_s(at_s)
         else:
@@ -222,7 +229,7 @@ class Backlog:
         return work
 
     def expire_by(self, key: Key, at_s: float) -> None:
-        """Its time is over at `at_s` at the latest."""
+        """Let the work of `key` expire at `at_s` at the latest."""
         work = self._work.get(key)
         if work is not None and at_s < work.expires_s:
             work.expires_s = at_s
@@ -234,11 +241,11 @@ class Backlog:
         return [*found.running.values(), *found.waiting.values()] if found is not None else []
 
     def by(self, router: str) -> Mapping[str, Work]:
-        """Return the work `router` dispatched, by request id. O(1); it changes with the backlog."""
+        """Return the work that `router` dispatched, by request id. O(1); the result changes with the backlog."""
         return self._routers.get(router, {})
 
     def expired(self, now_s: float) -> list[Work]:
-        """Return the work that should be removed: its time is over. Usually O(1)."""
+        """Return the expired work, which should be removed. Usually O(1)."""
         if now_s < self.next_expiry_s:
             return []
         self.next_expiry_s = min(
@@ -248,13 +255,14 @@ class Backlog:
 
     @property
     def waiting_s(self) -> float:
-        """Seconds of all work that has not started, wherever it is."""
+        """Seconds of all waiting work, at all replicas."""
         return max(0.0, self._waiting_s)
 
     def queue_state(self, replica: str, prefill_s: float, now_s: float, precedence: Precedence) -> QueueState:
-        """Return what a prompt of `prefill_s` that arrives now would find at `replica`.
+        """Return the queue of `replica` as found by a prompt of `prefill_s` that arrives now.
 
-        Running ones count what is left of them, waiting ones are ahead only if they are served before it.
+        Running prompts count with their remaining time. Waiting prompts are ahead only if they are served before the new
+        one.
         """
         found = self._replicas.get(replica)
         if found is None:
@@ -284,7 +292,7 @@ class Backlog:
         return self.queue_state(replica, prefill_s, now_s, precedence)[0]
 
     def total_s(self, replica: str, now_s: float) -> float:
-        """Return the seconds of all work at `replica`, whatever its order."""
+        """Return the seconds of all work at `replica`, in any order."""
         found = self._replicas.get(replica)
         return found.running_s(now_s) + found.waiting_s if found is not None else 0.0
 
@@ -294,7 +302,7 @@ class Backlog:
         return seconds * exp((at_s - now_s) / UTILISATION_S) if at_s < now_s else seconds
 
     def forget(self, replica: str) -> None:
-        """The replica is gone; its work must have been removed."""
+        """Forget a lost replica. Its work must have been removed."""
         self._recent.pop(replica, None)
 
     def assert_consistent(self) -> None:
@@ -328,7 +336,7 @@ class Backlog:
 
 
 def _ahead(found: _Replica, order: float, precedence: Precedence) -> tuple[float, int]:
-    """Return the seconds ahead of a prompt, and how many of its equals are behind it, where bands or tenants differ."""
+    """Return the seconds ahead of a prompt and the number of equals behind it, where classes or tenants differ."""
     ahead_s, equals_tokens, behind = 0.0, 0, 0
     others: list[Work] = []
     for work in found.waiting.values():

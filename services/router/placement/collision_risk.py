@@ -1,9 +1,9 @@
-"""What other routers dispatched just now and nobody told this one yet.
+"""Collision risk: the chance that another router has just dispatched to the same idle replica (stale-view herding).
 
-Pure. All routers see the same idle replicas, and would all take the same ones. So the replicas are divided among the
-routers, and one that is another's costs more by the chance that it was taken already: of its router's dispatches, `rate`
-per second, those of the last `lag_s` are not known here, and each went to one of that router's idle replicas. Between
-routers that hear each other at once nothing is dearer.
+Pure. All routers see the same idle replicas, and would all prefer the same ones (a thundering herd). The replicas are
+therefore divided among the routers. A replica of another router costs more, by the chance that it was just taken. That
+router dispatches `rate` prompts per second. Its dispatches of the last `lag_s` are not known here, and each went to one of
+its own idle replicas. Between routers with a negligible lag no replica costs more.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ RATE_S: Final = 10.0
 """Time in which the memory of other routers' dispatches fades to 1/e."""
 
 SILENT_S: Final = 30.0
-"""A router that dispatched nothing for this long does not count."""
+"""A router without a dispatch for this long does not count."""
 
 LAG_SAMPLES: Final = 16
-"""Of the last so many news the freshest tells the lag: the others waited for something."""
+"""The shortest of this many delays is the lag, because the other messages waited for something."""
 
 REPAIRED_S: Final = 1.0
-"""What is heard later than this was told again, because its first news was lost: it does not tell how late news is."""
+"""A longer delay is that of a repaired dispatch: its first message was lost. It does not count for the lag."""
 
 
 class CollisionRisk:
-    """Knows how late the others' dispatches are heard, and whose replica is whose."""
+    """Measures the lag of other routers' dispatches, and divides the replicas among the routers."""
 
     def __init__(self, router: str) -> None:
         self._own = router
@@ -52,7 +52,7 @@ class CollisionRisk:
         return self._routers
 
     def record_dispatch(self, router: str, at_s: float, heard_s: float | None = None) -> None:
-        """Another router dispatched something at `at_s`, and this one heard of it at `heard_s`, or at once."""
+        """Record a dispatch of another router at `at_s`. This router heard of it at `heard_s`; None: at once."""
         if router == self._own:
             return
         is_new = router not in self._heard_s
@@ -67,12 +67,12 @@ class CollisionRisk:
             self._renumber()
 
     def forget_router(self, router: str) -> None:
-        """It dispatches no more."""
+        """Forget a router that dispatches no more."""
         if self._heard_s.pop(router, None) is not None:
             self._renumber()
 
     def update(self, replicas: Sequence[ReplicaState], idle: int, now_s: float) -> None:
-        """A decision is due among `replicas`, `idle` of which have nothing to do as far as is known."""
+        """Prepare a decision among `replicas`, of which `idle` have no known work."""
         if not self._heard_s:
             return
         if now_s - min(self._heard_s.values()) > SILENT_S:
@@ -82,14 +82,14 @@ class CollisionRisk:
                 return
         if replicas is not self._ranked:
             self._ranked, names = replicas, {one.name for one in replicas}
-            if not self._ranks.keys() >= names:  # all routers number them alike: by name
+            if not self._ranks.keys() >= names:  # all routers rank them alike: by name
                 self._ranks = {name: rank for rank, name in enumerate(sorted({*self._ranks, *names}))}
         rate = self._faded(now_s) / RATE_S / len(self._heard_s)
         shares = min(self._routers, max(1, len(self._ranks)))
         self._taken = rate * min(self._lags, default=0.0) / max(1.0, idle / shares)
 
     def risk(self, name: str) -> float:
-        """Return how likely it is that another router has just dispatched something to replica `name`."""
+        """Return the probability that another router has just dispatched to replica `name`."""
         if not self._heard_s:
             return 0.0
         shares = min(self._routers, max(1, len(self._ranks)))
@@ -99,7 +99,7 @@ class CollisionRisk:
         return 1 - math.exp(-self._taken * owners)
 
     def forget_replica(self, replica: str) -> None:
-        """The replica is gone."""
+        """Forget a lost replica."""
         if self._ranks.pop(replica, None) is not None:
             self._ranks = {name: rank for rank, name in enumerate(sorted(self._ranks))}
             self._ranked = ()

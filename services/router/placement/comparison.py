@@ -1,4 +1,4 @@
-"""What was compared for a placement: put together only where somebody asks for it. Pure."""
+"""The candidates of a placement, for its explanation. Built only where a caller asks for it. Pure."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def with_remote_prefill(
     fitting: Sequence[Fitting],
     terms: Callable[[ScoredReplica], tuple[float, float]],
 ) -> Placement:
-    """Return `placement` on one of `scored` with all that it was compared with.
+    """Return `placement`, which is one of `scored`, with all candidates that it was compared with.
 
-    `terms`: what of an offer's score are regulars and risk.
+    `terms` returns the displaced demand and the collision risk in a score.
     """
     return placement._replace(
         candidates=tuple(_ranked(placement.prefill, scored, terms, 0.0)[:CANDIDATES_MAX]),
@@ -35,9 +35,9 @@ def with_local_prefill(
     handoff_s: float,
     terms: Callable[[ScoredReplica], tuple[float, float]],
 ) -> Placement:
-    """Return `placement`, where decode runs the prompt itself, with what the pairs would have cost.
+    """Return `placement`, where decode runs the prompt itself, with the costs of the pairs.
 
-    `handoff_s`: what the decode side of a pair costs.
+    `handoff_s`: cost of the decode side of a pair.
     """
     decode, matched_blocks, queue_s, prefill_s, cost_s = local
     decode_s = cost_s - queue_s - prefill_s

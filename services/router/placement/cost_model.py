@@ -1,8 +1,8 @@
-"""What a prefill costs: c0 + u (a + b (T - u / 2)) seconds for u uncached of T tokens, fitted while serving.
+"""Cost model of a prefill: c0 + u (a + b (T - u / 2)) seconds for u uncached of T tokens, fitted while serving.
 
-Pure. The form is causal attention's (reference: Mooncake, FAST'25). Least squares of relative errors over the last
-prefills; what the engine has not shown yet stays near the prior. A pause or a stall makes a prefill look long that was
-not: what is far from those of its size counts as if it were only just that far (Huber's estimate).
+Pure. The form is that of causal attention (reference: Mooncake, FAST'25). The fit is least squares of relative errors over
+the last prefills. Coefficients that the engine has not shown yet stay near the prior. A pause or a stall makes a prefill
+look too long. An observation far from those of its size therefore counts as at a bounded distance (Huber's estimate).
 """
 
 from __future__ import annotations
@@ -17,40 +17,43 @@ PRIOR: Final = (0.01, 50e-6, 1e-9)
 """c0 (s), a (s/token), b (s/token^2) before the first observation: a model of some billion weights on one GPU."""
 
 B_PER_A_MAX: Final = 6e-4
-"""b is at most so many a. Per layer a pair of tokens costs four operations a channel, a token two a weight: that is 2e-5 to
-4e-5 for dense models of 8 to 70 billion weights, 1.2e-4 for 30 billion with 3 active, twice that where attention's kernels
-are half as quick as matrix products, and more for models of narrow layers. Without the bound, what is flat for short
-prompts and bends (a GPU reads all weights for 1 token and for 200) would be taken for attention, and prompts longer than
-those seen for several times their cost."""
+"""Upper bound of b / a. Per layer a pair of tokens costs four operations a channel, and a token costs two a weight. The
+ratio is 2e-5 to 4e-5 for dense models of 8 to 70 billion weights, and 1.2e-4 for 30 billion with 3 active. It is twice that
+where attention kernels are half as quick as matrix products, and larger for models of narrow layers.
+
+A GPU takes as long for 1 token as for 200, because it reads all weights. Without the bound the fit would take this bend for
+attention. Prompts longer than those seen would then be estimated at several times their cost.
+"""
 
 PRIOR_WEIGHT: Final = 0.002
-"""Observations the prior counts for, per coefficient."""
+"""Observations that the prior counts for, per coefficient."""
 
 WINDOW: Final = 128
-"""Prefills the fit looks at."""
+"""Prefills in the fit."""
 
 FIT_EVERY: Final = 32
-"""Observations between two fits, after the first ones. A fit takes some 0.3 ms; errors are relative to the estimates before
-it, so that noise has no bias."""
+"""Observations between two fits, after the first ones. A fit takes some 0.3 ms. Errors are relative to the previous
+estimates, so that noise has no bias."""
 
 SPREAD_MIN: Final = 0.1
-"""Prefills of the same size differ by this share on a healthy engine: less is not taken for the spread."""
+"""Smallest relative spread. Prefills of the same size differ by this share on a healthy engine."""
 
 OUTLIER_SPREADS: Final = 2.5
-"""Spreads (1.5 median deviations) from those of its size beyond which an observation says no more."""
+"""Bound of Huber's estimate in spreads (1.5 median deviations) from the observations of the same size."""
 
 SIZE_NEIGHBOURS: Final = 4
-"""On each side, by size, whose middle is taken for usual: a wrong estimate is wrong for all of a size, a stall is not."""
+"""Neighbours by size on each side, the median of which is the reference. A wrong estimate is wrong for all of a size, a
+stall is not."""
 
 FITS: Final = 3
-"""Fits in a row while little was seen: errors are relative to the estimates before, and those were far off."""
+"""Fits in a row while observations are few. Errors are relative to the previous estimates, which were far off."""
 
 SECONDS_MIN: Final = 1e-4
-"""Shorter prefills are taken as this long: clocks and queues blur them."""
+"""Shorter prefills count as this long, because clocks and queues blur them."""
 
 
 class CostModel:
-    """Estimates prefill seconds; learns from real ones."""
+    """Estimates prefill seconds, and learns from measured ones."""
 
     def __init__(self) -> None:
         self.observation_total = 0
@@ -60,7 +63,7 @@ class CostModel:
 
     @property
     def coefficients(self) -> tuple[float, float, float]:
-        """c0 (s), a (s/token), b (s/token^2) now; none is negative."""
+        """Present c0 (s), a (s/token), b (s/token^2); none is negative."""
         return self._coefficients
 
     @property
@@ -70,12 +73,12 @@ class CostModel:
 
     @property
     def uncached_span(self) -> tuple[int, int]:
-        """Fewest and most uncached tokens of those; 0 and 0 without any."""
+        """Fewest and most uncached tokens of these prefills; 0 and 0 without any."""
         uncached = [tokens for tokens, _, _ in self._seen]
         return (min(uncached), max(uncached)) if uncached else (0, 0)
 
     def estimate_s(self, uncached: int, total: int) -> float:
-        """Return the seconds a prefill of `uncached` of `total` tokens will take; at least one token is computed."""
+        """Return the estimated seconds of a prefill of `uncached` of `total` tokens. At least one token is computed."""
         c0, a, b = self._coefficients
         if uncached < 1:
             uncached = 1
@@ -92,18 +95,18 @@ class CostModel:
                 self._fit()
 
     def forget(self) -> None:
-        """Learn anew; until then the estimates stay as they are."""
+        """Start learning again. Until then the estimates stay as they are."""
         self.observation_total = 0
         self._seen.clear()
 
     def _fit(self) -> None:
-        """Minimize the squared relative error with no coefficient below 0 and b within its bound.
+        """Minimize the squared relative error, with no coefficient below 0 and b within its bound.
 
-        The unknowns are c0, what a has beyond the least that b allows, and b: none of them below 0 is the bound, too.
+        The unknowns are c0, the part of a above the least that b allows, and b. With none below 0, the bound holds too.
         """
         c0, a, b = self._coefficients
-        # Unknowns are in units of the estimates before, or of the prior where that is larger: what the observations have
-        # shown to be fifty times the prior is not drawn to it fifty times as hard.
+        # Unknowns are in units of the previous estimates, or of the prior where that is larger. Otherwise a coefficient of
+        # fifty times the prior would be drawn to the prior fifty times as hard.
         s0, s1, s2 = map(max, _unknowns(PRIOR), _unknowns(self._coefficients))
         g00 = g01 = g02 = g11 = g12 = g22 = t0 = t1 = t2 = ratio = 0.0
         for (tokens, products, _), seconds in zip(self._seen, self._plausible_s(), strict=True):
@@ -131,7 +134,7 @@ class CostModel:
             self._coefficients = (x0 * s0, x1 * s1 + x2 * s2 / B_PER_A_MAX, x2 * s2)
 
     def _plausible_s(self) -> list[float]:
-        """Return the seconds of each observation, drawn towards those of its size where they are far from them."""
+        """Return the seconds of each observation, with outliers drawn towards the observations of the same size."""
         c0, a, b = self._coefficients
         expected = [c0 + a * tokens + b * products for tokens, products, _ in self._seen]
         by_size = sorted(range(len(expected)), key=expected.__getitem__)
@@ -149,7 +152,7 @@ class CostModel:
 
 
 def _unknowns(coefficients: tuple[float, float, float]) -> tuple[float, float, float]:
-    """Return c0, what a has beyond the least that b allows, and b."""
+    """Return c0, the part of a above the least that b allows, and b."""
     c0, a, b = coefficients
     return c0, max(0.0, a - b / B_PER_A_MAX), b
 
@@ -165,7 +168,7 @@ def _minimum(gram: list[list[float]], target: list[float]) -> list[float] | None
             full = [0.0] * 3
             for i, value in zip(chosen, solution, strict=True):
                 full[i] = value
-            loss = -sum(target[i] * full[i] for i in range(3))  # what the minimum of this set amounts to
+            loss = -sum(target[i] * full[i] for i in range(3))  # the minimum over this set
             if best is None or loss < best[0]:
                 best = loss, full
         if best is not None and size == 3:

@@ -1,7 +1,7 @@
-"""Where requests go: the cheapest pair of a prefill and a decode replica, or decode alone.
+"""Cost policy (cache-aware routing): chooses the cheapest pair of a prefill and a decode replica, or decode alone.
 
-Pure; randomness is injected. What the sides cost: prefill_choice.py, decode_choice.py. Here is what they share: the backlog
-and what prompts cost, learnt from events.
+Pure; randomness is injected. The costs of the two sides are in prefill_choice.py and decode_choice.py. This module has the
+shared parts: the backlog, and the costs of prompts as learnt from events.
 """
 
 from __future__ import annotations
@@ -43,30 +43,30 @@ from services.router.placement.shortlist import Match
 from services.router.placement.speeds import Speeds
 
 RECHECK_S: Final = 0.05
-"""A request that cannot be placed is looked at again after this, even if nothing was heard."""
+"""A request that cannot be placed is tried again after this, even without a new event."""
 
 TRANSFER_BLOCK_S: Final = 1e-4
 """4 MiB (32 tokens of a model of 8 billion weights) at 40 GB/s."""
 
 OBSERVATIONS_MIN: Final = 8
-"""Prompts measured before anything is refused because of an estimate."""
+"""Prompts measured before any request is refused because of an estimate."""
 
 FRESH_S: Final = 10.0
-"""Estimates of prompts measured longer ago may be what keeps everybody away: once in this time one of those that they would
-refuse is let through."""
+"""A stale estimate may reject every request. Without a measurement for this long, one request per FRESH_S is admitted as a
+probe."""
 
 REFUTED_BELOW: Final = 0.5
-"""A prompt that is measured after such a time, and took less than this share of its estimate, refutes the estimates."""
+"""A probe that took less than this share of its estimate refutes the estimates."""
 
 _tuple: Final = tuple.__new__
 """Makes a named tuple of a tuple, in a third of the time."""
 
 
 class CostPolicy:
-    """Prices replicas and chooses the cheapest pair.
+    """Computes the cost of replicas, and chooses the cheapest pair.
 
-    Owns the backlog and the cost model, and feeds the mirror.
-    Invariant: once the mirror's upkeep is done, the overlay holds exactly the blocks of the backlog.
+    It owns the backlog and the cost model, and feeds the local prefix index. INVARIANT: after the index's maintenance, its
+    in-flight blocks are exactly the blocks of the backlog.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class CostPolicy:
         order_key: OrderKey = shortest,
         transfer_block_s: float = TRANSFER_BLOCK_S,
     ) -> None:
-        """`order_key`: the order in which prefill replicas start what waits there.
+        """`order_key`: the order in which prefill replicas start waiting prompts.
 
         `transfer_block_s`: seconds in which a KV block moves from prefill to decode.
         """
@@ -95,14 +95,14 @@ class CostPolicy:
         self._measured_at_s = float("-inf")
         self._probed_at_s = float("-inf")
         self.estimate_total_s = 0.0
-        """Prefill seconds expected, of prompts whose real ones are in `measured_total_s`."""
+        """Expected prefill seconds of the prompts with measured ones in `measured_total_s`."""
         self.measured_total_s = 0.0
         self._decodes = DecodeChoice(block_tokens, transfer_block_s, rng)
         self._block_tokens = block_tokens
         self._local_tokens_max = local_prefill_tokens_max
 
     def place(self, request: PlacementRequest, view: PoolView, now_s: float) -> Placement | Wait:
-        """Choose for `request`."""
+        """Choose the replicas of `request`."""
         if now_s >= self.backlog.next_expiry_s:
             self._expire(now_s)
         if not view.decode:
@@ -149,7 +149,7 @@ class CostPolicy:
         return with_remote_prefill(placement, scored, fitting, terms)
 
     def observe(self, event: Event) -> None:
-        """Learn what happened. Dispatches of other routers are told the same way as own ones."""
+        """Learn from an event. Dispatches of peer routers are observed in the same way as own ones."""
         match event:
             case Dispatched():
                 self._dispatched(event)
@@ -181,13 +181,13 @@ class CostPolicy:
                 self._forget(list(self.backlog.by(event.router).values()))
 
     def knows_costs(self) -> bool:
-        """True once enough prompts were measured to refuse work by the estimates."""
+        """Return True once enough prompts were measured to refuse work by the estimates."""
         return self.costs.observation_total >= OBSERVATIONS_MIN
 
     def may_refuse(self, now_s: float) -> bool:
-        """Return whether a request may be refused by the estimates; False: it is to try them.
+        """Return whether a request may be refused by the estimates. False: the request is admitted as a probe.
 
-        Who is cut off by its deadline is not measured: without measurements one of them tries in FRESH_S, and no more.
+        A request that ends at its deadline is not measured. Without measurements, one such request per FRESH_S is a probe.
         """
         if not self.knows_costs():
             return False
@@ -199,9 +199,10 @@ class CostPolicy:
     def expected(
         self, hashes: Sequence[int], token_count: int, prefill: Sequence[ReplicaState]
     ) -> tuple[int, float]:
-        """Return how many tokens of a prompt would be computed where most of it is in cache, and in how many seconds.
+        """Return the tokens to compute of a prompt where most of it is in cache, and the seconds for them.
 
-        That is one of `prefill`, or decode, which may hold the last reply too, if it ran what is left itself.
+        The replica is one of `prefill`, or a decode replica if it would run the uncached rest itself. Decode may also hold
+        the last reply.
         """
         match = Match(self.local_index, hashes)
         depth = match.deepest
@@ -224,7 +225,7 @@ class CostPolicy:
         paired_s: float,
         now_s: float,
     ) -> LocalPrefill | None:
-        """Return decode that runs the prompt itself, if that costs less than `paired_s`, or must be."""
+        """Return local prefill at a decode replica if it costs at most `paired_s`, or is the only way."""
         if paired_s < math.inf:
             # The last token is always computed, to have logits.
             tokens, tokens_max = request.token_count, self._local_tokens_max
@@ -280,7 +281,7 @@ class CostPolicy:
             nominal_s = self.costs.estimate_s(hit.computed_tokens, hit.cached_tokens + hit.computed_tokens)
             self._forget_if_refuted(
                 nominal_s, hit.local_s, event.at_s
-            )  # refusals know no factor of decode's own
+            )  # refusals do not use the factor of decode
             self.local_speeds.observe(work.replica, nominal_s, hit.local_s, event.at_s)
 
     def _measured(self, replica: str, hit: Hit, at_s: float) -> None:
@@ -290,11 +291,11 @@ class CostPolicy:
         self.speeds.observe(replica, estimate_s, hit.prefill_s)
         self.costs.observe(hit.computed_tokens, total, hit.prefill_s / self.speeds.factor(replica))
         if self.costs.observation_total == OBSERVATIONS_MIN:
-            self.local_speeds.clear()  # they stood on a guess
-        self._measured_at_s = max(self._measured_at_s, at_s)  # other routers tell of old ones, too
+            self.local_speeds.clear()  # these were relative to a guess
+        self._measured_at_s = max(self._measured_at_s, at_s)  # peer routers report old ones, too
 
     def _forget_if_refuted(self, estimate_s: float, seconds: float, at_s: float) -> None:
-        """Learn anew if nothing was measured for long, and this prompt was far quicker than it was foreseen there."""
+        """Forget the cost model if a probe was far quicker than its estimate, after FRESH_S without a measurement."""
         if at_s - self._measured_at_s > FRESH_S and seconds < REFUTED_BELOW * estimate_s:
             self.costs.forget()
 
@@ -304,12 +305,12 @@ class CostPolicy:
             self.local_index.remove_in_flight(work.replica, work.hashes)
 
     def _forget(self, works: Sequence[Work]) -> None:
-        """They may be thousands: their blocks are left to the mirror's upkeep."""
+        """Forget `works`, which may be thousands. Their blocks are removed in the maintenance of the index."""
         for work in works:
             self.backlog.remove(work.key)
             self.local_index.remove_in_flight_later(work.replica, work.hashes)
 
     def assert_consistent(self) -> None:
-        """Raise AssertionError if the overlay and the backlog disagree."""
+        """Raise AssertionError if the in-flight blocks and the backlog disagree."""
         self.backlog.assert_consistent()
         self.local_index.assert_consistent()

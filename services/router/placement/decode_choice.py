@@ -1,8 +1,8 @@
-"""Which decode replica takes a request, and whether it runs the prompt as well. Pure; randomness is injected.
+"""Chooses the decode replica of a request, and whether that replica runs the prompt too. Pure; randomness is injected.
 
-A pair of replicas costs what the prompt costs where it runs, plus the blocks to move to decode, plus how full decode is:
-sums of one term of each side, so the best pair is the best of each. The one exception is decode that runs the prompt
-itself: nothing moves, and its streams stand still meanwhile.
+The cost of a pair is the prompt's cost at the prefill replica, the blocks to move to decode, and the occupancy of decode.
+It is a sum of one term of each side, so the best pair is the best of each. The one exception is a decode replica that runs
+the prompt itself. No block moves then, and its streams stand still meanwhile.
 """
 
 from __future__ import annotations
@@ -16,30 +16,31 @@ from services.router.placement.policy import PlacementRequest, PoolView, Replica
 from services.router.placement.shortlist import Entry, Match, Shortlist, random_below
 
 HANDOFF_S: Final = 0.01
-"""What a prefill elsewhere costs besides: one more hop."""
+"""Additional cost of a prefill at another replica: one more hop."""
 
 FULL_S: Final = 1.0
-"""A full decode replica is avoided as if it were this much slower: it must refuse, and its steps are the longest."""
+"""Cost of a full decode replica. It must refuse requests, and its steps are the longest."""
 
 STREAM_WEIGHT: Final = 0.1
-"""A second in which a stream stands still costs this much of a second before a first token: readers are slower than
-engines, and the stream is waited for once."""
+"""Cost of a second in which a stream stands still, in seconds before a first token. Readers are slower than engines, and
+the stream is waited for once."""
 
 HEADROOM_BLOCKS: Final = 1
 """Blocks a request may need beyond prompt and output: the last, partial one."""
 
 
 NO_LOAD: Final[Mapping[str, float]] = {}
-"""Of many decode replicas some are compared, whatever work they have."""
+"""Decode replicas are short-listed whatever work they have."""
 
 Fitting = tuple[ReplicaState, int, float, float]
-"""A replica with room, the blocks it holds, and in seconds: what its fullness costs, and that with the blocks to move."""
+"""A replica with room, the matched blocks, the cost of its occupancy in seconds, and this cost plus that of moving blocks.
+"""
 
 _handoff_cost_s: Final = itemgetter(3)
 
 
 class LocalPrefill(NamedTuple):
-    """Decode runs the prompt itself."""
+    """A decode replica that runs the prompt itself."""
 
     decode: ReplicaState
     matched_blocks: int
@@ -49,7 +50,7 @@ class LocalPrefill(NamedTuple):
 
 
 class DecodeChoice:
-    """Prices decode replicas."""
+    """Computes the cost of decode replicas."""
 
     def __init__(self, block_tokens: int, transfer_block_s: float, rng: random.Random) -> None:
         """`transfer_block_s`: seconds in which one KV block moves from prefill to decode."""
@@ -59,19 +60,22 @@ class DecodeChoice:
         self._rng = rng
 
     def fitting(self, request: PlacementRequest, view: PoolView, match: Match) -> list[Fitting]:
-        """Return those with room that are worth comparing; none if none has room."""
+        """Return the replicas with room that are worth comparing; none if no replica has room."""
         allowed: Sequence[ReplicaState] = view.decode
         if request.excluded:
             allowed = [one for one in allowed if one.name not in request.excluded] or allowed
         entries = self._shortlist.of(allowed, match, NO_LOAD)
         found = self._priced(request, entries)
-        if not found and len(entries) < len(allowed):  # of many some were looked at, and those are full
+        if not found and len(entries) < len(
+            allowed
+        ):  # only a shortlist was looked at, and its replicas are full
             depths = match.depths()
             found = self._priced(request, [(one, depths.get(one.name, 0)) for one in allowed])
         return found
 
     def for_handoff(self, fitting: Sequence[Fitting]) -> tuple[ReplicaState, float]:
-        """Return who takes it after a prefill elsewhere, and what the handoff and its place cost in seconds."""
+        """Return the decode replica for a prefill elsewhere, and its cost: handoff, occupancy and blocks to move, in
+        seconds."""
         best = fitting[self._lowest([*map(_handoff_cost_s, fitting)])]
         return best[0], HANDOFF_S + best[3]
 
@@ -81,9 +85,9 @@ class DecodeChoice:
         prefill_s: Callable[[str, int], float],
         queue_s: Callable[[str, float], float],
     ) -> LocalPrefill:
-        """Return who would run the prompt itself at the least cost.
+        """Return the decode replica that would run the prompt itself at the least cost.
 
-        `prefill_s`: from name and matched blocks; `queue_s`: from name and prefill seconds, what waits there before.
+        `prefill_s`: seconds from name and matched blocks. `queue_s`: seconds of queue from name and prefill seconds.
         """
         found = []
         for one, depth, full_s, _ in fitting:
@@ -95,9 +99,10 @@ class DecodeChoice:
         return found[self._lowest([one.cost_s for one in found])]
 
     def _priced(self, request: PlacementRequest, entries: Sequence[Entry]) -> list[Fitting]:
-        """Return those with room, priced; blocks it holds already are not taken anew.
+        """Return the replicas with room, with their costs. Matched blocks are not counted as newly taken.
 
-        Room: what is needed fits and leaves the head room free. What is larger than that fits into an empty replica.
+        A replica has room if the needed blocks fit and its headroom stays free. A request larger than that fits into an
+        empty replica.
         """
         tokens, block_tokens, block_s = request.token_count, self._block_tokens, self._transfer_block_s
         blocks, needed = -(-tokens // block_tokens), -(-(tokens + request.output_tokens_max) // block_tokens)
@@ -111,7 +116,7 @@ class DecodeChoice:
                     continue
                 if (
                     taken < one.block_reserved
-                ):  # an old report refuses nobody, but who falls silent is not the emptiest
+                ):  # an old report refuses no request, but a silent replica is not the emptiest
                     taken = one.block_reserved
                 full_s = FULL_S * (taken + needed - depth + HEADROOM_BLOCKS) / total
             found.append((one, depth, full_s, full_s + (blocks - depth) * block_s))

@@ -1,15 +1,18 @@
-"""What new work at a replica costs those who will come to it: requests that would be later anywhere else.
+"""Displaced demand: the loss of cache-affine requests through new work at the replica that they come to.
 
-Pure. At the rate r they come to a replica, and each would lose g seconds if it went elsewhere: that much it would rather
-wait. V seconds of work in front of them shrink second by second; whoever comes while v of them are left waits v, or goes
-and loses g. So V costs them W(V) = r * integral over v in (0, V) of min(g, v), and P seconds more, behind Q, cost
-W(Q + P) - W(Q). Shortest first, a request that finds as much in cache at the next best replica is none of them: the queue
-there, most of which it passes, costs it little.
+Pure. A cache-affine request would be later at any other replica. Such requests come to the replica at a rate r. Each would
+lose g seconds elsewhere, and rather waits up to g. V seconds of work in front of them shrink as time passes. A request that
+comes while v seconds are left waits v, or goes elsewhere and loses g. The loss from V is therefore
 
-While they wait, more work comes that is served before them, and all of it is longer by 1 / (1 - u). u is the share of time
-that such work takes (Cobham's formula for queues with priorities). First come, first served: all work at the replica.
-Shortest first: only the regulars' own. A long prompt stands behind them, and a request that loses little elsewhere goes
-elsewhere instead of lengthening the wait. A regular's seconds count by g / (g + its own seconds).
+    W(V) = r * integral over v in (0, V) of min(g, v)
+
+and P more seconds, behind Q, cost W(Q + P) - W(Q). With shortest first, a request that finds as much in cache at the next
+best replica is not cache-affine. It overtakes most of the queue there and loses little.
+
+More work that is served before them comes while they wait, so the loss is multiplied by 1 / (1 - u). The factor u is the
+share of time that such work takes (Cobham's formula for priority queues). With first come, first served it is all work at
+the replica. With shortest first it is only the cache-affine requests' own work. Long prompts stand behind them, and
+requests that lose little elsewhere go elsewhere. A cache-affine request's seconds count by g / (g + its own seconds).
 """
 
 from __future__ import annotations
@@ -18,19 +21,19 @@ from math import exp
 from typing import Final, NamedTuple
 
 MEMORY_S: Final = 30.0
-"""Time in which the memory of those who came fades to 1/e."""
+"""Time in which the memory of cache-affine requests fades to 1/e."""
 
 BUSY_MAX: Final = 0.9
-"""A replica that was busier lately is taken to be this busy: nobody knows how long that goes on."""
+"""Upper bound of u. A busier replica counts as this busy, because the duration of its load is unknown."""
 
 
 class AffineDemand(NamedTuple):
-    """The regulars of one replica, as counted last."""
+    """The cache-affine requests of one replica at the last count."""
 
     rate: float
-    """How many came per second."""
+    """Arrivals per second."""
     loss_s: float
-    """Mean seconds each would have lost elsewhere."""
+    """Mean seconds that each would have lost elsewhere."""
     busy: float
     """Share of time that their own work takes."""
     since_s: float
@@ -41,10 +44,10 @@ class DisplacedDemand:
 
     def __init__(self) -> None:
         self.demands: dict[str, AffineDemand] = {}
-        """By replica; read-only; a replica that is missing has none."""
+        """By replica, read-only. Replicas without cache-affine requests are absent."""
 
     def record(self, replica: str, lost_s: float, prefill_s: float, at_s: float, count: float = 1.0) -> None:
-        """`count` requests of `prefill_s` went to `replica`; each would have lost `lost_s` at the best other one."""
+        """Record `count` requests of `prefill_s` at `replica`; each would have lost `lost_s` at the best other replica."""
         if lost_s <= 0:
             return
         rate, loss_s, busy, since_s = self.demands.get(replica, (0.0, 0.0, 0.0, at_s))
@@ -57,9 +60,9 @@ class DisplacedDemand:
     def delay_s(
         self, replica: str, queue_s: float, prefill_s: float, busy: float | None, now_s: float
     ) -> float:
-        """Return the seconds they will lose by `prefill_s` of work behind `queue_s`.
+        """Return the seconds that cache-affine requests will lose by `prefill_s` of work behind `queue_s`.
 
-        `busy`: share of time, lately, that work takes which is served before theirs; None: only theirs is.
+        `busy`: share of recent time taken by work that is served before theirs; None: only their own work is.
         """
         found = self.demands.get(replica)
         if found is None:
@@ -70,7 +73,7 @@ class DisplacedDemand:
             rate *= fading
             own_busy *= fading
         ends_s = queue_s + prefill_s
-        # waited_s(ends_s) - waited_s(queue_s), taken apart: asked for every candidate
+        # loss_integral(ends_s) - loss_integral(queue_s), expanded, because it is computed for every candidate
         if ends_s < loss_s:
             lost_s = prefill_s * (ends_s + queue_s) / 2
         elif queue_s >= loss_s:
@@ -84,7 +87,7 @@ class DisplacedDemand:
         return rate * lost_s / (1 - busy)
 
     def forget(self, replica: str) -> None:
-        """The replica is gone."""
+        """Forget a lost replica."""
         self.demands.pop(replica, None)
 
 

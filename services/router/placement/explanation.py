@@ -1,6 +1,6 @@
-"""Why a placement is what it is, in words. Pure.
+"""Explains a placement in words. Pure.
 
-Nothing is claimed that the numbers do not show: a difference is given to the term that is the largest part of it.
+The text claims only what the numbers show. A difference is attributed to the largest term in it.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from typing import Final
 from services.router.placement.policy import Candidate, DecodeCandidate, Placement
 
 EQUAL: Final = 1 + 1e-9
-"""Scores that are this near are equal: chance chooses."""
+"""Scores within this ratio are equal, and the choice among them is random."""
 
 SAME_S: Final = 1e-4
-"""Times that differ by less are the same to a reader."""
+"""Times that differ by less count as equal in the text."""
 
-WAITING: Final = "those that wait would lose"
+WAITING: Final = "waiting requests would lose"
 
 
 def why(placement: Placement, *, waited_s: float, waited_for: str) -> str:
-    """Return the reason of `placement`, which has candidates. It came after `waited_s`, if `waited_for` says for what."""
+    """Return the reason of `placement`, which has candidates. `waited_for`: why it waited `waited_s`, or empty."""
     chosen, *others = placement.candidates
     parts = []
     if waited_for:
@@ -37,18 +37,18 @@ def why(placement: Placement, *, waited_s: float, waited_for: str) -> str:
 
 def _local(chosen: Candidate, others: list[Candidate]) -> str:
     if not others:
-        return f"{chosen.replica} decodes and runs the prompt, too: no prefill replica takes requests."
+        return f"{chosen.replica} decodes and runs the prompt itself: no prefill replica takes requests."
     return (
-        f"{chosen.replica} decodes and runs the prompt, too, with {_blocks(chosen.matched_blocks)} cached: "
-        f"with what decode costs, that is {_ms(chosen.score)}; "
-        f"with a prefill on {others[0].replica} and a handoff, {_ms(others[0].score)}."
+        f"{chosen.replica} decodes and runs the prompt itself, with {_blocks(chosen.matched_blocks)} cached: "
+        f"{_ms(chosen.score)} with the cost of decode, "
+        f"against {_ms(others[0].score)} with a prefill on {others[0].replica} and a handoff."
     )
 
 
 def _compared(chosen: Candidate, others: list[Candidate]) -> str:
     rival = others[0]
     if rival.score <= chosen.score * EQUAL:
-        return f"{chosen.replica} was drawn among equals: {_times(chosen)}."
+        return f"{chosen.replica} was chosen at random among equals: {_times(chosen)}."
     soonest = min(others, key=_ready_s)
     sooner_s = _ready_s(chosen) - _ready_s(soonest)
     if sooner_s <= -SAME_S:
@@ -71,7 +71,7 @@ def _compared(chosen: Candidate, others: list[Candidate]) -> str:
 
 
 def _first(chosen: Candidate, rival: Candidate) -> str:
-    """Return that nobody is ready before `chosen`, and what else speaks against `rival` if that is more than the time."""
+    """Return that `chosen` is ready first, and what else speaks against `rival` if that is more than the time."""
     first = f"{chosen.replica} is ready first: {_times(chosen)}; next is {rival.replica}: {_times(rival)}"
     kind, lost_s = _losses(chosen, rival)[0]
     is_more = lost_s > _ready_s(rival) - _ready_s(chosen)
@@ -79,10 +79,10 @@ def _first(chosen: Candidate, rival: Candidate) -> str:
 
 
 def _losses(chosen: Candidate, rival: Candidate) -> list[tuple[str, float]]:
-    """Return who would lose more by `rival`, and how many seconds, the largest first."""
+    """Return the losses if `rival` had been chosen, as reason and seconds, the largest first."""
     losses = [
         (WAITING, _waiting_s(rival) - _waiting_s(chosen)),
-        ("those that come to it for its cache would lose", rival.displaced_s - chosen.displaced_s),
+        ("requests that come to it for its cache would lose", rival.displaced_s - chosen.displaced_s),
         ("the chance that another router has just sent it a prompt costs", rival.risk_s - chosen.risk_s),
     ]
     return sorted(losses, key=lambda loss: -loss[1])
@@ -91,11 +91,11 @@ def _losses(chosen: Candidate, rival: Candidate) -> list[tuple[str, float]]:
 def _decode(chosen: DecodeCandidate, *others: DecodeCandidate) -> str:
     name = chosen.replica
     if not others:
-        return f"{name} decodes: of the decode replicas looked at no other one has room."
+        return f"{name} decodes: no other compared decode replica has room."
     rival = others[0]
     fuller_s, moved_s = rival.full_s - chosen.full_s, rival.move_s - chosen.move_s
     if fuller_s + moved_s <= 0:
-        return f"{name} decodes, drawn among equals."
+        return f"{name} decodes, chosen at random among equals."
     if moved_s > fuller_s:
         return (
             f"{name} decodes: it holds {_blocks(chosen.matched_blocks)} of the prompt, "
@@ -113,7 +113,7 @@ def _ready_s(one: Candidate) -> float:
 
 
 def _waiting_s(one: Candidate) -> float:
-    """Return what those lose who wait."""
+    """Return the loss of waiting requests."""
     return one.score - _ready_s(one) - one.displaced_s - one.risk_s
 
 

@@ -1,9 +1,9 @@
-"""How much slower prompts are that decode runs itself than prefill replicas would be.
+"""Speed factors of decode replicas that run prompts themselves, relative to prefill replicas.
 
-Pure. Decode computes them beside its streams, and how many those are changes: a factor tells it, and nothing of it goes
-into the costs of prefills. It is that of all decode replicas together times that of the one, so that a pool is learnt
-as fast as one. As in speeds.py a wild value hardly moves it. What was seen fades, else one that was slow would never be
-asked again, and nobody would hear that it is slow no more.
+Pure. A decode replica computes prompts beside its streams, and the number of streams changes. The factor expresses this,
+and such prompts do not train the cost model of prefills. The factor of a replica is that of all decode replicas times its
+own, so that a pool is learnt as fast as one replica. An outlier hardly moves it, as in speeds.py. The factors fade.
+Otherwise a replica that was slow once would never be chosen again, and its recovery would not be noticed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from services.router.placement.speeds import STEP_MAX, factor_of
 
 MEMORY_PROMPTS: Final = 16
 FADE_S: Final = 600.0
-"""Time in which the logarithm of a factor fades to 1/e: of slow ones a prompt is tried about twice a minute."""
+"""Time in which the logarithm of a factor fades to 1/e. A slow replica gets a prompt about twice a minute."""
 
 _ALL: Final = ""
 _NEVER: Final = 0.0, 0.0
@@ -26,14 +26,14 @@ class LocalSpeeds:
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[float, float]] = {}
-        """Name -> logarithm of the factor, and when that was."""
+        """Name -> logarithm of the factor, and its time."""
 
     def factor(self, replica: str, now_s: float) -> float:
-        """Return by what the pool's estimate of a prompt is to be multiplied where decode `replica` runs it."""
+        """Return the factor on the pool's estimate of a prompt for decode `replica`."""
         return factor_of(self._log(_ALL, now_s) + self._log(replica, now_s))
 
     def observe(self, replica: str, expected_s: float, seconds: float, at_s: float) -> None:
-        """A prompt took `seconds` at decode `replica`; a usual prefill replica would take `expected_s`."""
+        """Record a prompt of `seconds` at decode `replica`, which would take `expected_s` at a usual prefill replica."""
         if expected_s <= 0 or seconds <= 0:
             return
         logs = {name: self._log(name, at_s) for name in (_ALL, replica)}
@@ -43,11 +43,11 @@ class LocalSpeeds:
             self._seen[name] = (log + step, at_s)
 
     def clear(self) -> None:
-        """Forget all: what a prefill replica would take was a guess, and the factors stood on it."""
+        """Forget all factors, because the expected seconds of a prefill replica were a guess."""
         self._seen.clear()
 
     def forget(self, replica: str) -> None:
-        """The replica is gone."""
+        """Forget a lost replica."""
         self._seen.pop(replica, None)
 
     def _log(self, name: str, now_s: float) -> float:

@@ -1,6 +1,6 @@
-"""The border between the router and a placement policy: what a policy is asked, told, and answers.
+"""The interface between the router and a placement policy: requests, events and answers.
 
-Pure. Traces can be replayed through it without a server.
+Pure. A simulation can replay traces through it without a server.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Final, NamedTuple, Protocol
 from services.router.placement.precedence import DEFAULT_PRECEDENCE, Precedence
 
 DISPATCH_LIFE_S: Final = 60.0
-"""Other routers forget a dispatch after this and ten times its estimate, whatever they hear."""
+"""Peer routers forget a dispatch after this and ten times its estimate, whatever messages they get."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementRequest:
-    """One attempt that wants a place."""
+    """One attempt to be placed."""
 
     request_id: str
     hashes: Sequence[int]
@@ -28,29 +28,30 @@ class PlacementRequest:
     explain: bool = False
     """True if the candidates are wanted."""
     excluded: frozenset[str] = frozenset()
-    """Replicas that did not take this attempt just now: the last choice."""
+    """Replicas that did not take this attempt just now. They are the last choice."""
     kv_headroom_permille: int = 0
-    """Thousandths of a decode replica's blocks that stay free beside it, unless the replica is empty."""
+    """Headroom: thousandths of a decode replica's blocks that stay free beside the attempt, unless the replica is empty."""
     precedence: Precedence = DEFAULT_PRECEDENCE
-    """Before whom it goes in the queue of a prefill replica."""
+    """Its precedence in the queue of a prefill replica."""
     waited_s: float = 0.0
-    """Seconds since it came to this router: who has waited long goes to a replica where it does not fit."""
+    """Seconds since it came to this router. After a long wait a request goes to a replica where it does not fit."""
 
 
 @dataclass(slots=True)
 class ReplicaState:
-    """What the router knows about one replica that may take new requests. Owned and changed by the router."""
+    """The state of one replica that may take new requests. Owned and changed by the router."""
 
     name: str
     block_total: int = 0
     """KV blocks of its engine. 0: not reported yet."""
     _: KW_ONLY
     block_reserved: int = 0
-    """Blocks reserved: as last reported, and what this router sent and ended since."""
+    """Reserved blocks: the last report, corrected by the attempts that this router sent and ended since."""
     block_own: int = 0
-    """Blocks of what this router sent and has not ended."""
+    """Blocks of the attempts that this router sent and has not ended."""
     is_stale: bool = False
-    """The last report is too old to refuse anything by it: own counts tell. What a place costs is still read from it."""
+    """True if the last report is too old to refuse a request by it. The own counts decide then. Costs still use the report.
+    """
     queued_requests: int = 0
     """Requests that wait at the replica, as last reported."""
     running_requests: int = 0
@@ -58,15 +59,16 @@ class ReplicaState:
     reported_at_s: float = float("-inf")
 
     def has_ample_room(self) -> bool:
-        """True if a quarter of the blocks is free, by the last report and what was sent since: a reservation is certain."""
+        """Return True if a quarter of the blocks is free by the report and later attempts, so that a reservation is
+        certain."""
         return 0 < self.block_total <= 4 * (self.block_total - max(self.block_own, self.block_reserved))
 
 
 @dataclass(frozen=True, slots=True)
 class PoolView:
-    """The replicas that may be chosen now, and what waits at the router.
+    """The replicas that may be chosen now, and the number of requests waiting at the router.
 
-    A sequence of replicas must not change: of others another one is made. What is derived from it may be kept.
+    A sequence of replicas must not change: another set of replicas is a new sequence. Derived values may be cached by it.
     """
 
     prefill: Sequence[ReplicaState]
@@ -77,21 +79,21 @@ class PoolView:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One replica that could run the prompt, and how it compared. The smallest score wins."""
+    """One replica that could run the prompt, with its cost. The smallest score wins."""
 
     replica: str
     matched_blocks: int
     queue_s: float
     prefill_s: float
     score: float
-    """Seconds: all of these, and what those lose who wait anywhere."""
+    """Seconds: the sum of all terms, with the losses of other waiting and future requests."""
     displaced_s: float = 0.0
-    """What those lose who will come for its cache."""
+    """Displaced demand: loss of the requests that will come for its cache."""
     risk_s: float = 0.0
-    """The chance that another router has just taken it, times a typical prompt."""
+    """Collision risk: the chance that another router has just taken it, times a typical prompt."""
     decode_s: float = 0.0
-    """What decode costs: its fullness, and the handoff and its blocks, or the streams that stand still. 0 where a prefill
-    replica was chosen: it is the same for all."""
+    """Cost of decode: its occupancy, and the handoff with its blocks, or the stalled streams. 0 where a prefill replica was
+    chosen, because it is the same for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +103,13 @@ class DecodeCandidate:
     replica: str
     matched_blocks: int
     full_s: float
-    """What its fullness costs."""
+    """Cost of its occupancy."""
     move_s: float
-    """What it costs to move the blocks that it does not hold."""
+    """Cost of moving the blocks that it does not hold."""
 
 
 class Placement(NamedTuple):
-    """Where an attempt goes."""
+    """The replicas of an attempt."""
 
     prefill: str | None
     """None: decode runs the prompt itself."""
@@ -115,18 +117,18 @@ class Placement(NamedTuple):
     matched_blocks: int
     """Blocks expected in the cache of the replica that runs the prompt."""
     prefill_s: float
-    """Seconds the prompt is expected to take there."""
+    """Expected prefill seconds there."""
     estimate_s: float
     """Seconds until the first token, queue included."""
     candidates: tuple[Candidate, ...] = ()
-    """The chosen one first, then the best; only if they were asked for."""
+    """The chosen one first, then the best; only if the request asked for them."""
     decode_candidates: tuple[DecodeCandidate, ...] = ()
-    """The same; none where decode runs the prompt itself."""
+    """The same for decode; empty where decode runs the prompt itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """No place now. Ask again at the next change, and at the latest at `until_s`."""
+    """No placement now. Ask again at the next event, and at the latest at `until_s`."""
 
     reason: str
     until_s: float
@@ -145,11 +147,11 @@ class Dispatched:
     prefill_s: float
     at_s: float
     expires_s: float
-    """Forget it then, whatever is heard."""
+    """The dispatch expires then, whatever messages come."""
     precedence: Precedence | None = None
-    """None: not told."""
+    """None: unknown."""
     token_count: int = 0
-    """Of the prompt."""
+    """Prompt tokens."""
     heard_s: float | None = None
     """When this router heard of it; None: at once."""
 
@@ -171,12 +173,12 @@ class Finished:
     request_id: str
     at_s: float
     hit: Hit | None = None
-    """What was seen; None if the prompt was not computed."""
+    """Measurements; None if the prompt was not computed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """What a finished prompt showed."""
+    """Measurements of a computed prompt."""
 
     cached_tokens: int
     computed_tokens: int
@@ -184,12 +186,12 @@ class Hit:
     prefill_s: float
     """0: not measured, or not at a prefill replica."""
     local_s: float = 0.0
-    """What it took decode, which ran it beside its streams. 0: not measured, or at a prefill replica."""
+    """Prefill seconds at a decode replica, beside its streams. 0: not measured, or at a prefill replica."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a prompt took that another router had dispatched, before this one heard of it."""
+    """Measurement of a prompt that a peer router dispatched before this router knew of it."""
 
     replica: str
     hit: Hit
@@ -224,20 +226,20 @@ class LoadReported:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaGone:
-    """A replica's process is gone, and its queue with it."""
+    """A replica's process is lost, and its queue with it."""
 
     replica: str
 
 
 @dataclass(frozen=True, slots=True)
 class RouterGone:
-    """Another router is gone: its dispatches tell nothing any more."""
+    """A peer router is lost. Its dispatches do not count any more."""
 
     router: str
 
 
 DispatchEvent = Dispatched | Started | Finished
-"""What a router tells the others of its own dispatches."""
+"""Events of own dispatches that a router publishes to its peer routers."""
 
 Event = (
     Dispatched | Started | Finished | Measured | Stored | Removed | LoadReported | ReplicaGone | RouterGone
@@ -248,9 +250,9 @@ class PlacementPolicy(Protocol):
     """Chooses replicas."""
 
     def place(self, request: PlacementRequest, view: PoolView, now_s: float) -> Placement | Wait:
-        """Choose for `request`. Nobody counts on the answer: what really happens is told by `observe`."""
+        """Choose replicas for `request`. The answer changes no state: `observe` reports the dispatch if it happens."""
         ...
 
     def observe(self, event: Event) -> None:
-        """Learn what happened."""
+        """Learn from an event."""
         ...

@@ -1,9 +1,10 @@
-"""What goes before a new prompt at a prefill replica, as far as a router knows. Pure.
+"""The work that goes before a new prompt in the queue of a prefill replica, as far as a router knows. Pure.
 
-The replica's queue is services.prefill.queue: bands, in them resumed ones, then tenants in turns by tokens over weight, of
-a tenant priority and length (kvmesh.queue_order). What each tenant has had there is not known here: all that wait are
-taken to have had the same, so that others start as much for their weights as the newcomer's tenant has before it. That is
-off by a prompt of each tenant at most, and by the starts that lower bands get now and then.
+The replica's queue is services.prefill.queue. It orders by priority class, then resumed prompts, then tenants by weighted
+fair queuing, then a tenant's priority, then length (kvmesh.queue_order). The service that each tenant has had at the
+replica is not known here. All waiting tenants are assumed to have had the same. Each other tenant then starts work in
+proportion to its weight, until the new prompt's tenant has started the work before it. The error is at most one prompt of
+each tenant, plus the starts that the floor gives to lower classes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from services.router.queue.queue_item import PRIORITY_CLASS_DEFAULT
 
 @dataclass(frozen=True, slots=True)
 class Precedence:
-    """What decides before the length of a prompt."""
+    """The attributes that order prompts before their length does."""
 
     priority_class: int
     is_resumed: bool = False
@@ -26,12 +27,12 @@ class Precedence:
 
 
 DEFAULT_PRECEDENCE: Final = Precedence(PRIORITY_CLASS_DEFAULT)
-"""Of every new prompt in a mesh without tenants."""
+"""Precedence of every new prompt in a mesh without tenants."""
 
 
 @dataclass(slots=True)
 class _OtherTenant:
-    """What waits of another tenant."""
+    """The waiting work of another tenant."""
 
     weight: float
     tokens: float = 0.0
@@ -39,19 +40,19 @@ class _OtherTenant:
 
 
 class WorkAhead:
-    """Adds up what goes before one prompt."""
+    """Sums up the work that goes before one prompt."""
 
     def __init__(self, own: Precedence, key: float, equals_s: float = 0.0, equals_tokens: int = 0) -> None:
-        """`key`: what the replica orders its equals by. `equals_*`: of those that are known to go before it already."""
+        """`key`: order key of the prompt at the replica. `equals_*`: equals that are known to go before it."""
         self._own = own
         self._key = key
         self._seconds = equals_s
         self._tokens = equals_tokens
-        """Of its own tenant."""
+        """Tokens of its own tenant."""
         self._others: dict[str, _OtherTenant] = {}
 
     def add(self, other: Precedence, key: float, seconds: float, tokens: int) -> None:
-        """A prompt of `tokens` waits there, which takes `seconds`."""
+        """Add a waiting prompt of `tokens` that takes `seconds`."""
         own = self._own
         if (other.priority_class, other.is_resumed) != (own.priority_class, own.is_resumed):
             if (other.priority_class, other.is_resumed) > (own.priority_class, own.is_resumed):
@@ -68,7 +69,7 @@ class WorkAhead:
             waiting.seconds += seconds
 
     def seconds(self) -> float:
-        """Return the seconds of what goes before it."""
+        """Return the seconds of the work that goes before it."""
         total = self._seconds
         for waiting in self._others.values():
             allowed = self._tokens * waiting.weight / self._own.weight

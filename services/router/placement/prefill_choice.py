@@ -1,12 +1,15 @@
-"""Which prefill replica runs a prompt: the one where it and all whom it delays lose least. Pure; randomness is injected.
+"""Chooses the prefill replica that adds the least total delay, to the request and to others. Pure; randomness is injected.
 
 For each replica w, in seconds (docs/decisions/0019-placement-cost.md):
 
     score_w = Q_w + P_w (1 + behind_w + kappa) + R_w(Q_w, P_w) + risk_w S        the smallest wins
 
-Q: until its engine would begin; P: the prompt there, given what is cached; behind: those that wait there and are served
-after it; kappa: those that wait per replica, in requests; R: what those lose who will come to w because of its cache
-(regulars.py); risk S: the chance that another router was faster (blind_spot.py), times a typical prompt.
+    Q       time until its engine would begin with the prompt
+    P       prefill seconds of the prompt there, given its cached prefix
+    behind  waiting prompts there that are served after it; each is delayed by P
+    kappa   congestion weight: waiting work per replica, in typical prompts, and requests waiting at this router
+    R       displaced demand: loss of the requests that will come to w for its cache (displaced_demand.py)
+    risk S  collision risk: the chance that another router was faster (collision_risk.py), times a typical prompt
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from services.router.placement.shortlist import Match, Shortlist, random_below, 
 from services.router.queue.release_queue import LOOK_AHEAD
 
 CONGESTION_WEIGHT_MAX: Final = 8.0
-"""More waiting requests than this per replica make recomputing no dearer: nobody places well in such a queue."""
+"""Upper bound of the congestion weight. In a longer queue no placement is good, and recomputing costs no more."""
 
 TYPICAL_START_S: Final = 0.3
 TYPICAL_START: Final = 8
@@ -35,17 +38,17 @@ TYPICAL_SMOOTHING: Final = 0.01
 TYPICAL_FLOOR_S: Final = 0.001
 
 HELD_LIFE_S: Final = 0.15
-"""A held request that is not looked at for this long has gone, or others are before it."""
+"""A held request that is not tried again for this long has left, or is behind other requests."""
 
 NominalSeconds = Callable[[int], float]
-"""From matched blocks to the prompt's seconds at a replica that is like most."""
+"""Returns the prefill seconds of the prompt at an average replica, from its matched blocks."""
 
 
 ScoredReplica = tuple[str, int, float, float, float, bool, float]
-"""A prefill replica, priced. The first five are those of a Candidate; a plain tuple, for most are only compared.
+"""A prefill replica with its score. The first five values are those of a Candidate.
 
-Then: True if it may be sent more work now; and the seconds until the prompt were done there behind all that is there: what
-one who goes there loses.
+The sixth is True if the replica may get more work now. The last is the time until the prompt would be done there, after
+all present work. This is the loss of a request that goes there. A plain tuple, because most are only compared.
 """
 
 DEPTH: Final = 1
@@ -58,7 +61,7 @@ _ends_s: Final = itemgetter(ENDS_S)
 
 
 class PrefillChoice:
-    """Prices prefill replicas. Knows what is held back for them, who comes to them, and what other routers do."""
+    """Scores prefill replicas. Tracks held requests, cache-affine requests, and the dispatches of other routers."""
 
     def __init__(
         self,
@@ -69,23 +72,23 @@ class PrefillChoice:
         order_key: OrderKey,
     ) -> None:
         self.typical_s = TYPICAL_START_S
-        """Prefill seconds of a prompt, as of late."""
+        """Smoothed prefill seconds of a prompt."""
         self._backlog = backlog
         self._rng = rng
         self._shortlist = Shortlist(rng)
         self._dispatch_ahead_s = dispatch_ahead_s
         self._is_in_order = order_key is fifo
-        """All work at a replica is served before what comes later."""
+        """True if all work at a replica is served before later work."""
         self._displaced_demand = DisplacedDemand()
         self._collision_risk = CollisionRisk(router)
         self._held = Backlog(router, order_key)
-        """Requests held here, at the replicas they wait for: their next look may show a better one."""
+        """Requests held here, at the replicas they wait for. Their next try may find a better replica."""
         self._dispatch_total = 0
         self._asked_since = "", 0.0
-        """Whom the last question was for, and since when it is held."""
+        """The request of the last call of `score`, and since when it is held."""
         self._chosen = "", 0.0
-        """The request of the last answer, and the seconds it would have lost at the next best replica; shortest first,
-        0 if as much of it is cached there."""
+        """The last placed request, and the seconds it would have lost at the next best replica. With shortest first the
+        loss is 0 if as much of the prompt is cached there."""
 
     # Choosing
 
@@ -98,7 +101,7 @@ class PrefillChoice:
         factors: Mapping[str, float],
         now_s: float,
     ) -> list[ScoredReplica]:
-        """Return the replicas worth comparing, priced; none if there is none. `factors`: see speeds.py."""
+        """Return the short-listed replicas with their scores; none without prefill replicas. `factors`: see speeds.py."""
         if not view.prefill:
             return []
         allowed: Sequence[ReplicaState] = view.prefill
@@ -139,7 +142,7 @@ class PrefillChoice:
                 queue_s += held_s
                 behind += held_behind
                 ends_s += held_total_s
-            if replica.queued_requests > waiting:  # of routers that we do not hear
+            if replica.queued_requests > waiting:  # dispatches of routers that are not heard here
                 unknown_s = (replica.queued_requests - waiting) * typical_s
                 queue_s += unknown_s
                 ends_s += unknown_s
@@ -152,18 +155,18 @@ class PrefillChoice:
             can_dispatch = not waiting or (
                 waiting_s <= dispatch_ahead_s and waiting_s + seconds <= excused_ahead_s
             )
-            if not can_dispatch and waiting_here:  # it would hold up those behind it at this router
+            if not can_dispatch and waiting_here:  # it would hold up later requests at this router
                 held_s = min(waiting_s, waiting_s + seconds - dispatch_ahead_s)
                 score += held_s * waiting_here / LOOK_AHEAD
             found.append((name, depth, queue_s, seconds, score, can_dispatch, ends_s + seconds))
         return found
 
     def deepest(self, prefill: Sequence[ReplicaState], match: Match) -> int:
-        """Return how many blocks of the prompt are where most of it is."""
+        """Return how many leading blocks the replica with most of the prompt holds."""
         return self._shortlist.deepest(prefill, match)
 
     def lowest(self, scored: Sequence[ScoredReplica]) -> ScoredReplica:
-        """Return the best of `scored`, of equals a random one."""
+        """Return the best of `scored`, a random one among equals."""
         if len(scored) == 1:
             return scored[0]
         ranked = sorted(scored, key=_score)
@@ -174,27 +177,28 @@ class PrefillChoice:
         return ties[random_below(len(ties), self._rng)]
 
     def terms(self, scored: ScoredReplica, now_s: float) -> tuple[float, float]:
-        """Return what of the score of `scored`, made at `now_s` and the last decision, are regulars and risk."""
+        """Return the displaced demand and the collision risk in the score of `scored`, made at `now_s` by the last
+        decision."""
         name, _, queue_s, seconds, *_ = scored
         busy = self._backlog.recent_s(name, now_s) / UTILISATION_S if self._is_in_order else None
         risk_s = self._collision_risk.risk(name) * max(self.typical_s, TYPICAL_FLOOR_S)
         return self._displaced_demand.delay_s(name, queue_s, seconds, busy, now_s), risk_s
 
     def chose(self, request: PlacementRequest, best: ScoredReplica, scored: Sequence[ScoredReplica]) -> None:
-        """`best` is the answer: what the request would lose elsewhere counts once it is dispatched."""
+        """Remember the answer `best`. The loss elsewhere counts once the request is dispatched."""
         lost_s = 0.0
         if len(scored) > 1:
             other = min((one for one in scored if one is not best), key=_ends_s)
-            # Shortest first it passes what is longer elsewhere, too: a short queue alone saves it little.
+            # With shortest first it overtakes longer prompts elsewhere too, so a short queue alone saves it little.
             if self._is_in_order or other[DEPTH] < best[DEPTH]:
                 lost_s = max(0.0, other[ENDS_S] - best[3])
         self._chosen = request.request_id, lost_s
 
     def hold(self, request: PlacementRequest, replica: str, prefill_s: float, now_s: float) -> None:
-        """It is held here for `replica`, which has enough to do: others that are held are to count it there."""
+        """Hold the request here for the busy `replica`, where other held requests are to count it."""
         until_s = now_s + HELD_LIFE_S
         known, since_s = self._asked_since
-        assert known == request.request_id, "held without being asked for"
+        assert known == request.request_id, "held without being scored"
         self._held.add(
             Work(
                 _key(request),
@@ -208,12 +212,12 @@ class PrefillChoice:
         )
 
     def _since_s(self, request: PlacementRequest, now_s: float) -> float:
-        """Return since when the request is held, and count it nowhere any more."""
+        """Return since when the request is held, and stop counting it."""
         entry = self._held.remove(_key(request))
         return entry.at_s if entry is not None else now_s
 
     def _look(self, allowed: Sequence[ReplicaState], now_s: float) -> None:
-        """Let the blind risks know how many have nothing to do."""
+        """Update the collision risk with the estimated number of idle replicas."""
         seen, ends_s = window(allowed, self._rng), self._backlog.ends_s
         idle = sum(ends_s.get(one.name, now_s) <= now_s for one in seen)
         self._collision_risk.update(allowed, round(idle * len(allowed) / len(seen)), now_s)
@@ -221,7 +225,7 @@ class PrefillChoice:
     # Learning
 
     def dispatched(self, event: Dispatched, *, is_own: bool) -> None:
-        """A router sent something somewhere."""
+        """Record a dispatch of this router or of a peer router."""
         if not is_own:
             self._collision_risk.record_dispatch(event.router, event.at_s, event.heard_s)
             return
@@ -229,19 +233,19 @@ class PrefillChoice:
         smoothing = max(TYPICAL_SMOOTHING, 1 / (TYPICAL_START + self._dispatch_total))
         self.typical_s += smoothing * (event.prefill_s - self.typical_s)
         request_id, lost_s = self._chosen
-        if request_id == event.request_id:  # what the others chose for is not known: likely much the same
+        if request_id == event.request_id:  # the losses of peer routers' requests are unknown: taken as equal
             routers = self._collision_risk.routers
             self._displaced_demand.record(event.replica, lost_s, event.prefill_s, event.at_s, routers)
             self._chosen = "", 0.0
 
     def forget(self, replica: str) -> None:
-        """The replica is gone."""
+        """Forget a lost replica."""
         self._held.forget(replica)
         self._displaced_demand.forget(replica)
         self._collision_risk.forget_replica(replica)
 
     def forget_router(self, router: str) -> None:
-        """Another router is gone."""
+        """Forget a lost router."""
         self._collision_risk.forget_router(router)
 
 

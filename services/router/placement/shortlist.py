@@ -1,7 +1,7 @@
-"""Which replicas a request is worth comparing at: all of them, or of many the deepest holders and some of the least loaded.
+"""Shortlist of the replicas to compare: all, or among many the deepest holders and some of the least loaded.
 
-Pure; randomness is injected. A decision must not cost more than placing badly would: of a thousand replicas a handful is
-looked at closely. Who holds nothing and has much work cannot be the best.
+Pure; randomness is injected. A decision must not cost more than a bad placement. Among a thousand replicas it compares a
+handful. A replica without any block of the prompt and with much work cannot be the best.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ COMPARE_ALL_MAX: Final = 16
 """Up to this many replicas are all compared."""
 
 HOLDERS: Final = 8
-"""Holders of the prompt's blocks that are compared. The least loaded of the deepest are half of them, those of the next
-deepest half of the rest, and so on: the deepest may all be busy, and one that holds a block less idle."""
+"""Compared holders of the prompt's blocks. Half of them are the least loaded of the deepest, half of the rest those of the
+next deepest, and so on. The deepest may all be busy while a replica with one block less is idle."""
 
 LEAST_LOADED: Final = 6
-"""Least loaded replicas that are compared, whatever they hold."""
+"""Compared least loaded replicas, whatever blocks they hold."""
 
 WINDOW: Final = 48
-"""Replicas among which the least loaded are looked for: the best of so many is among the lightest percents."""
+"""Replicas among which the least loaded are searched. The best of this many is among the lightest percents."""
 
 _NONE: Final = repeat(0)
 
@@ -35,19 +35,19 @@ Entry = tuple[ReplicaState, int]
 
 
 class Match:
-    """Who holds how much of one prompt; looked up once, when it is first asked for."""
+    """The replicas' matched blocks of one prompt. The lookup runs once, on first use."""
 
     def __init__(self, local_index: LocalPrefixIndex, hashes: Sequence[int]) -> None:
         self._local_index = local_index
         self.groups = groups = local_index.groups(hashes)
         self.deepest = groups[0].depth if groups else 0
-        """Blocks held by who holds most."""
+        """Blocks held by the deepest holder."""
         self._depths: dict[str, int] | None = None
         self._names: dict[int, list[str]] = {}
-        """By depth: the two roles ask for the same."""
+        """By depth, because both roles ask for the same groups."""
 
     def depths(self) -> dict[str, int]:
-        """Return the blocks held by all that hold one."""
+        """Return the number of blocks of each holder."""
         if self._depths is None:
             self._depths = {}
             for depth, mask in self.groups:
@@ -62,7 +62,7 @@ class Match:
         return names
 
     def depths_of(self, names: list[str]) -> dict[str, int]:
-        """Return the blocks that `names` hold: few are looked for in the masks, which need not be named for it."""
+        """Return the blocks that `names` hold. Few names are looked up in the masks, without naming all holders."""
         depths = dict.fromkeys(names, 0)
         if self.groups:
             bits = [(name, self._local_index.bit_of(name)) for name in names]
@@ -74,7 +74,7 @@ class Match:
 
 
 class Shortlist:
-    """Chooses of one role's replicas whom to compare. Keeps them by name while views have the same sequence of them."""
+    """Chooses the replicas of one role to compare. Caches them by name while views have the same sequence of replicas."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -82,7 +82,7 @@ class Shortlist:
         self._by_name: dict[str, ReplicaState] = {}
 
     def of(self, replicas: Sequence[ReplicaState], match: Match, load: Mapping[str, float]) -> list[Entry]:
-        """Return whom to compare. `load`: what the least loaded are ordered by; who is not in it has none."""
+        """Return the replicas to compare. `load`: orders the least loaded; an absent replica has no load."""
         by_name, rng = self._named(replicas), self._rng
         if len(replicas) <= COMPARE_ALL_MAX:
             return [*zip(replicas, map(match.depths().get, by_name, _NONE), strict=True)]
@@ -100,7 +100,7 @@ class Shortlist:
         return [(by_name[name], depth) for name, depth in chosen.items()]
 
     def deepest(self, replicas: Sequence[ReplicaState], match: Match) -> int:
-        """Return how many blocks the one of `replicas` has or will have that has most."""
+        """Return the largest number of blocks that one of `replicas` has or will have."""
         is_there = self._named(replicas).__contains__
         return next((group.depth for group in match.groups if any(map(is_there, match.names(group)))), 0)
 
@@ -111,7 +111,7 @@ class Shortlist:
 
 
 def random_below(count: int, rng: random.Random) -> int:
-    """Return one of the numbers below `count`: as `rng.randrange` does, in a third of the time."""
+    """Return a random number below `count`, as `rng.randrange` does, in a third of the time."""
     bits, draw = count.bit_length(), rng.getrandbits
     number = draw(bits)
     while number >= count:
@@ -120,7 +120,7 @@ def random_below(count: int, rng: random.Random) -> int:
 
 
 def window(replicas: Sequence[ReplicaState], rng: random.Random) -> Sequence[ReplicaState]:
-    """Return WINDOW neighbours from a random one on: as good as a sample, and cheap."""
+    """Return WINDOW consecutive replicas from a random one on: as good as a sample, and cheap."""
     if len(replicas) <= WINDOW:
         return replicas
     start = random_below(len(replicas), rng)

@@ -1,12 +1,11 @@
-"""How much slower or faster than the others each replica is.
+"""Speed factors of prefill replicas relative to the others.
 
-Pure. The pool's costs are fitted over all prompts; a replica differs from them by one factor. The factor is the mean
-logarithm of measured over expected seconds. A prompt counts as at most STEP_MAX away from the mean: a wild value hardly
-moves it.
+Pure. The pool's cost model is fitted over all prompts. A replica differs from it by one factor, the mean logarithm of
+measured over expected seconds. A prompt counts as at most STEP_MAX away from the mean, so that an outlier hardly moves it.
 
-Two means are kept. The long mean, over LONG_PROMPTS, averages noise out and is the answer. The short mean, over
-SHORT_PROMPTS, detects a change of the replica: where it differs from the long mean by more than noise explains, the long
-mean starts again from the short one. With few prompts the factor is near 1.
+Two means are kept. The long mean, over LONG_PROMPTS, averages out noise and is the answer. The short mean, over
+SHORT_PROMPTS, detects a change of the replica. Where the two differ by more than noise explains, the long mean restarts
+from the short one. With few prompts the factor is near 1.
 """
 
 from __future__ import annotations
@@ -16,32 +15,34 @@ from dataclasses import dataclass
 from typing import Final
 
 PRIOR_PROMPTS: Final = 8
-"""Prompts for which it counts that a replica is usually like the others."""
+"""Prompts for which the prior counts: a replica is usually like the others."""
 
 SHORT_PROMPTS: Final = 24
 LONG_PROMPTS: Final = 2048
 
 STEP_MAX: Final = 0.5
-"""Of a logarithm: what took 1.65 times the expected, or less than 1 / 1.65 of it, says no more."""
+"""Bound of a logarithm. A prompt of 1.65 times the expected seconds, or less than 1 / 1.65, counts no further."""
 
 DEAD_ZONE: Final = 0.1
-"""Of a logarithm: replicas that differ by less than this share are taken to be alike, else chance would make one of equals
-the first choice of every request. From twice as much on all of a difference counts, between them a growing part."""
+"""Dead zone of a logarithm. Replicas that differ by less count as equal. Otherwise chance would make one of equal replicas
+the first choice of every request. From twice this difference on the whole difference counts; between the two, a growing
+part."""
 
 CHANGE_SPREADS: Final = 4.0
-"""A short mean further from the long one than so many of its own standard deviations, and than DOUBT, is a change."""
+"""A change is detected if the means differ by more than this many standard deviations of the short mean, and than
+DEAD_ZONE."""
 
 SPREAD_START: Final = 0.2
-"""Of a logarithm: mean distance of a prompt from its replica's mean, before it is known."""
+"""Start value, in logarithms, of the mean distance of a prompt from its replica's mean."""
 
 SPREAD_PROMPTS: Final = 256
-"""Prompts, of all replicas, over which that distance is taken."""
+"""Prompts, of all replicas, over which that distance is averaged."""
 
 DEVIATION_PER_DISTANCE: Final = 1.25
 """Standard deviation over mean distance, of a normal distribution."""
 
 CENTRE_EVERY: Final = 32
-"""Prompts between two looks at what is usual: it changes slowly, and there may be a thousand replicas."""
+"""Prompts between two updates of the centre. It changes slowly, and there may be a thousand replicas."""
 
 
 @dataclass(slots=True)
@@ -51,26 +52,26 @@ class _Seen:
     short: float = 0.0
     long: float = 0.0
     count: int = 0
-    """Prompts since the long one started."""
+    """Prompts since the long mean started."""
 
 
 class Speeds:
-    """Learns the factors. 1: like the middle one of the replicas."""
+    """Learns the factors. 1: like the median of the replicas."""
 
     def __init__(self) -> None:
         self._seen: dict[str, _Seen] = {}
         self.factors: dict[str, float] = {}
-        """By what the pool's estimate is to be multiplied; not of those like all. To be read only."""
+        """Factors on the pool's estimate, by replica; absent: 1. Read-only for callers."""
         self._spread = SPREAD_START
         self._centre = 0.0
         self._until_centre = 1
 
     def factor(self, replica: str) -> float:
-        """Return by what the pool's estimate is to be multiplied."""
+        """Return the factor on the pool's estimate."""
         return self.factors.get(replica, 1.0)
 
     def observe(self, replica: str, expected_s: float, seconds: float) -> None:
-        """A prompt took `seconds` there; a usual replica would take `expected_s`."""
+        """Record that a prompt took `seconds` at `replica`, and would take `expected_s` at a usual one."""
         if expected_s <= 0 or seconds <= 0:
             return
         seen = self._seen.get(replica)
@@ -94,12 +95,12 @@ class Speeds:
             self.factors[replica] = factor_of(seen.long - self._centre)
 
     def forget(self, replica: str) -> None:
-        """The replica is gone."""
+        """Forget a lost replica."""
         self._seen.pop(replica, None)
         self.factors.pop(replica, None)
 
     def _recentre(self) -> None:
-        """What all replicas have in common is the pool's cost, and not theirs."""
+        """Subtract the median of all replicas: the common part belongs to the pool's cost model."""
         logs = sorted(seen.long for seen in self._seen.values())
         middle = len(logs) // 2
         self._centre = logs[middle] if len(logs) % 2 else (logs[middle - 1] + logs[middle]) / 2
@@ -112,6 +113,6 @@ def _clipped(log_error: float) -> float:
 
 
 def factor_of(log: float) -> float:
-    """Return the factor of a logarithm: none below DOUBT, all of it from twice that on."""
+    """Return the factor of a logarithm: 1 below DEAD_ZONE, the whole logarithm from twice that on."""
     excess = min(1.0, max(0.0, abs(log) / DEAD_ZONE - 1.0))
     return math.exp(log * excess)

@@ -50,15 +50,15 @@ def placement(*candidates: Candidate, local: bool = False) -> Placement:
 
 CLAIMS = (
     *(
-        "drawn among equals",
+        "random among equals",
         "ready first",
         "as soon",
         "sooner",
         "ahead of",
-        "those that wait",
-        "those that come",
+        "waiting requests",
+        "requests that come",
     ),
-    *("another router", "it holds", "more room", "no other one", "runs the prompt"),
+    *("another router", "it holds", "more room", "no other compared", "runs the prompt"),
 )
 COLD = candidate("p1", 0.0, 0.1, 0.2)
 NOBODY_WAITS = candidate("p1", 0.0, 0.1, 0.1)
@@ -79,7 +79,7 @@ NOBODY_WAITS = candidate("p1", 0.0, 0.1, 0.1)
             placement(candidate("p0", 0.01, 0.08, 0.09), COLD),
             (
                 "p0 is ready first: 10.0 ms of queue, 80.0 ms of prefill with 0 blocks cached; next is p1: 0.0 ms of "
-                "queue, 100.0 ms of prefill with 0 blocks cached, and those that wait would lose 100.0 ms more."
+                "queue, 100.0 ms of prefill with 0 blocks cached, and waiting requests would lose 100.0 ms more."
             ),
         ),
         (
@@ -98,7 +98,7 @@ NOBODY_WAITS = candidate("p1", 0.0, 0.1, 0.1)
             ),
             "p0 has the lowest score: 0.0 ms of queue, 100.0 ms of prefill with 0 blocks cached. p2 would be ready 50.0",
         ),
-        (placement(COLD, candidate("p2", 0.0, 0.1, 0.2)), "p1 was drawn among equals: "),
+        (placement(COLD, candidate("p2", 0.0, 0.1, 0.2)), "p1 was chosen at random among equals: "),
         (
             placement(candidate("p0", 0.15, 0.02, 0.19, 40), COLD),
             (
@@ -111,7 +111,7 @@ NOBODY_WAITS = candidate("p1", 0.0, 0.1, 0.1)
             (
                 "p0 has the lowest score: 20.0 ms of queue, 100.0 ms of prefill with 0 blocks cached. p1 would be ready "
                 "20.0 ms sooner (0.0 ms of queue, 100.0 ms of prefill with 0 blocks cached), "
-                "but those that come to it for its cache would lose 80.0 ms more."
+                "but requests that come to it for its cache would lose 80.0 ms more."
             ),
         ),
         (
@@ -122,7 +122,7 @@ NOBODY_WAITS = candidate("p1", 0.0, 0.1, 0.1)
             (
                 "p0 has the lowest score: 50.0 ms of queue, 100.0 ms of prefill with 0 blocks cached. p1 would be ready "
                 "50.0 ms sooner (0.0 ms of queue, 100.0 ms of prefill with 0 blocks cached), "
-                "but those that come to it for its cache would lose 40.0 ms more "
+                "but requests that come to it for its cache would lose 40.0 ms more "
                 "and the chance that another router has just sent it a prompt costs 30.0 ms more."
             ),
         ),
@@ -133,13 +133,13 @@ NOBODY_WAITS = candidate("p1", 0.0, 0.1, 0.1)
                 local=True,
             ),
             (
-                "decode-1 decodes and runs the prompt, too, with 9 blocks cached: with what decode costs, that is 20.0 ms; "
-                "with a prefill on p1 and a handoff, 30.6 ms."
+                "decode-1 decodes and runs the prompt itself, with 9 blocks cached: 20.0 ms with the cost of decode, "
+                "against 30.6 ms with a prefill on p1 and a handoff."
             ),
         ),
         (
             placement(candidate("decode-1", 0.0, 0.005, 0.005), local=True),
-            "decode-1 decodes and runs the prompt, too: no prefill replica takes requests.",
+            "decode-1 decodes and runs the prompt itself: no prefill replica takes requests.",
         ),
     ],
 )
@@ -151,10 +151,10 @@ def test_the_reason_names_what_decided(made: Placement, told: str) -> None:
 @pytest.mark.parametrize(
     ("decodes", "told"),
     [
-        ([("d0", 0, 0.2, 0.1)], "d0 decodes: of the decode replicas looked at no other one has room."),
+        ([("d0", 0, 0.2, 0.1)], "d0 decodes: no other compared decode replica has room."),
         ([("d0", 0, 0.2, 0.1), ("d1", 0, 0.3, 0.1)], "d0 decodes: it has more room than d1."),
         ([("d0", 9, 0.2, 0.0), ("d1", 2, 0.21, 0.1)], "d0 decodes: it holds 9 blocks of the prompt, d1 2."),
-        ([("d0", 0, 0.2, 0.1), ("d1", 0, 0.2, 0.1)], "d0 decodes, drawn among equals."),
+        ([("d0", 0, 0.2, 0.1), ("d1", 0, 0.2, 0.1)], "d0 decodes, chosen at random among equals."),
     ],
 )
 def test_the_decode_replica_is_told_with_its_reason(
@@ -276,7 +276,7 @@ def test_a_prompt_that_decode_runs_is_explained() -> None:
     assert not row.prefill_replica
     assert [each.replica for each in row.candidates] == [row.decode_replica, "prefill-0"]
     assert row.reason.startswith(
-        f"{row.decode_replica} decodes and runs the prompt, too, with 0 blocks cached"
+        f"{row.decode_replica} decodes and runs the prompt itself, with 0 blocks cached"
     )
     chosen, other = row.candidates
     assert chosen.score < other.score
