@@ -1,5 +1,6 @@
-"""The Triton adapter: what prefill and decode services know of an engine.
+"""Adapter of the prefill and decode services to an engine behind Triton.
 
-Pure parts (no I/O, no clock): `port` (the interface cores see), `capabilities`, `errors`, `tensors`. Shells: `client`
-(calls to one Triton server), `engine` (the port on it).
+Pure parts (no I/O, no clock): `port` (the interface of the cores), `capabilities`, `errors`, `tensors`, `liveness`,
+`deferred_calls`, `subscription_policy`. Shells: `client` (calls to one Triton server), `engine` (the port on it),
+`subscription` (a stream of the engine).
 """

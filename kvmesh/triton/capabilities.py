@@ -1,7 +1,7 @@
-"""What an engine can do, derived from the metadata and configuration of its Triton model. Pure.
+"""Capabilities of an engine, derived from the metadata and configuration of its Triton model. Pure.
 
-Nothing is assumed: only inputs the model has are sent, and a model that lacks what its role needs is refused with one
-error that lists everything missing.
+Nothing is assumed. Only inputs that the model has are sent. A model without a feature that its role needs is refused with
+one error that lists all missing features.
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ PREFILL: Final = "prefill"
 
 
 class ModelRefused(Exception):
-    """The model cannot serve this role; the text is one sentence that lists all that is missing."""
+    """The model cannot serve this role. The text is one sentence with the list of missing features."""
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What the engine can do. A stated fallback stands in for each that is False.
+    """Features of the engine. Each missing feature has a fallback.
 
-    `disaggregated`: no: decode runs every prompt itself. `kv_events`: no: routers guess from their own dispatches.
-    `release_handoff`: no: a handoff nobody wants stays until its transfer timeout. `logprobs`: no: none are returned.
-    `seeded_resume`: no: a resumed request may go on with other tokens.
+    - without `disaggregated`: decode runs every prompt itself.
+    - without `kv_events`: routers infer the cached blocks from their own dispatches.
+    - without `release_handoff`: an abandoned handoff stays until its transfer timeout.
+    - without `logprobs`: no log-probabilities are returned.
+    - without `seeded_resume`: a resumed request may continue with other tokens.
     """
 
     disaggregated: bool = False
@@ -33,13 +35,13 @@ class Capabilities:
     seeded_resume: bool = False
 
     def names(self) -> list[str]:
-        """Return the names of what the engine can do, sorted."""
+        """Return the names of the features that the engine has, sorted."""
         return sorted(name for name in self.__slots__ if getattr(self, name))
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """All a service needs to know of the engine's model. Sizes in tokens and blocks."""
+    """The facts of an engine's model that a service needs. Sizes are in tokens and blocks."""
 
     capabilities: Capabilities
     tokens_per_block: int
@@ -47,16 +49,16 @@ class ModelFacts:
     max_sequence_tokens: int
     vocab_size: int
     kv_address: str
-    """Where the engine's KV blocks can be pulled, "host:port". Empty: unknown."""
+    """Address from which the engine's KV blocks can be pulled, "host:port". Empty: unknown."""
     model_version: str
     load_report: bool
     """The engine reports its load on a long-lived stream."""
     stop: bool
-    """A running request can be ended by another one that names its id."""
+    """A running request can be ended by another request with its id."""
     inputs: frozenset[str]
     outputs: frozenset[str]
     max_sequences: int = 0
-    """Requests that the engine runs at once; more wait in its queue. 0: unknown."""
+    """Requests that the engine runs at once. Further requests wait in its queue. 0: unknown."""
 
 
 _REQUIRED_INPUTS: Final = ("input_ids", "input_lengths", "request_output_len", "streaming")
@@ -84,10 +86,10 @@ _NUMBERS: Final = ("tokens_per_block", "kv_blocks", "max_sequence_tokens", "voca
 
 
 def derive(metadata: Any, config: Any, *, role: str, model_version: str, block_tokens: int) -> ModelFacts:
-    """Return what the model can do.
+    """Return the facts and capabilities of the model.
 
-    `metadata`: Triton's ModelMetadataResponse; `config`: its ModelConfig. `model_version` and `block_tokens` are
-    the mesh's. Raises ModelRefused with everything `role` ("prefill" or "decode") misses.
+    `metadata`: Triton's ModelMetadataResponse. `config`: its ModelConfig. `model_version` and `block_tokens` are those of
+    the mesh. Raises ModelRefused with all features that `role` ("prefill" or "decode") lacks.
     """
     inputs = {one.name: one.datatype for one in metadata.inputs}
     outputs = {one.name: one.datatype for one in metadata.outputs}
@@ -115,7 +117,7 @@ def derive(metadata: Any, config: Any, *, role: str, model_version: str, block_t
         max_sequences=_optional_number(parameters, "max_batch_sequences"),
     )
     if role == PREFILL and not capabilities.disaggregated:
-        missing.append("input and output context_phase_params (disaggregated serving), which prefill needs")
+        missing.append("input and output context_phase_params (disaggregated prefill), which prefill needs")
     if facts.model_version != model_version:
         missing.append(f'parameter model_version "{model_version}" (it has "{facts.model_version}")')
     if facts.tokens_per_block and facts.tokens_per_block != block_tokens:

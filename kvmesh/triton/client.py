@@ -1,7 +1,7 @@
 """Calls to one Triton server. A shell on the stubs and tensors of `tritonclient`.
 
-One request per stream: then the end of the stream is the end of the request, an error belongs to it, and a cancel
-reaches nobody else.
+Each stream carries one request. So the end of the stream is the end of the request, an error belongs to that request, and
+a cancel ends no other request.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CHANNEL_OPTIONS: Final = [
     ("grpc.max_send_message_length", _MESSAGE_BYTES_MAX),
     ("grpc.max_receive_message_length", _MESSAGE_BYTES_MAX),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    # Despite its name this is the deadline of one attempt to connect: a lost SYN costs no more.
+    # Despite its name this is the deadline of one attempt to connect. It bounds the cost of a lost SYN.
     ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.use_local_subchannel_pool", 1),
@@ -35,11 +35,12 @@ _CHANNEL_OPTIONS: Final = [
 
 
 class Responses(Protocol):
-    """What comes back on one stream. Ends when the server is done, or soon after `cancel`; `cancel` before it is dropped.
+    """Responses of one stream. They end when the server is done, or soon after `cancel`. Call `cancel` before dropping them.
 
-    To end it early once `is_sent`, cancel it and not the task that reads it: then grpc.aio forgets to free what comes until
-    the call is over, up to 9 KB each time (grpcio 1.85: its batches are only read out by who waits for them). Before that
-    cancel the task: grpc.aio waits for ever to write to a call that was cancelled before it was connected.
+    To end the stream early once `is_sent`, cancel the stream and not the task that reads it. If the task is cancelled,
+    grpc.aio leaks the responses that come until the call is over, up to 9 KB each time. (grpcio 1.85 reads batches only for
+    a waiting task.) Before `is_sent`, cancel the task: grpc.aio waits for ever to write to a call that was cancelled
+    before it was connected.
     """
 
     is_sent: bool
@@ -54,7 +55,7 @@ class Responses(Protocol):
 
 
 class TritonClient:
-    """The calls services make to one Triton server at `address`. Owned by who made it: `close`."""
+    """Calls of a service to the Triton server at `address`. The creator must `close` it."""
 
     def __init__(self, address: str, model: str = MODEL) -> None:
         self.address = address
@@ -62,20 +63,20 @@ class TritonClient:
         self._open()
 
     async def close(self) -> None:
-        """Close the channel; live streams break."""
+        """Close the channel. Its streams break."""
         await self._channel.close(None)
 
     def reconnect(self) -> Coroutine[Any, Any, None]:
-        """Take a new channel from now on; what is returned closes the old one, whose streams break, when it is awaited.
+        """Use a new channel from now on. The returned coroutine closes the old channel, and its streams break.
 
-        For a server that was silent: its connection may wait for many seconds before it sends again what was lost.
+        This is for a server that was silent. TCP may wait many seconds on the old connection before a retransmission.
         """
         closing = self._channel.close(None)
         self._open()
         return closing
 
     async def is_ready(self, timeout_s: float = UNARY_TIMEOUT_S) -> bool:
-        """Return whether the model answers. Never raises for a server that does not."""
+        """Return True if the model is ready. An unreachable server is False, not an error."""
         try:
             request = service_pb2.ModelReadyRequest(name=self.model)
             return bool((await self._stub.ModelReady(request, timeout=timeout_s)).ready)
@@ -84,7 +85,7 @@ class TritonClient:
         except asyncio.CancelledError:
             if _is_cancelled():
                 raise
-            return False  # the channel was renewed
+            return False  # the channel was replaced
 
     async def wait_ready(self, timeout_s: float) -> None:
         """Return when the model is ready. Raises EngineLost after `timeout_s`."""
@@ -98,7 +99,7 @@ class TritonClient:
             ) from None
 
     async def facts(self, *, role: str, model_version: str, block_tokens: int) -> ModelFacts:
-        """Return what the model can do. Raises ModelRefused, or CallError if the server does not answer."""
+        """Return the facts of the model. Raises ModelRefused, or CallError if the server does not answer."""
         try:
             metadata = await self._stub.ModelMetadata(
                 service_pb2.ModelMetadataRequest(name=self.model), timeout=UNARY_TIMEOUT_S
@@ -120,9 +121,9 @@ class TritonClient:
         parameters: dict[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> Responses:
-        """Open a stream of its own for one request; the first read sends it and half-closes. Must run on the event loop.
+        """Open a stream for one request. The first read sends the request and half-closes. Must run on the event loop.
 
-        `timeout_s` bounds the whole stream. The caller cancels what it returns, however it leaves.
+        `timeout_s` bounds the whole stream. The caller must cancel the responses in every case.
         """
         request = _request(self.model, inputs, request_id, parameters)
         return _Responses(self._stub.ModelStreamInfer(timeout=timeout_s), request)
@@ -135,7 +136,7 @@ class TritonClient:
         parameters: dict[str, str] | None = None,
         timeout_s: float = UNARY_TIMEOUT_S,
     ) -> None:
-        """Send one request and read its answers away. Raises CallError."""
+        """Send one request, and read and drop its answers. Raises CallError."""
         async with opened(
             self.stream(inputs, request_id=request_id, parameters=parameters, timeout_s=timeout_s)
         ) as responses:
@@ -152,7 +153,7 @@ def _request(
 ) -> service_pb2.ModelInferRequest:
     request = service_pb2.ModelInferRequest(model_name=model, id=request_id)
     for tensor in inputs:
-        # tritonclient has no public way from its tensors to a request of its own protocol.
+        # tritonclient has no public function from its tensors to a request of its protocol.
         request.inputs.append(tensor._get_tensor())  # noqa: SLF001
         request.raw_input_contents.append(tensor._get_content())  # noqa: SLF001
     for key, value in (parameters or {}).items():
@@ -162,7 +163,7 @@ def _request(
 
 @asynccontextmanager
 async def opened(responses: Responses) -> AsyncIterator[Responses]:
-    """Cancel `responses` on the way out, however the caller leaves."""
+    """Cancel `responses` at the end of the block in every case."""
     try:
         yield responses
     finally:
@@ -170,10 +171,10 @@ async def opened(responses: Responses) -> AsyncIterator[Responses]:
 
 
 class _Responses:
-    """Writes its one request with the first read. Typed errors instead of error texts and transport exceptions.
+    """Writes the request with the first read, and raises typed errors for error texts and transport exceptions.
 
-    `call` is a call of ModelStreamInfer. It is read message by message: grpc's iterators, and tritonclient's around them,
-    cost 8 KB and a task per stream, and a few microseconds per answer.
+    `call` is a call of ModelStreamInfer. It is read message by message. The iterators of grpc and tritonclient would cost
+    8 KB and a task per stream, and a few microseconds per answer.
     """
 
     __slots__ = ("_call", "_request", "_was_cancelled", "is_sent")
@@ -213,14 +214,14 @@ class _Responses:
         self._call.cancel()
 
     async def _write(self, request: service_pb2.ModelInferRequest) -> None:
-        # A call that ended before it was written says why when it is read; only there the status is whole.
+        # A call that ended before the write raises its error at the read. Only there the status is complete.
         with suppress(grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError):
             await self._call.write(request)
             await self._call.done_writing()
 
 
 def _is_cancelled() -> bool:
-    """True if it is this task that was cancelled, and not merely the call it reads."""
+    """True if this task was cancelled, not only the call that it reads."""
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
 

@@ -1,6 +1,7 @@
-"""What an engine that cannot be reached still has to be told: calls to stop, handoffs to give up. Pure.
+"""Calls that are deferred until an unreachable engine is back: calls to stop, handoffs to release. Pure.
 
-Settled when the same boot of it answers again; another boot has forgotten everything by itself.
+They are sent when the same boot of the engine answers again (cancellation propagation). Another boot starts without calls
+and handoffs, so it needs none of them.
 """
 
 from __future__ import annotations
@@ -8,19 +9,19 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 DEFERRED_MAX: Final = 4096
-"""Of each kind; beyond it the oldest are left to the engine's own timeouts."""
+"""Most deferred calls of each kind. The oldest are dropped beyond it, and left to the timeouts of the engine."""
 
 
 class DueCalls(NamedTuple):
-    """What to tell now."""
+    """Calls to send now."""
 
     stops: tuple[str, ...]
-    """Request ids of calls that were given up here and may go on there."""
+    """Request ids of calls that were abandoned here and may still run in the engine."""
     releases: tuple[bytes, ...]
 
 
 class DeferredCalls:
-    """Belongs to one boot of an engine at a time. Empty: nothing is owed."""
+    """The deferred calls for one boot of an engine."""
 
     def __init__(self) -> None:
         self._boot_id = ""
@@ -31,15 +32,15 @@ class DeferredCalls:
         return len(self._stops) + len(self._releases)
 
     def defer_stop(self, request_id: str) -> None:
-        """A call was given up without a word to the engine."""
+        """Defer the stop of a call that was abandoned without a message to the engine."""
         _add(self._stops, request_id)
 
     def defer_release(self, handoff: bytes) -> None:
-        """A handoff could not be given up."""
+        """Defer the release of a handoff."""
         _add(self._releases, handoff)
 
     def flush(self, boot_id: str) -> DueCalls:
-        """The engine answers as `boot_id`: return what it must hear. Nothing is owed afterwards."""
+        """Return the calls to send to an engine that answers as `boot_id`. Afterwards none is deferred."""
         is_same = boot_id == self._boot_id
         self._boot_id = boot_id
         due = DueCalls(tuple(self._stops), tuple(self._releases)) if is_same else DueCalls((), ())
@@ -50,5 +51,5 @@ class DeferredCalls:
 
 def _add(owed: dict[str, None] | dict[bytes, None], what: str | bytes) -> None:
     if len(owed) >= DEFERRED_MAX:
-        del owed[next(iter(owed))]  # type: ignore[arg-type]  # the key is of the table's own kind
+        del owed[next(iter(owed))]  # type: ignore[arg-type]  # the key has the table's own type
     owed[what] = None  # type: ignore[index]

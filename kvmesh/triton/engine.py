@@ -1,7 +1,7 @@
 """The engine port on a real Triton server: one task per call, long-lived streams for load and KV events. A shell.
 
-An engine that is stopped or cut off is found by its silence (see `liveness`): then every call fails at once, the channel is
-replaced, and when the same boot answers again it is told what was given up meanwhile (see `debts`).
+A failure detector (see `liveness`) finds an engine that is stopped or cut off. Then every call fails at once, and the
+channel is replaced. When the same boot answers again, it gets the deferred calls (see `deferred_calls`).
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class _LiveCall:
     call: EngineCall
     task: asyncio.Task[None]
     stream: Responses | None = None
-    """Once the request has been handed to the transport."""
+    """None until the request is handed to the transport."""
     is_over: bool = False
-    """The sink heard its last word, or cancelled it."""
+    """True once the sink got its last event, or cancelled the call."""
 
     def end(self) -> None:
-        """End the task soon; see Responses."""
+        """End the task soon (see Responses)."""
         if self.stream is not None and self.stream.is_sent:
             self.stream.cancel()
         else:
@@ -48,9 +48,9 @@ class _LiveCall:
 
 
 class TritonEngine:
-    """An EnginePort. `run` keeps the load and KV event streams; `close` ends everything.
+    """An EnginePort. `run` keeps the streams of load reports and KV events. `close` ends all calls.
 
-    Every callback into `sink` is followed by `after_event`. `on_kv_events` takes the engine's messages as they come; a
+    Every callback into `sink` is followed by `after_event`. `on_kv_events` takes the engine's messages as they come. A
     new stream begins with a snapshot.
     """
 
@@ -72,7 +72,7 @@ class TritonEngine:
         self._tensors = RequestTensors(facts.inputs)
         self._calls: dict[int, _LiveCall] = {}
         self._background: set[asyncio.Task[None]] = set()
-        """Stops and releases that are under way."""
+        """Background tasks: stops, releases and reconnects in progress."""
         self._liveness = EngineLiveness(clock.now_s(), has_load_report=facts.load_report)
         self._deferred = DeferredCalls()
         self._probing: asyncio.Task[None] | None = None
@@ -90,7 +90,7 @@ class TritonEngine:
             return
         live.is_over = True
         if live.call.kind is CallKind.CONTEXT_ONLY and live.stream is not None and self._facts.stop:
-            # Its answer may be on the way: cancelling the stream would lose the handoff and leave its blocks held.
+            # Its answer may be under way. A cancelled stream would lose the handoff, and its blocks would stay held.
             self._spawn(self._stop(live))
         else:
             live.end()
@@ -105,12 +105,12 @@ class TritonEngine:
         return len(self._calls)
 
     async def run(self) -> None:
-        """Follow the engine's load and KV events until cancelled, opening the streams again when they break."""
+        """Follow load reports and KV events until cancelled. Streams that break are opened again."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._monitor(), name="engine-watch")
             if self._facts.load_report:
                 loads = self._subscription("load_report", self._take_load)
-                # An engine with an empty cache has no events to tell: only its load says that it is back.
+                # An engine with an empty cache has no KV events. Only its load reports show that it is back.
                 loads.is_awaited = lambda: self._liveness.is_lost
                 loads.on_broken = self._on_load_broken
                 tasks.create_task(loads.run(), name="engine-load")
@@ -119,7 +119,7 @@ class TritonEngine:
                 tasks.create_task(events.run(), name="engine-kv-events")
 
     async def close(self) -> None:
-        """Cancel all calls and wait for them; releases under way get a moment to finish."""
+        """Cancel all calls and wait for them. Releases in progress get 1 s to finish."""
         if self._background:
             await asyncio.wait(self._background, timeout=1.0)
         tasks = [live.task for live in self._calls.values()] + list(self._background)
@@ -142,14 +142,14 @@ class TritonEngine:
             log.exception("engine call failed", extra={"request_id": call.request_id})
             error = EngineError(f"bug: {type(bug).__name__}")
         if isinstance(error, EngineLost):
-            self._deferred.defer_stop(call.request_id)  # it may go on behind a connection that broke
+            self._deferred.defer_stop(call.request_id)  # the call may still run in the engine
         if not live.is_over:
             live.is_over = True
             self._sink.on_error(call_id, error, self._clock.now_s())
             self._after_event()
 
     async def _answers(self, call_id: int, live: _LiveCall) -> bool:
-        """Pass the engine's answers on until the stream ends. Return whether the final one came."""
+        """Pass the engine's answers to the sink until the stream ends. Return True if the final one came."""
         call, sink, clock, liveness = live.call, self._sink, self._clock, self._liveness
         if liveness.is_lost:
             raise EngineLost("the engine does not answer")
@@ -185,7 +185,7 @@ class TritonEngine:
         return is_final
 
     async def _stop(self, live: _LiveCall) -> None:
-        """Ask the engine to end the call until its stream is over; a handoff it made all the same is released there."""
+        """Ask the engine to end the call until its stream is over. `_answers` releases a handoff that it still makes."""
         gives_up_s = self._clock.now_s() + STOP_GIVE_UP_S
         while not live.task.done() and self._clock.now_s() < gives_up_s:
             try:
@@ -216,7 +216,7 @@ class TritonEngine:
         self._deferred.defer_release(context_phase_params)
         return None
 
-    # What the engine tells by itself.
+    # Subscriptions.
 
     def _subscription(self, what: str, take: Callable[[dict[str, Any]], None]) -> Subscription:
         return Subscription(
@@ -234,10 +234,10 @@ class TritonEngine:
         self._sink.on_ready(False, self._clock.now_s())
         self._after_event()
 
-    # Lost and back.
+    # Loss and recovery.
 
     async def _monitor(self) -> None:
-        """Look after the engine until cancelled."""
+        """Check and probe the engine until cancelled."""
         while True:
             await asyncio.sleep(CHECK_INTERVAL_S)
             now_s = self._clock.now_s()
@@ -249,7 +249,7 @@ class TritonEngine:
                 self._probing = asyncio.create_task(self._probe(), name="engine-probe")
 
     async def _probe(self) -> None:
-        """Ask whether the model is ready. For an engine without load reports, that is all there is to know."""
+        """Probe whether the model is ready. An engine without load reports has no other heartbeat."""
         is_ready = await self._client.is_ready(PROBE_TIMEOUT_S)
         now_s = self._clock.now_s()
         if is_ready:
@@ -269,7 +269,7 @@ class TritonEngine:
             await asyncio.sleep(PROBE_PAUSE_S)
 
     def _on_lost(self, reason: str, now_s: float) -> None:
-        """Fail every call now: what the engine may still make of them is stopped when it is back."""
+        """Fail every call at once, and defer its stop until the engine is back."""
         log.warning("engine at %s is lost: %s", self._client.address, reason)
         self._sink.on_ready(False, now_s)
         for call_id, live in list(self._calls.items()):
@@ -282,7 +282,7 @@ class TritonEngine:
         self._after_event()
 
     def _on_serving(self, boot_id: str, now_s: float) -> None:
-        """The model answers. Back from a silence, or after a broken stream, it hears what it missed."""
+        """Note that the model answers, and send the calls that were deferred during an outage."""
         if self._liveness.is_lost:
             log.info("engine at %s is back", self._client.address, extra={"boot_id": boot_id})
             self._liveness.on_recovery(now_s)

@@ -1,7 +1,7 @@
 """Typed errors of engine calls, and the one table from Triton's texts and codes to them.
 
-Triton's stream errors carry no code, and the TensorRT-LLM backend calls everything INTERNAL: only the text tells. Texts:
-the reference engine's README; TensorRT-LLM's C++ backend; tritonserver itself.
+Triton's stream errors carry no code, and the TensorRT-LLM backend uses INTERNAL for all errors. So the text decides.
+Sources of the texts: the README of the reference engine, the C++ backend of TensorRT-LLM, and tritonserver.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ class CallError(Exception):
 
 
 class EngineLost(CallError):
-    """The engine, or the way to it, is gone; or its model is not ready."""
+    """The engine or the connection to it is lost, or its model is not ready."""
 
 
 class EngineBusy(CallError):
-    """The engine's queue is full: it did not take the call."""
+    """The queue of the engine is full. The engine did not take the call."""
 
 
 class HandoffLost(CallError):
-    """The KV blocks cannot be had: the handoff expired, was released, is not for this request, or its engine is gone."""
+    """The KV blocks are unavailable: the handoff expired or was released, is for another request, or its engine is lost."""
 
 
 class InvalidRequest(CallError):
-    """The engine refuses this request whenever it is sent."""
+    """The engine refuses this request at every attempt."""
 
 
 class InvalidToken(CallError):
@@ -37,11 +37,11 @@ class InvalidToken(CallError):
 
 
 class EngineStalled(CallError):
-    """No token came for the watchdog time."""
+    """No token came for the time of the watchdog."""
 
 
 class EngineError(CallError):
-    """The engine failed on this call, for any other reason."""
+    """The engine failed at this call for any other reason."""
 
 
 _TEXTS: Final[tuple[tuple[type[CallError], tuple[str, ...]], ...]] = (
@@ -87,11 +87,11 @@ _TEXTS: Final[tuple[tuple[type[CallError], tuple[str, ...]], ...]] = (
             r"Connection refused",
             r"Socket closed",
             r"Server is stopping",
-            r"Internal error from Core",  # of grpc.aio, where the transport breaks under a write
+            r"Internal error from Core",  # of grpc.aio, if the transport breaks during a write
         ),
     ),
 )
-"""First match wins; case does not matter."""
+"""The first match wins. Case is ignored."""
 
 _TABLE: Final = tuple((kind, re.compile("|".join(texts), re.IGNORECASE)) for kind, texts in _TEXTS)
 
@@ -109,7 +109,7 @@ TEXT_MAX: Final = 400
 
 
 def of_text(text: str) -> CallError:
-    """Return the typed error for what Triton wrote."""
+    """Return the typed error for an error text of Triton."""
     for kind, pattern in _TABLE:
         if pattern.search(text):
             return kind(text[:TEXT_MAX])
@@ -117,7 +117,7 @@ def of_text(text: str) -> CallError:
 
 
 def of_status(code: grpc.StatusCode, details: str) -> CallError:
-    """Return the typed error for a broken call: by its text if that is known, else by its code."""
+    """Return the typed error for a broken call, by its text if the text is known, otherwise by its code."""
     for kind, pattern in _TABLE:
         if pattern.search(details):
             return kind(details[:TEXT_MAX])

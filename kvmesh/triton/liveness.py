@@ -19,47 +19,47 @@ from kvmesh.failure_detector import FailureDetector
 SERVER_TIMEOUT_S: Final = 3.0
 MODEL_TIMEOUT_S: Final = 6.0
 PROBE_AFTER_S: Final = 1.2
-"""The server is probed when nothing was heard for longer than a load report takes to come."""
+"""Silence of the server after which it is probed, longer than the time between two load reports."""
 
 PROBE_TIMEOUT_S: Final = 0.75
-"""One behind the other, two fit into the silence."""
+"""Timeout of a probe. Two consecutive probes fit into SERVER_TIMEOUT_S."""
 
 MISSED_PROBES: Final = 2
 PROBE_PAUSE_S: Final = 1.0
-"""Between two answered probes of an engine without load reports."""
+"""Pause between two answered probes of an engine without load reports."""
 
 
 class EngineLiveness:
-    """Look at it every LOOK_S. `is_lost` from the silence on until `on_recovery`."""
+    """Detects the loss of one engine. Call `check` every CHECK_INTERVAL_S. `is_lost` holds from a loss until `on_recovery`."""
 
     def __init__(self, now_s: float, *, has_load_report: bool) -> None:
         self.is_lost = False
         self._missed = 0
-        """Probes in a row since something was heard."""
+        """Missed probes since the last message."""
         self._server = FailureDetector(SERVER_TIMEOUT_S, now_s)
         self._model = FailureDetector(MODEL_TIMEOUT_S if has_load_report else float("inf"), now_s)
 
     def on_model(self, now_s: float) -> None:
-        """The model said something: a load report, an answer."""
+        """Take a message of the model: a load report or an answer."""
         self.on_server(now_s)
         self._model.heartbeat(now_s)
 
     def on_server(self, now_s: float) -> None:
-        """The server answered a probe."""
+        """Take the answer of the server to a probe."""
         self._missed = 0
         self._server.heartbeat(now_s)
 
     def on_missed_probe(self) -> None:
-        """A probe was not answered in time."""
+        """Count a probe that was not answered in time."""
         self._missed += 1
 
     def on_recovery(self, now_s: float) -> None:
-        """It serves again."""
+        """Note that the engine serves again."""
         self.is_lost = False
         self.on_model(now_s)
 
     def check(self, now_s: float) -> str:
-        """Return why the engine is lost, once; else nothing."""
+        """Return the reason at the moment of a loss, otherwise an empty text."""
         silences = [silence for silence in (self._server, self._model) if silence.check(now_s)]
         if self._missed < MISSED_PROBES and self._server in silences:
             silences.remove(self._server)
@@ -67,8 +67,8 @@ class EngineLiveness:
             return ""
         self.is_lost = True
         who = "engine" if silences[0] is self._server else "model"
-        return f"nothing was heard of the {who} for {silences[0].silent_s(now_s):.1f} s"
+        return f"no message from the {who} for {silences[0].silent_s(now_s):.1f} s"
 
     def wants_probe(self, now_s: float) -> bool:
-        """Return whether the server is to be asked whether it is there."""
+        """Return True if the server should be probed now."""
         return not self.is_lost and self._server.silent_s(now_s) >= PROBE_AFTER_S

@@ -1,4 +1,4 @@
-"""What a service's core sees of its engine: calls it starts, and a sink that hears what becomes of them. Pure."""
+"""The interface between a service's core and its engine: calls that the core starts, and a sink of their events. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvmesh.triton.errors import CallError
 
 
 class CallKind(Enum):
-    """What a call runs; values are the engine's request parameter `request_type`."""
+    """The phases that a call runs. Values are those of the engine's request parameter `request_type`."""
 
     CONTEXT_AND_GENERATION = "context_and_generation"
     CONTEXT_ONLY = "context_only"
@@ -25,42 +25,42 @@ class EngineCall:
     kind: CallKind
     request_id: str
     token_ids: bytes
-    """Prompt: 4 bytes per token, little-endian, at least one token."""
+    """The prompt: 4 bytes per token, little-endian, at least one token."""
     max_output_tokens: int
-    """Counts the prefill's first token too."""
+    """Includes the first token, which the prefill makes."""
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
     seed: int = 0
     end_token_id: int = -1
-    """Negative: none."""
+    """Negative: no end token."""
     logprobs: bool = False
     context_phase_params: bytes = b""
-    """GENERATION_ONLY: the handoff, as the prefill engine gave it."""
+    """GENERATION_ONLY: the handoff of the prefill engine."""
     kv_peer: str = ""
-    """GENERATION_ONLY: the only address KV blocks may be pulled from. Empty: the engine does not check."""
+    """GENERATION_ONLY: the only address from which KV blocks may be pulled. Empty: the engine does not check."""
     timeout_s: float = 600.0
-    """The last resort: the transport ends the call after this. Above every deadline and watchdog of the caller."""
+    """Last resort: the transport ends the call after this time. It is above each deadline and watchdog of the caller."""
 
 
 @dataclass(frozen=True, slots=True)
 class FirstAnswer:
-    """What the engine says once, with its first answer to a call."""
+    """Data that the engine sends once, with its first answer to a call."""
 
     context_phase_params: bytes = b""
-    """CONTEXT_ONLY: the handoff. The engine holds its blocks until they are pulled, released or timed out."""
+    """CONTEXT_ONLY: the handoff. The engine holds its blocks until they are pulled or released, or until a timeout."""
     reused_blocks: int = 0
     """Blocks of the prompt that were in the engine's cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """An engine's own load report. Blocks, sequences; seconds."""
+    """The load report of an engine, in blocks, sequences and seconds."""
 
     boot_id: str
     blocks_total: int
     blocks_free: int
-    """Free, or evictable and not promised to anyone."""
+    """Free blocks, and evictable blocks without a reservation."""
     sequences_running: int = 0
     sequences_waiting: int = 0
     handoffs_held: int = 0
@@ -69,54 +69,57 @@ class EngineLoad:
 
 
 class EngineSink(Protocol):
-    """Hears what becomes of calls. Synchronous. A call's last word is exactly one of `on_end` and `on_error`."""
+    """Receives the events of calls. Synchronous. INVARIANT: a call ends with exactly one of `on_end` and `on_error`."""
 
     def on_first(self, call_id: int, first: FirstAnswer, now_s: float) -> None:
-        """The engine answered for the first time; `on_tokens` follows with that answer's tokens."""
+        """Take the engine's first answer. `on_tokens` follows with the tokens of that answer."""
         ...
 
     def on_tokens(
         self, call_id: int, token_ids: Sequence[int], logprobs: Sequence[float], now_s: float
     ) -> None:
-        """Tokens made since the last answer, at least one. `logprobs` is parallel to them, or empty."""
+        """Take the tokens since the last answer, at least one. `logprobs` is parallel to them, or empty."""
         ...
 
     def on_end(self, call_id: int, now_s: float) -> None:
-        """The engine finished the call. Below its limit of tokens the answer ended by itself, whatever its last token is:
-        TensorRT-LLM leaves the end token out, and an answer that is nothing else is empty."""
+        """Take the good end of a call.
+
+        A call with fewer tokens than its limit ended by itself, whatever its last token is. TensorRT-LLM omits the end
+        token, so an answer of the end token alone is empty.
+        """
         ...
 
     def on_error(self, call_id: int, error: CallError, now_s: float) -> None:
-        """The call failed; nothing of it is left in the engine."""
+        """Take the failure of a call. The engine holds nothing of the call any more."""
         ...
 
     def on_load(self, load: EngineLoad, now_s: float) -> None:
-        """The engine reported its load. Another boot id than before means that it lost everything."""
+        """Take a load report. A new boot id means that the engine lost all its state."""
         ...
 
     def on_ready(self, is_ready: bool, now_s: float) -> None:
-        """The engine began or ceased to answer. Calls end on their own: with `on_error`."""
+        """Take whether the engine answers. Its calls end separately, with `on_error`."""
         ...
 
 
 class EnginePort(Protocol):
-    """Starts and ends calls. Synchronous: never calls the sink from inside one of these methods."""
+    """Starts and ends calls. Synchronous. These methods never call the sink."""
 
     def start(self, call_id: int, call: EngineCall) -> None:
-        """Start `call` under a number the caller never uses twice."""
+        """Start `call` under a number that the caller never reuses."""
         ...
 
     def cancel(self, call_id: int) -> None:
-        """End a call early; the sink hears no more of it. Unknown ids are ignored.
+        """End a call early. The sink gets no more events of it. Unknown ids are ignored.
 
-        Whatever the call still makes in the engine - a handoff that was ready at the same moment - is given up too.
+        A handoff that the call makes at the same moment is released as well.
         """
         ...
 
     def release(self, context_phase_params: bytes) -> None:
-        """Give up a handoff the engine holds. Idempotent: one that is gone already is fine."""
+        """Release a handoff that the engine holds. Idempotent: an unknown handoff is no error."""
         ...
 
     def open_calls(self) -> int:
-        """Return the calls that have not ended in the transport, cancelled ones included."""
+        """Return the number of calls that are open in the transport, cancelled calls included."""
         ...

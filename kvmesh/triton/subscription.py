@@ -1,4 +1,4 @@
-"""One of the streams in which an engine tells of itself: its load, or its KV events. A shell."""
+"""A stream of load reports or KV events from an engine. A shell."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ log = logging.getLogger(__name__)
 
 RETRY_S: Final = 0.25
 REPLY_TIMEOUT_S: Final = 1.5
-"""A stream that is awaited and brings nothing for this long is opened again on another connection."""
+"""An awaited stream without a message for this long is opened again on another connection."""
 
 
 class Subscription:
-    """Opened again whenever it broke, or has brought so much that it costs the server memory. Owned by who calls `run`.
+    """Opened again after it breaks, and after as many bytes as `SubscriptionPolicy` allows. The task of `run` owns it.
 
-    `take` gets each message; one that it fails at breaks the stream. `reconnect` is to replace the connection.
+    `take` gets each message. An error of `take` breaks the stream. `reconnect` replaces the connection.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Subscription:
         reconnect: Callable[[], None],
     ) -> None:
         self.is_awaited: Callable[[], bool] = lambda: False
-        """True while silence of this stream says that its connection is of no use."""
+        """True while a silent stream means that its connection is dead."""
         self.on_broken: Callable[[], None] = lambda: None
         self._client = client
         self._tensors = tensors
@@ -46,7 +46,7 @@ class Subscription:
         self._policy = SubscriptionPolicy(what)
 
     async def run(self) -> None:
-        """Follow until cancelled."""
+        """Follow the stream until cancelled."""
         told, what = "", self._what
         while True:
             try:
@@ -75,7 +75,7 @@ class Subscription:
             await asyncio.sleep(RETRY_S)
 
     async def _read(self, stream: Responses) -> bool:
-        """Read until the stream ends. Return True as soon as the next one is to be opened instead."""
+        """Read until the stream ends. Return True if the next stream follows at once: a renewal, not a loss."""
         while True:
             try:
                 async with asyncio.timeout(REPLY_TIMEOUT_S if self.is_awaited() else None):

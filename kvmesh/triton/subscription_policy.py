@@ -1,7 +1,7 @@
-"""How long a stream of the engine's own - load, KV events - is read before it is opened anew, and where it goes on. Pure.
+"""When a subscription to load reports or KV events is renewed, and the position at which the next stream continues. Pure.
 
-tritonserver keeps every response of a request until that request ends, in one queue that is emptied only then: seen with
-2.51, where a subscription that had brought 417 MB of KV events held 409 MB. So no subscription may live for ever.
+tritonserver keeps all responses of a request in one queue until the request ends. With 2.51, a subscription that had
+brought 417 MB of KV events held 409 MB. So each subscription must end after some bytes.
 """
 
 from __future__ import annotations
@@ -10,30 +10,33 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 RENEW_BYTES: Final = 2 << 20
-"""What an engine is asked to tell in one subscription. Opening the next costs one request."""
+"""Bytes after which an engine is asked to end a subscription. Opening the next one costs one request."""
 
 ABANDON_BYTES: Final = 2 * RENEW_BYTES
-"""What a server may keep of one whose engine does not end it, a snapshot aside."""
+"""Bytes, without a snapshot, after which the client ends a subscription that its engine does not end."""
 
 RESPONSE_BYTES: Final = 1024
-"""What a response is kept with beside its payload; 1.1 KB were measured."""
+"""Memory of the server for one response, beside its payload; 1.1 KB were measured."""
 
 
 class SubscriptionPolicy:
-    """One subscription, on one stream after the other."""
+    """One subscription over consecutive streams."""
 
     __slots__ = ("_after", "_received_bytes", "_snapshot_bytes", "_what")
 
     def __init__(self, what: str) -> None:
         self._what = what
         self._after = ""
-        """Boot id and number of the last KV event; empty: unknown, or in the middle of a snapshot."""
+        """Boot id and number of the last KV event. Empty: unknown, or inside a snapshot."""
         self._snapshot_bytes = 0
         self._received_bytes = 0
 
     def open(self) -> dict[str, str]:
-        """A stream begins: return the parameters of its request. An engine that does not know `after` sends a
-        snapshot; one that does not know `max_bytes` does not end it."""
+        """Begin a stream, and return the parameters of its request.
+
+        An engine that does not know `after` sends a snapshot. An engine that does not know `max_bytes` does not end the
+        stream.
+        """
         self._snapshot_bytes = self._received_bytes = 0
         parameters = {"request_type": self._what, "max_bytes": str(RENEW_BYTES)}
         if self._after:
@@ -41,14 +44,15 @@ class SubscriptionPolicy:
         return parameters
 
     def reset(self) -> None:
-        """The stream broke, or could not be read: begin anew, with a snapshot."""
+        """Forget the position after a broken or unreadable stream. The next stream starts with a snapshot."""
         self._after = ""
 
     def record(self, message: Mapping[str, Any], size: int) -> bool:
-        """Count one message of `size` bytes that was read and understood. Return whether to leave the stream for the next.
+        """Count one decoded message of `size` bytes. Return True if the client must end the stream and open the next.
 
-        Only where the engine does not end it as it was asked to. Never in the middle of a snapshot; and after a large one
-        not before as much again has come, so that an engine that always begins with one does not send it over and over.
+        This is for engines that do not end a stream at RENEW_BYTES. A stream is never ended inside a snapshot. After a
+        large snapshot it ends only after as many further bytes. So an engine that starts each stream with a snapshot does
+        not send snapshots without end.
         """
         self._received_bytes += size + RESPONSE_BYTES
         if "snapshot" in message:
@@ -60,5 +64,5 @@ class SubscriptionPolicy:
         return self._received_bytes - self._snapshot_bytes > max(ABANDON_BYTES, self._snapshot_bytes)
 
     def is_at_limit(self) -> bool:
-        """Whether the engine has told as much as it was asked to, so that the end of the stream is none of the engine."""
+        """True if the stream has brought the requested bytes. Its end is then a renewal, and no loss of the engine."""
         return self._received_bytes > RENEW_BYTES

@@ -1,7 +1,7 @@
-"""The tensors of one engine call, in and out. Pure.
+"""Input and output tensors of an engine call. Pure.
 
-Only inputs the model has are made. Scalars are made once per value and shared between calls: Triton's client copies
-them into each request.
+Only inputs that the model has are made. Scalars are made once per value and shared between calls, because Triton's client
+copies them into each request.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from tritonclient.grpc import InferInput
 from kvmesh.triton.port import CallKind, EngineCall, EngineLoad
 
 CACHED_SCALARS_MAX: Final = 1024
-"""Distinct (tensor, value) pairs kept; beyond it all are forgotten and made anew."""
+"""Cached (tensor, value) pairs. A full cache is emptied."""
 
 _BARE_OUTPUTS: Final = 2
-"""Outputs every response has: output_ids and sequence_length. Nearly all have no other."""
+"""Number of outputs of most responses: output_ids and sequence_length, which every response has."""
 
 _SCALARS: Final[dict[str, tuple[str, type[Any]]]] = {
     "input_lengths": ("INT32", np.int32),
@@ -64,7 +64,7 @@ class RequestTensors:
         return tensors
 
     def of_service(self) -> list[InferInput]:
-        """Return the inputs of a request that generates nothing: what the model requires, and no more."""
+        """Return the inputs of a request that generates nothing: only the inputs that the model requires."""
         return self._service(stop=False)
 
     def of_stop(self) -> list[InferInput]:
@@ -72,7 +72,7 @@ class RequestTensors:
         return self._service(stop=True)
 
     def of_release(self, context_phase_params: bytes) -> list[InferInput]:
-        """Return the inputs that give up a handoff."""
+        """Return the inputs that release a handoff."""
         return [*self._service(stop=False), _bytes("context_phase_params", context_phase_params)]
 
     def _service(self, *, stop: bool) -> list[InferInput]:
@@ -117,7 +117,7 @@ class Answer(NamedTuple):
 
 
 def answer_of(response: Any) -> Answer:
-    """Read a ModelInferResponse. Reads the raw bytes: tritonclient's as_numpy costs some 10 us per tensor."""
+    """Decode a ModelInferResponse from its raw bytes. tritonclient's as_numpy would cost some 10 us per tensor."""
     outputs = response.outputs
     is_final = response.parameters["triton_final_response"].bool_param
     if len(outputs) == _BARE_OUTPUTS and outputs[0].name == "output_ids":
@@ -141,7 +141,7 @@ def answer_of(response: Any) -> Answer:
 
 
 def payload_of(response: Any, output: str) -> bytes | None:
-    """Return the bytes of one output tensor of a ModelInferResponse, or None if it has none of that name."""
+    """Return the bytes of the output tensor `output` of a ModelInferResponse, or None."""
     for one, raw in zip(response.outputs, response.raw_output_contents, strict=False):
         if one.name == output:
             return bytes(raw)
@@ -149,7 +149,7 @@ def payload_of(response: Any, output: str) -> bytes | None:
 
 
 def load_of(report: dict[str, Any]) -> EngineLoad:
-    """Return an engine's load report. Raises KeyError or TypeError if it is none."""
+    """Decode a load report. Raises KeyError, TypeError or ValueError if it is malformed."""
     return EngineLoad(
         boot_id=str(report["boot_id"]),
         blocks_total=int(report["blocks_total"]),
