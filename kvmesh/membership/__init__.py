@@ -1,8 +1,8 @@
-"""Who is in the mesh: every process holds a lease in Redis, every process keeps a view of all leases.
+"""Membership and service discovery: each process holds a lease in Redis and keeps a view of all leases.
 
-`{mesh}:proc:<id>` holds a Member as JSON and expires after LEASE_S; `{mesh}:procs` is the set of ids; `{mesh}:proc-news`
-is a channel that says "look again". While Redis is away the last view stays.
+`{mesh}:proc:<id>` holds a Member as JSON and expires after LEASE_S. `{mesh}:procs` is the set of ids. `{mesh}:proc-news` is
+a channel for changes: each message causes a poll. While Redis is unavailable, the last view stays (degraded mode).
 
-Pure: `member` (what a lease says), `election` (which of several processes holds a name), `view` (the members in force).
-Shells: `registration` (keeps a lease), `membership` (keeps a view).
+Pure: `member` (the contents of a lease), `election` (which of several processes holds a name), `view` (the present
+members), `address_filter`. Shells: `registration` (renews a lease), `membership` (updates a view).
 """

@@ -1,4 +1,4 @@
-"""Leaves out members whose addresses may not be dialled. Pure."""
+"""Refuses members with addresses outside `trust.networks`, which may not be dialled. Pure."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from kvmesh.trust.networks import Networks
 log = logging.getLogger(__name__)
 
 LOGGED_MAX: Final = 256
-"""Refused members of one moment that are logged; further ones are counted alone."""
+"""Refused members at one time that are logged. Further ones are only counted."""
 
 
 class AddressFilter:
-    """`take` the members of each poll. A member is refused for its address, or for that of its KV blocks.
+    """Filters the members of each poll by their address and the address of their KV blocks.
 
-    Engines resolve names themselves, so a KV address must be an address where `trust.networks` is set.
+    With `trust.networks`, a KV address must be an IP address and not a name, because engines resolve names themselves.
     """
 
     def __init__(self, networks: Networks) -> None:
         self.refused_total = 0
-        """Members that were refused, each counted once for as long as it stays registered."""
+        """Refused members. Each counts once while it stays registered."""
         self._networks = networks
         self._refused: set[tuple[str, str, str]] = set()
 
     def take(self, members: Iterable[Member]) -> list[Member]:
-        """Return those that may be dialled."""
+        """Return the members that may be dialled."""
         if self._networks.is_any:
             return list(members)
         admitted, refused = [], set()

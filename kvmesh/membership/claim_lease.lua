@@ -1,11 +1,15 @@
--- Writes the lease of a process's name by compare-and-set, and returns the lease that was there.
+-- Writes the lease of a process's name by compare-and-set, and returns the previous lease.
 --
--- The lease is written if there is none, if it is the process's own, or if it equals the one that the process may
--- replace. It is announced where it is new: after a freeze the other processes find this one again at once.
+-- The lease is written in three cases: there is no lease, the present lease is the process's own, or it equals the lease
+-- that may be replaced. A new lease is announced. So the other processes find this process at once, for example after
+-- a freeze.
 --
--- KEYS: 1 the lease, 2 the set of names. ARGV: 1 the new lease (empty: read only), 2 its life in ms, 3 name, 4 channel,
--- 5 "announce" or empty, 6 boot id of the process, 7 a lease of another process that may be replaced, or empty. Returns
--- 1 if the lease was written, else 0; the lease that was there; its life in ms.
+-- KEYS: 1 the lease, 2 the set of names.
+--
+-- ARGV: 1 the new lease (empty: read only), 2 its life in ms, 3 name, 4 channel, 5 "announce" or empty, 6 boot id,
+-- 7 a lease of another process that may be replaced, or empty.
+--
+-- Returns 1 if the lease was written, otherwise 0; the previous lease; the life of that lease in ms.
 local lease, left_ms = redis.call('GET', KEYS[1]), redis.call('PTTL', KEYS[1])
 local own = lease and string.find(lease, ARGV[6], 1, true)
 if ARGV[1] == '' or lease and not own and lease ~= ARGV[7] then

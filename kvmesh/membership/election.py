@@ -1,22 +1,25 @@
-"""Which of several processes with one name holds the name's lease. Pure.
+"""Leader election among processes with one name: which of them holds the lease of the name. Pure.
 
-The state machine of one process; `Registration` carries each bid to Redis, where one script compares and writes.
+The state machine of one process (docs/decisions/0020). `Registration` sends each bid to Redis, where one script writes by
+compare-and-set.
 
-    NEWCOMER -> HOLDER    it replaced the lease of its first look, or there was none
-    NEWCOMER -> STANDBY   a third process was quicker, or it drains already
-    HOLDER   -> STANDBY   its lease was replaced, and by no older holder
-    STANDBY  -> HOLDER    the lease that it saw has run out, or its holder drains, or it is no lease of a process
+    NEWCOMER -> HOLDER    its bid replaced the lease of its first read, or there was no lease
+    NEWCOMER -> STANDBY   a third process was faster, or this process drains already
+    HOLDER   -> STANDBY   its lease was replaced, and not by an older holder
+    STANDBY  -> HOLDER    the lease that it saw has expired, or its holder drains, or the lease is invalid
 
 INVARIANT: the holder changes only when a process starts, when the holder has not renewed for LEASE_S, or when it drains.
 INVARIANT: a process replaces the lease of a live holder only at its start, or within LEASE_S of its own last renewal.
-A process claims a held name once, at its start. A lease that is gone before its time was flushed: its holder writes it
-again within RENEW_S, so a standby waits until that lease would have run out.
+A process claims a held name once, at its start. A lease that disappears before its time was flushed. Its holder writes it
+again within RENEW_S, so a standby waits until that lease would have expired.
 
-Terms order the holders. Each takeover writes a term above all that the process has seen; a holder that finds a lower term
-wrote later than that process and replaces it. Terms end with the leases: a process that starts when there is none begins
-at 1. So a term orders nothing once its holder has not renewed for LEASE_S, as after a freeze. Leases of the previous
-release have no term (0): such a process waits for ever once it has seen another's lease, so it is outranked only by the
-process that took the name from it.
+Terms order the holders (fencing). Each takeover writes a term above all terms that the process has seen. A holder that
+finds a lower term wrote later than that process, and replaces it. Terms end with the leases: a process that starts without
+a lease in Redis begins at 1. So a term orders nothing once its holder has not renewed for LEASE_S, for example after a
+freeze.
+
+Leases of the previous release have no term (0). Such a process waits for ever once it has seen the lease of another one.
+So it is outranked only by the process that took the name from it.
 """
 
 from __future__ import annotations
@@ -27,17 +30,17 @@ from typing import Final, NamedTuple
 from kvmesh.membership.member import LEASE_S, RENEW_S, TERM_MAX, Member, read
 
 RETRY_S: Final = 0.05
-"""Until the next bid where the last one met another lease than expected."""
+"""Pause before the next bid if the last one found another lease than expected."""
 
 PAST_END_S: Final = 0.02
-"""A standby looks this long after the end of the lease that it saw: Redis counts in milliseconds."""
+"""Time from the end of the lease that a standby saw to its next bid. Redis counts in milliseconds."""
 
 LEASE_LIFE_MAX_S: Final = 30.0
-"""A lease that lives for longer, or for ever, is none of a process: those of later releases may be longer than LEASE_S."""
+"""A lease with a longer life, or without an end, is invalid. Leases of later releases may be longer than LEASE_S."""
 
 
 class ElectionState(Enum):
-    """Where a process stands."""
+    """State of a process in the election of its name."""
 
     NEWCOMER = "newcomer"
     HOLDER = "holder"
@@ -45,39 +48,42 @@ class ElectionState(Enum):
 
 
 class Bid(NamedTuple):
-    """Write a lease of this term if there is none, if the present one is the bidder's own, or if it equals `replaces`."""
+    """A compare-and-set of the lease to this term.
+
+    It writes if there is no lease, if the present lease is the bidder's own, or if that lease equals `replaces`.
+    """
 
     term: int
     replaces: bytes
 
 
 class Election:
-    """One process's part. In turns: `bid`, then `take` what Redis answered, or `fail`."""
+    """The election as one process sees it. After each `bid` follows `take` with the answer of Redis, or `fail`."""
 
     def __init__(self, name: str, boot_id: str) -> None:
         self.state = ElectionState.NEWCOMER
         self.holder: Member | None = None
-        """The other process that holds the name, as it was last seen; None unless STANDBY."""
+        """The other process that holds the name, as last seen. None unless STANDBY."""
         self._name = name
         self._boot_id = boot_id
         self._term = 0
-        """Of this process's lease; before it has one, the highest that was seen."""
+        """Term of this process's lease. Before it has a lease: the highest term seen."""
         self._predecessor: str | None = None
-        """Boot id of the process that had the name at the first look, empty if none had it; None before that look."""
+        """Boot id of the holder at the first read. Empty: no process held the name. None: not read yet."""
         self._replaces = b""
         """The lease that the next bid may replace."""
         self._asked_s = float("-inf")
-        """When the last bid was made. Redis wrote it then or later."""
+        """Time of the last bid. Redis wrote it then or later."""
         self._lease_end_s = float("-inf")
-        """When the lease of this process runs out if it is not renewed."""
+        """Time at which the lease of this process expires unless it is renewed."""
         self._is_outranking = False
-        """True if `_replaces` is an older holder's: void once this process's own lease has run out."""
+        """True if `_replaces` is the lease of an older holder. It is void once this process's own lease has expired."""
         self._free_s = float("-inf")
-        """When the lease that a standby saw runs out; a missing one may be taken then."""
+        """Time at which the lease that a standby saw expires. A missing lease may be taken from then on."""
         self._next_s = float("-inf")
 
     def bid(self, now_s: float, *, is_draining: bool = False) -> Bid | None:
-        """Return what to write now; None: look only. A process that drains keeps its lease and takes none."""
+        """Return the bid to write now. None: only read. A draining process keeps its lease and takes no name."""
         self._asked_s = now_s
         if self._is_outranking and now_s >= self._lease_end_s:
             self._replaces = b""
@@ -92,15 +98,15 @@ class Election:
     def take(
         self, bid: Bid | None, *, wrote: bool, found: bytes, left_s: float, now_s: float, is_draining: bool
     ) -> None:
-        """Take the answer to `bid`: whether it was written, and which lease was there before, with `left_s` to live.
+        """Take the answer to `bid`: whether Redis wrote it, and the previous lease with `left_s` to live.
 
-        `found` empty: none. `left_s` below 0: it lives for ever.
+        `found` empty: there was no lease. `left_s` below 0: the lease does not expire.
         """
         lease, is_junk = self._read(found, left_s)
         self._replaces, self._next_s, self._is_outranking = b"", now_s + RENEW_S, False
         if bid is not None and wrote:
             self._hold(bid.term, LEASE_S)
-        elif lease is not None and lease.boot_id == self._boot_id:  # written by a bid whose answer was lost
+        elif lease is not None and lease.boot_id == self._boot_id:  # written by a bid with a lost answer
             self._hold(lease.term, left_s)
         elif self._predecessor is None:
             self._predecessor = lease.boot_id if lease is not None else ""
@@ -122,31 +128,31 @@ class Election:
             self._replaces, self._next_s = b"", now_s + RENEW_S
 
     def on_leave(self, left_boot_id: str) -> None:
-        """The process of boot id `left_boot_id` gave its lease back: if it had this name, the next bid may take it."""
+        """Note that the process of `left_boot_id` gave its lease back. If it held this name, the next bid may take it."""
         if left_boot_id and self.holder is not None and self.holder.boot_id == left_boot_id:
             self._free_s = float("-inf")
 
     def fail(self, now_s: float) -> None:
-        """Redis did not answer. What it lacks for the next LEASE_S says nothing: it may have lost all leases."""
+        """Note that Redis did not answer. It may have lost all leases, so a missing lease counts only after LEASE_S."""
         self._free_s = max(self._free_s, now_s + LEASE_S)
 
     def wait_s(self, now_s: float) -> float:
-        """Return how long to wait before the next bid."""
+        """Return the time until the next bid."""
         return max(0.0, self._next_s - now_s)
 
     def _read(self, found: bytes, left_s: float) -> tuple[Member | None, bool]:
-        """Return the lease, if it is one of a process, and whether there is something else."""
+        """Return the lease if it is valid, and whether an invalid one is there."""
         lease = read(self._name, found) if found else None
         if lease is not None and lease.boot_id != self._boot_id and not 0 <= left_s <= LEASE_LIFE_MAX_S:
             lease = None
         return lease, bool(found) and lease is None
 
     def _expect(self, found: bytes, next_s: float) -> None:
-        """Replace this lease at the next bid."""
+        """Let the next bid, at `next_s`, replace the lease `found`."""
         self._replaces, self._next_s = found, next_s
 
     def _outranks(self, other: Member, now_s: float) -> bool:
-        """True if this holder has the name by a later takeover than `other`, and its own lease has not run out."""
+        """True if this holder took the name later than `other`, and its own lease has not expired."""
         if now_s >= self._lease_end_s:
             return False
         return other.term < self._term if other.term else other.boot_id == self._predecessor
@@ -160,5 +166,5 @@ class Election:
         self._term = max(self._term, lease.term)
         self._free_s = max(now_s + left_s, self._free_s)
         self._next_s = now_s + min(RENEW_S, left_s + PAST_END_S)
-        if lease.draining and lease.term:  # one of the previous release would take it back
+        if lease.draining and lease.term:  # a process of the previous release would take the name back
             self._expect(found, now_s)

@@ -1,4 +1,4 @@
-"""What a process of the mesh says of itself, as its lease in Redis. Pure."""
+"""The lease of a process in Redis: how the process describes itself. Pure."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ import msgspec
 LEASE_S = 3.0
 RENEW_S = 1.0
 LEAVE_PREFIX = b"gone:"
-"""News that begin with this and a boot id: that process gave its lease back."""
+"""Prefix of the message with which a process leaves: the boot id follows. It has given its lease back."""
 
 TERM_MAX: Final = 1 << 53
-"""Largest term; every JSON reader keeps it exact."""
+"""Largest term. Every JSON reader keeps it exact."""
 
 Role = Literal["frontend", "router", "prefill", "decode"]
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
-    """One process of the mesh. Unknown keys are ignored: a newer release may write more."""
+    """One process of the mesh. Unknown keys are ignored, because a newer release may write more of them."""
 
     process_id: str
     role: Role
     address: str
-    """Where its gRPC server listens, "host:port"."""
+    """Address of its gRPC server, "host:port"."""
     boot_id: str
-    """Random per start of the process."""
+    """Random at each start of the process."""
     model_version: str
     block_tokens: int
     kv_address: str = ""
-    """Where its engine gives away KV blocks, "host:port". Prefill and decode only."""
+    """Address from which the KV blocks of its engine are pulled, "host:port". Prefill and decode only."""
     engine_boot_id: str = ""
     draining: bool = False
     capabilities: tuple[str, ...] = ()
     term: Annotated[int, msgspec.Meta(ge=0, le=TERM_MAX)] = 0
-    """Orders the holders of one name (see `election`). 0: a lease of the previous release."""
+    """Fencing token: orders the holders of one name (see `election`). 0: a lease of the previous release."""
 
 
 def decode(lease: bytes) -> Member:
@@ -43,7 +43,7 @@ def decode(lease: bytes) -> Member:
 
 
 def read(name: str, lease: bytes) -> Member | None:
-    """Return the member in the lease of `name`; None if it cannot be read, or says another name."""
+    """Return the member in the lease of `name`. None if the lease is unreadable or has another name."""
     try:
         member = decode(lease)
     except msgspec.DecodeError:

@@ -1,4 +1,4 @@
-"""Keeps a view of all leases in Redis up to date. A shell."""
+"""Keeps a view of all leases in Redis up to date (service discovery). A shell."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ RETRY_PAUSE_S = 0.25
 
 
 class Membership:
-    """Keeps a View up to date. Owned by who calls `run`.
+    """Keeps a View up to date. The task of `run` owns it.
 
-    `on_change` gets all members, ordered by process id, whenever something changed; also when the first poll is empty.
+    `on_change` gets all members, ordered by process id, after each change. It is also called if the first poll is empty.
     """
 
     def __init__(
@@ -37,9 +37,12 @@ class Membership:
         own: Registration | None = None,
         address_filter: AddressFilter | None = None,
     ) -> None:
-        """`address_filter` leaves out members that may not be dialled; without one all are believed.
+        """Set up the view.
 
-        `own`: while this lease cannot be written, missing ones of others say nothing; it hears of all news."""
+        `address_filter` refuses members that may not be dialled. Without it all members are accepted. `own`: the
+        registration of this process, which gets all changes. While its lease cannot be written, a missing lease of
+        another process does not count.
+        """
         self._redis = redis
         self._mesh = mesh
         self._own = own
@@ -55,7 +58,7 @@ class Membership:
         return [self._view.members[name] for name in sorted(self._view.members)]
 
     async def run(self) -> None:
-        """Poll every POLL_S and at every nudge, until cancelled. No answer of Redis ends it."""
+        """Poll every POLL_S and after each message of the channel, until cancelled. No answer of Redis ends it."""
         await persist(self._watch, "membership", pause_s=RETRY_PAUSE_S, on_failure=self._on_failure)
 
     def _on_failure(self) -> None:
@@ -76,11 +79,11 @@ class Membership:
                 if data is not None and self._own is not None:
                     self._own.on_news(left_boot_id)
         finally:
-            with suppress(Exception):  # closing a broken connection tells nothing new
+            with suppress(Exception):  # the failure of a broken connection is known already
                 await subscription.aclose()
 
     async def poll(self) -> None:
-        """Look once. Raises RedisAway."""
+        """Read the members once. Raises RedisUnavailable."""
         found = self._address_filter.take(await read_members(self._redis, self._mesh))
         if self._own is not None and self._own.is_refused:
             self._view.suspend_removals(self._clock.now_s())
@@ -91,7 +94,7 @@ class Membership:
 
 
 async def read_members(redis: RedisLink, mesh: str) -> list[Member]:
-    """Return the members that hold a lease now. Entries nobody can read are left out. Raises RedisAway."""
+    """Return the members that hold a lease now. Unreadable leases are skipped. Raises RedisUnavailable."""
     names = sorted(
         name.decode(errors="replace") for name in await redis.execute("SMEMBERS", key(mesh, "procs"))
     )
@@ -106,10 +109,10 @@ async def read_members(redis: RedisLink, mesh: str) -> list[Member]:
             continue
         member = read(name, lease)
         if member is None:
-            log.warning("the lease of %s cannot be read, or is another process's", name)
+            log.warning("the lease of %s is unreadable or has another name", name)
         else:
             members.append(member)
-    if gone:  # a live process writes its name again at its next renewal
-        with suppress(RedisUnavailable):  # a Redis that takes no writes can be read all the same
+    if gone:  # a live process adds its name again at its next renewal
+        with suppress(RedisUnavailable):  # a read-only Redis still serves the reads
             await redis.execute("SREM", key(mesh, "procs"), *gone)
     return members

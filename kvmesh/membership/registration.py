@@ -1,4 +1,4 @@
-"""Keeps a process's lease in Redis. A shell around `election`."""
+"""Keeps the lease of a process in Redis. A shell around `election`."""
 
 from __future__ import annotations
 
@@ -26,14 +26,16 @@ RETRY_PAUSE_S = 0.25
 
 
 async def _ignore(reason: str) -> None:
-    """Tell nothing."""
+    """Do nothing."""
 
 
 class Registration:
-    """Keeps one member's lease. Owned by who calls `run`; call `deregister` at a clean shutdown, after `run` ended.
+    """Keeps the lease of one member. The task of `run` owns it.
 
-    Of two processes with one name the one that started later holds it (`election`). The other is superseded: it goes on
-    with what it has, and takes the name back when the holder ends.
+    Call `deregister` at a graceful shutdown, after `run` ended.
+
+    If two processes have one name, the later one holds it (`election`). The other process is superseded. It keeps its
+    streams, and takes the name back when the holder ends.
     """
 
     def __init__(
@@ -50,18 +52,18 @@ class Registration:
         """
         self.member = member
         self.is_refused = False
-        """True while the lease cannot be written; then those of others cannot, either."""
+        """True while the lease cannot be written. Other processes cannot write theirs then, either."""
         self.superseded_total = 0
-        """Times that another process took the name."""
+        """Number of times that another process took the name."""
         self._redis = redis
         self._mesh = mesh
         self._on_name_state = on_name_state
         self._clock = clock or MonotonicClock()
         self._election = Election(member.process_id, member.boot_id)
         self._reason: str | None = None
-        """Told last; None before anything was."""
+        """The last reported reason. None: nothing was reported."""
         self._has_changed = False
-        """True while the member is not as it was written last."""
+        """True while the member differs from the last written lease."""
         self._changed = asyncio.Event()
 
     @property
@@ -71,18 +73,21 @@ class Registration:
 
     @property
     def is_holder(self) -> bool:
-        """True while this process is the one that is listed under its name, as far as it knows."""
+        """True while this process holds its name, as far as it knows."""
         return self._election.state is ElectionState.HOLDER
 
     def update(self, **changes: Any) -> None:
-        """Change fields of the member (`draining=True`); written at once if `run` runs."""
+        """Change fields of the member (`draining=True`). A running `run` writes them at once."""
         member = msgspec.structs.replace(self.member, **changes)
         if member != self.member:
             self.member, self._has_changed = member, True
             self._changed.set()
 
     def on_news(self, left_boot_id: str) -> None:
-        """A lease changed; `left_boot_id`: the boot id of a process that gave its lease back. A standby looks at once."""
+        """Take the news of a changed lease. A standby then reads its lease at once.
+
+        `left_boot_id`: the boot id of a process that gave its lease back, or empty.
+        """
         if self._election.state is ElectionState.STANDBY:
             self._election.on_leave(left_boot_id)
             self._changed.set()
@@ -107,7 +112,7 @@ class Registration:
         self._election.fail(self._clock.now_s())
 
     async def deregister(self) -> None:
-        """Give the lease back, unless another process of the same name holds it. Never raises RedisAway."""
+        """Give the lease back, unless another process of the same name holds it. Never raises RedisUnavailable."""
         with suppress(RedisUnavailable):
             await self._redis.execute(
                 "EVAL",
@@ -149,7 +154,7 @@ class Registration:
         )
 
     async def _report(self) -> None:
-        """Say which process has the name; once for each change."""
+        """Log and report a change of the holder, once."""
         if self._election.state is ElectionState.NEWCOMER:
             return
         reason, was = self._why(), self._reason
@@ -164,7 +169,7 @@ class Registration:
             await self._on_name_state(reason)
 
     def _why(self) -> str:
-        """Return why this process is not listed under its name, or an empty text."""
+        """Return the reason why this process does not hold its name, or an empty text."""
         holder, name = self._election.holder, self.member.process_id
         if holder is None:
             return ""

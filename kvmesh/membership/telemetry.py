@@ -1,4 +1,4 @@
-"""Exports whether a process is listed under its name, and the members that it refuses."""
+"""Metrics of the name lease and of refused members."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from kvmesh.metrics import Metrics
 
 
 def export(registration: Registration, address_filter: AddressFilter, metrics: Metrics) -> None:
-    """Export it, and how many members are refused; read at each scrape."""
+    """Export the state of the name lease and the refused members, read at each scrape."""
     metrics.gauge(
         "name_held",
-        "1 while this process is listed under its name; 0 before that, and while another process of the name is.",
+        "1 while this process holds the lease of its name; 0 before that, and while another process holds it.",
         lambda: float(registration.is_holder),
     )
     metrics.total(
         "name_superseded",
-        "Times that another process took this one's name.",
+        "Takeovers of the name by another process.",
         lambda: registration.superseded_total,
     )
     metrics.total(
         "refused_members",
-        "Members that were refused because of an address outside trust.networks.",
+        "Members refused for an address outside trust.networks.",
         lambda: address_filter.refused_total,
     )

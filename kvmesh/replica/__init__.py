@@ -1,4 +1,5 @@
-"""What prefill and decode replicas have in common beside the engine adapter.
+"""Code that prefill and decode replicas share, beside the engine adapter.
 
-Pure parts (no I/O, no clock): `timetable`, `heartbeat`. Shell: `process`.
+Pure parts (no I/O, no clock): `admission`, `calls`, `engine_view`, `load_heartbeat`. Shells: `process`, `shell`. `options`
+reads the command line.
 """

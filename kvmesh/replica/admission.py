@@ -1,4 +1,4 @@
-"""Whether an engine could ever run a submit, and in time, and the words for what it answers. Pure."""
+"""Admission control of a replica: refusals of submits that its engine cannot run, or not in time. Pure."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ FAILURE_CODES: Final[dict[type[CallError], pb.Failure.Code.ValueType]] = {
 
 
 def too_late(what: str, needed_s: float, left_s: float, waited_s: float = 0.0) -> SubmitRefusal:
-    """Return the refusal of `what` that needs `needed_s` (0: unknown) more and has `left_s`, after `waited_s` here."""
+    """Return the refusal of `what`, which has `left_s` and needs `needed_s` (0: unknown) after `waited_s` here."""
     if needed_s <= 0:
-        after = f" after {waited_s:.3f} s here" if waited_s > 0 else ""
+        after = f" after {waited_s:.3f} s at this replica" if waited_s > 0 else ""
         return SubmitRefusal(pb.Refusal.REASON_DEADLINE, f"the deadline has passed{after}")
     return SubmitRefusal(
         pb.Refusal.REASON_DEADLINE,
-        f"{what} needs {needed_s:.3f} s, {max(0.0, left_s):.3f} s are left after {waited_s:.3f} s here",
+        f"{what} needs {needed_s:.3f} s, and {max(0.0, left_s):.3f} s are left after {waited_s:.3f} s at this replica",
         estimate_ms=min(REMAINING_MS_MAX, max(1, math.ceil((waited_s + needed_s) * 1000 - 1e-6))),
     )
 
 
 def not_serving(replica: str, *, is_draining: bool, is_ready: bool) -> SubmitRefusal | None:
-    """Return why `replica` takes nothing new at all, or None. `is_ready`: its engine answers."""
+    """Return the refusal of all new submits at `replica`, or None. `is_ready`: its engine answers."""
     if is_draining:
         return SubmitRefusal(pb.Refusal.REASON_DRAINING, f"{replica} is draining")
     if not is_ready:
@@ -57,11 +57,11 @@ def not_serving(replica: str, *, is_draining: bool, is_ready: bool) -> SubmitRef
 def check_submit(
     submit: pb.Submit, facts: ModelFacts, phases: Sequence[pb.Phase.ValueType], blocks: int
 ) -> SubmitRefusal | None:
-    """Return why this engine could never run `submit`, or None. `blocks`: the KV blocks it would need."""
+    """Return the refusal of a submit that this engine can never run, or None. `blocks`: the KV blocks it needs."""
     if submit.model_version != facts.model_version:
         return SubmitRefusal(
             pb.Refusal.REASON_STALE_SNAPSHOT,
-            f"model version {submit.model_version!r} is not served here; {facts.model_version!r} is",
+            f"model version is {submit.model_version!r}; {facts.model_version!r} is served here",
         )
     if submit.phase not in phases:
         allowed = " or ".join(name_of(pb.Phase, phase) for phase in phases)

@@ -1,4 +1,4 @@
-"""An engine call as both roles make it of a submit, and the row that tells its first token. Pure."""
+"""Engine calls of prefill and decode replicas, and the row of a first token. Pure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from kvmesh.triton.errors import InvalidToken
 from kvmesh.triton.port import CallKind, EngineCall
 
 TRANSPORT_GRACE_S: Final = 5.0
-"""An engine call's own timeout lies this far behind its deadline: it only catches what the core missed."""
+"""Time from the deadline of a request to the timeout of its engine call. The timeout is a backstop of the core."""
 
 
 def engine_call(
     submit: pb.Submit, kind: CallKind, left_s: float, handoff: pb.Handoff | None = None
 ) -> EngineCall:
-    """Return the call for `submit`, whose deadline is in `left_s`."""
+    """Return the call for `submit` with `left_s` until its deadline."""
     sampling = submit.sampling
     return EngineCall(
         kind=kind,
@@ -36,19 +36,22 @@ def engine_call(
 
 
 def cached_tokens(reused_blocks: int, block_tokens: int, prompt_tokens: int) -> int:
-    """Return how many tokens of the prompt were in cache; its last one is computed in any case."""
+    """Return the number of prompt tokens that were cached. The last token of a prompt is always computed."""
     return min(reused_blocks * block_tokens, prompt_tokens - 1)
 
 
 def valid_count(token_ids: Sequence[int], vocabulary_size: int) -> int:
-    """Return how many of `token_ids`, at least one, come before the first id outside the vocabulary. Size 0: all."""
+    """Return the number of `token_ids` before the first id outside the vocabulary. Size 0 allows all ids.
+
+    `token_ids` has at least one id.
+    """
     if not vocabulary_size or (max(token_ids) < vocabulary_size and min(token_ids) >= 0):
         return len(token_ids)
     return next(index for index, each in enumerate(token_ids) if not 0 <= each < vocabulary_size)
 
 
 def invalid_token(token_id: int, vocabulary_size: int) -> InvalidToken:
-    """Return the error of an engine that made `token_id`."""
+    """Return the error for an engine that made `token_id`."""
     return InvalidToken(f"the engine made token id {token_id}; 0 to {vocabulary_size - 1} is allowed")
 
 
@@ -63,7 +66,7 @@ def first_token(
     run_s: float,
     context_phase_params: bytes = b"",
 ) -> pb.FirstToken:
-    """Return the row of the first token of a prompt that took `run_s` in the engine. `logprob` None: not asked for."""
+    """Return the row of the first token of a prompt that took `run_s` in the engine. `logprob` None: not requested."""
     row = pb.FirstToken(
         slot=slot,
         position=position,
@@ -79,5 +82,5 @@ def first_token(
 
 
 def microseconds(seconds: float) -> int:
-    """Return `seconds` as they go over the wire; never below 0."""
+    """Return `seconds` as microseconds for the wire, at least 0."""
     return max(0, round(seconds * 1e6))

@@ -1,6 +1,6 @@
-"""What an engine last said of its load, and whether that still says anything. Pure.
+"""The last load report of an engine, with its age. Pure.
 
-A report that is old is no report: it is neither read as "full" nor as "free".
+A stale report is treated as unknown: it means neither "full" nor "free".
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ FRESH_S: Final = 3.0
 
 
 class EngineView:
-    """The last report of an engine. `last` stays known however old it is: its boot id does not age."""
+    """The last report of an engine. `last` stays at any age, because the boot id in it does not become stale."""
 
     __slots__ = ("_heard_s", "last")
 
@@ -24,11 +24,11 @@ class EngineView:
 
     @property
     def boot_id(self) -> str:
-        """Boot id of the engine; empty: it said nothing yet."""
+        """Boot id of the engine. Empty: no report has come."""
         return self.last.boot_id if self.last else ""
 
     def take(self, load: EngineLoad, now_s: float) -> bool:
-        """Keep a report. Return whether it says something new."""
+        """Keep a report. Return True if it differs from the last one."""
         known, self.last = self.last, load
         self._heard_s = now_s
         return load != known
@@ -38,6 +38,6 @@ class EngineView:
         return self.last if now_s - self._heard_s <= FRESH_S else None
 
     def step_s(self, now_s: float) -> float:
-        """Return the engine's own measure of its steps. 0: unknown; an engine that runs nothing measures none."""
+        """Return the step duration that the engine reports. 0: unknown, or the engine runs no sequence."""
         load = self.fresh(now_s)
         return load.step_s if load is not None and load.sequences_running else 0.0

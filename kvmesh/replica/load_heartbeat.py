@@ -1,4 +1,8 @@
-"""Paces load reports: on change, not more often than each `CHANGE_S`, and at least each `IDLE_S`. Pure."""
+"""Heartbeat of a process: when the next load report is due. Pure.
+
+A report is due on a change, at most every `CHANGE_S`, and otherwise every `IDLE_S`. The receivers' failure detectors use
+the reports as heartbeats.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +13,18 @@ IDLE_S: Final = 1.0
 
 
 class LoadHeartbeat:
-    """Tells when the next report is due. Quiet while nobody listens."""
+    """Times of the load reports of one process. No report is due while there is no listener."""
 
     __slots__ = ("_has_changed", "_sent_s", "has_listener")
 
     def __init__(self) -> None:
         self.has_listener = False
-        """Somebody listens."""
+        """True while a caller is attached."""
         self._has_changed = False
         self._sent_s = float("-inf")
 
     def touch(self) -> None:
-        """Something changed that a report would tell."""
+        """Note a change of the load."""
         self._has_changed = True
 
     def next_s(self) -> float | None:

@@ -1,4 +1,4 @@
-"""The command line of a replica: `python -m services.<role> ...`."""
+"""Command line of a replica: `python -m services.<role> ...`."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ ReplicaRole = Literal["prefill", "decode"]
 
 @dataclass(frozen=True, slots=True)
 class Options(ServiceOptions):
-    """What a replica is started with."""
+    """Options of a replica."""
 
     role: ReplicaRole
     engine: str
-    """Where the replica's Triton server answers gRPC, "host:port"."""
+    """gRPC address of the replica's Triton server, "host:port"."""
 
 
 def parse(
     role: ReplicaRole, arguments: Sequence[str] | None = None, environment: Mapping[str, str] = _NONE
 ) -> Options:
-    """Read the command line and the file it names; `environment` may hold the URL of Redis.
+    """Read the command line and the configuration file in it. `environment` may hold the URL of Redis.
 
-    Raises ConfigError; argparse exits with 2 on its own.
+    Raises ConfigError. A usage error exits with status 2 inside argparse.
     """
     parser = argparse.ArgumentParser(prog=f"python -m services.{role}", description=f"A {role} replica.")
     add_options(parser, role, environment, is_id_required=True)

@@ -34,12 +34,12 @@ from kvmesh.triton.errors import CallError
 from kvmesh.trust.peers import Trust
 
 ENGINE_WAIT_S: Final = 10.0
-"""An engine that is not ready by then is missing. `kvmesh up` starts replicas when their engines are ready."""
+"""Longest wait for the engine to be ready at the start. `kvmesh up` starts replicas when their engines are ready."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a role's status and telemetry are made of."""
+    """Parts of the process that a role needs for its status and telemetry."""
 
     attach: AttachService
     engine: TritonEngine
@@ -48,7 +48,7 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class RoleService:
-    """What a role brings: its core, its own service, and who hears of the membership."""
+    """Parts that a role provides: its core, its own service, and the callback for membership changes."""
 
     core: ReplicaCore
     service_name: str
@@ -60,7 +60,7 @@ Build = Callable[[Options, ModelFacts, Metrics, Tracing], RoleService]
 
 
 def main(role: ReplicaRole, build: Build, arguments: Sequence[str] | None = None) -> int:
-    """Run a replica; return its exit status. 2: it could not start, and one sentence on stderr says why."""
+    """Run a replica and return its exit status. 2: the start failed, and one sentence on stderr has the reason."""
     return process.main(
         role,
         lambda: command_line.parse(role, arguments, os.environ),

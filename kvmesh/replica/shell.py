@@ -1,4 +1,4 @@
-"""The shell around a replica's core: its timer, its health, its drain. Joins Attach and the engine to the core."""
+"""Shell of a replica's core: timer, health and graceful shutdown. Connects Attach and the engine to the core."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class ReplicaSink(EngineSink, Protocol):
-    """The sink of a core, and what it knows of its engine."""
+    """The engine sink of a core, with the last state of the engine."""
 
     is_ready: bool
 
@@ -69,7 +69,7 @@ class ReplicaShell:
             self._idle.set()
 
     async def report_engine_state(self, report: Callable[[bool, str], Awaitable[None]]) -> None:
-        """Call `tell(is ready, boot id)` whenever one of them changed, until cancelled."""
+        """Call `report(is ready, boot id)` after each change, until cancelled."""
         while True:
             await self._changed.wait()
             self._changed.clear()
@@ -77,7 +77,7 @@ class ReplicaShell:
             await report(*self._reported)
 
     async def drain(self) -> None:
-        """Refuse what is new and return when nothing is held; cancelled when the grace is over."""
+        """Refuse new requests, and return when no request is held. The caller cancels at the end of the drain time."""
         self._core.drain()
         self._is_draining = True
         self.after_event()
@@ -93,4 +93,4 @@ class ReplicaShell:
 
 
 def _log_bug(error: Exception) -> None:
-    log.error("timer of the replica failed", exc_info=error)
+    log.error("bug in the timer of the replica", exc_info=error)

@@ -30,7 +30,10 @@ PROBE_PAUSE_S: Final = 1.0
 
 
 class EngineLiveness:
-    """Detects the loss of one engine. Call `check` every CHECK_INTERVAL_S. `is_lost` holds from a loss until `on_recovery`."""
+    """Detects the loss of one engine. Call `check` every CHECK_INTERVAL_S.
+
+    `is_lost`: True from a loss until `on_recovery`.
+    """
 
     def __init__(self, now_s: float, *, has_load_report: bool) -> None:
         self.is_lost = False
