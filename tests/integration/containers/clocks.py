@@ -1,7 +1,8 @@
-"""Wall clocks of single parts, by libfaketime: what a part believes, apart from this machine's clock.
+"""Wall clocks of single parts, by libfaketime: a part's view of the time, apart from this machine's clock.
 
-Waiting is by the monotonic clock and stays right, with one exception: Python's `time.sleep` fails under
-libfaketime 0.9.10 (clock_nanosleep until a time, EINVAL). No service calls it; engines are better left alone.
+Waits use the monotonic clock and stay right, with one exception. Python's `time.sleep` fails under
+libfaketime 0.9.10 (clock_nanosleep with an absolute time, EINVAL). No service calls `time.sleep`; engines are
+better left alone.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ class Clock:
         self.env = {
             "LD_PRELOAD": _LIBRARY_THERE,
             "FAKETIME_TIMESTAMP_FILE": f"{_FOLDER_THERE}/offset",
-            "FAKETIME_NO_CACHE": "1",  # 3 us for each look at the wall clock; in force at once
+            "FAKETIME_NO_CACHE": "1",  # 3 us for each read of the wall clock; in force at once
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
             "DONT_FAKE_MONOTONIC": "1",  # the name before 0.9.9
         }
 
     def set(self, seconds: float) -> None:
-        """Make the clock run `seconds` ahead, below 0 behind."""
+        """Set the clock `seconds` ahead; a negative value sets it behind."""
         new = self._file.with_suffix(".new")
         new.write_text(f"{seconds:+.3f}\n")
         new.chmod(0o644)

@@ -1,4 +1,4 @@
-"""The Docker engine of this machine, and whether it has the images a test needs."""
+"""The Docker engine of this machine, and a check for the images that a test needs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from docker.errors import DockerException, ImageNotFound
 
 @contextmanager
 def connected() -> Iterator[docker.DockerClient]:
-    """Yield a client of the Docker engine and close it. Raises DockerException when none answers."""
+    """Yield a client of the Docker engine and close it. Raises DockerException if no engine answers."""
     client = docker.from_env(timeout=60)
     try:
         yield client
@@ -22,7 +22,7 @@ def connected() -> Iterator[docker.DockerClient]:
 
 
 def missing(images: Sequence[str]) -> str:
-    """Say in one sentence why containers of `images` cannot run here; empty: they can."""
+    """Return one sentence on why containers of `images` cannot run here; empty if they can."""
     reason, image = "", ""
     try:
         with connected() as client:
@@ -34,7 +34,7 @@ def missing(images: Sequence[str]) -> str:
     except DockerException as error:
         reason = f"No Docker engine answers here: {error}."
     if reason:
-        # docker-py leaves the socket that could not connect to the garbage collector, which warns.
+        # docker-py leaves the socket of a failed connection to the garbage collector, which warns.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)
             gc.collect()

@@ -1,8 +1,8 @@
-"""What can befall a part of a mesh in containers, and taking it back.
+"""Faults of parts of a mesh in containers, and their removal.
 
-Each fault is one call that returns when the fault is in force; each has a context manager that takes it back
-however the test leaves; `clear` takes back all that is left. No call needs root on this machine: packets are
-dropped and delayed by a sidecar container inside the part's own network namespace.
+Each fault is one call that returns when the fault is in force. Each has a context manager that removes the
+fault at the end of its block, also after an exception; `clear` removes all that are left. No call needs root
+on this machine: a sidecar container inside the part's own network namespace drops and delays the packets.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ LOSS: Final = 0.02
 ALL: Final = "all"
 
 PAUSE_TRIES: Final = 10
-"""With cgroup v1 runc gives up a busy container after 1000 looks, and leaves it to the caller to ask again."""
+"""With cgroup v1, runc gives up on a busy container after 1000 polls; then the caller has to pause it again.
+"""
 
 
 class Faults:
-    """Breaks parts of one mesh. Several faults may be on at once, also on one part."""
+    """Injects faults into parts of one mesh. Several may be on at once, also on one part."""
 
     def __init__(self, mesh: ContainerMesh) -> None:
         self.mesh = mesh
@@ -38,23 +39,24 @@ class Faults:
         self._skewed: set[str] = set()
         self._shapes: dict[str, Shape] = {}
         self._sidecars: dict[str, tuple[int, Sidecar]] = {}
-        """With the start of the part it belongs to: the network of an earlier start is gone."""
+        """Sidecars with the start count of their part, since the network of an earlier start is gone."""
         self._seconds: dict[str, ContainerPart] = {}
-        """Second processes, by the name that they share with a part."""
+        """Second processes, by the name that each shares with a part."""
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def kill(self, name: str) -> int:
         """Kill every process of part `name` with SIGKILL and return its exit status, 137.
 
-        The kernel closes its connections (FIN or RST), so peers see the end at once; its address is gone until
-        it starts again, so connecting to it fails after the 3 s that a neighbour is asked for, and is not refused.
+        The kernel closes the connections (FIN or RST), so peers see the end at once. The part's address is
+        gone until its next start. So connecting to it fails after the 3 s of ARP requests, and is not
+        refused.
         """
         return await self._end(name, signal.SIGKILL, 45.0)
 
     async def terminate(self, name: str, timeout_s: float = 45.0) -> int:
         """Send SIGTERM to part `name`, wait until it has ended, and return its exit status.
 
-        Raises AssertionError when it runs on after `timeout_s`.
+        Raises AssertionError if the part still runs after `timeout_s`.
         """
         return await self._end(name, signal.SIGTERM, timeout_s)
 
@@ -62,13 +64,13 @@ class Faults:
         if name in self._paused:
             await self.unpause(name)  # Docker sends no signal to a frozen container
         status = await self.mesh.parts[name].end(sig, timeout_s)
-        self._shapes.pop(name, None)  # its network ended with it; the sidecar inside may wait to be removed
+        self._shapes.pop(name, None)  # its network has ended; the sidecar inside may wait for its removal
         return status
 
     async def start(self, name: str) -> float:
         """Start part `name` again, at the same address, and return the seconds until it serves.
 
-        Its network is whole then: a cut or a delay it had ended with it.
+        Its network has no fault, since a cut or a delay ended with the old network.
         """
         part, loop = self.mesh.parts[name], asyncio.get_running_loop()
         began_s = loop.time()
@@ -77,9 +79,9 @@ class Faults:
         return loop.time() - began_s
 
     async def pause(self, name: str) -> None:
-        """Freeze every process of part `name` (cgroup freezer; of an engine Triton's stubs too).
+        """Freeze every process of part `name` (cgroup freezer; for an engine also Triton's stubs).
 
-        Its kernel still acknowledges what is sent to it, until its buffers are full.
+        The kernel still acknowledges bytes sent to the part, until its buffers are full.
         """
         part = self.mesh.parts[name]
         for left in reversed(range(PAUSE_TRIES)):
@@ -92,17 +94,17 @@ class Faults:
         self._paused.add(name)
 
     async def unpause(self, name: str) -> None:
-        """Let part `name` run on; nothing happens when it is not paused."""
+        """Unfreeze part `name`; does nothing if it is not paused."""
         if name in self._paused:
             part = self.mesh.parts[name]
             await part.in_thread(part.docker.unpause)
             self._paused.discard(name)
 
     async def cut(self, name: str, from_: str | None = None) -> None:
-        """Lose every packet between part `name` and the world, or part `from_`, both ways, without a word.
+        """Lose every packet between part `name` and the world, or part `from_`, both ways and silently.
 
-        Nothing is reset and nothing is refused: connections stall, connecting times out. Cut from all, the
-        part does not hear this machine either: ask it nothing until `mend`.
+        No connection is reset or refused: connections stall, and connecting times out. A part cut from all
+        does not hear this machine either, so do not call it until `mend`.
         """
         peer = ALL if from_ is None else self.mesh.parts[from_].ip
         shape = self._shapes.get(name, Shape())
@@ -111,24 +113,25 @@ class Faults:
     async def slow(self, name: str, delay_s: float = DELAY_S, loss: float = LOSS) -> str:
         """Delay every packet from and to part `name` by `delay_s` each way, and lose `loss` of them each way.
 
-        A round trip takes 2 x `delay_s` longer. Return how: "netem", or "queue" where the kernel has no netem.
+        A round trip takes 2 x `delay_s` longer. Return the method: "netem", or "queue" if the kernel has no
+        netem.
         """
         return await self._apply(name, replace(self._shapes.get(name, Shape()), delay_s=delay_s, loss=loss))
 
     async def mend(self, name: str) -> None:
-        """Take back every `cut` and `slow` of part `name`; nothing happens when it has none."""
+        """Remove every `cut` and `slow` of part `name`; does nothing if it has none."""
         if name in self._shapes:
             await self._apply(name, Shape())
             self._shapes.pop(name, None)
 
     async def duplicate(self, name: str) -> None:
-        """Start a second process with the name of part `name`, in a container of its own; returns when it serves."""
+        """Start a second process with the name of part `name`, in its own container; returns when it serves."""
         second = self._seconds[name] = self.mesh.second(name)
         await self.mesh.launch([second])
         await self.mesh.ready(second)
 
     async def end_duplicate(self, name: str) -> None:
-        """Kill the second process of that name and remove its container; nothing happens when there is none."""
+        """Kill the second process of that name and remove its container; does nothing if there is none."""
         second = self._seconds.pop(name, None)
         if second is not None:
             await second.end()
@@ -152,15 +155,17 @@ class Faults:
             return await part.in_thread(lambda: sidecar.apply(shape))
 
     async def _forget(self, name: str) -> None:
-        """Remove the sidecar of a part. What it did to the part's network stays."""
+        """Remove the sidecar of a part. The rules it set in the part's network stay."""
         async with self._locks[name]:
             if name in self._sidecars:
                 await self.mesh.parts[name].in_thread(self._sidecars.pop(name)[1].remove)
 
     async def skew(self, name: str, seconds: float) -> None:
-        """Set the wall clock of part `name` to `seconds` ahead of (below 0: behind) this machine's; 0 takes it back.
+        """Set the wall clock of part `name` to `seconds` ahead of this machine's; negative is behind, 0
+        resets it.
 
-        The part must be among the mesh's `skewable`. Clocks that only measure spans stay right. In force at once.
+        The part must be among the mesh's `skewable`. Clocks that only measure intervals stay right. In force
+        at once.
         """
         clock = self.mesh.clocks.get(name)
         assert clock is not None, f"{name} has no clock of its own: name it in Options.skewable"
@@ -168,9 +173,9 @@ class Faults:
         (self._skewed.add if seconds else self._skewed.discard)(name)
 
     async def clear(self) -> dict[str, int]:
-        """Take back every fault that is on and start every part that does not run; returns when all serve.
+        """Remove every fault that is on and start every part that does not run; returns when all serve.
 
-        Return the exit status of the parts that had ended by themselves: a fault that nobody made.
+        Return the exit status of the parts that ended by themselves, without an injected fault.
         """
         for name in [*self._paused]:
             await self.unpause(name)
@@ -189,7 +194,7 @@ class Faults:
         return fallen
 
     async def close(self) -> None:
-        """Remove what the faults needed beside the parts. Faults that are on stay on: `clear` first."""
+        """Remove the containers made for the faults. Faults that are on stay on: call `clear` first."""
         for name in [*self._sidecars]:
             await self._forget(name)
 

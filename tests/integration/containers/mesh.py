@@ -29,24 +29,24 @@ from tests.integration.containers.vitals import Vitals, vitals_of
 from tests.integration.live_mesh import START_S_MAX, LiveMesh, accepts, engine_ready, until
 
 THREADS: Final = 24
-"""Calls to the Docker engine at once; waiting for an end holds one."""
+"""Calls to the Docker engine at once; a wait for the end of a container takes one."""
 
 _SECOND_HOST: Final = 150
-"""Hosts of the subnet from here on are for second processes of a name."""
+"""Hosts of the subnet from this number on are for second processes of a name."""
 
 _LOOK_S: Final = 0.05
 _ALIVE_EVERY: Final = 10
-"""Looks at the address between two questions to Docker whether the container still runs."""
+"""Polls of the address between two checks in Docker that the container still runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a mesh in containers may be given besides its configuration."""
+    """Options of a mesh in containers besides its configuration."""
 
     engine_options: Sequence[str] = ()
-    """More arguments of every engine."""
+    """Additional arguments of every engine."""
     service_options: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """More arguments by name or role ("router-0", "router", "redis")."""
+    """Additional arguments by name or role ("router-0", "router", "redis")."""
     images: Mapping[str, str] = field(default_factory=dict)
     """Other images by name or role (redis, engine, prefill, decode, router, frontend)."""
     mounts: Mapping[str, str] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Options:
     env: Mapping[str, str] = field(default_factory=dict)
     """Environment of every part."""
     skewable: Sequence[str] = ()
-    """Parts whose wall clock `Faults.skew` may set; they run under libfaketime."""
+    """Names of the parts with a wall clock that `Faults.skew` may set; they run under libfaketime."""
     connect: Callable[[str], grpc.aio.Channel] = server.channel
     """How this machine opens a channel to a service at "host:port"."""
 
@@ -62,17 +62,18 @@ class Options:
 class ContainerMesh(LiveMesh[ContainerPart]):
     """The API of `LiveMesh`: `start`, `stop`, `parts[name].start()/end(sig)/address/tail()`, `idle`, ...
 
-    All it makes carries its run's label; a process beside this one removes it should this one die.
+    All containers and networks carry their run's label. If this process dies, another process removes them.
     """
 
     def __init__(self, config: MeshConfig, folder: Path, options: Options | None = None) -> None:
-        """Make the private network and plan the parts; none runs yet. `folder` takes logs and the config file.
+        """Make the private network and plan the parts; none runs yet. `folder` takes logs and the config
+        file.
 
-        Raises docker's DockerException when no Docker engine answers.
+        Raises docker's DockerException if no Docker engine answers.
         """
         self.options = options or Options()
         super().__init__(config, self.options.connect)
-        # Its own clean-up container would have to be pulled; the reaper and the sweep do its work.
+        # docker-py's own clean-up container would have to be pulled; the reaper and the sweep do its work.
         testcontainers_config.ryuk_disabled = True
         self.folder = folder
         self.run = f"kvmesh-{os.getpid()}-{secrets.token_hex(3)}"
@@ -107,9 +108,10 @@ class ContainerMesh(LiveMesh[ContainerPart]):
         return ContainerPart(plan.name, f"{self.run}-{plan.name}", plan.address, recipe, self._threads)
 
     def second(self, name: str) -> ContainerPart:
-        """Return another process with the name of part `name`, at another address and with the same engine; not started.
+        """Return a second process of part `name`, at another address, with the same engine, not started.
 
-        The caller ends and closes it: it is no part of the mesh. There is one at a time for each part.
+        The caller ends and closes it, since it is not a part of the mesh. Each part has at most one at a
+        time.
         """
         part = self.parts[name]
         ip = str(self._subnet[_SECOND_HOST + list(self.parts).index(name)])
@@ -145,7 +147,7 @@ class ContainerMesh(LiveMesh[ContainerPart]):
             raise AssertionError(f"{error}\n{tail}") from None
 
     async def _serves(self, address: str) -> bool:
-        """Ask a service whether it takes requests."""
+        """Ask a service if it takes requests."""
         async with self._connect(address) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
             with suppress(grpc.RpcError):
@@ -154,18 +156,18 @@ class ContainerMesh(LiveMesh[ContainerPart]):
         return False
 
     async def replace(self, name: str, image: str) -> None:
-        """Give part `name`, which does not run, another image; its address stays. For rolling upgrades."""
+        """Give part `name`, which does not run, another image at the same address. For rolling upgrades."""
         part = self.parts[name]
         await part.in_thread(part.discard)
         part.recipe = replace(part.recipe, image=image)
 
     async def vitals(self, name: str) -> Vitals:
-        """Look at part `name`; not while it is paused."""
+        """Return the vitals of part `name`; fails while it is paused."""
         part = self.parts[name]
         return await part.in_thread(lambda: vitals_of(part))
 
     async def fallen(self) -> dict[str, int]:
-        """Return the exit status of every part that has ended by itself."""
+        """Return the exit status of every part that ended by itself."""
         started = [part for part in self.parts.values() if part.is_running]
         statuses = await asyncio.gather(*(part.in_thread(part.exit_status) for part in started))
         return {
@@ -197,7 +199,7 @@ class ContainerMesh(LiveMesh[ContainerPart]):
 async def container_mesh(
     config: MeshConfig, folder: Path, options: Options | None = None
 ) -> AsyncIterator[ContainerMesh]:
-    """Start a mesh in containers and remove every trace of it, however the caller leaves."""
+    """Start a mesh in containers and remove every trace of it at the end, also after an exception."""
     mesh = ContainerMesh(config, folder, options)
     try:
         await mesh.start()

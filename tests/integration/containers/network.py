@@ -1,4 +1,4 @@
-"""A private network with a subnet nobody else here has, so that its addresses can be chosen before anything runs."""
+"""A private network with an unused subnet, so that addresses can be chosen before any part runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ _TRIES: Final = 20
 
 
 def private_network(client: docker.DockerClient, name: str, labels: Mapping[str, str]) -> IPv4Network:
-    """Create a bridge network without a way out and return its subnet. This machine has its first address."""
+    """Create a bridge network without a route out and return its subnet.
+
+    This machine has the first address.
+    """
     routes = _routes()
     ranges = (IPv4Network(f"10.{second}.{third}.0/24") for second in range(200, 250) for third in range(256))
     free = [subnet for subnet in ranges if not any(subnet.overlaps(route) for route in routes)]
@@ -39,7 +42,7 @@ def private_network(client: docker.DockerClient, name: str, labels: Mapping[str,
 
 
 def _routes() -> list[IPv4Network]:
-    """Return the subnets this machine has routes to, the default route left out."""
+    """Return the subnets that this machine has routes to, without the default route."""
     routes = []
     for row in Path("/proc/net/route").read_text().splitlines()[1:]:
         fields = row.split()

@@ -1,4 +1,4 @@
-"""Whose a container or a network is, by labels, so that nothing outlives its test run and no other's is touched."""
+"""Ownership of containers and networks by labels: none outlives its test run, and no other's are removed."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import docker
 from docker.errors import APIError, NotFound
 
 RUN: Final = "kvmesh.test.run"
-"""Label of all that belongs to one mesh; the value is unique."""
+"""Label of all containers and networks of one mesh; the value is unique."""
 
 OWNER: Final = "kvmesh.test.owner"
-"""Label: the process that started it, as `Owner.text`."""
+"""Label of the process that started the mesh, as `Owner.text`."""
 
 _REMOVE_S_MAX: Final = 30.0
 _AGAIN_S: Final = 0.1
@@ -26,13 +26,13 @@ _AGAIN_S: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """A process, told from a later one with the same id by its start time."""
+    """A process, distinguished from a later one with the same id by its start time."""
 
     boot_id: str
     pid_namespace: str
     pid: int
     started: str
-    """Clock ticks since boot, as /proc tells."""
+    """Clock ticks since boot, as /proc reports them."""
 
     @classmethod
     def here(cls) -> Owner:
@@ -41,7 +41,7 @@ class Owner:
 
     @classmethod
     def parse(cls, text: str) -> Owner:
-        """Read what `text` wrote. Raises ValueError."""
+        """Parse the result of `text`. Raises ValueError."""
         boot_id, pid_namespace, pid, started = text.split("/")
         return cls(boot_id, pid_namespace, int(pid), started)
 
@@ -50,14 +50,14 @@ class Owner:
         return f"{self.boot_id}/{self.pid_namespace}/{self.pid}/{self.started}"
 
     def is_dead(self) -> bool:
-        """Say whether it is surely gone; of a process this one cannot see the answer is no."""
+        """Return True if the process is surely gone; False for a process in another pid namespace."""
         if self.boot_id != _boot_id():
             return True
         return self.pid_namespace == _pid_namespace() and _started(self.pid) != self.started
 
 
 def sweep(client: docker.DockerClient) -> list[str]:
-    """Remove what runs left whose process is dead; return the names."""
+    """Remove the containers and networks of runs with a dead process; return the names."""
     dead = set()
     for found in (*_containers(client, OWNER), *client.networks.list(filters={"label": OWNER})):
         labels = found.attrs["Labels"]
@@ -70,7 +70,8 @@ def sweep(client: docker.DockerClient) -> list[str]:
 def remove(client: docker.DockerClient, run: str) -> list[str]:
     """Remove every container and network of `run`, frozen ones too; return the names.
 
-    A busy engine may still be at the end of a container that it says is gone, and keeps its network then: tried again.
+    A busy engine may still be removing a container that it reports as gone. Then its network is in use, and
+    the removal is tried again.
     """
     label = f"{RUN}={run}"
     names: dict[str, None] = {}
@@ -91,7 +92,7 @@ def remove(client: docker.DockerClient, run: str) -> list[str]:
 
 
 def left_of(client: docker.DockerClient, run: str) -> list[str]:
-    """Return the names of all containers, networks and volumes of `run` that there still are."""
+    """Return the names of all remaining containers, networks and volumes of `run`."""
     label = f"{RUN}={run}"
     kinds = (
         _containers(client, label),
@@ -102,12 +103,12 @@ def left_of(client: docker.DockerClient, run: str) -> list[str]:
 
 
 def _containers(client: docker.DockerClient, label: str) -> list[Any]:
-    # Sparse: one that vanishes while the list is made must not fail it.
+    # Sparse, so that a container that vanishes during the listing does not fail it.
     return list(client.containers.list(all=True, sparse=True, filters={"label": label}))
 
 
 def _remove_container(container: Any) -> None:
-    with suppress(APIError):  # it is not paused, mostly
+    with suppress(APIError):  # usually not paused
         container.unpause()
     container.remove(force=True, v=True)
 
@@ -138,7 +139,7 @@ def _pid_namespace() -> str:
 
 
 def _started(pid: int) -> str:
-    """Start time of process `pid`; empty: there is none."""
+    """Return the start time of process `pid`; empty if there is none."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

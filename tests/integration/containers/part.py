@@ -14,15 +14,15 @@ from docker.types import EndpointConfig, LogConfig
 from testcontainers.core.container import DockerContainer
 
 END_S_MAX: Final = 45.0
-"""A service drains for 30 s at most."""
+"""A service drains for at most 30 s."""
 
-_API: Final = "1.41"  # of Docker 20.10; newer ones speak it too
+_API: Final = "1.41"  # of Docker 20.10; supported by newer versions, too
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What a container is made of; a part keeps it for life, but for the image."""
+    """The settings of a container; a part keeps them for life, except for the image."""
 
     image: str
     command: Sequence[str]
@@ -35,7 +35,7 @@ class Recipe:
 
 
 class ContainerPart:
-    """A container that keeps its name and its address however often it is started.
+    """A container that keeps its name and its address over all its starts.
 
     Locked down as in production: the image's own user, a read-only root, no capabilities, no new privileges.
     """
@@ -43,7 +43,7 @@ class ContainerPart:
     def __init__(
         self, name: str, container_name: str, address: str, recipe: Recipe, threads: Executor
     ) -> None:
-        """Build it; no container is made before the first start. `threads` run what blocks."""
+        """Prepare the part; its container is made at the first start. `threads` run blocking calls."""
         self.name = name
         self.address = address
         self.recipe = recipe
@@ -55,7 +55,7 @@ class ContainerPart:
 
     @property
     def is_running(self) -> bool:
-        """Started and not ended by us; it may have ended by itself."""
+        """True from a start until `end`, also if the part has ended by itself."""
         return self._running
 
     @property
@@ -64,7 +64,7 @@ class ContainerPart:
 
     @property
     def docker(self) -> Any:
-        """docker-py's container. Raises AssertionError before the first start."""
+        """Return docker-py's container. Raises AssertionError before the first start."""
         assert self._container is not None, f"{self.name} was never started"
         return self._container.get_wrapped_container()
 
@@ -80,9 +80,10 @@ class ContainerPart:
         self.start_count += 1
 
     async def end(self, sig: signal.Signals = signal.SIGKILL, timeout_s: float = END_S_MAX) -> int:
-        """Send `sig` to its first process and wait for its end. Return the exit status.
+        """Send `sig` to the first process and wait for its end. Return the exit status.
 
-        Raises AssertionError when it runs on after `timeout_s`. One that has ended by itself just tells its status.
+        Raises AssertionError if the process still runs after `timeout_s`. For a part that has ended by
+        itself, return its status.
         """
         assert self._running, f"{self.name} does not run"
         return await self.in_thread(lambda: self._end(sig, timeout_s))
@@ -96,7 +97,7 @@ class ContainerPart:
                 raise
         try:
             status = int(container.wait(timeout=timeout_s)["StatusCode"])
-        except OSError as error:  # of requests: the time is over
+        except OSError as error:  # of requests: the timeout has passed
             raise AssertionError(
                 f"{self.name} still runs {timeout_s:g} s after {sig.name}:\n{self.tail()}"
             ) from error
@@ -111,13 +112,13 @@ class ContainerPart:
         return None if state["Running"] else int(state["ExitCode"])
 
     def tail(self, lines: int = 15) -> str:
-        """Return the last lines of its log, of all its starts."""
+        """Return the last lines of the part's log, over all its starts."""
         if self._container is None:
             return ""
         return bytes(self.docker.logs(tail=lines)).decode(errors="replace")
 
     def log(self) -> bytes:
-        """Return its whole log, of all its starts."""
+        """Return the part's whole log, over all its starts."""
         return b"" if self._container is None else bytes(self.docker.logs())
 
     def discard(self) -> None:
@@ -133,7 +134,7 @@ class ContainerPart:
             self._container.get_docker_client().client.close()
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """Run what blocks beside the event loop."""
+        """Run a blocking call in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def _new(self) -> DockerContainer:
@@ -154,7 +155,7 @@ class ContainerPart:
             cap_drop=["ALL"],
             security_opt=["no-new-privileges:true"],
             shm_size="256m",
-            # One check costs some 0.4 s of a core: eleven parts every 10 s would be half a core of noise.
+            # A check costs some 0.4 s of a core: for eleven parts every 10 s, noise of half a core.
             healthcheck={"test": ["NONE"]},
             log_config=LogConfig(type="json-file", config={"max-size": "32m", "max-file": "2"}),
         )

@@ -1,4 +1,4 @@
-"""Which containers make a mesh: images, commands and addresses, from the same list that `kvmesh up` starts from."""
+"""Plan of the containers of a mesh: images, commands and addresses, from the parts list of `kvmesh up`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FIRST_HOST: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """One container to be: where it is and what it is given."""
+    """A planned container: its address and its settings."""
 
     name: str
     role: str
@@ -29,18 +29,18 @@ class Planned:
     command: Sequence[str]
     ip: str
     address: str
-    """"host:port" of its gRPC; of Redis, of its protocol."""
+    """"host:port" of its gRPC server; for Redis, of the Redis protocol."""
 
 
 def image_of(name: str, role: str, images: Mapping[str, str]) -> str:
-    """Return the image of a part: named for itself, for its role, or the default."""
+    """Return the image of a part, by its name, by its role, or the default."""
     return images.get(name) or images.get(role) or IMAGES.get(role, SERVICE_IMAGE)
 
 
 def planned(config: MeshConfig, subnet: IPv4Network, images: Mapping[str, str]) -> Iterator[Planned]:
-    """Yield the parts of a mesh in the order of a start: redis, engines, services.
+    """Yield the parts of a mesh in start order: redis, engines, services.
 
-    Each has an address of `subnet` for life. `config` has no Redis of its own and chooses no ports or hosts.
+    Each has an address of `subnet` for life. `config` has no Redis of its own and sets no ports or hosts.
     """
     assert not config.redis.url, "a mesh in containers brings its own Redis"
     hosts = iter(list(subnet.hosts())[_FIRST_HOST - 1 :])
@@ -75,11 +75,11 @@ def _redis(ip: str) -> tuple[str, ...]:
 
 
 def _arguments(process: Process, ips: Mapping[str, str]) -> list[str]:
-    """Return the arguments of the process behind `python -m module`, with the addresses of containers."""
+    """Return the arguments of the process after `python -m module`, with the addresses of containers."""
     given = list(process.command[3:])
     ip = ips[process.name]
     if process.role == "engine":
-        # The model that is in the image, and a directory of its own there.
+        # The model in the image, and a directory of its own in the container.
         for option in ("--model-dir", "--work-dir"):
             at = given.index(option)
             del given[at : at + 2]

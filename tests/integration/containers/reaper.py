@@ -1,7 +1,8 @@
-"""Removes a run's containers and networks when its test process dies, whatever kills it.
+"""Removes a run's containers and networks when its test process dies, for any reason.
 
-`python reaper.py LABEL_VALUE` waits for the end of its standard input, which the test process holds open. A line
-on it before the end says that nothing is left to do. testcontainers has a container for this; a process needs no image.
+`python reaper.py LABEL_VALUE` waits for the end of its standard input, which the test process holds open. A
+line on standard input before the end says that nothing is left to remove. testcontainers has a container for
+this task; a process needs no image.
 """
 
 from __future__ import annotations
@@ -12,21 +13,21 @@ from pathlib import Path
 
 
 class Reaper:
-    """The child that outlives its parent by one removal."""
+    """The child process that outlives its parent by one removal."""
 
     def __init__(self, run: str) -> None:
-        """Start it for everything labelled with `run`."""
+        """Start the reaper for all containers and networks labelled with `run`."""
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__, run],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             cwd=Path(__file__).resolve().parents[3],
-            start_new_session=True,  # an interrupt from the keyboard must not reach it
+            start_new_session=True,  # a keyboard interrupt must not reach the reaper
         )
 
     def dismiss(self) -> None:
-        """End it: everything is removed."""
+        """End the reaper, since everything is removed."""
         self._process.communicate(b"done\n", timeout=30)
 
 

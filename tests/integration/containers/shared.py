@@ -1,4 +1,4 @@
-"""One mesh of containers for many tests, and what breaks it."""
+"""One mesh of containers shared by many tests, and its fault injector."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.integration.lent_mesh import Lender
 
 
 class SharedMesh(Lender[ContainerMesh, tuple[ContainerMesh, Faults]]):
-    """Lends a mesh of containers, and takes back every fault."""
+    """Lends a mesh of containers, and removes every fault afterwards."""
 
     def __init__(self, config: MeshConfig, folder: Path, options: Options | None = None) -> None:
         super().__init__(folder)

@@ -1,4 +1,4 @@
-"""A small container inside the network of a part, that loses and delays its packets."""
+"""A small container inside the network of a part that loses and delays the part's packets."""
 
 from __future__ import annotations
 
@@ -17,21 +17,24 @@ _THERE: Final = "/opt"
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a part's network is like."""
+    """The faults of a part's network."""
 
     cuts: frozenset[str] = frozenset()
-    """Addresses it is cut off from; "all" for every one."""
+    """Addresses that the part is cut off from; "all" for every address."""
     delay_s: float = 0.0
-    """Every packet waits this long, on its way in and on its way out."""
+    """Delay of every packet in each direction, in seconds."""
     loss: float = 0.0
-    """Share of packets lost, on the way in and on the way out."""
+    """Share of packets lost in each direction."""
 
 
 class Sidecar:
-    """Root of one part's network, and of nothing else. Gone for good when the part ends: its network ends then."""
+    """A container with root rights in one part's network only.
+
+    It is useless after the part's end, which ends the network.
+    """
 
     def __init__(self, name: str, beside: str, image: str, labels: Mapping[str, str]) -> None:
-        """Start it `beside` the container of that id; blocks for some 0.5 s."""
+        """Start the sidecar `beside` the container of that id; blocks for some 0.5 s."""
         self._container = (
             DockerContainer(image, docker_client_kw={"timeout": 60})
             .with_name(name)
@@ -51,16 +54,19 @@ class Sidecar:
         self._container.start()
 
     def apply(self, shape: Shape) -> str:
-        """Make the network like `shape` and return how it slows: "netem", "queue" or "not"; blocks for some 0.2 s."""
+        """Apply `shape` to the network; return the delay method: "netem", "queue" or "not".
+
+        Blocks for some 0.2 s.
+        """
         program = ["python3", "-S", "-E", "-m", f"{_PROGRAMS.name}.shape"]
         wanted = [str(shape.delay_s), str(shape.loss), *sorted(shape.cuts)]
         done = self._container.exec(ExecConfig([*program, *wanted], workdir=_THERE))
         said = done.output.decode(errors="replace").strip()
-        assert done.exit_code == 0, f"the network stays as it is: {said}"
+        assert done.exit_code == 0, f"the network is unchanged: {said}"
         return said
 
     def remove(self) -> None:
-        """Remove it; rules it has set stay until the part's network ends. Blocks for some 0.3 s."""
+        """Remove the sidecar; its rules stay until the part's network ends. Blocks for some 0.3 s."""
         try:
             self._container.stop()
         except NotFound:

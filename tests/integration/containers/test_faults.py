@@ -1,4 +1,4 @@
-"""Each fault is what it says: seen from outside, by plain sockets and by the part itself."""
+"""Each fault has its stated effect, as seen by plain sockets and by the part itself."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from tests.integration.live_mesh import configure, engine_ready, until
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(180)]
 
 STALL_S = 1.0
-"""An answer that is not there by now is not on its way."""
+"""Time after which a missing answer counts as lost, in seconds."""
 
 AFTER_MEND_S = 6.0
-"""The kernel's next retransmission of what was lost during a stall of `STALL_S`, with room for a slow machine."""
+"""Time of the kernel's next retransmission after a stall of `STALL_S`, with a margin for a slow machine."""
 
 CONNECT = """
 import socket, sys
@@ -41,7 +41,7 @@ except OSError as error:
 def shared(
     tmp_path_factory: pytest.TempPathFactory, needs_images: Callable[..., None]
 ) -> Iterator[SharedMesh]:
-    """The smallest mesh: one of each, with a router whose clock may be set."""
+    """The smallest mesh: one part of each role, and a router with a clock that may be set."""
     needs_images(*IMAGES.values(), SERVICE_IMAGE, FAULTS_IMAGE)
     config = configure(
         engine={"arithmetic": "hashed", "kv_blocks": 256, "max_sequence_tokens": 2048},
@@ -62,7 +62,7 @@ async def lent(shared: SharedMesh) -> AsyncIterator[Faults]:
 
 @asynccontextmanager
 async def redis_line(mesh: ContainerMesh) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """A plain connection to Redis."""
+    """Open a plain connection to Redis."""
     host, _, port = mesh.parts["redis"].address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
@@ -72,7 +72,7 @@ async def redis_line(mesh: ContainerMesh) -> AsyncIterator[tuple[asyncio.StreamR
 
 
 async def connect_s(part: ContainerPart, timeout_s: float = 10.0) -> float:
-    """Seconds until a connection stands: one round trip. Raises TimeoutError or OSError."""
+    """Return the seconds to open a connection: one round trip. Raises TimeoutError or OSError."""
     host, _, port = part.address.rpartition(":")
     began_s = time.monotonic()
     async with asyncio.timeout(timeout_s):
@@ -83,12 +83,12 @@ async def connect_s(part: ContainerPart, timeout_s: float = 10.0) -> float:
 
 
 async def quickest_s(part: ContainerPart) -> float:
-    """Seconds of the quickest of five round trips: a busy machine only adds to them."""
+    """Return the seconds of the quickest of five round trips, since a busy machine only adds time."""
     return min([await connect_s(part) for _ in range(5)])
 
 
 async def connects(mesh: ContainerMesh, here: str, there: str) -> str:
-    """What a connection from part `here` to part `there` gives, tried inside `here`."""
+    """Return the result of a connection from part `here` to part `there`, tried inside `here`."""
     host, _, port = mesh.parts[there].address.rpartition(":")
     part = mesh.parts[here]
     done = await part.in_thread(
@@ -98,7 +98,7 @@ async def connects(mesh: ContainerMesh, here: str, there: str) -> str:
 
 
 async def test_a_killed_part_ends_at_once_and_comes_back_at_its_address(lent: Faults) -> None:
-    """SIGKILL gives 137, open connections end, and the address is the same after the start."""
+    """SIGKILL gives status 137 and ends open connections; the address is the same after the start."""
     mesh = lent.mesh
     address = mesh.parts["redis"].address
     async with redis_line(mesh) as (reader, _):
@@ -120,7 +120,9 @@ async def test_a_terminated_service_drains_with_status_0(lent: Faults) -> None:
 
 
 async def test_a_paused_part_is_silent_and_goes_on(lent: Faults) -> None:
-    """The kernel still takes connections and bytes; nobody answers until it runs on; then the answer comes."""
+    """A paused part does not answer, while the kernel takes connections and bytes; it answers after the
+    pause.
+    """
     async with redis_line(lent.mesh) as (reader, writer):
         async with lent.paused("redis"):
             assert await connect_s(lent.mesh.parts["redis"]) < 1
@@ -133,7 +135,7 @@ async def test_a_paused_part_is_silent_and_goes_on(lent: Faults) -> None:
 
 
 async def test_a_paused_engine_answers_nothing(lent: Faults) -> None:
-    """Triton and its stub are frozen together, and run on together."""
+    """Triton and its stub are frozen together, and continue together."""
     address = lent.mesh.parts["decode-0-engine"].address
     async with lent.paused("decode-0-engine"):
         assert not await engine_ready(address)
@@ -141,7 +143,10 @@ async def test_a_paused_engine_answers_nothing(lent: Faults) -> None:
 
 
 async def test_cut_off_is_silence_and_no_end(lent: Faults) -> None:
-    """New connections time out, an old one stalls without an error, and what was sent arrives after the mend."""
+    """During a cut new connections time out, and open ones stall without an error.
+
+    Bytes sent before arrive after the mend.
+    """
     async with redis_line(lent.mesh) as (reader, writer):
         async with lent.severed("redis"):
             writer.write(b"PING\r\n")
@@ -156,7 +161,7 @@ async def test_cut_off_is_silence_and_no_end(lent: Faults) -> None:
 
 
 async def test_cut_off_loses_what_the_part_sends(lent: Faults) -> None:
-    """The way out is cut like the way in: what a part says by itself arrives after the mend, not before."""
+    """A cut also holds back the part's own messages, which arrive after the mend."""
     part = lent.mesh.parts["redis"]
     host, _, port = part.address.rpartition(":")
     said = b"*3\r\n$7\r\nmessage\r\n$4\r\nnews\r\n$2\r\nhi\r\n"
@@ -176,7 +181,7 @@ async def test_cut_off_loses_what_the_part_sends(lent: Faults) -> None:
 
 
 async def test_two_parts_cut_from_each_other_reach_all_others(lent: Faults) -> None:
-    """Only the pair is silent, from both ends."""
+    """A cut between two parts affects only this pair, in both directions."""
     mesh = lent.mesh
     async with lent.severed("router-0", from_="decode-0"):
         assert await connects(mesh, "router-0", "decode-0") == "TimeoutError"
@@ -188,7 +193,7 @@ async def test_two_parts_cut_from_each_other_reach_all_others(lent: Faults) -> N
 
 
 async def test_slow_is_50_ms_each_way_and_2_percent_lost(lent: Faults) -> None:
-    """A round trip takes 0.1 s; a connection whose SYN or answer is lost takes the kernel's 1 s more."""
+    """A slow part has a round trip of 0.1 s; a lost SYN or answer costs the kernel's 1 s more."""
     part = lent.mesh.parts["redis"]
     gate = asyncio.Semaphore(40)
 
@@ -200,15 +205,19 @@ async def test_slow_is_50_ms_each_way_and_2_percent_lost(lent: Faults) -> None:
         took_s = await asyncio.gather(*(one() for _ in range(400)))
     quick = [each for each in took_s if each < 1.0]
     assert 0.1 <= min(quick) < 0.2, min(quick)
-    # 1 - 0.98 squared is 4 %, 16 of 400; ten of a million fair runs lie outside of these.
+    # The expected share is 1 - 0.98 squared = 4 %, 16 of 400. Ten of a million fair runs lie outside the
+    # range.
     assert 2 <= len(took_s) - len(quick) <= 36, f"{len(took_s) - len(quick)} of {len(took_s)} lost a packet"
     assert await quickest_s(part) < 0.09
 
 
 async def test_slow_keeps_up_and_keeps_order(lent: Faults) -> None:
-    """4 MB there and back, thousands of packets, in the dozen round trips that TCP needs where nothing is lost."""
+    """A slow part transfers 4 MB there and back in the dozen round trips TCP needs without losses.
+
+    The data are thousands of packets.
+    """
     value = bytes(range(256)) * (16 << 10)
-    # A connection from before would take the new round trip for congestion.
+    # TCP would take the new round trip of an older connection for congestion.
     async with lent.slowed("redis", loss=0.0), redis_line(lent.mesh) as (reader, writer):
         began_s = time.monotonic()
         writer.write(b"*2\r\n$4\r\nECHO\r\n$%d\r\n%b\r\n" % (len(value), value))
@@ -220,7 +229,7 @@ async def test_slow_keeps_up_and_keeps_order(lent: Faults) -> None:
 
 
 async def test_cut_and_slow_add_up_and_a_new_start_has_neither(lent: Faults) -> None:
-    """Faults of one network are set together; they end with the network."""
+    """A cut and a delay of one network are in force together, and end with the network."""
     mesh = lent.mesh
     await lent.slow("prefill-0", loss=0.0)
     await lent.cut("prefill-0", from_="router-0")
@@ -233,10 +242,10 @@ async def test_cut_and_slow_add_up_and_a_new_start_has_neither(lent: Faults) -> 
 
 
 async def test_packets_pass_when_the_delayer_dies(lent: Faults) -> None:
-    """A dead delayer is no cut."""
+    """A dead delayer does not cut the part off."""
     part = lent.mesh.parts["redis"]
     if await lent.slow("redis", loss=0.0) != "queue":
-        pytest.skip("this kernel has netem: there is no delayer to die")
+        pytest.skip("this kernel has netem, so no delayer runs")
     assert await connect_s(part) >= 0.1
     sidecar = lent._sidecars["redis"][1]._container
     await part.in_thread(lambda: sidecar.exec(["sh", "-c", "kill -9 $(cat /run/shape/delayer.pid)"]))
@@ -244,11 +253,11 @@ async def test_packets_pass_when_the_delayer_dies(lent: Faults) -> None:
     async def passes_at_once() -> bool:
         return await connect_s(part) < 0.09
 
-    await until(passes_at_once, 10, "packets pass at once")  # one that the delayer held is lost with it
+    await until(passes_at_once, 10, "packets pass at once")  # a packet that the delayer held is lost
 
 
 async def test_a_skewed_clock_is_what_the_process_goes_by(lent: Faults) -> None:
-    """A process that runs and one that starts see the offset; other parts and this machine do not."""
+    """Running and new processes of a part see its clock offset; other parts and this machine do not."""
     part = lent.mesh.parts["router-0"]
 
     async def clock_of(part: ContainerPart) -> float:
@@ -270,13 +279,13 @@ async def test_a_skewed_clock_is_what_the_process_goes_by(lent: Faults) -> None:
         assert await clock_of(part) - time.time() == pytest.approx(3600, abs=5)
         assert await clock_of(lent.mesh.parts["decode-0"]) - time.time() == pytest.approx(0, abs=5)
         async with lent.down("redis"):
-            await until(redis_was_missed, 10, "router-0 logs that Redis is away", every_s=0.2)
+            await until(redis_was_missed, 10, "router-0 logs that Redis is unavailable", every_s=0.2)
         assert logged_s - time.time() == pytest.approx(3600, abs=60)
     assert await clock_of(part) - time.time() == pytest.approx(0, abs=5)
 
 
 async def test_clear_takes_everything_back(lent: Faults) -> None:
-    """Whatever a test leaves on, and whatever fell by itself, `clear` mends; it tells of the latter."""
+    """`clear` removes every fault a test left, restarts parts that ended by themselves, and reports these."""
     mesh = lent.mesh
     await lent.pause("decode-0")
     await lent.slow("prefill-0")
@@ -291,7 +300,7 @@ async def test_clear_takes_everything_back(lent: Faults) -> None:
 
 
 async def test_a_mesh_that_was_left_broken_is_built_anew(shared: SharedMesh) -> None:
-    """A failed user costs the next one a start, never a wrong result."""
+    """A broken mesh is rebuilt for the next test, which pays a start and never gets a wrong result."""
     async with shared.lease() as (first, _):
         pass
     with pytest.raises(ZeroDivisionError):

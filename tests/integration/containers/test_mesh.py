@@ -1,4 +1,4 @@
-"""A mesh in containers serves what an engine alone serves, is locked down, and leaves nothing behind."""
+"""A mesh in containers gives the same tokens as an engine alone, is locked down, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ asyncio.run(main())
 def shared(
     tmp_path_factory: pytest.TempPathFactory, needs_images: Callable[..., None]
 ) -> Iterator[SharedMesh]:
-    """Two of each, with a router and a decode replica whose clocks may be set."""
+    """Two parts of each role; the clocks of a router and a decode replica may be set."""
     needs_images(*IMAGES.values(), SERVICE_IMAGE)
     shared = SharedMesh(CONFIG, tmp_path_factory.mktemp("mesh"), Options(skewable=["router-0", "decode-0"]))
     yield shared
@@ -61,7 +61,7 @@ def shared(
 
 
 def requests(seed: int) -> list[tuple[list[int], pb.GenerateRequest]]:
-    """Prompts of 5 to 400 random tokens, a third of them behind a shared prefix, greedy and sampled."""
+    """Return prompts of 5 to 400 random tokens, a third with a shared prefix, greedy and sampled."""
     rng = random.Random(seed)
     prefix = [rng.randrange(5, 4096) for _ in range(128)]
     made = []
@@ -79,7 +79,10 @@ def requests(seed: int) -> list[tuple[list[int], pb.GenerateRequest]]:
 async def test_tokens_are_those_of_an_engine_alone_whatever_the_clocks_say(
     shared: SharedMesh, tmp_path: Path
 ) -> None:
-    """16 streams over two frontends, a router an hour ahead and a decode replica an hour behind: token by token."""
+    """16 streams over two frontends give the tokens of an engine alone, whatever the parts' clocks.
+
+    A router's clock is an hour ahead, and a decode replica's an hour behind.
+    """
     wanted = requests(seed := 20261121)
     end_token_id = json.loads((CONFIG.mesh.model_path / "model.json").read_text())["stop_token_id"]
     async with running_engine(CONFIG, tmp_path, "--no-prefix-reuse") as address:
@@ -104,7 +107,10 @@ async def test_tokens_are_those_of_an_engine_alone_whatever_the_clocks_say(
 
 
 async def test_every_part_is_locked_down(shared: SharedMesh) -> None:
-    """No root, no capabilities, nothing to write but /tmp and shared memory, no volume; each at its own address."""
+    """Every part runs without root and capabilities, at its own address.
+
+    It can write only to /tmp and shared memory, and has no volume.
+    """
     look = (
         "id -u; grep -E 'CapEff|NoNewPrivs' /proc/1/status; touch /x /opt/x /etc/x 2>&1 | grep -c Read-only"
     )
@@ -119,8 +125,8 @@ async def test_every_part_is_locked_down(shared: SharedMesh) -> None:
             assert not [mount for mount in part.docker.attrs["Mounts"] if mount["Type"] == "volume"], name
 
 
-async def test_vitals_tell_how_a_part_is(shared: SharedMesh) -> None:
-    """Running: memory, descriptors, threads; ended: how, and how often it was started."""
+async def test_vitals_describe_a_part(shared: SharedMesh) -> None:
+    """Vitals of a running part give memory, descriptors and threads; of an ended one, its status and starts."""
     async with shared.lease() as (mesh, faults):
         began = mesh.parts["decode-1"].start_count
         before = await mesh.vitals("decode-1")
@@ -136,7 +142,7 @@ async def test_vitals_tell_how_a_part_is(shared: SharedMesh) -> None:
 
 
 async def test_a_part_gets_another_image_and_keeps_its_address(shared: SharedMesh) -> None:
-    """What a rolling upgrade does to one part."""
+    """A part gets another image and keeps its address, as in a rolling upgrade."""
     other = "kvmesh-test:other"
     with daemon.connected() as client:
         client.images.get(SERVICE_IMAGE).tag(other)
@@ -156,7 +162,7 @@ async def test_a_part_gets_another_image_and_keeps_its_address(shared: SharedMes
 
 
 async def test_nothing_is_left_after_a_stop(needs_images: Callable[..., None], tmp_path: Path) -> None:
-    """No container, no network, no volume, also of a mesh with faults on; the logs are kept."""
+    """A stop leaves no container, network or volume, also with faults on; the logs are kept."""
     needs_images(*IMAGES.values(), SERVICE_IMAGE)
     mesh = ContainerMesh(configure(), tmp_path)
     try:
@@ -170,7 +176,7 @@ async def test_nothing_is_left_after_a_stop(needs_images: Callable[..., None], t
 
 
 async def test_a_killed_run_leaves_nothing(needs_images: Callable[..., None], tmp_path: Path) -> None:
-    """SIGKILL of the test process removes its containers and its network all the same."""
+    """SIGKILL of the test process leaves none of its containers and networks."""
     needs_images(*IMAGES.values(), SERVICE_IMAGE)
     victim = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", VICTIM, str(tmp_path)), stdout=asyncio.subprocess.PIPE, cwd=ROOT
@@ -187,7 +193,7 @@ async def test_a_killed_run_leaves_nothing(needs_images: Callable[..., None], tm
 
 
 def test_only_what_a_dead_process_left_is_swept(needs_images: Callable[..., None]) -> None:
-    """A run whose process lives, or whose process cannot be seen from here, is not touched."""
+    """The sweep leaves a run alone if its process lives or is not visible here."""
     needs_images()
     here = Owner.here()
     owners = {
@@ -213,12 +219,15 @@ def test_only_what_a_dead_process_left_is_swept(needs_images: Callable[..., None
 def test_a_network_goes_though_the_engine_still_counts_a_container_on_it(
     needs_images: Callable[..., None],
 ) -> None:
-    """A busy engine says of a container that it is gone, and of its network that it is in use."""
+    """A network is removed although the engine still counts a removed container on it.
+
+    A busy engine reports the container as gone and its network as in use.
+    """
     needs_images(IMAGES["redis"])
     run = f"kvmesh-hanging-{Owner.here().pid}"
     with daemon.connected() as client:
         private_network(client, run, {ownership.RUN: run, ownership.OWNER: Owner.here().text})
-        other = client.containers.run(IMAGES["redis"], network=run, detach=True)  # of no run
+        other = client.containers.run(IMAGES["redis"], network=run, detach=True)  # without a run label
         try:
             assert ownership.remove(client, run) == [run]
             assert ownership.left_of(client, run) == []

@@ -1,4 +1,4 @@
-"""How a part in a container is: memory, file descriptors, how often it was started, how it ended."""
+"""Vitals of a part in a container: memory, file descriptors, number of starts, exit status."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 from tests.integration.containers.part import ContainerPart
 
-# Run in the part's container, by its own user: /proc of this machine shows it to root alone.
+# Runs in the part's container as its own user, since only root may read its /proc on this machine.
 _COUNT: Final = """
 import json, os
 def status(pid):
@@ -33,34 +33,40 @@ print(json.dumps(counts))
 
 @dataclass(frozen=True, slots=True)
 class Vitals:
-    """One look at one part; counts are sums over the processes of its container, 0 when it does not run."""
+    """State of a part at one time.
+
+    Counts are sums over the processes of its container, and 0 if the part does not run.
+    """
 
     name: str
     is_running: bool
     start_count: int
-    """How often the mesh started it, the first time included."""
+    """Number of starts by the mesh, including the first."""
     restart_count: int
-    """How often Docker started it by itself: 0, no part has a restart policy."""
+    """Number of starts by Docker itself: 0, since no part has a restart policy."""
     exit_status: int
-    """Of the last end; 0 while it runs and has never ended."""
+    """Exit status of the last end; 0 while the part runs and has never ended."""
     oom_killed: bool
     process_count: int
     rss_bytes: int
-    """Resident memory, pages shared by processes counted for each."""
+    """Resident memory; pages shared by processes are counted for each."""
     fd_count: int
     thread_count: int
 
 
 def vitals_of(part: ContainerPart) -> Vitals:
-    """Look at `part`; blocks for some 0.2 s. Raises AssertionError when it is paused or cannot be looked at."""
+    """Return the vitals of `part`; blocks for some 0.2 s.
+
+    Raises AssertionError if it is paused or not readable.
+    """
     container = part.docker
     container.reload()
     state = container.attrs["State"]
     counts = {"process": 0, "rss": 0, "fd": 0, "thread": 0}
     if state["Running"]:
-        assert not state["Paused"], f"{part.name} is paused: it cannot be looked at"
+        assert not state["Paused"], f"{part.name} is paused, so its vitals cannot be read"
         status, output = container.exec_run(["python3", "-S", "-E", "-c", _COUNT])
-        assert status == 0, f"cannot look at {part.name}: {output.decode(errors='replace')}"
+        assert status == 0, f"cannot read the vitals of {part.name}: {output.decode(errors='replace')}"
         counts = json.loads(output)
     return Vitals(
         name=part.name,

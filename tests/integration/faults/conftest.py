@@ -1,4 +1,4 @@
-"""A mesh of hashed engines at a GPU-like pace, for tests that break it."""
+"""A mesh of hashed engines at a GPU-like pace, for tests with faults."""
 
 from __future__ import annotations
 
@@ -34,6 +34,6 @@ def lent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LentMesh]:
 
 @pytest.fixture
 async def mesh(lent: LentMesh) -> AsyncIterator[Mesh]:
-    """The module's mesh, whole and idle."""
+    """The module's mesh, complete and idle."""
     async with lent.lease() as mesh:
         yield mesh

@@ -1,6 +1,7 @@
-"""Streams that run while something breaks: sixteen clients, each sending its request again and again, until told to stop.
+"""Streams that run during a fault: sixteen clients, each repeating its request until stopped.
 
-What each request must give is known from an undisturbed run; how long a client waited for its next token is measured.
+An undisturbed run gives the expected answer of each request. The longest wait of a client for its next token
+is measured.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ STREAMS = 16
 
 @dataclass
 class Run:
-    """What the clients saw."""
+    """Results of the clients."""
 
     answers: int = 0
     longest_pause_s: float = 0.0
@@ -31,7 +32,7 @@ class Run:
 
 
 def requests(seed: int, output_tokens: int) -> list[pb.GenerateRequest]:
-    """One request per client, half of them sharing a prefix, greedy and sampled."""
+    """Return one request per client, half of them with a shared prefix, greedy and sampled."""
     rng = random.Random(seed)
     shared = [rng.randrange(5, 4096) for _ in range(96)]
     return [
@@ -52,7 +53,7 @@ async def run_through(
     expected: list[Answer],
     fault: Callable[[], Awaitable[None]],
 ) -> Run:
-    """Break something under running streams; let every stream end once more when `fault` has returned."""
+    """Inject a fault under running streams; after `fault` returns, let every stream end once more."""
     run = Run()
     loop = asyncio.get_running_loop()
     progress = [0] * len(wanted)
@@ -92,7 +93,7 @@ async def run_through(
 
 
 async def undisturbed(mesh: Mesh, wanted: list[pb.GenerateRequest]) -> list[Answer]:
-    """Return what the requests give when nothing breaks."""
+    """Return the answers of the requests without a fault."""
     answers = await generate_all(mesh.client(), wanted, concurrency=STREAMS)
     assert not [answer.error for answer in answers if answer.error is not None]
     return answers

@@ -1,4 +1,4 @@
-"""A client that leaves, or whose deadline passes, leaves nothing behind, whatever phase its request is in."""
+"""A cancel by the client, or a deadline, leaves nothing behind in any phase of a request."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tests.integration.lent_mesh import LentMesh, lent_mesh
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(240)]
 
 BACK_S = 1.0
-"""How soon everything a request held must be back."""
+"""Time within which all resources of a request must be free, in seconds."""
 
 
 @pytest.fixture(scope="module")
 def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LentMesh]:
-    """One prefill and one decode replica, slow enough to be met in every phase; every prompt goes through prefill."""
+    """One prefill and one decode replica, slow enough to hit every phase; every prompt goes through prefill."""
     config = configure(
         engine={
             "arithmetic": "hashed",
@@ -37,14 +37,14 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LentMesh]:
         decode={"replicas": 1, "detached_s": 1.0},
         router={"local_prefill_tokens_max": 0, "dispatch_ahead_s": 3.0},
     )
-    # Steps of 128 tokens take 0.26 s: a cancelled sequence leaves at the next step's border.
+    # Steps of 128 tokens take 0.26 s: a cancelled sequence leaves at the end of its step.
     with lent_mesh(config, tmp_path_factory.mktemp("slow"), ("--max-step-tokens", "128")) as made:
         yield made
 
 
 @pytest.fixture
 async def slow_mesh(slow: LentMesh) -> AsyncIterator[Mesh]:
-    """The module's mesh, whole and idle."""
+    """The module's mesh, complete and idle."""
     async with slow.lease() as mesh:
         yield mesh
 
@@ -75,7 +75,7 @@ async def in_decode(mesh: Mesh) -> bool:
 
 
 PHASES: dict[str, tuple[int, float, Callable[[Mesh], Awaitable[bool]]]] = {
-    # name: requests it takes to meet the phase, a deadline that falls into it, and how it shows
+    # name: the number of requests needed to reach the phase, a deadline within the phase, and a check for it
     "queued-at-router": (12, 0.9, queued_at_router),
     "reserved-at-decode": (2, 0.9, reserved_at_decode),
     "queued-at-prefill": (2, 0.9, queued_at_prefill),
@@ -86,13 +86,15 @@ PHASES: dict[str, tuple[int, float, Callable[[Mesh], Awaitable[bool]]]] = {
 
 
 def prompts(count: int, seed: int) -> list[list[int]]:
-    """Prompts of 800 tokens that share nothing: each takes 1.6 s of prefill and 1.25 s of transfer."""
+    """Return prompts of 800 tokens without shared prefixes: each takes 1.6 s of prefill and 1.25 s of
+    transfer.
+    """
     rng = random.Random(seed)
     return [[rng.randrange(5, 4096) for _ in range(800)] for _ in range(count)]
 
 
 async def test_cancel_and_deadline_in_every_phase_leave_nothing(slow_mesh: Mesh) -> None:
-    """In each phase, a cancel and then a deadline: everything is back within a second, on both sides."""
+    """In each phase, a cancel and a deadline free all resources within 1 s, at prefill and decode."""
     mesh = slow_mesh
     await warm(mesh)
     for number, (phase, (count, deadline_s, shows)) in enumerate(PHASES.items()):
@@ -116,8 +118,11 @@ async def test_cancel_and_deadline_in_every_phase_leave_nothing(slow_mesh: Mesh)
             print(f"{phase}, {how}: all back after {took_s:.2f} s")
 
 
-async def test_an_orphan_nobody_adopts_is_gone_after_the_orphan_time(slow_mesh: Mesh) -> None:
-    """The router dies and the clients leave: decode cancels its orphans after the orphan time, and frees all."""
+async def test_a_detached_stream_without_a_takeover_is_gone_after_the_orphan_time(slow_mesh: Mesh) -> None:
+    """Without a takeover, a detached stream is cancelled after the orphan time and all is freed.
+
+    The router dies and the clients leave.
+    """
     mesh = slow_mesh
     await warm(mesh)
     calls = [
@@ -143,7 +148,7 @@ async def test_an_orphan_nobody_adopts_is_gone_after_the_orphan_time(slow_mesh: 
 
 
 async def test_a_thousand_random_cancels_leak_nothing(tmp_path: Path) -> None:
-    """1,000 requests cancelled at a random token or moment: blocks, slots, reservations, tasks are as before."""
+    """1,000 requests cancelled at a random token or time leak no blocks, slots, reservations or tasks."""
     config = configure(
         engine={
             "arithmetic": "hashed",
@@ -186,7 +191,7 @@ async def test_a_thousand_random_cancels_leak_nothing(tmp_path: Path) -> None:
         await asyncio.gather(*(one() for _ in range(1000)))
         await mesh.idle(5)
 
-        # Streams between processes stay open; tasks of requests must not.
+        # Streams between processes stay open; tasks of requests must end.
         async def tasks_back() -> bool:
             return all(count <= tasks_before[name] + 2 for name, count in (await mesh.tasks()).items())
 
@@ -206,7 +211,7 @@ async def drain(call: grpc.aio.UnaryStreamCall) -> grpc.StatusCode:  # type: ign
 
 
 async def warm(mesh: Mesh) -> Answer:
-    """Send one request through, so that every stream between the processes is open."""
+    """Send one request, so that every stream between the processes is open."""
     answer = await generate(mesh.client(), token_request([9] * 50, max_output_tokens=3))
     assert answer.error is None, answer.error
     await mesh.idle(5)

@@ -1,4 +1,4 @@
-"""A second process with the name of one that runs: one of the two is used, and the other as soon as that one ends."""
+"""Two processes with the same name: one of them is used, and the other as soon as the first one ends."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ FORGED: Final[tuple[tuple[Role, str, str], ...]] = (
     ("prefill", "127.0.0.1:7000", "192.0.2.1:9"),
     ("router", "[::ffff:192.0.2.1]:7000", ""),
 )
-"""Role, address and KV address; the mesh has networks = ["127.0.0.0/8"]."""
+"""Role, address and KV address of forged members; the mesh has networks = ["127.0.0.0/8"]."""
 
 FOUND_S_MAX = 15.0
-"""The wait for a process to be used; what it takes without load is in tests/unit/membership/test_election.py."""
+"""Longest wait until a process is used. tests/unit/membership/test_election.py tests the time without load.
+"""
 
 
 @pytest.mark.parametrize(
@@ -40,7 +41,10 @@ FOUND_S_MAX = 15.0
     ids=["prefill-term", "decode-kill"],
 )
 async def test_a_second_replica_of_a_name_costs_no_token(mesh: Mesh, name: str, end: signal.Signals) -> None:
-    """The later process takes the name, the older one says why it does not serve and comes back; no stream suffers."""
+    """A second replica process takes the name without harm to any stream.
+
+    The older process states why it does not serve, and is used again after the later one's end.
+    """
     wanted = requests(1, 40)
     expected = await undisturbed(mesh, wanted)
     run = await run_through(mesh, wanted, expected, lambda: come_and_go(mesh, name, end))
@@ -55,13 +59,16 @@ async def test_a_second_replica_of_a_name_costs_no_token(mesh: Mesh, name: str, 
 async def test_a_second_router_or_frontend_of_a_name_takes_nothing_for_good(
     mesh: Mesh, name: str, end: signal.Signals
 ) -> None:
-    """The mesh serves with the later process, and with the older one when that has ended."""
+    """The mesh serves with the later router or frontend, and with the older one after its end."""
     await come_and_go(mesh, name, end)
     await undisturbed(mesh, requests(2, 8))
 
 
 async def test_members_outside_the_networks_are_known_to_no_process(mesh: Mesh) -> None:
-    """Forged leases of a replica, of a prefill with KV blocks elsewhere, and of a router: each process counts all three."""
+    """Every process counts three forged leases outside its networks and uses none.
+
+    They are of a replica, of a prefill replica with KV blocks elsewhere, and of a router.
+    """
     redis = RedisLink(f"redis://{mesh.parts['redis'].address}")
     forged = [
         Member(
@@ -90,12 +97,12 @@ async def test_members_outside_the_networks_are_known_to_no_process(mesh: Mesh) 
 
 
 async def refused(mesh: Mesh, name: str) -> bool:
-    """Say whether process `name` has refused three members."""
+    """Return True if process `name` has refused three members."""
     return await sample(mesh, name, f"kvmesh_{name.partition('-')[0]}_refused_members_total") == 3
 
 
 async def come_and_go(mesh: Mesh, name: str, end: signal.Signals) -> None:
-    """Start a second process of `name` and end it again; wait for what each of the two must come to."""
+    """Start a second process of `name` and end it again; wait for the expected state of each of the two."""
     original, redis = mesh.parts[name], RedisLink(f"redis://{mesh.parts['redis'].address}")
     try:
         assert await health(original.address) == (True, "")
@@ -103,7 +110,9 @@ async def come_and_go(mesh: Mesh, name: str, end: signal.Signals) -> None:
             await until(
                 lambda: is_used(mesh, redis, name, other.address), FOUND_S_MAX, "the later one is used"
             )
-            await until(lambda: is_superseded(original.address), FOUND_S_MAX, "the older one says why")
+            await until(
+                lambda: is_superseded(original.address), FOUND_S_MAX, "the older one states the reason"
+            )
             assert await health(other.address) == (True, "")
             _, reason = await health(original.address)
             assert f"named {name} " in reason and other.address in reason
@@ -118,7 +127,7 @@ async def come_and_go(mesh: Mesh, name: str, end: signal.Signals) -> None:
 
 @asynccontextmanager
 async def second(mesh: Mesh, name: str) -> AsyncIterator[Part]:
-    """Start another process of that name at another address; it has the same engine."""
+    """Start another process of that name at another address, with the same engine."""
     other = mesh.second(name)
     other.start()
     try:
@@ -130,7 +139,9 @@ async def second(mesh: Mesh, name: str) -> AsyncIterator[Part]:
 
 
 async def is_used(mesh: Mesh, redis: RedisLink, name: str, address: str) -> bool:
-    """Say whether the process at `address` is listed under its name, and routers place on it if it is a replica."""
+    """Return True if the process at `address` is listed under its name; for a replica, also if it is
+    placeable.
+    """
     listed = {member.process_id: member.address for member in await read_members(redis, "kvmesh")}
     if listed.get(name) != address:
         return False
@@ -141,13 +152,13 @@ async def is_used(mesh: Mesh, redis: RedisLink, name: str, address: str) -> bool
 
 
 async def is_superseded(address: str) -> bool:
-    """Say whether the process at `address` says so."""
+    """Return True if the process at `address` reports that it is superseded."""
     is_serving, reason = await health(address)
     return not is_serving and reason.startswith("superseded")
 
 
 async def health(address: str) -> tuple[bool, str]:
-    """Return whether the process at `address` serves, and its reason."""
+    """Return True if the process at `address` serves, and its reason."""
     async with channel(address) as connection:
         stub = health_pb2_grpc.HealthStub(connection)
         call = stub.Check(health_pb2.HealthCheckRequest(), timeout=10)

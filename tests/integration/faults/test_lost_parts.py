@@ -1,4 +1,4 @@
-"""A part that dies under running streams costs a pause, never a token."""
+"""The loss of a part under running streams costs a pause and no token."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OUTPUT_TOKENS = 120
 
 
 def requests(seed: int, *, explain: bool = True) -> list[pb.GenerateRequest]:
-    """16 prompts of 40 to 300 tokens, half of them sharing a prefix, greedy and sampled."""
+    """Return 16 prompts of 40 to 300 tokens, half of them with a shared prefix, greedy and sampled."""
     rng = random.Random(seed)
     shared = [rng.randrange(5, 4096) for _ in range(96)]
     made = []
@@ -42,7 +42,7 @@ def requests(seed: int, *, explain: bool = True) -> list[pb.GenerateRequest]:
 async def broken_run(
     mesh: Mesh, wanted: list[pb.GenerateRequest], fault: Callable[[], Awaitable[None]]
 ) -> list[Answer]:
-    """Send all requests, break something when every stream has some tokens, and return the answers."""
+    """Send all requests, inject a fault when every stream has some tokens, and return the answers."""
     progress: dict[int, int] = {}
 
     async def one(index: int) -> Answer:
@@ -89,7 +89,7 @@ def recomputed(answers: list[Answer]) -> int:
 
 
 async def undisturbed(mesh: Mesh, wanted: list[pb.GenerateRequest]) -> list[Answer]:
-    """Return what the requests give when nothing breaks."""
+    """Return the answers of the requests without a fault."""
     answers = await generate_all(mesh.client(), wanted, concurrency=STREAMS)
     for answer in answers:
         assert answer.error is None, answer.error
@@ -100,7 +100,7 @@ async def undisturbed(mesh: Mesh, wanted: list[pb.GenerateRequest]) -> list[Answ
 
 @pytest.mark.parametrize("with_engine", [False, True], ids=["service", "service-and-engine"])
 async def test_a_killed_decode_replica_costs_no_token(mesh: Mesh, with_engine: bool) -> None:
-    """kill -9 of one of two decode replicas in the middle of 16 streams: all finish as if nothing had happened."""
+    """After kill -9 of one of two decode replicas, all 16 streams finish with the same tokens."""
     wanted = requests(1)
     expected = await undisturbed(mesh, wanted)
 
@@ -116,7 +116,11 @@ async def test_a_killed_decode_replica_costs_no_token(mesh: Mesh, with_engine: b
 
 
 async def test_a_frozen_decode_replica_costs_no_token(mesh: Mesh) -> None:
-    """SIGSTOP breaks no connection: pings find the frozen service, its streams resume, and back again it holds nothing."""
+    """After SIGSTOP of a decode replica's service, its streams resume elsewhere without a lost token.
+
+    SIGSTOP breaks no connection, so pings detect the frozen service. After SIGCONT, the replica holds
+    nothing.
+    """
     wanted = requests(8)
     expected = await undisturbed(mesh, wanted)
     pid = mesh.parts["decode-0"].pid
@@ -134,7 +138,7 @@ async def test_a_frozen_decode_replica_costs_no_token(mesh: Mesh) -> None:
 
 
 async def test_a_killed_prefill_replica_costs_no_token(mesh: Mesh) -> None:
-    """kill -9 of a prefill replica and its engine while prompts run there: all finish as if nothing had happened."""
+    """After kill -9 of a prefill replica and its engine under load, all streams finish with the same tokens."""
     wanted = requests(2)
     expected = await undisturbed(mesh, wanted)
     late = requests(3)
@@ -142,7 +146,7 @@ async def test_a_killed_prefill_replica_costs_no_token(mesh: Mesh) -> None:
     tasks: list[asyncio.Task[list[Answer]]] = []
 
     async def kill() -> None:
-        # New prompts are on their way to prefill when it dies.
+        # New prompts are on their way to prefill at the kill.
         tasks.append(asyncio.create_task(generate_all(mesh.client(), late, concurrency=STREAMS)))
         await asyncio.sleep(0)
         await mesh.parts["prefill-0"].end()
@@ -155,7 +159,7 @@ async def test_a_killed_prefill_replica_costs_no_token(mesh: Mesh) -> None:
 
 
 async def test_a_restarted_router_recomputes_nothing(mesh: Mesh) -> None:
-    """kill -9 and restart of the only router: every stream is adopted, and no prefill token is computed again."""
+    """After kill -9 and restart of the only router, every stream is taken over without prefill."""
     wanted = requests(4)
     expected = await undisturbed(mesh, wanted)
     computed_before: list[int] = []
@@ -174,7 +178,10 @@ async def test_a_restarted_router_recomputes_nothing(mesh: Mesh) -> None:
 
 
 async def test_redis_away_and_back_costs_no_token(mesh: Mesh) -> None:
-    """Redis killed and started again, empty, under 16 streams: they go on, new ones are served, the index comes back."""
+    """After kill -9 of Redis and an empty restart, 16 streams lose no token.
+
+    New requests are served, and the index is rebuilt.
+    """
     wanted = requests(5)
     expected = await undisturbed(mesh, wanted)
 
@@ -184,7 +191,7 @@ async def test_redis_away_and_back_costs_no_token(mesh: Mesh) -> None:
         async def noticed() -> bool:
             return not (await mesh.status("router-0")).redis_connected
 
-        await until(noticed, 10, "the router notices that Redis is away")
+        await until(noticed, 10, "the router notices that Redis is unavailable")
         fresh = requests(6)
         during = await generate_all(mesh.client(), fresh, concurrency=STREAMS)
         assert [answer.error for answer in during] == [None] * STREAMS
@@ -200,9 +207,12 @@ async def test_redis_away_and_back_costs_no_token(mesh: Mesh) -> None:
         )
 
     await until(whole, 15, "the index is whole again")
-    again = await generate_all(mesh.client(), wanted, concurrency=1)  # nobody is sent elsewhere for a queue
+    again = await generate_all(
+        mesh.client(), wanted, concurrency=1
+    )  # one at a time: no queue diverts a request
     assert_equal(again, expected)
-    # One that stands still for a moment is passed over though it has the cache; without an index half of them find theirs.
+    # A replica that stalls for a moment is passed over although it has the cache. Without an index, half of
+    # the requests hit.
     found = [bool(answer.finished and answer.finished.usage.cached_token_count) for answer in again]
     assert sum(found) >= STREAMS - 2, found
     await mesh.idle(5)

@@ -1,4 +1,6 @@
-"""Engines that make token ids outside the vocabulary, or refuse what others serve: they are ejected, no request fails."""
+"""Engines that make token ids outside the vocabulary, or refuse valid requests, are ejected; no request
+fails.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ pytestmark = [pytest.mark.mesh, pytest.mark.timeout(120)]
 
 
 async def test_lying_engines_of_both_roles_are_ejected_and_no_request_fails(tmp_path: Path) -> None:
-    """One of two prefill engines says foreign ids, one of two decode engines refuses in the middle of streams."""
+    """Lying engines of both roles are ejected as outliers, and no request fails.
+
+    One of two prefill engines makes foreign ids. One of two decode engines refuses in the middle of streams.
+    """
     config = configure(
         engine={"arithmetic": "hashed", "step_s": 0.002},
         prefill={"replicas": 2},

@@ -1,4 +1,6 @@
-"""Parts that fall silent or are told to stop under sixteen streams: no token lost, a short pause, and soon back in use."""
+"""Parts that freeze or get SIGTERM under 16 streams: no token is lost, pauses are short, and they return to
+use.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +22,20 @@ pytestmark = [pytest.mark.mesh, pytest.mark.timeout(300)]
 
 OUTPUT_TOKENS = 120
 HEARTBEAT_TIMEOUT_S = 6.0
-"""Longer than a silence takes to be noticed."""
+"""Longer than the detection of a frozen part takes."""
 
 PAUSE_MAX_S = 7.0
-"""The aim is 4 s, of which 3 are the silence; a busy machine adds to it."""
+"""The target is 4 s, with 3 s for the detection; a busy machine adds to it."""
 
 BACK_MAX_S = 6.0
-"""The aim is 2 s."""
+"""The target is 2 s."""
 
 
 def config() -> MeshConfig:
-    """Two routers, and every prompt computed by a prefill replica: nothing is served from cache alone."""
+    """Return a configuration with two routers, and every prompt computed by a prefill replica.
+
+    No prompt is served from cache alone.
+    """
     return configure(
         engine={
             "arithmetic": "hashed",
@@ -45,26 +50,29 @@ def config() -> MeshConfig:
 
 @pytest.fixture(scope="module")
 def without_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LentMesh]:
-    """A mesh whose engines reuse nothing."""
+    """A mesh of engines without cache reuse."""
     with lent_mesh(config(), tmp_path_factory.mktemp("uncached"), ("--no-prefix-reuse",)) as made:
         yield made
 
 
 @pytest.fixture
 async def uncached(without_cache: LentMesh) -> AsyncIterator[Mesh]:
-    """The module's mesh, whole and idle."""
+    """The module's mesh, complete and idle."""
     async with without_cache.lease() as mesh:
         yield mesh
 
 
 def assert_survived(run: Run, what: str) -> None:
-    """Assert that nothing was lost and nobody waited for long."""
+    """Assert that no token was lost and no client waited for more than PAUSE_MAX_S."""
     assert not run.wrong, f"{what}: {run.wrong}"
     assert run.longest_pause_s < PAUSE_MAX_S, f"{what}: a client waited for {run.longest_pause_s:.1f} s"
 
 
 async def test_a_frozen_engine_costs_a_pause_and_is_used_again(uncached: Mesh) -> None:
-    """SIGSTOP of a decode replica's Triton, then of a prefill's: nothing lost; thawed, they serve and hold nothing."""
+    """A frozen Triton costs a pause and no token; after SIGCONT it serves again and holds nothing.
+
+    First Triton of a decode replica, then of a prefill replica, gets SIGSTOP.
+    """
     mesh = uncached
     wanted = requests(1, OUTPUT_TOKENS)
     expected = await undisturbed(mesh, wanted)
@@ -88,7 +96,7 @@ async def test_a_frozen_engine_costs_a_pause_and_is_used_again(uncached: Mesh) -
 
 
 async def test_a_stopped_service_costs_nothing(uncached: Mesh) -> None:
-    """SIGTERM of a router, a prefill and a decode service in turn: each drains, nothing is lost or computed again."""
+    """A router, a prefill and a decode service drain after SIGTERM: no token is lost or recomputed."""
     mesh = uncached
     wanted = requests(2, OUTPUT_TOKENS)
     expected = await undisturbed(mesh, wanted)

@@ -80,7 +80,7 @@ class Replacement:
         self._images = images
 
     async def role(self, role: str) -> None:
-        """Replace the processes of `role` one by one; each after the one before serves streams."""
+        """Replace the processes of `role` one by one, each after the one before serves streams."""
         for name in self._mesh.running(role):
             if role in ("frontend", "router"):
                 await self._swap(name)

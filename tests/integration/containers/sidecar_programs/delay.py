@@ -1,17 +1,19 @@
-"""Holds every packet that iptables queues for a fixed time, in order: what tc netem does, where the kernel lacks it.
+"""Holds every packet queued by iptables for a fixed time, in order: tc netem for kernels without it.
 
-Runs inside a sidecar of a part, as `python3 -m sidecar_programs.delay SECONDS`; needs CAP_NET_ADMIN, CAP_NET_RAW and
-nothing installed. Prints "ready" when it is bound.
+Runs inside a sidecar of a part, as `python3 -m sidecar_programs.delay SECONDS`. Needs CAP_NET_ADMIN,
+CAP_NET_RAW and no installed packages. Prints "ready" when it is bound.
 
-What comes in stays in the kernel meanwhile; it tells us the packets' numbers (nfnetlink_queue, numbers rise by one),
-and one verdict lets go of all up to a number. What goes out may not stay there: a packet that waits below TCP counts
-as not yet sent, and TCP keeps only a few of those (TCP small queues), which would throttle a connection to some
-packets per delay: 4 MB took 75 s. So it is taken out at once and sent again later, marked, so that no rule queues
-it again. A packet costs some 12 us either way.
+Inbound packets stay in the kernel meanwhile. The kernel reports their numbers, which rise by one
+(nfnetlink_queue), and one verdict releases all packets up to a number. Outbound packets cannot stay in the
+kernel: a packet that waits below TCP counts as not yet sent. TCP keeps only a few of those (TCP small
+queues), which would throttle a connection to some packets per delay: 4 MB took 75 s. So outbound packets are
+taken out at once and sent again later. They carry a mark, so that no rule queues them again. A packet costs
+some 12 us in either direction.
 
-SIGUSR1 makes the delay 0, so that packets stay in order while the rules are taken away; SIGTERM ends it when it holds
-none. Two signals, because two of a kind are one where they come together. When it dies otherwise what it holds is
-lost; `--queue-bypass` of the iptables rule lets later packets through undelayed.
+SIGUSR1 makes the delay 0, so that packets stay in order while the rules are removed. SIGTERM ends the program
+once it holds no packet. These are two signals, because two of the same kind merge if they arrive together. If
+the program dies otherwise, its packets are lost. `--queue-bypass` of the iptables rule lets later packets
+pass without delay.
 """
 
 from __future__ import annotations
@@ -49,14 +51,14 @@ _SO_RCVBUFFORCE: Final = 33
 _SO_MARK: Final = 36
 _BUFFER_BYTES: Final = 32 << 20
 _READS_MAX: Final = 256
-"""Packets read between two looks at the clock."""
+"""Packets read between two reads of the clock."""
 
 
 class Queue:
     """One netfilter queue, bound to this process."""
 
     def __init__(self, number: int, copy: int) -> None:
-        """Bind it. Raises OSError when somebody has it, or without CAP_NET_ADMIN."""
+        """Bind the queue. Raises OSError if another process has bound it, or without CAP_NET_ADMIN."""
         self._number = number
         self._buffer = bytearray(2 * _PACKET_BYTES_MAX)
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_NETFILTER)
@@ -66,7 +68,7 @@ class Queue:
         self._configure(_attribute(_CONFIG_COMMAND, struct.pack("!BxH", _BIND, 0)))
         self._configure(_attribute(_CONFIG_PARAMETERS, struct.pack("!IB", _PACKET_BYTES_MAX, copy)))
         self._configure(_attribute(_CONFIG_LENGTH, struct.pack("!I", _HELD_MAX)))
-        # A packet that finds the queue full goes on instead of being lost.
+        # A packet that finds the queue full passes instead of being lost.
         fail_open = struct.pack("!I", _FAIL_OPEN)
         self._configure(_attribute(_CONFIG_FLAGS, fail_open) + _attribute(_CONFIG_MASK, fail_open))
         self._socket.setblocking(False)
@@ -75,13 +77,16 @@ class Queue:
         return self._socket.fileno()
 
     def read(self) -> tuple[int, bytes] | None:
-        """Return number and bytes (empty where none are copied) of the next packet, None when there is none now."""
+        """Return number and bytes of the next packet, or None if none waits.
+
+        The bytes are empty if none are copied.
+        """
         while True:
             try:
                 end = self._socket.recv_into(self._buffer)
             except BlockingIOError:
                 return None
-            except OSError:  # ENOBUFS: more came than the socket holds; the kernel let the rest go on
+            except OSError:  # ENOBUFS: more came than the socket holds; the kernel passed the rest
                 continue
             if _NETLINK.unpack_from(self._buffer)[1] != _QUEUE_PACKET:
                 continue
@@ -107,7 +112,7 @@ class Queue:
             if _NETLINK.unpack_from(message)[1] == _ERROR:
                 (code,) = struct.unpack_from("=i", message, _NETLINK.size)
                 if code:
-                    raise OSError(-code, f"netfilter queue {self._number} cannot be had")
+                    raise OSError(-code, f"netfilter queue {self._number} cannot be bound")
                 return
 
     def _send(self, kind: int, flags: int, attributes: bytes) -> None:
@@ -120,21 +125,21 @@ def _attribute(kind: int, value: bytes) -> bytes:
 
 
 class Direction(Protocol):
-    """Packets one way."""
+    """Packets of one direction."""
 
     queue: Queue
 
     def take(self, due_s: float) -> None:
-        """Take the packets that are there, to be let go at `due_s`."""
+        """Take the waiting packets, to be released at `due_s`."""
         ...
 
     def let_go(self, now_s: float) -> float | None:
-        """Let go of what is due by `now_s` and return when the next one is, None when none is held."""
+        """Release packets due by `now_s`; return the time of the next one, None if none is held."""
         ...
 
 
 class Incoming:
-    """Waits in the kernel."""
+    """Inbound packets, which wait in the kernel."""
 
     def __init__(self) -> None:
         self.queue = Queue(IN_QUEUE, _COPY_METADATA)
@@ -157,7 +162,7 @@ class Incoming:
 
 
 class Outgoing:
-    """Waits here, and is sent again."""
+    """Outbound packets, which wait in this process and are sent again."""
 
     def __init__(self) -> None:
         self.queue = Queue(OUT_QUEUE, _COPY_PACKET)
@@ -179,21 +184,21 @@ class Outgoing:
     def let_go(self, now_s: float) -> float | None:
         while self._held and self._held[0][0] <= now_s:
             packet = self._held.popleft()[1]
-            # EPERM: a rule behind this one loses it, as it shall.
+            # EPERM: a later rule drops the packet, as intended.
             with contextlib.suppress(OSError):
                 self._socket.sendto(packet, (socket.inet_ntoa(packet[16:20]), 0))
         return self._held[0][0] if self._held else None
 
 
 def run(directions: tuple[Direction, ...], delay_s: float, signals: set[int]) -> None:
-    """Hold each packet for `delay_s`, or not at all from the first of `signals`; return behind SIGTERM."""
+    """Hold each packet for `delay_s`, without a delay after the first of `signals`; return after SIGTERM."""
     poll = select.poll()
     by_file = {direction.queue.fileno(): direction for direction in directions}
     for file in by_file:
         poll.register(file, select.POLLIN)
     next_s: float | None = None
     while next_s is not None or signal.SIGTERM not in signals:
-        # A signal between two looks may wait for this long: it only ends a test's fault.
+        # A signal between two polls may wait this long, which only delays the end of a test's fault.
         wait_ms = 50.0 if next_s is None else max(0.0, (next_s - time.monotonic()) * 1000)
         for file, _ in poll.poll(wait_ms):
             by_file[file].take(time.monotonic() + delay_s)

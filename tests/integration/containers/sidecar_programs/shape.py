@@ -1,8 +1,8 @@
-"""Makes the network of the container it runs beside what the arguments say; run again, it replaces what was.
+"""Sets the faults of its container's network to those in the arguments, replacing the earlier ones.
 
-`python3 -m sidecar_programs.shape DELAY_S LOSS [all | IP]...`: cut off from all or from these addresses, and slow
-unless DELAY_S and LOSS are 0. Prints how it slows: netem, queue or not. Needs CAP_NET_ADMIN and CAP_NET_RAW in
-that network, and iptables; nothing of it touches another network.
+`python3 -m sidecar_programs.shape DELAY_S LOSS [all | IP]...` cuts the network off from all or from these
+addresses. The network is slow unless DELAY_S and LOSS are 0. Prints the delay method: netem, queue or not.
+Needs CAP_NET_ADMIN and CAP_NET_RAW in that network, and iptables. No other network is changed.
 """
 
 from __future__ import annotations
@@ -28,10 +28,14 @@ _START_S_MAX: Final = 10.0
 
 
 def rules(cuts: Sequence[str], queue_loss: float | None) -> Iterator[str]:
-    """Yield what iptables-restore reads. `queue_loss`: packets go through the delayer and this share is lost."""
+    """Yield the input of iptables-restore.
+
+    With `queue_loss`, packets pass the delayer and this share is lost.
+    """
     yield "*mangle"
     if queue_loss is not None:
-        # Behind the delayer on the way out: the sender's call has returned, so its kernel does not learn of the loss.
+        # Outbound packets are lost after the delayer: the sender's call has returned, so its kernel does not
+        # learn of the loss.
         chance = f"-m statistic --mode random --probability {queue_loss} -j DROP"
         yield f"-A PREROUTING ! -i lo {chance}"
         yield f"-A POSTROUTING ! -o lo {chance}"
@@ -43,7 +47,7 @@ def rules(cuts: Sequence[str], queue_loss: float | None) -> Iterator[str]:
         yield f"-A OUTPUT -m mark --mark {delay.MARK} -j ACCEPT"
     for peer in cuts:
         yield "-A INPUT -j DROP" if peer == "all" else f"-A INPUT -s {peer} -j DROP"
-        # DROP would fail the sender's call. A queue that nobody reads loses a packet as a wire does: without a word.
+        # DROP would fail the sender's call. A queue without a reader loses packets silently, as a wire does.
         lost = f"-j NFQUEUE --queue-num {_NOBODYS_QUEUE}"
         yield f"-A OUTPUT {lost}" if peer == "all" else f"-A OUTPUT -d {peer} {lost}"
     if queue_loss is not None:
@@ -53,7 +57,7 @@ def rules(cuts: Sequence[str], queue_loss: float | None) -> Iterator[str]:
 
 
 def netem(delay_s: float, loss: float) -> list[list[str]]:
-    """Return the commands that slow by the kernel's netem; what comes in goes through an ifb device first."""
+    """Return the commands for a delay by the kernel's netem; inbound packets pass an ifb device first."""
     shaped = f"netem limit 100000 delay {delay_s * 1000:g}ms loss random {loss * 100:g}%".split()
     redirect = ["matchall", "action", "mirred", "egress", "redirect", "dev", "shape0"]
     return [
@@ -80,7 +84,7 @@ def main(delay_s: float, loss: float, cuts: Sequence[str]) -> int:
         _NETEM.unlink()
     delayer = int(_DELAYER.read_text()) if _DELAYER.exists() else 0
     if delayer:
-        # From now on it delays by nothing, so no packet overtakes another.
+        # From now on the old delayer delays by nothing, so no packet overtakes another.
         _signal(delayer, signal.SIGUSR1)
     how, queue_loss = "not", None
     if delay_s or loss:
@@ -103,7 +107,7 @@ def main(delay_s: float, loss: float, cuts: Sequence[str]) -> int:
 
 
 def _start_delayer(delay_s: float) -> int:
-    # None of our files: whoever runs us waits until nobody holds them.
+    # The child gets none of our files, since our caller waits until no process holds them.
     with _COMPLAINT.open("w") as complaint:
         process = subprocess.Popen(
             [sys.executable, "-S", "-E", "-m", delay.__name__, str(delay_s)],
@@ -144,7 +148,7 @@ def _restore(lines: Iterator[str]) -> None:
 
 
 def _try(commands: Sequence[Sequence[str]]) -> bool:
-    """Run all, also behind one that fails; say whether all succeeded."""
+    """Run all commands, also after one that fails; return True if all succeeded."""
     return (
         sum(subprocess.run(command, capture_output=True, check=False).returncode for command in commands) == 0
     )
