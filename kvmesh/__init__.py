@@ -1,7 +1,6 @@
 """kvmesh: a gRPC mesh that serves large language models.
 
-This package is what every service shares. It imports the generated stubs and
-nothing of a service or an engine.
+This package is shared by all services. It imports the generated stubs, and no module of a service or an engine.
 """
 
 from typing import Final

@@ -1,8 +1,8 @@
-"""The address a process registers: what its peers dial, which need not be what it listens on.
+"""The advertised address of a process: the address that its peers dial. It may differ from the listen address.
 
-A container listens on every interface, and its peers need the one address that leads to it. Without `--advertise` that is
-the address listened on; where it is a wildcard, the address this host is seen under on the way to Redis, which every
-process of the mesh shares, or else the one that its own name stands for.
+A container listens on every interface, and its peers need the one address that reaches it. Without `--advertise` the
+listen address is used. For a wildcard, it is this host's own address on the route to Redis, because every process of the
+mesh reaches Redis. If that is unknown, it is the address of the host's name.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from urllib.parse import urlsplit
 
 from kvmesh.config import ConfigError
 
-HELP: Final = "host:port that peers dial; default: the address listened on, or this host's own for a wildcard"
+HELP: Final = (
+    "host:port that peers dial; default: the listen address, or this host's own address for a wildcard"
+)
 
 WILDCARDS: Final = ("", "*", "0.0.0.0", "::")
 REDIS_PORT: Final = 6379
@@ -24,7 +26,7 @@ PORT_MAX: Final = 65535
 
 @dataclass(frozen=True, slots=True)
 class Advertised:
-    """What is registered in place of the address listened on. An empty host, port 0: as listened on."""
+    """The address to register. An empty host or port 0 stands for that of the listen address."""
 
     host: str = ""
     port: int = 0
@@ -40,16 +42,16 @@ AS_LISTENED: Final = Advertised()
 
 
 def advertised(listen: str, advertise: str | None, redis_url: str) -> Advertised:
-    """Return what a process that listens on `listen` registers; `advertise` is its option, None where it is not given.
+    """Return the address to register for a process that listens on `listen`. `advertise`: the option, None without it.
 
-    Looks up names, so call it before the event loop runs. Raises ConfigError with one sentence if an address is none,
-    or if nobody could dial it.
+    It resolves names, so call it before the event loop runs. Raises ConfigError with one sentence for a malformed address,
+    or for an address that peers cannot dial.
     """
     listen_host, _ = split(listen, "--listen")
     if advertise is not None:
         host, port = split(advertise, "--advertise", port_min=1)
         if host in WILDCARDS:
-            raise ConfigError(f'--advertise = "{advertise}" is no address that peers can dial: name a host.')
+            raise ConfigError(f'--advertise = "{advertise}" is no address that peers can dial: give a host.')
         return Advertised(host, port)
     if listen_host not in WILDCARDS:
         return AS_LISTENED
@@ -63,7 +65,10 @@ def advertised(listen: str, advertise: str | None, redis_url: str) -> Advertised
 
 
 def split(address: str, option: str, port_min: int = 0) -> tuple[str, int]:
-    """Return host (without brackets; empty: a wildcard) and port of `address`. Raises ConfigError naming `option`."""
+    """Return host and port of `address`, the host without brackets and empty for a wildcard.
+
+    Raises ConfigError with the name of `option`.
+    """
     host, colon, port = address.rpartition(":")
     is_number = port.isascii() and port.isdecimal() and port_min <= int(port) <= PORT_MAX
     is_host = ":" not in host or (host.startswith("[") and host.endswith("]"))
@@ -76,21 +81,21 @@ def split(address: str, option: str, port_min: int = 0) -> tuple[str, int]:
 
 
 def peer(address: str, option: str) -> str:
-    """Return `address` if it may be somebody's to dial: a host, and a port of its own. Raises ConfigError."""
+    """Return `address` if it can be dialled: it has a host and a port above 0. Raises ConfigError."""
     host, _ = split(address, option, port_min=1)
     if not host:
-        raise ConfigError(f'{option} = "{address}" names no host: allowed is HOST:PORT (IPv6: [::1]:7000).')
+        raise ConfigError(f'{option} = "{address}" has no host: allowed is HOST:PORT (IPv6: [::1]:7000).')
     return address
 
 
 def _towards(redis_url: str) -> str:
-    """Return the address this host uses towards Redis; empty if its name is not known. Sends nothing."""
+    """Return this host's address on the route to Redis. Empty if the name of Redis is unknown. Sends nothing."""
     try:
         parts = urlsplit(redis_url)
         if not parts.hostname:
             return ""
         found = socket.getaddrinfo(parts.hostname, parts.port or REDIS_PORT, type=socket.SOCK_DGRAM)
-    except (OSError, ValueError):  # ValueError: an URL that RedisLink refuses in its own words
+    except (OSError, ValueError):  # ValueError: a URL that RedisLink will refuse
         return ""
     for family, kind, _, _, address in found:
         try:
@@ -103,7 +108,7 @@ def _towards(redis_url: str) -> str:
 
 
 def _own_name() -> str:
-    """Return the address of this host's name; empty if there is none but the loopback's, which leads others nowhere."""
+    """Return the address of this host's name. Empty if it has none, or only a loopback address, useless for peers."""
     try:
         address = socket.gethostbyname(socket.gethostname())
     except OSError:

@@ -1,9 +1,10 @@
-"""A grpc.aio server that outlives a method name which is no text.
+"""A grpc.aio server that survives method names that are not UTF-8 (docs/decisions/0027).
 
-grpcio 1.85 decodes the name of a method that it does not know inside the loop that accepts calls. One header frame with
-other bytes than UTF-8 in `:path` ends that loop, and the server stops for good: every caller of every method, without
-credentials. Methods that are registered by name are matched as bytes, below Python; so calls of all others are answered
-here without a look at their names.
+grpcio 1.85 decodes the name of an unknown method inside the loop that accepts calls. One header frame with other bytes
+than UTF-8 in `:path` ends that loop. The server then stops for good, for all callers, and the attack needs no credentials.
+
+Methods that are registered by name are matched as bytes, below Python. So calls of all other methods are answered here,
+and their names are not decoded.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from grpc._cython import cygrpc
 from grpc.aio import _server as stock
 
 _UNKNOWN: Final = "unknown method"
-"""What stands for the name in names of tasks."""
+"""Replaces the method's name in names of tasks."""
 
 
 class _Server(stock.Server):
-    """grpcio's, around another acceptor."""
+    """The server of grpcio with another acceptor."""
 
     def __init__(
         self, interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]], options: Sequence[tuple[str, Any]]
     ) -> None:
         self._loop = cygrpc.get_working_loop()
-        arguments = stock._augment_channel_arguments(options, None)  # noqa: SLF001  # what stock.Server does
+        arguments = stock._augment_channel_arguments(options, None)  # noqa: SLF001  # as stock.Server does
         self._server = _Acceptor(self._loop, None, (), interceptors, arguments, None)
 
 
@@ -35,9 +36,9 @@ def aio_server(
     interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
     options: Sequence[tuple[str, Any]] = (),
 ) -> grpc.aio.Server:
-    """Return a server like that of `grpc.aio.server`. It serves methods of `add_registered_method_handlers` alone.
+    """Return a server like that of `grpc.aio.server`. It serves only methods of `add_registered_method_handlers`.
 
-    Generated code calls that; other methods are UNIMPLEMENTED. Must run on the event loop.
+    Generated code registers methods in this way. Other methods are UNIMPLEMENTED. Must run on the event loop.
     """
     made: Any = _Server(interceptors, options)  # the stubs know one type of servers
     return cast("grpc.aio.Server", made)
@@ -53,7 +54,7 @@ class _Acceptor(cygrpc.AioServer):  # type: ignore[misc]  # the module has no ty
         self._nothing = cygrpc._MethodResolver([], {})  # noqa: SLF001
 
     async def _request_call(self) -> Any:
-        """Accept calls of methods that are not registered, and answer each; never returns one to the loop of grpcio."""
+        """Accept and answer calls of unregistered methods. Never returns such a call to the loop of grpcio."""
         while True:
             call = await super()._request_call()
             handling = cygrpc._handle_rpc(_UNKNOWN, self._nothing, (), call, self._running, False)  # noqa: SLF001

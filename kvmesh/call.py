@@ -1,7 +1,7 @@
-"""What a handler sees of a call: metadata, deadline, read, write. Not grpc.aio's context.
+"""Interface of a call for handlers: metadata, deadline, read, write. It hides the context of grpc.aio.
 
-So the same handler runs on grpc.aio today, on a transport that writes once per connection and tick later, and without
-a socket in a test.
+So the same handler runs on grpc.aio and, without a socket, in a test. It could also run on a transport that writes once
+per connection and tick.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ class Call(Protocol[Request, Response]):
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """Text metadata of the call; keys are lower case."""
+        """Text metadata of the call. Keys are lower case."""
         ...
 
     @property
     def identities(self) -> Sequence[str]:
-        """Names in the peer's certificate, which the transport has verified; empty where it asked for none.
+        """Names in the peer's certificate, verified by the transport. Empty: the server requested no certificate.
 
-        The alternative names, or the common name of a certificate without any (RFC 6125, 6.4.4).
+        These are the alternative names, or the common name of a certificate without alternative names (RFC 6125, 6.4.4).
         """
         ...
 
     @property
     def peer(self) -> str:
-        """Name of the connection: transport, address and port of its other end."""
+        """Name of the connection: transport, address and port of the peer."""
         ...
 
     def remaining_s(self) -> float | None:
-        """Return the seconds until the client's deadline, or None if it set none."""
+        """Return the seconds until the client's deadline, or None without a deadline."""
         ...
 
     async def read(self) -> Request | None:
@@ -45,11 +45,11 @@ class Call(Protocol[Request, Response]):
         ...
 
     async def write(self, message: Response) -> None:
-        """Send one message; returns when the transport took it. One writer at a time."""
+        """Send one message, and return when the transport has taken it. One writer at a time."""
         ...
 
     def set_trailers(self, trailers: Mapping[str, str]) -> None:
-        """Send `trailers` with the status of a call that ends well; a MeshError brings its own."""
+        """Send `trailers` with the status of a successful call. A MeshError has its own trailers."""
         ...
 
 
@@ -81,7 +81,7 @@ class GrpcCall:
 
     def remaining_s(self) -> float | None:
         remaining = self._context.time_remaining()
-        # grpc.aio reports a call without deadline as an absurdly long one in some versions.
+        # Some versions of grpc.aio report a very long deadline for a call without one.
         return None if remaining is None or remaining > 10**8 else float(remaining)
 
     async def read(self) -> Any:

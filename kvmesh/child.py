@@ -1,12 +1,11 @@
-"""Starts a child process that dies with its parent, whatever kills the parent.
+"""Starts a child process that dies with its parent, also if the parent is killed.
 
-`python -m kvmesh.child PARENT_PID COMMAND...` asks the kernel for SIGKILL at
-the parent's death and becomes COMMAND by exec, so the pid stays. It is a tiny
-module run before the command, not a `preexec_fn`, because code between fork
-and exec may deadlock in a parent with threads.
+`python -m kvmesh.child PARENT_PID COMMAND...` asks the kernel for SIGKILL at the parent's death. Then it becomes COMMAND
+by exec, so the pid stays. It is a small module that runs before the command. A `preexec_fn` would run between fork and
+exec, where code may deadlock in a parent with threads.
 
-PR_SET_PDEATHSIG is tied to the *thread* that forked: start children from a
-thread that lives as long as the process, in practice the main thread.
+PR_SET_PDEATHSIG is tied to the *thread* that forked. So start children from a thread that lives as long as the process,
+in practice the main thread.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         sys.stderr.write(f"prctl(PR_SET_PDEATHSIG) failed: {os.strerror(ctypes.get_errno())}\n")
         return 126
-    if os.getppid() != parent:  # it died before the kernel knew of our wish
+    if os.getppid() != parent:  # the parent died before the prctl call
         return 125
     try:
         os.execvp(command[0], command)

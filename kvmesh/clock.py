@@ -1,4 +1,4 @@
-"""Where time comes from: the one module that reads the monotonic clock."""
+"""Clocks. This is the only module that reads the monotonic clock."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Tells seconds since some fixed moment; never goes back."""
+    """Seconds since a fixed point in time. INVARIANT: never decreases."""
 
     def now_s(self) -> float:
         """Return the seconds now."""
@@ -15,7 +15,7 @@ class Clock(Protocol):
 
 
 class MonotonicClock:
-    """The machine's monotonic clock, the same one asyncio's loop uses."""
+    """The machine's monotonic clock, which asyncio's loop uses too."""
 
     def now_s(self) -> float:
         """Return the seconds now."""
@@ -23,7 +23,7 @@ class MonotonicClock:
 
 
 class VirtualClock:
-    """A clock that stands still until somebody moves it. For simulations and tests."""
+    """A clock that moves only by `advance`. For simulations and tests."""
 
     def __init__(self, now_s: float = 1000.0) -> None:
         self._now_s = now_s
@@ -33,17 +33,17 @@ class VirtualClock:
         return self._now_s
 
     def advance(self, seconds: float) -> None:
-        """Move on by `seconds` >= 0."""
+        """Advance by `seconds` >= 0."""
         if seconds < 0:
             raise ValueError(f"seconds is {seconds}; 0 or more is allowed")
         self._now_s += seconds
 
 
 def wall_s() -> int:
-    """Return seconds since 1970. For what another process compares with its own wall clock, to within a minute."""
+    """Return seconds since 1970, for comparison with the wall clock of another process, to within a minute."""
     return int(time.time())
 
 
 def wall_ns() -> int:
-    """Return nanoseconds since 1970. For logs and spans only; decisions use a Clock."""
+    """Return nanoseconds since 1970, for logs and spans only. Decisions use a Clock."""
     return time.time_ns()

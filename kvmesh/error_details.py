@@ -1,7 +1,7 @@
-"""A google.rpc.Status with its details as bytes, written by hand: refusing must be cheap, and messages cost three times it.
+"""Encodes a google.rpc.Status with its details by hand, to make refusals cheap. Pure.
 
-Pure. Field numbers are those of google/rpc/status.proto and google/rpc/error_details.proto; a test holds them against the
-generated classes.
+Generated messages would cost three times as much. Field numbers are those of google/rpc/status.proto and
+google/rpc/error_details.proto. A test compares the bytes with the generated classes.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from functools import lru_cache
 from typing import Final, TypeAlias
 
 STATUS_BYTES_MAX: Final = 1024
-"""Trailers may have 8 KiB in all, and proxies on the way often allow less."""
+"""Most bytes of a status. Trailers may have 8 KiB in all, and proxies often allow less."""
 
 MESSAGE_BYTES_MAX: Final = 200
 VALUE_BYTES_MAX: Final = 80
-"""Longest text of the status, and of a value in its details."""
+"""Longest text of the status, and longest value in its details."""
 
 METADATA_MAX: Final = 8
 VIOLATIONS_MAX: Final = 16
-"""Entries told at once, as far as there is room for them."""
+"""Most entries of a status, as far as they fit."""
 
 CACHED_STATUSES: Final = 256
-"""Statuses that are kept: a crowd is refused for the same few reasons, and only the time to wait differs."""
+"""Cached statuses. Many refusals have the same few reasons, and differ only in RetryInfo."""
 
 Pairs: TypeAlias = tuple[tuple[str, str], ...]
-"""Field or subject, and a sentence about it."""
+"""Field or subject, with its description."""
 
 
 def status(
@@ -38,7 +38,7 @@ def status(
     bad_request: Pairs = (),
     quota: Pairs = (),
 ) -> bytes:
-    """Return the encoded status, at most STATUS_BYTES_MAX long: texts are shortened, violations left out at the end."""
+    """Return the encoded status, at most STATUS_BYTES_MAX long. Texts are shortened, and the last violations omitted."""
     before, after = _frame(code, message, reason, domain, tuple(metadata.items()), bad_request, quota)
     return before + after if retry_after_s is None else before + _retry_info(retry_after_s) + after
 
@@ -47,7 +47,7 @@ def status(
 def _frame(
     code: int, message: str, reason: str, domain: str, metadata: Pairs, bad_request: Pairs, quota: Pairs
 ) -> tuple[bytes, bytes]:
-    """Return what stands before RetryInfo, and what behind."""
+    """Return the bytes before RetryInfo, and those after it."""
     before = b"\x08" + _varint(code) + _text(b"\x12", message, MESSAGE_BYTES_MAX)
     before += _error_info(reason, domain, metadata)
     after = b""
@@ -80,7 +80,7 @@ def _any(kind: bytes, value: bytes) -> bytes:
 
 
 def _pair(name: str, text: str, bytes_max: int) -> bytes:
-    """Return a message whose fields 1 and 2 are texts."""
+    """Return a message with the fields 1 and 2 as texts."""
     return _text(b"\x0a", name, VALUE_BYTES_MAX) + _text(b"\x12", text, bytes_max)
 
 
@@ -89,7 +89,7 @@ def _retry_info(seconds: float) -> bytes:
     if whole > 0x7F:
         duration = b"\x08" + _varint(whole) + b"\x10" + _varint(nanos)
         return _any(_RETRY_INFO, _field(b"\x0a", duration))
-    # The same with a varint of five bytes, the longest that nanos need: then all lengths are known.
+    # The same with a varint of five bytes, the longest for nanos. So all lengths are fixed.
     return _RETRY_INFO_SHORT + bytes(
         (
             *(whole, 0x10, nanos & 0x7F | 0x80, nanos >> 7 & 0x7F | 0x80, nanos >> 14 & 0x7F | 0x80),
@@ -99,7 +99,7 @@ def _retry_info(seconds: float) -> bytes:
 
 
 def shortened(text: str, bytes_max: int) -> str:
-    """Return `text`, cut where its UTF-8 is longer than `bytes_max`."""
+    """Return `text`, cut if its UTF-8 is longer than `bytes_max`."""
     if 4 * len(text) <= bytes_max or len(encoded := text.encode(errors="replace")) <= bytes_max:
         return text
     return encoded[: bytes_max - 3].decode(errors="ignore") + "..."
@@ -130,7 +130,7 @@ _SIZES: Final = [_varint(size) for size in range(1024)]
 
 
 def _kind(name: str) -> bytes:
-    """Return the field of an Any that names its type."""
+    """Return the type field of an Any."""
     return _text(b"\x0a", f"type.googleapis.com/google.rpc.{name}", MESSAGE_BYTES_MAX)
 
 
@@ -138,6 +138,6 @@ _RETRY_INFO: Final = _kind("RetryInfo")
 _BAD_REQUEST: Final = _kind("BadRequest")
 _QUOTA_FAILURE: Final = _kind("QuotaFailure")
 _RETRY_INFO_SHORT: Final = _any(_RETRY_INFO, _field(b"\x0a", b"\x08" + bytes(7)))[:-7]
-"""All but what varies."""
+"""The constant prefix of a RetryInfo."""
 
 _RETRY_BYTES_MAX: Final = len(_RETRY_INFO_SHORT) + 16

@@ -1,7 +1,7 @@
-"""How long the other side has said nothing. Pure.
+"""Failure detector: a peer without a heartbeat for a time is lost. Pure.
 
-A process that stood still itself - stopped, starved - did not listen: that time says nothing about the other side, and
-what was sent meanwhile still waits to be read.
+Time in which this process itself stood still (stopped or starved) does not count. It read no messages then, and those of
+the peer still wait to be read.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 from typing import Final
 
 CHECK_INTERVAL_S: Final = 0.25
-"""How often to look."""
+"""Time between two checks."""
 
 STALL_S: Final = 0.75
-"""Looks that lie further apart than this: we stood still ourselves."""
+"""A longer time between two checks means that this process stood still."""
 
 
 class FailureDetector:
-    """Tells when nothing was heard for `limit_s`, while somebody looks every LOOK_S."""
+    """Detects `limit_s` without a heartbeat. Call `check` every CHECK_INTERVAL_S."""
 
     __slots__ = ("_heard_s", "_looked_s", "limit_s")
 
@@ -26,11 +26,11 @@ class FailureDetector:
         self._looked_s = now_s
 
     def heartbeat(self, now_s: float) -> None:
-        """Something came."""
+        """Take a message of the peer; any message is a heartbeat."""
         self._heard_s = now_s
 
     def check(self, now_s: float) -> bool:
-        """Return whether the silence has lasted for the limit. The time we stood still does not count."""
+        """Return True if no heartbeat came for the limit. Time in which this process stood still does not count."""
         gap_s = now_s - self._looked_s
         self._looked_s = now_s
         if gap_s > STALL_S:
@@ -38,5 +38,5 @@ class FailureDetector:
         return now_s - self._heard_s >= self.limit_s
 
     def silent_s(self, now_s: float) -> float:
-        """Return how long nothing was heard, as of the last look."""
+        """Return the time since the last heartbeat, corrected at the last check."""
         return max(0.0, now_s - self._heard_s)

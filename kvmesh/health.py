@@ -1,7 +1,8 @@
 """The standard gRPC health service (grpc.health.v1), with List.
 
-The servicer of grpcio-health-checking 1.81 has no List. When one of two watchers of a name leaves, the other hears no more
-of changes (still so in 1.85), and a watcher that reads nothing blocks every change. Stubs with List need protobuf 7.
+The servicer of grpcio-health-checking 1.81 has no List, and stubs with List need protobuf 7. It has two more faults. If one
+of two watchers of a name leaves, the other gets no further changes (still so in 1.85). A watcher that reads nothing blocks
+every change.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ _BYTE_BITS: Final = 7
 
 
 class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the stubs are untyped
-    """Tells the state of each service name. The empty name is the process."""
+    """Serves the health status of each service name. The empty name is the process."""
 
     def __init__(self) -> None:
         self.reason = ""
-        """Why the process does not serve; told with each Check."""
+        """Reason why the process does not serve. It is sent with each Check."""
         self._statuses: dict[str, ServingStatus] = {}
         self._changed = asyncio.Condition()
 
@@ -40,7 +41,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # t
         server.add_registered_method_handlers(HEALTH_SERVICE, {"List": listing})  # type: ignore[attr-defined]  # stubs lack it
 
     async def set(self, service: str, status: ServingStatus) -> None:
-        """Change the state of `service`; callers that watch it hear of it."""
+        """Change the status of `service`, and notify its watchers."""
         async with self._changed:
             self._statuses[service] = status
             self._changed.notify_all()
@@ -48,7 +49,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # t
     async def Check(
         self, request: health_pb2.HealthCheckRequest, context: Any
     ) -> health_pb2.HealthCheckResponse:
-        """Return the state of one service; NOT_FOUND for an unknown name."""
+        """Return the status of one service. NOT_FOUND for an unknown name."""
         status = self._statuses.get(request.service)
         if status is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such service; List has all names")
@@ -57,7 +58,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # t
         return health_pb2.HealthCheckResponse(status=status)
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: Any) -> None:
-        """Write the state of one service now and after each change, until the caller leaves."""
+        """Write the status of one service now and after each change, until the caller leaves."""
         sent: ServingStatus | None = None
         while True:
             async with self._changed:

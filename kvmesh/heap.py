@@ -1,7 +1,6 @@
-"""Gives freed memory back to the kernel.
+"""Returns freed memory to the kernel. A shell around `TrimSchedule`.
 
-The C library keeps what gRPC frees: after a flood of calls a process stays as large as it was at its peak. A shell around
-`TrimSchedule`.
+The C library keeps the memory that gRPC frees. Without a trim, a process stays at its peak size after a flood of calls.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ CHECK_INTERVAL_S: Final = 5.0
 
 
 async def keep_trimmed(idle_bytes: int) -> None:
-    """Trim the heap after the process has grown, until cancelled. Returns where the C library cannot.
+    """Trim the heap after the process has grown, until cancelled. Returns if the C library has no malloc_trim.
 
-    `idle_bytes`: resident memory before the first call. A flood may come with the first one.
+    `idle_bytes`: resident memory before the first call, because a flood may begin with that call.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is None:

@@ -1,4 +1,4 @@
-"""The interceptor every server has: errors become statuses, and nothing else leaves.
+"""The interceptor of every server that turns errors into statuses. Texts of other exceptions do not reach the client.
 
 grpc.aio itself would send the text of an uncaught exception to the client.
 """
@@ -22,15 +22,15 @@ Context = grpc.aio.ServicerContext[Any, Any]
 Wrap = Callable[[Any], Any]
 
 STATUS_S: Final = 1.0
-"""Longest wait for a peer to take a status; it waits behind messages that the peer does not read."""
+"""Longest wait until a peer takes a status. A status waits after messages that the peer does not read."""
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
     """Wraps every handler of a server.
 
-    - AbortError and CancelledError pass: they are how handlers end on purpose.
-    - A MeshError gets its status and details; of an ExceptionGroup the first one found counts.
-    - Anything else is a bug: logged with its traceback, INTERNAL with a fixed sentence for the client.
+    - AbortError and CancelledError pass: handlers end on purpose with them.
+    - A MeshError gets its status and details. In an ExceptionGroup the first MeshError counts.
+    - Any other error is a bug. It is logged with its traceback. The client gets INTERNAL with a fixed sentence.
     """
 
     async def intercept_service(
@@ -47,7 +47,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
 
 
 def rewrapped(handler: Any, *, unary: Wrap, streaming: Wrap) -> Any:
-    """Return a handler as an interceptor found it, None included, with its function wrapped by the kind of its answer."""
+    """Return `handler` with its function wrapped by the kind of its answer (unary or streaming). None stays None."""
     if handler is None:
         return handler
     codecs = handler.request_deserializer, handler.response_serializer
@@ -66,7 +66,7 @@ def _unary(inner: Any, method: str) -> Any:
             return await inner(request, context)
         except (asyncio.CancelledError, grpc.aio.AbortError):
             raise
-        except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001  # this is where bugs end
+        except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001  # bugs become INTERNAL here
             await _end(error, context, method)
 
     return call
@@ -78,14 +78,14 @@ def _streaming(inner: Any, method: str) -> Any:
             await answered(inner(request, context), context)
         except (asyncio.CancelledError, grpc.aio.AbortError):
             raise
-        except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001  # this is where bugs end
+        except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001  # bugs become INTERNAL here
             await _end(error, context, method)
 
     return call
 
 
 async def answered(answer: Any, context: Context) -> None:
-    """Let a handler that answers with a stream do so, whether it yields its answers or writes them."""
+    """Run a handler that answers with a stream. It may yield its answers or write them."""
     if inspect.isasyncgen(answer):
         async with aclosing(answer) as responses:
             async for response in responses:
@@ -106,9 +106,9 @@ async def _end(error: BaseException, context: Any, method: str) -> None:
 
 
 async def _abort(error: MeshError, context: Any) -> None:
-    """Give the call its status, and end the handler though the peer should not take it. Never returns normally.
+    """Send the status, and end the handler even if the peer does not take it. Never returns normally.
 
-    A status waits behind what the peer has not read; it stays with gRPC until the peer reads, or goes.
+    A status waits after messages that the peer has not read. gRPC keeps it until the peer reads or disconnects.
     """
     try:
         async with asyncio.timeout(STATUS_S):
@@ -116,16 +116,16 @@ async def _abort(error: MeshError, context: Any) -> None:
     except grpc.aio.AbortError as abort:
         _forget_later(abort)
         raise
-    except (TimeoutError, grpc.aio.InternalError) as why:  # the latter: not even its first message went out
-        log.debug("status not taken", extra={"reason": error.reason, "why": repr(why)})
+    except (TimeoutError, grpc.aio.InternalError) as why:  # the latter: not even the first message was sent
+        log.debug("the peer did not take the status", extra={"reason": error.reason, "why": repr(why)})
         raise asyncio.CancelledError from None
 
 
 def _forget_later(abort: grpc.aio.AbortError) -> None:
-    """Let go of the frames that `abort` passed through, once its handler is over.
+    """Release the frames in the traceback of `abort`, once its handler is over.
 
-    gRPC keeps it beside the call, and the frames keep the call: 15 KB of gRPC's memory that only the cycle collector frees,
-    which rests while the process is idle.
+    gRPC keeps `abort` beside the call, and the frames keep the call. Only the cycle collector frees these 15 KB of gRPC's
+    memory, and it does not run while the process is idle.
     """
 
     def forget(_: object) -> None:

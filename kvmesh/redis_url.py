@@ -1,4 +1,4 @@
-"""Where the mesh's Redis is, and how to speak of it without its password."""
+"""URLs of Redis, and their display without the password."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Final
 from urllib.parse import parse_qs, urlsplit
 
 VARIABLE: Final = "KVMESH_REDIS_URL"
-"""Environment variable with the URL. Arguments can be read by every user of the machine, the environment cannot."""
+"""Environment variable with the URL. Every user of the machine can read arguments, but not the environment."""
 
 BUDGETS_VARIABLE: Final = "KVMESH_BUDGETS_REDIS_URL"
-"""Environment variable with the URL of the Redis that has the budgets, which may be a Cluster; empty: the mesh's."""
+"""Environment variable with the URL of the Redis for budgets, which may be a Cluster. Empty: the Redis of the mesh."""
 
 DEFAULT_PORT: Final = 6379
 
@@ -21,14 +21,14 @@ _QUERY: Final = re.compile(r"(?<=[?&])((?:\w*password|username)=)[^&\s]*")
 
 
 MASK: Final = "***"
-"""Stands in a shown URL for its user and password."""
+"""Replaces user and password in a displayed URL."""
 
 PASSWORD_REFUSED: Final = "asks for a password, or refuses the one of this URL"
-"""Verb phrase for messages; the subject is the Redis."""
+"""Verb phrase for messages. The subject is the Redis."""
 
 
 def without_password(url: str) -> str:
-    """Return `url` with user and password left out."""
+    """Return `url` without user and password."""
     return _QUERY.sub(rf"\1{MASK}", _USER.sub(f"{MASK}@", url))
 
 
@@ -38,14 +38,14 @@ def without_user(url: str) -> str:
 
 
 def displayed_address(address: str) -> str:
-    """Return where a Redis is as tables show it: without scheme, user and options."""
+    """Return the address of a Redis for tables: without scheme, user and options."""
     return without_user(address).partition("://")[2].partition("?")[0] or address
 
 
 def database_of(url: str) -> tuple[str, ...]:
-    """Return what tells one database from another: TLS or not, host, port, number; without user and options.
+    """Return the identity of a database: scheme, host, port and number, without user and options.
 
-    A URL that cannot be parsed is told from all others by its text.
+    The identity of a malformed URL is its text.
     """
     try:
         parts = urlsplit(url)
@@ -53,21 +53,21 @@ def database_of(url: str) -> tuple[str, ...]:
     except ValueError:
         return (url,)
     number = parts.path.strip("/") or parse_qs(parts.query).get("db", ["0"])[0]
-    if not parts.hostname:  # a socket's path
+    if not parts.hostname:  # the path of a socket
         return (parts.scheme, parts.path)
     host = "127.0.0.1" if parts.hostname == "localhost" else parts.hostname
     return (parts.scheme, host, str(port), number)
 
 
 def has_password(url: str) -> bool:
-    """Return whether there is something in `url` that not everybody may read."""
+    """Return True if `url` holds a secret."""
     return without_password(url) != url
 
 
 def add_option(parser: argparse.ArgumentParser, environment: Mapping[str, str]) -> None:
-    """Let `parser` take --redis; without it the URL comes from `environment`, and is empty without either."""
+    """Add --redis to `parser`. Its default is the URL in `environment`, or empty."""
     parser.add_argument(
         "--redis",
         default=environment.get(VARIABLE, ""),
-        help=f"URL of the mesh's Redis; default: ${VARIABLE}, where no other user reads its password",
+        help=f"URL of the mesh's Redis; default: ${VARIABLE}, which other users of the machine cannot read",
     )

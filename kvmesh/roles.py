@@ -1,7 +1,7 @@
-"""The roles of a mesh: program, ports, options and stop time of each. Pure; it imports no other module of kvmesh.
+"""The roles of a mesh: program, ports, options and stop time of each. Pure. It imports no other module of kvmesh.
 
 `kvmesh up`, `kvmesh health`, the measurements and the tests in containers build their commands from this table.
-tests/unit/cli/test_roles.py holds deploy/images and deploy/compose against it.
+tests/unit/cli/test_roles.py compares deploy/images and deploy/compose with it.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from dataclasses import dataclass
 from typing import Final
 
 CONFIG_PATH: Final = "/etc/kvmesh/kvmesh.toml"
-"""Where a container finds the configuration."""
+"""Path of the configuration in a container."""
 
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """One role. Ports are those of a container; `kvmesh up` takes free ones."""
+    """One role. Its ports are those of a container. `kvmesh up` uses free ports."""
 
     name: str
     module: str
-    """Started as `python -m MODULE`; empty: a program of its own."""
+    """Started as `python -m MODULE`. Empty: not a Python module."""
     ports: Mapping[str, int]
-    """By kind; the first is dialled by peers."""
+    """Ports by kind. Peers dial the first one."""
     needs: tuple[str, ...]
     """Roles that must be ready before this one starts."""
     stop_s: int
-    """Longest graceful shutdown after SIGTERM; a supervisor kills later than that."""
+    """Longest graceful shutdown after SIGTERM. A supervisor must not kill earlier."""
 
     @property
     def port(self) -> int:
@@ -36,7 +36,7 @@ class Role:
 
 
 SERVICE_PORTS: Final = {"grpc": 7000, "metrics": 9100}
-"""Of every service; see `Role.ports`."""
+"""Ports of every service (see `Role.ports`)."""
 
 SERVICES: Final = ("frontend", "router", "prefill", "decode")
 """Roles that register in the mesh."""
@@ -58,23 +58,23 @@ ROLES: Final[Mapping[str, Role]] = {
         Role("frontend", "services.frontend", SERVICE_PORTS, ("redis", "router", "prefill", "decode"), 35),
     )
 }
-"""In the order of a start."""
+"""Roles in the order of their start."""
 
 
 def service_command(role: str, name: str, *, config: str, listen: str, more: tuple[str, ...]) -> list[str]:
-    """Return the command of a service. `listen`: "host:port"; `more`: options after those that all services take."""
+    """Return the command of a service. `listen`: "host:port". `more`: options beside those of all services."""
     options = ("--config", config, "--id", name, "--listen", listen)
     return [sys.executable, "-m", ROLES[role].module, *options, *more]
 
 
 def engine_command(host: str, ports: Mapping[str, int], *, more: tuple[str, ...]) -> list[str]:
-    """Return the command of a reference engine; `ports`: by kind, as in the table; `more`: its other options."""
+    """Return the command of a reference engine. `ports`: by kind, as in the table. `more`: its other options."""
     options = [part for kind, port in ports.items() for part in (f"--{kind}-port", str(port))]
     return [sys.executable, "-m", ROLES["engine"].module, "--host", host, *more, *options]
 
 
 def option_of(words: Sequence[str], name: str) -> str:
-    """Return the last value given to `--name` in a command, as argparse reads it; empty: none is given."""
+    """Return the last value of `--name` in a command, as argparse reads it. Empty: the option is missing."""
     found = ""
     for at, word in enumerate(words):
         if word == f"--{name}" and at + 1 < len(words):

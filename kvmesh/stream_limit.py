@@ -1,7 +1,7 @@
-"""Open calls of one method that answers one message with a stream, as Health.Watch does: how many, and which gives way.
+"""Concurrency limit for open calls of a method that answers one message with a stream, for example Health.Watch. Pure.
 
-Pure. Overflow behaviour: the connection with the most watches loses its oldest one to a connection with fewer; a connection
-that has the most itself is refused.
+Overflow behaviour: a call of a connection with fewer streams evicts the oldest stream of the connection with the most. A
+call of the connection with the most streams is refused.
 """
 
 from __future__ import annotations
@@ -15,20 +15,23 @@ StreamKey = TypeVar("StreamKey", bound=Hashable)
 
 
 class StreamLimit(Generic[StreamKey]):
-    """INVARIANT: at most `streams_max` are open; a connection without a watch is forgotten."""
+    """The open streams of one method.
+
+    INVARIANT: at most `streams_max` streams are open, and no connection without a stream is kept.
+    """
 
     def __init__(self, method: str, streams_max: int) -> None:
         self.method = method
         self.streams_max = streams_max
         self._connections: dict[str, dict[StreamKey, None]] = {}
-        """Watches by connection, the oldest first."""
+        """Streams by connection, the oldest first."""
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
     def open(self, connection: str, stream: StreamKey) -> StreamKey | None:
-        """Take `watch` in; return the one that gives way to it, already forgotten. Raises MeshError (CALLS_FULL)."""
+        """Admit `stream`. Return the stream that it evicts, which is removed already. Raises MeshError (CALLS_FULL)."""
         evicted = None
         if self._count >= self.streams_max:
             largest = max(self._connections, key=lambda each: len(self._connections[each]))
@@ -47,7 +50,7 @@ class StreamLimit(Generic[StreamKey]):
         return evicted
 
     def close(self, connection: str, stream: StreamKey) -> None:
-        """Forget `watch`, if it is not forgotten."""
+        """Remove `stream`. A second call is ignored."""
         held = self._connections.get(connection, {})
         if stream not in held:
             return

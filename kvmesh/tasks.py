@@ -1,6 +1,6 @@
-"""Long-lived tasks that end exactly when they are told to: no failure ends one, no failure keeps one alive.
+"""Long-lived tasks that end exactly at their cancellation: no failure ends or prolongs them.
 
-A shell. `persist` runs work again after whatever went wrong; `end` cancels until it has worked.
+A shell. `persist` runs work again after any failure. `end` cancels until the tasks are over.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 CANCEL_AGAIN_S: Final = 0.5
 PAUSE_GROWTH_MAX: Final = 4
-"""The pause doubles with each failure in a row, up to this many times the first one."""
+"""Exponential backoff: the pause doubles with each failure in a row, up to this many times the first pause."""
 
 
 async def persist(
@@ -27,10 +27,10 @@ async def persist(
     pause_s: float,
     on_failure: Callable[[], None] = lambda: None,
 ) -> NoReturn:
-    """Run `work` again whenever it ends or fails, until cancelled. `on_failure` brings its state in order before that.
+    """Run `work` again after each end or failure, until cancelled. `on_failure` restores its state before the next run.
 
-    In between are pauses of half to all of `pause_s` and up to PAUSE_GROWTH_MAX times that. A bug in `work` is logged
-    once until it reads differently; RedisAway is not, its link has told.
+    Pauses between runs are half to all of `pause_s` (jitter), and up to PAUSE_GROWTH_MAX times as long. A bug in `work` is
+    logged unless its text equals that of the last one. RedisUnavailable is not logged, because its link logs it.
     """
     loop = asyncio.get_running_loop()
     growth, logged = 1, ""
@@ -56,13 +56,13 @@ def _recover(on_failure: Callable[[], None], what: str) -> None:
     try:
         on_failure()
     except Exception:
-        log.exception("%s cannot be brought in order", what)
+        log.exception("bug in the recovery of %s", what)
 
 
 async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel `tasks` until they are over: a client library that fails in that moment can swallow a cancellation.
+    """Cancel `tasks` until they are over. A client library that fails at that moment can swallow a cancellation.
 
-    How they ended is left to their owner.
+    The owner of the tasks handles their results.
     """
     pending = set(tasks)
     while pending:

@@ -1,4 +1,4 @@
-"""Calls a synchronous core when it asked to be called: the only timer a service's core needs."""
+"""Calls a synchronous core at the time that it requested. A service's core needs no other timer."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from kvmesh.clock import Clock
 
 
 class TimedCore(Protocol):
-    """A core that wants to be called at a time."""
+    """A core that is called at the times that it requests."""
 
     def next_wake_s(self) -> float | None:
-        """Return when `on_timer` should be called next, or None."""
+        """Return the time of the next `on_timer`, or None."""
         ...
 
     def on_timer(self, now_s: float) -> None:
-        """Do what is due."""
+        """Do the work that is due."""
         ...
 
 
 class Timer:
-    """Keeps one loop timer at the core's next wake time. Owned by the service; `close` before the loop ends.
+    """Keeps one loop timer at the core's next wake time. The service owns it, and must `close` it before the loop ends.
 
-    Call `update` after every event that went into the core; it costs a comparison unless the wake time came nearer.
+    Call `update` after every event of the core. It costs one comparison unless the wake time is now earlier.
     """
 
     def __init__(self, core: TimedCore, clock: Clock, on_error: Callable[[Exception], None]) -> None:
@@ -35,7 +35,7 @@ class Timer:
         self._at_s = float("inf")
 
     def update(self) -> None:
-        """Set the timer anew if the core wants to be called earlier than it is set to."""
+        """Reset the timer if the core needs an earlier call."""
         at_s = self._core.next_wake_s()
         if at_s is None or at_s >= self._at_s:
             return
@@ -46,7 +46,7 @@ class Timer:
         self._handle = asyncio.get_running_loop().call_later(delay_s, self._fire)
 
     def close(self) -> None:
-        """Stop calling the core."""
+        """Cancel the timer."""
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None

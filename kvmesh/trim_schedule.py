@@ -1,27 +1,27 @@
-"""When a process asks the C library for what it has freed. Pure."""
+"""Times at which a process returns freed memory to the kernel (malloc_trim). Pure."""
 
 from __future__ import annotations
 
 from typing import Final
 
 GROWTH_BYTES: Final = 8 << 20
-"""Growth since the last trim that makes the next one worth its while."""
+"""Growth since the last trim that causes the next one."""
 
 FOLLOW_UPS: Final = 6
-"""Looks after such a trim that trim as well: what made the process grow is freed bit by bit."""
+"""Checks after such a trim that also trim, because the memory behind the growth is freed step by step."""
 
 
 class TrimSchedule:
-    """Invariant: a process that neither grows nor has just grown is left alone, however large it is."""
+    """INVARIANT: a process without recent growth is not trimmed, at any size."""
 
     def __init__(self, resident_bytes: int) -> None:
         self.trimmed_total = 0
         self._kept_bytes = resident_bytes
-        """What the last trim left, or less where less was seen since."""
+        """Lowest resident memory since the last trim."""
         self._follow_ups = 0
 
     def is_due(self, resident_bytes: int) -> bool:
-        """Return whether to trim now. Asked at each look, once; `done` follows where it is."""
+        """Return True if the process should trim now. Call it once at each check. `done` follows a trim."""
         self._kept_bytes = min(self._kept_bytes, resident_bytes)
         if resident_bytes - self._kept_bytes >= GROWTH_BYTES:
             self._follow_ups = FOLLOW_UPS
@@ -30,6 +30,6 @@ class TrimSchedule:
         return self._follow_ups > 0
 
     def done(self, resident_bytes: int) -> None:
-        """Note what a trim has left."""
+        """Take the resident memory after a trim."""
         self.trimmed_total += 1
         self._kept_bytes = resident_bytes

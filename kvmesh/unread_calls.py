@@ -1,9 +1,10 @@
-"""Calls whose first message has not arrived: how many may be open, how many are read at once, which one gives way.
+"""Calls without their first message: limits on open calls and on concurrent reads, against slowloris clients. Pure.
 
-Pure. A call that is being read may hold a whole message in gRPC's memory, one that waits for its turn only what fits into
-its flow-control window. Callers share turns and room fairly (`FairQueue`). Overflow behaviour: a call beyond the room of
-its caller is refused at once, a call without a turn after WAIT_S. While calls wait for a turn, the caller with the most
-readers loses the call that is read longest, once that has had LOOK_S.
+A call that is being read may hold a whole message in gRPC's memory. A waiting call holds no more than its flow-control
+window. Callers share reads and capacity by fair queuing (`FairQueue`; docs/decisions/0022).
+
+Overflow behaviour: a call over the capacity of its caller is refused at once. A call without a read is refused after
+WAIT_S. While calls wait, the caller with the most reads loses its longest one, once that has had READ_MIN_S.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from kvmesh.errors import MeshError
 from kvmesh.fair_queue import FairQueue, Path
 
 READ_MIN_S: Final = 0.25
-"""Time that every message gets to arrive in, however many calls wait: most arrive together with their headers."""
+"""Shortest time that a read gets, however many calls wait. Most messages arrive together with their headers."""
 
 WAIT_S: Final = 1.0
-"""Longest wait for a turn."""
+"""Longest wait for a read."""
 
 RETRY_AFTER_S: Final = 1.0
 
 
 class UnreadCall:
-    """One call: `opened_s` is when its headers came, `reading_s` when its message was asked for; None: not yet."""
+    """One call. `opened_s`: arrival of its headers. `reading_s`: start of the read of its message; None: it waits."""
 
     __slots__ = ("is_evicted", "opened_s", "reading_s")
 
@@ -32,24 +33,27 @@ class UnreadCall:
         self.opened_s = opened_s
         self.reading_s: float | None = None
         self.is_evicted = False
-        """True once it had to give way."""
+        """True once the call was evicted."""
 
 
 class UnreadCalls:
-    """INVARIANT: at most `readers_max` are read, at most `calls_max` are open; none waits while a reader is free."""
+    """All calls of a process without their first message.
+
+    INVARIANT: at most `readers_max` calls are read, and at most `calls_max` are open. No call waits while a reader is free.
+    """
 
     def __init__(self, calls_max: int, readers_max: int) -> None:
         self.calls_max = calls_max
         self.readers_max = readers_max
         self.reading: dict[UnreadCall, None] = {}
-        """Calls with a reader, also those that had to give way and have not been closed."""
+        """Calls with a reader, including evicted calls that are not closed yet."""
         self.waiting: dict[UnreadCall, None] = {}
-        """In the order in which they came."""
+        """Calls without a reader, in order of arrival."""
         self.refused_total = 0
         self.evicted_total = 0
         self._queue: FairQueue[UnreadCall] = FairQueue()
         self._ending = 0
-        """Calls in `reading` that had to give way: their readers are free soon."""
+        """Evicted calls in `reading`. Their readers will be free soon."""
 
     def __len__(self) -> int:
         return len(self.reading) + len(self.waiting)
@@ -59,13 +63,13 @@ class UnreadCalls:
 
     @property
     def is_empty(self) -> bool:
-        """Return whether nothing is kept of any caller."""
+        """True if no state of any caller is kept."""
         return self._queue.is_empty
 
     def open(self, caller: Path, now_s: float) -> UnreadCall:
         """Return a new call of `caller`, which is read (`reading_s` is set) or waits.
 
-        Raises MeshError (CALLS_FULL) if the caller holds as many calls as it leaves room for.
+        Raises MeshError (CALLS_FULL) if the caller holds at least as many calls as it leaves free.
         """
         excess = self._queue.excess(caller, self.calls_max - len(self))
         if excess is not None:
@@ -82,7 +86,7 @@ class UnreadCalls:
         return call
 
     def close(self, call: UnreadCall, now_s: float) -> UnreadCall | None:
-        """Forget `call`, if it is not forgotten; return the one whose turn it is now."""
+        """Remove `call`, and return the waiting call that gets its reader, or None. A second call is ignored."""
         self._queue.remove(call)
         self.waiting.pop(call, None)
         if call in self.reading:
@@ -91,7 +95,7 @@ class UnreadCalls:
         return self._read_next(now_s)
 
     def evict_due(self, now_s: float) -> list[UnreadCall]:
-        """Return the calls that must give way now. They are still to be closed."""
+        """Evict and return the calls that are due. The caller must still close them."""
         due = list(takewhile(lambda call: now_s >= call.opened_s + WAIT_S, self.waiting))
         for call in due:
             del self.waiting[call]
@@ -103,7 +107,7 @@ class UnreadCalls:
         return due
 
     def next_due_s(self) -> float | None:
-        """Return when `evict_due` is to be asked next; None: nothing waits."""
+        """Return the time of the next `evict_due`. None: no call waits."""
         oldest = next(iter(self.waiting), None)
         if oldest is None:
             return None
@@ -112,7 +116,7 @@ class UnreadCalls:
         return wait_ends_s if reader is None else min(wait_ends_s, _since(reader) + READ_MIN_S)
 
     def _next_to_evict(self) -> UnreadCall | None:
-        """Return the call that gives way to those that wait: of the caller with the most readers, the one read longest."""
+        """Return the next call to evict for a waiting one: the longest read of the caller with the most reads."""
         if len(self.waiting) <= self._ending:
             return None
         read = (call for call in self.reading if not call.is_evicted)
@@ -127,7 +131,7 @@ class UnreadCalls:
         self._queue.remove(call)
 
     def _read_next(self, now_s: float) -> UnreadCall | None:
-        """Give a free reader to the call whose turn it is, if one waits; return it."""
+        """Give a free reader to the next waiting call, and return that call, or None."""
         if len(self.reading) >= self.readers_max:
             return None
         call = self._queue.serve()
@@ -139,7 +143,7 @@ class UnreadCalls:
 
 
 def full(what: str, held: int, limit: int) -> MeshError:
-    """Return the refusal of a call for which there is no room before its message is read."""
+    """Return the refusal of a call for lack of capacity before its message is read."""
     return MeshError(
         "CALLS_FULL",
         f"the process is full: {what}",
@@ -149,5 +153,5 @@ def full(what: str, held: int, limit: int) -> MeshError:
 
 
 def _since(call: UnreadCall) -> float:
-    assert call.reading_s is not None, "it is not read"
+    assert call.reading_s is not None, "the call is not being read"
     return call.reading_s
