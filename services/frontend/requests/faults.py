@@ -1,7 +1,7 @@
-"""What a refusal or a failure from behind means for a request, and what a client is told when nothing is left to try.
+"""Faults of attempts, from refusals and failures behind the frontend, and the errors that a client gets at the end.
 
-Pure. Faults carry the names of the protocol: "REPLICA_LOST", "QUEUE_FULL"; "ROUTER_LOST" and "ADOPTED" are the
-frontend's own.
+Pure. Faults have the names of the protocol: "REPLICA_LOST", "QUEUE_FULL". The frontend adds names of its own, such as
+"ROUTER_LOST" and "ADOPTED".
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ GAP: Final = "GAP"
 FRONTEND_LOST: Final = "FRONTEND_LOST"
 """The client came from another frontend."""
 SILENT: Final = "SILENT"
-"""Nothing was heard of the attempt for longer than it may be silent."""
+"""The attempt was silent for longer than its watchdog allows."""
 SUPERSEDED: Final = "SUPERSEDED"
 INFEASIBLE: Final = "INFEASIBLE_DEADLINE"
 INVALID_TOKEN: Final = "INVALID_TOKEN"
 """The engine made a token id outside the vocabulary."""
 ADOPTED: Final = "ADOPTED"
-"""A late adopt of the request itself took the attempt away from its slot."""
+"""A late adopt of the same request took the attempt away from its slot."""
 
 ROUTER_GONE: Final = frozenset({ROUTER_LOST, "DRAINING"})
-"""The router that had the request died, or drains: each such loss sends what it held once more, and no more than that."""
+"""The router that had the request died, or drains. Each such loss adds one attempt for each request of that router."""
 
 FULL: Final = frozenset(
     {pb.Refusal.REASON_QUEUE_FULL, pb.Refusal.REASON_KV_FULL, pb.Refusal.REASON_QUEUE_TIMEOUT}
 )
-"""Refusals of a mesh that has no room: trying again at once would only add to it."""
+"""Refusals of a mesh without capacity: an immediate retry would only add to its load."""
 
 RETRY_AFTER_S: Final = 1.0
-"""What a client is told when nobody knows better: longer than a lease takes to be renewed."""
+"""Retry-After without a better estimate: longer than the renewal of a lease takes."""
 
 _BUGS: Final = frozenset({"ENGINE_ERROR", "INTERNAL", "GAP"})
 
 
 def of_refusal(reason: pb.Refusal.Reason.ValueType, *, evicted: bool = False) -> str:
-    """Return the fault's name for a refusal; an unknown number is INTERNAL. `evicted`: it lost its place in a queue."""
+    """Return the fault's name for a refusal; an unknown number is INTERNAL. `evicted`: evicted from a queue."""
     if evicted:
         return "SHED"
     name = pb.Refusal.Reason.Name(reason) if reason in pb.Refusal.Reason.values() else ""
@@ -57,7 +57,7 @@ def of_failure(code: pb.Failure.Code.ValueType) -> str:
 
 
 def given_up(fault: str, attempts: int, tokens_sent: int, retry_after_s: float | None = None) -> MeshError:
-    """Return the error of a request that ends with `fault`, because nothing is left to try."""
+    """Return the error of a request that ends with `fault`, because no further attempt is allowed."""
     metadata = {"fault": fault, "attempts": str(attempts), "tokens_sent": str(tokens_sent)}
     if fault in _BUGS:
         reason = fault if fault in TABLE else "INTERNAL"
@@ -69,7 +69,7 @@ def given_up(fault: str, attempts: int, tokens_sent: int, retry_after_s: float |
         )
     return MeshError(
         "ATTEMPTS_EXHAUSTED",
-        f"{attempts} attempts were lost on the way, the last one by {fault}; {tokens_sent} tokens were sent",
+        f"{attempts} attempts were lost, the last one by {fault}; {tokens_sent} tokens were sent",
         metadata,
         retry_after_s or RETRY_AFTER_S,
     )
@@ -81,7 +81,7 @@ def retries_refused(fault: str, attempts: int, tokens_sent: int) -> MeshError:
         return given_up(fault, attempts, tokens_sent)
     return MeshError(
         "RETRY_BUDGET_EXHAUSTED",
-        f"the request was lost before it started ({fault}), and too many others were, too",
+        f"the request was lost before it started ({fault}), and the retry budget is empty",
         {"fault": fault, "attempts": str(attempts), "tokens_sent": str(tokens_sent)},
         RETRY_AFTER_S,
     )
@@ -90,10 +90,10 @@ def retries_refused(fault: str, attempts: int, tokens_sent: int) -> MeshError:
 def deadline(
     reason: str, limit_s: float, tokens_sent: int, *, is_rest: bool = False, fault: str = ""
 ) -> MeshError:
-    """Return the error of a request whose time is over. `reason`: DEADLINE or TTFT_TIMEOUT.
+    """Return the error of a request that reached its deadline. `reason`: DEADLINE or TTFT_TIMEOUT.
 
-    `is_rest`: `limit_s` is what was left when it came here, and it may have been elsewhere before. `fault`: why it was
-    not running when its time ended.
+    `is_rest`: `limit_s` is the time left at the request's arrival here; the request may have run elsewhere before.
+    `fault`: the reason why the request was not running at its deadline.
     """
     what = "the first token did not come" if reason == "TTFT_TIMEOUT" else "the request did not end"
     within = f"the {limit_s:.3f} s that were left when it came here" if is_rest else f"{limit_s:.3f} s"
@@ -106,7 +106,7 @@ def deadline(
 
 
 def time_over(spec: RequestSpec, progress: Progress, fault: str = "") -> MeshError:
-    """Return the error of a request whose deadline, or that of its first token, has come. `fault`: as of `deadline`."""
+    """Return the error of a request at its deadline, or at the deadline of its first token. `fault`: see `deadline`."""
     reason, until_s = "DEADLINE", spec.deadline_s
     is_waiting = progress.first_token_s is None
     if is_waiting and spec.ttft_deadline_s is not None and spec.ttft_deadline_s < until_s:
@@ -116,17 +116,18 @@ def time_over(spec: RequestSpec, progress: Progress, fault: str = "") -> MeshErr
 
 
 def too_short(left_s: float, least_s: float, estimate_s: float = 0.0) -> MeshError:
-    """Return the error of a request without the time with which anything is begun.
+    """Return the error of a request with less than `least_s` left, the least time with which any request starts.
 
-    `estimate_s`: until its first token, as measured; 0 if nobody knows. It is what the client is told where it is more.
+    `estimate_s`: measured time until the first token, or 0 without a measurement. An estimate above `least_s` is reported
+    instead.
     """
     if estimate_s > least_s:
         return infeasible(left_s, estimate_s)
     left_ms = math.floor(max(0.0, left_s) * 1000 + 1e-6)
     return MeshError(
         INFEASIBLE,
-        f"nothing is begun with less than {least_s:.3f} s (frontend.start_min_s), however short, and"
-        f" {left_ms / 1000:.3f} s are left; 0 tokens were sent",
+        f"deadline too short: {left_ms / 1000:.3f} s left, at least {least_s:.3f} s needed"
+        f" (frontend.start_min_s); 0 tokens were sent",
         {"start_min_ms": f"{least_s * 1000:.0f}", "remaining_ms": str(left_ms), "tokens_sent": "0"},
     )
 
@@ -134,11 +135,12 @@ def too_short(left_s: float, least_s: float, estimate_s: float = 0.0) -> MeshErr
 def infeasible(
     left_s: float, estimate_s: float, tokens_sent: int = 0, retry_after_s: float | None = None
 ) -> MeshError:
-    """Return the error of a request that is not started, because what it has left is less than what it would need."""
+    """Return the error of a request that is not started: less time is left than the first token needs."""
     left_s = max(0.0, left_s)
     return MeshError(
         "INFEASIBLE_DEADLINE",
-        f"the first token would need {estimate_s:.3f} s, and {left_s:.3f} s are left; {tokens_sent} tokens were sent",
+        f"deadline too short: {left_s:.3f} s left, {estimate_s:.3f} s estimated until the first token;"
+        f" {tokens_sent} tokens were sent",
         {
             "estimate_ms": f"{estimate_s * 1000:.0f}",
             "remaining_ms": f"{left_s * 1000:.0f}",
@@ -149,9 +151,11 @@ def infeasible(
 
 
 def engine_refused(field: str) -> MeshError:
-    """Return the error of a request that no engine of the mesh takes, however often it is sent."""
+    """Return the error of a request that no engine of the mesh takes, even if it is sent again."""
     metadata = {"field": field} if field else {}
-    return MeshError("ENGINE_REFUSED", "the engine refuses this request whenever it is sent", metadata)
+    return MeshError(
+        "ENGINE_REFUSED", "the engine refuses this request; the same request will be refused again", metadata
+    )
 
 
 def slow_reader(tokens_sent: int) -> MeshError:
@@ -165,25 +169,25 @@ def slow_reader(tokens_sent: int) -> MeshError:
 
 
 def draining(tokens_sent: int) -> MeshError:
-    """Return the error of a stream that another frontend shall go on with: what runs behind it waits for its adopter."""
+    """Return the error of a stream that another frontend can continue: its running attempt waits for a takeover."""
     return MeshError(
         "DRAINING",
-        f"the frontend is shutting down; {tokens_sent} tokens were sent, go on at another one",
+        f"the frontend is shutting down; {tokens_sent} tokens were sent; resume at another frontend",
         {"tokens_sent": str(tokens_sent)},
         retry_after_s=0.1,
     )
 
 
 def superseded() -> MeshError:
-    """Return the error of a stream whose request was resumed on another one."""
-    return MeshError("SUPERSEDED", "the request goes on elsewhere: it was resumed on another stream")
+    """Return the error of a stream with a request that was resumed on another stream."""
+    return MeshError("SUPERSEDED", "the request was resumed on another stream and continues there")
 
 
 _TEXTS: Final = {
     "QUEUE_FULL": "the mesh's queue is full",
     "QUEUE_TIMEOUT": "the request waited too long in the queue",
     "KV_FULL": "no KV cache is free",
-    "SHED": "the request gave up its place in the queue to a more important one",
+    "SHED": "the request was evicted from the queue by more important work",
     "DRAINING": "the mesh is shutting down",
     "NO_ROUTER": "no router is reachable",
     "NO_REPLICA": "no replica serves the model now",
