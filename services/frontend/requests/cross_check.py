@@ -1,9 +1,9 @@
 """Cross-checks the verdict of one engine on a second replica of its role, and ends the request with a final verdict.
 
-Pure. A refusal by the limits of a replica is no verdict: it is final. The first verdict of a role is tested by one more
-attempt at another replica of the role, paid from the spare half of the retry budget. If the second replica has a verdict,
-too, it is final. If it serves the request, the verdict is contradicted: all routers are told, and count it as a failure of
-the first replica. Until then nothing counts.
+Pure (decision 0024). A refusal by the limits of a replica is no verdict: it is final. One more attempt at another replica
+of the role tests the first verdict of a role. The upper half of the retry budget pays for the attempt. A verdict of the
+second replica is final. If the second replica serves the request, the verdict is contradicted. The frontend then tells all
+routers, which count a failure of the first replica. Until then nothing counts.
 
     first verdict of R ──► contested (R is doubted, or the budget pays) ──► another verdict: confirmed, final
             │                    ▲                                    └──► tokens: contradicted, R is doubted
@@ -20,14 +20,14 @@ from services.frontend.requests.request import LiveRequest
 from services.frontend.requests.verdicts import Verdict, Verdicts
 
 WAIT_S: Final = 2.0
-"""Longest wait of a verdict for that of another request to be tested."""
+"""Longest wait of a verdict for the cross-check of another request."""
 
 CHECK_INTERVAL_S: Final = 0.05
-"""How often a waiting verdict looks whether it was."""
+"""Interval at which a waiting verdict checks for the result."""
 
 
 def on_verdict(request: LiveRequest, verdict: Verdict, now_s: float) -> None:
-    """Contest `verdict` on `request`, whose slot is closed, let it wait, or end the request with it."""
+    """Cross-check `verdict` on `request`, let it wait, or end the request with it. The slot of `request` is closed."""
     upstream, known = request.upstream, request.hub.verdicts
     before = upstream.cross_checked.get(verdict.role)
     has_waited, upstream.pending_verdict = upstream.pending_verdict is not None, None
@@ -55,9 +55,9 @@ def _begin(request: LiveRequest, verdict: Verdict, now_s: float) -> None:
 
 
 def on_progress(request: LiveRequest, now_s: float) -> None:
-    """New tokens came of an attempt that tests verdicts: those of roles that made a token are contradicted.
+    """Handle new tokens of an attempt that tests verdicts: verdicts of roles that made a token are contradicted.
 
-    The first token of an attempt with a prefill replica is that replica's; all others are the decode replica's.
+    The prefill replica of an attempt, if there is one, makes its first token. The decode replica makes all others.
     """
     upstream, attempt = request.upstream, request.upstream.current
     placement = attempt.placement
@@ -75,14 +75,14 @@ def on_progress(request: LiveRequest, now_s: float) -> None:
 
 
 def close(request: LiveRequest) -> None:
-    """`request` tests no verdict any more."""
+    """Note that `request` no longer tests a verdict."""
     while request.upstream.cross_checked:
         _, verdict = request.upstream.cross_checked.popitem()
         request.hub.verdicts.closed(request, verdict.replica)
 
 
 def assert_consistent(known: Verdicts[LiveRequest]) -> None:
-    """Raise AssertionError if a request tests what it does not know of."""
+    """Raise AssertionError if a request is listed as the tester of a verdict that it does not have."""
     for replica, testers in known.testers.items():
         assert testers, f"{replica} is tested by no request"
         for request in testers:

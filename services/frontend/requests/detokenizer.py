@@ -1,7 +1,7 @@
-"""Token ids to text, piece by piece, never half a character.
+"""Incremental detokenization: token ids to text, piece by piece, never half a character.
 
-Pure. The vocabulary is a table of byte strings, so the text of a sequence is the UTF-8 reading of the joined bytes, and all
-that must be remembered between two tokens is the beginning of one character: at most 3 bytes.
+Pure. The vocabulary is a table of byte strings. The text of a sequence is therefore the UTF-8 reading of the joined bytes.
+The only state between two tokens is the beginning of one character: at most 3 bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Detokenizer:
 
     @property
     def vocabulary_size(self) -> int:
-        """Ids below it have bytes."""
+        """Size of the vocabulary; ids below it have bytes."""
         return len(self._token_bytes)
 
     def feed(self, ids: Iterable[int]) -> str:
@@ -35,5 +35,5 @@ class Detokenizer:
         return self._decoder.decode(b"".join([table[each] for each in ids]))
 
     def flush(self) -> str:
-        """Return what the undecided bytes read as, now that nothing follows; at most one U+FFFD per broken start."""
+        """Return the text of the undecided bytes at the end of the output; at most one U+FFFD per broken start."""
         return self._decoder.decode(b"", final=True)

@@ -1,6 +1,7 @@
-"""How many tokens a request can have before its client's deadline, from what the mesh does at the moment.
+"""Estimates the output tokens that fit before a client's deadline, from the mesh's present TTFT and inter-token latency.
 
-Pure. Conservative: what is promised should come. Where nobody knows how long a step takes, nothing is said.
+Pure. Deadline-aware admission. The estimate is conservative: promised tokens should come. There is no estimate while the
+duration of a step is unknown.
 """
 
 from __future__ import annotations
@@ -9,47 +10,47 @@ from dataclasses import dataclass
 from typing import Final
 
 PRIORITY_CLASS_TOLD: Final = 4
-"""The band of whose queue routers tell; who is in a higher one does not wait in it."""
+"""Routers report the queue delay of this priority class. Requests of a higher class do not wait in that queue."""
 
 STEP_MIN_S: Final = 1e-6
-"""Anything shorter is no step: routers tell microseconds."""
+"""Shortest step: routers report microseconds."""
 
 FRESH_S: Final = 60.0
-"""What was seen longer ago is of another load: nothing is said."""
+"""Older observations belong to another load and give no estimate."""
 
 _SMOOTHING: Final = 0.1
 _STRAY_MAX: Final = 4.0
-"""Deviations that one request may be off: a single late one must not cut the outputs of those that follow."""
+"""Deviations by which one request may count at most: a single late request must not shorten the outputs of later ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What a router said last, and what was seen here. Times in seconds; 0: unknown."""
+    """The last report of a router, and the first-token time seen here. Times in seconds; 0: unknown."""
 
     queue_delay_s: float = 0.0
-    """Until a new request is released."""
+    """Time until a new request is released from the router's queue."""
     step_s: float = 0.0
-    """Between two tokens of a request, kept by 95 of 100 steps."""
+    """Inter-token latency (TPOT): p95 of the steps."""
     first_token_s: float = 0.0
-    """From a request's arrival to its first token, the router's queue taken off."""
+    """TTFT without the wait in the router's queue."""
 
     @property
     def until_first_token_s(self) -> float:
-        """From a request's arrival to its first token; 0: unknown."""
+        """TTFT of a new request, the wait in the router's queue included; 0: unknown."""
         return self.queue_delay_s + self.first_token_s if self.first_token_s else 0.0
 
 
 class FirstTokens:
-    """How long first tokens take at this frontend beside the router's queue: smoothed, and how far it strays.
+    """Smoothed TTFT at this frontend without the router's queue, and its mean deviation.
 
-    By powers of two of the prompt's length: who asks little does not wait as long as who asks much.
+    Kept by powers of two of the prompt's length, because short prompts wait less than long ones.
     """
 
     def __init__(self) -> None:
         self._by_size: dict[int, _Usual] = {}
 
     def observe(self, prompt_tokens: int, seconds: float, now_s: float) -> None:
-        """Count a request's time from arrival to its first token, its wait in the router's queue taken off."""
+        """Count a request's TTFT without its wait in the router's queue."""
         usual = self._by_size.get(prompt_tokens.bit_length())
         if usual is None or now_s - usual.seen_s > FRESH_S:
             self._by_size[prompt_tokens.bit_length()] = _Usual(seconds, seconds / 2, now_s)
@@ -57,7 +58,7 @@ class FirstTokens:
             usual.observe(seconds, now_s)
 
     def expected_s(self, prompt_tokens: int, now_s: float) -> float:
-        """What a new request should reckon with; 0 if none of its size was seen lately."""
+        """Return a cautious TTFT of a new request, its mean plus two deviations. 0: no request of its size in FRESH_S."""
         usual = self._by_size.get(prompt_tokens.bit_length())
         if usual is None or now_s - usual.seen_s > FRESH_S:
             return 0.0
@@ -66,7 +67,7 @@ class FirstTokens:
 
 @dataclass(slots=True)
 class _Usual:
-    """What is usual for prompts of about one length."""
+    """Mean and deviation for prompts of about one length."""
 
     mean_s: float
     deviation_s: float
@@ -81,9 +82,9 @@ class _Usual:
 
 
 def output_tokens(left_s: float, received: int, wanted: int, outlook: Outlook) -> int:
-    """Return how many output tokens of `wanted` the request can have in `left_s`, the `received` ones included.
+    """Return the output tokens that the request can have in `left_s`, the `received` ones included.
 
-    At least one more than it has, and never more than wanted.
+    At least one more than `received`, and never more than `wanted`.
     """
     if outlook.step_s < STEP_MIN_S:
         return wanted

@@ -1,7 +1,4 @@
-"""How a request ends for its client.
-
-Pure.
-"""
+"""The end of a request for its client: a finish reason or an error. Pure."""
 
 from __future__ import annotations
 
@@ -15,11 +12,11 @@ from services.frontend.requests.progress import Progress
 from services.frontend.requests.request_spec import RequestSpec
 
 CUT: Final = "DEADLINE_CUT"
-"""An answer that the mesh's own limit cut; DEADLINE is the reason of a request that failed by its deadline."""
+"""Outcome of an answer that the mesh's own limit cut. DEADLINE is the reason of a request that failed by its deadline."""
 
 
 def outcome_of(reason: pb.FinishReason.ValueType) -> str:
-    """Return the name of a good end for metrics and logs; it is no error's."""
+    """Return the name of a good end for metrics and logs; no error has this name."""
     if reason == pb.FINISH_REASON_DEADLINE:
         return CUT
     return pb.FinishReason.Name(reason).removeprefix("FINISH_REASON_")
@@ -27,7 +24,7 @@ def outcome_of(reason: pb.FinishReason.ValueType) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a request ended for its client: well, with a reason, or with an error."""
+    """The end of a request for its client: good with a finish reason, or an error."""
 
     finish_reason: pb.FinishReason.ValueType = pb.FINISH_REASON_UNSPECIFIED
     error: MeshError | None = None
@@ -41,7 +38,7 @@ class Outcome:
 
 
 def finished(progress: Progress, reason: pb.FinishReason.ValueType) -> Outcome:
-    """Return a good end; text that was undecided becomes certain, and may turn out to be a stop string."""
+    """Return a good end. Undecided text becomes certain, and may complete a stop string."""
     output = progress.output
     if output.stop_string is None:
         output.flush()
@@ -51,15 +48,15 @@ def finished(progress: Progress, reason: pb.FinishReason.ValueType) -> Outcome:
 
 
 def completed(progress: Progress) -> Outcome | None:
-    """Return the end of a request of which every token that it can have is here, and only the finish was lost."""
+    """Return the end of a request if all of its tokens are here and only the finish row was lost; else None."""
     reason = progress.completion()
     return finished(progress, reason) if reason != pb.FINISH_REASON_UNSPECIFIED else None
 
 
 def by_deadline(spec: RequestSpec, progress: Progress, fault: str = "") -> Outcome:
-    """Return the end of a request whose time is over, here or at a hop behind, whose margin makes it a little earlier.
+    """Return the end of a request at its deadline, here or at a hop behind, which enforces it a little earlier.
 
-    `fault`: why it was not running.
+    `fault`: the reason why the request was not running.
     """
     if progress.ids and not spec.is_clients_deadline:
         return finished(progress, pb.FINISH_REASON_DEADLINE)

@@ -1,6 +1,6 @@
-"""What a client is still to be sent: ids and certain text that piled up since its last message.
+"""Output that waits for a client: ids and certain text that accumulated since its last message.
 
-Pure. Bounded by the credit of the request: a slow client costs the ids and the text of one credit window.
+Pure. Bounded by the request's flow-control window: a slow client costs the ids and the text of one window.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from services.frontend.requests.stop_strings import StopStrings
 class Output:
     """Output of one request: positions [0, end), of which [0, taken) were handed to the client's writer.
 
-    Invariant: taken <= end; the text handed out with ids is exactly the certain text of positions [0, taken), so that a
-    client that comes back with the ids it has can be continued by any frontend. What became certain only because
-    nothing follows is handed out behind it, without ids.
+    INVARIANT: taken <= end. The text handed out with ids is exactly the certain text of positions [0, taken). Any frontend
+    can therefore continue for a client that returns with its ids. Text that becomes certain only because the output ended
+    is handed out last, without ids.
     """
 
     __slots__ = (
@@ -46,11 +46,11 @@ class Output:
 
     @property
     def vocabulary_size(self) -> int:
-        """Ids below it may be fed."""
+        """Size of the vocabulary; only ids below it may be fed."""
         return self._detokenizer.vocabulary_size
 
     def feed(self, ids: Sequence[int], logprobs: Sequence[float] = ()) -> int:
-        """Add tokens at the end; return how many were used: fewer than given where a stop string ended the output.
+        """Add tokens at the end; return the number of used ones: fewer than given if a stop string ended the output.
 
         Missing log-probabilities are NaN.
         """
@@ -69,7 +69,7 @@ class Output:
         return used
 
     def flush(self) -> None:
-        """Say that nothing follows: text that was undecided becomes certain. Not after a stop string."""
+        """End the output: undecided text becomes certain. Not allowed after a stop string."""
         assert self.stop_string is None
         text = self._detokenizer.flush()
         if self._stop is not None:
@@ -79,7 +79,7 @@ class Output:
         self._tail = text
 
     def forget_waiting(self) -> None:
-        """Drop what waits: the client has it from another frontend."""
+        """Drop the waiting output: the client has it from another frontend."""
         self.take()
 
     def has_waiting(self) -> bool:
@@ -87,7 +87,7 @@ class Output:
         return bool(self._ids or self._text or self._tail)
 
     def take(self) -> pb.Tokens | None:
-        """Return everything that waits as one message, the tail as one of its own, or None; it counts as handed out."""
+        """Return all waiting output as one message, or None; it counts as handed out. The tail is a message of its own."""
         if not self._ids and not self._text:
             if not self._tail:
                 return None

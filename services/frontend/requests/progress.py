@@ -1,7 +1,4 @@
-"""What a request has so far: its ids, what of them the client took, and what its prompt cost.
-
-Pure.
-"""
+"""Progress of a request: its ids, the positions that the client took, and the cost of its prompt. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +14,10 @@ from services.frontend.requests.output import Output
 from services.frontend.requests.request_spec import RequestSpec
 
 FLOW_CONTROL_WINDOW: Final = 64
-"""Positions that may be sent ahead of what the client's transport took; credit grows by half of it at a time."""
+"""Flow-control window: positions that may be sent ahead of those that the client's transport took.
+
+The allowed position grows by half a window at a time.
+"""
 
 
 class TokenError(ValueError):
@@ -27,7 +27,7 @@ class TokenError(ValueError):
 class Progress:
     """See the module.
 
-    Invariant: `ids` only grows, is exactly what `output` was fed, and its length is the next position.
+    INVARIANT: `ids` only grows, equals the ids that `output` was fed, and its length is the next position.
     """
 
     __slots__ = (
@@ -53,44 +53,44 @@ class Progress:
         self.delivered = 0
         """Positions [0, delivered) left for the client."""
         self.writing_since_s: float | None = None
-        """When the message was given to the client's transport that it has not taken yet; later by each standstill."""
+        """Time at which the client's transport got the message that it still holds; later by each standstill."""
         self.closed_s = 0.0
-        """How long that was when the request ended, or later when its client left."""
+        """Seconds that the transport had held the message at the request's end, or later when its client left."""
         self.computed_output = 0
-        """Output positions [0, this) were computed beyond the credit, as decode told."""
+        """Output positions [0, computed_output) were computed, even beyond the flow-control window, as decode reported."""
         self.window_end = 0
-        """Positions [0, window_end) may be sent by the attempt that runs."""
+        """Flow-control window: the running attempt may send positions [0, window_end)."""
         self.previous_window_end = 0
-        """The same before it last grew."""
+        """Value of `window_end` before it last grew."""
         self.first_token_s: float | None = None
         self.cached_tokens: int | None = None
-        """Of the prompt, in the first attempt that told."""
+        """Cached tokens of the prompt, in the first attempt that reported them."""
         self.recomputed_tokens = 0
         self._computed_tokens = 0
-        """Tokens [0, this) of prompt and output are known to have been computed by some engine."""
+        """Some engine is known to have computed tokens [0, _computed_tokens) of prompt and output."""
 
     @property
     def reach(self) -> Reach:
-        """How far the output came."""
+        """Reach of the output."""
         produced = len(self.ids)
         computed = min(max(produced, self.computed_output), self._spec.max_output_tokens)
         return Reach(self.output.taken, produced, computed, self.closed_s)
 
     def count_closed(self, watched_s: float) -> None:
-        """The request ended, or its client left: note how long the transport has held the last message.
+        """Note how long the transport has held the last message; called when the request ends or its client leaves.
 
-        `watched_s`: until when this process was seen to run (`ClosedWindows.watched_s`).
+        `watched_s`: time until which this process was seen to run (`ClosedWindows.watched_s`).
         """
         if self.writing_since_s is not None:
             self.closed_s = max(self.closed_s, watched_s - self.writing_since_s)
 
     def stood_still(self, gap_s: float, now_s: float) -> None:
-        """This process did not run for `gap_s`: the transport may have taken the message meanwhile."""
+        """Note that this process did not run for `gap_s`: the transport may have taken the message meanwhile."""
         if self.writing_since_s is not None:
             self.writing_since_s = min(now_s, self.writing_since_s + gap_s)
 
     def take_received(self, now_s: float) -> None:
-        """Start behind what the client has from another frontend."""
+        """Start behind the output that the client has from another frontend."""
         received = self._spec.received_ids
         if not received:
             return
@@ -102,7 +102,7 @@ class Progress:
         self.first_token_s = now_s
 
     def add(self, row: frames.Row, now_s: float) -> bool:
-        """Take tokens; return True if some were new. Raises token_log.Gap or TokenError."""
+        """Add tokens; return True if some were new. Raises token_log.Gap or TokenError."""
         new = token_log.admit(row, len(self.ids))
         if new is None:
             return False
@@ -121,7 +121,7 @@ class Progress:
         return True
 
     def count_prompt(self, attempt: Attempt, row: attach.FirstToken) -> None:
-        """Count what the attempt's prompt cost."""
+        """Count the cost of the attempt's prompt."""
         if self.cached_tokens is None:
             self.cached_tokens = min(row.cached_token_count, self._spec.prompt_tokens)
         again = min(attempt.context_tokens, self._computed_tokens) - row.cached_token_count
@@ -129,12 +129,12 @@ class Progress:
         self._computed_tokens = max(self._computed_tokens, attempt.context_tokens)
 
     def count_lost(self, attempt: Attempt) -> None:
-        """Remember what the lost attempt had computed; all of its context if nobody told how far it came."""
+        """Count the tokens that the lost attempt had computed: all of its context if its progress is unknown."""
         known = self._spec.prompt_tokens + len(self.ids) - 1 if self.ids else attempt.context_tokens
         self._computed_tokens = max(self._computed_tokens, known)
 
     def completion(self) -> pb.FinishReason.ValueType:
-        """Return how the output ended, if every token it can have is here; else UNSPECIFIED."""
+        """Return the finish reason if all tokens that the output can have are here; else UNSPECIFIED."""
         if self.output.stop_string is not None:
             return pb.FINISH_REASON_STOP_STRING
         if self.ids and self.ids[-1] == self._spec.end_token_id:
@@ -144,12 +144,12 @@ class Progress:
         return pb.FINISH_REASON_UNSPECIFIED
 
     def open_window(self) -> int:
-        """Return the credit of a new slot."""
+        """Return the end of the flow-control window of a new slot."""
         self.window_end = min(self.delivered + FLOW_CONTROL_WINDOW, self._spec.max_output_tokens)
         return self.window_end
 
     def advance_window(self, delivered: int) -> int | None:
-        """Note that the client's transport took [0, delivered); return the new credit if it is worth a row."""
+        """Note that the client's transport took [0, delivered). Return the new `window_end` if it is worth a row."""
         self.delivered = delivered
         window_end = min(delivered + FLOW_CONTROL_WINDOW, self._spec.max_output_tokens)
         is_last = window_end == self._spec.max_output_tokens and window_end > self.window_end
