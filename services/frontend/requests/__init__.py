@@ -1,1 +1,1 @@
-"""Live requests, pure: from admission to the last token, whatever fails behind the frontend."""
+"""Admitted requests, pure: from admission to the last token, whatever fails behind the frontend."""

@@ -34,7 +34,7 @@ class AdmittedRequests:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.reading = 0
-        """Requests whose message is being parsed and tokenized."""
+        """Requests with a message that is being parsed and tokenized."""
         self.serving: set[LiveRequest] = set()
         self.leaving: set[LiveRequest] = set()
         self.attended: set[LiveRequest] = set()

@@ -34,7 +34,7 @@ class ClosedWindows:
 
     def __init__(self) -> None:
         self._told: dict[Stream, tuple[Peer[Any], int]] = {}
-        """Requests with a closed window, each with the slot whose router was told."""
+        """Requests with a closed window, each with the slot that its router was told of."""
         self._checked_s = float("-inf")
 
     def __len__(self) -> int:

@@ -1,8 +1,8 @@
-"""One live request: the frontend owns it from admission to its last token, whatever breaks behind.
+"""One admitted request: the frontend owns it from admission to its last token, whatever fails behind the frontend.
 
-Pure and synchronous. In go the client (here), lost links (here), rows (`answers`) and time (`alarms`); out go submits,
-adopts, cancels and credit to routers (`upstream`), ids and text to the client (`progress`, `output`), and one end (`end`).
-What leads from where to where is drawn in `state`.
+Pure and synchronous. Inputs: the client's events and lost links (here), rows (`answers`) and time (`timers`). Outputs to
+routers: submits, adopts, cancels and flow-control windows (`upstream`). Outputs to the client: ids and text (`progress`,
+`output`), and one end (`outcome`). The diagram of the state machine is in `state`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _nothing() -> None:
 
 
 class Hub(Protocol):
-    """What a live request needs of the frontend around it; the core implements it, and a test may."""
+    """Services of the frontend for an admitted request; the core implements them, and a test may."""
 
     def choose(self, affinity: str, avoid: str = "") -> Peer[LiveRequest] | None:
         """Return a router that is up."""
@@ -46,25 +46,25 @@ class Hub(Protocol):
         ...
 
     def await_router(self, request: LiveRequest) -> None:
-        """Call `on_router_up` of `request` when a router comes up. Once; may be asked again."""
+        """Call `on_router_up` of `request` once, when a router comes up. May be called again."""
         ...
 
     def schedule(self, request: LiveRequest) -> None:
-        """Look at the timers of `request` again."""
+        """Reschedule `request` by its timers."""
         ...
 
     closed_windows: ClosedWindows
-    """Which clients' windows are closed, and until when they were watched."""
+    """Clients with a closed flow-control window, and the time until which windows were watched."""
 
     verdicts: Verdicts[LiveRequest]
-    """What became of the verdicts of replicas."""
+    """Results of the cross-checks of verdicts."""
 
     def take_spare_retry(self, now_s: float) -> bool:
-        """Spend one retry, if more than half of the budget is there. False: a verdict is not tested."""
+        """Spend one retry if the budget is more than half full. False: a verdict is not tested."""
         ...
 
     def contradict(self, verdict: Verdict, now_s: float) -> None:
-        """Tell all routers that another replica served what `verdict` called invalid."""
+        """Tell all routers that another replica served the request that `verdict` called invalid."""
         ...
 
     def take_retry(self, request: LiveRequest, now_s: float) -> bool:
@@ -76,18 +76,18 @@ class Hub(Protocol):
         ...
 
     def on_end(self, request: LiveRequest, now_s: float) -> None:
-        """The client's side ended; `request.outcome` is set."""
+        """Handle the end of the client's side; `request.outcome` is set."""
         ...
 
     def forget(self, request: LiveRequest) -> None:
-        """Nothing is left of the request anywhere. The last call."""
+        """Forget the request: no router or replica holds anything for it. The last call."""
         ...
 
 
 class LiveRequest:
-    """See the module. `on_ready` is called when the output has something to take, or the end came.
+    """See the module. `on_ready` is called when output waits for the client, or the request ended.
 
-    Invariants: the rows of the open slot alone get here; `outcome` is set once.
+    INVARIANT: only rows of the open slot arrive here; `outcome` is set once.
     """
 
     def __init__(self, spec: RequestSpec, output: Output, hub: Hub, limits: Limits) -> None:
@@ -103,9 +103,9 @@ class LiveRequest:
         self.hub = hub
         self.limits = limits
         self.retry_at_s: float | None = None
-        """When a router is asked again, for an attempt or for the one that runs."""
+        """Time of the next submit, or of the next adopt of the running attempt."""
         self.router_until_s: float | None = None
-        """How long any router is waited for."""
+        """End of the wait for any router."""
         self._leave_reason: CancelReason = attach.Cancel.REASON_CLIENT
 
     def __repr__(self) -> str:
@@ -116,7 +116,7 @@ class LiveRequest:
 
     @property
     def output(self) -> Output:
-        """What waits for the client."""
+        """Output that waits for the client."""
         return self.progress.output
 
     @property
@@ -126,13 +126,13 @@ class LiveRequest:
 
     @property
     def location(self) -> AttemptLocation | None:
-        """Where the current attempt generates, if that is known."""
+        """Location of the current attempt, if it is known."""
         return self.upstream.location
 
     # The client's side.
 
     def start(self, now_s: float) -> None:
-        """Take over what runs for the client, or submit the first attempt behind what it has. Called once, by the hub."""
+        """Take over the client's running attempt, or submit the first one behind its output. Called once, by the hub."""
         self.progress.take_received(now_s)
         if self.spec.is_resumed:
             self.upstream.cause = pb.AttemptExplanation.CAUSE_RESUME
@@ -147,45 +147,47 @@ class LiveRequest:
         self.start_takeover(faults.FRONTEND_LOST, now_s)
 
     def on_delivered(self, position: int, now_s: float) -> None:
-        """The client's transport took everything below `position`: grant as much again."""
+        """Note that the client's transport took the output below `position`; extend the flow-control window as far."""
         window_end = self.progress.advance_window(position) if self.upstream.peer is not None else None
         if window_end is not None:
             waited = len(self.progress.ids) >= self.progress.previous_window_end
             if waited:
-                self.upstream.current.last_seen_s = now_s  # it waited for the client: its silence begins now
+                self.upstream.current.last_seen_s = (
+                    now_s  # the attempt waited for the client: its silence begins now
+                )
             self.upstream.advance_window(window_end)
             if waited:
                 self.hub.schedule(self)
         self.progress.delivered = position
 
     def on_client_gone(self, now_s: float, *, was_deadline: bool = False) -> None:
-        """The client left, cancelled, or its deadline passed: nobody reads any more."""
+        """End the request: its client left or cancelled, or the deadline passed, so output has no reader."""
         self.progress.count_closed(self.hub.closed_windows.watched_s(now_s))
         reason = attach.Cancel.REASON_DEADLINE if was_deadline else attach.Cancel.REASON_CLIENT
         error = MeshError("DEADLINE" if was_deadline else "CLIENT_GONE", "the client left")
         self.end_with(Outcome(error=error), now_s, reason)
 
     def renumber(self, epoch: int) -> None:
-        """Redis gave the number of this execution late: the next attempt is above all of the earlier ones'."""
+        """Take the number of this execution, which Redis gave late: the next attempt is above all earlier ones."""
         base = epoch * ATTEMPT_STRIDE
         self.spec = dataclasses.replace(self.spec, attempt_base=base, is_fenced=True)
         self.upstream.renumber(base)
 
-    # The router's side; what follows from its rows is in `answers`.
+    # The router's side; `answers` handles its rows.
 
     def on_computed(self, position: int) -> None:
-        """Decode computed everything below `position`, more than the credit lets it send."""
+        """Note that decode computed the output below `position`, beyond the flow-control window."""
         self.progress.computed_output = max(self.progress.computed_output, position)
 
     def on_router_up(self, now_s: float) -> None:
-        """A router came up, as asked for by `Hub.await_router`."""
+        """Continue through a router that came up, after `Hub.await_router`."""
         if self.state is State.WAITING and self.retry_at_s is None:
             self.submit(now_s)
         elif self.state in (State.TAKING_OVER, State.LEAVING) and self.upstream.peer is None:
             self.take_over()
 
     def on_link_lost(self, now_s: float) -> None:
-        """The stream of the open slot broke: the slot is void."""
+        """Handle the broken stream of the open slot: the slot is void."""
         self.upstream.void()
         if self.state is State.YIELDING:
             self.gone()
@@ -200,7 +202,7 @@ class LiveRequest:
     # Transitions.
 
     def submit(self, now_s: float) -> None:
-        """WAITING -> ATTACHED, or stay and wait for a router."""
+        """WAITING -> ATTACHED, or remain WAITING until a router comes up."""
         left_s, needed_s = self.spec.left_s(now_s), self.limits.start_min_s
         if not self.progress.ids and left_s < needed_s:
             error = faults.too_short(left_s, needed_s)
@@ -221,13 +223,13 @@ class LiveRequest:
         self.hub.schedule(self)
 
     def start_takeover(self, fault: str, now_s: float) -> None:
-        """ATTACHED -> ADOPTING: the attempt still runs at its decode replica; ask for it through any router."""
+        """ATTACHED -> ADOPTING: the attempt still runs at its decode replica; take it over through any router."""
         self.state, self.upstream.takeover.fault = State.TAKING_OVER, fault
         self.upstream.takeover.until_s = now_s + self.limits.detached_s
         self.take_over()
 
     def take_over(self) -> None:
-        """Ask for the running attempt, or wait for a router to ask."""
+        """Request the takeover of the running attempt, or wait for a router."""
         self.retry_at_s = None
         peer = self.hub.choose(self.spec.affinity, self.upstream.avoid)
         if peer is None:
@@ -242,18 +244,18 @@ class LiveRequest:
         self.hub.schedule(self)
 
     def give_up_takeover(self, now_s: float) -> None:
-        """ADOPTING -> WAITING, the slot being closed: compute again what the client does not have."""
+        """ADOPTING -> WAITING; the slot is closed. Compute again the output that the client does not have."""
         fault = self.upstream.takeover.fault
         if not self.upstream.is_anothers():
             self.try_again(fault, now_s, untouched=False)
             return
-        # Not an execution of this frontend's: it says nothing of what the request may still have here.
+        # The attempt was another frontend's execution, so it does not count against the attempts allowed here.
         self._wait(fault)
         self.retry_state.resumes += 1
         self.submit(now_s)
 
     def try_again(self, fault: str, now_s: float, *, untouched: bool, after_s: float = 0.0) -> None:
-        """-> WAITING, the slot being closed: retry if no engine took the attempt, resume if one did, or give up."""
+        """-> WAITING; the slot is closed. Retry if no engine took the attempt, else resume; or give up."""
         self._wait(fault)
         if not untouched:
             self.progress.count_lost(self.upstream.current)
@@ -272,7 +274,7 @@ class LiveRequest:
         self._submit_after(delay_s, now_s, is_resume=not untouched)
 
     def cross_check(self, fault: str, now_s: float) -> None:
-        """-> WAITING, the slot being closed: test the verdict `fault` by one more attempt, which is paid for."""
+        """-> WAITING; the slot is closed. Test the verdict `fault` by one more attempt, which is paid already."""
         self._wait(fault)
         self.progress.count_lost(self.upstream.current)
         has_tokens = len(self.progress.ids) > len(self.spec.received_ids)
@@ -290,7 +292,7 @@ class LiveRequest:
             self.submit(now_s)
 
     def pause(self, fault: str, until_s: float) -> None:
-        """-> WAITING, the slot being closed, until `until_s`: the current attempt was lost by `fault`."""
+        """-> WAITING until `until_s`; the slot is closed. The current attempt was lost by `fault`."""
         self._wait(fault)
         self.retry_at_s = until_s
         self.hub.schedule(self)
@@ -303,21 +305,21 @@ class LiveRequest:
     # Ends.
 
     def end_if_complete(self, now_s: float) -> bool:
-        """End the request if every token it can have is here and only the finish was lost."""
+        """End the request if all of its tokens are here and only the finish row was lost; return True if so."""
         outcome = completed(self.progress)
         if outcome is not None:
             self.end_with(outcome, now_s)
         return outcome is not None
 
     def end_by_deadline(self, now_s: float) -> None:
-        """Time is over, here or at a hop behind, whose margin makes it a little earlier."""
+        """End the request at its deadline, here or at a hop behind, which enforces it a little earlier."""
         if self.end_if_complete(now_s):
             return
         outcome = by_deadline(self.spec, self.progress, self._fault())
         self.end_with(outcome, now_s, attach.Cancel.REASON_DEADLINE)
 
     def _fault(self) -> str:
-        """Return why nothing of it runs, as far as that is known here; empty if something does."""
+        """Return the reason why no attempt runs, as far as known here; empty if one runs."""
         if self.state is State.TAKING_OVER:
             return "" if self.upstream.peer is not None else faults.NO_ROUTER
         if self.state is not State.WAITING:
@@ -327,7 +329,7 @@ class LiveRequest:
         return self.attempts[-1].fault if self.attempts else ""
 
     def finish(self, reason: pb.FinishReason.ValueType, now_s: float) -> None:
-        """End well."""
+        """End the request well."""
         self.end_with(finished(self.progress, reason), now_s)
 
     def give_up(
@@ -337,14 +339,14 @@ class LiveRequest:
         cancel: CancelReason = attach.Cancel.REASON_COMPLETE,
         after_s: float | None = None,
     ) -> None:
-        """End with the error that `fault` makes when nothing is left to try; the client is told `after_s`."""
+        """End with the error of `fault`, because no further attempt is allowed. `after_s`: the client's Retry-After."""
         error = faults.given_up(fault, len(self.attempts), len(self.progress.ids), after_s)
         self.end_with(Outcome(error=error), now_s, cancel)
 
     def end_with(
         self, outcome: Outcome, now_s: float, cancel: CancelReason = attach.Cancel.REASON_COMPLETE
     ) -> None:
-        """End the client's side, once; `cancel` is the reason for what may still run behind."""
+        """End the client's side, once. `cancel`: the reason given for an attempt that may still run."""
         if self.outcome is not None:
             return
         self.outcome, self.ended_s = outcome, now_s
@@ -360,12 +362,12 @@ class LiveRequest:
         self.on_ready()
 
     def yield_to(self, error: MeshError, now_s: float) -> None:
-        """End with `error` because the request goes on elsewhere: what runs is left there to be adopted."""
+        """End with `error` because the request continues elsewhere; a running attempt is left for a takeover."""
         if self.outcome is not None:
             return
         if not self.upstream.is_running:
             if self.state is State.TAKING_OVER:
-                self.state = State.WAITING  # nothing of it is ours to cancel
+                self.state = State.WAITING  # no attempt is this frontend's to cancel
             self.end_with(Outcome(error=error), now_s, attach.Cancel.REASON_SUPERSEDED)
             return
         self.outcome, self.ended_s = Outcome(error=error), now_s
@@ -377,18 +379,20 @@ class LiveRequest:
         self.on_ready()
 
     def on_bug(self, now_s: float) -> None:
-        """Handling this request raised: end it loudly and give back what it holds."""
+        """End the request after a bug in its handling raised, with an INTERNAL error; release all that it holds."""
         self.end_with(Outcome(error=internal()), now_s, attach.Cancel.REASON_ABANDONED)
-        if self.state is not State.ENDED:  # its end failed half-way, or it leaves: not worth a second bug
+        if (
+            self.state is not State.ENDED
+        ):  # the end failed half-way, or the request leaves: finish in any case
             self.upstream.cancel(attach.Cancel.REASON_ABANDONED)
             self.gone()
 
     def abandon(self) -> None:
-        """LEAVING, YIELDING -> ENDED: what runs is cancelled, or sought no longer."""
+        """LEAVING, YIELDING -> ENDED: the running attempt is cancelled, or no longer sought."""
         self.upstream.cancel(self._leave_reason)
         self.gone()
 
     def gone(self) -> None:
-        """-> ENDED: nothing of it is left anywhere."""
+        """-> ENDED: no router or replica holds anything for the request."""
         self.state = State.ENDED
         self.hub.forget(self)

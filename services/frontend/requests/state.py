@@ -1,15 +1,15 @@
-"""The states of a live request, and what leaves them.
+"""The state machine of an admitted request.
 
     WAITING ── submit ──► ATTACHED ── finish, stop string ──► ENDED
        ▲                   │    ▲
        ├── retry, resume ──┤    │ accepted
        │                   ▼    │
-       └── refused ────── ADOPTING   (a running attempt whose link or frontend was lost; nothing is recomputed)
+       └── refused ────── ADOPTING   (a running attempt lost its link or frontend; nothing is recomputed)
                            │
                            └── client gone, deadline ──► LEAVING (adopts only to cancel) ──► ENDED
 
-A later execution of the request elsewhere, or a frontend that shuts down, makes ATTACHED and ADOPTING to YIELDING: the
-client's side is over, and what runs is left where it is for the orphan time, so that it can be adopted.
+A later execution of the request elsewhere, or the drain of this frontend, moves a running ATTACHED or ADOPTING request to
+YIELDING. The client's side is then over. The running attempt stays where it is for `decode.detached_s`, for a takeover.
 """
 
 from __future__ import annotations

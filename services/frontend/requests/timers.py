@@ -1,6 +1,6 @@
-"""What a live request waits for, and what it does when nothing came until then.
+"""The timers of an admitted request: due times and the action of each.
 
-Pure. One table says both, so that a request is never woken for what it does not do.
+Pure. One table has both, so that a request is never woken without an action.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from services.frontend.requests.state import State
 
 Action: TypeAlias = Callable[[LiveRequest, float], None]
 Timer: TypeAlias = tuple[float | None, Action]
-"""When something is due, None while it is not waited for, and what is done then."""
+"""Due time, or None for a timer that is not set, and the action at that time."""
 
 
 def wake_s(request: LiveRequest) -> float | None:
-    """Return when `fire` has something to do for `request`."""
+    """Return the time at which `fire` has an action for `request`."""
     return earliest(*[at_s for at_s, _ in of(request)])
 
 
 def fire(request: LiveRequest, now_s: float) -> None:
-    """Do what is due for `request`: the most important of it."""
+    """Run the most important due action of `request`."""
     for at_s, act in of(request):
         if at_s is not None and now_s >= at_s:
             act(request, now_s)
@@ -33,7 +33,7 @@ def fire(request: LiveRequest, now_s: float) -> None:
 
 
 def of(request: LiveRequest) -> tuple[Timer, ...]:
-    """Return what `request` waits for, the most important first."""
+    """Return the timers of `request`, the most important first."""
     if request.state is State.ENDED:
         return ()
     takeover_until_s = request.upstream.takeover.until_s
@@ -51,7 +51,7 @@ def of(request: LiveRequest) -> tuple[Timer, ...]:
 
 
 def _silent_s(request: LiveRequest) -> float | None:
-    """Return when the silence of the current attempt is too long."""
+    """Return the time at which the silence of the current attempt is too long (failure detector)."""
     if request.state is not State.ATTACHED:
         return None
     is_full = len(request.progress.ids) >= request.progress.window_end

@@ -1,6 +1,6 @@
-"""What a request has at routers: its attempts, the slot of the current one, and the rows that ask for them.
+"""A request's state at routers: its attempts, the slot of the current one, and the rows that start or take over attempts.
 
-Pure: rows go to the outbox of the router's link. When to ask, and what follows from an answer, is the request's to say.
+Pure: rows go to the outbox of the router's link. The request decides when to send rows, and handles the answers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CancelReason: TypeAlias = attach.Cancel.Reason.ValueType
 
 
 class Source(Protocol):
-    """The request whose slot and rows an Upstream holds: what the rows are made of."""
+    """The request of an Upstream: the data that its rows are made of."""
 
     spec: RequestSpec
     progress: Progress
@@ -31,9 +31,9 @@ class Source(Protocol):
 
 
 class Upstream:
-    """At most one slot of one router is open, and it is the last attempt's.
+    """Attempts and the open slot. At most one slot of one router is open, and it belongs to the last attempt.
 
-    Invariants: a slot that is open is in its peer's table; attempt numbers ascend.
+    INVARIANT: an open slot is in its peer's table; attempt numbers ascend.
     """
 
     __slots__ = (
@@ -56,19 +56,19 @@ class Upstream:
         self.attempts: list[Attempt] = []
         self.takeover = Takeover(attempt_base)
         self.cause: Cause = pb.AttemptExplanation.CAUSE_FIRST
-        """Of the next attempt."""
+        """Cause of the next attempt."""
         self.avoid = ""
         """A router that just failed the request; another one is preferred."""
         self.cross_checked: dict[Role, Verdict] = {}
-        """Verdicts that the attempts from now on put to the test."""
+        """Verdicts that the attempts from now on test."""
         self.pending_verdict: Verdict | None = None
-        """A verdict that waits for those of other requests to be tested."""
+        """A verdict that waits for the cross-check of another request."""
 
     def __repr__(self) -> str:
         where = f"{self.peer.name}/{self.slot}" if self.peer is not None else "nowhere"
         return f"attempt {self._number}, {where}"
 
-    # The attempt that runs, or ran last.
+    # The running attempt, or the last one.
 
     @property
     def current(self) -> Attempt:
@@ -77,7 +77,7 @@ class Upstream:
 
     @property
     def location(self) -> AttemptLocation | None:
-        """Where the last attempt generates, if that is known."""
+        """Location of the last attempt, if it is known."""
         attempt = self.attempts[-1] if self.attempts else None
         if attempt is None or not (attempt.has_tokens and attempt.decode_replica):
             return None
@@ -85,19 +85,22 @@ class Upstream:
 
     @property
     def is_running(self) -> bool:
-        """True while tokens come of the last attempt, as far as is known here."""
+        """True while the last attempt generates tokens, as far as known here."""
         return self.peer is not None and self.current.has_tokens
 
     def is_anothers(self) -> bool:
-        """True if the last attempt is one of another frontend's, taken over."""
+        """True if another frontend started the last attempt, and this one took it over."""
         return self.current.is_anothers
 
     def is_below(self) -> bool:
-        """True if the last attempt has a number of an earlier execution's: another's, or given before Redis's came."""
+        """True if the last attempt has a number below this execution's base.
+
+        Either another execution started the attempt, or this one did before Redis gave its number.
+        """
         return self.current.number <= self._base
 
     def continue_attempt(self, location: AttemptLocation, request: Source, now_s: float) -> None:
-        """Take another frontend's attempt, which runs at `location`, for the current one."""
+        """Make another frontend's attempt, which runs at `location`, the current one."""
         received = len(request.progress.ids)
         context_tokens = request.spec.prompt_tokens + received
         attempt = Attempt(location.attempt, self.cause, received, context_tokens, "", now_s, is_anothers=True)
@@ -108,18 +111,18 @@ class Upstream:
     # Numbers.
 
     def renumber(self, base: int) -> None:
-        """Number what comes now from `base` + 1 on."""
+        """Number later attempts from `base` + 1 on."""
         self._base = self.takeover.base = base
         self._number = max(self._number, base)
 
     def has_number(self) -> bool:
-        """True if one more attempt can be numbered as this execution's."""
+        """True if this execution has an attempt number left."""
         return self._number + 1 < self._base + ATTEMPT_STRIDE
 
     # Rows.
 
     def submit(self, peer: Peer[Any], request: Source, now_s: float) -> None:
-        """Send the next attempt, behind the tokens that are here. Ask `has_number` first."""
+        """Send the next attempt, behind the tokens that are here. Check `has_number` first."""
         spec, progress, retry_state = request.spec, request.progress, request.retry_state
         received = progress.ids
         slot = self._open(peer, request)
@@ -144,7 +147,7 @@ class Upstream:
         peer.link.outbox.submit(row, spec.hops_deadline_s, ttft_s)
 
     def take_over(self, peer: Peer[Any], request: Source) -> None:
-        """Ask for the last attempt, which runs somewhere."""
+        """Send an adopt of the last attempt, which runs at its decode replica."""
         slot, attempt = self._open(peer, request), self.current
         attempt.router = attempt.router or peer.name
         location = AttemptLocation(attempt.number, attempt.decode_replica)
@@ -154,17 +157,17 @@ class Upstream:
         )
 
     def advance_window(self, position: int) -> None:
-        """Let tokens below `position` come. A slot must be open."""
+        """Extend the flow-control window of the slot to `position`. A slot must be open."""
         assert self.peer is not None
         self.peer.link.outbox.credit(self.slot, position)
 
     def close_window(self) -> None:
-        """Say that the client's flow-control window is closed. A slot must be open."""
+        """Report that the client's flow-control window is closed. A slot must be open."""
         assert self.peer is not None
         self.peer.link.outbox.close_window(self.slot)
 
     def cancel(self, reason: CancelReason) -> str:
-        """Cancel the slot, if one is open, and stop listening to it; return its router's name, empty without one."""
+        """Cancel and detach the slot if one is open; return the router's name, empty without a slot."""
         if self.peer is not None:
             self.peer.link.outbox.cancel(self.slot, reason)
         return self.detach()
@@ -177,7 +180,7 @@ class Upstream:
         return self.slot
 
     def detach(self) -> str:
-        """Stop listening to the slot; return its router's name, empty without one."""
+        """Ignore further rows of the slot; return the router's name, empty without a slot."""
         peer, self.peer = self.peer, None
         if peer is None:
             return ""
@@ -185,5 +188,5 @@ class Upstream:
         return peer.name
 
     def void(self) -> None:
-        """The stream of the slot broke: nothing of it is there any more."""
+        """Forget the slot after its stream broke."""
         self.peer = None

@@ -1,8 +1,8 @@
-"""How long a request may hear nothing from behind before it is tried again.
+"""Watchdog of an attempt: bounds the silence of router and replica before the request is tried again (failure detector).
 
-Pure. What is known to take time is no silence: a place in the router's queue, the time to the first token that the router
-expects, a client that does not read. The replicas have watchdogs of their own, which see more; these here are longer and
-catch what was lost between two processes that both live.
+Pure. Known waits are no silence: the wait in the router's queue, the TTFT that the router expects, a client that does not
+read. The replicas have watchdogs of their own, with more knowledge. The bounds here are longer. They find rows that were
+lost between two live processes.
 """
 
 from __future__ import annotations
@@ -17,14 +17,17 @@ class Watchdog:
     """Bounds of silence, in seconds."""
 
     first_token_s: float = 30.0
-    """Between two signs of life of an attempt before its first token, beside the waits that were announced."""
+    """Between two rows of an attempt before its first token, on top of the announced waits."""
     token_s: float = 15.0
     """Between two tokens."""
     queue_s: float = 60.0
-    """What a router may hold a request in its queue."""
+    """Longest time of a request in a router's queue."""
 
     def due_s(self, attempt: Attempt, *, is_full: bool) -> float | None:
-        """Return when the silence of `attempt` is too long. `is_full`: it sent all it may until the client reads."""
+        """Return the time at which the silence of `attempt` is too long; None: not bounded.
+
+        `is_full`: the attempt has used up its flow-control window and waits for the client.
+        """
         if attempt.has_tokens:
             return None if is_full else attempt.last_seen_s + self.token_s
         if attempt.placement is not None:
