@@ -1,7 +1,4 @@
-"""What a live request shall produce: fixed when it is admitted, the same for every attempt.
-
-Pure.
-"""
+"""The specification of an admitted request: fixed at admission, the same for every attempt. Pure."""
 
 from __future__ import annotations
 
@@ -19,11 +16,14 @@ from services.frontend.requests.resume_token import ATTEMPT_STRIDE, ResumeToken
 from services.frontend.requests.takeover import AttemptLocation
 
 RUNTIME_GRACE_S: Final = 0.25
-"""What a class's end is later for the hops behind, each of which takes its margin off: the frontend ends the request
-itself, neither before its time nor long after, and they only catch what it missed."""
+"""Seconds by which a deadline of the class is later for the hops behind the frontend; each hop takes its margin off.
+
+The frontend itself ends the request, not before its time and not long after. The hops end only a request that the
+frontend missed.
+"""
 
 AHEAD_EPOCH_MAX: Final = 8
-"""Executions of one request, after its first, that go ahead of others."""
+"""Executions of one request, after its first, that go to the head of their priority class."""
 
 NOBODY: Final = Caller(
     tenant=Tenant(name=""),
@@ -35,31 +35,31 @@ NOBODY: Final = Caller(
     ),
     account=Account("", ()),
 )
-"""Who calls where nobody asked."""
+"""The caller in a mesh without tenants, where calls are not identified."""
 
 
 @dataclass(frozen=True, slots=True)
 class EarlierExecution:
-    """An execution of the request that has not reported, as the one that begins after it hears of it."""
+    """An earlier execution of the request without a report, as a later execution learns of it at its begin."""
 
     owner: str
-    """Empty: nobody asked for its number, so its reservation has the name of the request."""
+    """Name of the execution. Empty: it began without a number from Redis, so its reservation has the request's name."""
     inherited: int
-    """Output that it began behind, and so does not pay."""
+    """Output tokens before its first own one; it does not pay for them."""
     is_predecessor: bool
-    """True if it gave the output that the one after it goes on behind."""
+    """True if the successor continues behind its output."""
     given: int = 0
-    """Output below this position is known to have been given by it; 0: it told nothing (accounts.progress_reports)."""
+    """Output position below which it is known to have given tokens; 0: no progress report (accounts.progress_reports)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestSpec:
-    """One request of a client, validated, tokenized, with its seed and its deadlines."""
+    """One request of a client: validated, tokenized, with its seed and its deadlines."""
 
     caller: Caller = NOBODY
-    """Who pays, and by which rules."""
+    """The charged caller, with its tenant and service class."""
     reservation_id: str = ""
-    """What its budget was reserved under; empty: nothing was."""
+    """Id of its budget reservation; empty: no reservation."""
     request_id: str
     """32 lower-case hexadecimal digits."""
     prompt_ids: bytes
@@ -72,44 +72,44 @@ class RequestSpec:
     max_output_tokens: int
     """Positions of the whole output: [0, max_output_tokens)."""
     asked_output_tokens: int = 0
-    """What the client asked for, of which the deadline may leave no time for all; 0: as many as it has."""
+    """Output tokens that the client asked for; its deadline may leave no time for all. 0: `max_output_tokens`."""
     model_version: str
     end_token_id: int
     priority: int = 0
     session_id: str = ""
     arrived_s: float
     deadline_s: float
-    """When this frontend ends the request."""
+    """Time at which this frontend ends the request."""
     is_clients_deadline: bool = True
-    """False: the mesh's own limit; what was generated until then is a good answer."""
+    """False: the deadline is the mesh's own limit, and the tokens generated until then are a good answer."""
     ttft_deadline_s: float | None = None
     attempt_base: int = 0
     """Attempts are numbered from attempt_base + 1."""
     is_resumed: bool = False
-    """True if the client brought it from a broken stream."""
+    """True if the client resumes a broken stream with its resume token."""
     is_fenced: bool = False
-    """True if no other execution of the request has this attempt base."""
+    """True if no other execution of the request has this attempt base (fencing)."""
     is_keyed: bool = False
-    """True if the client named the request, so that it may send it again."""
+    """True if the request has an idempotency key, so that the client may send it again."""
     owner: str = ""
-    """Name of this execution, different from all others; empty if nobody else can have one of the request yet."""
+    """Unique name of this execution; empty if no other execution of the request can exist yet."""
     earlier: tuple[EarlierExecution, ...] = ()
-    """Executions of the request that have not told what they gave."""
+    """Earlier executions of the request without a report of their output."""
     can_move: bool = False
-    """True if the client can go on at another frontend."""
+    """True if the client can continue at another frontend."""
     location: AttemptLocation | None = None
-    """Where the broken stream's attempt ran; perhaps it still does."""
+    """Location of the broken stream's attempt, which may still run."""
     received_ids: tuple[int, ...] = ()
-    """Output the client has already: empty unless `is_resumed`."""
+    """Output that the client has already; empty unless `is_resumed`."""
     logprobs: bool = False
     explain: bool = False
     traceparent: str = ""
     digest: int = 0
-    """For the resume token; see validation.digest."""
+    """Digest for the resume token; see validation.digest."""
 
     @property
     def is_output_clamped(self) -> bool:
-        """True if it may have less than asked for, because the client's deadline leaves no time for more."""
+        """True if the output limit is below the one asked for, because the client's deadline leaves no time for more."""
         return self.max_output_tokens < self.asked_output_tokens
 
     @property
@@ -119,15 +119,16 @@ class RequestSpec:
 
     @property
     def epoch(self) -> int:
-        """Number of this execution of the request, from 0; those of other frontends have others."""
+        """Number of this execution of the request, from 0; executions at other frontends have other numbers."""
         return self.attempt_base // ATTEMPT_STRIDE
 
     @property
     def goes_ahead(self) -> bool:
-        """True if an engine had the request: no limit refuses it, and it waits at the head of its band.
+        """True if an engine had the request. Then no limit refuses it, and it waits at the head of its priority class.
 
-        Received tokens prove nothing, for a client may make them up. What came with output does: the token that says where
-        it was made. Not for ever, lest that token be a way around the limits. A mesh without tenants has no limits.
+        Received tokens prove nothing, because a client may make them up. A resume token with a location proves that output
+        was made there. It counts for AHEAD_EPOCH_MAX executions, so that it is no way around the limits. A mesh without
+        tenants has no limits; there received tokens are enough.
         """
         if not self.received_ids or not self.caller.tenant.name:
             return bool(self.received_ids)
@@ -135,19 +136,19 @@ class RequestSpec:
 
     @property
     def rid(self) -> str:
-        """Name for its reservation, different from all others; one that the execution after this one can know.
+        """Unique name of the reservation, which a later execution can derive.
 
-        Nobody asks for the number of a request without key or token, and its id was drawn for it alone.
+        A request without key or token gets no number from Redis. Its id was drawn for this execution alone.
         """
         return self.owner if self.is_resumed or self.is_keyed else self.request_id
 
     @property
     def affinity(self) -> str:
-        """What keeps related requests at one router."""
+        """Key of session affinity: related requests go to one router."""
         return self.session_id or self.request_id
 
     def left_s(self, now_s: float, *, is_waiting: bool = True) -> float:
-        """Return the time until the first token must be there, if the request still waits for it; else until its end."""
+        """Return the time left for the first token if the request still waits for one; else for the whole request."""
         until_s = self.deadline_s
         if is_waiting and self.ttft_deadline_s is not None:
             until_s = min(until_s, self.ttft_deadline_s)
@@ -155,7 +156,7 @@ class RequestSpec:
 
     @property
     def hops_deadline_s(self) -> float:
-        """When the hops behind end it."""
+        """Deadline of the request at the hops behind the frontend (deadline propagation)."""
         return self.deadline_s if self.is_clients_deadline else self.deadline_s + RUNTIME_GRACE_S
 
     def submission(
@@ -171,9 +172,9 @@ class RequestSpec:
         vocabulary_size: int = 0,
         contested_replicas: Sequence[str] = (),
     ) -> pb.Submit:
-        """Return the submit of `attempt`, which goes on behind the `received` tokens.
+        """Return the submit of `attempt`, which continues behind the `received` tokens.
 
-        The remaining times of its budget are filled in when it is written.
+        The remaining times of its budget are set when the submit is written.
         """
         token_ids = self.prompt_ids + frames.pack_ids(received)
         submit = pb.Submit(
@@ -213,9 +214,9 @@ class RequestSpec:
         return submit
 
     def resume_token(self, location: AttemptLocation | None = None, issued_s: int = 0) -> ResumeToken:
-        """Return what another frontend needs to go on; with `location`, it takes over what runs there.
+        """Return the data that another frontend needs to continue; with `location`, to take over the running attempt.
 
-        `issued_s`: seconds since 1970, told with a place only.
+        `issued_s`: seconds since 1970, used with a location only.
         """
         token = ResumeToken(
             self.request_id, self.seed, self.attempt_base, self.digest, self.model_version, location

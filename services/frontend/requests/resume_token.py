@@ -1,11 +1,15 @@
-"""The resume token: what another frontend needs to go on with a broken stream. Opaque to clients; holds no prompt.
+"""The resume token: the data that another frontend needs to continue a broken stream. Opaque to clients; holds no prompt.
 
-Pure. Layout, little-endian: 2 bytes mark and version, 16 bytes request id, 8 bytes seed, 2 bytes attempt base, 8 bytes
-digest of everything that shapes the output, 1 byte length and the model version; from version 3 on 2 bytes attempt and
-1 byte length and name of the decode replica that runs it, and twice 4 bytes, the output tokens that were asked for and
-those it may have; from version 4 on 4 bytes time of issue; 16 bytes HMAC-SHA256 over all before. A token without a place
-is written in version 2, which every release reads.
-Who could make a token could end a stranger's stream: only the mesh signs (decision 0007).
+Pure. Layout, little-endian:
+- 2 bytes mark and version, 16 bytes request id, 8 bytes seed, 2 bytes attempt base.
+- 8 bytes digest of all that shapes the output, 1 byte length and the model version.
+- From version 3 on: 2 bytes attempt, 1 byte length and the name of the decode replica that runs the attempt.
+- From version 3 on: 4 bytes output tokens asked for, 4 bytes output tokens allowed.
+- From version 4 on: 4 bytes time of issue.
+- 16 bytes HMAC-SHA256 over all fields before.
+
+A token without a location is written in version 2, which every release reads.
+Only the mesh signs tokens, because a forged token could end another client's stream (decision 0007).
 """
 
 from __future__ import annotations
@@ -19,9 +23,11 @@ from typing import Final
 from services.frontend.requests.takeover import AttemptLocation
 
 ATTEMPT_STRIDE: Final = 256
-"""Attempt numbers one execution may use: [base + 1, base + ATTEMPT_STRIDE), its base being its epoch times this. A later
-execution starts above anything an earlier one could have sent, so that what still runs for that is superseded where it
-is seen."""
+"""Attempt numbers of one execution are [base + 1, base + ATTEMPT_STRIDE), with base = epoch * ATTEMPT_STRIDE.
+
+The numbers of a later execution are above all numbers of an earlier one. A later attempt therefore supersedes an earlier
+one at every process that has both (fencing).
+"""
 
 ATTEMPT_BASE_MAX: Final = 65_536 - ATTEMPT_STRIDE
 
@@ -47,13 +53,13 @@ TOKEN_BYTES_MAX: Final = (
 
 
 class ResumeTokenError(ValueError):
-    """The bytes are no resume token this version reads; says why without showing them."""
+    """The bytes are no resume token that this version reads. The text gives the reason without the bytes."""
 
 
 class Seal:
-    """Signs tokens with the mesh's secret, and knows its own signatures again.
+    """Signs tokens with the mesh's secret, and verifies signatures.
 
-    After a change of the secret the one before still holds, so that streams that run can be resumed here.
+    After a change of the secret the previous one is still accepted, so that running streams can be resumed here.
     """
 
     def __init__(self, secret: bytes) -> None:
@@ -61,18 +67,18 @@ class Seal:
 
     @property
     def secret(self) -> bytes:
-        """What new tokens are signed with."""
+        """Secret that signs new tokens."""
         return self._secrets[0]
 
     def take(self, secret: bytes) -> bool:
-        """Sign with `secret` from now on. Return True if that is another one."""
+        """Sign with `secret` from now on. Return True if the secret changed."""
         if secret == self.secret:
             return False
         self._secrets = (secret, self.secret)
         return True
 
     def name(self, what: str) -> str:
-        """Return 32 lower-case hexadecimal digits for `what`: the same at every frontend, guessed by nobody outside."""
+        """Return 32 lower-case hexadecimal digits for `what`: equal at all frontends, unpredictable without the secret."""
         return hmac.digest(self.secret, b"name\0" + what.encode(), hashlib.sha256)[:16].hex()
 
     def sign(self, body: bytes) -> bytes:
@@ -80,7 +86,7 @@ class Seal:
         return body + _signature(self.secret, body)
 
     def open(self, data: bytes) -> bytes | None:
-        """Return what was signed, or None if the signature is not the mesh's."""
+        """Return the signed bytes, or None if the signature is not the mesh's."""
         body, signature = data[:-_SIGNATURE_BYTES], data[-_SIGNATURE_BYTES:]
         found = [hmac.compare_digest(_signature(each, body), signature) for each in self._secrets]
         return body if any(found) else None
@@ -98,21 +104,21 @@ class ResumeToken:
     """32 lower-case hexadecimal digits."""
     seed: int
     attempt_base: int
-    """Attempts of the frontend that made the token are in [attempt_base + 1, attempt_base + ATTEMPT_STRIDE)."""
+    """Attempts of the issuing frontend are in [attempt_base + 1, attempt_base + ATTEMPT_STRIDE)."""
     digest: int
     model_version: str
     location: AttemptLocation | None = None
-    """Where an attempt of the frontend that made the token ran. The two below are told with it only."""
+    """Location of an attempt of the issuing frontend. The fields below are set only with a location."""
     asked_output_tokens: int = 0
-    """Output tokens of the request by which its digest was made; 0: not told."""
+    """Output tokens of the request that its digest covers; 0: not stated."""
     max_output_tokens: int = 0
-    """Output tokens that attempt may have: fewer where the deadline left no time for more; 0: not told."""
+    """Output tokens that the attempt may have, fewer if the deadline left no time for more; 0: not stated."""
     issued_s: int = 0
-    """When the token was made, in seconds since 1970; 0: not told. Told with a place only."""
+    """Time of issue in seconds since 1970; 0: not stated."""
 
     @property
     def epoch(self) -> int:
-        """Number of the execution that made the token."""
+        """Number of the execution that issued the token."""
         return self.attempt_base // ATTEMPT_STRIDE
 
     def pack(self, seal: Seal) -> bytes:

@@ -1,7 +1,7 @@
-"""Where a request's attempt can be taken over, and how far the search for it has come.
+"""Stream takeover of a request's running attempt: its location, and the state of the search (failover, decision 0004).
 
-Pure. An adopt that comes late must not take an attempt away from who asked after it: takeovers carry ascending numbers, and
-those of a later execution, at whichever frontend, lie above those of every earlier one.
+Pure. A late adopt must not take an attempt away from a later adopt. Takeovers therefore have ascending numbers (fencing).
+The numbers of a later execution, at any frontend, are above those of every earlier one.
 """
 
 from __future__ import annotations
@@ -12,35 +12,35 @@ from typing import Final
 from kvmesh.attach.v1 import attach_pb2 as attach
 
 TAKEOVER_RETRY_S: Final = 0.1
-"""Wait before a router that is still learning who is there is asked again for a running attempt."""
+"""Wait before the next adopt of a running attempt if a router is still learning the members of the mesh."""
 
 NUMBERS: Final = 1 << 8
-"""Adoption numbers per attempt number of the base."""
+"""Takeover numbers for each attempt number of the base."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptLocation:
-    """Where an attempt generates."""
+    """Location of a running attempt: its number and the decode replica that generates it."""
 
     attempt: int
     decode_replica: str
 
 
 class Takeover:
-    """What a request remembers of its takeovers."""
+    """State of a request's takeovers."""
 
     __slots__ = ("base", "fault", "late_takeovers", "total", "until_s")
 
     def __init__(self, attempt_base: int) -> None:
         self.base = attempt_base
         self.total = 0
-        """Adopts that were sent."""
+        """Number of sent adopts."""
         self.late_takeovers = 0
-        """Times the attempt was taken away from its slot by a late adopt."""
+        """Number of times that a late adopt took the attempt away from its slot."""
         self.fault = ""
-        """Why the attempt had to be sought."""
+        """Fault that made the takeover necessary."""
         self.until_s: float | None = None
-        """The attempt is sought until then."""
+        """End of the search for the attempt. None: no search."""
 
     def next_row(
         self, slot: int, request_id: str, location: AttemptLocation, position: int, window_end: int
