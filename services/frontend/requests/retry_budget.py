@@ -1,6 +1,8 @@
-"""How many retries the frontend may add to the load: a share of its requests, and its share of a few more.
+"""Retry budget of a frontend: bounds the retries that it adds to the load, against retry storms. Pure.
 
-Pure. Only retries of work no engine took are paid from here; a resume never is (architecture, section 2).
+The budget grows by a share of the frontend's requests, and by the frontend's part of the mesh's trickle. It pays only for
+retries of work that no engine took, and for cross-checks (decision 0024). A resume is never charged here, because the
+attempts of its request bound it (docs/operating.md, Retry budget).
 """
 
 from __future__ import annotations
@@ -8,16 +10,16 @@ from __future__ import annotations
 from typing import Final
 
 WINDOW_S: Final = 10.0
-"""What was saved up is worth this many seconds of the trickle, and the ratio over as many times ten requests."""
+"""The bucket holds at most this many seconds of the trickle, and the ratio over ten requests for each of these seconds."""
 
 
 class RetryBudget:
-    """A bucket of retries: `ratio` flows in per request, `per_s` per second. Starts with a window of the trickle.
+    """A token bucket of retries: `ratio` flows in per request, `per_s` per second. Starts with a window of the trickle.
 
-    The trickle is the mesh's: each frontend has its part of it, see `share`. Work that may be shed leaves the lower half of
-    the bucket to work that may not.
+    The trickle belongs to the mesh, and each frontend has a part of it, see `share`. Sheddable work leaves the lower half
+    of the bucket to other work.
 
-    Invariant: 0 <= level <= cap.
+    INVARIANT: 0 <= level <= cap.
     """
 
     __slots__ = ("_at_s", "_cap", "_level", "_mesh_per_s", "_per_s", "_ratio", "refused_total", "spent_total")
@@ -45,22 +47,22 @@ class RetryBudget:
         self._level = min(self._cap, self._level + self._ratio)
 
     def share(self, frontends: int, now_s: float) -> None:
-        """There are so many frontends, this one included."""
+        """Set the number of frontends that share the trickle, this one included."""
         self._refill(now_s)
         before_per_s, self._per_s = self._per_s, self._mesh_per_s / max(1, frontends)
         self._cap = WINDOW_S * (self._per_s + 10 * self._ratio)
-        if self._per_s < before_per_s:  # what was saved of the trickle is others', too
+        if self._per_s < before_per_s:  # the other frontends saved up the same trickle
             self._level *= self._per_s / before_per_s
         self._level = min(self._cap, self._level)
 
     def take(self, now_s: float, *, is_sheddable: bool = False) -> bool:
-        """Spend one retry. False: the budget is empty and the error must go to the client."""
+        """Spend one retry. False: the budget is empty, and the client must get the error."""
         is_taken = self.take_spare(now_s) if is_sheddable else self._take(now_s, 1.0)
         self.refused_total += not is_taken
         return is_taken
 
     def take_spare(self, now_s: float) -> bool:
-        """Spend one retry of the upper half. False: it is empty, which refuses no retry of lost work."""
+        """Spend one retry of the upper half. False: the upper half is empty; not counted as a refused retry."""
         return self._take(now_s, max(1.0, self._cap / 2))
 
     def _take(self, now_s: float, least: float) -> bool:

@@ -1,8 +1,9 @@
-"""How often a request is tried: retry what no engine took, resume what one did, or give up.
+"""Retry policy of one request: retry work that no engine took, resume work that an engine took, or give up.
 
-Pure. Retries are paid from the frontend's retry budget. A resume never is: it is bounded by executions and, while it is
-only refused, by time (architecture, section 2). What a router held when it died or drained is not paid for either: a lost
-process must not cost the requests that waited in it, however many they are.
+Pure. The frontend's retry budget pays for retries. It does not pay for a resume: its bounds are the number of executions
+and, while routers only refuse it, RESUME_WAIT_S. The requests that a router held when it died or drained, however many,
+are not charged either, because a process was lost. Attempts without a new token use exponential backoff
+with jitter.
 """
 
 from __future__ import annotations
@@ -19,28 +20,28 @@ BACKOFF_MIN_S: Final = 0.02
 BACKOFF_MAX_S: Final = 1.0
 
 ROUTER_WAIT_S: Final = 5.0
-"""Longest wait for any router to come up before a request that nothing was sent of is given up: a restart."""
+"""Longest wait for any router before a request that no engine took is given up: the time of a restart."""
 
 RESUME_WAIT_S: Final = 30.0
-"""Longest time a request that an engine had taken is tried again without a new token."""
+"""Longest time in which a request that an engine took is tried again without a new token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What bounds every request of a frontend."""
+    """Limits of every request of a frontend."""
 
     attempts_max: int
     """Executions of one request, the first included."""
     detached_s: float
-    """Seconds a running attempt outlives its link."""
+    """Seconds for which a running attempt outlives its link (detached stream)."""
     block_tokens: int
     watchdog: Watchdog = field(default_factory=Watchdog)
     start_min_s: float = 0.0
-    """A request of which nothing is here does not go to a router with less time left."""
+    """Least time left with which a request without any tokens goes to a router."""
 
 
 class RetryState:
-    """Counts one request's tries. Invariants: executions <= attempts_max; retries of untouched work < attempts_max."""
+    """Counts one request's attempts. INVARIANT: executions <= attempts_max; retries of untouched work < attempts_max."""
 
     __slots__ = (
         "_attempts_max",
@@ -59,23 +60,25 @@ class RetryState:
         """Attempts in a row that brought no token."""
         self._stuck_since_s: float | None = None
         self.was_taken = False
-        """True once an engine had the request, as this frontend saw itself: a token tells of another frontend's attempt,
-        and nobody can tell its first use from its tenth."""
+        """True once an engine had the request, as this frontend itself observed.
+
+        A resume token does not count: it shows another frontend's attempt, and its first use looks like its tenth.
+        """
         self.retries = 0
         self.resumes = 0
 
     @property
     def executions_left(self) -> int:
-        """Executions the request may have beside the one that runs."""
+        """Further executions that the request may have after the running one."""
         return max(0, self._attempts_max - self._executions - 1)
 
     @property
     def router_wait_s(self) -> float:
-        """Longest wait for a router to come up."""
+        """Longest wait for a router."""
         return RESUME_WAIT_S if self.was_taken else ROUTER_WAIT_S
 
     def on_progress(self) -> None:
-        """A new token came."""
+        """Note that a new token came."""
         self._streak, self._stuck_since_s = 0, None
 
     def spend(
@@ -88,7 +91,7 @@ class RetryState:
         tokens_sent: int,
         take_retry: Callable[[], bool],
     ) -> MeshError | None:
-        """Count one more try after `fault`; return the error for the client if there is none left."""
+        """Count one more attempt after `fault`; return the error for the client if none is left."""
         if self._stuck_since_s is None:
             self._stuck_since_s = now_s
         if not untouched:
@@ -109,9 +112,9 @@ class RetryState:
         return None
 
     def count_cross_check(self, now_s: float, *, has_tokens: bool) -> bool:
-        """Count the execution that tests a verdict; return whether it is a resume. Ask for `executions_left` first.
+        """Count the execution that tests a verdict; return True if it is a resume. Check `executions_left` first.
 
-        `has_tokens`: an engine made some. Before that the attempt is a retry, which has no privilege of a resume.
+        `has_tokens`: an engine made tokens. Without tokens the attempt is a retry, without the privileges of a resume.
         """
         if self._stuck_since_s is None:
             self._stuck_since_s = now_s
@@ -124,9 +127,9 @@ class RetryState:
         return self.was_taken
 
     def delay_s(self, jitter: float, *, untouched: bool, after_s: float) -> float:
-        """Return how long to wait before the try that was just counted. `jitter` in [0, 1).
+        """Return the delay before the attempt that was just counted. `jitter` in [0, 1).
 
-        The first resume in a row goes at once; everything else backs off, and never before `after_s`.
+        The first resume in a row starts after `after_s`. All others use exponential backoff, and wait at least `after_s`.
         """
         delay_s = after_s
         if untouched or self._streak:

@@ -1,6 +1,6 @@
-"""The routers a frontend is attached to, and which of them a request goes to.
+"""The routers that a frontend is attached to, and the choice of a request's router (consistent hashing).
 
-Pure. Every router can serve every request; a session keeps to one router while that one is up.
+Pure. Every router can serve every request. Session affinity: a session keeps one router while that router is up.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import xxhash
 from kvmesh.attach.outbox import UpwardOutbox
 
 Owner = TypeVar("Owner")
-"""The request that a slot belongs to."""
+"""The request that owns a slot."""
 
 
 class Link(Protocol):
-    """What a peer needs of an AttachLink; a simulation brings its own."""
+    """The part of an AttachLink that a peer uses; a simulation has its own."""
 
     name: str
     is_up: bool
     outbox: UpwardOutbox
-    """Always the current stream's; another object after the stream broke."""
+    """Outbox of the current stream; another object after the stream broke."""
 
 
 class Peer(Generic[Owner]):
@@ -34,11 +34,11 @@ class Peer(Generic[Owner]):
         self.link = link
         self.slots: dict[int, Owner] = {}
         self.is_draining = False
-        """True while its lease says that it takes nothing new."""
+        """True while the router's lease says that it takes no new requests."""
         self.queue_delay_s = 0.0
-        """What the router said last of how long a new request waits there."""
+        """Queue delay of a new request, as the router reported last."""
         self.step_s = 0.0
-        """What it said of the time between two tokens that 95 of 100 steps keep; 0: it does not know."""
+        """Inter-token latency (p95 of steps), as the router reported last; 0: unknown."""
 
     def __repr__(self) -> str:
         return f"Peer({self.name}, {'up' if self.link.is_up else 'down'}, {len(self.slots)} slots)"
@@ -49,13 +49,13 @@ class Peer(Generic[Owner]):
         return self.link.name
 
     def open(self, owner: Owner) -> int:
-        """Return a new slot whose rows go to `owner`."""
+        """Return a new slot; its rows go to `owner`."""
         slot = self.link.outbox.new_slot()
         self.slots[slot] = owner
         return slot
 
     def close(self, slot: int) -> None:
-        """Stop listening to `slot`; may be called twice."""
+        """Ignore further rows of `slot`. Idempotent."""
         self.slots.pop(slot, None)
 
 
@@ -72,14 +72,14 @@ class Peers(Generic[Owner]):
         return len(self._by_name)
 
     def add(self, link: Link) -> Peer[Owner]:
-        """Add a router. Its name must be new."""
-        assert link.name not in self._by_name, f"router {link.name} is there already"
+        """Add a router; its name must be new."""
+        assert link.name not in self._by_name, f"router {link.name} was added already"
         peer: Peer[Owner] = Peer(link)
         self._by_name[link.name] = peer
         return peer
 
     def remove(self, name: str) -> None:
-        """Forget a router whose link was lost and stays closed."""
+        """Forget a router after its link was lost and stays closed."""
         peer = self._by_name.pop(name)
         assert not peer.slots, f"{peer} still has slots"
 
@@ -88,10 +88,10 @@ class Peers(Generic[Owner]):
         return self._by_name.get(name)
 
     def choose(self, affinity: str, avoid: str = "") -> Peer[Owner] | None:
-        """Return the router for `affinity` among those up, or None if none is.
+        """Return the router for `affinity` among those that are up, or None.
 
-        Equal affinities go to the same router while it is up; when one goes, only its share moves (rendezvous hashing,
-        Thaler and Ravishankar 1998). Draining routers and `avoid` are taken only if no other one is up.
+        Equal affinities go to the same router while it is up. The loss of a router moves only its share (rendezvous
+        hashing, Thaler and Ravishankar 1998). Draining routers and `avoid` are chosen only if no other router is up.
         """
         up = [peer for peer in self._by_name.values() if peer.link.is_up]
         if len(up) < 2:

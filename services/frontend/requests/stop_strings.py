@@ -1,6 +1,6 @@
-"""Stop strings across token borders: what of the text is certain, and where it ends.
+"""Stop strings across token borders: finds the certain text and its end.
 
-Pure. Text that may be the beginning of a stop string is held back; nothing of a stop string ever leaves.
+Pure. Text that may begin a stop string is held back; no part of a stop string is ever sent.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """Watches a text for the first place where one of `strings` is complete; the longest one that ends there counts.
+    """Watches a text for the first position at which one of `strings` is complete; the longest that ends there counts.
 
-    Invariant: what is held back is the longest end of the text seen that begins a stop string.
+    INVARIANT: the held-back text is the longest end of the seen text that begins a stop string.
     """
 
     __slots__ = ("_held", "_strings", "matched")
@@ -25,7 +25,7 @@ class StopStrings:
         """The stop string that was found; nothing may be fed afterwards."""
 
     def feed(self, text: str) -> str:
-        """Return what became certain with `text`; sets `matched` when the output ends there."""
+        """Return the text that became certain with `text`; set `matched` if a stop string ends the output."""
         assert self.matched is None, "text was fed behind a stop string"
         seen = self._held + text
         found = self._first(seen)
@@ -38,7 +38,7 @@ class StopStrings:
         return seen[: len(seen) - keep]
 
     def flush(self) -> str:
-        """Return what was held back: the text ended without a stop string."""
+        """Return the held-back text: the output ended without a stop string."""
         held, self._held = self._held, ""
         return held
 

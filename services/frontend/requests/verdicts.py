@@ -1,6 +1,6 @@
-"""What single engines said of requests themselves: that one is invalid, or shown by a token id outside the vocabulary.
+"""Verdicts of single engines on requests: a refusal as invalid, or a token id outside the vocabulary.
 
-Pure. See cross_check for what follows from a verdict.
+Pure. `cross_check` decides the effect of a verdict.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ Tester = TypeVar("Tester")
 Role: TypeAlias = Literal["prefill", "decode"]
 
 DOUBT_S: Final = 10.0
-"""For so long a contradiction pays for contesting verdicts of the replica, and a confirmation lets none of them wait."""
+"""Time in which a contradiction pays for further cross-checks of the replica's verdicts.
+
+For the same time after a confirmation, no verdict of the replica waits for another cross-check.
+"""
 
 
 class Verdict(NamedTuple):
@@ -25,14 +28,14 @@ class Verdict(NamedTuple):
     role: Role
     fault: str
     error: MeshError
-    """What the client gets if it is final."""
+    """Error for the client if the verdict is final."""
     can_cross_check: bool
-    """Another replica of the role can be asked."""
+    """True if another replica of the role can test the verdict."""
     at_s: float
 
 
 class Verdicts(Generic[Tester]):
-    """What became of the verdicts of each replica, in all requests of a frontend."""
+    """Results of the verdicts of each replica, over all requests of a frontend."""
 
     def __init__(self) -> None:
         self.cross_checks_total = 0
@@ -41,35 +44,35 @@ class Verdicts(Generic[Tester]):
         self.unpaid_total = 0
         """Verdicts that were final because the retry budget was empty."""
         self.testers: dict[str, set[Tester]] = {}
-        """Requests that test a verdict of the replica now."""
+        """Requests that now test a verdict of the replica."""
         self._doubted_s: dict[str, float] = {}
         self._confirmed_s: dict[str, float] = {}
 
     def is_doubted(self, replica: str, now_s: float) -> bool:
-        """True if a verdict of `replica` was contradicted a moment ago."""
+        """True if a verdict of `replica` was contradicted in the last DOUBT_S."""
         return _is_recent(self._doubted_s, replica, now_s)
 
     def is_undecided(self, replica: str, now_s: float) -> bool:
-        """True if a verdict of `replica` is being tested, and none was confirmed a moment ago."""
+        """True if a request tests a verdict of `replica`, and none was confirmed in the last DOUBT_S."""
         return bool(self.testers.get(replica)) and not _is_recent(self._confirmed_s, replica, now_s)
 
     def opened(self, request: Tester, replica: str) -> None:
-        """`request` tests a verdict of `replica`."""
+        """Note that `request` tests a verdict of `replica`."""
         self.cross_checks_total += 1
         self.testers.setdefault(replica, set()).add(request)
 
     def confirmed(self, replica: str, now_s: float) -> None:
-        """Another replica said the same as `replica`."""
+        """Note that another replica confirmed a verdict of `replica`."""
         self.confirmed_total += 1
         _note(self._confirmed_s, replica, now_s)
 
     def contradicted(self, replica: str, now_s: float) -> None:
-        """Another replica served what `replica` called invalid."""
+        """Note that another replica served a request that `replica` called invalid."""
         self.contradicted_total += 1
         _note(self._doubted_s, replica, now_s)
 
     def closed(self, request: Tester, replica: str) -> None:
-        """`request` tests nothing of `replica` any more."""
+        """Note that `request` no longer tests a verdict of `replica`."""
         testers = self.testers.get(replica, set())
         testers.discard(request)
         if not testers:
@@ -77,12 +80,12 @@ class Verdicts(Generic[Tester]):
 
 
 def _note(times: dict[str, float], replica: str, now_s: float) -> None:
-    """Set the time of `replica`; forget those that are over."""
+    """Set the time of `replica`; forget times before the last DOUBT_S."""
     for name in [name for name in times if not _is_recent(times, name, now_s)]:
         del times[name]
     times[replica] = now_s
 
 
 def _is_recent(times: dict[str, float], replica: str, now_s: float) -> bool:
-    """Return whether `replica` has a time in the last DOUBT_S."""
+    """Return True if `replica` has a time in the last DOUBT_S."""
     return now_s - times.get(replica, float("-inf")) <= DOUBT_S
