@@ -31,14 +31,14 @@ class ClosedWindows:
         return self._count
 
     def __contains__(self, slot: DecodeSlot) -> bool:
-        return slot in self._by_tenant.get(slot.tenant, ())
+        return slot in self._by_tenant.get(slot.submitted.tenant, ())
 
     def close(self, slot: DecodeSlot) -> DecodeSlot | None:
         """Count `slot`. Above the limit, stop counting the longest-closed slot of the largest tenant and return it."""
         if slot in self:
             return None
-        self._by_tenant.setdefault(slot.tenant, {})[slot] = None
-        self._recount(slot.tenant, 1)
+        self._by_tenant.setdefault(slot.submitted.tenant, {})[slot] = None
+        self._recount(slot.submitted.tenant, 1)
         if self._count <= self.slots_max:
             return None
         largest = next(iter(self._by_count[self._most]))
@@ -49,8 +49,8 @@ class ClosedWindows:
     def open(self, slot: DecodeSlot) -> None:
         """Stop counting `slot`; an uncounted slot is ignored."""
         if slot in self:
-            del self._by_tenant[slot.tenant][slot]
-            self._recount(slot.tenant, -1)
+            del self._by_tenant[slot.submitted.tenant][slot]
+            self._recount(slot.submitted.tenant, -1)
 
     def _recount(self, tenant: str, change: int) -> None:
         """Update the counts of `tenant`, which gained or lost a slot; `change`: 1 or -1."""
@@ -77,4 +77,4 @@ class ClosedWindows:
         assert {(tenant, n) for n, each in self._by_count.items() for tenant in each} == set(counts.items())
         for tenant, slots in self._by_tenant.items():
             for slot in slots:
-                assert slot.tenant == tenant and slot.session is not None, slot
+                assert slot.submitted.tenant == tenant and slot.session is not None, slot

@@ -25,7 +25,7 @@ from services.decode.bounds import blocks_needed, check_headroom, check_time, he
 from services.decode.generation import Generation
 from services.decode.limits import DecodeLimits
 from services.decode.records import Recorder, discard_record
-from services.decode.slot import DecodeSlot, DecodeState
+from services.decode.slot import DecodeSlot, DecodeState, DecodeSubmission
 from services.decode.slot_table import DecodeSlotTable
 
 
@@ -100,24 +100,21 @@ class DecodeCore(AttachedCore[DecodeSlot]):
         budget = submit.budget
         is_local = submit.phase == pb.PHASE_CONTEXT_AND_GENERATION
         has_ttft = budget.HasField("ttft_remaining_ms")
-        slot = DecodeSlot(
+        submitted = DecodeSubmission(
             request_id=submit.request_id,
             attempt=submit.attempt,
             is_local=is_local,
             prompt_tokens=len(submit.token_ids) // 4,
             max_output_tokens=budget.max_output_tokens,
-            end_token_id=submit.end_token_id,
-            log=TokenLog(submit.start_position, submit.credit_position, with_logprobs=submit.logprobs),
             deadline_s=from_remaining_ms(budget.remaining_ms, now_s),
             ttft_deadline_s=from_remaining_ms(budget.ttft_remaining_ms, now_s) if has_ttft else float("inf"),
             submitted_s=now_s,
             traceparent=submit.traceparent,
-            blocks=blocks_needed(submit),
-            submit=submit,
             tenant=budget.tenant,
             vocabulary_size=submit.vocabulary_size,
-            has_first_row=is_local,
         )
+        log = TokenLog(submit.start_position, submit.credit_position, with_logprobs=submit.logprobs)
+        slot = DecodeSlot(submitted, log, blocks_needed(submit), submit, has_first_row=is_local)
         self.slot_table.add(slot, session, submit.slot)
         session.outbox.accept(submit.slot)
         if is_local:
@@ -130,10 +127,10 @@ class DecodeCore(AttachedCore[DecodeSlot]):
         """
         if slot.state is not DecodeState.PENDING:
             return
-        if not 0 <= handoff.first_token_count <= slot.max_output_tokens:
+        if not 0 <= handoff.first_token_count <= slot.submitted.max_output_tokens:
             raise FrameError(
                 f"handoff.first_token_count is {handoff.first_token_count}; "
-                f"0 to {slot.max_output_tokens} is allowed"
+                f"0 to {slot.submitted.max_output_tokens} is allowed"
             )
         if not self._is_source(handoff.kv_address, now_s):
             error = HandoffLost(
@@ -143,7 +140,7 @@ class DecodeCore(AttachedCore[DecodeSlot]):
             return
         slot.handed_tokens = handoff.first_token_count
         slot.log.sent = slot.log.start + slot.handed_tokens
-        if slot.deadline_s - now_s <= self.generation.fresh_step_s(now_s):
+        if slot.submitted.deadline_s - now_s <= self.generation.fresh_step_s(now_s):
             self.generation.cut(slot, pb.Finish.REASON_DEADLINE, now_s)
         else:
             self.generation.start(slot, now_s, handoff)
@@ -168,8 +165,8 @@ class DecodeCore(AttachedCore[DecodeSlot]):
     def adopt(self, session: CallerSession[DecodeSlot], adopt: pb.Adopt, now_s: float) -> None:
         """Stream takeover: move a running or finished slot to `session`, or refuse."""
         slot = self.slot_table.slots.get(adopt.request_id)
-        if slot is None or slot.attempt != adopt.attempt or slot.state is DecodeState.PENDING:
-            found = "unknown" if slot is None else f"in attempt {slot.attempt}, {slot.state.value}"
+        if slot is None or slot.submitted.attempt != adopt.attempt or slot.state is DecodeState.PENDING:
+            found = "unknown" if slot is None else f"in attempt {slot.submitted.attempt}, {slot.state.value}"
             message = f"request {adopt.request_id} is {found} here; attempt {adopt.attempt} is wanted"
             session.outbox.refuse(adopt.slot, pb.Refusal.REASON_UNKNOWN_REQUEST, message)
             return
@@ -253,7 +250,7 @@ class DecodeCore(AttachedCore[DecodeSlot]):
         known = self.slot_table.slots.get(submit.request_id)
         if known is None:
             return None
-        refused = superseded(known.attempt, submit.attempt)
+        refused = superseded(known.submitted.attempt, submit.attempt)
         if refused is None:
             self.generation.cut(known, pb.Finish.REASON_SUPERSEDED, now_s)
         return refused

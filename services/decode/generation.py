@@ -78,11 +78,11 @@ class Generation:
         self._last_call_id += 1
         slot.call_id = self._last_call_id
         self.calls[slot.call_id] = slot
-        slot.session.outbox.start(slot.number, microseconds(now_s - slot.submitted_s))
+        slot.session.outbox.start(slot.number, microseconds(now_s - slot.submitted.submitted_s))
         self._slot_table.look_by(slot, self.stall_s(slot))
         self._heartbeat.touch()
         kind = CallKind.CONTEXT_AND_GENERATION if handoff is None else CallKind.GENERATION_ONLY
-        self.engine.start(slot.call_id, engine_call(submit, kind, slot.deadline_s - now_s, handoff))
+        self.engine.start(slot.call_id, engine_call(submit, kind, slot.submitted.deadline_s - now_s, handoff))
 
     def stop(self, slot: DecodeSlot, now_s: float) -> None:
         """End the slot's call early, if there is one."""
@@ -104,7 +104,7 @@ class Generation:
 
     def fail(self, slot: DecodeSlot, error: CallError, now_s: float) -> None:
         """End `slot` after a failure behind it; the tokens computed before are sent."""
-        untouched = slot.is_local and slot.log.end == slot.log.start
+        untouched = slot.submitted.is_local and slot.log.end == slot.log.start
         if slot.call_id:
             self.engine.cancel(slot.call_id)
             self._over(slot, now_s, type(error).__name__)
@@ -175,7 +175,7 @@ class Generation:
         slot.answered_s = slot.heard_s = now_s
         slot.reused_blocks = first.reused_blocks
         self._slot_table.look_by(slot, self.stall_s(slot))
-        if not slot.is_local and slot.session is not None:
+        if not slot.submitted.is_local and slot.session is not None:
             slot.session.outbox.transfer(slot.number, microseconds(now_s - slot.called_s))
 
     def on_tokens(
@@ -189,16 +189,20 @@ class Generation:
         if step_batch.starts_step(slot):
             self.flush(now_s)
         is_first = log.end == log.start
-        valid = valid_count(token_ids, slot.vocabulary_size)
+        valid = valid_count(token_ids, slot.submitted.vocabulary_size)
         if valid < len(token_ids):
             log.append(token_ids[:valid], logprobs[:valid])
-            self.fail(slot, invalid_token(token_ids[valid], slot.vocabulary_size), now_s)
+            self.fail(slot, invalid_token(token_ids[valid], slot.submitted.vocabulary_size), now_s)
             return
         log.append(token_ids, logprobs)
         slot.heard_s = now_s
         self.token_total += len(token_ids)
-        if log.end - log.start > slot.max_output_tokens:
-            self.fail(slot, EngineError(f"the engine made more than {slot.max_output_tokens} tokens"), now_s)
+        if log.end - log.start > slot.submitted.max_output_tokens:
+            self.fail(
+                slot,
+                EngineError(f"the engine made more than {slot.submitted.max_output_tokens} tokens"),
+                now_s,
+            )
         elif is_first:
             step_batch.join(slot)
             if slot.has_first_row and slot.session is not None:
@@ -219,7 +223,7 @@ class Generation:
             text = f"the engine repeated {made} of {slot.handed_tokens} tokens of its handoff"
             self.fail(slot, EngineError(text), now_s)
             return
-        if made == slot.max_output_tokens:
+        if made == slot.submitted.max_output_tokens:
             slot.ending, outcome = pb.Finish.REASON_LENGTH, "length"
         else:  # TensorRT-LLM omits the end token, so the last token does not tell the reason
             slot.ending, outcome = pb.Finish.REASON_END_TOKEN, "end_token"
@@ -261,7 +265,7 @@ class Generation:
         assert held == self.calls, (held, self.calls)
         assert self.step_batch.live_count <= len(self.calls), self.calls
         for slot in self.calls.values():
-            limits = (slot.log.end - slot.log.start, slot.max_output_tokens)
+            limits = (slot.log.end - slot.log.start, slot.submitted.max_output_tokens)
             assert limits[0] <= limits[1], slot
 
     def _over(self, slot: DecodeSlot, now_s: float, outcome: str) -> None:
@@ -272,10 +276,10 @@ class Generation:
         self._heartbeat.touch()
         self._record(
             CallRecord(
-                request_id=slot.request_id,
-                attempt=slot.attempt,
-                traceparent=slot.traceparent,
-                is_local=slot.is_local,
+                request_id=slot.submitted.request_id,
+                attempt=slot.submitted.attempt,
+                traceparent=slot.submitted.traceparent,
+                is_local=slot.submitted.is_local,
                 called_s=slot.called_s,
                 answered_s=slot.answered_s,
                 ended_s=now_s,
@@ -293,7 +297,7 @@ class Generation:
             slot.log.start,
             token_id,
             logprobs[0] if logprobs else None,
-            prompt_tokens=slot.prompt_tokens,
-            cached=cached_tokens(slot.reused_blocks, self._tokens_per_block, slot.prompt_tokens),
+            prompt_tokens=slot.submitted.prompt_tokens,
+            cached=cached_tokens(slot.reused_blocks, self._tokens_per_block, slot.submitted.prompt_tokens),
             run_s=now_s - slot.called_s,
         )

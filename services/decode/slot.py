@@ -25,9 +25,9 @@ class DecodeState(Enum):
     FINISHED = "finished"
 
 
-@dataclass(slots=True, eq=False)
-class DecodeSlot:
-    """An attempt. Times are on the replica's clock, in seconds."""
+@dataclass(frozen=True, slots=True)
+class DecodeSubmission:
+    """The attempt as it was submitted. Times are on the replica's clock, in seconds."""
 
     request_id: str
     attempt: int
@@ -35,22 +35,28 @@ class DecodeSlot:
     """PHASE_CONTEXT_AND_GENERATION: this engine computes the prompt too (local prefill)."""
     prompt_tokens: int
     max_output_tokens: int
-    end_token_id: int
-    log: TokenLog
     deadline_s: float
     ttft_deadline_s: float
     """Deadline of the first token; holds until the handoff or the engine's first answer. Infinite: none."""
     submitted_s: float
     traceparent: str
+    tenant: str = ""
+    """The charged tenant; empty: a mesh without tenants."""
+    vocabulary_size: int = 0
+    """Output ids must be below it. 0: ids are not checked."""
+
+
+@dataclass(slots=True, eq=False)
+class DecodeSlot:
+    """An attempt and its state."""
+
+    submitted: DecodeSubmission
+    log: TokenLog
     blocks: int
     """Reserved KV blocks; 0 once the engine is done."""
     submit: pb.Submit | None
     """Input of the engine call; dropped when the call is made."""
 
-    tenant: str = ""
-    """The charged tenant; empty: a mesh without tenants."""
-    vocabulary_size: int = 0
-    """Output ids must be below it. 0: ids are not checked."""
     state: DecodeState = DecodeState.PENDING
     session: CallerSession[DecodeSlot] | None = None
     """The stream that reads this slot. None: detached, or FINISHED."""
@@ -84,7 +90,7 @@ class DecodeSlot:
         where = f"{self.session.peer}/{self.number}" if self.session else "no stream"
         log = self.log
         return (
-            f"Slot({self.request_id[:8]}/{self.attempt} {self.state.value} at {where}, "
+            f"Slot({self.submitted.request_id[:8]}/{self.submitted.attempt} {self.state.value} at {where}, "
             f"log {log.start}..{log.sent}..{log.end}, credit {log.credit}, {self.blocks} blocks)"
         )
 
@@ -94,8 +100,14 @@ class DecodeSlot:
 
     def deadline_now_s(self) -> float:
         """Return the deadline that applies in the present state."""
-        awaits_first = self.state is DecodeState.PENDING or (self.is_local and self.answered_s is None)
-        return min(self.deadline_s, self.ttft_deadline_s) if awaits_first else self.deadline_s
+        awaits_first = self.state is DecodeState.PENDING or (
+            self.submitted.is_local and self.answered_s is None
+        )
+        return (
+            min(self.submitted.deadline_s, self.submitted.ttft_deadline_s)
+            if awaits_first
+            else self.submitted.deadline_s
+        )
 
     def known_position(self) -> int:
         """Return one past the last position that a reader can have."""

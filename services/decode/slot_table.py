@@ -37,8 +37,8 @@ class DecodeSlotTable:
         """Hold a new slot and its reservation."""
         self.reservations.reserve(slot.blocks)
         self._reserving += 1
-        self._stock(slot.submitted_s)
-        self.slots[slot.request_id] = slot
+        self._stock(slot.submitted.submitted_s)
+        self.slots[slot.submitted.request_id] = slot
         self.attach(slot, session, number)
         self.look_by(slot, slot.deadline_now_s())
         self._heartbeat.touch()
@@ -97,8 +97,8 @@ class DecodeSlotTable:
         assert not slot.call_id, slot
         self.release(slot, now_s)
         self.detach(slot)
-        if self.slots.get(slot.request_id) is slot:
-            del self.slots[slot.request_id]
+        if self.slots.get(slot.submitted.request_id) is slot:
+            del self.slots[slot.submitted.request_id]
         self.finished.discard(slot)
         self.deadline_heap.forget(slot)
         self._heartbeat.touch()

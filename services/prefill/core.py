@@ -20,7 +20,7 @@ from kvmesh.triton.port import EnginePort
 from services.prefill.limits import PrefillLimits
 from services.prefill.prefilling import Prefilling
 from services.prefill.records import Recorder, discard_record
-from services.prefill.slot import PRIORITY_CLASS_DEFAULT, PrefillSlot, PrefillState
+from services.prefill.slot import PRIORITY_CLASS_DEFAULT, PrefillSlot, PrefillState, PrefillSubmission
 from services.prefill.slot_table import PrefillSlotTable
 
 
@@ -89,7 +89,7 @@ class PrefillCore(AttachedCore[PrefillSlot]):
             self.prefilling.start_queued(now_s)  # the superseded attempt may have freed capacity
             return
         budget = submit.budget
-        slot = PrefillSlot(
+        submitted = PrefillSubmission(
             request_id=submit.request_id,
             attempt=submit.attempt,
             start_position=submit.start_position,
@@ -103,7 +103,6 @@ class PrefillCore(AttachedCore[PrefillSlot]):
             deadline_s=now_s + _left_s(submit),
             submitted_s=now_s,
             traceparent=submit.traceparent,
-            submit=submit,
             vocabulary_size=submit.vocabulary_size,
             priority_class=budget.band if budget.HasField("band") else PRIORITY_CLASS_DEFAULT,
             tenant=budget.tenant,
@@ -111,6 +110,7 @@ class PrefillCore(AttachedCore[PrefillSlot]):
             max_output_tokens=budget.max_output_tokens,
             end_token_id=submit.end_token_id,
         )
+        slot = PrefillSlot(submitted, submit)
         self.slot_table.enqueue(slot, session, submit.slot)
         session.outbox.accept(submit.slot, urgent=False)
         self.prefilling.start_queued(now_s)
@@ -178,7 +178,7 @@ class PrefillCore(AttachedCore[PrefillSlot]):
         known = self.slot_table.slots.get(submit.request_id)
         if known is None:
             return None
-        refused = superseded(known.attempt, submit.attempt)
+        refused = superseded(known.submitted.attempt, submit.attempt)
         if refused is None:
             self.prefilling.cut(known, pb.Finish.REASON_SUPERSEDED, now_s)
         return refused
@@ -217,17 +217,17 @@ class PrefillCore(AttachedCore[PrefillSlot]):
             else:
                 self.slot_table.look_by(slot, slot.expire_s)
         elif slot.state is PrefillState.QUEUED:
-            if slot.start_by_s <= now_s:
+            if slot.submitted.start_by_s <= now_s:
                 self.prefilling.refuse_late(slot, now_s)
             else:
-                self.slot_table.look_by(slot, slot.start_by_s)
-        elif slot.deadline_s <= now_s:
+                self.slot_table.look_by(slot, slot.submitted.start_by_s)
+        elif slot.submitted.deadline_s <= now_s:
             self.prefilling.cut(slot, pb.Finish.REASON_DEADLINE, now_s)
         elif self.prefilling.stall_s(slot) <= now_s:
             silent_s = now_s - slot.called_s
             self.prefilling.fail(slot, EngineStalled(f"no first token for {silent_s:.1f} s"), now_s)
         else:
-            self.slot_table.look_by(slot, min(slot.deadline_s, self.prefilling.stall_s(slot)))
+            self.slot_table.look_by(slot, min(slot.submitted.deadline_s, self.prefilling.stall_s(slot)))
 
 
 def _blocks_needed(submit: pb.Submit) -> int:

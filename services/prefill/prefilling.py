@@ -84,7 +84,7 @@ class Prefilling:
             slot = queue.head()
             if slot is None:
                 return
-            if slot.start_by_s <= now_s:
+            if slot.submitted.start_by_s <= now_s:
                 self.refuse_late(slot, now_s)
             elif self._slot_table.can_run(slot):
                 self._start(slot, now_s)
@@ -93,7 +93,7 @@ class Prefilling:
 
     def stall_s(self, slot: PrefillSlot) -> float:
         """Return the time at which an unanswered engine call ends `slot` (failure detector)."""
-        return slot.called_s + self._limits.first_token_timeout_s + 2 * slot.estimate_s
+        return slot.called_s + self._limits.first_token_timeout_s + 2 * slot.submitted.estimate_s
 
     def forget(self, slot: PrefillSlot, now_s: float) -> None:
         """Cancel the engine call of `slot`, release its handoff, drop the slot; nothing is sent."""
@@ -120,15 +120,17 @@ class Prefilling:
     def cut(self, slot: PrefillSlot, reason: pb.Finish.Reason.ValueType, now_s: float) -> None:
         """End `slot` with `reason`, behind its first token if that was sent."""
         if slot.session is not None:
-            end = slot.start_position + (slot.state is PrefillState.HELD)
+            end = slot.submitted.start_position + (slot.state is PrefillState.HELD)
             slot.session.outbox.finish(slot.number, end, reason)
         self.forget(slot, now_s)
 
     def refuse_late(self, slot: PrefillSlot, now_s: float) -> None:
         """Refuse a queued slot that can no longer have its first token in time; no engine call was made."""
         if slot.session is not None:
-            left_s, waited_s = slot.deadline_s - now_s, now_s - slot.submitted_s
-            too_late("the prefill", slot.estimate_s, left_s, waited_s).send(slot.session.outbox, slot.number)
+            left_s, waited_s = slot.submitted.deadline_s - now_s, now_s - slot.submitted.submitted_s
+            too_late("the prefill", slot.submitted.estimate_s, left_s, waited_s).send(
+                slot.session.outbox, slot.number
+            )
         self.forget(slot, now_s)
 
     def retry_after_ms(self, now_s: float) -> int:
@@ -156,8 +158,8 @@ class Prefilling:
         slot = self.calls.get(call_id)
         if slot is None or slot.token_id is not None:
             return
-        if not valid_count(token_ids[:1], slot.vocabulary_size):
-            self.fail(slot, invalid_token(token_ids[0], slot.vocabulary_size), now_s)
+        if not valid_count(token_ids[:1], slot.submitted.vocabulary_size):
+            self.fail(slot, invalid_token(token_ids[0], slot.submitted.vocabulary_size), now_s)
             self.start_queued(now_s)
             return
         slot.token_id = token_ids[0]
@@ -228,9 +230,11 @@ class Prefilling:
         self._last_call_id += 1
         slot.call_id = self._last_call_id
         self.calls[slot.call_id] = slot
-        session.outbox.start(slot.number, microseconds(now_s - slot.submitted_s))
+        session.outbox.start(slot.number, microseconds(now_s - slot.submitted.submitted_s))
         self._slot_table.look_by(slot, self.stall_s(slot))
-        self.engine.start(slot.call_id, engine_call(submit, CallKind.CONTEXT_ONLY, slot.deadline_s - now_s))
+        self.engine.start(
+            slot.call_id, engine_call(submit, CallKind.CONTEXT_ONLY, slot.submitted.deadline_s - now_s)
+        )
 
     def _end_empty(self, slot: PrefillSlot, now_s: float) -> None:
         self._computed(slot, now_s)
@@ -241,8 +245,8 @@ class Prefilling:
         """Count the computed prompt of `slot`; return its cached tokens."""
         cached = self._cached_tokens(slot)
         self.cached_token_total += cached
-        self.computed_token_total += slot.prompt_tokens - cached
-        self.prefill_rate.observe(slot.prompt_tokens, now_s - slot.called_s, now_s)
+        self.computed_token_total += slot.submitted.prompt_tokens - cached
+        self.prefill_rate.observe(slot.submitted.prompt_tokens, now_s - slot.called_s, now_s)
         return cached
 
     def _tell_first(self, slot: PrefillSlot, now_s: float) -> None:
@@ -252,10 +256,10 @@ class Prefilling:
         slot.session.outbox.first_token(
             first_token(
                 slot.number,
-                slot.start_position,
+                slot.submitted.start_position,
                 slot.token_id,
                 slot.logprob,
-                prompt_tokens=slot.prompt_tokens,
+                prompt_tokens=slot.submitted.prompt_tokens,
                 cached=cached,
                 run_s=now_s - slot.called_s,
                 context_phase_params=slot.context_phase_params,
@@ -263,7 +267,7 @@ class Prefilling:
         )
 
     def _cached_tokens(self, slot: PrefillSlot) -> int:
-        return cached_tokens(slot.reused_blocks, self._tokens_per_block, slot.prompt_tokens)
+        return cached_tokens(slot.reused_blocks, self._tokens_per_block, slot.submitted.prompt_tokens)
 
     def _over(self, slot: PrefillSlot, now_s: float, outcome: str) -> None:
         """Record the end of the slot's call. The caller sets the slot's state."""
@@ -272,13 +276,13 @@ class Prefilling:
         self._heartbeat.touch()
         self._record(
             CallRecord(
-                request_id=slot.request_id,
-                attempt=slot.attempt,
-                traceparent=slot.traceparent,
-                submitted_s=slot.submitted_s,
+                request_id=slot.submitted.request_id,
+                attempt=slot.submitted.attempt,
+                traceparent=slot.submitted.traceparent,
+                submitted_s=slot.submitted.submitted_s,
                 called_s=slot.called_s,
                 ended_s=now_s,
-                prompt_tokens=slot.prompt_tokens,
+                prompt_tokens=slot.submitted.prompt_tokens,
                 cached_tokens=self._cached_tokens(slot),
                 outcome=outcome,
             )

@@ -71,13 +71,13 @@ class PrefillQueue:
             raise ValueError(f"queue full: {len(self)}/{self.requests_max}")
         self._arrivals += 1
         self._waiting.add(slot)
-        self.tokens += slot.prompt_tokens
+        self.tokens += slot.submitted.prompt_tokens
         priority_class = self._priority_classes.get(_key(slot))
         if priority_class is None:
             priority_class = self._priority_classes[_key(slot)] = _PriorityClass(self._taken)
         # Resumed slots of all tenants share one queue: a client's priority counts among its own prompts alone.
-        priority = 0 if slot.is_resumed else slot.priority
-        order = self._order_key(slot.expected_s, slot.submitted_s)
+        priority = 0 if slot.submitted.is_resumed else slot.submitted.priority
+        order = self._order_key(slot.submitted.expected_s, slot.submitted.submitted_s)
         priority_class.push(_Entry(-priority, order, self._arrivals, slot))
 
     def head(self) -> PrefillSlot | None:
@@ -102,7 +102,7 @@ class PrefillQueue:
         if slot not in self._waiting:
             return
         self._waiting.remove(slot)
-        self.tokens -= slot.prompt_tokens
+        self.tokens -= slot.submitted.prompt_tokens
         priority_class = self._priority_classes[_key(slot)]
         priority_class.remove(slot)
         if not priority_class.has_waiting():
@@ -110,7 +110,7 @@ class PrefillQueue:
 
 
 def _key(slot: PrefillSlot) -> tuple[bool, int]:
-    return (slot.is_shadow, -slot.priority_class)
+    return (slot.submitted.is_shadow, -slot.submitted.priority_class)
 
 
 class _Entry(NamedTuple):
@@ -141,14 +141,14 @@ class _PriorityClass:
 
     def push(self, entry: _Entry) -> None:
         slot = entry.slot
-        if slot.is_resumed:
+        if slot.submitted.is_resumed:
             self._resumed.push(entry)
             return
-        line = self._lines.get(slot.tenant)
+        line = self._lines.get(slot.submitted.tenant)
         if line is None:
             # An idle tenant saves up no service: otherwise it would own the engine on its return.
-            self._had[slot.tenant] = max(self._floor, self._had.get(slot.tenant, 0.0))
-            line = self._lines[slot.tenant] = _Line()
+            self._had[slot.submitted.tenant] = max(self._floor, self._had.get(slot.submitted.tenant, 0.0))
+            line = self._lines[slot.submitted.tenant] = _Line()
         line.push(entry)
 
     def head(self) -> PrefillSlot:
@@ -161,21 +161,21 @@ class _PriorityClass:
     def charge(self, slot: PrefillSlot, taken: int) -> None:
         """Charge the start of `slot` to its tenant. The recomputation of a resumed slot is not charged."""
         self.started = taken
-        if slot.is_resumed:
+        if slot.submitted.is_resumed:
             return
         self._floor = max(self._floor, min(self._had[tenant] for tenant in self._lines))
-        self._had[slot.tenant] += slot.prompt_tokens / slot.weight
+        self._had[slot.submitted.tenant] += slot.submitted.prompt_tokens / slot.submitted.weight
         if len(self._had) > _COMPACT_MIN + 2 * len(self._lines):
             self._forget(self._floor if len(self._had) < TENANTS_MAX + len(self._lines) else float("inf"))
 
     def remove(self, slot: PrefillSlot) -> None:
-        if slot.is_resumed:
+        if slot.submitted.is_resumed:
             self._resumed.remove(slot)
             return
-        line = self._lines[slot.tenant]
+        line = self._lines[slot.submitted.tenant]
         line.remove(slot)
         if not len(line):
-            del self._lines[slot.tenant]
+            del self._lines[slot.submitted.tenant]
 
     def _forget(self, had_max: float) -> None:
         """Forget idle tenants that were served at most `had_max`."""

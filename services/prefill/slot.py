@@ -25,9 +25,9 @@ class PrefillState(Enum):
     HELD = "held"
 
 
-@dataclass(slots=True, eq=False)
-class PrefillSlot:
-    """An attempt. Times are on the replica's clock, in seconds."""
+@dataclass(frozen=True, slots=True)
+class PrefillSubmission:
+    """The attempt as it was submitted. Times are on the replica's clock, in seconds."""
 
     request_id: str
     attempt: int
@@ -46,17 +46,28 @@ class PrefillSlot:
     """The earlier of the request's deadline and that of its first token; holds until the first token."""
     submitted_s: float
     traceparent: str
-    submit: pb.Submit | None
-    """Input of the engine call; dropped when the call is made."""
     priority_class: int = PRIORITY_CLASS_DEFAULT
     tenant: str = ""
     weight: float = 1.0
     """Share of the tenant within its priority class."""
     max_output_tokens: int = 0
     end_token_id: int = -1
-
     vocabulary_size: int = 0
     """The id of the first token must be below it. 0: the id is not checked."""
+
+    @property
+    def start_by_s(self) -> float:
+        """Latest start of the engine call that still meets the deadline."""
+        return self.deadline_s - self.estimate_s
+
+
+@dataclass(slots=True, eq=False)
+class PrefillSlot:
+    """An attempt and its state."""
+
+    submitted: PrefillSubmission
+    submit: pb.Submit | None
+    """Input of the engine call; dropped when the call is made."""
     state: PrefillState = PrefillState.QUEUED
     session: CallerSession[PrefillSlot] | None = None
     """The stream that reads this slot. None: a held handoff without a stream."""
@@ -73,19 +84,13 @@ class PrefillSlot:
     expire_s: float = float("inf")
     """Time at which a held handoff is released."""
 
-    @property
-    def start_by_s(self) -> float:
-        """Latest start of the engine call that still meets the deadline."""
-        return self.deadline_s - self.estimate_s
-
     def is_complete(self) -> bool:
         """True if the first token ends the answer, so that decode needs no handoff."""
         return self.token_id is not None and (
-            self.token_id == self.end_token_id or self.max_output_tokens == 1
+            self.token_id == self.submitted.end_token_id or self.submitted.max_output_tokens == 1
         )
 
     def __repr__(self) -> str:
         where = f"{self.session.peer}/{self.number}" if self.session else "no stream"
-        return (
-            f"Slot({self.request_id[:8]}/{self.attempt} {self.state.value} at {where}, {self.blocks} blocks)"
-        )
+        name, state = f"{self.submitted.request_id[:8]}/{self.submitted.attempt}", self.state.value
+        return f"Slot({name} {state} at {where}, {self.submitted.blocks} blocks)"

@@ -34,15 +34,15 @@ class PrefillSlotTable:
     def enqueue(self, slot: PrefillSlot, session: CallerSession[PrefillSlot], number: int) -> None:
         """Add a new slot to the queue."""
         self.queue.push(slot)
-        self.slots[slot.request_id] = slot
+        self.slots[slot.submitted.request_id] = slot
         slot.session, slot.number = session, number
         session.slots[number] = slot
-        self.look_by(slot, slot.start_by_s)
+        self.look_by(slot, slot.submitted.start_by_s)
         self._heartbeat.touch()
 
     def can_run(self, slot: PrefillSlot) -> bool:
         """True if the blocks of `slot` are free."""
-        return self.blocks_reserved + slot.blocks <= self.blocks_total
+        return self.blocks_reserved + slot.submitted.blocks <= self.blocks_total
 
     def run(self, slot: PrefillSlot) -> None:
         """Move a queued slot to RUNNING and reserve its blocks. Raises ValueError unless it fits."""
@@ -50,7 +50,7 @@ class PrefillSlotTable:
             raise ValueError(f"{slot} does not fit: {self.blocks_reserved}/{self.blocks_total} are reserved")
         self.queue.take(slot)
         slot.state = PrefillState.RUNNING
-        self.blocks_reserved += slot.blocks
+        self.blocks_reserved += slot.submitted.blocks
         self._heartbeat.touch()
 
     def hold(self, slot: PrefillSlot, until_s: float) -> None:
@@ -81,11 +81,11 @@ class PrefillSlotTable:
         if slot.state is PrefillState.QUEUED:
             self.queue.remove(slot)
         else:
-            self.blocks_reserved -= slot.blocks
+            self.blocks_reserved -= slot.submitted.blocks
         self.held.pop(slot, None)
         self.detach(slot)
-        if self.slots.get(slot.request_id) is slot:
-            del self.slots[slot.request_id]
+        if self.slots.get(slot.submitted.request_id) is slot:
+            del self.slots[slot.submitted.request_id]
         self.deadline_heap.forget(slot)
         self._heartbeat.touch()
 
@@ -93,10 +93,12 @@ class PrefillSlotTable:
         """Raise AssertionError if a count disagrees with what it counts."""
         slots = list(self.slots.values())
         queued = [slot for slot in slots if slot.state is PrefillState.QUEUED]
-        assert self.blocks_reserved == sum(slot.blocks for slot in slots if slot not in queued), slots
+        assert self.blocks_reserved == sum(slot.submitted.blocks for slot in slots if slot not in queued), (
+            slots
+        )
         assert 0 <= self.blocks_reserved <= self.blocks_total, self.blocks_reserved
         assert len(self.queue) == len(queued) and all(slot in self.queue for slot in queued), slots
-        assert self.queue.tokens == sum(slot.prompt_tokens for slot in queued), slots
+        assert self.queue.tokens == sum(slot.submitted.prompt_tokens for slot in queued), slots
         assert {slot for slot in slots if slot.state is PrefillState.HELD} == set(self.held), slots
         read = [slot for session in self.sessions for slot in session.slots.values()]
         assert {id(slot) for slot in read} == {id(slot) for slot in slots if slot.session}, slots

@@ -34,7 +34,7 @@ class Engine:
 
     def submit(self, one: PrefillSlot, seconds: float, now_s: float) -> None:
         """A prompt comes."""
-        self.seconds[one.request_id] = seconds
+        self.seconds[one.submitted.request_id] = seconds
         self.queue.push(one)
         self.pump(now_s)
 
@@ -52,8 +52,8 @@ class Engine:
         """Give the engine what it may have."""
         while len(self.held) < self.depth and (head := self.queue.head()) is not None:
             self.queue.take(head)
-            self.held.append(head.request_id)
-            self.given.append((head.request_id, now_s))
+            self.held.append(head.submitted.request_id)
+            self.given.append((head.submitted.request_id, now_s))
         if self.held:
             self.begun_s.setdefault(self.held[0], now_s)
 

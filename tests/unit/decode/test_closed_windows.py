@@ -9,27 +9,24 @@ import pytest
 
 from kvmesh.attach.token_log import TokenLog
 from services.decode.closed_windows import ClosedWindows
-from services.decode.slot import DecodeSlot
+from services.decode.slot import DecodeSlot, DecodeSubmission
 
 
 def slot(number: int, tenant: str = "") -> DecodeSlot:
     """Return a slot of `tenant` with nothing in it."""
-    return DecodeSlot(
+    submitted = DecodeSubmission(
         request_id=f"{number:032x}",
         attempt=1,
         is_local=True,
         prompt_tokens=1,
         max_output_tokens=8,
-        end_token_id=-1,
-        log=TokenLog(0, 8),
         deadline_s=10.0,
         ttft_deadline_s=10.0,
         submitted_s=0.0,
         traceparent="",
-        blocks=1,
-        submit=None,
         tenant=tenant,
     )
+    return DecodeSlot(submitted, TokenLog(0, 8), blocks=1, submit=None)
 
 
 @pytest.mark.parametrize("tenants", [1, 2, 5, 40])
@@ -51,10 +48,10 @@ def test_half_at_most_and_the_longest_closed_of_the_largest_tenant_goes(seed: in
             cut = windows.close(one)
             if len(twin) > half:
                 assert cut is not None
-                held = Counter(each.tenant for each in twin)
-                assert held[cut.tenant] == max(held.values()), (cut.tenant, held)
-                assert held[cut.tenant] > half // len(held), "its equal share of what may be closed"
-                assert cut is next(each for each in twin if each.tenant == cut.tenant)
+                held = Counter(each.submitted.tenant for each in twin)
+                assert held[cut.submitted.tenant] == max(held.values()), (cut.submitted.tenant, held)
+                assert held[cut.submitted.tenant] > half // len(held), "its equal share of what may be closed"
+                assert cut is next(each for each in twin if each.submitted.tenant == cut.submitted.tenant)
                 twin.remove(cut)
                 cuts += 1
                 slots[slots.index(cut)] = slot(rng.getrandbits(64), rng.choice(names))  # its place is free
@@ -77,7 +74,7 @@ def test_a_tenant_that_closes_many_windows_cuts_its_own_alone() -> None:
     cut = [windows.close(slot(100 + number, "busy")) for number in range(1000)]
     assert all(one in windows for one in paused)
     assert sum(one is not None for one in cut) == 1000 - 24
-    assert {one.tenant for one in cut if one is not None} == {"busy"}
+    assert {one.submitted.tenant for one in cut if one is not None} == {"busy"}
 
 
 def test_of_tenants_with_as_many_the_longest_closed_goes() -> None:

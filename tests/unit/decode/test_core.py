@@ -535,7 +535,7 @@ def test_an_adopters_client_is_another_one() -> None:
     replica.session, replica.reader = replica.attach()
     view = replica.reader.open(1, 1)
     adopted = next(iter(replica.core.slot_table.slots.values()))
-    replica.send(adopts=[pb.Adopt(slot=1, request_id=adopted.request_id, attempt=1, position=1)])
+    replica.send(adopts=[pb.Adopt(slot=1, request_id=adopted.submitted.request_id, attempt=1, position=1)])
     assert view.is_accepted and not len(replica.core.slot_table.closed_windows)
     replica.pass_time(3.1)  # the other orphans are gone
     pending = [replica.submit(slot, GENERATION) for slot in (2, 3, 4)]
@@ -666,7 +666,7 @@ def test_frames_gather_a_step_and_never_mix_two() -> None:
 
 
 def _only(replica: Replica, number: int) -> str:
-    return replica.session.slots[number].request_id
+    return replica.session.slots[number].submitted.request_id
 
 
 def test_load_report_tells_the_truth_and_follows_changes() -> None:

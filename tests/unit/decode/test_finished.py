@@ -5,14 +5,15 @@ import random
 from kvmesh.attach.token_log import TokenLog
 from kvmesh.attach.v1 import attach_pb2 as pb
 from services.decode.finished import FinishedLogs
-from services.decode.slot import DecodeSlot
+from services.decode.slot import DecodeSlot, DecodeSubmission
 from tests.unit.decode.test_core import LOCAL, Replica
 
 
 def slot_with(tokens: int) -> DecodeSlot:
     log = TokenLog(0, tokens)
     log.append([7] * tokens)
-    return DecodeSlot("r", 1, True, 4, tokens, -1, log, 9.0, 9.0, 0.0, "", 0, None)
+    submitted = DecodeSubmission("r", 1, True, 4, tokens, 9.0, 9.0, 0.0, "")
+    return DecodeSlot(submitted, log, 0, None)
 
 
 def test_the_newest_logs_are_kept_within_both_bounds() -> None:

@@ -361,8 +361,8 @@ def test_the_shortest_goes_first_by_the_routers_estimate_or_by_a_guess() -> None
         "guessed short": replica.submit(5, PROMPT * 2),
         "told short": replica.submit(6, estimate_s=0.2),
     }
-    (guessed,) = [one for one in replica.core.slot_table.slots.values() if one.prompt_tokens == 60]
-    assert guessed.estimate_s == 0
+    (guessed,) = [one for one in replica.core.slot_table.slots.values() if one.submitted.prompt_tokens == 60]
+    assert guessed.submitted.estimate_s == 0
     assert starts(replica, views) == ["running", "told short", "guessed short", "told long", "guessed long"]
 
 

@@ -109,7 +109,7 @@ def test_no_prompt_starts_with_less_time_than_its_prefill_takes(seed: int) -> No
         slot = replica.core.slot_table.slots.get(ids[number])
         refusal = views[number].refusal
         if slot is not None:
-            estimates[number] = slot.estimate_s
+            estimates[number] = slot.submitted.estimate_s
         elif estimate_s or refusal is None:
             estimates[number] = estimate_s
         else:

@@ -9,7 +9,7 @@ import pytest
 
 from kvmesh.queue_order import AGEING, ORDERS
 from services.prefill.queue import FLOOR_EVERY, PrefillQueue
-from services.prefill.slot import PrefillSlot
+from services.prefill.slot import PrefillSlot, PrefillSubmission
 
 
 def slot(
@@ -26,7 +26,7 @@ def slot(
     at_s: float = 0.0,
 ) -> PrefillSlot:
     """Return a queued slot."""
-    return PrefillSlot(
+    submitted = PrefillSubmission(
         request_id=name,
         attempt=1,
         start_position=0,
@@ -40,11 +40,11 @@ def slot(
         deadline_s=1e9,
         submitted_s=at_s,
         traceparent="",
-        submit=None,
         priority_class=priority_class,
         tenant=tenant,
         weight=weight,
     )
+    return PrefillSlot(submitted, submit=None)
 
 
 def served(queue: PrefillQueue, count: int = 1 << 30) -> list[PrefillSlot]:
@@ -71,7 +71,7 @@ def test_bands_go_first_then_resumed_then_priority_then_first_come() -> None:
         slot("higher band", priority_class=5, priority=-100),
     ):
         queue.push(one)
-    assert [one.request_id for one in served(queue)] == [
+    assert [one.submitted.request_id for one in served(queue)] == [
         "higher band",
         "resumed",
         "resumed, later",
@@ -97,7 +97,7 @@ def test_of_a_tenant_the_shortest_goes_first_until_others_have_waited() -> None:
         slot("resumed, too late", expected_s=0.5, at_s=5.1, resumed=True),
     ):
         queue.push(one)
-    order = [one.request_id for one in served(queue)]
+    order = [one.submitted.request_id for one in served(queue)]
     assert order[:3] == ["resumed, short", "resumed, long", "resumed, too late"]
     assert order[3:] == ["short", "short, later", "long", "short, too late"]
 
@@ -108,7 +108,7 @@ def test_tenants_take_turns_whatever_their_prompts_take() -> None:
     for number in range(3):
         queue.push(slot(f"short {number}", tenant="a", tokens=100, expected_s=0.1 * number))
         queue.push(slot(f"long {number}", tenant="b", tokens=100, expected_s=9.0 - number))
-    assert [one.request_id for one in served(queue)] == [
+    assert [one.submitted.request_id for one in served(queue)] == [
         *("short 0", "long 2", "short 1", "long 1", "short 2", "long 0"),
     ]
 
@@ -121,7 +121,7 @@ def test_a_burst_of_one_tenant_does_not_stand_before_anothers_prompt() -> None:
     served(queue, 1)
     for number in range(5):
         queue.push(slot(f"b{number}", tenant="b", tokens=10))
-    order = [one.request_id for one in served(queue, 6)]
+    order = [one.submitted.request_id for one in served(queue, 6)]
     assert set(order[:6]) == {f"b{number}" for number in range(5)} | {"a1"}, order
     assert order.index("b0") <= 1, order
 
@@ -134,7 +134,7 @@ def test_who_comes_back_has_saved_nothing_up() -> None:
     served(queue, 10)
     for number in range(10):
         queue.push(slot(f"b{number}", tenant="b"))
-    assert Counter(one.tenant for one in served(queue, 10)) == {"a": 5, "b": 5}
+    assert Counter(one.submitted.tenant for one in served(queue, 10)) == {"a": 5, "b": 5}
 
 
 def test_full_queue_refuses() -> None:
@@ -164,27 +164,33 @@ class Twin:
         self.taken = 0
 
     def in_band(self, one: PrefillSlot) -> list[PrefillSlot]:
-        key = (one.is_shadow, one.priority_class)
-        return [other for _, other in self.waiting if (other.is_shadow, other.priority_class) == key]
+        key = (one.submitted.is_shadow, one.submitted.priority_class)
+        return [
+            other
+            for _, other in self.waiting
+            if (other.submitted.is_shadow, other.submitted.priority_class) == key
+        ]
 
     def turns(self, one: PrefillSlot) -> list[PrefillSlot]:
         """Those whose tenants take turns with that of `one`."""
-        return [other for other in self.in_band(one) if not other.is_resumed]
+        return [other for other in self.in_band(one) if not other.submitted.is_resumed]
 
     def push(self, one: PrefillSlot, arrival: int) -> None:
         priority_class = self.key(one)
         if not self.in_band(one):  # a new busy period
             self.floor[priority_class], self.started[priority_class] = 0.0, self.taken
             self.had = {key: had for key, had in self.had.items() if key[0] != priority_class}
-        if not one.is_resumed and not any(other.tenant == one.tenant for other in self.turns(one)):
-            had = self.had.get((priority_class, one.tenant), 0.0)
-            self.had[priority_class, one.tenant] = max(had, self.floor[priority_class])
+        if not one.submitted.is_resumed and not any(
+            other.submitted.tenant == one.submitted.tenant for other in self.turns(one)
+        ):
+            had = self.had.get((priority_class, one.submitted.tenant), 0.0)
+            self.had[priority_class, one.submitted.tenant] = max(had, self.floor[priority_class])
         self.waiting.append((arrival, one))
 
     def head(self, now_s: float) -> PrefillSlot | None:
         if not self.waiting:
             return None
-        users = [entry for entry in self.waiting if not entry[1].is_shadow] or self.waiting
+        users = [entry for entry in self.waiting if not entry[1].submitted.is_shadow] or self.waiting
         if self.taken % FLOOR_EVERY == FLOOR_EVERY - 1:
             longest = min((self.started[self.key(one)], -self.key(one)) for _, one in users)
             users = [entry for entry in users if -self.key(entry[1]) == longest[1]]
@@ -192,30 +198,34 @@ class Twin:
 
     def length(self, one: PrefillSlot, now_s: float) -> float:
         """What the wait leaves of a prompt's length."""
-        waited_s = now_s - one.submitted_s
-        return -waited_s if self.is_fifo else one.expected_s - AGEING * waited_s
+        waited_s = now_s - one.submitted.submitted_s
+        return -waited_s if self.is_fifo else one.submitted.expected_s - AGEING * waited_s
 
     def rank(self, entry: tuple[int, PrefillSlot], now_s: float) -> tuple[float, ...]:
         arrival, one = entry
-        before = (one.is_shadow, -one.priority_class, not one.is_resumed)
-        if one.is_resumed:
+        before = (one.submitted.is_shadow, -one.submitted.priority_class, not one.submitted.is_resumed)
+        if one.submitted.is_resumed:
             return (*before, self.length(one, now_s), arrival)
         first = min(
-            (-other.priority, self.length(other, now_s), came)
+            (-other.submitted.priority, self.length(other, now_s), came)
             for came, other in self.waiting
-            if other.tenant == one.tenant and self.key(other) == self.key(one) and not other.is_resumed
+            if other.submitted.tenant == one.submitted.tenant
+            and self.key(other) == self.key(one)
+            and not other.submitted.is_resumed
         )
-        own = (-one.priority, self.length(one, now_s), arrival)
-        return (*before, self.had[self.key(one), one.tenant], *first[1:], *own)
+        own = (-one.submitted.priority, self.length(one, now_s), arrival)
+        return (*before, self.had[self.key(one), one.submitted.tenant], *first[1:], *own)
 
     def take(self, one: PrefillSlot) -> None:
         self.taken += 1
         priority_class = self.key(one)
         self.started[priority_class] = self.taken
-        if not one.is_resumed:
-            least = min(self.had[priority_class, other.tenant] for other in self.turns(one))
+        if not one.submitted.is_resumed:
+            least = min(self.had[priority_class, other.submitted.tenant] for other in self.turns(one))
             self.floor[priority_class] = max(self.floor[priority_class], least)
-            self.had[priority_class, one.tenant] += one.prompt_tokens / one.weight
+            self.had[priority_class, one.submitted.tenant] += (
+                one.submitted.prompt_tokens / one.submitted.weight
+            )
         self.remove(one)
 
     def remove(self, one: PrefillSlot) -> None:
@@ -223,7 +233,7 @@ class Twin:
 
     @staticmethod
     def key(one: PrefillSlot) -> int:
-        return one.priority_class - 100 * one.is_shadow
+        return one.submitted.priority_class - 100 * one.submitted.is_shadow
 
 
 @pytest.mark.parametrize("order", sorted(ORDERS))
@@ -265,7 +275,7 @@ def test_queue_agrees_with_a_list(seed: int, order: str) -> None:
             left += 1
         assert queue.head() is twin.head(now_s)
         assert len(queue) == len(twin.waiting) == pushed - left
-        assert queue.tokens == sum(one.prompt_tokens for _, one in twin.waiting)
+        assert queue.tokens == sum(one.submitted.prompt_tokens for _, one in twin.waiting)
     lines = [
         line
         for priority_class in queue._priority_classes.values()
@@ -298,16 +308,16 @@ def test_no_band_starves_but_the_shadows(seed: int) -> None:
                 shadow=rng.random() < 0.02,
             )
             queue.push(one)
-            if not one.is_shadow:
-                waits[one.priority_class] += 1
-                since.setdefault(one.priority_class, started)
+            if not one.submitted.is_shadow:
+                waits[one.submitted.priority_class] += 1
+                since.setdefault(one.submitted.priority_class, started)
         (head,) = served(queue, 1)
-        if not head.is_shadow:
-            lowest += head.priority_class < 3
-            waits[head.priority_class] -= 1
-            since[head.priority_class] = started + 1
-            if not waits[head.priority_class]:
-                del since[head.priority_class]
+        if not head.submitted.is_shadow:
+            lowest += head.submitted.priority_class < 3
+            waits[head.submitted.priority_class] -= 1
+            since[head.submitted.priority_class] = started + 1
+            if not waits[head.submitted.priority_class]:
+                del since[head.submitted.priority_class]
         late = [priority_class for priority_class, at in since.items() if started + 1 - at >= FLOOR_EVERY * 6]
         assert not late, (late, started)
     assert lowest > 50, "the lower bands are what this is about"
@@ -329,7 +339,7 @@ def test_tenants_that_wait_have_had_their_shares(seed: int) -> None:
                 queue.push(slot(str(arrival), tenant=tenant, weight=weight, tokens=tokens))
                 waits[tenant] += 1
         (head,) = served(queue, 1)
-        waits[head.tenant] -= 1
-        had[head.tenant] += head.prompt_tokens / head.weight
+        waits[head.submitted.tenant] -= 1
+        had[head.submitted.tenant] += head.submitted.prompt_tokens / head.submitted.weight
         prompt = max(longest[tenant] / weights[tenant] for tenant in weights)
         assert abs(had["a"] - had["b"]) <= prompt, (had, prompt)

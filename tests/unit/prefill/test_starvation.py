@@ -31,7 +31,7 @@ class Run:
     @property
     def came_s(self) -> float:
         """When it came."""
-        return self.one.submitted_s
+        return self.one.submitted.submitted_s
 
     @property
     def wait_s(self) -> float:
@@ -40,11 +40,13 @@ class Run:
 
     def may_go_before(self, other: Run) -> bool:
         """True if it may start before `other` of the same tenant and band, though both wait."""
-        if self.one.priority != other.one.priority and not self.one.is_resumed:
-            return self.one.priority > other.one.priority
+        if self.one.submitted.priority != other.one.submitted.priority and not self.one.submitted.is_resumed:
+            return self.one.submitted.priority > other.one.submitted.priority
         later_s = self.came_s - other.came_s
-        return later_s <= overtaken_s(other.one.expected_s, self.one.expected_s) + EPSILON and (
-            self.one.expected_s + AGEING * later_s <= other.one.expected_s + EPSILON
+        return later_s <= overtaken_s(
+            other.one.submitted.expected_s, self.one.submitted.expected_s
+        ) + EPSILON and (
+            self.one.submitted.expected_s + AGEING * later_s <= other.one.submitted.expected_s + EPSILON
         )
 
 
@@ -166,26 +168,34 @@ def test_other_tenants_bands_and_resumed_ones_delay_as_much_as_promised(seed: in
 
     started = run(PrefillQueue(1000), prompts(rng, 500, rng.choice((1.0, 3.0)), make), 1)
     longest = {
-        name: max(prompt.one.prompt_tokens for prompt in started if prompt.one.tenant == name)
+        name: max(
+            prompt.one.submitted.prompt_tokens for prompt in started if prompt.one.submitted.tenant == name
+        )
         for name in weights
     }
     for prompt in started:
         one = prompt.one
         before = [other for other in started[: prompt.rank] if other.started_s >= prompt.came_s]
         before = [other for other in before if other.started_s > prompt.came_s]
-        of_band = [other for other in before if other.one.priority_class == one.priority_class]
+        of_band = [
+            other for other in before if other.one.submitted.priority_class == one.submitted.priority_class
+        ]
         assert len(before) <= FLOOR_EVERY * 3 * (len(of_band) + 1), prompt
-        if one.is_resumed:
-            assert all(other.one.is_resumed and other.may_go_before(prompt) for other in of_band), prompt
+        if one.submitted.is_resumed:
+            assert all(other.one.submitted.is_resumed and other.may_go_before(prompt) for other in of_band), (
+                prompt
+            )
             continue
-        turns = [other for other in of_band if not other.one.is_resumed]
-        own = [other for other in turns if other.one.tenant == one.tenant]
+        turns = [other for other in of_band if not other.one.submitted.is_resumed]
+        own = [other for other in turns if other.one.submitted.tenant == one.submitted.tenant]
         assert all(other.may_go_before(prompt) for other in own), prompt
-        own_tokens = sum(other.one.prompt_tokens for other in own) + longest[one.tenant]
+        own_tokens = sum(other.one.submitted.prompt_tokens for other in own) + longest[one.submitted.tenant]
         for name, weight in weights.items():
-            tokens = sum(other.one.prompt_tokens for other in turns if other.one.tenant == name)
-            allowed = weight / one.weight * own_tokens + longest[name]
-            assert name == one.tenant or tokens <= allowed + 1e-6, (prompt, name, tokens, allowed)
+            tokens = sum(
+                other.one.submitted.prompt_tokens for other in turns if other.one.submitted.tenant == name
+            )
+            allowed = weight / one.submitted.weight * own_tokens + longest[name]
+            assert name == one.submitted.tenant or tokens <= allowed + 1e-6, (prompt, name, tokens, allowed)
 
 
 @pytest.mark.parametrize("seed", range(3))
