@@ -158,7 +158,8 @@ class MeshProcess:
     async def set_serving(self) -> None:
         """Say SERVING. What is built so far lives as long as the process: garbage collection need not walk it again."""
         await self.server.set_serving(True)
-        log.info("serving", extra={"address": self.server.address})
+        model_version = self.options.config.engine.salt
+        log.info("serving", extra={"address": self.server.address, "model_version": model_version})
         gc.collect()
         gc.freeze()
 

@@ -25,7 +25,6 @@ from kvmesh.advertise import AS_LISTENED
 from kvmesh.errors import MeshError, to_status
 from kvmesh.inference.v1 import inference_pb2 as pb
 from kvmesh.inference.v1 import inference_pb2_grpc
-from kvmesh.redis_link import RedisLink
 from kvmesh.service_options import ServiceOptions
 from services.frontend.assembly import Frontend
 from services.frontend.surface.tokenizer import ModelTokenizer
@@ -185,7 +184,7 @@ class Own:
             tables.setdefault(kind, {})[key] = table
         config = configuration.build(tables)
         options = ServiceOptions(config, "bench", "127.0.0.1:0", redis_url, 0, AS_LISTENED)
-        self._frontend = Frontend(options, tokenizer, RedisLink(redis_url))
+        self._frontend = Frontend(options, tokenizer)
         self._data = request().SerializeToString()
 
     async def measure(self, case: str, seconds: float) -> Mapping[str, Any]:

@@ -5,34 +5,32 @@ from __future__ import annotations
 import logging
 import random
 import secrets
-from collections.abc import Sequence
+from collections.abc import Coroutine, Iterable
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from kvmesh import server as shell
-from kvmesh import telemetry
 from kvmesh.attach.dialing import Dialer
 from kvmesh.attach.link_manager import LinkManager
-from kvmesh.attach.server import PROTOCOL_VERSION
-from kvmesh.attach.v1 import attach_pb2
 from kvmesh.clock import MonotonicClock
 from kvmesh.config import Frontend as FrontendSection
 from kvmesh.config import MeshConfig
 from kvmesh.membership.member import Member
-from kvmesh.metrics import Metrics
+from kvmesh.process import MeshProcess
 from kvmesh.redis_link import RedisLink
 from kvmesh.request_reader import RequestReader, export_request_reader
 from kvmesh.service_options import ServiceOptions
 from kvmesh.tenants.store import CatalogueStore
 from kvmesh.timer import Timer
 from kvmesh.trust.edge import Edge
-from kvmesh.trust.networks import Networks
 from kvmesh.trust.peers import EXPIRES, Trust
 from services.frontend.accounts.accounts import Accounts
 from services.frontend.accounts.budgets.batcher import ANSWER_S
 from services.frontend.accounts.tenant_metrics import TenantMetrics
 from services.frontend.draining import drain
+from services.frontend.mesh_secret import MeshSecret
 from services.frontend.metrics import RequestMetrics, watch_core
+from services.frontend.readiness import follow_routers
 from services.frontend.requests.core import FrontendCore, Observer
 from services.frontend.requests.resume_token import SECRET_BYTES, Seal
 from services.frontend.requests.retry_budget import RetryBudget
@@ -68,68 +66,60 @@ MESSAGE_SLACK_BYTES: Final = 64 << 10
 """Messages that are too long by less than this are refused by the frontend, which says so better than gRPC."""
 
 
-class Frontend:
-    """See the module. `budgets_redis`: of the budgets, if another. `answer_s`: longest wait for an answer of Redis."""
+class Frontend(MeshProcess):
+    """See the module."""
 
     def __init__(
         self,
         options: ServiceOptions,
         tokenizer: ModelTokenizer,
-        redis: RedisLink,
-        budgets_redis: RedisLink | None = None,
+        budgets_redis_url: str = "",
         *,
         answer_s: float = ANSWER_S,
     ) -> None:
-        config, clock = options.config, MonotonicClock()
+        """`budgets_redis_url`: Redis of the budgets, if it is another. `answer_s`: longest wait for an answer of Redis."""
+        config = options.config
+        super().__init__("frontend", options, Trust(config, "frontend"))
         self._config = config
-        self._clock = clock
-        self._name = options.process_id
-        self._boot_id = f"{secrets.randbits(64):016x}"
         self._is_seeded = True
         self._has_other = False
-        self.metrics = Metrics("frontend")
-        self.tracing = telemetry.tracing_of(config.telemetry, "frontend", self._name)
+        self._budgets_redis = RedisLink(budgets_redis_url) if budgets_redis_url else self.redis
         self.seal = Seal(secrets.token_bytes(SECRET_BYTES))
-        self.tenants = CatalogueStore(redis, config)
+        self._secret = MeshSecret(self.redis, config.mesh.name, self.seal)
+        self.tenants = CatalogueStore(self.redis, config)
         counts = RequestMetrics(self.metrics, TenantMetrics(self.metrics, config.tenants))
-        self.core = _core(config, clock, counts)
+        self.core = _core(config, self.clock, counts)
         watch_core(self.metrics, self.core)
-        self._timer = Timer(self.core, clock, lambda error: log.error("bug in a timer", exc_info=error))
+        self._timer = Timer(self.core, self.clock, lambda error: log.error("bug in a timer", exc_info=error))
         self.core.on_event = self._timer.update
         self.accounts = Accounts(
             config,
-            redis,
-            budgets_redis or redis,
-            self._boot_id,
-            clock,
+            self.redis,
+            self._budgets_redis,
+            self.boot_id,
+            self.clock,
             self.metrics,
             on_news=lambda request_id, epoch, owner: self.core.supersede(
-                request_id, epoch, clock.now_s(), owner
+                request_id, epoch, self.clock.now_s(), owner
             ),
             on_charge=counts.on_charge,
             answer_s=answer_s,
         )
-        self.networks = Networks(config.trust.networks)
-        trust = Trust(config, "frontend")
-        self.links = self._links(trust)
+        self.links = self._links()
         self.service = self._service(tokenizer, counts)
-        self.server = self._server(trust)
+        self.server = self._server()
         self.service.register(self.server.grpc)
 
-    def _links(self, trust: Trust) -> LinkManager[Router]:
-        dialer = Dialer(self._clock, self.networks)
+    def _links(self) -> LinkManager[Router]:
+        dialer = Dialer(self.clock, self.networks)
         dialer.export(self.metrics)
-        self.metrics.gauge("certificate_expires_seconds", EXPIRES, trust.expires_s)
-        hello = attach_pb2.Hello(
-            process_id=self._name, boot_id=self._boot_id, protocol_version=PROTOCOL_VERSION
-        )
         return router_links(
             self.core,
-            hello,
+            self.hello,
             self._config.engine.salt,
-            self._clock,
-            trust.channels_to("router"),
-            partial(trust.explain, role="router"),
+            self.clock,
+            self.trust.channels_to("router"),
+            partial(self.trust.explain, role="router"),
             dialer,
         )
 
@@ -140,7 +130,7 @@ class Frontend:
             calls_max=section.unread_calls_max,
             timeout_s=section.request_timeout_s,
             setting="frontend.request_timeout_s",
-            clock=self._clock,
+            clock=self.clock,
         )
         export_request_reader(self.metrics, reader)
         parser = RequestParser(
@@ -157,40 +147,31 @@ class Frontend:
                 parser,
                 self.accounts.executions,
                 self.seal,
-                self._clock,
+                self.clock,
                 start_min_s=section.start_min_s,
             ),
             self.accounts.accounting,
-            Messages(tokenizer.token_bytes, self.seal, self._name, REGION, lambda: self._is_seeded),
+            Messages(
+                tokenizer.token_bytes, self.seal, self.options.process_id, REGION, lambda: self._is_seeded
+            ),
             self.tracing,
-            self._clock,
+            self.clock,
             on_refused=counts.on_refused,
         )
 
-    def _server(self, trust: Trust) -> shell.MeshServer:
-        edge = Edge(self._config, trust)
+    def _server(self) -> shell.MeshServer:
+        edge = Edge(self._config, self.trust)
         self.metrics.gauge("client_certificate_expires_seconds", EXPIRES, edge.expires_s)
         return shell.MeshServer(
             "frontend",
-            self._name,
+            self.options.process_id,
             [SERVICE_NAME],
             keepalive_s=CLIENT_KEEPALIVE_S,
             credentials=edge.server_credentials(),
             limits=limits_of(self._config.frontend),
         )
 
-    def member(self, address: str) -> Member:
-        """Return what this process registers as."""
-        return Member(
-            process_id=self._name,
-            role="frontend",
-            address=address,
-            boot_id=self._boot_id,
-            model_version=self._config.engine.salt,
-            block_tokens=self._config.engine.block_tokens,
-        )
-
-    def on_members(self, members: Sequence[Member]) -> None:
+    def on_members(self, members: list[Member]) -> None:
         """Take a new view of the mesh."""
         self.links.update(members)
         replicas = [member for member in members if member.role in ("prefill", "decode")]
@@ -198,21 +179,41 @@ class Frontend:
         others = [
             member
             for member in members
-            if member.role == "frontend" and member.process_id != self._name and not member.draining
+            if member.role == "frontend"
+            and member.process_id != self.options.process_id
+            and not member.draining
         ]
         self._has_other = bool(others)
-        self.core.retries.share(1 + len(others), self._clock.now_s())
-        rank = sum(other.process_id < self._name for other in others)
+        self.core.retries.share(1 + len(others), self.clock.now_s())
+        rank = sum(other.process_id < self.options.process_id for other in others)
         self.accounts.budgets.on_members(1 + len(others), rank)
 
     async def drain(self) -> None:
         """Refuse new requests, and return when the last one ended or was told to go on elsewhere."""
-        await drain(self.core, self._clock, lambda: self._has_other, shell.DRAIN_S - FLUSH_S)
+        await drain(self.core, self.clock, lambda: self._has_other, shell.DRAIN_S - FLUSH_S)
 
-    def close(self) -> None:
+    async def prepare(self) -> None:
+        """Take the mesh's secret and the tenants' catalogue from Redis: requests are answered with both."""
+        await self._secret.renew()
+        await self.tenants.start()
+
+    def background(self) -> Iterable[tuple[str, Coroutine[Any, Any, None]]]:
+        """Return the tasks of the links, of what is kept in Redis, and of readiness."""
+        yield "router-links", self.links.run()
+        yield "mesh-secret", self._secret.run()
+        yield "accounts", self.accounts.run()
+        yield "tenants", self.tenants.run()
+        yield "readiness", follow_routers(self.core.peers, self.clock, self.server.set_serving)
+
+    async def flush(self) -> None:
+        """Let Redis know every settlement, within FLUSH_S."""
+        await self.accounts.flush(FLUSH_S)
+
+    async def close(self) -> None:
         """Stop the timer and export the last spans."""
         self._timer.close()
-        self.tracing.close()
+        await self._budgets_redis.close()
+        await super().close()
 
 
 def _core(config: MeshConfig, clock: MonotonicClock, observer: Observer) -> FrontendCore:

@@ -17,7 +17,6 @@ from kvmesh.advertise import AS_LISTENED
 from kvmesh.inference.v1 import inference_pb2_grpc
 from kvmesh.membership.member import Member
 from kvmesh.ports import free_ports
-from kvmesh.redis_link import RedisLink
 from kvmesh.service_options import ServiceOptions
 from services.frontend.assembly import Frontend
 from services.frontend.surface.tokenizer import ModelTokenizer
@@ -94,9 +93,9 @@ async def serving_frontend(
     """
     tokenizer = ModelTokenizer.load(CONFIG.mesh.model_path)
     config = configuration.build({"frontend": section, **tables})
-    redis = RedisLink(redis_url or f"redis://127.0.0.1:{next(free_ports('127.0.0.1', 1))}")
-    options = ServiceOptions(config, "frontend-0", "127.0.0.1:0", redis.shown, 0, AS_LISTENED)
-    frontend = Frontend(options, tokenizer, redis, answer_s=ANSWER_S)
+    url = redis_url or f"redis://127.0.0.1:{next(free_ports('127.0.0.1', 1))}"
+    options = ServiceOptions(config, "frontend-0", "127.0.0.1:0", url, 0, AS_LISTENED)
+    frontend = Frontend(options, tokenizer, answer_s=ANSWER_S)
     address = await frontend.server.listen("127.0.0.1:0")
     running = [asyncio.create_task(frontend.links.run())]
     if redis_url:
@@ -110,8 +109,7 @@ async def serving_frontend(
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
         await frontend.server.grpc.stop(0)
-        frontend.close()
-        await redis.close()
+        await frontend.close()
 
 
 @pytest.fixture

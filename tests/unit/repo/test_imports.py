@@ -38,8 +38,11 @@ FRONTEND_ORDER = {
     "readiness": ("requests",),
     "routers": ("requests",),
     "metrics": ("requests", "accounts"),
-    "assembly": ("requests", "accounts", "surface", "draining", "routers", "metrics"),
-    "main": ("surface", "mesh_secret", "readiness", "assembly"),
+    "assembly": (
+        *("requests", "accounts", "surface", "draining", "routers", "metrics"),
+        *("mesh_secret", "readiness"),
+    ),
+    "main": ("surface", "assembly"),
     "__main__": ("main",),
 }
 """The same of the frontend: bytes become messages above accounts, and live requests know of neither."""
