@@ -82,7 +82,7 @@ abuse: setup  ## Attack the mesh with floods, half bodies, closed windows, junk,
 proto: setup  ## Write the stubs again from protos/
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tools/stubs.py
 
-docs: setup  ## Write docs/configuration.md again from kvmesh/config.py
+docs: setup  ## Write docs/configuration.md again from kvmesh/config_sections.py
 	$(BIN)/python tools/configuration_page.py
 
 lock: setup  ## Write requirements.lock from the installed packages

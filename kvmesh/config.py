@@ -17,12 +17,11 @@ import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, get_type_hints
+from typing import Any, get_type_hints
 
 import msgspec
 
 from kvmesh.config_keys import (
-    NAME,
     NAME_WORDS,
     Allowed,
     ConfigError,
@@ -33,8 +32,19 @@ from kvmesh.config_keys import (
     refuse_unknown,
     shown_key,
 )
+from kvmesh.config_sections import (
+    ROOT,
+    Decode,
+    Engine,
+    Frontend,
+    Mesh,
+    Prefill,
+    Redis,
+    Router,
+    Telemetry,
+    Trust,
+)
 from kvmesh.deadlines import RUNTIME_MAX_S
-from kvmesh.queue_order import ORDERS
 from kvmesh.redis_url import without_password
 from kvmesh.tenants.sections import (
     TABLES,
@@ -44,7 +54,6 @@ from kvmesh.tenants.sections import (
     TenantTable,
     validate,
 )
-from kvmesh.trust import networks
 
 __all__ = [
     "ROOT",
@@ -58,379 +67,6 @@ __all__ = [
     "parse",
     "sections",
 ]
-
-ROOT: Final = Path(__file__).resolve().parent.parent
-"""Folder that holds the packages; relative paths of the configuration start here."""
-
-
-class Mesh(Section, frozen=True, kw_only=True):
-    section: ClassVar[str] = "mesh"
-
-    name: Annotated[
-        str,
-        Allowed(
-            "Name of the mesh; prefix of its Redis keys.",
-            pattern=r"[a-z0-9][a-z0-9-]{0,31}",
-            words="up to 32 of a-z, 0-9 and -",
-        ),
-    ] = "kvmesh"
-    host: Annotated[
-        str,
-        Allowed(
-            "Address the processes of `kvmesh up` listen on.", pattern=r"\S+", words="a host name or address"
-        ),
-    ] = "127.0.0.1"
-    model: Annotated[
-        str,
-        Allowed(
-            "Model name clients and Triton use.",
-            pattern=r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}",
-            words="up to 64 letters, digits and ._-",
-        ),
-    ] = "reference"
-    model_dir: Annotated[
-        str, Allowed("Folder with tokenizer and weights; relative paths start at the repository.")
-    ] = "engines/reference/model"
-    data_dir: Annotated[
-        str, Allowed("Folder for logs, mesh.json and the embedded Redis of `kvmesh up`, from where it runs.")
-    ] = ".kvmesh"
-
-    @property
-    def model_path(self) -> Path:
-        """Absolute path of `model_dir`."""
-        return (ROOT / self.model_dir).resolve()
-
-
-class Redis(Section, frozen=True, kw_only=True):
-    section: ClassVar[str] = "redis"
-
-    url: Annotated[
-        str,
-        Allowed(
-            "Existing Redis (6.2 or later); empty starts an embedded one.",
-            pattern=r"(?:(?:rediss?|unix)://\S+)?",
-            words="empty, redis://, rediss:// or unix://",
-            secret=True,
-        ),
-    ] = ""
-
-
-class Engine(Section, frozen=True, kw_only=True):
-    """The reference engine behind every replica."""
-
-    section: ClassVar[str] = "engine"
-
-    arithmetic: Annotated[
-        str,
-        Allowed(
-            "The trained model, or logits from a hash of the history.", choices=("transformer", "hashed")
-        ),
-    ] = "transformer"
-    block_tokens: Annotated[
-        int, Allowed("Tokens of a KV block; the same in the whole mesh.", 1, 1024, "tokens")
-    ] = 32
-    kv_blocks: Annotated[
-        int, Allowed("KV cache of a decode engine (and prefill, below).", 8, 10_000_000, "blocks")
-    ] = 1024
-    prefill_kv_blocks: Annotated[
-        int, Allowed("KV cache of a prefill engine; 0 takes kv_blocks.", 0, 10_000_000, "blocks")
-    ] = 0
-    max_sequence_tokens: Annotated[
-        int, Allowed("Longest prompt plus output of one request.", 2, 1_000_000, "tokens")
-    ] = 4096
-    salt: Annotated[
-        str,
-        Allowed(
-            "Root of the block hashes; another salt is another model version.",
-            pattern=r"\S{1,64}",
-            words="1 to 64 characters without spaces",
-        ),
-    ] = "kvmesh-1"
-    handoff_timeout_s: Annotated[
-        float, Allowed("A prefill engine frees an unclaimed handoff after this.", 0.1, 600, "s")
-    ] = 30.0
-    step_s: Annotated[float, Allowed("Cost of one step; costs are for `hashed`.", 0, 10, "s")] = 0.0
-    prefill_s: Annotated[float, Allowed("Cost of a prefill, once.", 0, 10, "s")] = 0.0
-    prefill_token_s: Annotated[float, Allowed("Cost per uncached prompt token.", 0, 1, "s")] = 0.0
-    prefill_token2_s: Annotated[
-        float, Allowed("Cost per difference of squared positions of the uncached tokens.", 0, 1, "s")
-    ] = 0.0
-    block_transfer_s: Annotated[float, Allowed("Cost per KV block moved between engines.", 0, 1, "s")] = 0.0
-
-    def check(self) -> None:
-        needed = -(-self.max_sequence_tokens // self.block_tokens)
-        for key, blocks in (("kv_blocks", self.kv_blocks), ("prefill_kv_blocks", self.blocks_of_prefill)):
-            if blocks < needed:
-                raise ConfigError(
-                    f"engine.{key} = {blocks} cannot hold one request of engine.max_sequence_tokens = "
-                    f"{self.max_sequence_tokens}: allowed are {needed} or more blocks of {self.block_tokens} "
-                    "tokens."
-                )
-
-    @property
-    def blocks_of_prefill(self) -> int:
-        """KV blocks of a prefill engine, the default resolved."""
-        return self.prefill_kv_blocks or self.kv_blocks
-
-
-class Prefill(Section, frozen=True, kw_only=True):
-    section: ClassVar[str] = "prefill"
-
-    replicas: Annotated[int, Allowed("Prefill replicas `kvmesh up` starts.", 0, 64)] = 2
-    queue_max_requests: Annotated[
-        int, Allowed("Requests queued before a submit is refused.", 1, 100_000, "requests")
-    ] = 256
-    queue_order: Annotated[
-        str,
-        Allowed(
-            "Order of a tenant's waiting prompts, at routers too: the shortest first with ageing, or as they came.",
-            choices=tuple(ORDERS),
-        ),
-    ] = "shortest"
-    engine_concurrency: Annotated[
-        int, Allowed("Requests given to the engine at once.", 1, 1024, "requests")
-    ] = 2
-
-
-class Decode(Section, frozen=True, kw_only=True):
-    section: ClassVar[str] = "decode"
-
-    replicas: Annotated[int, Allowed("Decode replicas `kvmesh up` starts.", 1, 64)] = 2
-    slots_max: Annotated[int, Allowed("Requests held at once (pending, live, orphaned).", 1, 100_000)] = 256
-    detached_s: Annotated[
-        float, Allowed("A running slot outlives its broken Attach by this.", 0.05, 600, "s")
-    ] = 3.0
-    slow_reader_s: Annotated[
-        float, Allowed("A request without credit for this long is cancelled.", 0.1, 3600, "s")
-    ] = 30.0
-    coalesce_max_ms: Annotated[
-        float, Allowed("Longest a step frame waits for the step's other tokens.", 0, 1000, "ms")
-    ] = 10.0
-
-
-class Router(Section, frozen=True, kw_only=True):
-    section: ClassVar[str] = "router"
-
-    replicas: Annotated[int, Allowed("Routers `kvmesh up` starts.", 1, 16)] = 1
-    dispatch_ahead_s: Annotated[
-        float, Allowed("Unstarted work released per prefill replica (or one request).", 0.01, 60, "s")
-    ] = 1.0
-    queue_max_requests: Annotated[
-        int, Allowed("Requests held before a submit is refused.", 1, 1_000_000, "requests")
-    ] = 1024
-    queue_max_wait_s: Annotated[
-        float, Allowed("A request waiting longer than this is refused.", 0.1, 3600, "s")
-    ] = 60.0
-    queue_delay_max_s: Annotated[
-        float,
-        Allowed(
-            "A request that would have to wait longer than this is refused at the door; the one limit of overload.",
-            0.1,
-            3600,
-            "s",
-        ),
-    ] = 20.0
-    queue_max_tokens: Annotated[
-        int,
-        Allowed("Tokens of the prompts held before a submit is refused.", 1024, 1_000_000_000, "tokens"),
-    ] = 8_000_000
-    local_prefill_tokens_max: Annotated[
-        int,
-        Allowed(
-            "Prompts of which no more is uncached may run on decode alone, where that costs less.",
-            0,
-            100_000,
-            "tokens",
-        ),
-    ] = 64
-    transfer_block_us: Annotated[
-        float, Allowed("In this time a KV block moves from prefill to decode.", 0, 1_000_000, "us")
-    ] = 100.0
-    snapshot_interval_s: Annotated[
-        float,
-        Allowed(
-            "Replicas write a snapshot of their KV cache this often; routers rely on it.", 0.1, 3600, "s"
-        ),
-    ] = 30.0
-    index_blocks_max: Annotated[
-        int,
-        Allowed(
-            "Distinct KV blocks a router remembers, some 100 bytes each; beyond it those not used for longest go.",
-            1024,
-            100_000_000,
-            "blocks",
-        ),
-    ] = 10_000_000
-
-
-class Frontend(Section, frozen=True, kw_only=True):
-    section: ClassVar[str] = "frontend"
-
-    replicas: Annotated[int, Allowed("Frontends `kvmesh up` starts.", 1, 16)] = 1
-    port: Annotated[
-        int, Allowed("Port of the first frontend, the next takes the next; 0 takes a free one.", 0, 65_535)
-    ] = 0
-    max_live_requests: Annotated[
-        int, Allowed("Requests live at once; more are refused.", 1, 1_000_000, "requests")
-    ] = 1024
-    default_deadline_s: Annotated[
-        float, Allowed("Deadline of a request that brings none.", 0.1, RUNTIME_MAX_S, "s")
-    ] = 120.0
-    runtime_max_s: Annotated[
-        float,
-        Allowed(
-            "Longest deadline; longer ones are cut. A budget inside the mesh carries an hour at most.",
-            0.1,
-            RUNTIME_MAX_S,
-            "s",
-        ),
-    ] = 600.0
-    start_min_s: Annotated[
-        float, Allowed("A request whose deadline is nearer than this never starts.", 0, 60, "s")
-    ] = 0.1
-    anonymous_tenant: Annotated[
-        str,
-        Allowed(
-            "Who pays for requests without credentials, where there are tenants; empty: they are refused.",
-            pattern=rf"(?:{NAME})?",
-            words="empty or the NAME of a [tenants.NAME]",
-        ),
-    ] = ""
-    max_output_tokens_default: Annotated[
-        int, Allowed("Output tokens of a request that names no limit.", 1, 1_000_000, "tokens")
-    ] = 256
-    max_output_tokens_max: Annotated[
-        int, Allowed("Largest limit a request may name.", 1, 1_000_000, "tokens")
-    ] = 4096
-    message_bytes_max: Annotated[
-        int, Allowed("Largest message a client may send.", 1024, 64 << 20, "bytes")
-    ] = 4 << 20
-    request_timeout_s: Annotated[
-        float,
-        Allowed("A call whose message has not arrived this long after its headers is ended.", 0.1, 600, "s"),
-    ] = 10.0
-    unread_calls_max: Annotated[
-        int,
-        Allowed(
-            "Calls whose message has not arrived; more are refused. One caller holds no more of them than it leaves free.",
-            1,
-            100_000,
-            "calls",
-        ),
-    ] = 2_000
-    connections_max: Annotated[
-        int, Allowed("Connections of clients; more are closed as they come.", 16, 1_000_000, "connections")
-    ] = 4_096
-    first_token_silence_s: Annotated[
-        float,
-        Allowed(
-            "A request of which nothing is heard for this long before its first token is tried again, beside the waits "
-            "that the router announces. Raise it for prompts that take longer than the router expects.",
-            0.1,
-            3600,
-            "s",
-        ),
-    ] = 30.0
-    token_silence_s: Annotated[
-        float,
-        Allowed(
-            "The same between two tokens; longer than the watchdogs behind it, which know more.",
-            0.1,
-            3600,
-            "s",
-        ),
-    ] = 15.0
-    attempts_max: Annotated[int, Allowed("Executions of one request, the first included.", 1, 16)] = 4
-    retry_budget_ratio: Annotated[float, Allowed("Retries per request, on average.", 0, 1)] = 0.1
-    retry_budget_per_s: Annotated[float, Allowed("Retries on top of the ratio.", 0, 1000, "per second")] = 3.0
-    certificate: Annotated[
-        str, Allowed("Certificate shown to clients and what signed it, PEM; empty: clients speak plain text.")
-    ] = ""
-    key: Annotated[str, Allowed("The certificate's key, PEM, without a password.")] = ""
-    client_authority: Annotated[
-        str, Allowed("Authorities that sign clients' certificates, PEM; empty: clients need none.")
-    ] = ""
-
-    def check(self) -> None:
-        if self.default_deadline_s > self.runtime_max_s:
-            raise ConfigError(
-                f"frontend.default_deadline_s = {self.default_deadline_s:g} is longer than "
-                f"frontend.runtime_max_s: allowed are 0.1 to {self.runtime_max_s:g} s."
-            )
-        if self.max_output_tokens_default > self.max_output_tokens_max:
-            raise ConfigError(
-                f"frontend.max_output_tokens_default = {self.max_output_tokens_default} is above "
-                f"frontend.max_output_tokens_max: allowed are 1 to {self.max_output_tokens_max} tokens."
-            )
-        if self.port and self.port + self.replicas - 1 > 65_535:
-            raise ConfigError(
-                f"frontend.port = {self.port} leaves no port for frontend.replicas = {self.replicas}: "
-                f"allowed are 0 to {65_536 - self.replicas}."
-            )
-        given = {name: getattr(self, name) for name in ("certificate", "key", "client_authority")}
-        for name in ("certificate", "key"):
-            if not given[name] and any(given.values()):
-                raise ConfigError(
-                    f'frontend.{name} = "" beside frontend.{" and frontend.".join(_set(given))}: '
-                    "allowed are certificate and key together, or neither."
-                )
-
-
-class Trust(Section, frozen=True, kw_only=True):
-    """Mutual TLS between the processes of the mesh (docs/security.md)."""
-
-    section: ClassVar[str] = "trust"
-
-    certificate: Annotated[
-        str,
-        Allowed(
-            "This process's certificate and what signed it, PEM; empty: no TLS. {role} in a path stands for the role."
-        ),
-    ] = ""
-    key: Annotated[str, Allowed("The certificate's key, PEM, without a password.")] = ""
-    authority: Annotated[str, Allowed("Authorities that sign the mesh's certificates, PEM.")] = ""
-    networks: Annotated[
-        tuple[str, ...],
-        Allowed(
-            "Networks whose addresses this process dials, as registered in Redis; empty: any. It needs no certificates.",
-            words='a list of CIDRs, such as ["10.0.0.0/8", "fd00::/8"]',
-        ),
-    ] = ()
-
-    def check(self) -> None:
-        for text in self.networks:
-            try:
-                networks.parse(text)
-            except ValueError as error:
-                raise ConfigError(
-                    f'trust.networks has "{text}", which is no network ({error}): allowed are CIDRs without host bits, '
-                    'such as "10.0.0.0/8" or "fd00::/8".'
-                ) from error
-        given = {name: getattr(self, name) for name in ("certificate", "key", "authority")}
-        for name, value in given.items():
-            if not value and any(given.values()):
-                raise ConfigError(
-                    f'trust.{name} = "" beside trust.{" and trust.".join(_set(given))}: allowed are all three or none.'
-                )
-
-
-class Telemetry(Section, frozen=True, kw_only=True):
-    section: ClassVar[str] = "telemetry"
-
-    otlp_endpoint: Annotated[
-        str,
-        Allowed(
-            "OTLP/gRPC collector; empty exports no spans.",
-            pattern=r"(?:https?://\S+)?",
-            words="empty, http:// or https://",
-        ),
-    ] = ""
-    sample_ratio: Annotated[float, Allowed("Share of requests traced when the client decides not.", 0, 1)] = (
-        0.01
-    )
-    log_level: Annotated[
-        str, Allowed("Least severe event logged.", choices=("debug", "info", "warning", "error"))
-    ] = "info"
 
 
 class MeshConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -585,8 +221,3 @@ def _refuse_unknown_sections(found: Mapping[str, Any], known: list[str]) -> None
         near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
         hint = f"did you mean [{near[0]}]?" if near else f"allowed are {', '.join(sorted(known))}."
         raise ConfigError(f"Unknown {f'section [{key}]' if is_section else f'key {key}'}: {hint}")
-
-
-def _set(given: Mapping[str, str]) -> list[str]:
-    """Return the names that have a value."""
-    return [name for name, value in given.items() if value]

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple, TextIO
 
-from kvmesh.config import Telemetry
+from kvmesh.config_sections import Telemetry
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor

@@ -1,4 +1,4 @@
-"""Writes docs/configuration.md from the annotations of kvmesh/config.py."""
+"""Writes docs/configuration.md from the annotations of kvmesh/config_sections.py."""
 
 from __future__ import annotations
 

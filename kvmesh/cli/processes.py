@@ -10,7 +10,8 @@ from typing import Final
 
 from kvmesh.cli.readiness import ModelReady, Ready, ReadyLine, RedisReady
 from kvmesh.cli.shared_memory import prefix_of
-from kvmesh.config import ConfigError, Engine, MeshConfig
+from kvmesh.config import ConfigError, MeshConfig
+from kvmesh.config_sections import Engine
 from kvmesh.ports import free_ports
 from kvmesh.redis_binary import redis_binary, redis_command
 from kvmesh.redis_url import VARIABLE, has_password

@@ -21,7 +21,8 @@ from kvmesh.cli.screen import StartProgress, address_table
 from kvmesh.cli.shared_memory import clear_stale
 from kvmesh.cli.status import live_requests
 from kvmesh.cli.supervisor import ProcessFailed, Stopped, Supervisor, supervised
-from kvmesh.config import ConfigError, Engine, MeshConfig, describe
+from kvmesh.config import ConfigError, MeshConfig, describe
+from kvmesh.config_sections import Engine
 from kvmesh.redis_url import without_password
 from kvmesh.server import DRAIN_S
 from kvmesh.trust.names import CERTIFICATE_ROLES

@@ -13,8 +13,8 @@ from kvmesh import server as shell
 from kvmesh.attach.dialing import Dialer
 from kvmesh.attach.link_manager import LinkManager
 from kvmesh.clock import MonotonicClock
-from kvmesh.config import Frontend as FrontendSection
 from kvmesh.config import MeshConfig
+from kvmesh.config_sections import Frontend as FrontendSection
 from kvmesh.membership.member import Member
 from kvmesh.process import MeshProcess
 from kvmesh.redis_link import RedisLink

@@ -39,7 +39,8 @@ from kvmesh.cli.readiness import ReadyLine
 from kvmesh.cli.status import ProcessStatus, Sample, status
 from kvmesh.cli.up import up
 from kvmesh.client import Client, connections
-from kvmesh.config import ConfigError, Decode, Engine, Frontend, MeshConfig, Prefill, Redis
+from kvmesh.config import ConfigError, MeshConfig
+from kvmesh.config_sections import Decode, Engine, Frontend, Prefill, Redis
 from kvmesh.errors import MeshError, QuotaViolation, Violation, invalid
 from kvmesh.inference.v1 import inference_pb2 as inference
 from kvmesh.inference.v1 import inference_pb2_grpc as inference_grpc

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from kvmesh.cli.processes import processes_of
-from kvmesh.config import Engine, MeshConfig
+from kvmesh.config import MeshConfig
+from kvmesh.config_sections import Engine
 
 CONFIG = MeshConfig(engine=Engine(arithmetic="hashed", step_s=0.01))
 

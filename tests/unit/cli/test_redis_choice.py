@@ -21,7 +21,8 @@ from kvmesh.cli.options import BadOption
 from kvmesh.cli.redis_choice import EMBEDDED, NamedRedis, named_redis, redis_url_of, with_redis
 from kvmesh.cli.status import status
 from kvmesh.cli.supervisor import Stopped
-from kvmesh.config import ConfigError, MeshConfig, Redis, Trust
+from kvmesh.config import ConfigError, MeshConfig
+from kvmesh.config_sections import Redis, Trust
 from kvmesh.redis_binary import redis_binaries
 from kvmesh.redis_url import VARIABLE
 

@@ -6,18 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kvmesh.config import (
-    ROOT,
-    ConfigError,
-    Decode,
-    Engine,
-    MeshConfig,
-    describe,
-    keys,
-    load,
-    parse,
-    sections,
-)
+from kvmesh.config import ROOT, ConfigError, MeshConfig, describe, keys, load, parse, sections
+from kvmesh.config_sections import Decode, Engine
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from kvmesh.config import Telemetry
+from kvmesh.config_sections import Telemetry
 from kvmesh.telemetry import (
     TraceContext,
     Tracing,

@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from kvmesh.buckets.limits import Limit, Scope
-from kvmesh.config import Frontend, MeshConfig, build
+from kvmesh.config import MeshConfig, build
+from kvmesh.config_sections import Frontend
 from kvmesh.errors import MeshError
 from kvmesh.tenants.caller import Caller
 from kvmesh.tenants.catalogue import Catalogue, classes_of
