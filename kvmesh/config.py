@@ -1,13 +1,11 @@
 """The one configuration file, `kvmesh.toml`: typed, strict, printed at start.
 
-Every section is a frozen struct and every key carries its unit, its range and
-a sentence. A wrong value, an unknown key or an impossible combination raises
-`ConfigError` with one sentence: the key, the value and what is allowed. To add
-a key, add one annotated line with a default; checks, messages and the
-documentation (`describe`) follow from the annotation.
+A wrong value, an unknown key or an impossible combination raises `ConfigError`
+with one sentence: the key, the value and the allowed range.
 
-Tables that the operator names (`[tenants.NAME]`) are in `kvmesh.tenants.sections`.
-No environment is read here. Relative paths start at `ROOT`.
+The sections are in `kvmesh.config_sections`, the tables that the operator
+names (`[tenants.NAME]`) in `kvmesh.tenants.sections`. This module reads no
+environment variables. Relative paths start at `ROOT`.
 """
 
 from __future__ import annotations
@@ -92,13 +90,13 @@ class MeshConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         if self.frontend.max_output_tokens_default >= self.engine.max_sequence_tokens:
             raise ConfigError(
                 f"frontend.max_output_tokens_default = {self.frontend.max_output_tokens_default} leaves no "
-                f"room for a prompt: allowed are 1 to {self.engine.max_sequence_tokens - 1} tokens "
+                f"tokens for a prompt: allowed are 1 to {self.engine.max_sequence_tokens - 1} tokens "
                 "(engine.max_sequence_tokens - 1)."
             )
         if self.frontend.client_authority and not self.trust.certificate:
             raise ConfigError(
-                'frontend.client_authority needs trust.certificate, which is "": health checks of a frontend then come '
-                "with certificates of the mesh."
+                'frontend.client_authority needs trust.certificate, which is "": health checks then show a certificate '
+                "of the mesh to the frontend."
             )
 
     def _check_tenants(self) -> None:
@@ -106,33 +104,33 @@ class MeshConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         if anonymous and anonymous not in self.tenants:
             raise ConfigError(
                 f'frontend.anonymous_tenant = "{anonymous}" is unknown: allowed are '
-                f"{', '.join(sorted(self.tenants)) or 'names of tenants, and none is there'}."
+                f"{', '.join(sorted(self.tenants)) or 'names of tenants, but there are none'}."
             )
         for name, each in self.classes.items():
             longest_s = each.runtime_max_s or runtime_max_s
             if each.default_deadline_s > longest_s:
                 raise ConfigError(
-                    f"classes.{name}.default_deadline_s = {each.default_deadline_s:g} is longer than the class may "
-                    f"run: allowed are 0.1 to {longest_s:g} s."
+                    f"classes.{name}.default_deadline_s = {each.default_deadline_s:g} is longer than the maximum runtime "
+                    f"of the class: allowed are 0.1 to {longest_s:g} s."
                 )
         for name, tenant in self.tenants.items():
             for key in ("identities", "gateway_identities"):
                 if getattr(tenant, key) and not self.frontend.client_authority:
                     raise ConfigError(
-                        f'tenants.{name}.{key} needs frontend.client_authority, which is "": without it nobody looks '
-                        "at the certificates of clients."
+                        f'tenants.{name}.{key} needs frontend.client_authority, which is "": without it the frontend '
+                        "does not read client certificates."
                     )
 
     @property
     def runtime_longest_s(self) -> float:
-        """Longest that a request of any class may run, in seconds."""
+        """Longest runtime of a request of any class, in seconds."""
         return max(self.frontend.runtime_max_s, *(each.runtime_max_s for each in self.classes.values()), 0.0)
 
 
 def load(path: str | Path) -> MeshConfig:
-    """Read and check the file at `path`; keys it leaves out take their defaults.
+    """Read and check the file at `path`. Keys that are left out take their defaults.
 
-    Raises ConfigError with one sentence, also when the file is missing or no TOML.
+    Raises ConfigError with one sentence, also if the file is missing or is not TOML.
     """
     try:
         return parse(Path(path).read_text(encoding="utf-8"))
@@ -176,7 +174,7 @@ def sections() -> dict[str, type[Section]]:
 
 
 def describe(config: MeshConfig) -> str:
-    """Return `config` as commented TOML, without passwords: the documentation, and what a process prints at start."""
+    """Return `config` as commented TOML without passwords, for the documentation and for the start of a process."""
     lines = []
     for name, kind in sections().items():
         lines.append(f"[{name}]")
@@ -198,7 +196,7 @@ def describe(config: MeshConfig) -> str:
 
 
 def _template(table: type[Table]) -> list[str]:
-    """Return what a table of an operator's may hold, with the defaults."""
+    """Return the keys of a table that the operator names, with their defaults."""
     lines = [f"[{table.kind}.NAME]", f"# {table.about} NAME: {NAME_WORDS}."]
     for key, _, allowed in keys(table):
         lines += _described(shown_key(key), getattr(table(), key), allowed)

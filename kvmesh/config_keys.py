@@ -1,6 +1,6 @@
-"""What the keys of the configuration may hold: types, ranges, one clear sentence per mistake.
+"""Types, ranges and checks of configuration keys, with one clear sentence per mistake. Pure.
 
-The machinery below `kvmesh.config`, whose sections are made of it. Pure.
+`kvmesh.config_sections` and `kvmesh.tenants.sections` define their sections and tables with it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from kvmesh.redis_url import without_password
 
 
 class ConfigError(ValueError):
-    """One sentence naming the key, the value and what is allowed."""
+    """A mistake in the configuration: one sentence with the key, the value and the allowed range."""
 
 
 class Allowed(msgspec.Struct, frozen=True):
-    """What a key may hold: an inclusive range, or one of `choices`, or a `pattern` (said in `words`).
+    """Allowed values of a key: an inclusive range, one of `choices`, or a `pattern`, described by `words`.
 
     `unit` is empty for plain counts and texts; `about` is the key's documentation.
     """
@@ -37,10 +37,10 @@ class Allowed(msgspec.Struct, frozen=True):
     secret: bool = False
     """A URL that may hold a password; it is never shown."""
     hidden: bool = False
-    """A text that somebody may take for the place of a secret: what cannot be used is not shown."""
+    """A text that an operator may mistake for the secret itself; error messages do not show a wrong value."""
 
     def text(self) -> str:
-        """Return the range as words, e.g. `1 to 64 blocks` or `"a" or "b"`."""
+        """Return the range in words, e.g. `1 to 64 blocks` or `"a" or "b"`."""
         if self.words:
             return self.words
         unit = f" {self.unit}" if self.unit else ""
@@ -71,13 +71,13 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         self.check()
 
     def check(self) -> None:
-        """Raise ConfigError when two keys of this section contradict each other."""
+        """Raise ConfigError if two keys of this section contradict each other."""
 
 
 class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One of the tables that the operator names, such as [tenants.search]: checked when it is put into a MeshConfig.
+    """A table that the operator names, such as [tenants.search]. MeshConfig checks it.
 
-    An attribute may end in `_` where its key is a word of Python's: `class_` is the key `class`.
+    An attribute ends in `_` if its key is a keyword of Python: `class_` is the key `class`.
     """
 
     kind: ClassVar[str] = ""
@@ -88,17 +88,17 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Raise ConfigError if a value of the table [`kind`.`name`] is wrong."""
         where = f"{self.kind}.{name}"
         if not re.fullmatch(NAME, name):
-            raise ConfigError(f'[{where}]: the name "{name}" cannot be used: allowed are {NAME_WORDS}.')
+            raise ConfigError(f'[{where}] has the invalid name "{name}": allowed are {NAME_WORDS}.')
         for attribute, kind, allowed in keys(type(self)):
             check_value(f"{where}.{shown_key(attribute)}", kind, allowed, getattr(self, attribute))
         self.check(where)
 
     def check(self, where: str) -> None:
-        """Raise ConfigError when two keys of this table contradict each other."""
+        """Raise ConfigError if two keys of this table contradict each other."""
 
 
 NAME: Final = r"[a-z0-9][a-z0-9-]{0,63}"
-"""Names of tables: they stand in keys of Redis, between its braces, and in metrics."""
+"""Pattern of the names of tables. The names are parts of Redis keys, inside braces, and label values of metrics."""
 NAME_WORDS: Final = "up to 64 of a-z, 0-9 and -"
 
 AnyTable = TypeVar("AnyTable", bound=Table)
@@ -108,7 +108,7 @@ def build_table(table: type[AnyTable], name: str, found: Any) -> AnyTable:
     """Build [kind.name] from a plain table: key -> value. Raises ConfigError."""
     where = f"{table.kind}.{name}"
     if not isinstance(found, Mapping):
-        shown = "(a text)" if isinstance(found, str) else repr(found)  # it may be an API key
+        shown = "(a text)" if isinstance(found, str) else repr(found)  # a text may be an API key
         raise ConfigError(f"{where} = {shown} is not a table: write [{where}] and its keys below it.")
     attributes = {shown_key(attribute): attribute for attribute, _, _ in keys(table)}
     refuse_unknown(where, found, list(attributes))
@@ -120,7 +120,7 @@ def build_table(table: type[AnyTable], name: str, found: Any) -> AnyTable:
 
 @cache
 def keys(section: type[msgspec.Struct]) -> tuple[tuple[str, Any, Allowed], ...]:
-    """Return (attribute, type, what it may hold) of a section or table, in the order of the file."""
+    """Return (attribute, type, allowed values) for the keys of a section or table, in the order of the file."""
     hints = get_type_hints(section, include_extras=True)
     found = []
     for key in section.__struct_fields__:
@@ -132,12 +132,12 @@ def keys(section: type[msgspec.Struct]) -> tuple[tuple[str, Any, Allowed], ...]:
 
 
 def shown_key(attribute: str) -> str:
-    """Return how the file calls `attribute`."""
+    """Return the key of `attribute` in the file."""
     return attribute.removesuffix("_")
 
 
 def refuse_unknown(section: str, found: Iterable[str], known: Collection[str]) -> None:
-    """Raise ConfigError for the first key of `found` that is not in `known`, and say what may have been meant."""
+    """Raise ConfigError for the first key of `found` that is not in `known`, with the closest known key."""
     for key in found:
         if key in known:
             continue

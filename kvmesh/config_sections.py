@@ -15,7 +15,7 @@ from kvmesh.queue_order import ORDERS
 from kvmesh.trust import networks
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-"""Folder that holds the packages; relative paths of the configuration start here."""
+"""Folder with the packages; relative paths of the configuration start here."""
 
 
 class Mesh(Section, frozen=True, kw_only=True):
@@ -32,13 +32,13 @@ class Mesh(Section, frozen=True, kw_only=True):
     host: Annotated[
         str,
         Allowed(
-            "Address the processes of `kvmesh up` listen on.", pattern=r"\S+", words="a host name or address"
+            "Listen address of the processes of `kvmesh up`.", pattern=r"\S+", words="a host name or address"
         ),
     ] = "127.0.0.1"
     model: Annotated[
         str,
         Allowed(
-            "Model name clients and Triton use.",
+            "Name of the model for clients and Triton.",
             pattern=r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}",
             words="up to 64 letters, digits and ._-",
         ),
@@ -47,7 +47,10 @@ class Mesh(Section, frozen=True, kw_only=True):
         str, Allowed("Folder with tokenizer and weights; relative paths start at the repository.")
     ] = "engines/reference/model"
     data_dir: Annotated[
-        str, Allowed("Folder for logs, mesh.json and the embedded Redis of `kvmesh up`, from where it runs.")
+        str,
+        Allowed(
+            "Folder for logs, mesh.json and the embedded Redis of `kvmesh up`; relative paths start where it runs."
+        ),
     ] = ".kvmesh"
 
     @property
@@ -78,17 +81,18 @@ class Engine(Section, frozen=True, kw_only=True):
     arithmetic: Annotated[
         str,
         Allowed(
-            "The trained model, or logits from a hash of the history.", choices=("transformer", "hashed")
+            "Source of the logits: the trained model, or a hash of the history.",
+            choices=("transformer", "hashed"),
         ),
     ] = "transformer"
     block_tokens: Annotated[
-        int, Allowed("Tokens of a KV block; the same in the whole mesh.", 1, 1024, "tokens")
+        int, Allowed("Tokens per KV block, the same in the whole mesh.", 1, 1024, "tokens")
     ] = 32
-    kv_blocks: Annotated[
-        int, Allowed("KV cache of a decode engine (and prefill, below).", 8, 10_000_000, "blocks")
-    ] = 1024
+    kv_blocks: Annotated[int, Allowed("KV cache of a decode engine, in blocks.", 8, 10_000_000, "blocks")] = (
+        1024
+    )
     prefill_kv_blocks: Annotated[
-        int, Allowed("KV cache of a prefill engine; 0 takes kv_blocks.", 0, 10_000_000, "blocks")
+        int, Allowed("KV cache of a prefill engine, in blocks; 0 takes kv_blocks.", 0, 10_000_000, "blocks")
     ] = 0
     max_sequence_tokens: Annotated[
         int, Allowed("Longest prompt plus output of one request.", 2, 1_000_000, "tokens")
@@ -96,16 +100,16 @@ class Engine(Section, frozen=True, kw_only=True):
     salt: Annotated[
         str,
         Allowed(
-            "Root of the block hashes; another salt is another model version.",
+            "Root of the block hashes; each salt is a model version of its own.",
             pattern=r"\S{1,64}",
             words="1 to 64 characters without spaces",
         ),
     ] = "kvmesh-1"
     handoff_timeout_s: Annotated[
-        float, Allowed("A prefill engine frees an unclaimed handoff after this.", 0.1, 600, "s")
+        float, Allowed("A prefill engine frees an unclaimed handoff after this time.", 0.1, 600, "s")
     ] = 30.0
-    step_s: Annotated[float, Allowed("Cost of one step; costs are for `hashed`.", 0, 10, "s")] = 0.0
-    prefill_s: Annotated[float, Allowed("Cost of a prefill, once.", 0, 10, "s")] = 0.0
+    step_s: Annotated[float, Allowed("Cost of one step; costs apply to `hashed` only.", 0, 10, "s")] = 0.0
+    prefill_s: Annotated[float, Allowed("Fixed cost of a prefill.", 0, 10, "s")] = 0.0
     prefill_token_s: Annotated[float, Allowed("Cost per uncached prompt token.", 0, 1, "s")] = 0.0
     prefill_token2_s: Annotated[
         float, Allowed("Cost per difference of squared positions of the uncached tokens.", 0, 1, "s")
@@ -117,69 +121,87 @@ class Engine(Section, frozen=True, kw_only=True):
         for key, blocks in (("kv_blocks", self.kv_blocks), ("prefill_kv_blocks", self.blocks_of_prefill)):
             if blocks < needed:
                 raise ConfigError(
-                    f"engine.{key} = {blocks} cannot hold one request of engine.max_sequence_tokens = "
+                    f"engine.{key} = {blocks} is too small for one request of engine.max_sequence_tokens = "
                     f"{self.max_sequence_tokens}: allowed are {needed} or more blocks of {self.block_tokens} "
                     "tokens."
                 )
 
     @property
     def blocks_of_prefill(self) -> int:
-        """KV blocks of a prefill engine, the default resolved."""
+        """KV blocks of a prefill engine, with the default resolved."""
         return self.prefill_kv_blocks or self.kv_blocks
 
 
 class Prefill(Section, frozen=True, kw_only=True):
     section: ClassVar[str] = "prefill"
 
-    replicas: Annotated[int, Allowed("Prefill replicas `kvmesh up` starts.", 0, 64)] = 2
+    replicas: Annotated[int, Allowed("Prefill replicas that `kvmesh up` starts.", 0, 64)] = 2
     queue_max_requests: Annotated[
-        int, Allowed("Requests queued before a submit is refused.", 1, 100_000, "requests")
+        int, Allowed("Queue limit of a prefill replica; more requests are refused.", 1, 100_000, "requests")
     ] = 256
     queue_order: Annotated[
         str,
         Allowed(
-            "Order of a tenant's waiting prompts, at routers too: the shortest first with ageing, or as they came.",
+            "Order of a tenant's waiting prompts, at routers too: shortest job first with aging, or first in, first out.",
             choices=tuple(ORDERS),
         ),
     ] = "shortest"
     engine_concurrency: Annotated[
-        int, Allowed("Requests given to the engine at once.", 1, 1024, "requests")
+        int, Allowed("Concurrency limit of a prefill engine.", 1, 1024, "requests")
     ] = 2
 
 
 class Decode(Section, frozen=True, kw_only=True):
     section: ClassVar[str] = "decode"
 
-    replicas: Annotated[int, Allowed("Decode replicas `kvmesh up` starts.", 1, 64)] = 2
-    slots_max: Annotated[int, Allowed("Requests held at once (pending, live, orphaned).", 1, 100_000)] = 256
+    replicas: Annotated[int, Allowed("Decode replicas that `kvmesh up` starts.", 1, 64)] = 2
+    slots_max: Annotated[
+        int, Allowed("Slots of a decode replica: pending, running and detached requests.", 1, 100_000)
+    ] = 256
     detached_s: Annotated[
-        float, Allowed("A running slot outlives its broken Attach by this.", 0.05, 600, "s")
+        float,
+        Allowed(
+            "A running slot waits this long for a takeover after its Attach stream broke.", 0.05, 600, "s"
+        ),
     ] = 3.0
     slow_reader_s: Annotated[
-        float, Allowed("A request without credit for this long is cancelled.", 0.1, 3600, "s")
+        float,
+        Allowed(
+            "A request with a closed flow-control window for this long is cancelled (slow reader).",
+            0.1,
+            3600,
+            "s",
+        ),
     ] = 30.0
     coalesce_max_ms: Annotated[
-        float, Allowed("Longest a step frame waits for the step's other tokens.", 0, 1000, "ms")
+        float,
+        Allowed(
+            "Coalescing window: longest wait of a step frame for the step's other tokens.", 0, 1000, "ms"
+        ),
     ] = 10.0
 
 
 class Router(Section, frozen=True, kw_only=True):
     section: ClassVar[str] = "router"
 
-    replicas: Annotated[int, Allowed("Routers `kvmesh up` starts.", 1, 16)] = 1
+    replicas: Annotated[int, Allowed("Routers that `kvmesh up` starts.", 1, 16)] = 1
     dispatch_ahead_s: Annotated[
-        float, Allowed("Unstarted work released per prefill replica (or one request).", 0.01, 60, "s")
+        float,
+        Allowed(
+            "Unstarted work dispatched to each prefill replica, or one request if larger.", 0.01, 60, "s"
+        ),
     ] = 1.0
     queue_max_requests: Annotated[
-        int, Allowed("Requests held before a submit is refused.", 1, 1_000_000, "requests")
+        int, Allowed("Queue limit of a router; more requests are refused.", 1, 1_000_000, "requests")
     ] = 1024
     queue_max_wait_s: Annotated[
-        float, Allowed("A request waiting longer than this is refused.", 0.1, 3600, "s")
+        float, Allowed("Longest wait of a request in the queue; then it is refused.", 0.1, 3600, "s")
     ] = 60.0
     queue_delay_max_s: Annotated[
         float,
         Allowed(
-            "A request that would have to wait longer than this is refused at the door; the one limit of overload.",
+            "Load shedding, the one limit of overload: a request with a longer estimated queue delay is refused at "
+            "admission.",
             0.1,
             3600,
             "s",
@@ -187,30 +209,31 @@ class Router(Section, frozen=True, kw_only=True):
     ] = 20.0
     queue_max_tokens: Annotated[
         int,
-        Allowed("Tokens of the prompts held before a submit is refused.", 1024, 1_000_000_000, "tokens"),
+        Allowed("Prompt tokens in a router's queue; more are refused.", 1024, 1_000_000_000, "tokens"),
     ] = 8_000_000
     local_prefill_tokens_max: Annotated[
         int,
         Allowed(
-            "Prompts of which no more is uncached may run on decode alone, where that costs less.",
+            "A prompt with at most this many uncached tokens may run on decode alone, if that costs less.",
             0,
             100_000,
             "tokens",
         ),
     ] = 64
     transfer_block_us: Annotated[
-        float, Allowed("In this time a KV block moves from prefill to decode.", 0, 1_000_000, "us")
+        float, Allowed("Time of a KV transfer from prefill to decode, per block.", 0, 1_000_000, "us")
     ] = 100.0
     snapshot_interval_s: Annotated[
         float,
         Allowed(
-            "Replicas write a snapshot of their KV cache this often; routers rely on it.", 0.1, 3600, "s"
+            "Interval of the snapshots of a replica's KV cache in Redis; routers rely on it.", 0.1, 3600, "s"
         ),
     ] = 30.0
     index_blocks_max: Annotated[
         int,
         Allowed(
-            "Distinct KV blocks a router remembers, some 100 bytes each; beyond it those not used for longest go.",
+            "Distinct KV blocks in a router's prefix index, some 100 bytes each. Beyond it blocks are evicted by "
+            "eviction score: never used ones first, then the least recently used (LRU).",
             1024,
             100_000_000,
             "blocks",
@@ -221,66 +244,72 @@ class Router(Section, frozen=True, kw_only=True):
 class Frontend(Section, frozen=True, kw_only=True):
     section: ClassVar[str] = "frontend"
 
-    replicas: Annotated[int, Allowed("Frontends `kvmesh up` starts.", 1, 16)] = 1
+    replicas: Annotated[int, Allowed("Frontends that `kvmesh up` starts.", 1, 16)] = 1
     port: Annotated[
-        int, Allowed("Port of the first frontend, the next takes the next; 0 takes a free one.", 0, 65_535)
+        int,
+        Allowed("Port of the first frontend; the others take the next ones. 0 takes a free port.", 0, 65_535),
     ] = 0
     max_live_requests: Annotated[
-        int, Allowed("Requests live at once; more are refused.", 1, 1_000_000, "requests")
+        int, Allowed("Live requests of a frontend; more are refused.", 1, 1_000_000, "requests")
     ] = 1024
     default_deadline_s: Annotated[
-        float, Allowed("Deadline of a request that brings none.", 0.1, RUNTIME_MAX_S, "s")
+        float, Allowed("Deadline of a request without one.", 0.1, RUNTIME_MAX_S, "s")
     ] = 120.0
     runtime_max_s: Annotated[
         float,
         Allowed(
-            "Longest deadline; longer ones are cut. A budget inside the mesh carries an hour at most.",
+            "Longest deadline; longer ones are shortened. Deadline propagation inside the mesh carries an hour at most.",
             0.1,
             RUNTIME_MAX_S,
             "s",
         ),
     ] = 600.0
     start_min_s: Annotated[
-        float, Allowed("A request whose deadline is nearer than this never starts.", 0, 60, "s")
+        float, Allowed("A request with less time than this to its deadline is refused.", 0, 60, "s")
     ] = 0.1
     anonymous_tenant: Annotated[
         str,
         Allowed(
-            "Who pays for requests without credentials, where there are tenants; empty: they are refused.",
+            "Tenant of requests without credentials, if there are tenants; empty: such requests are refused.",
             pattern=rf"(?:{NAME})?",
             words="empty or the NAME of a [tenants.NAME]",
         ),
     ] = ""
     max_output_tokens_default: Annotated[
-        int, Allowed("Output tokens of a request that names no limit.", 1, 1_000_000, "tokens")
+        int, Allowed("Output limit of a request without one.", 1, 1_000_000, "tokens")
     ] = 256
     max_output_tokens_max: Annotated[
-        int, Allowed("Largest limit a request may name.", 1, 1_000_000, "tokens")
+        int, Allowed("Largest output limit of a request.", 1, 1_000_000, "tokens")
     ] = 4096
-    message_bytes_max: Annotated[
-        int, Allowed("Largest message a client may send.", 1024, 64 << 20, "bytes")
-    ] = 4 << 20
+    message_bytes_max: Annotated[int, Allowed("Largest message of a client.", 1024, 64 << 20, "bytes")] = (
+        4 << 20
+    )
     request_timeout_s: Annotated[
         float,
-        Allowed("A call whose message has not arrived this long after its headers is ended.", 0.1, 600, "s"),
+        Allowed(
+            "A call without its message this long after its headers is ended (slowloris).", 0.1, 600, "s"
+        ),
     ] = 10.0
     unread_calls_max: Annotated[
         int,
         Allowed(
-            "Calls whose message has not arrived; more are refused. One caller holds no more of them than it leaves free.",
+            "Calls without their message; more are refused. One caller may hold at most as many of them as remain free.",
             1,
             100_000,
             "calls",
         ),
     ] = 2_000
     connections_max: Annotated[
-        int, Allowed("Connections of clients; more are closed as they come.", 16, 1_000_000, "connections")
+        int,
+        Allowed(
+            "Connection limit for clients; further ones are closed at once.", 16, 1_000_000, "connections"
+        ),
     ] = 4_096
     first_token_silence_s: Annotated[
         float,
         Allowed(
-            "A request of which nothing is heard for this long before its first token is tried again, beside the waits "
-            "that the router announces. Raise it for prompts that take longer than the router expects.",
+            "Watchdog: a request without a message for this long before its first token is retried. The waits that the "
+            "router announces are added. Raise it for prompts that take longer than the router expects.",
             0.1,
             3600,
             "s",
@@ -289,21 +318,25 @@ class Frontend(Section, frozen=True, kw_only=True):
     token_silence_s: Annotated[
         float,
         Allowed(
-            "The same between two tokens; longer than the watchdogs behind it, which know more.",
+            "The same between two tokens. Keep it longer than the timeouts of the watchdogs behind it, which know more.",
             0.1,
             3600,
             "s",
         ),
     ] = 15.0
-    attempts_max: Annotated[int, Allowed("Executions of one request, the first included.", 1, 16)] = 4
-    retry_budget_ratio: Annotated[float, Allowed("Retries per request, on average.", 0, 1)] = 0.1
-    retry_budget_per_s: Annotated[float, Allowed("Retries on top of the ratio.", 0, 1000, "per second")] = 3.0
+    attempts_max: Annotated[int, Allowed("Attempts of one request, the first included.", 1, 16)] = 4
+    retry_budget_ratio: Annotated[float, Allowed("Retry budget: retries per request, on average.", 0, 1)] = (
+        0.1
+    )
+    retry_budget_per_s: Annotated[
+        float, Allowed("Retry budget: retries on top of the ratio.", 0, 1000, "per second")
+    ] = 3.0
     certificate: Annotated[
-        str, Allowed("Certificate shown to clients and what signed it, PEM; empty: clients speak plain text.")
+        str, Allowed("Certificate for clients, followed by its chain, PEM; empty: clients use plain text.")
     ] = ""
     key: Annotated[str, Allowed("The certificate's key, PEM, without a password.")] = ""
     client_authority: Annotated[
-        str, Allowed("Authorities that sign clients' certificates, PEM; empty: clients need none.")
+        str, Allowed("Authorities of client certificates, PEM; empty: clients need no certificate.")
     ] = ""
 
     def check(self) -> None:
@@ -339,15 +372,15 @@ class Trust(Section, frozen=True, kw_only=True):
     certificate: Annotated[
         str,
         Allowed(
-            "This process's certificate and what signed it, PEM; empty: no TLS. {role} in a path stands for the role."
+            "Certificate of this process, followed by its chain, PEM; empty: no TLS. {role} in a path stands for the role."
         ),
     ] = ""
     key: Annotated[str, Allowed("The certificate's key, PEM, without a password.")] = ""
-    authority: Annotated[str, Allowed("Authorities that sign the mesh's certificates, PEM.")] = ""
+    authority: Annotated[str, Allowed("Authorities of the mesh's certificates, PEM.")] = ""
     networks: Annotated[
         tuple[str, ...],
         Allowed(
-            "Networks whose addresses this process dials, as registered in Redis; empty: any. It needs no certificates.",
+            "Networks of the addresses in Redis that this process may dial; empty: any. It works without certificates.",
             words='a list of CIDRs, such as ["10.0.0.0/8", "fd00::/8"]',
         ),
     ] = ()
@@ -358,7 +391,7 @@ class Trust(Section, frozen=True, kw_only=True):
                 networks.parse(text)
             except ValueError as error:
                 raise ConfigError(
-                    f'trust.networks has "{text}", which is no network ({error}): allowed are CIDRs without host bits, '
+                    f'trust.networks has "{text}", which is not a network ({error}): allowed are CIDRs without host bits, '
                     'such as "10.0.0.0/8" or "fd00::/8".'
                 ) from error
         given = {name: getattr(self, name) for name in ("certificate", "key", "authority")}
@@ -380,14 +413,14 @@ class Telemetry(Section, frozen=True, kw_only=True):
             words="empty, http:// or https://",
         ),
     ] = ""
-    sample_ratio: Annotated[float, Allowed("Share of requests traced when the client decides not.", 0, 1)] = (
-        0.01
-    )
+    sample_ratio: Annotated[
+        float, Allowed("Share of traced requests, if the client does not decide.", 0, 1)
+    ] = 0.01
     log_level: Annotated[
         str, Allowed("Least severe event logged.", choices=("debug", "info", "warning", "error"))
     ] = "info"
 
 
 def _set(given: Mapping[str, str]) -> list[str]:
-    """Return the names that have a value."""
+    """Return the names with a value."""
     return [name for name, value in given.items() if value]

@@ -1,4 +1,4 @@
-"""What every service takes on its command line, and what of it is refused: before anything starts, in one sentence."""
+"""Command-line options that all services share; a wrong value is refused with one sentence before the start."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 @dataclass(frozen=True, slots=True)
 class ServiceOptions:
-    """What a service is started with."""
+    """Values of a service's shared options."""
 
     config: MeshConfig
     process_id: str
     listen: str
-    """Where to serve, "host:port"; port 0 takes a free one."""
+    """Listen address, "host:port"; port 0 takes a free one."""
     redis_url: str
     metrics_port: int
     """0 takes a free one."""
     advertise: Advertised
-    """What is registered in place of `listen`."""
+    """Address that is registered instead of `listen`."""
 
     @property
     def host(self) -> str:
@@ -52,7 +52,7 @@ def add_options(
     *,
     is_id_required: bool = False,
 ) -> None:
-    """Let `parser` take what every service takes; `environment` may hold the URL of Redis."""
+    """Add the shared options to `parser`; `environment` may have the URL of Redis."""
     add = parser.add_argument
     add("--config", default="", help="kvmesh.toml; empty: the defaults")
     first = f"{role}-0"
@@ -67,11 +67,11 @@ def add_options(
 
 
 def read(given: argparse.Namespace) -> ServiceOptions:
-    """Return what the options of `add_options` say. Raises ConfigError naming option, value and what is allowed."""
+    """Return the values of the options of `add_options`. Raises ConfigError with option, value and allowed range."""
     if not _ID.fullmatch(given.id):
         raise ConfigError(
-            f'--id = "{given.id}" is no name of a process: allowed are up to 128 letters, digits, ".", "_" and "-", '
-            "the first a letter or a digit."
+            f'--id = "{given.id}" is not a valid process name: allowed are up to 128 letters, digits, ".", "_" and "-", '
+            "beginning with a letter or a digit."
         )
     if not 0 <= given.metrics_port <= PORT_MAX:
         raise ConfigError(

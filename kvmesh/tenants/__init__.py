@@ -1,1 +1,1 @@
-"""Who may use the mesh, and how much: tenants, their organisations, classes and keys."""
+"""Multi-tenancy: tenants with their organisations, service classes, API keys and limits."""

@@ -1,7 +1,4 @@
-"""Who calls, as everything behind the identification sees it.
-
-Pure.
-"""
+"""The caller of a request: its tenant, service class and account, as the result of identification. Pure."""
 
 from __future__ import annotations
 
@@ -13,17 +10,17 @@ from kvmesh.buckets.limits import Account, Limit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceClass:
-    """What all requests of a class may do. Times in seconds."""
+    """Limits of all requests of a class. Times in seconds."""
 
     name: str
     priority_class: int = 4
-    """0 to 7; who waits in a higher one is released first."""
+    """0 to 7; waiting requests of a higher class are released first."""
     runtime_max_s: float
-    """A request of the class is cut then, with its tokens and finish reason DEADLINE; never before."""
+    """Maximum runtime: a request is cut then, with its tokens and finish reason DEADLINE, and never before."""
     default_deadline_s: float
-    """Deadline of a request that brings none; at most `runtime_max_s`."""
+    """Deadline of a request without one; at most `runtime_max_s`."""
     max_output_tokens: int
-    """Largest limit a request may name."""
+    """Largest output limit of a request."""
     is_sheddable: bool = False
     kv_headroom: float = 0.0
     """Share of a decode replica's KV blocks that must stay free beside a request. 0 to 0.9."""
@@ -34,31 +31,31 @@ NO_LIMIT: Final = Limit()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
-    """One tenant, its defaults resolved."""
+    """One tenant, with its defaults resolved."""
 
     name: str
     """Empty: the anonymous tenant of a mesh without tenants."""
     organisation: str = ""
     service_class: str = "standard"
     weight: float = 1.0
-    """Share inside its band, relative to the others'."""
+    """Weight in weighted fair queuing inside its priority class, relative to other tenants."""
     limit: Limit = NO_LIMIT
     is_strict: bool = False
-    """True: the most a request may use is reserved, so that it never overruns."""
+    """True: each request reserves the most that it may use, and never overruns."""
     may_clamp: bool = True
-    """True: an output limit that the client's deadline leaves no time for is lowered, and the client told."""
+    """True: an output limit beyond the client's deadline is lowered, and `started` reports the new limit."""
     cached_discount: float = 0.5
-    """Share of a prompt's cached tokens that is not charged. 0 to 1."""
+    """Discount on a prompt's cached tokens: the share that is not charged. 0 to 1."""
     is_disabled: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """One caller: who pays, and by which rules."""
+    """One caller: the tenant that pays, its service class, and the account that is charged."""
 
     tenant: Tenant
     service_class: ServiceClass
     account: Account
-    """Without scopes: nothing is limited, and nobody need be asked."""
+    """Without scopes nothing is limited, and no budget is needed."""
     key: str = ""
     """Name of the API key; empty: another credential, or none."""

@@ -1,6 +1,6 @@
-"""Who calls: from what a call brings to who pays, and by which rules.
+"""Identification: finds the caller, and so the paying tenant and its rules, from the credentials of a call.
 
-Pure, and immutable once built: a change of the configuration or of what an operator laid over it is a new Catalogue.
+Pure and immutable: a change of the configuration or of an operator's overrides makes a new Catalogue.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ from kvmesh.tenants.overrides import Override, Tables, apply
 from kvmesh.tenants.sections import STANDARD, ClassTable, KeyTable, TenantTable
 
 HEADER: Final = "kvmesh-tenant"
-"""Metadata in which a gateway names the tenant it calls for."""
+"""Metadata key with the tenant that a gateway calls for."""
 
 NO_OVERRIDES: Final[Mapping[str, Override]] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class _Credential:
-    """What one key or name in a certificate stands for."""
+    """The caller behind one API key or one name in a certificate."""
 
     caller: Caller
     is_gateway: bool = False
     is_disabled: bool = False
-    """The key itself; the tenant says of itself whether it is."""
+    """True if the key itself is disabled; a tenant has a flag of its own."""
 
 
 class Catalogue:
     """All tenants with their classes and credentials.
 
-    Keys are looked up by their SHA-256, in a table of hashes. That needs no comparison in constant time: what the time of
-    a lookup tells is of a hash, and nobody finds a key to a wished-for hash. Nor does the hash need salt or cost: keys are
-    256 random bits, which nobody can guess.
+    A key is looked up by its SHA-256 in a table of hashes. The lookup needs no constant-time comparison: its duration
+    reveals bits of a hash, and no attacker can find a key for a given hash. The hash needs neither salt nor cost, because
+    a key has 256 random bits and cannot be guessed.
     """
 
     def __init__(self, config: MeshConfig, overrides: Mapping[str, Override] = NO_OVERRIDES) -> None:
         tables, problems = apply(tables_of(config), overrides)
         self.tables = tables
-        """With the overrides."""
+        """Tables of the configuration, with the overrides applied."""
         self.problems: tuple[str, ...] = tuple(problems)
-        """A sentence for each override that is left out."""
+        """One sentence for each override that is left out."""
         self.classes = classes_of(config)
         self._callers = {name: self._caller(name, tenant) for name, tenant in tables.tenants.items()}
         self._by_digest: dict[bytes, _Credential] = {
@@ -71,11 +71,11 @@ class Catalogue:
             )
 
     def identify(self, bearer: str | None, identities: Sequence[str], named: str | None) -> Caller:
-        """Return who calls.
+        """Return the caller with these credentials.
 
         `bearer` is an API key, `identities` the names in a verified client certificate, `named` the tenant that a gateway
-        says it calls for. A key goes before a certificate. Without tenants everybody is the anonymous one, whatever they
-        bring. Raises MeshError CREDENTIALS_MISSING, CREDENTIALS_UNKNOWN, TENANT_UNKNOWN, TENANT_DISABLED; none of them
+        names. A key precedes a certificate. In a mesh without tenants every caller is the anonymous tenant, with any
+        credentials. Raises MeshError CREDENTIALS_MISSING, CREDENTIALS_UNKNOWN, TENANT_UNKNOWN or TENANT_DISABLED. No error
         quotes a key.
         """
         if self._open_caller is not None:
@@ -85,7 +85,7 @@ class Catalogue:
             raise _disabled("key", credential.caller.key)
         caller = credential.caller
         if named is not None and named != caller.tenant.name:
-            # The same words whether there is such a tenant: who may not name one may not ask, either.
+            # The error is the same for existing and unknown tenants, so that a caller cannot probe for names.
             if not credential.is_gateway:
                 raise MeshError(
                     "TENANT_UNKNOWN", f"only a gateway may name another tenant than its own in {HEADER}"
@@ -94,7 +94,7 @@ class Catalogue:
                 raise _disabled("tenant", caller.tenant.name)
             found = self._callers.get(named)
             if found is None:
-                raise MeshError("TENANT_UNKNOWN", f"there is no tenant of the name in {HEADER}")
+                raise MeshError("TENANT_UNKNOWN", f"the tenant in {HEADER} does not exist")
             caller = found
         if caller.tenant.is_disabled:
             raise _disabled("tenant", caller.tenant.name)
@@ -102,16 +102,16 @@ class Catalogue:
 
     @property
     def requires_credentials(self) -> bool:
-        """True if callers must say who they are; without tenants nobody need."""
+        """True if callers must show credentials; a mesh without tenants needs none."""
         return self._open_caller is None
 
     @property
     def tenants(self) -> list[Tenant]:
-        """All tenants, in the order of the configuration; none in a mesh without."""
+        """All tenants, in the order of the configuration; empty in a mesh without tenants."""
         return [caller.tenant for caller in self._callers.values()]
 
     def caller(self, tenant: str) -> Caller | None:
-        """Return the tenant as a caller without a key, or None if there is none of that name."""
+        """Return the tenant as a caller without a key, or None for an unknown name."""
         return self._callers.get(tenant)
 
     def _credential(self, bearer: str | None, identities: Sequence[str]) -> _Credential:
@@ -129,7 +129,7 @@ class Catalogue:
         if identities:
             raise MeshError("CREDENTIALS_UNKNOWN", "no tenant has a name of the client's certificate")
         raise MeshError(
-            "CREDENTIALS_MISSING", "who calls must say who it is: authorization: Bearer and an API key"
+            "CREDENTIALS_MISSING", 'credentials are missing: send an API key as "authorization: Bearer KEY"'
         )
 
     def _caller(
@@ -162,12 +162,12 @@ class Catalogue:
 
 
 def digest(key: str) -> bytes:
-    """Return what is kept of an API key: its SHA-256, 32 bytes."""
+    """Return the hash of an API key that the mesh keeps: SHA-256, 32 bytes."""
     return sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
 def tables_of(config: MeshConfig) -> Tables:
-    """Return what the configuration alone says."""
+    """Return the tables of the configuration, without overrides."""
     return Tables(
         classes=config.classes,
         organisations=config.organisations,
@@ -177,7 +177,7 @@ def tables_of(config: MeshConfig) -> Tables:
 
 
 def classes_of(config: MeshConfig) -> dict[str, ServiceClass]:
-    """Return all classes by name, defaults resolved; `standard` is always there."""
+    """Return all classes by name, with defaults resolved; `standard` always exists."""
     tables = {STANDARD: ClassTable(), **config.classes}
     return {name: _class_of(name, table, config) for name, table in tables.items()}
 

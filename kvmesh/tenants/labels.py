@@ -1,7 +1,4 @@
-"""Tenants in metrics: however many there are, metrics know few.
-
-Pure.
-"""
+"""Tenants as label values of metrics, with bounded cardinality. Pure."""
 
 from __future__ import annotations
 
@@ -10,16 +7,16 @@ from itertools import islice
 from typing import Final
 
 NAMES_MAX: Final = 64
-"""Tenants that have a label of their own: each of them costs every metric a time series in every frontend."""
+"""Tenants with a label of their own. Each label costs one time series per metric and frontend."""
 
 OTHER: Final = "other"
 ANONYMOUS: Final = "anonymous"
 
 
 class Labels:
-    """Maps tenants to labels: the first NAMES_MAX of the configuration to themselves, all others to "other".
+    """Maps tenants to labels: the first NAMES_MAX of the configuration to their names, all others to "other".
 
-    So every frontend calls a tenant the same, and what is added up over frontends is one tenant's.
+    Every frontend uses the same label for a tenant, so sums over frontends are correct.
     """
 
     def __init__(self, names: Iterable[str] = ()) -> None:
@@ -27,5 +24,5 @@ class Labels:
         self._labels = {"": ANONYMOUS, **{name: name for name in islice(names, NAMES_MAX)}}
 
     def of(self, tenant: str) -> str:
-        """Return the label of `tenant`; the empty name is the anonymous tenant's."""
+        """Return the label of `tenant`; the empty name is the anonymous tenant."""
         return self._labels.get(tenant, OTHER)

@@ -1,4 +1,4 @@
-"""New API keys: 256 random bits. Whoever makes one shows it once and keeps its hash."""
+"""New API keys of 256 random bits. The command that makes a key shows it once and stores its hash."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import secrets
 from typing import Final
 
 PREFIX: Final = "kvm_"
-"""Lets people and scanners of repositories recognise a key."""
+"""Prefix by which people and secret scanners recognise a key."""
 
 BYTES: Final = 32
 

@@ -1,7 +1,8 @@
-"""Changes that an operator made while the mesh runs: laid over the configuration's organisations, tenants and keys.
+"""Overrides: an operator's changes of organisations, tenants and keys while the mesh runs. Pure.
 
-Pure. One entry a table, named like the scope that it limits: "organisation:acme", "tenant:search", "key:search-prod". An
-entry that cannot be used is left out, with a sentence, and harms no other; but who is disabled in it stays disabled.
+There is one entry per table, named like the scope that it limits, for example "organisation:acme", "tenant:search" or
+"key:search-prod". An unusable entry is left out with one sentence, without harm to other entries. A tenant or key that the
+entry disables stays disabled.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ CHANGEABLE: Final[Mapping[str, tuple[str, ...]]] = {
     "tenant": (*LIMITS, "class", "weight", "strict", "clamp", "cached_discount", "disabled"),
     "key": (*LIMITS, "disabled"),
 }
-"""Kind of a scope -> keys that may be changed while the mesh runs. Who belongs to whom is the configuration's alone."""
+"""Kind of a scope -> keys that may be changed while the mesh runs. Only the configuration assigns tenants and keys."""
 
 NEW_KEY_FIELDS: Final = ("tenant", "sha256", "gateway")
-"""What an entry says besides, of a key that the configuration does not know."""
+"""Further fields of an entry for an API key that is not in the configuration."""
 
 DELETED: Final[Mapping[str, Any]] = {"deleted": True, "disabled": True}
-"""The entry of a key that is gone. It stays, for else a frontend would put back what was there before; and where a file
-has a key of that name all the same, it stays disabled."""
+"""Entry of a deleted key. The entry is kept, because a frontend would otherwise restore the earlier entry. If the file
+has a key of that name, the key stays disabled."""
 
 TABLE_OF: Final[Mapping[str, type[Limited]]] = {
     "organisation": OrganisationTable,
@@ -50,7 +51,7 @@ class Override(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Changes of one table. A JSON object in Redis."""
 
     version: int
-    """Grows with each change of the entry: the time of Redis, in milliseconds, or one more than before."""
+    """Version, which grows with each change: the time of Redis in milliseconds, or the version before plus 1."""
     changes: dict[str, Any]
     """Key of the table -> value."""
 
@@ -58,10 +59,11 @@ class Override(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def read(
     found: Mapping[bytes, bytes], known: Mapping[str, Override]
 ) -> tuple[dict[str, Override], dict[str, Override], list[str]]:
-    """Return what holds now, what of it Redis lacks, and a sentence for each entry that nobody can read.
+    """Return the overrides in force, those of them that Redis lacks, and one sentence for each unreadable entry.
 
-    `found` is what Redis has, `known` what held before. No entry is ever removed: one that is not there, or is older than
-    the one that is known, was lost with the memory of Redis and holds on. So does one that cannot be read any more.
+    `found` are the entries in Redis, `known` the overrides in force before. INVARIANT: no override is ever removed. An
+    entry that is missing, or older than the known one, was lost with the memory of Redis; the known override stays in
+    force. The same holds for an entry that has become unreadable.
     """
     overrides, problems = dict(known), list[str]()
     names = {name.decode(errors="replace"): entry for name, entry in found.items()}
@@ -70,7 +72,7 @@ def read(
         try:
             override = _decoder.decode(entry)
         except msgspec.DecodeError as error:
-            problems.append(f"{scope}: the entry cannot be read: {error}.")
+            problems.append(f"{scope}: the entry cannot be read ({error}).")
             continue
         if scope in known and override.version < known[scope].version:
             missing[scope] = known[scope]
@@ -84,7 +86,7 @@ _decoder: Final = msgspec.json.Decoder(Override)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tables:
-    """Everything the configuration says of who may use the mesh."""
+    """All tables of classes, organisations, tenants and keys."""
 
     classes: Mapping[str, ClassTable] = field(default_factory=dict)
     organisations: Mapping[str, OrganisationTable] = field(default_factory=dict)
@@ -102,7 +104,7 @@ class Tables:
 
 
 def apply(tables: Tables, overrides: Mapping[str, Override]) -> tuple[Tables, list[str]]:
-    """Return `tables` with `overrides` laid over them, and a sentence for each entry that could not be used."""
+    """Return `tables` with `overrides` applied, and one sentence for each unusable entry."""
     result = {kind: dict(tables.named(kind)) for kind in CHANGEABLE}
     problems: list[str] = []
     for kind, found in result.items():
@@ -127,7 +129,7 @@ def apply(tables: Tables, overrides: Mapping[str, Override]) -> tuple[Tables, li
 
 
 def changed(tables: Tables, kind: str, name: str, changes: Mapping[str, Any]) -> Limited:
-    """Return the table `name` of `kind` with `changes`. Raises ConfigError: key, value, and what is allowed."""
+    """Return the table `name` of `kind` with `changes`. Raises ConfigError with key, value and allowed range."""
     table, before = TABLE_OF[kind], tables.named(kind).get(name)
     where = f"{table.kind}.{name}"
     if before is None and kind == "key":
@@ -140,7 +142,7 @@ def changed(tables: Tables, kind: str, name: str, changes: Mapping[str, Any]) ->
         return new
     if before is None:
         raise ConfigError(
-            f"{where} cannot be changed: there is no [{where}] in the configuration. Allowed are "
+            f"{where} cannot be changed: the configuration has no [{where}]. Allowed are "
             f"{', '.join(sorted(tables.named(kind))) or 'none'}."
         )
     own = {key: value for key, value in changes.items() if not _is_in_file_already(before, key, value)}
@@ -153,7 +155,7 @@ def changed(tables: Tables, kind: str, name: str, changes: Mapping[str, Any]) ->
 
 
 def parse_changes(kind: str, name: str, given: Iterable[str]) -> dict[str, Any]:
-    """Return what `key=value` texts say; None stands for "as the configuration has it". Raises ConfigError."""
+    """Return the changes of `key=value` texts; None stands for the configuration's value. Raises ConfigError."""
     table = TABLE_OF[kind]
     where = f"{table.kind}.{name}"
     known = {shown_key(key): (kind_of, allowed) for key, kind_of, allowed in keys(table)}
@@ -162,7 +164,7 @@ def parse_changes(kind: str, name: str, given: Iterable[str]) -> dict[str, Any]:
         key, sign, value = text.partition("=")
         if not sign:
             raise ConfigError(
-                f'"{text}" is no change: allowed is key=value, and key= for what the file says.'
+                f'"{text}" is not a change: allowed is key=value, or key= for the value in the file.'
             )
         refuse_unknown(where, [key], CHANGEABLE[kind])
         kind_of, allowed = known[key]
@@ -173,7 +175,7 @@ def parse_changes(kind: str, name: str, given: Iterable[str]) -> dict[str, Any]:
 
 
 def _read(kind: Any, text: str) -> Any:
-    """Return `text` as a value of `kind`, or the text itself where it is none: the check tells what is wrong."""
+    """Return `text` as a value of `kind`, or the text itself if it is none; the later check reports the mistake."""
     if kind is bool:
         return {"true": True, "false": False}.get(text, text)
     try:
@@ -200,5 +202,5 @@ def _replaced(table: TableT, changes: Mapping[str, Any]) -> TableT:
 
 
 def _is_in_file_already(table: Table, key: str, value: Any) -> bool:
-    """Tell whether the file has taken over what the entry says of a key that was made before it was in the file."""
+    """Return whether the file has the same value as the entry of a key that was made while the mesh ran."""
     return key in NEW_KEY_FIELDS and bool(getattr(table, key, None) == value)

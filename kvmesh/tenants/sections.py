@@ -1,6 +1,6 @@
-"""The tables of the configuration that say who may use the mesh: classes, organisations, tenants, keys.
+"""The tables of the configuration that the operator names: classes, organisations, tenants, keys. Pure.
 
-Checked each by itself and against each other. Pure.
+Each table is checked by itself and against the others.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from kvmesh.deadlines import RUNTIME_MAX_S
 from kvmesh.tenants.labels import ANONYMOUS, OTHER
 
 STANDARD: Final = "standard"
-"""The class of who names none."""
+"""The class of a tenant without one."""
 
 LABELS_TAKEN: Final = (ANONYMOUS, OTHER)
-"""What metrics call the tenant without a name, and those beyond the ones that have a label."""
+"""Label values of the tenant without a name, and of tenants without a label of their own."""
 
 _SHA256: Final = r"[0-9a-f]{64}"
 
@@ -25,14 +25,16 @@ _SHA256: Final = r"[0-9a-f]{64}"
 class ClassTable(Table, frozen=True, kw_only=True):
     kind: ClassVar[str] = "classes"
     about: ClassVar[str] = (
-        "What requests of a class may do. The class `standard` is there without being written: who names none has it."
+        "Limits and priority of a class of requests. The class `standard` always exists; tenants have it by default."
     )
 
-    priority_class: Annotated[int, Allowed("Who waits in a higher band is released first.", 0, 7)] = 4
+    priority_class: Annotated[
+        int, Allowed("Requests that wait in a higher priority class are released first.", 0, 7)
+    ] = 4
     runtime_max_s: Annotated[
         float,
         Allowed(
-            "A request is cut then, with its tokens; 0 takes frontend.runtime_max_s.",
+            "Maximum runtime: a request is cut then, with its tokens; 0 takes frontend.runtime_max_s.",
             0,
             RUNTIME_MAX_S,
             "s",
@@ -41,7 +43,7 @@ class ClassTable(Table, frozen=True, kw_only=True):
     default_deadline_s: Annotated[
         float,
         Allowed(
-            "Deadline of a request that brings none; 0 takes frontend.default_deadline_s, or runtime_max_s if shorter.",
+            "Deadline of a request without one; 0 takes frontend.default_deadline_s, or runtime_max_s if shorter.",
             0,
             RUNTIME_MAX_S,
             "s",
@@ -50,7 +52,7 @@ class ClassTable(Table, frozen=True, kw_only=True):
     max_output_tokens: Annotated[
         int,
         Allowed(
-            "Largest limit a request may name; 0 takes frontend.max_output_tokens_max.",
+            "Largest output limit of a request; 0 takes frontend.max_output_tokens_max.",
             0,
             1_000_000,
             "tokens",
@@ -58,10 +60,15 @@ class ClassTable(Table, frozen=True, kw_only=True):
     ] = 0
     sheddable: Annotated[
         bool,
-        Allowed("Refused and evicted first when there is too much work.", words="true or false"),
+        Allowed(
+            "Under overload, requests are refused and evicted first (load shedding).", words="true or false"
+        ),
     ] = False
     kv_headroom: Annotated[
-        float, Allowed("Share of a decode replica's KV blocks that must stay free beside a request.", 0, 0.9)
+        float,
+        Allowed(
+            "Headroom: share of a decode replica's KV blocks that must stay free beside a request.", 0, 0.9
+        ),
     ] = 0.0
 
     def check(self, where: str) -> None:
@@ -79,7 +86,7 @@ SHORTEST_S: Final = 0.1
 
 
 TOKENS_BURST_MIN: Final = 4096.0
-"""Least default burst, where a minute gives as much: a small rate must not refuse an ordinary prompt for ever."""
+"""Least default burst, if a minute's amount is as large. A small rate must not refuse an ordinary prompt for ever."""
 
 
 OVERRUN_BURSTS: Final = 2.0
@@ -87,28 +94,31 @@ OVERRUN_BURSTS: Final = 2.0
 
 
 class Limited(Table, frozen=True, kw_only=True):
-    """What organisations, tenants and keys have in common: limits that hold for everybody inside together."""
+    """Limits of an organisation, a tenant or a key. A limit holds for all requests inside the scope together."""
 
     requests_per_min: Annotated[
-        float, Allowed("Requests it may start a minute; 0: no limit.", 0, 1e9, "requests")
+        float, Allowed("Rate limit: requests per minute; 0: no limit.", 0, 1e9, "requests")
     ] = 0.0
     tokens_per_min: Annotated[
-        float, Allowed("Tokens it may use a minute; 0: no limit.", 0, 1e12, "tokens")
+        float, Allowed("Rate limit: tokens per minute; 0: no limit.", 0, 1e12, "tokens")
     ] = 0.0
     concurrency: Annotated[
-        int, Allowed("Requests it may have running at a time; 0: no limit.", 0, 1_000_000, "requests")
+        int, Allowed("Concurrency limit: running requests; 0: no limit.", 0, 1_000_000, "requests")
     ] = 0
     burst_s: Annotated[
         float,
         Allowed(
-            "After a pause, what this long would give may come at once; 1 request always.", 0.1, 3600, "s"
+            "Size of the token buckets: the amount of this time may come at once after a pause, and at least 1 request.",
+            0.1,
+            3600,
+            "s",
         ),
     ] = 10.0
     tokens_burst: Annotated[
         float,
         Allowed(
-            "Tokens that may come at once after a pause; 0 takes what burst_s gives, and not less than 4096 or a "
-            "minute's. A request that needs more is refused for ever.",
+            "Tokens that may come at once after a pause; 0 takes the amount of burst_s, and at least the "
+            "smaller of 4096 and the amount of a minute. A request that needs more is always refused.",
             0,
             1e12,
             "tokens",
@@ -117,9 +127,9 @@ class Limited(Table, frozen=True, kw_only=True):
     tokens_overrun: Annotated[
         float,
         Allowed(
-            "Open overrun: tokens that running requests may together still use beyond what is reserved for them; 0 takes "
-            "two bursts. Beyond it requests that may overrun are refused until it has shrunk; with none open, one is let "
-            "in.",
+            "Limit of the open overrun: tokens that running requests may together still use beyond their reservations; 0 "
+            "takes two bursts. Above it requests that may overrun are refused until it shrinks. With no overrun open, "
+            "one request is always admitted.",
             0,
             1e12,
             "tokens",
@@ -127,7 +137,7 @@ class Limited(Table, frozen=True, kw_only=True):
     ] = 0.0
 
     def limit(self) -> Limit:
-        """Return the limits, defaults resolved."""
+        """Return the limits, with defaults resolved."""
         per_min, tokens = self.requests_per_min, self.tokens_per_min
         tokens_burst = self.tokens_burst or max(tokens / 60 * self.burst_s, min(tokens, TOKENS_BURST_MIN))
         return Limit(
@@ -145,17 +155,17 @@ class Limited(Table, frozen=True, kw_only=True):
             if value and not self.tokens_per_min:
                 raise ConfigError(
                     f"{where}.{key} = {value:g} without {where}.tokens_per_min: "
-                    "allowed is 0 where tokens are not limited."
+                    "allowed is 0 without a limit of tokens."
                 )
 
 
 class OrganisationTable(Limited, frozen=True, kw_only=True):
     kind: ClassVar[str] = "organisations"
-    about: ClassVar[str] = "Limits of all tenants of an organisation together."
+    about: ClassVar[str] = "Limits that all tenants of an organisation share."
 
 
 _IDENTITY: Final = Allowed(
-    "Names in client certificates that are this tenant's (needs frontend.client_authority).",
+    "Names in client certificates of this tenant (needs frontend.client_authority).",
     pattern=r"[\x21-\x7e]{1,255}",
     words="names of 1 to 255 printable characters without spaces",
 )
@@ -163,12 +173,14 @@ _IDENTITY: Final = Allowed(
 
 class TenantTable(Limited, frozen=True, kw_only=True):
     kind: ClassVar[str] = "tenants"
-    about: ClassVar[str] = "One that pays for requests. With the first tenant, who calls must say who it is."
+    about: ClassVar[str] = (
+        "A tenant, which pays for its requests. With the first tenant, callers need credentials."
+    )
 
     organisation: Annotated[
         str,
         Allowed(
-            "Its organisation; empty: one of its own name.",
+            "Organisation of the tenant; empty: an organisation of the tenant's name.",
             pattern=rf"(?:{NAME})?",
             words=f"empty or the NAME of an [organisations.NAME], {NAME_WORDS}",
         ),
@@ -176,39 +188,42 @@ class TenantTable(Limited, frozen=True, kw_only=True):
     class_: Annotated[
         str,
         Allowed(
-            "Class of its requests.",
+            "Class of the tenant's requests.",
             pattern=NAME,
             words=f"{STANDARD} or the NAME of a [classes.NAME], {NAME_WORDS}",
         ),
     ] = STANDARD
-    weight: Annotated[float, Allowed("Its share inside its band, relative to the others'.", 0.01, 1000)] = 1.0
+    weight: Annotated[
+        float,
+        Allowed("Weight in weighted fair queuing with the tenants of the same priority class.", 0.01, 1000),
+    ] = 1.0
     strict: Annotated[
         bool,
         Allowed(
-            "The most a request may use is reserved, so that it never overruns; else what it is likely to use.",
+            "A request reserves the most that it may use, and never overruns; otherwise it reserves its likely use.",
             words="true or false",
         ),
     ] = False
     clamp: Annotated[
         bool,
         Allowed(
-            "An output limit that the client's deadline leaves no time for is lowered, and the client told.",
+            "An output limit beyond the client's deadline is lowered, and the answer reports the new limit.",
             words="true or false",
         ),
     ] = True
     cached_discount: Annotated[
-        float, Allowed("Share of a prompt's cached tokens that is not charged.", 0, 1)
+        float, Allowed("Discount on a prompt's cached tokens: the share that is not charged.", 0, 1)
     ] = 0.5
     identities: Annotated[tuple[str, ...], _IDENTITY] = ()
     gateway_identities: Annotated[
         tuple[str, ...],
         Allowed(
-            "The same, of gateways: they may name any tenant in the header kvmesh-tenant.",
+            "Names in certificates of gateways, which may name any tenant in the header kvmesh-tenant.",
             pattern=_IDENTITY.pattern,
             words=_IDENTITY.words,
         ),
     ] = ()
-    disabled: Annotated[bool, Allowed("Its requests are refused.", words="true or false")] = False
+    disabled: Annotated[bool, Allowed("The tenant's requests are refused.", words="true or false")] = False
 
 
 class KeyTable(Limited, frozen=True, kw_only=True):
@@ -218,7 +233,7 @@ class KeyTable(Limited, frozen=True, kw_only=True):
     tenant: Annotated[
         str,
         Allowed(
-            "Whose key it is; required.", pattern=NAME, words=f"the NAME of a [tenants.NAME], {NAME_WORDS}"
+            "Tenant of the key; required.", pattern=NAME, words=f"the NAME of a [tenants.NAME], {NAME_WORDS}"
         ),
     ] = ""
     sha256: Annotated[
@@ -233,18 +248,18 @@ class KeyTable(Limited, frozen=True, kw_only=True):
     gateway: Annotated[
         bool,
         Allowed(
-            "Who has it may name any tenant in the header kvmesh-tenant; that tenant pays.",
+            "The key may name any tenant in the header kvmesh-tenant; that tenant pays.",
             words="true or false",
         ),
     ] = False
-    disabled: Annotated[bool, Allowed("Requests with it are refused.", words="true or false")] = False
+    disabled: Annotated[bool, Allowed("Requests with the key are refused.", words="true or false")] = False
 
     def check(self, where: str) -> None:
         super().check(where)
         if self.gateway and not self.limit().is_none:
             raise ConfigError(
-                f"{where}.gateway = true beside limits of {where}: a gateway's requests are limited by the tenants "
-                "that it names; allowed are no limits."
+                f"{where}.gateway = true beside limits of {where}: allowed are no limits, because the tenants that a "
+                "gateway names limit its requests."
             )
 
 
@@ -259,7 +274,7 @@ def validate(
     tenants: Mapping[str, TenantTable],
     keys: Mapping[str, KeyTable],
 ) -> None:
-    """Raise ConfigError if a table is wrong, names what is not there, or takes what is another's."""
+    """Raise ConfigError if a table is wrong, names an unknown table, or repeats another table's key or identity."""
     given: tuple[Mapping[str, Table], ...] = (classes, organisations, tenants, keys)
     for tables in given:
         for name, table in tables.items():
@@ -267,7 +282,7 @@ def validate(
     for name, tenant in tenants.items():
         if name in LABELS_TAKEN:
             raise ConfigError(
-                f'[tenants.{name}]: the name "{name}" has a meaning in metrics: allowed is any other.'
+                f'[tenants.{name}] has the name "{name}", which is a label of metrics: allowed is any other name.'
             )
         if tenant.organisation:
             refuse_unknown_name(f"tenants.{name}.organisation", tenant.organisation, organisations)
@@ -286,13 +301,13 @@ def validate(
 def refuse_unknown_name(where: str, value: str, known: Mapping[str, Any]) -> None:
     """Raise ConfigError unless `value` is in `known`."""
     if value not in known:
-        names = ", ".join(sorted(known)[:NAMES_SHOWN]) or "none, for none is there"
+        names = ", ".join(sorted(known)[:NAMES_SHOWN]) or "none, because there are none"
         more = ", ..." if len(known) > NAMES_SHOWN else ""
         raise ConfigError(f'{where} = "{value}" is unknown: allowed are {names}{more}.')
 
 
 NAMES_SHOWN: Final = 20
-"""Names that one sentence lists."""
+"""Most names that one sentence lists."""
 
 
 def refuse_taken(claims: Iterable[tuple[str, str]]) -> None:

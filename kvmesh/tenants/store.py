@@ -1,7 +1,8 @@
-"""What operators changed, kept in Redis and followed by every frontend. A shell.
+"""Store of the operator's overrides in Redis, followed by every frontend. A thin shell around `overrides.read`.
 
-`{mesh}:tenants` is a hash with one entry a table ("tenant:search" -> Override as JSON); `{mesh}:tenants-news` is a channel
-that says "look again". While Redis is away, what was known last holds; what Redis lost, every frontend puts back.
+`{mesh}:tenants` is a hash with one entry per table ("tenant:search" -> Override as JSON). `{mesh}:tenants-news` is a
+channel that announces changes. While Redis is unavailable, the overrides known last stay in force. Every frontend restores
+overrides that Redis has lost.
 """
 
 from __future__ import annotations
@@ -27,40 +28,40 @@ _REPLACE: Final = Script.beside(__file__, "replace_override.lua")
 _RESTORE: Final = Script.beside(__file__, "restore_override.lua")
 
 POLL_S: Final = 1.0
-"""Between two looks without news."""
+"""Poll interval without an announced change."""
 
 RETRY_PAUSE_S: Final = 0.25
 
 CAS_ATTEMPTS_MAX: Final = 5
-"""Of a change that others come before."""
+"""Attempts of one change by compare-and-set (optimistic concurrency)."""
 
 
 class CatalogueStore:
-    """Keeps `catalogue` up to date. Owned by who calls `run`."""
+    """Keeps `catalogue` up to date. Owned by the caller of `run`."""
 
     def __init__(self, redis: RedisLink, config: MeshConfig) -> None:
         self.catalogue = Catalogue(config)
-        """Swapped as a whole: whoever reads it once sees one state of all tenants."""
+        """Replaced as a whole, so that one read gives a consistent state of all tenants."""
         self._redis = redis
         self._config = config
         self._overrides: Mapping[str, Override] = {}
         self._entries: Mapping[bytes, bytes] = {}
         self._missing: Mapping[str, Override] = {}
-        """What Redis had lost when it was read last."""
+        """Overrides that Redis lacked at the last read."""
         self._logged_problems: Sequence[str] = ()
 
     async def start(self) -> None:
-        """Look once, before the first request; where Redis is away, what the configuration says holds."""
+        """Poll once before the first request. If Redis is unavailable, the configuration alone counts."""
         with suppress(RedisUnavailable):
             await self.poll()
 
     async def run(self) -> None:
-        """Look every POLL_S and at every nudge, until cancelled. No answer of Redis ends it."""
-        if self.catalogue.requires_credentials:  # without tenants there is nothing that could be changed
+        """Poll every POLL_S and after every announced change, until cancelled. No answer of Redis ends the loop."""
+        if self.catalogue.requires_credentials:  # without tenants there is nothing to change
             await persist(self._follow, "tenants", pause_s=RETRY_PAUSE_S)
 
     async def poll(self) -> None:
-        """Look once. Raises RedisAway."""
+        """Read the overrides once and apply changes. Raises RedisUnavailable."""
         if not self.catalogue.requires_credentials:
             return
         found = await _read(self._redis, self._config.mesh.name)
@@ -71,17 +72,17 @@ class CatalogueStore:
             changed = sorted(
                 scope for scope, override in overrides.items() if override != self._overrides.get(scope)
             )
-            # Some thousand tenants take a tenth of a second to build: no stream waits for that.
+            # Building some thousand tenants takes a tenth of a second, so a thread does it and no stream waits.
             self.catalogue = await asyncio.to_thread(Catalogue, self._config, overrides)
             self._overrides = overrides
             log.info("tenants changed", extra={"changed": changed})
         self._entries = found
         self._log_problems([*problems, *self.catalogue.problems])
         if missing and missing != self._missing:
-            log.warning("Redis lost what was changed; it is put back", extra={"changed": sorted(missing)})
+            log.warning("Redis lost overrides of tenants; restoring them", extra={"changed": sorted(missing)})
         self._missing = missing
         if missing:
-            with suppress(RedisUnavailable):  # one that takes no writes can be read all the same
+            with suppress(RedisUnavailable):  # a Redis that refuses writes can still be read
                 await restore(self._redis, self._config.mesh.name, missing)
 
     async def _follow(self) -> None:
@@ -92,18 +93,18 @@ class CatalogueStore:
                 await self.poll()
                 await self._redis.guarded(subscription.get_message(timeout=POLL_S))
         finally:
-            with suppress(Exception):  # closing a broken connection tells nothing new
+            with suppress(Exception):  # errors of closing a broken connection do not matter
                 await subscription.aclose()
 
     def _log_problems(self, problems: Sequence[str]) -> None:
         for problem in problems:
             if problem not in self._logged_problems:
-                log.error("a change of tenants is left out: %s", problem)
+                log.error("an override of tenants is left out: %s", problem)
         self._logged_problems = problems
 
 
 async def read_overrides(redis: RedisLink, mesh: str) -> tuple[dict[str, Override], list[str]]:
-    """Return what Redis has, and a sentence for each entry that cannot be read. Raises RedisAway."""
+    """Return the overrides in Redis, and one sentence for each unreadable entry. Raises RedisUnavailable."""
     overrides, _, problems = read(await _read(redis, mesh), {})
     return overrides, problems
 
@@ -111,10 +112,10 @@ async def read_overrides(redis: RedisLink, mesh: str) -> tuple[dict[str, Overrid
 async def change(
     redis: RedisLink, mesh: str, scope: str, made: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> Override:
-    """Replace the entry of `scope` by what `made` makes of its changes; return what was written.
+    """Replace the changes of the entry of `scope` by `made(changes)`, with compare-and-set; return the written override.
 
-    Nobody else's change is lost: where somebody comes before, `made` is asked again with what that one wrote. An entry that
-    cannot be read counts as empty. Raises RedisAway, Contended, and what `made` raises.
+    No concurrent change is lost: after a conflict `made` is called again with the other writer's changes. An unreadable
+    entry counts as empty. Raises RedisUnavailable, Contended, and the errors of `made`.
     """
     name = key(mesh, "tenants")
     for _ in range(CAS_ATTEMPTS_MAX):
@@ -127,15 +128,15 @@ async def change(
         )
         if version:
             return Override(version=int(version), changes=changes)
-    raise Contended(f"{scope} is changed by others all the time: nothing was written, try again.")
+    raise Contended(f"{scope} was changed by others at the same time: nothing was written; try again.")
 
 
 class Contended(Exception):
-    """Others changed the same entry at the same time; the text is one sentence."""
+    """Concurrent changes of the same entry won every attempt; the text is one sentence."""
 
 
 async def restore(redis: RedisLink, mesh: str, overrides: Mapping[str, Override]) -> None:
-    """Write `overrides` where Redis has none or older ones. Raises RedisAway."""
+    """Write those of `overrides` that are missing or older in Redis. Raises RedisUnavailable."""
     name, news = key(mesh, "tenants"), key(mesh, "tenants-news")
     await redis.pipeline(
         [
@@ -146,7 +147,8 @@ async def restore(redis: RedisLink, mesh: str, overrides: Mapping[str, Override]
 
 
 async def _read(redis: RedisLink, mesh: str) -> dict[bytes, bytes]:
-    """Return the hash as it is. Raises RedisAway."""
+    """Return all entries of the hash. Raises RedisUnavailable."""
+
     found = await redis.execute("HGETALL", key(mesh, "tenants"))
     if isinstance(found, Mapping):
         return dict(found)

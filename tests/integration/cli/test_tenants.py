@@ -255,14 +255,14 @@ def test_an_organisation_without_limits_has_no_use(kvmesh: Run, config: Path) ->
             ["set", "search", "wieght=2"],
             "Unknown key tenants.search.wieght: did you mean tenants.search.weight?",
         ),
-        (["set", "search", "weight"], '"weight" is no change: allowed is key=value'),
+        (["set", "search", "weight"], '"weight" is not a change: allowed is key=value'),
         (["set", "search", "concurrency=1.5"], 'tenants.search.concurrency = "1.5" is not a whole number'),
         (["set", "search", "strict=yes"], 'tenants.search.strict = "yes" is not true or false'),
         (
             ["set", "search", "class=gold"],
             'tenants.search.class = "gold" is unknown: allowed are batch, standard.',
         ),
-        (["set", "search", "tokens_burst=5"], "allowed is 0 where tokens are not limited."),
+        (["set", "search", "tokens_burst=5"], "allowed is 0 without a limit of tokens."),
         (["set", "search", "organisation=mail"], "Unknown key tenants.search.organisation"),
         (
             ["set", "org:acme", "weight=1"],
@@ -272,7 +272,7 @@ def test_an_organisation_without_limits_has_no_use(kvmesh: Run, config: Path) ->
         (["disable", "key:none"], 'NAME = "none" is unknown: allowed are search-prod.'),
         (
             ["key", "search", "--name", "A b"],
-            'the name "A b" cannot be used: allowed are up to 64 of a-z, 0-9',
+            'has the invalid name "A b": allowed are up to 64 of a-z, 0-9',
         ),
         (["key", "search", "--name", "search-prod"], '--name = "search-prod" is taken by another key'),
         (["key", "search", "--name", "none", "--delete"], '--name = "none" is not a key of search'),

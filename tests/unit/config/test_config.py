@@ -41,7 +41,7 @@ from kvmesh.config_sections import Decode, Engine
         ("[frontend]\ndefault_deadline_s = 3601", "allowed is 0.1 to 3600 s."),
         ("[frontend]\nmax_output_tokens_default = 5000", "allowed are 1 to 4096 tokens."),
         ("[frontend]\nport = 65535\nreplicas = 2", "allowed are 0 to 65534."),
-        ("[engine]\nmax_sequence_tokens = 100", "frontend.max_output_tokens_default = 256 leaves no room"),
+        ("[engine]\nmax_sequence_tokens = 100", "frontend.max_output_tokens_default = 256 leaves no tokens"),
     ],
 )
 def test_a_mistake_is_one_sentence_with_key_value_and_range(text: str, sentence: str) -> None:

@@ -39,8 +39,8 @@ def refused(role: str, *arguments: str) -> None:
         (("--metrics-port", "-1"), "--metrics-port = -1 is out of range: allowed are 0 to 65535."),
         (("--advertise", "foo:0"), '--advertise = "foo:0" is not HOST:PORT with a port of 1 to 65535'),
         (("--advertise", ""), '--advertise = "" is not HOST:PORT'),
-        (("--id", "bad id"), '--id = "bad id" is no name of a process: allowed are up to 128 letters'),
-        (("--id", ""), '--id = "" is no name of a process'),
+        (("--id", "bad id"), '--id = "bad id" is not a valid process name: allowed are up to 128 letters'),
+        (("--id", ""), '--id = "" is not a valid process name'),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_sentence(

@@ -84,8 +84,8 @@ def test_the_key_takes_cidrs_and_says_what_is_wrong() -> None:
     config = parse('[trust]\nnetworks = ["10.0.0.0/8", "fd00::/8"]')
     assert config.trust.networks == ("10.0.0.0/8", "fd00::/8") and parse(describe(config)) == config
     for text, word in (
-        ('networks = ["10.0.0.1/8"]', r'"10\.0\.0\.1/8", which is no network .*host bits'),
-        ('networks = ["mesh"]', '"mesh", which is no network'),
+        ('networks = ["10.0.0.1/8"]', r'"10\.0\.0\.1/8", which is not a network .*host bits'),
+        ('networks = ["mesh"]', '"mesh", which is not a network'),
         ('networks = "10.0.0.0/8"', "is not a list of texts"),
         ("networks = [1]", "is not a list of texts"),
     ):
