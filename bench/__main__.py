@@ -19,7 +19,7 @@ from bench.results import BenchError, Results, ScenarioResults
 from bench.windows import Pace
 
 PLAIN_WIDTH = 140
-"""Columns of a table that no terminal bounds."""
+"""Columns of the output if stdout is no terminal."""
 
 app = typer.Typer(add_completion=False)
 
@@ -35,7 +35,7 @@ def bench(
     json: options.Json = False,
     write: options.Write = None,
 ) -> None:
-    """Measure what the mesh costs: CPU, memory, added latency, each beside its aim."""
+    """Measure what the mesh costs: CPU, memory, added latency, each with its aim."""
     pace = windows.QUICK if quick else windows.FULL if full else windows.NORMAL
     pace = replace(pace, repeats=repeats or pace.repeats)
     names = options.selected(only, TITLES)

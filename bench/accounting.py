@@ -1,7 +1,4 @@
-"""CPU time and memory of other processes, read from outside: nothing runs in the process under test.
-
-Linux only.
-"""
+"""CPU time and memory of other processes on Linux, read from outside: no code runs in the process under test."""
 
 from __future__ import annotations
 
@@ -13,9 +10,9 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def cpu_ns(pid: int) -> int:
-    """Return the CPU time of `pid` in nanoseconds: all threads, ended ones included; user and system.
+    """Return the CPU time of `pid` in nanoseconds: user and system time of all threads, ended ones included.
 
-    The per-process clock of clock_gettime(2) (clock id from the pid as in clock_getcpuclockid(3)): exact, where
+    The source is the per-process clock of clock_gettime(2), with the clock id of clock_getcpuclockid(3). It is exact;
     /proc/<pid>/stat counts in ticks of 10 ms. Raises ProcessLookupError if the process is gone.
     """
     try:
@@ -33,7 +30,7 @@ def rss_bytes(pid: int) -> int:
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the live children of `pid`, their children and so on; `pid` itself not."""
+    """Return the live children of `pid` and their descendants, without `pid`."""
     parents: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -41,7 +38,7 @@ def descendants(pid: int) -> list[int]:
         try:
             stat = (entry / "stat").read_text(encoding="utf-8", errors="replace")
         except OSError:
-            continue  # ended while we looked
+            continue  # the process has ended meanwhile
         parents.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(int(entry.name))
     found: list[int] = []
     waiting = [pid]

@@ -1,4 +1,4 @@
-"""The aims: what a figure should at most, or at least, be on a small machine (two cores, no GPU)."""
+"""The aims: upper or lower limits of figures on a small machine (two cores, no GPU)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What grpcio itself keeps of each call that is cancelled: `python -m bench.cancelled [--json]`.
+"""Memory that grpcio itself keeps of each cancelled call: `python -m bench.cancelled [--json]`.
 
-Bare grpc.aio on both ends, no code of the mesh between them. A figure is the growth of malloc (mallinfo2(3))
-over CALLS calls, behind as many that warm the process up, per call.
+Both ends are bare grpc.aio, without code of the mesh between them. A figure is the growth of malloc (mallinfo2(3)) per
+call, over CALLS calls. As many calls before them warm the process up.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _MallocInfo(ctypes.Structure):
 
 
 def allocated_bytes() -> int:
-    """Return the bytes that malloc has given out and not got back, garbage of Python apart."""
+    """Return the bytes that malloc has in use, after a collection of Python's garbage."""
     gc.collect()
     library = ctypes.CDLL(None)
     library.mallinfo2.restype = _MallocInfo
@@ -43,7 +43,7 @@ def allocated_bytes() -> int:
 
 
 async def serve() -> None:
-    """Serve METHOD until stdin ends; tell the bytes in use."""
+    """Serve METHOD until stdin ends. The command in_use returns the bytes in use."""
 
     async def stream(_: bytes, context: Any) -> None:
         while True:
@@ -67,7 +67,7 @@ async def serve() -> None:
 
 
 async def finish(channel: grpc.aio.Channel) -> None:
-    """Read a call to its end: the figure beside which the others stand."""
+    """Read a call to its end: the baseline of the other figures."""
     call: Any = channel.unary_stream(METHOD.replace("Stream", "Brief"), None, None)(b"")
     while await _is_open(call):
         pass
@@ -94,7 +94,7 @@ async def cancel_task(channel: grpc.aio.Channel) -> None:
 
 
 async def _is_open(call: Any) -> bool:
-    """Read once; False when the call is over."""
+    """Read once. Return False when the call is over."""
     try:
         await call.read()
     except asyncio.CancelledError:
@@ -111,7 +111,7 @@ WAYS: Final[dict[str, Callable[[grpc.aio.Channel], Awaitable[None]]]] = {
 
 
 async def measure(fleet: Fleet) -> dict[str, dict[str, float]]:
-    """Return bytes per call, of the client and of the server, for each way to end a call."""
+    """Return the bytes per call of client and server for each way to end a call."""
     server = fleet.start("server", [sys.executable, "-m", "bench.cancelled", "--serve"], ANY_CORE)
     figures: dict[str, dict[str, float]] = {}
     async with grpc.aio.insecure_channel(server.read_answer(START_TIMEOUT_S)["address"]) as channel:
@@ -140,7 +140,7 @@ def main(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     is_server: Annotated[bool, typer.Option("--serve", hidden=True)] = False,
 ) -> None:
-    """Measure what grpcio itself keeps of each call that is cancelled."""
+    """Measure the memory that grpcio itself keeps of each cancelled call."""
     if is_server:
         asyncio.run(serve())
         return

@@ -1,4 +1,4 @@
-"""A neighbour that calls the mesh's own API: many Generate calls of one process. Steered over stdin (see `load`)."""
+"""A load generator of the client API: many Generate calls of one process. Commands come over stdin (see `load`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEADLINE_S = 600.0
 
 
 class GenerateClient:
-    """Reads many Generate streams. A Load."""
+    """Reads many Generate streams. Implements Load."""
 
     def __init__(self, stub: inference_pb2_grpc.InferenceServiceAsyncStub, seed: int) -> None:
         self.counters = LoadCounters()

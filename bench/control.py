@@ -1,4 +1,4 @@
-"""How the bench steers its neighbour processes: one JSON object per line, a command in, an answer out."""
+"""The control protocol of load generators and stubs: JSON lines, a command on stdin, an answer on stdout."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import grpc
 import uvloop
 
 Handler = Callable[..., Awaitable[Mapping[str, Any] | None]]
-"""Takes the arguments of a command by name."""
+"""Takes the arguments of a command by name, and returns the answer."""
 
 
 def main(serve: Callable[..., Coroutine[Any, Any, None]], about: str | None) -> None:
-    """Run `serve` as a process. Each of its parameters is an option, required unless there is a default."""
+    """Run `serve` as a process. Its parameters are the options; those without a default are required."""
     parser = argparse.ArgumentParser(description=about)
     for name, parameter in inspect.signature(serve, eval_str=True).parameters.items():
         is_required, choices = parameter.default is parameter.empty, get_args(parameter.annotation) or None
@@ -41,9 +41,9 @@ def say(answer: Mapping[str, Any]) -> None:
 
 
 async def serve_commands(*handlers: Handler, address: str = "") -> None:
-    """Say that all is ready, then answer each command by the handler that its `do` names, until stdin ends.
+    """Announce that the process is ready, then answer commands until stdin ends.
 
-    A handler that raises answers {"error": ...}; the process goes on.
+    The `do` of a command names its handler. If the handler raises, the answer is {"error": ...} and the process goes on.
     """
     known = {handler.__name__.strip("_"): handler for handler in handlers}
     reader = asyncio.StreamReader(limit=1 << 20)
@@ -56,7 +56,7 @@ async def serve_commands(*handlers: Handler, address: str = "") -> None:
             command = json.loads(line)
             try:
                 say(await known[command.pop("do")](**command) or {})
-            except Exception as error:  # noqa: BLE001  # told to the bench, which decides
+            except Exception as error:  # noqa: BLE001  # the bench gets it as the answer
                 say({"error": f"{type(error).__name__}: {error}"})
     finally:
         transport.close()
@@ -66,7 +66,7 @@ async def serve_commands(*handlers: Handler, address: str = "") -> None:
 async def serving(
     server: grpc.aio.Server, credentials: grpc.ServerCredentials | None = None
 ) -> AsyncIterator[str]:
-    """Serve gRPC at a free port, and yield its address."""
+    """Serve gRPC at a free port and yield its address."""
     anywhere = "127.0.0.1:0"
     port = (
         server.add_secure_port(anywhere, credentials) if credentials else server.add_insecure_port(anywhere)

@@ -1,6 +1,6 @@
-"""What conversations came to: how much of what was computed was found again, how even the work, who stayed. Pure.
+"""Figures of played conversations: prefix-cache reuse, balance of work, session affinity. Pure, except for `simulated`.
 
-Blocks are full ones but where it says so. A block *could be hit* if a prompt that was sent before held it, wherever.
+Blocks are full blocks unless stated otherwise. A block *could be hit* if an earlier prompt held it, on any replica.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from simulator.servers import Order
 
 SEEDS = (1, 2, 3)
 STALENESS_S = 0.005
-"""Until a router hears of what it did not do itself."""
+"""Propagation delay of another router's dispatches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,26 +34,26 @@ class Reuse:
     possible: int
     """Blocks that could be hit."""
     blocks: int
-    """Of the prompts, the last and partial ones too."""
+    """Of the prompts, last and partial ones included."""
 
     @property
     def share(self) -> float:
-        """Return what was found of what could be."""
+        """Return the share of possible hits that were hits."""
         return self.hit / self.possible if self.possible else 0.0
 
     @property
     def ratio(self) -> float:
-        """Return what was found of all blocks."""
+        """Return the hit ratio over all blocks."""
         return self.hit / self.blocks if self.blocks else 0.0
 
     @property
     def ratio_max(self) -> float:
-        """Return what one cache without bounds would find."""
+        """Return the hit ratio of one unbounded cache."""
         return self.possible / self.blocks if self.blocks else 0.0
 
 
 def reuse(taken: Iterable[PlayedTurn]) -> Reuse:
-    """Sum up turns in the order in which they were sent."""
+    """Sum up turns in the order of their sending."""
     known: set[int] = set()
     hit = possible = blocks = 0
     for one in sorted(taken, key=lambda one: one.sent_s):
@@ -72,7 +72,7 @@ def reuse(taken: Iterable[PlayedTurn]) -> Reuse:
 
 
 def imbalance(taken: Iterable[PlayedTurn], replicas: Iterable[str], cost: Cost) -> float:
-    """Return the prefill seconds of the replica with the most over the mean of all, by what was not in cache."""
+    """Return the most prefill seconds of a replica over the mean of all. Cached tokens cost nothing."""
     work_s = dict.fromkeys(replicas, 0.0)
     for one in taken:
         if one.replica in work_s:
@@ -82,10 +82,10 @@ def imbalance(taken: Iterable[PlayedTurn], replicas: Iterable[str], cost: Cost) 
 
 
 def kept(before: Iterable[PlayedTurn], after: Iterable[PlayedTurn]) -> tuple[int, int]:
-    """Return how many turns of `after` kept their place, and how many there are.
+    """Return how many turns of `after` kept session affinity, and how many could.
 
-    Turns whose conversation had one before. Kept: the same replica computed it, or it found all full blocks that the
-    prompt before had, wherever it went.
+    A turn could if its conversation had an earlier turn. It kept affinity if the same replica computed it, or if it found
+    all full blocks of the prompt before.
     """
     last = {(one.conversation, one.turn): one for one in before}
     stayed = turns = 0
@@ -103,7 +103,7 @@ def kept(before: Iterable[PlayedTurn], after: Iterable[PlayedTurn]) -> tuple[int
 
 
 def fitted(taken: Iterable[PlayedTurn]) -> Cost:
-    """Return what the prompts cost by what they took, fitted as a router fits it."""
+    """Return the cost of the prompts as a router fits it to their prefill times."""
     model = CostModel()
     for one in taken:
         if one.prefill_s:
@@ -112,12 +112,12 @@ def fitted(taken: Iterable[PlayedTurn]) -> Cost:
 
 
 def trace_lines(taken: Sequence[PlayedTurn]) -> Iterable[str]:
-    """Yield the turns as a trace in the Mooncake format, at the times at which they were sent."""
+    """Yield the turns as a trace in the Mooncake format, with the times of sending."""
     own = max((block for one in taken for block in one.blocks), default=0)
     for one in sorted(taken, key=lambda one: one.sent_s):
         blocks = list(one.blocks)
         if one.prompt_tokens % BLOCK_TOKENS:
-            own += 1  # nobody can find a partial block
+            own += 1  # no prompt can hit a partial block
             blocks.append(own)
         row = {"timestamp": round(one.sent_s * 1e3, 3), "input_length": one.prompt_tokens, "hash_ids": blocks}
         yield json.dumps(row) + "\n"
@@ -126,7 +126,7 @@ def trace_lines(taken: Sequence[PlayedTurn]) -> Iterable[str]:
 def simulated(
     taken: Sequence[PlayedTurn], path: Path, *, replicas: int, routers: int, cache_blocks: int, cost: Cost
 ) -> Measures:
-    """Write `taken` as a trace to `path` and replay it on as many replicas with as much cache; the mean of SEEDS."""
+    """Write `taken` as a trace to `path`, replay it in the simulator, and return the mean over SEEDS."""
     path.write_text("".join(trace_lines(taken)), encoding="utf-8")
     default = MeshConfig()
     row = Row(

@@ -1,9 +1,7 @@
-"""A mesh for conversations: four prefill and four decode replicas whose prompts cost what an 8B model's do, two routers.
+"""A mesh for conversations, and its client: two routers, four prefill and four decode replicas, costs of an 8B model.
 
-A neighbour that holds conversations with the mesh over its own API. Run as `python -m bench.conversation_client`.
-
-Steered over stdin: open {plan: [[[at_s, fresh tokens, output tokens], ...], ...], seed}; warm; play {until_s} answers
-{taken: [...], stood_still_s}, rows of conversation_player.Taken.
+The client is this module as a process. Its commands: open {plan: [[[at_s, fresh tokens, output tokens], ...], ...], seed};
+warm {seed}; play {until_s}. The last returns {taken: [...], stood_still_s}, rows of conversation_player.PlayedTurn.
 """
 
 from __future__ import annotations
@@ -34,12 +32,12 @@ STILL_S_MAX = 2.0
 
 @dataclass(slots=True)
 class Conversations:
-    """What is said with a system."""
+    """Conversations with a system, through a client process."""
 
     client: Process
 
     def open(self, plan: Plan, seed: int) -> None:
-        """Begin conversations, and let the routers see what prompts cost."""
+        """Begin conversations, and let the routers learn the cost of prompts."""
         self.client.ask("open", plan=plan.conversations, seed=seed)
 
         def is_warm() -> bool:
@@ -48,7 +46,7 @@ class Conversations:
         self.client.wait_until(is_warm, "got no answer to some prompt")
 
     def play(self, until_s: float) -> list[PlayedTurn]:
-        """Play on to `until_s` on the plan's clock. Raises BenchError if the machine stood still meanwhile."""
+        """Play to `until_s` on the plan's clock. Raises BenchError if the client's event loop stalled."""
         answer = self.client.ask("play", until_s=until_s, timeout_s=PLAY_TIMEOUT_S)
         if answer["stood_still_s"] > STILL_S_MAX:
             raise BenchError(f"the client stood still for {answer['stood_still_s']:.1f} s")
@@ -57,7 +55,7 @@ class Conversations:
 
 @dataclass(slots=True)
 class ConversationMesh(Conversations):
-    """What runs."""
+    """Conversations with kvmesh."""
 
     running: Mesh
     prefills: Sequence[str]
@@ -70,7 +68,7 @@ def start(fleet: Fleet, prefill_blocks: int = PREFILL_BLOCKS) -> ConversationMes
     costs = dict.fromkeys(prefills, prefill) | dict.fromkeys(names("decode", DECODES), EngineCosts(STEP_S))
     tables = {
         "engine": {**engines.CONFIG, "block_tokens": BLOCK_TOKENS, "prefill_kv_blocks": prefill_blocks},
-        "router": {"local_prefill_tokens_max": 0},  # a decode engine's cache is not what is looked at
+        "router": {"local_prefill_tokens_max": 0},  # all prompts go to prefill, whose caches are measured
     }
     mesh = Mesh(fleet, costs, tables, ROUTERS)
     client = fleet.start_ready("client", __name__, ANY_CORE, target=mesh.frontend.address)
@@ -78,7 +76,7 @@ def start(fleet: Fleet, prefill_blocks: int = PREFILL_BLOCKS) -> ConversationMes
 
 
 def regret(routers: Sequence[Process]) -> dict[str, float]:
-    """Return by how much first tokens came late and early against the estimates, over all routers, and their count."""
+    """Return the lateness and earliness of first tokens against the estimates: sum and count over all routers."""
     names = {
         f"{when}_{what}": f"kvmesh_router_first_token_{when}_seconds_{what}"
         for when in ("late", "early")
@@ -136,7 +134,7 @@ async def serve(backend: Backend[Any]) -> None:
 
 
 async def serve_mesh(target: str) -> None:
-    """Serve conversations with the mesh whose frontend is at `target`, host:port."""
+    """Serve conversations with a mesh. `target`: host:port of its frontend."""
     async with generation.channel(target) as stub:
         await serve(MeshBackend(stub))
 

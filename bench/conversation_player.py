@@ -1,4 +1,4 @@
-"""Plays conversations: each turn sends all that was said and something new, at its time or once it is answered."""
+"""Plays conversations: a turn sends all earlier messages and a new one, at its time or once the last is answered."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bench.conversations import BLOCK_TOKENS, SYSTEM_TOKENS, Turn
 from bench.loop_watch import LoopWatch
 
 Token = TypeVar("Token")
-"""An id, or a word."""
+"""A token id, or a word."""
 
 WARM_LENGTHS: Final = tuple(64 + 120 * number for number in range(12))
 
@@ -21,28 +21,28 @@ WATCH_S: Final = 0.1
 
 
 class PlayedTurn(NamedTuple):
-    """What became of one turn."""
+    """The outcome of one turn."""
 
     conversation: int
     turn: int
     sent_s: float
-    """After the start, pauses between two plays left out."""
+    """After the start, without pauses between two plays."""
     ttft_s: float | None
     error: str
-    """Empty: it ended well."""
+    """Empty: the turn succeeded."""
     prompt_tokens: int
     cached_tokens: int
     replica: str
-    """That computed the prompt."""
+    """The replica that computed the prompt."""
     prefill_s: float
-    """What it took there; 0: nobody says."""
+    """Time of the prefill there; 0: unknown."""
     blocks: list[int]
-    """An id per full block of the prompt, which holds what is before it too."""
+    """An id per full block of the prompt. The id stands for all tokens up to the block's end."""
 
 
 @dataclass(slots=True)
 class Reply(Generic[Token]):
-    """What came back for one prompt."""
+    """The answer to one prompt."""
 
     tokens: list[Token] = field(default_factory=list)
     ttft_s: float | None = None
@@ -53,23 +53,23 @@ class Reply(Generic[Token]):
 
 
 class Backend(Protocol[Token]):
-    """Knows how a system is asked."""
+    """The client side of a system that serves conversations."""
 
     def fresh(self, count: int, draw: random.Random) -> list[Token]:
-        """Return something new to say."""
+        """Return the tokens of a new message."""
         ...
 
     def prompt(self, said: Sequence[Sequence[Token]]) -> list[Token]:
-        """Return the prompt of what system, user, assistant, user, ... said, as the workers cut it into blocks."""
+        """Return the prompt of the messages of system, user, assistant, user, ..., as workers cut it into blocks."""
         ...
 
     async def ask(self, said: Sequence[Sequence[Token]], output_tokens: int) -> Reply[Token]:
-        """Send it and read the answer to its end. Raises nothing of the system's making."""
+        """Send the messages and read the answer to its end. Errors of the system are part of the reply."""
         ...
 
 
 class Blocks(Generic[Token]):
-    """Names the blocks of prompts: equal ids mean equal tokens up to the block's end."""
+    """Numbers the blocks of prompts: equal ids mean equal tokens up to the block's end."""
 
     def __init__(self) -> None:
         self._ids: dict[tuple[int, tuple[Token, ...]], int] = {}
@@ -86,7 +86,7 @@ class Blocks(Generic[Token]):
 
 
 class Player(Generic[Token]):
-    """Holds what was said in each conversation, over several plays."""
+    """Holds the messages of each conversation, over several plays."""
 
     def __init__(self, backend: Backend[Token], plan: Sequence[Sequence[Turn]], seed: int) -> None:
         self._backend = backend
@@ -97,12 +97,12 @@ class Player(Generic[Token]):
         self._next = [0] * len(plan)
         self._blocks: Blocks[Token] = Blocks()
         self._clock_s = 0.0
-        """Where the next play begins on the plan's clock."""
+        """Time at which the next play begins, on the plan's clock."""
         self.watch = LoopWatch(WATCH_S)
-        """Figures of a play in which nothing ran here for long say little of the system."""
+        """Measures stalls of this event loop. Figures of a stalled play say little of the system."""
 
     async def warm(self, seed: int) -> int:
-        """Ask lone prompts of several lengths, a few at once: a system learns what they cost. Returns the failed."""
+        """Send single prompts of several lengths, so that a system learns their cost. Return how many failed."""
         draw = random.Random(f"{seed}/warm")
         failed = 0
         for _ in range(3):
@@ -114,7 +114,7 @@ class Player(Generic[Token]):
         return failed
 
     async def play(self, until_s: float) -> list[PlayedTurn]:
-        """Send what is due before `until_s` and not sent yet; return when all of it is answered."""
+        """Send all unsent turns that are due before `until_s`. Return when all are answered."""
         began_s = asyncio.get_running_loop().time() - self._clock_s
         taken: list[PlayedTurn] = []
         watching = asyncio.create_task(self.watch.run())
@@ -140,5 +140,5 @@ class Player(Generic[Token]):
             row += (reply.replica, reply.prefill_s, self._blocks.of(prompt))
             taken.append(PlayedTurn(number, self._next[number], sent_s, *row))
             self._next[number] += 1
-            if reply.error:  # what was said is not known: the conversation ends here
+            if reply.error:  # the answer is unknown: the conversation ends here
                 self._next[number] = len(turns)

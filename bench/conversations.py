@@ -1,8 +1,8 @@
-"""Conversations as a recorded trace has them, made shorter and faster for a mesh without GPUs. Pure.
+"""Conversations of a recorded trace, made shorter and faster for a mesh without GPUs. Pure.
 
-A row of the trace continues the conversation that last used its deepest known block. FACTOR divides lengths, so that one of
-its blocks of 512 tokens becomes one of 32; COST is that of an 8B model on one H100 with FACTOR times the work per token:
-a turn takes as long as the recorded one would there.
+A row of the trace continues the conversation that last used its deepest known block. FACTOR divides lengths: a block of
+512 tokens becomes one of 32. COST is that of an 8B model on one H100 with FACTOR times the work per token. A turn therefore
+takes as long as the recorded one on that GPU.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ TRACE: Final = Path(__file__).parent / "traces" / "conversation_head.jsonl.gz"
 FACTOR: Final = 16
 BLOCK_TOKENS: Final = 32
 COST: Final = Cost("8b", COSTS["8b"].c0_s, COSTS["8b"].a_s * FACTOR, COSTS["8b"].b_s * FACTOR**2)
-"""Of a prompt whose lengths are divided by FACTOR."""
+"""Cost of a prompt after the division of lengths by FACTOR."""
 
 SYSTEM_TOKENS: Final = 128
-"""Of the system prompt that stands in front of every conversation: 2,048 in the trace's lengths."""
+"""Length of the system prompt of every conversation: 2,048 tokens in the trace's lengths."""
 
 TURNS_MIN: Final = 3
-"""A conversation with fewer shows little of where it goes on."""
+"""A conversation with fewer turns says little about session affinity."""
 
 FRESH_MIN: Final = 4
-"""Tokens a turn brings at least; some recorded turns are shorter than the one before and its answer."""
+"""Least new tokens of a turn. Some recorded turns are shorter than the turn before with its answer."""
 
 SEQUENCE_TOKENS_MAX: Final = 8000
 
@@ -44,17 +44,17 @@ class Record(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """What a conversation sends: what it said before, and `fresh_tokens` more."""
+    """One turn of a conversation: all earlier messages, and `fresh_tokens` more."""
 
     at_s: float
-    """Earliest; a turn waits for the answer before."""
+    """Earliest time; a turn waits for the answer to the turn before."""
     fresh_tokens: int
     output_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is played."""
+    """The conversations to play."""
 
     conversations: Sequence[Sequence[Turn]]
 
@@ -65,7 +65,7 @@ class Plan:
 
     @property
     def span_s(self) -> float:
-        """When the last turn is due."""
+        """Time at which the last turn is due."""
         return max(turns[-1].at_s for turns in self.conversations)
 
 
@@ -80,7 +80,7 @@ def read(path: Path = TRACE) -> list[Record]:
 
 
 def recorded(records: Sequence[Record]) -> list[list[Record]]:
-    """Return the conversations in the order of their first turns. The first block, which all share, tells nothing."""
+    """Return the conversations in the order of their first turns. All of them share the first block."""
     conversations: list[list[Record]] = []
     owner: dict[int, list[Record]] = {}
     for record in records:
@@ -96,7 +96,7 @@ def recorded(records: Sequence[Record]) -> list[list[Record]]:
 
 
 def turns_of(records: Sequence[Record]) -> list[Turn]:
-    """Return one conversation in the mesh's lengths, times as recorded; it ends where it would grow too long."""
+    """Return one conversation in the mesh's lengths, with recorded times. It ends before it would be too long."""
     turns: list[Turn] = []
     held = 0
     for record in records:
@@ -110,7 +110,7 @@ def turns_of(records: Sequence[Record]) -> list[Turn]:
 
 
 def plan(records: Sequence[Record], count: int, load: float, replicas: int) -> Plan:
-    """Return `count` conversations from the whole trace, so fast that their work is `load` of the replicas'."""
+    """Return `count` conversations of the whole trace, sped up to put `load` on the replicas."""
     usable = [
         turns
         for turns in map(turns_of, recorded(records))
@@ -124,7 +124,7 @@ def plan(records: Sequence[Record], count: int, load: float, replicas: int) -> P
 
 
 def work_s(turns: Sequence[Turn]) -> float:
-    """Return the prefill seconds of a conversation that finds in cache all that was computed before."""
+    """Return the prefill seconds of a conversation with perfect reuse."""
     totals = []
     held = SYSTEM_TOKENS
     for turn in turns:

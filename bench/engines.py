@@ -1,4 +1,4 @@
-"""Engines for the bench: the reference engine's `hashed` arithmetic in a real Triton server, its steps on a schedule."""
+"""Reference engines with `hashed` arithmetic and scheduled steps, each in a real Triton server."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from kvmesh.cli.readiness import TRITON_MODEL
 MODEL_VERSION = "kvmesh-1"
 BLOCK_TOKENS = 32
 CONFIG: Final[dict[str, Any]] = {"arithmetic": "hashed", "max_sequence_tokens": 8192, "kv_blocks": 60_000}
-"""The table `engine` of a mesh with such engines."""
+"""The section `engine` of the configuration of a mesh with such engines."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineCosts:
-    """What the engine pretends to take."""
+    """Times that the engine simulates."""
 
     step_s: float
     prefill_token_s: float = 0.0
     prefill_s: float = 0.0
     prefill_token2_s: float = 0.0
     kv_blocks: int = 60_000
-    """KV cache; not a cost, but as large as the engine pretends."""
+    """Blocks of the KV cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +37,11 @@ class Engine:
 
     process: Process
     address: str
-    """Of Triton's gRPC server."""
+    """Address of Triton's gRPC server."""
 
 
 def start(fleet: Fleet, name: str, costs: EngineCosts, core: int) -> Engine:
-    """Start an engine; it is not ready yet (`wait_ready`). Its shared memory is removed with the fleet."""
+    """Start an engine without waiting for it (`wait_ready`). Its shared memory is removed with the fleet."""
     ports = {kind: free_port() for kind in ("grpc", "http", "metrics", "kv")}
     prefix = f"kvmesh_bench_{ports['grpc']}_"
     process = fleet.module(
@@ -66,7 +66,7 @@ def start(fleet: Fleet, name: str, costs: EngineCosts, core: int) -> Engine:
 
 
 def wait_ready(engine: Engine, every_s: float = 0.1) -> None:
-    """Return when the model answers. Raises BenchError if the engine ends or takes too long."""
+    """Return when the model is ready. Raises BenchError if the engine ends or takes too long."""
     with grpc.insecure_channel(engine.address) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
 

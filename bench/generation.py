@@ -1,4 +1,4 @@
-"""Generate calls of the mesh's own API: the request, and an answer read to its end."""
+"""Generate calls of the client API: a request, and its answer read to the end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Metadata = tuple[tuple[str, str], ...]
 
 @dataclass(slots=True)
 class Answer:
-    """What came back for one request."""
+    """The answer to one request."""
 
     ttft_s: float | None = None
     ids: list[int] = field(default_factory=list)
@@ -36,18 +36,18 @@ class Answer:
 
 @asynccontextmanager
 async def channel(target: str) -> AsyncIterator[Stub]:
-    """Yield a stub of the frontend at `target`; its channel is closed behind it."""
+    """Yield a stub of the frontend at `target`, and close its channel after use."""
     async with grpc.aio.insecure_channel(target) as opened:
         yield inference_pb2_grpc.InferenceServiceStub(opened)
 
 
 def random_ids(count: int, draw: random.Random) -> list[int]:
-    """Return the token ids of a prompt that no cache knows."""
+    """Return random token ids: a prompt without cached blocks."""
     return [draw.randrange(FIRST_ID, LAST_ID) for _ in range(count)]
 
 
 def bearer(key: str) -> Metadata:
-    """Return the metadata of a caller with `key`; empty: without one."""
+    """Return the metadata of a caller with `key`, nothing for an empty key."""
     return (("authorization", f"Bearer {key}"),) if key else ()
 
 

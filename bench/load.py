@@ -1,4 +1,4 @@
-"""What every load generator of the bench counts and obeys: streams held open, or requests at a rate."""
+"""The counters and the commands of every load generator: open streams, or requests at a rate."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class LoadCounters:
     tokens: int = 0
     """First tokens included."""
     messages: int = 0
-    """Messages that arrived, whatever they carried."""
+    """All messages received."""
     frames: int = 0
-    """Messages with a step frame; at an edge, messages with tokens."""
+    """Messages with a step frame; of the client API, messages with tokens."""
     rows: int = 0
     finished: int = 0
     failed: int = 0
     faults: list[str] = field(default_factory=list)
-    """The first few failures, in words."""
+    """Texts of the first few failures."""
     ttft_ms: list[float] = field(default_factory=list)
 
     def fault(self, text: str) -> None:
@@ -42,7 +42,7 @@ class LoadCounters:
 
 
 class Load(Protocol):
-    """Generates load: a sink of Attach or a client of the mesh's API."""
+    """Generates load: a sink of Attach or a client of the client API."""
 
     counters: LoadCounters
 
@@ -51,16 +51,16 @@ class Load(Protocol):
         ...
 
     async def close(self) -> None:
-        """Cancel everything; returns when nothing is live."""
+        """Cancel all requests. Return when none is live."""
         ...
 
 
 async def serve_load(load: Load, seed: int) -> None:
-    """Obey the commands of the bench until stdin ends.
+    """Serve the commands of the bench until stdin ends.
 
-    open: hold {streams} requests of {tokens} output tokens open; answers when each has its first token.
+    open: hold {streams} requests of {tokens} output tokens open. The answer comes when each has its first token.
     rate: start {per_s} requests of {tokens} output tokens a second, at random moments, until `close`.
-    counters: tell the totals. forgive: forget failures. close: cancel everything.
+    counters: return the totals. forgive: reset the failures. close: cancel all requests.
     """
     draw = random.Random(seed)
     arrivals: asyncio.Task[None] | None = None

@@ -1,4 +1,4 @@
-"""How long an event loop stands still."""
+"""Measures stalls of an event loop."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import time
 
 
 class LoopWatch:
-    """Wants to run every `period_s`; what it waits longer for is a stall of the event loop."""
+    """Runs every `period_s`; the delay beyond that is a stall of the event loop."""
 
     def __init__(self, period_s: float) -> None:
         self.longest_s = 0.0
         self.busiest_s = 0.0
-        """Most CPU between two turns: a stall without what others took of the core."""
+        """Most CPU of an iteration: a stall without the time that other processes took of the core."""
         self._period_s = period_s
 
     async def run(self) -> None:

@@ -1,4 +1,4 @@
-"""The machine and the versions a run was made with."""
+"""The machine and the versions of a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PACKAGES = (
 
 
 def describe() -> dict[str, str]:
-    """Return what a reader needs to judge the figures; reading it costs a moment, so call it outside a window."""
+    """Return the machine, versions, commit and load. It takes a moment: call it outside of a window."""
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)
     return {
         "date": dt.datetime.now(dt.UTC).strftime("%Y-%m-%d %H:%M UTC"),

@@ -1,4 +1,4 @@
-"""A whole mesh of processes on one machine, pinned nowhere: routers, replicas with an engine in Triton each, a frontend."""
+"""A whole mesh of unpinned processes: routers, a frontend, and replicas with an engine in Triton each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bench.processes import ANY_CORE, ANY_PORT, Fleet, Process, prepare_kill
 
 
 class Mesh:
-    """What runs. Replicas and engines by the name of the replica, such as `prefill-0`."""
+    """A running mesh. Replicas and engines are keyed by the name of the replica, such as `prefill-0`."""
 
     def __init__(
         self,
@@ -20,7 +20,7 @@ class Mesh:
         tables: Mapping[str, Mapping[str, Any]],
         routers: int = 1,
     ) -> None:
-        """Start everything. `costs`: of the engine of each replica. `tables`: of the configuration, beside `engine`."""
+        """Start all. `costs`: of each replica's engine. `tables`: sections of the configuration besides `engine`."""
         self._fleet = fleet
         self._costs = costs
         fleet.configure({"engine": engines.CONFIG, **tables})
@@ -38,20 +38,20 @@ class Mesh:
         self.frontend.wait_ready()
 
     def start_engine(self, name: str) -> Engine:
-        """Start the engine of a replica; it is not ready yet."""
+        """Start the engine of a replica without waiting for it."""
         engine = engines.start(self._fleet, f"{name}-engine", self._costs[name], ANY_CORE)
         self.engines[name] = engine
         return engine
 
     def start_replica(self, name: str) -> Process:
-        """Start a replica, once again at the address that it had; it is not ready yet."""
+        """Start a replica without waiting for it. A restarted replica keeps its address."""
         listen = self.replicas[name].address if name in self.replicas else ANY_PORT
         role, engine = name.partition("-")[0], self.engines[name].address
         self.replicas[name] = self._fleet.start_service(role, name, "--engine", engine, listen=listen)
         return self.replicas[name]
 
     def restart_routers(self) -> None:
-        """Kill every router without a warning, then start all again and return when they are ready."""
+        """Kill every router with SIGKILL, start all again and return when they are ready."""
         prepare_kill(*self.routers)()
         self.routers = [self._fleet.start_service("router", router.name) for router in self.routers]
         for process in self.routers:

@@ -1,4 +1,4 @@
-"""Options that commands of the bench share, and the repeats that they ask for."""
+"""Options that commands of the bench share, and the loop over repeats."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Case = TypeVar("Case")
 
 
 def command_line(module: str) -> str:
-    """Return the command that runs, as a page quotes it."""
+    """Return the running command, as a page quotes it."""
     return shlex.join(["python", "-m", module, *sys.argv[1:]])
 
 
@@ -42,9 +42,9 @@ def selected(only: str, names: Iterable[str]) -> list[str]:
 def repeated(
     cases: Sequence[Case], repeats: int, console: Console
 ) -> Iterator[tuple[Case, int, Callable[[str], None]]]:
-    """Yield every case in every repeat, its number from 0, and a call that says what is going on beside a bar.
+    """Yield every case in every repeat: the case, the repeat from 0, and a call that sets the text of the progress bar.
 
-    Repeats are the outer loop: a noisy minute spoils one value of each case, not all values of one.
+    Repeats are the outer loop, so a noisy minute spoils one value of each case, not all values of one case.
     """
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:

@@ -1,4 +1,4 @@
-"""Output without an engine: streams that get one token per step, on an absolute schedule. Pure."""
+"""Output without an engine: each stream gets one token per step, on an absolute schedule. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _IDS = [frames.pack_ids([_FIRST_ID + (position * 7919) % 3000]) for position in 
 
 
 def token_at(position: int) -> bytes:
-    """Return the token every paced stream has at `position`: known to sinks, never an end token."""
+    """Return the token of every paced stream at `position`: known to sinks, never an end token."""
     return _IDS[position % TOKENS]
 
 
@@ -25,7 +25,7 @@ def token_id_at(position: int) -> int:
 
 @dataclass(slots=True)
 class PacedStream:
-    """Positions [sent, made) wait for the flow-control window; made <= end."""
+    """One stream. Positions [sent, made) wait for the flow-control window. INVARIANT: sent <= made <= end."""
 
     slot: int
     made: int
@@ -36,28 +36,28 @@ class PacedStream:
 
 @dataclass(slots=True)
 class Counters:
-    """What a source did since it started."""
+    """Totals of a source since its start."""
 
     submits: int = 0
     tokens: int = 0
     frames: int = 0
     steps: int = 0
     late_steps: int = 0
-    """Steps that began more than a quarter of a step late: the source could not hold its rate."""
+    """Steps that began more than a quarter of a step late; the source was too slow for its rate."""
     stalls: int = 0
-    """Times a stream had a token that its flow-control window did not allow to be sent."""
+    """Times that the flow-control window kept a token of a stream from being sent."""
     faults: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class PacedStreams:
-    """The live streams of one Attach stream. Invariant: the keys are the slots of the values."""
+    """The live streams of one Attach stream. INVARIANT: the keys are the slots of the values."""
 
     counters: Counters
     streams: dict[int, PacedStream] = field(default_factory=dict)
 
     def start(self, slot: int, position: int, end: int, window: int) -> None:
-        """Go on behind `position` until `end`, one token per step."""
+        """Continue from `position` to `end`, one token per step."""
         self.streams[slot] = PacedStream(slot, position, position, end, window)
 
     def grant(self, slot: int, position: int) -> None:
@@ -71,7 +71,7 @@ class PacedStreams:
         self.streams.pop(slot, None)
 
     def step(self, outbox: DownwardOutbox, phase: int = 0, phases: int = 1) -> None:
-        """Make one token for every stream of this phase (slot modulo `phases`) and put what may be sent into a frame."""
+        """Make one token for every stream of this phase (slot modulo `phases`), and send within the windows."""
         ended = []
         sent_before = self.counters.tokens
         for stream in self.streams.values():

@@ -1,4 +1,4 @@
-"""Measurement pages: Markdown tables and paragraphs, the parts of a page that are kept, and the JSON record beside it."""
+"""Measurement pages in Markdown: tables, paragraphs, kept parts, and the JSON record beside a page."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ WIDTH: Final = 120
 
 
 class PageError(ValueError):
-    """A page lacks the marks between which a section belongs."""
+    """A page lacks the marks around a section."""
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], align: str = "l") -> list[str]:
-    """Return the lines of a table, none without rows. `align`: l or r per column, the last for all columns after it."""
+    """Return the lines of a table, none without rows. `align`: l or r per column; the last one repeats."""
     made = [f"| {' | '.join(row)} |" for row in rows]
     if not made:
         return []
@@ -36,7 +36,7 @@ def paragraph(text: str) -> list[str]:
 
 
 def section(title: str, lines: Iterable[str]) -> list[str]:
-    """Return a section of the second level with the empty line after it; nothing if there are no lines."""
+    """Return a section of the second level and an empty line; nothing if there are no lines."""
     made = list(lines)
     return [f"## {title}", "", *made, ""] if made else []
 
@@ -47,7 +47,7 @@ def items(texts: Iterable[str]) -> list[str]:
 
 
 def origin(command: str, seconds: float, machine: Mapping[str, str]) -> list[str]:
-    """Return the command that wrote a page, its duration, and the machine of the run."""
+    """Return the command of a run, its duration and its machine."""
     return [
         f"Written by `{command}`, {seconds / 60:.1f} minutes.",
         "",
@@ -68,7 +68,7 @@ def number(value: float) -> str:
 
 
 def spread(values: Iterable[float | None], digits: int) -> str:
-    """Return the median, with the smallest and the largest value where they differ; a dash without values."""
+    """Return the median, with the smallest and the largest value if they differ; a dash without values."""
     known = sorted(value for value in values if value is not None)
     if not known:
         return "-"
@@ -77,7 +77,7 @@ def spread(values: Iterable[float | None], digits: int) -> str:
 
 
 def with_notes(lines: Iterable[str], old: str) -> str:
-    """Return the page of `lines` with the hand-written end of `old`, the page that it replaces."""
+    """Return the page of `lines` with the hand-written end of `old`, the page before."""
     return "\n".join([*lines, NOTES]) + (old.partition(NOTES)[2] or "\n")
 
 
@@ -91,12 +91,12 @@ def put(page: str, lines: Iterable[str], begin: str, end: str) -> str:
 
 
 def old(page: Path | None) -> str:
-    """Return the text of a page, empty if there is none yet."""
+    """Return the text of a page, empty if there is none."""
     return page.read_text(encoding="utf-8") if page is not None and page.exists() else ""
 
 
 def write(page: Path, text: str, record: str, *, tag: str = "") -> None:
-    """Write a page and its record beside it, named as the page; `tag` is appended to the record's name."""
+    """Write a page and its record beside it: the name of the page and `tag`."""
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text(text, encoding="utf-8")
     page.with_name(f"{page.stem}{tag}.json").write_text(record, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The processes of one measurement: started pinned, spoken to, stopped together."""
+"""The processes of one measurement: pinned to cores, controlled over stdin, stopped together."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Process:
         self.metrics_address = ""
 
     def ask(self, do: str, *, timeout_s: float = ANSWER_TIMEOUT_S, **arguments: Any) -> dict[str, Any]:
-        """Send a command and return the answer. Raises BenchError if there is none in time, or it is an error."""
+        """Send a command and return the answer. Raises BenchError on an error, or without an answer in time."""
         assert self._child.stdin is not None
         try:
             self._child.stdin.write(json.dumps({"do": do, **arguments}).encode() + b"\n")
@@ -86,12 +86,12 @@ class Process:
             self._buffer += chunk
 
     def wait_ready(self) -> None:
-        """Return when the process has said that it is ready, and at which addresses. Raises BenchError."""
+        """Return when the process has announced that it is ready, with its addresses. Raises BenchError."""
         ready = self.read_answer(START_TIMEOUT_S)
         self.address, self.metrics_address = ready["address"], ready.get("metrics_address", "")
 
     def metric(self, name: str) -> float:
-        """Return one series of a service's metrics. Raises BenchError if it has none of that name."""
+        """Return one series of a service's metrics. Raises BenchError if there is none of that name."""
         with urllib.request.urlopen(
             f"http://{self.metrics_address}/metrics", timeout=ANSWER_TIMEOUT_S
         ) as answer:
@@ -102,25 +102,25 @@ class Process:
         raise BenchError(f"{self.name} exports no {name}")
 
     def is_running(self) -> bool:
-        """True until the process ended."""
+        """True until the process has ended."""
         return self._child.poll() is None
 
     def log_tail(self, lines: int = 6) -> str:
-        """Return the last lines it logged."""
+        """Return the last lines of the log."""
         with contextlib.suppress(OSError):
             text = self._log.read_text(encoding="utf-8", errors="replace").strip()
             return " | ".join(text.splitlines()[-lines:]) or "nothing was logged"
         return "nothing was logged"
 
     def ask_to_stop(self) -> None:
-        """Tell it to end, and do not wait."""
+        """Ask the process to end, without waiting."""
         assert self._child.stdin is not None
         with contextlib.suppress(OSError):
             self._child.stdin.close()
         self._child.terminate()
 
     def wait_until(self, is_done: Callable[[], bool], problem: str, every_s: float = 0.1) -> None:
-        """Return when `is_done`. Raises BenchError if the process ends before, or has the `problem` for too long."""
+        """Return when `is_done`. Raises BenchError with `problem` after START_TIMEOUT_S, or if the process ends."""
         end_s = time.monotonic() + START_TIMEOUT_S
         while not is_done():
             if not self.is_running() or time.monotonic() > end_s:
@@ -129,7 +129,7 @@ class Process:
             time.sleep(every_s)
 
     def wait_for_port(self, port: int) -> None:
-        """Return when the process accepts connections at `port` of loopback. Raises as wait_until."""
+        """Return when the process accepts connections at `port` of loopback. Raises BenchError."""
 
         def is_listening() -> bool:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
@@ -139,7 +139,7 @@ class Process:
         self.wait_until(is_listening, f"does not listen at port {port}", every_s=0.01)
 
     def close(self) -> None:
-        """Wait until it has ended; kill it if it does not."""
+        """Wait until the process has ended; kill it after STOP_TIMEOUT_S."""
         self.ask_to_stop()
         try:
             self._child.wait(STOP_TIMEOUT_S)
@@ -158,7 +158,7 @@ class Fleet:
         self._processes: list[Process] = []
         self.folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="kvmesh-bench-")))
         self.redis_url = ""
-        """Of the Redis of the mesh that `configure` began."""
+        """URL of the Redis that `configure` started."""
         self._config = self.folder / "kvmesh.toml"
 
     def __enter__(self) -> Fleet:
@@ -171,7 +171,7 @@ class Fleet:
         self._stack.close()
 
     def stop(self, *processes: Process) -> None:
-        """Stop some before the rest, the last started first, all at once."""
+        """Stop `processes` at once, the last started first."""
         for process in reversed(processes):
             process.ask_to_stop()
         for process in reversed(processes):
@@ -179,22 +179,22 @@ class Fleet:
         self._processes = [process for process in self._processes if process not in processes]
 
     def at_end(self, call: Callable[[], None]) -> None:
-        """Call `call` when everything has stopped."""
+        """Call `call` when all processes have stopped."""
         self._stack.callback(call)
 
     def start(self, name: str, command: Sequence[str], core: int) -> Process:
-        """Start a process; it is stopped with the fleet."""
+        """Start a process. The fleet stops it."""
         process = Process(name, command, core, self.folder / f"{name}.log")
         self._processes.append(process)
         return process
 
     def module(self, name: str, module: str, core: int, /, **options: object) -> Process:
-        """Start a module of the bench. Its options by name; a trailing underscore is none of theirs."""
+        """Start a module with options by name, less a trailing underscore."""
         words = [(f"--{name.strip('_').replace('_', '-')}", str(value)) for name, value in options.items()]
         return self.start(name, [sys.executable, "-m", module, *itertools.chain(*words)], core)
 
     def start_ready(self, name: str, module: str, core: int = LOAD_CORE, /, **options: object) -> Process:
-        """Start a module of the bench and wait until it is ready."""
+        """Start a module of the bench and return when it is ready."""
         process = self.module(name, module, core, **options)
         process.wait_ready()
         return process
@@ -202,26 +202,26 @@ class Fleet:
     def start_service(
         self, role: str, name: str, *options: str, core: int = ANY_CORE, listen: str = ANY_PORT
     ) -> Process:
-        """Start a service of the mesh that `configure` began; it is not ready yet."""
+        """Start a service of the mesh of `configure`, without waiting for it."""
         more = ("--redis", self.redis_url, *options)
         command = service_command(role, name, config=str(self._config), listen=listen, more=more)
         return self.start(name, command, core)
 
     def service(self, role: str, name: str, *options: str) -> Process:
-        """Start a service of the mesh as the process under test and wait until it is ready."""
+        """Start a service of the mesh as the process under test and return when it is ready."""
         process = self.start_service(role, name, *options, core=TEST_CORE)
         process.wait_ready()
         return process
 
     def redis(self) -> str:
-        """Start a Redis of its own, nothing kept on disk, and return its URL."""
+        """Start a Redis without persistence and return its URL."""
         port = free_port()
         process = self.start("redis", redis_command(redis_binary(), port, self.folder), LOAD_CORE)
         process.wait_for_port(port)
         return f"redis://127.0.0.1:{port}/0"
 
     def configure(self, tables: Mapping[str, Mapping[str, Any]]) -> None:
-        """Begin a mesh: write its configuration from `tables`, with a log of warnings alone, and start its Redis."""
+        """Begin a mesh: write its configuration from `tables`, with logs of warnings only, and start its Redis."""
         lines = []
         for section, keys in {"telemetry": {"log_level": "warning"}, **tables}.items():
             lines.append(f"[{section}]")
@@ -231,7 +231,7 @@ class Fleet:
 
 
 def prepare_kill(*processes: Process) -> Callable[[], None]:
-    """Return what sends SIGKILL to `processes` and to all they have started by now, at once."""
+    """Return a call that sends SIGKILL to `processes` and their present descendants, without delay."""
     family = [pid for process in processes for pid in (process.pid, *accounting.descendants(process.pid))]
 
     def kill() -> None:
@@ -249,13 +249,13 @@ def ask_all(processes: Sequence[Process], do: str, **arguments: Any) -> list[dic
 
 
 def free_port() -> int:
-    """Return a port nobody listens on now, and that no outgoing connection will take."""
+    """Return a free port outside of the range of outgoing connections."""
     return next(free_ports("127.0.0.1", 1))
 
 
 @contextlib.contextmanager
 def _pinned(core: int) -> Iterator[None]:
-    """Pin this thread, and so what it starts, to `core` inside the block; ANY_CORE changes nothing."""
+    """Pin this thread, and the processes that it starts, to `core` inside the block; ANY_CORE changes nothing."""
     before = os.sched_getaffinity(0)
     if core != ANY_CORE:
         os.sched_setaffinity(0, {core})

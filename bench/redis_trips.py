@@ -1,4 +1,4 @@
-"""What a round trip to Redis costs at the least: by the client library, a bare protocol, and the mesh's own connection."""
+"""The least cost of a round trip to Redis: client library, bare protocol, and kvmesh's connection."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WARM = 100
 
 
 class _Bare(asyncio.Protocol):
-    """One answer at a time."""
+    """A connection with one request at a time."""
 
     def __init__(self) -> None:
         self._reader = hiredis.Reader()
@@ -38,7 +38,7 @@ class _Bare(asyncio.Protocol):
 
 
 async def measure(redis_url: str, trips: int) -> dict[str, dict[str, float]]:
-    """Return the median latency and the CPU of a round trip that runs a script which does nothing, by way, microseconds."""
+    """Return median latency and CPU of an empty script's round trip for each client, in microseconds."""
     link = RedisLink(redis_url)
     client: Any = redis.asyncio.Redis.from_url(redis_url, protocol=2)
     loop, place = asyncio.get_running_loop(), urlsplit(redis_url)
@@ -58,7 +58,7 @@ async def measure(redis_url: str, trips: int) -> dict[str, dict[str, float]]:
         await link.scripts(NOTHING, [((), ())])
 
     try:
-        await by_link()  # Redis knows the script from now on
+        await by_link()  # this loads the script
         return {
             "redis-py": await _measure(by_library, trips),
             "a bare protocol": await _measure(by_protocol, trips),

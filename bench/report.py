@@ -1,4 +1,4 @@
-"""What a run looks like: a table for people, JSON for machines, a page for the record."""
+"""The record of a run of the bench, as a page and as JSON."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ COLUMNS = ("figure", "min", "median", "max", "unit", "aim", "")
 
 
 def verdict(figure: Figure) -> str:
-    """Return "met", "missed" or nothing; with a question mark where the load was not what the case says."""
+    """Return "met", "missed" or nothing, with a question mark if the load differed from the case."""
     told = {None: "", True: "met", False: "missed"}[figure.is_met]
     return told + "?" * figure.is_doubtful
 
@@ -65,7 +65,7 @@ class Run:
         return json.dumps(run, indent=2) + "\n"
 
     def page(self, old: str = "") -> str:
-        """Return the run as Markdown. `old`: the page that it replaces, whose title and hand-written end are kept."""
+        """Return the run as Markdown. `old`: the page before; its title and hand-written end are kept."""
         results = self.results
         lines = [old.partition("\n")[0] or "# The cost of kvmesh", ""]
         lines += [*pages.origin(self.command, self.seconds, self.machine), METHOD, ""]
@@ -78,7 +78,7 @@ class Run:
 
 
 def sentences(results: Results) -> list[str]:
-    """Return one list item per aim: met or missed, by how much, and what can be said about where the time goes."""
+    """Return one list item per aim: met or missed, by how much, and the measured parts of the time."""
     lines = []
     for figure in results.figures.values():
         if figure.aim is None:
@@ -101,7 +101,7 @@ def sentences(results: Results) -> list[str]:
 
 
 def _share(results: Results, figure: Figure) -> str:
-    """Say where a cost comes from, as far as it was measured: the floor of the same case, or the parts of a delay."""
+    """Return the measured parts of a cost: the floor of the same case, or the parts of a delay."""
     scenario, case, metric = figure.key
 
     def medians(scenario: str, *metrics: str) -> list[float]:

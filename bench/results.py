@@ -1,4 +1,4 @@
-"""What was measured: values of one metric in one case, over the repeats, beside the aim. Pure."""
+"""Measured figures: the values of one metric in one case over the repeats, with the aim. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 
 class BenchError(Exception):
-    """A measurement could not be made; says which process and why."""
+    """A measurement failed. The text names the process and the reason."""
 
 
 class Key(NamedTuple):
@@ -21,7 +21,7 @@ class Key(NamedTuple):
 
 
 class Aim(NamedTuple):
-    """What a figure should be: at most `limit`, or at least."""
+    """The limit of a figure, upper or lower."""
 
     limit: float
     is_least: bool = False
@@ -43,7 +43,7 @@ class Figure:
     values: list[float] = field(default_factory=list)
     aim: Aim | None = None
     is_doubtful: bool = False
-    """True if the load was not what the case says: see the problems."""
+    """True if the load differed from the case: see the problems."""
 
     @property
     def median(self) -> float:
@@ -77,7 +77,7 @@ class Results:
     def __init__(self, aims: dict[Key, Aim] | None = None) -> None:
         self.figures: dict[Key, Figure] = {}
         self.problems: list[str] = []
-        """What could not be measured, or was measured under a load generator that could not keep up."""
+        """Failed measurements, and those under a load generator that was too slow."""
         self._aims = aims or {}
         self._doubted: set[tuple[str, str]] = set()
 
@@ -91,7 +91,7 @@ class Results:
         figure.values.append(value)
 
     def problem(self, scenario: str, text: str, case: object = None) -> None:
-        """Note a problem once. `case`: its figures are doubtful, in all repeats."""
+        """Record a problem once. `case`: its figures are doubtful in all repeats."""
         told = f"{scenario}: {text}" if case is None else f"{scenario}, {case}: {text}"
         if told not in self.problems:
             self.problems.append(told)
@@ -106,7 +106,7 @@ class Results:
         return [figure for figure in self.figures.values() if figure.key.scenario == scenario]
 
     def scenarios(self) -> Iterable[str]:
-        """Return the scenarios that have figures, in order."""
+        """Return the scenarios with figures, in order."""
         return dict.fromkeys(key.scenario for key in self.figures)
 
 
@@ -122,7 +122,7 @@ class ScenarioResults:
         self.results.add(self.scenario, str(case), metric, unit, value)
 
     def problem(self, text: str, case: object = None) -> None:
-        """Note a problem once. `case`: its figures are doubtful, in all repeats."""
+        """Record a problem once. `case`: its figures are doubtful in all repeats."""
         self.results.problem(self.scenario, text, case)
 
 

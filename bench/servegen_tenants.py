@@ -1,7 +1,7 @@
-"""Arrivals as of a real service with many tenants: rates, burstiness and lengths of an excerpt of ServeGen's clients.
+"""Arrivals of a real service with many tenants: rates, burstiness and lengths of an excerpt of ServeGen's clients.
 
-The excerpt is beside this module (servegen_tenants.jsonl, its origin and licence in servegen_tenants.md): the 15 of the 40
-busiest clients whose lengths are known, each with the rate and the coefficient of variation of one ten-minute window.
+The excerpt is servegen_tenants.jsonl; servegen_tenants.md states its origin and licence. It has those 15 of the 40 busiest
+clients that have known lengths. Each has the rate and the coefficient of variation of one ten-minute window.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bench.tenant_mesh import Arrival
 
 EXCERPT: Final = Path(__file__).with_suffix(".jsonl")
 BURST_MAX: Final = 150
-"""Requests of one tenant in a run: a client whose gaps vary by a factor of 100 may send thousands in a moment."""
+"""Most requests of one tenant in a run. With gaps that vary by a factor of 100, a client may send thousands at once."""
 
 
 class Client(NamedTuple):
@@ -26,9 +26,9 @@ class Client(NamedTuple):
     tenant: str
     per_s: float
     variation: float
-    """Standard deviation of its gaps, in mean gaps."""
+    """Standard deviation of the gaps, in mean gaps."""
     prompt: list[int]
-    """Tokens: the 10th, 50th, 90th and 99th percentile."""
+    """Tokens: 10th, 50th, 90th and 99th percentile."""
 
 
 def clients() -> list[Client]:
@@ -41,7 +41,7 @@ def clients() -> list[Client]:
 def arrivals(
     client: Client, factor: float, seconds: float, draw: random.Random, deadline_s: float
 ) -> list[Arrival]:
-    """Return the requests of one client at `factor` of its rate: Weibull gaps of its variation, prompts of its lengths."""
+    """Return requests of one client at `factor` of its rate: Weibull gaps of its variation, prompts of its lengths."""
     shape = _weibull_shape(client.variation)
     scale = 1 / (client.per_s * factor * math.gamma(1 + 1 / shape))
     found: list[Arrival] = []

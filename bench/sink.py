@@ -1,7 +1,7 @@
-"""A neighbour that speaks Attach as a caller: a fake frontend of a router, or a fake router of a decode replica.
+"""A load generator that speaks Attach as a caller: a fake frontend of a router, or a fake router of a decode replica.
 
-It submits, grants credit as a reader would, checks every position, and counts. Run as `python -m bench.sink`, steered
-over stdin (see `load`).
+It submits, moves the flow-control windows as a reader does, checks every position, and counts. Commands come over stdin
+(see `load`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kvmesh.budget.v1 import budget_pb2
 from kvmesh.clock import MonotonicClock
 
 WINDOW_TOKENS = 64
-"""How far ahead of the reader tokens may be sent; granted again when half of it is used, as the frontend does."""
+"""Flow-control window: tokens ahead of the reader. It moves when half is used, as in the frontend."""
 DEADLINE_S = 600.0
 
 
@@ -46,7 +46,7 @@ class Reading:
 
 
 class AttachSink:
-    """Reads many requests over one link. A Load and a Sink."""
+    """Reads many requests over one link. Implements Load and Sink."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class AttachSink:
         outbox.submit(submit, now_s + DEADLINE_S)
 
     async def close(self) -> None:
-        """See Load. The protocol answers no cancel, so there is nothing to wait for but the write."""
+        """See Load. The protocol answers no cancel, so this waits for the write only."""
         for slot in self._readings:
             self.link.outbox.cancel(slot, pb.Cancel.REASON_CLIENT)
         self._readings.clear()
@@ -179,7 +179,7 @@ async def serve(
 ) -> None:
     """Serve until stdin ends.
 
-    `target`: host:port of the process under test. `phase`: what it is sent. `certificates`: folder of
+    `target`: host:port of the process under test. `phase`: phase of the submits. `certificates`: folder of
     `kvmesh certificates`; empty: plain text.
     """
     plain = grpc.aio.insecure_channel

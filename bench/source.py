@@ -1,7 +1,7 @@
-"""A neighbour that speaks Attach as a server: a fake decode replica, prefill replica or router.
+"""A stub that speaks Attach as a server: a fake decode replica, prefill replica or router without an engine.
 
-It answers at once and paces tokens on an absolute schedule; there is no engine behind it. With `--redis` it registers,
-so that the process under test finds it. Run as `python -m bench.source`, steered over stdin (see `control`).
+It answers at once and paces tokens on an absolute schedule. With `--redis` it registers, so the process under test finds
+it. Commands come over stdin (see `control`).
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from kvmesh.trust.peers import Trust
 PREFILL_S = 0.005
 """From submit to first token of a fake prefill."""
 TRIP_S = 0.002
-"""From placement to start at a fake router: decode reserves, prefill takes it."""
+"""From placement to start at a fake router: the time of decode's reservation and prefill's start."""
 TRANSFER_S = 0.003
 HANDOFF_BYTES = 256
 LOAD_REPORT_S = (0.05, 1.0)
-"""Shortest and longest time between two load reports, as the protocol asks."""
+"""Shortest and longest time between two load reports in the protocol."""
 BLOCKS = 10_000_000
 CAPABILITIES = ("disaggregated", "kv_events", "release_handoff", "logprobs", "seeded_resume")
 
@@ -53,7 +53,7 @@ class Source:
         self.counters = Counters()
         self.step_s = step_s
         self.phases = 1
-        """Engines it plays: their steps are spread evenly over the step time, each has its share of the streams."""
+        """Simulated engines. Their steps are spread evenly over the step time; each has a share of the streams."""
         self.sessions: set[SourceSession] = set()
 
     def open_session(self, peer: pb.Hello, outbox: DownwardOutbox, now_s: float) -> SourceSession:
@@ -74,7 +74,7 @@ class Source:
             period_s = self.step_s / self.phases
             next_s += period_s
             now_s = loop.time()
-            if now_s > next_s + 10 * period_s:  # hopelessly late: give up the lost steps, and say so
+            if now_s > next_s + 10 * period_s:  # far too late: skip the lost steps and count them
                 self.counters.late_steps += int((now_s - next_s) / period_s)
                 next_s = now_s
             await asyncio.sleep(next_s - now_s)
@@ -187,7 +187,7 @@ class SourceSession:
         self._delayed[slot] = self._loop.call_later(delay_s, fire)
 
     def _play_prefill(self, submit: pb.Submit) -> None:
-        """Tell of a prefill and a transfer as a router does: each when it hears of it."""
+        """Report a prefill and a transfer as a router does."""
 
         def first() -> None:
             self.outbox.first_token(self._first(submit))
@@ -276,7 +276,7 @@ async def serve(
 
 
 def stub_trust(folder: str, role: str) -> Trust:
-    """Return the trust of a neighbour with the certificates in `folder`; empty: plain text."""
+    """Return the trust of a stub with the certificates in `folder`; empty: plain text."""
     return Trust(build({"trust": trust_keys(Path(folder))} if folder else {}), role)
 
 

@@ -1,10 +1,7 @@
-"""A mesh of processes with tenants, its engines' `hashed` arithmetic with costs, and a client that replays arrivals.
+"""A mesh with tenants, and its client, which replays given arrivals.
 
-A neighbour that replays given arrivals against the mesh's own API, whatever becomes of them, and tells of each request.
-
-Open loop: a slow mesh does not slow the arrivals. Run as `python -m bench.arrivals`, steered over stdin: replay {arrivals:
-[[at_s, tenant, prompt tokens, output tokens, deadline_s], ...], keys: {tenant: bearer}} answers, in the order of arrival,
-[tenant, milliseconds to the first token or null, reason of the error or "", retry after (s) or null, tokens, ended (s)].
+The client is an open loop: a slow mesh does not slow the arrivals. It is this module as a process, with one command: replay
+{arrivals: [rows of Arrival], keys: {tenant: bearer}}. It returns {seen: [rows of Answered]}, in the order of arrival.
 """
 
 from __future__ import annotations
@@ -23,7 +20,7 @@ from bench.mesh import Mesh, names
 from bench.processes import ANY_CORE, Fleet, Process
 
 TOKEN_S = 0.0005
-"""What a prompt token costs: 200 tokens take 0.1 s."""
+"""Prefill time of a prompt token: 200 tokens take 0.1 s."""
 
 STEP_S = 0.01
 DEADLINE_S = 120.0
@@ -40,12 +37,12 @@ class Arrival(NamedTuple):
 
 
 class Answered(NamedTuple):
-    """What became of one."""
+    """The outcome of one request."""
 
     tenant: str
     ttft_ms: float | None
     reason: str
-    """Of the error; empty: it ended well."""
+    """Reason of the error; empty: the request succeeded."""
     retry_after_s: float | None
     tokens: int
     ended_s: float
@@ -54,7 +51,7 @@ class Answered(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TenantMesh:
-    """What runs."""
+    """A running mesh with tenants."""
 
     frontend: Process
     prefills: Sequence[Process]
@@ -62,13 +59,13 @@ class TenantMesh:
     keys: Mapping[str, str]
 
     def replay(self, arrivals: Sequence[Arrival]) -> list[Answered]:
-        """Send `arrivals` and return what became of them."""
+        """Send `arrivals` and return their outcomes."""
         longest_s = max(one.at_s + one.deadline_s for one in arrivals)
         answer = self.client.ask("replay", arrivals=arrivals, keys=self.keys, timeout_s=longest_s + 60.0)
         return [Answered(*one) for one in answer["seen"]]
 
     def learn(self) -> None:
-        """Let the router see what prompts cost: lone requests of several lengths."""
+        """Let the router learn the cost of prompts from single requests of several lengths."""
         tenant = next(iter(self.keys))
         lengths = [100 + 150 * (number % 14) for number in range(28)]
         self.replay([Arrival(0.7 * at, tenant, tokens, 1, DEADLINE_S) for at, tokens in enumerate(lengths)])
@@ -82,7 +79,7 @@ def start(
     decodes: int = 1,
     router: Mapping[str, Any] | None = None,
 ) -> TenantMesh:
-    """Start everything and wait until a request was answered."""
+    """Start all and return when a request was answered."""
     keys = {tenant: f"kvm_{tenant.replace('-', '_')}{'0' * 40}" for tenant in tenants}
     tables: dict[str, dict[str, Any]] = {"router": {"local_prefill_tokens_max": 0, **(router or {})}}
     for tenant, key in keys.items():

@@ -1,4 +1,4 @@
-"""One measured window: CPU of the process under test and what its neighbours counted, over the same seconds."""
+"""Measured windows: CPU of the process under test and the counters of its load over the same seconds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bench.results import ScenarioResults
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Streams that each get a token every `step_ms`, from `replicas` sources."""
+    """A number of streams. Each gets a token every `step_ms` from one of `replicas` sources."""
 
     streams: int
     step_ms: float
@@ -26,29 +26,29 @@ class Case:
 
 
 CASES = (Case(256, 50), Case(1, 20), Case(16, 20), Case(64, 20), Case(128, 20), Case(16, 10))
-"""The largest first: memory per stream is the growth of a process that had only a few streams before."""
+"""The largest case first: memory per stream is the growth of a process that had few streams before."""
 QUICK_CASES = (Case(256, 50), Case(1, 20), Case(64, 20))
 
 
 PROMPT_TOKENS = 256
 ENDLESS = 500_000
-"""Tokens of a stream that no window sees the end of."""
+"""Tokens of a stream that outlasts every window."""
 ANSWER_TOKENS = 4
 SETTLE_S = 0.5
-"""From the end of a load to the next one."""
+"""Pause between two loads."""
 LONG_SEQUENCES: Final[dict[str, dict[str, Any]]] = {
     "engine": {"arithmetic": "hashed", "max_sequence_tokens": 1_000_000, "kv_blocks": 1_000_000},
     "frontend": {"max_output_tokens_max": 1_000_000},
 }
-"""Configuration under which streams are endless."""
+"""Configuration for endless streams."""
 
 LATE_SHARE_MAX = 0.1
-"""Steps of a source that may begin a quarter of a step late; with more, frames pile up and look cheap."""
+"""Share of a source's steps that may be late by a quarter step. With more, merged frames look cheap."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How long things take."""
+    """Repeats and durations of a run."""
 
     repeats: int
     warm_s: float
@@ -75,7 +75,7 @@ FULL = Pace(repeats=3, warm_s=0.7, window_s=2.2, rate_s=3.0, is_quick=False, is_
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What happened between two moments."""
+    """Growth of time, CPU and counters over a window."""
 
     seconds: float
     cpu_s: float
@@ -84,7 +84,7 @@ class Window:
 
 
 def measure(process: Process, load: Process, seconds: float) -> Window:
-    """Watch `process` for `seconds`. The load was started and warmed up before."""
+    """Measure `process` for `seconds`, under a load that is warmed up."""
     began_s, cpu_ns, first = time.monotonic(), accounting.cpu_ns(process.pid), load.ask("counters")
     time.sleep(seconds)
     ended_s, cpu_ns = time.monotonic(), accounting.cpu_ns(process.pid) - cpu_ns
@@ -98,7 +98,7 @@ def growth(first: dict[str, Any], last: dict[str, Any]) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class SystemUnderTest:
-    """A process under test under a load of streams or requests, and where its figures go."""
+    """A process under test with its load of streams or requests, and the results."""
 
     results: ScenarioResults
     pace: Pace
@@ -107,10 +107,10 @@ class SystemUnderTest:
     prompt_tokens: int = PROMPT_TOKENS
     stream_tokens: int = ENDLESS
     way: str = ""
-    """How it is done, where a scenario does it in several ways."""
+    """Variant of the scenario, such as TLS; empty: there is one."""
 
     def name(self, case: object) -> str:
-        """Return what `case` is called in the results."""
+        """Return the name of `case` in the results."""
         return f"{case}, {self.way}" if self.way else str(case)
 
     def add(self, case: object, metric: str, unit: str, value: float) -> None:
@@ -118,7 +118,7 @@ class SystemUnderTest:
         self.results.add(self.name(case), metric, unit, value)
 
     def problem(self, case: object, text: str) -> None:
-        """Note a problem of a case: its figures are doubtful."""
+        """Record a problem of a case: its figures are doubtful."""
         self.results.problem(text, self.name(case))
 
     def idle(self) -> None:
@@ -126,22 +126,22 @@ class SystemUnderTest:
         self.add("idle", aims.IDLE, "MB", accounting.rss_bytes(self.process.pid) / 1e6)
 
     def open(self, case: Case) -> None:
-        """Hold the streams of `case` open, and warm up."""
+        """Open the streams of `case`, and warm up."""
         options = {"prompt": self.prompt_tokens, "tokens": self.stream_tokens}
         self.load.ask("open", streams=case.streams, **options)
         time.sleep(self.pace.warm_s)
 
     def measure(self) -> Window:
-        """Watch the process for a window."""
+        """Measure the process for a window."""
         return measure(self.process, self.load, self.pace.window_s)
 
     def streams(self, case: Case, sources: Sequence[Process] = (), *, sees_frames: bool = True) -> None:
-        """Hold the streams of `case` open for a window, and add what it shows.
+        """Hold the streams of `case` open for a window and add its figures.
 
-        `sources`: they send what the process passes on, and must hold their rate. `sees_frames`: the load counts
-        frames; else those that the sources sent are counted.
+        `sources`: the stubs that pace the tokens, checked for their rate. `sees_frames`: the load counts frames;
+        otherwise the frames of the sources count.
         """
-        self.open(replace(case, streams=1))  # what a first request loads is no stream's
+        self.open(replace(case, streams=1))  # memory that a first request loads belongs to no stream
         before = accounting.rss_bytes(self.process.pid)
         if case.streams > 1:
             self.open(replace(case, streams=case.streams - 1))
@@ -157,7 +157,7 @@ class SystemUnderTest:
         self.end(case)
 
     def add_streams(self, case: Case, window: Window, frames: float | None = None) -> None:
-        """Add what a window of open streams shows. `frames`: where the load sees none."""
+        """Add the figures of a window of open streams. `frames`: if the load counts none."""
         tokens, frames = window.counts["tokens"], window.counts["frames"] if frames is None else frames
         if not tokens or not frames:
             self.problem(case, "no token arrived in the window")
@@ -170,14 +170,14 @@ class SystemUnderTest:
         self.add(case, aims.ROWS, "rows", window.counts["rows"] / frames)
 
     def requests(self, per_s: float, process: Process | None = None, prompt_tokens: int = 0) -> Window:
-        """Send short requests at a rate and watch the process under test, or another one, for a window."""
+        """Send short requests at a rate and measure the process under test, or another one, for a window."""
         prompt = prompt_tokens or self.prompt_tokens
         self.load.ask("rate", per_s=per_s, prompt=prompt, tokens=ANSWER_TOKENS)
         time.sleep(self.pace.warm_s)
         return measure(process or self.process, self.load, self.pace.rate_s)
 
     def rate(self, case: str, per_s: float, prompt_tokens: int = 0) -> Window:
-        """Send short requests at a rate for a window, and add what it shows."""
+        """Send short requests at a rate for a window and add its figures."""
         window = self.requests(per_s, prompt_tokens=prompt_tokens)
         finished = window.counts["finished"]
         if finished < 0.85 * per_s * window.seconds:
@@ -189,7 +189,7 @@ class SystemUnderTest:
         return window
 
     def end(self, case: object) -> None:
-        """Note failures the load saw, for figures of a failing run mean nothing, and cancel what is open."""
+        """Record failures of the load, since they make figures doubtful. Cancel all streams."""
         counters = self.load.ask("counters")
         if counters["failed"]:
             self.problem(case, f"{counters['failed']} requests failed, first: {counters['faults'][0]}")
@@ -197,7 +197,7 @@ class SystemUnderTest:
         time.sleep(SETTLE_S)
 
     def _check_source(self, case: Case, name: str, grown: dict[str, float]) -> None:
-        """Note a source that could not hold its rate, or that was held back by its flow-control window."""
+        """Record a source that was too slow for its rate, or held back by its flow-control window."""
         late = grown["late_steps"] / max(1.0, grown["steps"])
         if late > LATE_SHARE_MAX:
             self.problem(case, f"{name} began {late:.0%} of its steps late")
