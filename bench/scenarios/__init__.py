@@ -1,1 +1,1 @@
-"""The scenarios: each starts a process under test and its neighbours, and adds figures to the results."""
+"""The scenarios. Each starts a process under test with its load and stubs, and adds figures to the results."""

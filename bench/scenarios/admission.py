@@ -1,9 +1,7 @@
-"""What budgets cost the frontend: a request admitted from a slab, one that asks Redis, and one that is refused.
+"""The cost of budgets in the frontend: admission from a quota lease, admission by Redis, and refusal.
 
-The process that measures budgets: a frontend's own, asked as its service asks them, over a real Redis.
-
-CPU is that of the whole process per request: admission, settlement, and the frontend's side of all round trips. Run as
-`python -m bench.admission_probe`, steered over stdin.
+The process under test is this module as a process. It calls the budgets of a frontend as the service does, over a real
+Redis. CPU is that of the whole process per request: admission, settlement, and the frontend's side of all round trips.
 """
 
 from __future__ import annotations
@@ -39,11 +37,11 @@ PROMPT_TOKENS = 256
 OUTPUT_TOKENS = 200
 MAX_OUTPUT_TOKENS = 1024
 WARM_S = 1.5
-"""A slab is opened when the demand is known."""
+"""Time of load before a measurement: a quota lease opens when the demand is known."""
 ANSWER_S = 0.8
-"""Of Redis: on a busy machine a shorter one measures local buckets."""
+"""Timeout of Redis. On a busy machine a shorter one would measure the local fallback."""
 BATCH = 64
-"""Requests at once between two turns of the loop, where the throughput is meant and not the latency."""
+"""Requests per iteration of the event loop in measurements of throughput."""
 
 
 def run(results: ScenarioResults, pace: Pace) -> None:
@@ -81,23 +79,23 @@ class Probe:
         self._numbers = itertools.count(1)
 
     async def close(self) -> None:
-        """Settle and end."""
+        """Settle all and end."""
         await self.budgets.flush(5)
         self.running.cancel()
         await asyncio.wait([self.running])
         await self.link.close()
 
     async def reserve(self, who: Caller) -> Reservation:
-        """Admit a request as the frontend does: at once if it can be, else once Redis has answered."""
+        """Admit a request as the frontend does: at once if possible, otherwise by Redis."""
         of_request = (who, f"r{next(self._numbers)}", PROMPT_TOKENS, MAX_OUTPUT_TOKENS)
         return self.budgets.try_reserve(*of_request) or await self.budgets.reserve(*of_request)
 
     def settle(self, reservation: Reservation) -> None:
-        """End a request as most end."""
+        """Settle a request with a typical output."""
         self.budgets.settle(reservation, PROMPT_TOKENS, 0, OUTPUT_TOKENS)
 
     async def one(self, who: Caller, requests: int) -> dict[str, float]:
-        """Run requests one after another; return microseconds of CPU and the median latency of a reserve."""
+        """Run requests one after another. Return CPU per request and median latency of a reserve, in microseconds."""
         await self.warm(who)
         latencies, quota_lease = [], self.budgets.metrics.quota_lease.value
         cpu_ns = time.process_time_ns()
@@ -112,7 +110,7 @@ class Probe:
         return {"latency_us": statistics.median(latencies) / 1e3, "cpu_us": cpu_us, "slab_share": hits}
 
     async def many(self, who: Caller, requests: int) -> dict[str, float]:
-        """Run BATCH requests at a time; return microseconds of CPU per request, reserve and settle apart where they are."""
+        """Run BATCH requests at a time. Return microseconds of CPU per request: in all, of reserve, of settle."""
         await self.warm(who)
         admit_ns = settle_ns = 0
         began_ns = time.process_time_ns()
@@ -139,7 +137,7 @@ class Probe:
         }
 
     async def refuse(self, who: Caller, requests: int) -> dict[str, float]:
-        """Refuse requests of an account that has used everything; return microseconds of CPU per refusal."""
+        """Refuse requests of an exhausted account. Return microseconds of CPU per refusal."""
         refused, cpu_ns = 0, time.process_time_ns()
         for number in range(requests):
             try:
@@ -151,7 +149,7 @@ class Probe:
         return {"cpu_us": (time.process_time_ns() - cpu_ns) / 1e3 / requests, "refused": refused / requests}
 
     async def warm(self, who: Caller) -> None:
-        """Let the demand be known."""
+        """Send requests until the demand is known."""
         end_s = time.monotonic() + WARM_S
         while time.monotonic() < end_s:
             reservation = await self.budgets.reserve(who, f"w{next(self._numbers)}", PROMPT_TOKENS, 16)
@@ -160,7 +158,7 @@ class Probe:
 
 
 def caller(name: str, limit: Limit) -> Caller:
-    """Return a caller with a key within a tenant within an organisation."""
+    """Return a caller with a key of a tenant of an organisation."""
     scopes = tuple(Scope(f"{scope}:{name}", limit) for scope in ("organisation", "tenant", "key"))
     return Caller(
         tenant=Tenant(name=name, organisation=name),
@@ -173,10 +171,10 @@ def caller(name: str, limit: Limit) -> Caller:
 
 PLENTY = Limit(6e7, 1e7, 6e10, 1e10, 0)
 FRONTENDS = 16
-"""As many share the limits, it is told."""
+"""Number of frontends that share the limits."""
 
 NO_SLAB = Limit(6e7, 100, 6e10, 1e10, 0)
-"""So small a burst among so many that no slab is kept: every request asks Redis."""
+"""A burst too small for a quota lease of each frontend: every request goes to Redis."""
 NOTHING = Limit(60, 1, 60_000, 2_000, 0)
 
 

@@ -1,7 +1,7 @@
-"""Conversations on a whole mesh: what is found in cache again, how even the work is, who stays where it was.
+"""Conversations on a whole mesh: prefix-cache reuse, balance of work, session affinity.
 
-Conversations of a recorded trace with one system prompt before all of them, lengths divided by 16, at 0.6 of what four
-prefill replicas can do, placed by two routers. Half-way both are killed at once and started again.
+The conversations are those of a recorded trace with one system prompt, lengths divided by 16. Their load is 0.6 of four
+prefill replicas, placed by two routers. Half-way both routers are killed at once and started again.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _measure(results: ScenarioResults, pace: Pace, case: str, cache_blocks: int)
 
 
 def _check(results: ScenarioResults, case: str, expected: int, taken: Sequence[PlayedTurn]) -> None:
-    """Note turns that failed: those behind them were not sent."""
+    """Record failed turns; later turns of their conversations were not sent."""
     failed = Counter(one.error for one in taken if one.error)
     if failed or len(taken) < expected:
         results.problem(f"{len(taken)} of {expected} turns, failed {dict(failed)}", case)

@@ -1,6 +1,6 @@
-"""The decode service alone: a sink plays its router; the engine runs in a real Triton server on the other core.
+"""The decode service alone: a sink is its router, and the engine runs in a real Triton server on the other core.
 
-The cost includes the Triton client, which lives in the process under test.
+The cost includes the Triton client, which is part of the process under test.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Who feels a tenant's burst: time to first token of others alone and beside it, and how evenly tenants are served.
+"""Effect of a tenant's burst on others: time to first token with and without the burst, and Jain's fairness index.
 
-Four prefill replicas whose prompts cost 0.5 ms a token. A burst: tenant b sends a prompt of 200 tokens twice a second;
-tenant a sends 25 prompts of 2,000 tokens at once, every 12 s. ServeGen: fifteen clients of a real service at FACTOR of
-their rates; the burstiest of them is a, all others are b.
+Four prefill replicas take 0.5 ms per prompt token. In the case of a burst, tenant b sends a prompt of 200 tokens twice
+a second, and tenant a sends 25 prompts of 2,000 tokens at once, every 12 s. In the case of ServeGen, fifteen clients of
+a real service run at FACTOR of their rates. The burstiest client is a, the others are b.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SHORT, LONG = 200, 2000
 BURST, BURST_EVERY_S = 25, 12.0
 SECONDS, QUICK_SECONDS = 60.0, 36.0
 FACTOR = 0.01
-"""Of the rates of ServeGen's clients, as aims.SERVEGEN says: without the burstiest they use 44 % of the replicas."""
+"""Share of the rates of ServeGen's clients, as in aims.SERVEGEN. Without the burstiest they use 44 % of the replicas."""
 
 BACKLOG_S = 15.0
 
@@ -56,7 +56,7 @@ def run(results: ScenarioResults, pace: Pace) -> None:
 def _compare(
     results: ScenarioResults, mesh: TenantMesh, case: str, quiet: list[Arrival], burst: list[Arrival]
 ) -> None:
-    """Send the quiet ones alone, then beside the burst."""
+    """Send the quiet requests without the burst, then with it."""
     bursting = {one.tenant for one in burst}
     p95 = []
     for arrivals, way in ((quiet, "without the burst"), ([*quiet, *burst], "with the burst")):
@@ -72,7 +72,7 @@ def _compare(
 
 
 def _measure_index(results: ScenarioResults, mesh: TenantMesh) -> None:
-    """Let three tenants with prompts of 200, 1,000 and 2,000 tokens always wait; tell Jain's index of their tokens."""
+    """Keep a backlog of three tenants with prompts of 200, 1,000 and 2,000 tokens. Add Jain's index of their tokens."""
     lengths = {"a": LONG, "b": SHORT, "c": 1000}
     tokens_each = round(PREFILLS * BACKLOG_S / tenant_mesh.TOKEN_S)
     arrivals = [

@@ -1,11 +1,7 @@
-"""The floor: what the Attach library and grpc.aio cost by themselves.
+"""The floor: the cost of the Attach library and of grpc.aio alone.
 
-A source and a sink with nothing between bound every relay; a server of the client API with nothing behind bounds the
-frontend.
-
-A frontend with nothing behind it: the least a grpc.aio server can do to stream one message per token and client.
-
-The floor under the frontend. Run as `python -m bench.edge`, steered over stdin.
+A source and a sink with nothing between are the floor of every forwarding service. A stub of the client API is the
+floor of the frontend. The stub is this module as a process: it streams one message per token and client.
 """
 
 from __future__ import annotations
@@ -63,7 +59,7 @@ def run(results: ScenarioResults, pace: Pace) -> None:
 
 
 def _latency_ms(load: Process) -> float:
-    """Return the median time to the first token of requests that come alone and have only that one."""
+    """Return the median time to first token of single requests with one output token."""
     load.ask("rate", per_s=LATENCY_PER_S, prompt=PROMPT_TOKENS, tokens=1)
     time.sleep(LATENCY_S)
     load.ask("close")
@@ -92,7 +88,7 @@ def _run_edge(server: SystemUnderTest, case: Case) -> None:
 
 
 class FrontendStub(inference_pb2_grpc.InferenceServiceServicer):
-    """Gives every live call one token per step."""
+    """Sends every live call one token per step."""
 
     def __init__(self) -> None:
         self.step_s = 0.02

@@ -1,4 +1,4 @@
-"""The frontend alone: a source plays its router, a process with many Generate calls plays its clients."""
+"""The frontend alone: a source is its router, a process with many Generate calls its clients."""
 
 from __future__ import annotations
 

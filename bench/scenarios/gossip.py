@@ -1,9 +1,7 @@
-"""Routers beside each other: how soon each knows what the others have dispatched.
+"""Propagation delay of dispatches between routers over a real Redis.
 
-The process that measures how soon a router's dispatch is known to another: one side of it, over a real Redis.
-
-Both sides run on one machine, whose monotonic clock they share: the moment of a dispatch travels in its request id.
-Run as `python -m bench.dispatch_probe`, steered over stdin.
+A router is this module as a process, with the policy and the gossip of one. All routers run on one machine and share
+its monotonic clock. The time of a dispatch is part of its request id.
 """
 
 from __future__ import annotations
@@ -28,15 +26,15 @@ from services.router.placement.policy import DISPATCH_LIFE_S, Dispatched, Event,
 
 ROUTERS = (2, 4)
 PER_S = 50
-"""Dispatches of each router."""
+"""Dispatches per second of each router."""
 MESH = "bench"
 REPLICA = "prefill-0"
 BLOCKS = 128
-"""Of a prompt of 4,096 tokens."""
+"""Blocks of a prompt of 4,096 tokens."""
 OPEN_S = 0.2
-"""From a prompt's dispatch to its finish; it starts halfway."""
+"""From a prompt's dispatch to its finish. The prompt starts halfway."""
 SETTLE_S = 0.3
-"""After a run, until everything written has arrived."""
+"""Pause after a run, in which all messages arrive."""
 
 
 def run(results: ScenarioResults, pace: Pace) -> None:
@@ -64,12 +62,12 @@ def run(results: ScenarioResults, pace: Pace) -> None:
 
 
 class DispatchProbe:
-    """One router's policy, and what it tells and hears."""
+    """The policy and the gossip of one router."""
 
     def __init__(self, name: str, redis_url: str) -> None:
         self.name = name
         self.delays_s: list[float] = []
-        """From the dispatch by another router until its work was counted here."""
+        """Propagation delays: from the dispatch by another router until the policy here counts it."""
         self.policy = CostPolicy(
             name,
             LocalPrefixIndex(),
@@ -102,14 +100,14 @@ class DispatchProbe:
         self.dispatches.publish(event)
 
     async def meet(self, routers: list[str]) -> None:
-        """Name the {routers}, and wait until they have told what they have."""
+        """Set the {routers}, and wait until their state is known."""
         self.dispatches.set_routers((name, f"boot-{name}") for name in routers)
         async with asyncio.timeout(10):
             while not self.dispatches.is_caught_up():
                 await asyncio.sleep(0.001)
 
     async def dispatch(self, per_s: float, seconds: float) -> Mapping[str, Any]:
-        """Dispatch {per_s} prompts a second for {seconds}, at random moments; tell CPU of the process per prompt (us)."""
+        """Dispatch {per_s} prompts a second for {seconds}, at random moments. Return CPU per prompt, in us."""
         self.delays_s.clear()
         cpu_s, count = time.process_time(), 0
         end_s = time.monotonic() + seconds
@@ -137,7 +135,7 @@ class DispatchProbe:
         self._tell(Finished(self.name, request_id, self._clock.now_s()))
 
     async def tell(self) -> Mapping[str, Any]:
-        """Tell the delays of what was heard (ms), and what is still counted here once everything has ended."""
+        """Return the propagation delays (ms), and the dispatches still counted after the end of all."""
         await asyncio.sleep(OPEN_S + SETTLE_S)
         delays_ms = [1e3 * each for each in self.delays_s]
         if len(delays_ms) < 100:

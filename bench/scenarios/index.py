@@ -1,9 +1,7 @@
-"""The prefix index alone: lookups, memory, and how long loading it or catching up with it stalls the router.
+"""The prefix index alone: lookups, memory, and stalls of the router while it loads the index or catches up.
 
-The process that measures the prefix index: a mirror of its own, read from Redis as a router reads it.
-
-Alone in its process, because it measures memory by the growth of that process. Run as `python -m bench.index_probe`,
-steered over stdin.
+The process under test is this module as a process, with a local index that it reads from Redis as a router does. It is
+alone in its process, because memory is measured by the growth of the process.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ ROUTERS_BLOCKS = 102_400
 ROUTERS_ENTRIES = 10_000
 REPLICAS = 4
 BLOCKS_MAX = 20_000_000
-"""Bound of the mirror: what is measured is all of it."""
+"""Bound of the local index, above every size measured."""
 
 CHAIN_BLOCKS = 256
 LOOKUPS = 500
@@ -51,12 +49,12 @@ ROUNDS = 5
 EPOCH = "bench"
 MESH = "bench"
 BURST_BLOCKS = 4
-"""Blocks of one entry of a burst: a few engine steps."""
+"""Blocks of one event of a burst: a few engine steps."""
 
 BURST_PIPELINE = 500
 WATCH_S = 0.001
 SETTLE_S = 0.2
-"""Until the reader waits for news: asyncio.wait_for of Python 3.11 may lose a cancel in the middle of a send."""
+"""Pause until the reader waits again. asyncio.wait_for of Python 3.11 may lose a cancel during a send."""
 
 
 def run(results: ScenarioResults, pace: Pace) -> None:
@@ -94,7 +92,7 @@ def _one_router(results: ScenarioResults, name: str, blocks: int) -> None:
 
 
 def _many_routers(results: ScenarioResults) -> None:
-    """16 routers start at once on both cores, then read the same events."""
+    """Start 16 routers at once on both cores, then let them read the same events."""
     case = f"{ROUTERS} routers at once, 100k blocks each"
     with Fleet() as fleet:
         redis_url = fleet.redis()
@@ -113,12 +111,12 @@ def _many_routers(results: ScenarioResults) -> None:
 
 
 def block_hash(chain: int, depth: int) -> int:
-    """Return the hash of block `depth` of chain `chain`: known without a list of all of them."""
+    """Return the hash of block `depth` of chain `chain`, computed without a list of all blocks."""
     return xxhash.xxh3_64_intdigest(struct.pack("<qQ", chain, depth))
 
 
 def snapshot(replica: int, block_count: int) -> Snapshot:
-    """Return the cache of one of REPLICAS replicas that hold `block_count` distinct blocks between them."""
+    """Return the cache of one of REPLICAS replicas. Together they hold `block_count` distinct blocks."""
     hashes = array("Q")
     for chain in range(replica, block_count // CHAIN_BLOCKS, REPLICAS):
         hashes.extend([block_hash(chain, depth) for depth in range(CHAIN_BLOCKS)])
@@ -135,7 +133,7 @@ def _entry(batch: Batch) -> Command:
 
 
 class IndexProbe:
-    """A mirror and its measurements."""
+    """A local index and its measurements."""
 
     def __init__(self, seed: int) -> None:
         self.local_index = LocalPrefixIndex(BLOCKS_MAX)
@@ -143,7 +141,7 @@ class IndexProbe:
         self._draw = random.Random(seed)
 
     async def publish(self, redis: str, blocks: int) -> None:
-        """Write the snapshots of {blocks} to {redis}, as replicas do. In another process than the one that loads."""
+        """Write the snapshots of {blocks} to {redis}, as replicas do. A process other than the loading one does this."""
         link = RedisLink(redis)
         try:
             for replica in range(REPLICAS):
@@ -155,7 +153,7 @@ class IndexProbe:
             await link.close()
 
     async def publish_burst(self, redis: str, entries: int) -> None:
-        """Write {entries} entries to the stream of {redis}, new blocks of the replicas in turn."""
+        """Write {entries} events to the stream of {redis}: new blocks of each replica in turn."""
         link = RedisLink(redis)
         waiting: list[Command] = []
         try:
@@ -173,9 +171,9 @@ class IndexProbe:
             await link.close()
 
     async def load(self, redis: str, blocks: int) -> Mapping[str, Any]:
-        """Start as a router does, from nothing to a complete mirror of {blocks} in {redis}.
+        """Start as a router does, from nothing to a complete index of {blocks} in {redis}.
 
-        Tells seconds, milliseconds of the longest stall of the event loop, and bytes of memory per block.
+        Return the figures of `_read_until` and the bytes of memory per block.
         """
         link = RedisLink(redis)
         await link.execute("PING")
@@ -183,7 +181,7 @@ class IndexProbe:
         gc.collect()
         before = accounting.rss_bytes(os.getpid())
         reader.set_replicas(name_of(replica) for replica in range(REPLICAS))
-        figures = await self._read_until(lambda: reader.reload_total == REPLICAS)  # counts are all it tells
+        figures = await self._read_until(lambda: reader.reload_total == REPLICAS)  # all replicas are loaded
         gc.collect()
         count = self.local_index.block_count
         if count != blocks // CHAIN_BLOCKS * CHAIN_BLOCKS:
@@ -192,7 +190,7 @@ class IndexProbe:
         return {**figures, "bytes_per_block": grown / count}
 
     async def burst(self, entries: int) -> Mapping[str, Any]:
-        """Read the {entries} that were written to the stream since `load`; tell the same but memory."""
+        """Read the {entries} of the stream since `load`. Return the figures of `_read_until`."""
         last = [1 + len(range(replica, entries, REPLICAS)) for replica in range(REPLICAS)]
         before = self.local_index.block_count
         figures = await self._read_until(
@@ -203,7 +201,7 @@ class IndexProbe:
         return figures
 
     async def _read_until(self, is_done: Callable[[], bool]) -> dict[str, float]:
-        """Run the reader until `is_done` and tell what it took: seconds, CPU, stalls of the event loop."""
+        """Run the reader until `is_done`. Return seconds, CPU and stalls of the event loop."""
         assert self._reader is not None
         async with asyncio.TaskGroup() as tasks:
             watch = LoopWatch(WATCH_S)
@@ -225,7 +223,7 @@ class IndexProbe:
         }
 
     async def lookup(self, depth: int, blocks: int) -> Mapping[str, Any]:
-        """Look up {depth} blocks, the first half known, of random chains; tell the median of some rounds in us of CPU."""
+        """Look up {depth} blocks of random chains, the first half known. Return the median CPU over rounds, in us."""
         chains = blocks // CHAIN_BLOCKS
         rounds_us = []
         for _ in range(ROUNDS):

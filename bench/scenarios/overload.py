@@ -1,7 +1,7 @@
-"""Offered load beyond capacity: what is still served in time, how the rest is refused, and what retries add.
+"""Offered load beyond capacity: goodput, refusals by load shedding, and the attempts that retries add.
 
-Two prefill replicas whose prompts cost 0.5 ms a token. Requests have 400 prompt tokens, one output token and a deadline of
-8 s. Goodput: requests a second that ended within their deadline.
+Two prefill replicas take 0.5 ms per prompt token. Requests have 400 prompt tokens, one output token and a deadline of 8
+s. Goodput is the number of requests per second that end within their deadline.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ TOKENS = 400
 DEADLINE_S = 8.0
 SECONDS, QUICK_SECONDS = 40.0, 24.0
 SETTLE_S = 6.0
-"""The first seconds of a load are not counted: the queue fills."""
+"""First seconds of a load, which are not counted: the queue fills."""
 
 CAPACITY = 0.95 * PREFILLS / (TOKENS * TOKEN_S)
-"""Requests a second: a twentieth of an engine is the way between one prompt and the next."""
+"""Requests per second. A twentieth of an engine's time passes between two prompts."""
 
 TENANTS = ("a", "b", "c")
 RETRYABLE = frozenset(("QUEUE_FULL", "QUEUE_TIMEOUT", "SHED", "LIVE_REQUESTS_FULL"))
-"""Refusals for want of room: each says when to come back."""
+"""Reasons of refusals for lack of capacity, each with RetryInfo."""
 
 
 def run(results: ScenarioResults, pace: Pace) -> None:
@@ -59,7 +59,7 @@ def _offer(
     seconds: float,
     disturb: Callable[[], None] | None = None,
 ) -> float:
-    """Offer `per_s` for `seconds`, `disturb` in the middle; return the goodput."""
+    """Offer `per_s` requests for `seconds`, with `disturb` after a third. Return the goodput."""
     draw = random.Random(len(case))
     arrivals = [
         one
@@ -103,7 +103,7 @@ def _replay(
 
 
 def _counters(mesh: TenantMesh) -> dict[str, float]:
-    """Return what the frontend asked of its router, and how often again."""
+    """Return the frontend's requests, and its retries and resumes."""
     metric = mesh.frontend.metric
     return {
         "asked": metric("kvmesh_frontend_request_seconds_count"),

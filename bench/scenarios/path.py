@@ -1,9 +1,7 @@
-"""The whole path: client, frontend, router, prefill, decode, and two engines in real Triton servers. Nothing is pinned.
+"""The whole path: client, frontend, router, prefill, decode, and two engines in real Triton servers. No process is pinned.
 
-A neighbour that asks the mesh and Triton in turn: the same kind of request, time to first token of each.
-
-One request at a time; every prompt is new, so no cache helps either side. Run as `python -m bench.ttft`, steered over
-stdin: ask {pairs, prompt} answers lists of milliseconds.
+The client that measures time to first token is this module as a process. It sends requests to the mesh and to Triton in
+turn, one at a time, each with a new prompt without cached blocks.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ TIMEOUT_S = 30.0
 
 
 def run(results: ScenarioResults, pace: Pace) -> None:
-    """Measure one repeat. A prefill replica runs the prompts, which are long enough: the handoff is on the path."""
+    """Measure one repeat. The prompts are so long that a prefill replica runs them: the handoff is on the path."""
     with Fleet() as fleet:
         running = Mesh(fleet, COSTS, {})
         frontend, (prefill, decode) = running.frontend, running.replicas.values()
@@ -70,7 +68,7 @@ def run(results: ScenarioResults, pace: Pace) -> None:
 
 
 def _is_served(client: Process) -> bool:
-    """Return whether a request is answered: the processes may not have found each other yet."""
+    """Return whether a request is answered. It fails until the processes have found each other."""
     try:
         client.ask("open", streams=1, prompt=PROMPT_TOKENS, tokens=2)
     except BenchError:
@@ -125,18 +123,18 @@ def _run_case(
 
 
 class Seen(NamedTuple):
-    """One first token through the mesh. Milliseconds."""
+    """Time to first token of one request through the mesh, in milliseconds."""
 
     client: float
     """From call to first token, at the client."""
     frontend: float
     """From arrival to first token, at the frontend."""
     prefill: float
-    """From the hand-over to the engine to the first token, at the replica that ran the prompt."""
+    """From the submit to the engine to the first token, at the replica that ran the prompt."""
 
 
 async def ask_mesh(stub: generation.Stub, prompt: list[int]) -> Seen:
-    """Return when the first token was seen where; reads the answer to its end."""
+    """Return the time to first token at each process; the answer is read to its end."""
     answer = await generation.ask(stub, generation.request(prompt, ANSWER_TOKENS, explain=True), TIMEOUT_S)
     if answer.finished is None or answer.ttft_s is None:
         raise RuntimeError(f"no whole answer: {answer.error or 'no token'}")
@@ -146,7 +144,7 @@ async def ask_mesh(stub: generation.Stub, prompt: list[int]) -> Seen:
 
 
 async def ask_triton(client: InferenceServerClient, prompt: list[int]) -> float:
-    """The same, to one Triton server that runs prompt and output."""
+    """Return the time to first token of one Triton server that runs prompt and output, in milliseconds."""
     inputs = [
         _tensor("input_ids", "INT32", np.array([prompt], dtype=np.int32)),
         _tensor("input_lengths", "INT32", np.array([[len(prompt)]], dtype=np.int32)),
@@ -176,7 +174,7 @@ def _tensor(name: str, datatype: str, values: np.ndarray[Any, Any]) -> InferInpu
 
 
 async def serve(target: str, triton: str, seed: int = 1) -> None:
-    """Serve until stdin ends. `target`: host:port of the frontend, `triton`: of the server to compare with."""
+    """Serve until stdin ends. `target`: host:port of the frontend; `triton`: of a Triton server."""
     draw = random.Random(seed)
     async with generation.channel(target) as stub, InferenceServerClient(triton) as client:
 
@@ -184,7 +182,7 @@ async def serve(target: str, triton: str, seed: int = 1) -> None:
             mesh, triton_ms = [], []
             for _ in range(pairs):
                 mesh.append(await ask_mesh(stub, generation.random_ids(prompt, draw)))
-                await asyncio.sleep(draw.uniform(0.005, 0.02))  # not in step with anybody's timer
+                await asyncio.sleep(draw.uniform(0.005, 0.02))  # out of step with all timers
                 triton_ms.append(await ask_triton(client, generation.random_ids(prompt, draw)))
                 await asyncio.sleep(draw.uniform(0.005, 0.02))
             client_ms, frontend_ms, prefill_ms = zip(*mesh, strict=True)

@@ -1,9 +1,7 @@
-"""Decisions: what placing one prompt of 64 blocks costs a router, by replicas and by blocks in its index.
+"""Placement decisions: the cost of placing one prompt of 64 blocks, by replicas and by blocks in the index.
 
-The process that measures decisions: a policy with an index and a backlog of simulated replicas, all in memory.
-
-Alone in its process, because it measures memory by the growth of that process. Run as `python -m bench.placement_probe`,
-steered over stdin.
+The process under test is this module as a process, with a policy, an index and a backlog of simulated replicas in
+memory. It is alone in its process, because memory is measured by the growth of the process.
 """
 
 from __future__ import annotations
@@ -46,14 +44,14 @@ BLOCK_TOKENS = 32
 PROMPT_BLOCKS = 64
 CHAIN_BLOCKS = 64
 BLOCKS_MAX = 20_000_000
-"""Bound of the mirror: what is measured is all of it."""
+"""Bound of the local index, above every size measured."""
 
 SYSTEM_PROMPTS = 50
 SYSTEM_BLOCKS = 16
-"""Blocks of each system prompt; a random half of the replicas holds it."""
+"""Blocks of each system prompt. A random half of the replicas holds them."""
 
 SHARED_CHAINS = 10
-"""One chain of so many is held by a second replica, too."""
+"""One of this many chains is held by a second replica."""
 
 BACKLOG = 2
 """Dispatched prompts per prefill replica, one of them running."""
@@ -71,7 +69,7 @@ def run(results: ScenarioResults, pace: Pace) -> None:
                 filled = probe.ask("fill", replicas=replicas, blocks=blocks, timeout_s=FILL_TIMEOUT_S)
                 decided = probe.ask("decide", requests=REQUESTS, timeout_s=FILL_TIMEOUT_S)
             case = aims.placement_case(replicas, name)
-            if blocks > SIZES["10k"]:  # below, the growth of a process tells little
+            if blocks > SIZES["10k"]:  # with fewer blocks, other growth of the process dominates
                 results.add(case, "memory per block", "bytes", filled["bytes_per_block"])
             results.add(case, aims.DECISION, "us", decided["p50_us"])
             results.add(case, "CPU of a decision, p99", "us", decided["p99_us"])
@@ -79,7 +77,7 @@ def run(results: ScenarioResults, pace: Pace) -> None:
 
 
 class PlacementProbe:
-    """A policy, its replicas, and the prompts they have."""
+    """A policy, its replicas, and their prompts."""
 
     def __init__(self, seed: int) -> None:
         self._draw = random.Random(seed)
@@ -96,11 +94,11 @@ class PlacementProbe:
         self._chains = 0
         self._now_s = 1000.0
         self._working: deque[tuple[str, tuple[int, ...], float]] = deque()
-        """Request, hashes and prefill seconds of what was dispatched, the oldest first."""
+        """Request, hashes and prefill seconds of dispatched prompts, the oldest first."""
         self._request_total = 0
 
     async def fill(self, replicas: int, blocks: int) -> Mapping[str, Any]:
-        """Have {replicas}, half of them prefill, that hold {blocks} between them; tell the memory of a block."""
+        """Create {replicas}, half of them prefill, with {blocks} in all. Return the memory per block."""
         prefill = [f"prefill-{index}" for index in range(replicas // 2)]
         decode = [f"decode-{index}" for index in range(replicas - replicas // 2)]
         self._view = PoolView(
@@ -131,7 +129,7 @@ class PlacementProbe:
         return {"bytes_per_block": grown / self._local_index.block_count}
 
     async def decide(self, requests: int) -> Mapping[str, Any]:
-        """Place {requests}, each told of as it is; tell us of CPU of a decision, and of what is learnt of a request."""
+        """Place {requests} and report their progress. Return CPU in us: of a decision, and of the policy's updates."""
         decisions_us, lessons_us = [], []
         for index in range(requests + WARM_UP):
             request = self._request()
@@ -158,7 +156,7 @@ class PlacementProbe:
         }
 
     def _request(self) -> PlacementRequest:
-        """A third each: a conversation goes on; a known system prompt; one that nobody has seen."""
+        """Return a prompt: in turn one that continues a conversation, one with a known system prompt, a new one."""
         self._request_total += 1
         kind, known = self._request_total % 3, _hashes(0, 0)
         if kind == 0 and self._chains:

@@ -1,8 +1,6 @@
-"""What refusing costs the frontend: on the wire beside the floor of grpc.aio, and its own code alone.
+"""The cost of a refusal in the frontend: over gRPC, with a bare server as the floor, and in its own code alone.
 
-What refusing costs: callers that come again at once, a bare server as the floor, the frontend's own code without a wire.
-
-Run as `python -m bench.refusals --part callers|floor|own`, steered over stdin.
+The callers, the bare server and the frontend without gRPC are this module as a process. `part` selects one.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from services.frontend.assembly import Frontend
 from services.frontend.surface.tokenizer import ModelTokenizer
 
 CALLS = 32
-"""Calls at a time."""
+"""Concurrent calls."""
 
 FLOOR = "a server that refuses at once"
 KEY = "kvm_bench"
@@ -38,16 +36,16 @@ TABLES: dict[str, dict[str, Any]] = {
     "tenants.bench": {"requests_per_min": 1.0},
     "keys.bench": {"tenant": "bench", "sha256": sha256(KEY.encode()).hexdigest()},
 }
-"""A tenant that may start one request a minute."""
+"""A tenant with a limit of one request a minute."""
 
 CASES = {"unknown key": "kvm_nobody", "in-flight cap": KEY, "quota": KEY}
-"""The key that is brought, by case."""
+"""The caller's key, by case."""
 
 OWN_BATCH = 500
 PLACES = 8
 
 TAKE_S = 0.5
-"""Time for a request to use the quota up."""
+"""Time in which a request uses up the quota."""
 
 
 def run(results: ScenarioResults, pace: Pace) -> None:
@@ -62,7 +60,7 @@ def run(results: ScenarioResults, pace: Pace) -> None:
         for case in ("unknown key", "quota"):
             _run_case(results, pace, case, CASES[case], frontend, callers)
     with Fleet() as fleet:
-        # One request fills the frontend: there is no router, so it waits for one.
+        # One request waits for a router and fills the frontend: there is no router.
         fleet.configure({"frontend": {"max_live_requests": 1}})
         frontend = fleet.service("frontend", "frontend-0")
         _run_case(results, pace, "in-flight cap", CASES["in-flight cap"], frontend, _callers(fleet, frontend))
@@ -103,7 +101,7 @@ def request() -> pb.GenerateRequest:
 
 
 class Callers:
-    """Calls as often as it is answered, some calls at a time, and counts the answers by reason."""
+    """Repeats calls as soon as they are answered, some at a time, and counts the answers."""
 
     def __init__(self, target: str) -> None:
         self._channel = grpc.aio.insecure_channel(target)
@@ -112,18 +110,18 @@ class Callers:
         self.refused = self.served = 0
 
     async def open(self, calls: int, key: str) -> None:
-        """Start so many calls at a time with `key`."""
+        """Start `calls` concurrent callers with `key`."""
         metadata = bearer(key)
         self._tasks = [asyncio.create_task(self._call(metadata)) for _ in range(calls)]
 
     async def close(self) -> None:
-        """Stop all."""
+        """Stop all callers."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def counters(self) -> Mapping[str, Any]:
-        """Return what was counted."""
+        """Return the counters."""
         return {"refused": self.refused, "served": self.served}
 
     async def _call(self, metadata: Sequence[tuple[str, str]]) -> None:
@@ -138,7 +136,7 @@ class Callers:
 
 
 class Refusing(inference_pb2_grpc.InferenceServiceServicer):
-    """The floor: a server that looks at nothing and says no."""
+    """The floor: a server that refuses without reading the request."""
 
     async def Generate(  # type: ignore[override]  # named by the protocol; refuses instead of yielding
         self, request: pb.GenerateRequest, context: Any
@@ -148,7 +146,7 @@ class Refusing(inference_pb2_grpc.InferenceServiceServicer):
 
 
 class OwnCall:
-    """A call without a wire. A Call."""
+    """A call without gRPC. Implements Call."""
 
     identities: Sequence[str] = ()
     peer = "bench"
@@ -173,7 +171,7 @@ class OwnCall:
 
 
 class Own:
-    """Refuses in this process: a frontend without router, Redis and sockets."""
+    """A frontend in this process, without router, Redis and sockets."""
 
     def __init__(self, redis_url: str) -> None:
         mesh = configuration.MeshConfig()
@@ -193,7 +191,7 @@ class Own:
         self._frontend.core.admitted.reading = PLACES if case == "in-flight cap" else 0
         reason, key = "", CASES[case]
         taking = asyncio.create_task(self._refuse(key)) if case == "quota" else None
-        await asyncio.sleep(TAKE_S)  # this one is admitted, and waits for a router that does not come
+        await asyncio.sleep(TAKE_S)  # this request is admitted, and waits for a router in vain
         until_s = time.monotonic() + seconds
         while time.monotonic() < until_s:
             before_ns = time.process_time_ns()

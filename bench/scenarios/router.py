@@ -1,4 +1,4 @@
-"""The router alone: a sink plays its frontend, sources play prefill and decode replicas."""
+"""The router alone: a sink is its frontend, sources are prefill and decode replicas."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bench.results import ScenarioResults
 from bench.windows import LONG_SEQUENCES, Pace, SystemUnderTest
 
 SHORT_PROMPT_TOKENS = 32
-"""Below router.local_prefill_tokens_max."""
+"""Prompt below router.local_prefill_tokens_max."""
 PER_S = 200
 
 
@@ -48,7 +48,7 @@ def source_of(fleet: Fleet, role: str, name: str, **more: object) -> Process:
 
 
 def wait_attached(router: Process, sources: list[Process]) -> None:
-    """Return a moment after `router` has attached to each of `sources`. Raises BenchError."""
+    """Return 1 s after `router` has attached to each of `sources`. Raises BenchError."""
     router.wait_until(
         lambda: all(source.ask("counters")["sessions"] for source in sources), "did not attach to the sources"
     )

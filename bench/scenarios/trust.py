@@ -1,4 +1,4 @@
-"""What mutual TLS costs: the router with every neighbour under TLS, beside the same without."""
+"""The cost of mutual TLS: the router with and without TLS to all its peers."""
 
 from __future__ import annotations
 
