@@ -22,7 +22,7 @@ from bench.results import BenchError
 
 HORIZON_S = 150.0
 RUN_S_MAX = 240.0
-"""A run that takes this long beyond the horizon is given up."""
+"""Time beyond the horizon after which a run is abandoned."""
 
 MakeSystem = Callable[[Fleet, Schedule, int], System]
 

@@ -1,7 +1,7 @@
-"""A mock worker that computes prompts: one at a time, in the time of what its prefix cache does not hold.
+"""A mock worker with a prefix cache: it computes one prompt at a time, in the prefill time of the uncached tokens.
 
-`python -m bench.peers.caching_worker --port P --name worker-2 --interval-s 0.02 --blocks 1024`. A token is a word; the role
-of a message is one too. The last event of an answer says how many tokens were in cache, as OpenAI's `usage` does.
+`python -m bench.peers.caching_worker --port P --name worker-2 --interval-s 0.02 --blocks 1024`. A token is a word; the
+role of a message is a token too. The last event of an answer states the cached tokens, as OpenAI's `usage` does.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def words_of(messages: Iterable[chat.Message]) -> list[str]:
 
 
 class PromptQueue:
-    """One prompt at a time; of those that wait the one with the smallest key goes next, of equals the first."""
+    """Admits one prompt at a time, the one with the smallest key first. Equal keys go in the order of arrival."""
 
     def __init__(self) -> None:
         self._is_taken = False
@@ -35,7 +35,7 @@ class PromptQueue:
         self._count = 0
 
     async def take(self, key: float) -> None:
-        """Return when it is this one's turn."""
+        """Return when this prompt is next."""
         if not self._is_taken:
             self._is_taken = True
             return
@@ -45,7 +45,7 @@ class PromptQueue:
         await turn
 
     def give(self) -> None:
-        """Let the next one go."""
+        """Admit the next prompt."""
         while self._waiting:
             turn = heapq.heappop(self._waiting)[2]
             if not turn.done():
@@ -55,7 +55,7 @@ class PromptQueue:
 
 
 class CachingWorker(Worker):
-    """`blocks`: of its cache, least recently used first out. `order`: of the prompts that wait, see kvmesh.queue_order."""
+    """`blocks`: size of its cache, with LRU eviction. `order`: of queued prompts, see kvmesh.queue_order."""
 
     def __init__(
         self, name: str, interval_s: float, blocks: int, cost: Cost = COST, order: str = "fifo"
@@ -69,7 +69,7 @@ class CachingWorker(Worker):
         self._free_s = 0.0
 
     async def compute(self, asked: Mapping[str, Any], tokens: int) -> dict[str, Any]:
-        """Wait for the prompts before, take the time of this one, and hold its blocks. See Worker."""
+        """Wait for earlier prompts, take the time of this one, and cache its blocks. See Worker."""
         words = words_of(asked["messages"])
         blocks = self._names.of(words)
         now = asyncio.get_running_loop().time
@@ -77,7 +77,7 @@ class CachingWorker(Worker):
         await self._turns.take(self._order(self._seconds(words, self._cached(words, blocks)), began_s))
         try:
             cached = self._cached(words, blocks)
-            # From when the prompt before was due to end: a loop that wakes late does not slow the worker down.
+            # Counted from the scheduled end of the prompt before, so a late wake-up does not slow the worker down.
             self._free_s = max(began_s, self._free_s) + self._seconds(words, cached)
             await asyncio.sleep(max(0.0, self._free_s - now()))
             self._cache.use(blocks)
@@ -95,7 +95,7 @@ class CachingWorker(Worker):
 async def serve(
     port: int, name: str, interval_s: float, blocks: int, order: Literal["shortest", "fifo"] = "fifo"
 ) -> None:
-    """Serve until the process is ended."""
+    """Serve until the process ends."""
     made = CachingWorker(name, interval_s, blocks, order=order)
     async with await made.serve(port) as server:
         await server.serve_forever()

@@ -1,4 +1,4 @@
-"""OpenAI chat completions as a stream: what a worker sends, and whether what a client got is all of it. Pure."""
+"""OpenAI chat completions as a stream: the events of a worker, and the client's check of an answer. Pure."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ def request_body(prompt: str, tokens: int) -> bytes:
 
 
 def conversation_body(messages: Sequence[Message], tokens: int) -> bytes:
-    """Return the body of a streamed request for `tokens` tokens more of a conversation."""
+    """Return the body of a streamed request for `tokens` tokens that continue a conversation."""
     body = {"model": MODEL, "messages": messages, "max_tokens": tokens, "stream": True, "temperature": 0}
     return json.dumps(body).encode()
 
 
 def token_text(position: int) -> str:
-    """Return the text of the token at `position`; the blank tells two tokens of one event apart."""
+    """Return the text of the token at `position`. The blank separates two tokens of one event."""
     return f"tok{position} "
 
 
 def usage(prompt_tokens: int, cached_tokens: int, tokens: int) -> dict[str, Any]:
-    """Return what a request used, as a worker tells it at the end."""
+    """Return the usage of a request, as a worker reports it at the end."""
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": tokens,
@@ -45,7 +45,7 @@ def usage(prompt_tokens: int, cached_tokens: int, tokens: int) -> dict[str, Any]
 def chunk(
     worker: str, text: str | None, finish: str | None = None, used: dict[str, Any] | None = None
 ) -> bytes:
-    """Return one event of the answer of `worker`; no `text`: an event with the finish reason alone."""
+    """Return one event of the answer of `worker`. Without `text` it has the finish reason alone."""
     delta = {} if text is None else {"role": "assistant", "content": text}
     data: dict[str, Any] = {
         "id": "chatcmpl-0",
@@ -67,21 +67,21 @@ def event(data: str) -> bytes:
 
 @dataclass(slots=True)
 class Answer:
-    """Checks a streamed answer of `expected` tokens as its bytes come in, in whatever pieces."""
+    """Checks a streamed answer of `expected` tokens, fed in pieces of any size."""
 
     expected: int
     worker: str = ""
     token_count: int = 0
     finish: str = ""
     cached_tokens: int | None = None
-    """Of the prompt; None: nobody said."""
+    """Cached tokens of the prompt; None: not reported."""
     is_done: bool = False
     fault: tuple[Outcome, str] | None = None
-    """The first thing that was not as it should be."""
+    """The first deviation from the expected answer."""
     _rest: bytes = field(default=b"", repr=False)
 
     def feed(self, data: bytes) -> int:
-        """Take more of the body and return how many tokens it brought."""
+        """Take a piece of the body and return its number of tokens."""
         before = self.token_count
         *events, self._rest = (self._rest + data).replace(b"\r\n", b"\n").split(b"\n\n")
         for lines in events:
@@ -89,7 +89,7 @@ class Answer:
         return self.token_count - before
 
     def verdict(self, cut: str = "") -> tuple[Outcome, str]:
-        """Say how the stream ended, now that no more comes. `cut`: what broke the connection, if something did."""
+        """Return the outcome at the end of the stream. `cut`: reason of a broken connection, if it broke."""
         if self.fault is not None:
             return self.fault
         if self.is_done and not cut and not self._rest.strip():

@@ -1,4 +1,4 @@
-"""One chat completion over HTTP/1.1, read as it comes and checked to the last byte."""
+"""A client of chat completions over HTTP/1.1 that reads and checks every byte."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from bench.peers import chat, worker
 from bench.peers.streams import Outcome, Stream
 
 MUTE_S = 15.0
-"""A stream that brings nothing for this long is given up: lost."""
+"""Silence after which a stream counts as lost."""
 
 
 class BadFraming(Exception):
-    """The peer broke HTTP."""
+    """The peer violated HTTP."""
 
 
 class ChatConnection:
-    """One client's connection to a router at 127.0.0.1, kept alive over requests, opened again after a failure."""
+    """A connection to a router at 127.0.0.1: kept alive over requests, opened again after a failure."""
 
     def __init__(self, port: int, mute_s: float | None = None) -> None:
-        """`mute_s`: another patience than MUTE_S."""
+        """`mute_s`: another limit of silence than MUTE_S."""
         self._port = port
         self._mute_s = MUTE_S if mute_s is None else mute_s
         self._reader: asyncio.StreamReader | None = None

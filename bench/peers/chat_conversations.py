@@ -1,6 +1,6 @@
 """Conversations as chat completions over HTTP, with a router or a worker at 127.0.0.1.
 
-Run as `python -m bench.peers.chat_conversations --port P`; steered as bench.conversation_client.
+Run as `python -m bench.peers.chat_conversations --port P`. The commands are those of bench.conversation_mesh.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ROLES = ("system", "user", "assistant")
 
 
 class ChatBackend:
-    """Implements Asker with words."""
+    """Implements Backend with words."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -45,7 +45,7 @@ class ChatBackend:
         if record.outcome is not Outcome.DONE:
             return Reply(ttft_s=record.first_s, error=record.detail or "not done")
         if answer.cached_tokens is None:
-            return Reply(ttft_s=record.first_s, error="nobody said what was in cache")
+            return Reply(ttft_s=record.first_s, error="cached tokens were not reported")
         tokens = [chat.token_text(position).strip() for position in range(output_tokens)]
         return Reply(tokens, record.first_s, "", answer.cached_tokens, answer.worker)
 
@@ -56,7 +56,7 @@ class ChatBackend:
 
 
 def messages(said: Sequence[Sequence[str]]) -> list[chat.Message]:
-    """Return what system, user, assistant, user, ... said."""
+    """Return the messages of system, user, assistant, user, ...."""
     return [
         {"role": ROLES[0] if not index else ROLES[2 - index % 2], "content": " ".join(words)}
         for index, words in enumerate(said)
@@ -64,7 +64,7 @@ def messages(said: Sequence[Sequence[str]]) -> list[chat.Message]:
 
 
 async def serve_chat(port: int) -> None:
-    """Serve conversations with what answers at `port`."""
+    """Serve conversations with the server at `port`."""
     await serve(ChatBackend(port))
 
 

@@ -1,4 +1,4 @@
-"""The rows of a comparison, and their runs: kvmesh, and each router from PyPI under each policy."""
+"""The rows of a comparison and their runs: kvmesh, and each router from PyPI under each policy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Play = TypeVar("Play")
 
 @dataclass(frozen=True, slots=True)
 class Case(Generic[Play]):
-    """One row of the table. `play`: what runs it."""
+    """One row of the table. `play` runs it."""
 
     name: str
     version: str
@@ -40,7 +40,7 @@ def cases_of(
     mesh: Play,
     routed: Callable[[Installed], Play],
 ) -> list[Case[Play]]:
-    """Return what `only` selects, and make the environments. A router that cannot be had is noted in the record."""
+    """Return the selected cases, and make the environments. Routers that cannot be installed go to the record."""
     names = options.selected(only, NAMES)
     cases = [Case(MESH, record.machine["commit"], "its own", mesh)] if MESH in names else []
     for router in ROUTERS:
@@ -67,7 +67,7 @@ def compare(
     line: Callable[[Any], str],
     save: Callable[[], None],
 ) -> None:
-    """Run every case `repeats` times and `save` after each run: what was measured stays if the rest never is."""
+    """Run every case `repeats` times. `save` after each run keeps the figures if a later run is interrupted."""
     console = Console(stderr=True)
     started_s = time.monotonic()
     for case, repeat, say in options.repeated(cases, repeats, console):

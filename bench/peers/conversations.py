@@ -1,4 +1,4 @@
-"""Conversations under kvmesh and under routers from PyPI: what is found in cache again, and how even the work is.
+"""Conversations with kvmesh and with routers from PyPI: prefix-cache reuse and balance of work.
 
 `python -m bench.peers.conversations [--quick] [--only kvmesh,smg] [--repeats N] [--write docs/measurements/peers.md]`
 """
@@ -26,7 +26,7 @@ from bench.results import quantile
 
 CACHE_AWARE = Policy("cache_aware (default)", ("--policy", "cache_aware"))
 SHORTEST = Policy("cache_aware, workers serve the shortest first", CACHE_AWARE.options)
-"""What of kvmesh's figures is owed to the order at its replicas, others could have with such an engine."""
+"""Separates the effect of kvmesh's order at its replicas: other routers could have it with such an engine."""
 
 POLICIES = (CACHE_AWARE, SHORTEST, Policy("round_robin", ("--policy", "round_robin")))
 CONVERSATIONS, QUICK_CONVERSATIONS = 120, 60
@@ -35,7 +35,7 @@ WORKERS = names("worker", PREFILLS)
 
 
 class Played(NamedTuple):
-    """How conversations are played with a system, and the names of its replicas."""
+    """A system: the call that plays conversations with it, and the names of its replicas."""
 
     play: Callable[[Fleet, Plan, int], Sequence[PlayedTurn]]
     replicas: Sequence[str]

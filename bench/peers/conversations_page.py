@@ -1,4 +1,4 @@
-"""The section on conversations of the page on peers: a table, and what was done. Pure."""
+"""The section on conversations of the page on peers: procedure and table. Pure."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class Figures:
     """Answered to the last token."""
     failed: int
     reuse: float
-    """Blocks found in cache of those that were computed before anywhere."""
+    """Blocks found in cache over blocks that any replica computed before."""
     hit: float
-    """Of all blocks."""
+    """Hit ratio over all blocks."""
     hit_max: float
-    """What one cache without bounds would find of all blocks."""
+    """Hit ratio of one unbounded cache."""
     imbalance: float
     """Prefill seconds of the replica with the most over the mean."""
     kept: float
-    """Share of turns behind a first one that went where the one before was, or found all of its blocks."""
+    """Share of later turns with session affinity, see conversation_figures.kept."""
     work_s: float
     """Prefill seconds of all replicas."""
     ttft_mean_s: float
@@ -41,7 +41,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What was the same for all runs."""
+    """Settings that all runs share."""
 
     conversations: int
     turns: int
@@ -67,13 +67,13 @@ COLUMNS = (
 
 
 def line(figures: Figures) -> str:
-    """Return one run as a line, for the one who waits."""
+    """Return one run as a line, for progress output."""
     told = ", ".join(f"{title.strip('*')} {cell([figures])}" for title, cell in COLUMNS)
     return f"{told}{''.join(f'; {error}' for error in figures.errors)}"
 
 
 def put(page: str, record: ConversationRecord) -> str:
-    """Return `page` with the section in place of the one it had, or behind its end."""
+    """Return `page` with the section in place of the former one, or at its end."""
     marked = page if BEGIN in page else f"{page.rstrip()}\n\n{BEGIN}\n{END}\n"
     return pages.put(marked, ["", *section(record)], BEGIN, END)
 

@@ -12,52 +12,52 @@ from bench.results import BenchError
 
 WARM_S_MAX = 60.0
 RETRY_S = 0.05
-"""A client that was failed waits this long before its next request."""
+"""Pause of a client after a failure."""
 LOOK_S = 0.05
 MIDDLE_S_MAX = 5.0
-"""Longest wait for such a moment; then the kill comes as it comes."""
+"""Longest wait for a moment at which every client is in the middle of a stream."""
 MARGIN_TOKENS = 8
-"""A stream with fewer tokens to go may have left the worker, where router or client lag behind."""
+"""A stream with fewer tokens left may have left the worker already, if router or client lag behind."""
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """What happens when. Seconds on the run's clock, 0 when the load begins."""
+    """The events of a run. Seconds on the run's clock, 0 at the start of the load."""
 
     streams: int = 16
     prompt_words: int = 40
     tokens: int = 32
     interval_s: float = 0.02
-    """Between two tokens of a stream, as the worker paces them."""
+    """Between two tokens of a stream at the worker."""
     kill_s: float = 2.0
-    """Earliest: the kill waits for a moment at which every client is in the middle of a stream."""
+    """Earliest kill. It waits until every client is in the middle of a stream."""
     down_s: float = 3.0
     """From the kill until the worker is started again."""
     watch_s: float = 9.0
-    """The returned worker is watched at least this long after it is ready."""
+    """Least time of load after the returned worker is ready."""
 
 
 class System(Protocol):
-    """What is measured: four workers and all that stands before them. Fresh for every run."""
+    """A system under test: four workers and all processes before them. Fresh for every run."""
 
     workers: frozenset[str]
     victim: str
     returned: str
-    """What the victim is called once it is back; may be the same name."""
+    """Name of the victim after its return; may be the same name."""
 
     async def start(self) -> None:
-        """Start everything and return when it should serve."""
+        """Start all processes and return when they should serve."""
         ...
 
     async def stream(self, slot: int, record: Stream, began_s: float) -> None:
         """Send the next request of client `slot` and read it to its end, all into `record`.
 
-        `began_s`: the loop's time at 0 of the run's clock. Raises nothing of the system's making.
+        `began_s`: the loop's time at 0 of the run's clock. Errors of the system are part of `record`.
         """
         ...
 
     def prepare_kill(self) -> Callable[[], None]:
-        """Return what kills the victim without a warning; the call itself takes no time."""
+        """Return a call that kills the victim with SIGKILL without delay."""
         ...
 
     async def start_again(self) -> None:
@@ -65,14 +65,14 @@ class System(Protocol):
         ...
 
     async def close(self, streams: list[Stream]) -> None:
-        """Close the clients, and look at `streams` once more where not all could be judged under load."""
+        """Close the clients, and complete the checks of `streams` that are too slow under load."""
         ...
 
 
 async def run(system: System, schedule: Schedule, horizon_s: float, say: Callable[[str], None]) -> Figures:
-    """Run the schedule once. The load goes on for `watch_s` behind the return, then until `horizon_s` or the first request.
+    """Run the schedule once. The load goes on for `watch_s` after the return, then until `horizon_s` or the first request.
 
-    Raises BenchError where the system does not come up.
+    Raises BenchError if the system does not serve.
     """
     say("starts")
     await system.start()
@@ -116,18 +116,18 @@ class _Load:
         return self._now() - self._began_s
 
     def is_in_the_middle(self) -> bool:
-        """True if every client has a stream that has begun and has some way to go."""
+        """True if every client has a stream with a first token and more than MARGIN_TOKENS left."""
         middle = range(1, self._schedule.tokens - MARGIN_TOKENS + 1)
         return len(self._live) == self._schedule.streams and all(
             stream.outcome is None and stream.token_count in middle for stream in self._live.values()
         )
 
     def stop(self) -> None:
-        """Let the clients end behind their streams."""
+        """Let the clients end after their present streams."""
         self._is_on = False
 
     async def client(self, slot: int) -> None:
-        """Send request after request until `stop`. Clients begin apart, so that a fault meets streams of different ages."""
+        """Send requests until `stop`. Clients begin at different times, so a fault meets streams of different ages."""
         half_stream_s = self._schedule.tokens * self._schedule.interval_s / 2
         await asyncio.sleep(half_stream_s * slot / self._schedule.streams)
         while self._is_on:

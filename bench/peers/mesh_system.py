@@ -108,7 +108,7 @@ class MeshSystem:
 
 
 def truth(prompt: list[int], count: int) -> list[int]:
-    """Return the first `count` greedy tokens after `prompt`, computed here, with no mesh and no engine between."""
+    """Return the first `count` greedy tokens after `prompt`, computed without mesh and engine."""
     arithmetic = HashedArithmetic(salt=MODEL_VERSION)
     blocks = np.arange(-(-(len(prompt) + count) // BLOCK_TOKENS), dtype=np.int32)
     store = arithmetic.new_store(len(blocks), BLOCK_TOKENS)

@@ -1,4 +1,4 @@
-"""The page on one of four workers killed: a table, what was done, and what can and cannot be compared. Pure."""
+"""The page on one of four workers killed: procedure, table, limits of the comparison. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOT_SERVED = "none within"
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What was the same for all runs."""
+    """Settings that all runs share."""
 
     schedule: Schedule
     horizon_s: float
@@ -26,7 +26,7 @@ FaultRecord = Record[About, Figures]
 
 
 def line(figures: Figures) -> str:
-    """Return one run as a line, for the one who waits."""
+    """Return one run as a line, for progress output."""
     details = f"; {'; '.join(figures.details)}" if figures.details else ""
     return (
         f"{figures.done} done, {figures.lost} lost, {figures.refused} refused, {figures.wrong} wrong, "
@@ -35,7 +35,7 @@ def line(figures: Figures) -> str:
 
 
 def readmission(runs: Iterable[Figures]) -> str:
-    """Return when the returned worker served first; runs that saw nothing of it say how long they looked."""
+    """Return the time of the returned worker's first request; for runs without one, the time watched."""
     served = [one.readmitted_s for one in runs if one.readmitted_s is not None]
     waited = [one.watched_s for one in runs if one.readmitted_s is None]
     told = [spread(served, 2)] if served else []
@@ -60,7 +60,7 @@ COLUMNS = (
 
 
 def page(record: FaultRecord, old: str) -> str:
-    """Return the page. `old`: the page that it replaces, whose hand-written end is kept."""
+    """Return the page. `old`: the page before; its hand-written end is kept."""
     lines = [
         "# One of four workers killed: kvmesh and the routers from PyPI",
         "",

@@ -10,20 +10,20 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from bench import pages
 
 About = TypeVar("About")
-"""A dataclass: what was the same for all runs."""
+"""A dataclass: settings that all runs share."""
 Figures = TypeVar("Figures")
-"""A dataclass: one run in numbers."""
+"""A dataclass: the figures of one run."""
 
 
 class Column(NamedTuple):
-    """A title, and what stands below it for the runs of one row."""
+    """A title, and the cell for the runs of one row."""
 
     title: str
     cell: Callable[[Sequence[Any]], str]
 
 
 def column(title: str, read: Callable[[Any], float | None], digits: int) -> Column:
-    """Return a column of medians, with the smallest and the largest run where they differ."""
+    """Return a column of medians, with the smallest and the largest run if they differ."""
     return Column(title, lambda runs: pages.spread(map(read, runs), digits))
 
 
@@ -46,7 +46,7 @@ class Record(Generic[About, Figures]):
         self.runs.setdefault((name, version, policy), []).append(figures)
 
     def to_json(self) -> str:
-        """Return everything as JSON."""
+        """Return the record as JSON."""
         told: dict[str, Any] = {
             "command": self.command,
             "seconds": round(self.seconds, 1),
@@ -63,7 +63,7 @@ class Record(Generic[About, Figures]):
         return json.dumps(told, indent=2) + "\n"
 
     def table(self, columns: Sequence[Column]) -> list[str]:
-        """Return the table: a row per system and policy, and one for each system that was not measured."""
+        """Return the table: a row per system and policy, and one for each unmeasured system."""
         rows = [
             [f"{name} {version}", policy, str(len(runs)), *(column.cell(runs) for column in columns)]
             for (name, version, policy), runs in self.runs.items()

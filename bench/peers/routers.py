@@ -1,4 +1,4 @@
-"""The routers that kvmesh is compared with: where each comes from and how it is started."""
+"""The routers that kvmesh is compared with: source, environment and command of each."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from kvmesh.ports import free_ports
 ENVIRONMENTS = ROOT / ".venv-peers"
 INSTALL_S_MAX = 600.0
 TO_LOG = ("sh", "-c", 'exec "$@" >&2', "sh")
-"""Nobody reads a router's stdout: a full pipe would stop it."""
+"""Sends stdout to the log: a full pipe without a reader would stop a router."""
 
 CLEAN = ("PATH=/usr/bin:/bin", "HF_ENDPOINT=http://127.0.0.1:9", "HF_HUB_OFFLINE=1")
-"""Nothing of the caller's environment, a proxy above all, may steer a router; none may look for tokenizers elsewhere."""
+"""Environment of a router: no proxy or other setting of the caller, and no download of tokenizers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How a router is set: what it is called in the table, and the options."""
+    """A policy of a router: its name in the table, and the options."""
 
     name: str
     options: tuple[str, ...]
@@ -35,16 +35,16 @@ POLICIES = (
     Policy("round_robin", ("--policy", "round_robin")),
     Policy("cache_aware, health check and breaker 1 s", ("--policy", "cache_aware", *_QUICK_BACK)),
 )
-"""The defaults let a returned worker wait a minute; the last shows what a user can do about that."""
+"""With the defaults a returned worker waits a minute. The last policy shortens that time."""
 
 
 class Unavailable(Exception):
-    """A router cannot be had; says why."""
+    """A router cannot be installed. The text is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """A router from PyPI; what it is not told stays at its default."""
+    """A router from PyPI. Settings without an option stay at their defaults."""
 
     name: str
     version: str
@@ -67,10 +67,10 @@ class Router:
 
 @dataclass(frozen=True, slots=True)
 class Routed:
-    """A router before mock workers."""
+    """A running router before mock workers."""
 
     port: int
-    """Of the router, at 127.0.0.1."""
+    """Port of the router at 127.0.0.1."""
     workers: Sequence[Process]
     worker_ports: Sequence[int]
 
@@ -84,7 +84,7 @@ class Installed:
     home: Path
 
     def start(self, fleet: Fleet, workers: Sequence[str], module: str, **options: object) -> Routed:
-        """Start it before mock workers of `module`, each a process of its own; return when all accept connections."""
+        """Start the router before mock workers of `module`. Return when all processes accept connections."""
         own, metrics, *ports = free_ports("127.0.0.1", 2 + len(workers))
         started = [
             fleet.module(name, module, ANY_CORE, name=name, port=port, **options)
@@ -107,7 +107,7 @@ ROUTERS = (
 
 
 def environment(router: Router, folder: Path = ENVIRONMENTS) -> Path:
-    """Return a virtual environment with `router`, made now if there is none yet. Raises Unavailable."""
+    """Return a virtual environment with `router`, made now if it is missing. Raises Unavailable."""
     home = folder / f"{router.name}-{router.version}"
     marker = home / "installed"
     if marker.exists():

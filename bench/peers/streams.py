@@ -1,7 +1,7 @@
-"""What one stream came to, and what all streams of a run add up to. Pure.
+"""The outcome of one stream, and the figures of all streams of a run. Pure.
 
-A stream is done when every expected token came in order, nothing beyond, and the end was said as the protocol asks.
-Anything else is a failure: `lost` once a token had come, `refused` before, `wrong` where a token is not the expected one.
+A stream is done when every expected token came in order, none beyond, with the end of the protocol. Otherwise it
+failed: `wrong` with an unexpected token, else `lost` after a first token, `refused` before it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Outcome(enum.Enum):
 
     DONE = "done"
     LOST = "lost"
-    """Cut, ended with an error, ended early or fell mute, after its first token."""
+    """Cut, failed, ended early or silent for too long, after its first token."""
     REFUSED = "refused"
     """The same before the first token: the client may send it again."""
     WRONG = "wrong"
@@ -33,16 +33,16 @@ class Stream:
     ended_s: float = 0.0
     last_token_s: float | None = None
     pause_s: float = 0.0
-    """Longest time between two arrivals of tokens, or the last one and the end."""
+    """Longest time between two arrivals of tokens, or from the last one to the end."""
     pause_end_s: float = 0.0
     token_count: int = 0
     workers: list[str] = field(default_factory=list)
-    """Who served it, in order; one name unless it was resumed."""
+    """Workers of the stream, in order; one unless it was resumed."""
     outcome: Outcome | None = None
     detail: str = ""
 
     def arrive(self, now_s: float, tokens: int) -> None:
-        """Note that `tokens` came together."""
+        """Record `tokens` that came together."""
         if self.first_s is None:
             self.first_s = now_s
         self._pause(now_s)
@@ -50,7 +50,7 @@ class Stream:
         self.token_count += tokens
 
     def end(self, now_s: float, outcome: Outcome, detail: str = "") -> None:
-        """Note the end. A loss before the first token is a refusal."""
+        """Record the end. A loss before the first token is a refusal."""
         if outcome is Outcome.LOST and self.first_s is None:
             outcome = Outcome.REFUSED
         self._pause(now_s)
@@ -63,7 +63,7 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What was done to the worker, on the run's clock. `victim` and `returned` name it before and after."""
+    """Times of the fault on the run's clock. `victim` and `returned` name the worker before and after."""
 
     victim: str
     returned: str
@@ -74,32 +74,32 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One run in numbers."""
+    """The figures of one run."""
 
     done: int
     lost: int
     refused: int
     wrong: int
     hit: int
-    """Streams that the victim was serving when it died, as far as the client was told."""
+    """Streams on the victim when it died, as far as the client knows."""
     moved: int
-    """Streams that went on at another worker and were done."""
+    """Streams that continued on another worker and were done."""
     pause_s: float
-    """Longest pause within a stream, of those that ended after the kill."""
+    """Longest pause within a stream that ended after the kill."""
     moved_pause_s: float | None
-    """The same within the streams that went on elsewhere; None: there were none."""
+    """Longest pause within a moved stream; None: there were none."""
     quiet_pause_s: float
-    """The same before the kill: what the machine alone costs."""
+    """Longest pause before the kill: the noise of the machine."""
     first_wait_s: float
     """Longest wait for a first token after the kill."""
     ready_s: float
     """From the start of the returned worker until it could serve."""
     readmitted_s: float | None
-    """From ready until the first token of a request that the returned worker served; None: not within `watched_s`."""
+    """From ready until the first token of a request on the returned worker; None: not within `watched_s`."""
     watched_s: float
-    """How long the returned worker was watched after it was ready."""
+    """Time that the returned worker was watched after it was ready."""
     details: tuple[str, ...]
-    """What failed streams met, each with its count."""
+    """Errors of failed streams, each with its count."""
 
 
 def figures(streams: Sequence[Stream], fault: Fault, ended_s: float) -> Figures:
@@ -140,7 +140,7 @@ def was_hit(stream: Stream, fault: Fault) -> bool:
 
 
 def readmitted_s(streams: Iterable[Stream], fault: Fault) -> float | None:
-    """Return when the returned worker served its first token of a new request; None if it never did."""
+    """Return the time of the returned worker's first token of a new request; None: it served none."""
     served = (
         stream.first_s
         for stream in streams

@@ -1,7 +1,7 @@
-"""A mock worker: OpenAI chat completions over HTTP/1.1, `tok0 tok1 ...` at a fixed pace, and what routers ask besides.
+"""A mock worker: OpenAI chat completions over HTTP/1.1, `tok0 tok1 ...` at a fixed pace, and the other calls of routers.
 
-`python -m bench.peers.worker --port P --name worker-2 --interval-s 0.02` serves loopback until it is ended. The name comes
-back in `system_fingerprint` of every event, so that a client knows who served it.
+`python -m bench.peers.worker --port P --name worker-2 --interval-s 0.02` serves loopback until it is ended. The name is
+the `system_fingerprint` of every event, so a client knows its worker.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ HEAD_BYTES_MAX = 1 << 16
 BODY_BYTES_MAX = 1 << 22
 CHAT = "/v1/chat/completions"
 TOKENIZERS = (f"{CHAT}/render", "/render", "/tokenize")
-"""A cache-aware router may ask workers for the ids of a prompt; it gets one made-up id per 4 bytes."""
+"""Paths at which a cache-aware router asks for the ids of a prompt. It gets one made-up id per 4 bytes."""
 
 Head = tuple[str, str, dict[str, str]]
 """Method, path, headers by their lower-case names."""
 
 
 class Worker:
-    """Answers on one port. One token per write, the first at once, each further `interval_s` after the one before."""
+    """Answers on one port. It writes the first token at once, and one token every `interval_s`."""
 
     def __init__(self, name: str, interval_s: float) -> None:
         self.name = name
@@ -60,7 +60,7 @@ class Worker:
     async def _answer(self, writer: asyncio.StreamWriter, method: str, path: str, body: bytes) -> None:
         if method == "POST" and path == CHAT:
             asked = json.loads(body)
-            # sglang-router passes `max_tokens` on under the newer name.
+            # sglang-router forwards `max_tokens` under the newer name.
             tokens = int(asked.get("max_completion_tokens") or asked.get("max_tokens") or 16)
             used = await self.compute(asked, tokens)
             if asked.get("stream"):
@@ -74,7 +74,7 @@ class Worker:
             await _reply(writer, self._facts(path))
 
     async def compute(self, asked: Mapping[str, Any], tokens: int) -> dict[str, Any] | None:
-        """Take the time that the prompt of a request takes, here none, and return what to tell of it (`chat.usage`)."""
+        """Take the prefill time of a request, here none, and return the usage to report (`chat.usage`)."""
         del asked, tokens
         return None
 
@@ -108,7 +108,7 @@ class Worker:
         }
 
     def _facts(self, path: str) -> dict[str, Any]:
-        """Return what a router reads at start and on its rounds; health checks look at the status alone."""
+        """Return the facts that a router reads at start and periodically. Health checks need the status alone."""
         if path == "/v1/models":
             model = {
                 "id": chat.MODEL,
@@ -133,7 +133,7 @@ class Worker:
 
 
 def made_up_ids(body: bytes) -> list[int]:
-    """Return an id per 4 bytes of a prompt; prompts share ids where they share text."""
+    """Return an id per 4 bytes of a prompt. Prompts with common text have common ids."""
     asked = json.loads(body)
     messages = asked.get("messages") or [{"content": asked.get("prompt", "")}]
     text = "".join(str(message["content"]) for message in messages).encode()
@@ -141,7 +141,7 @@ def made_up_ids(body: bytes) -> list[int]:
 
 
 async def read_head(reader: asyncio.StreamReader) -> Head | None:
-    """Return the first line's method and path, and the headers, of a request; None where the peer has closed."""
+    """Return method, path and headers of a request; None if the peer has closed."""
     try:
         lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
     except asyncio.IncompleteReadError:
@@ -164,7 +164,7 @@ def _write_chunk(writer: asyncio.StreamWriter, data: bytes) -> None:
 
 
 async def serve(port: int, name: str, interval_s: float) -> None:
-    """Serve until the process is ended."""
+    """Serve until the process ends."""
     async with await Worker(name, interval_s).serve(port) as server:
         await server.serve_forever()
 
