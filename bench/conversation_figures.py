@@ -34,7 +34,7 @@ class Reuse:
     possible: int
     """Blocks that could be hit."""
     blocks: int
-    """Of the prompts, last and partial ones included."""
+    """All blocks of the prompts, last and partial ones included."""
 
     @property
     def share(self) -> float:

@@ -68,7 +68,7 @@ def start(fleet: Fleet, prefill_blocks: int = PREFILL_BLOCKS) -> ConversationMes
     costs = dict.fromkeys(prefills, prefill) | dict.fromkeys(names("decode", DECODES), EngineCosts(STEP_S))
     tables = {
         "engine": {**engines.CONFIG, "block_tokens": BLOCK_TOKENS, "prefill_kv_blocks": prefill_blocks},
-        "router": {"local_prefill_tokens_max": 0},  # all prompts go to prefill, whose caches are measured
+        "router": {"local_prefill_tokens_max": 0},  # all prompts go to prefill: its caches are measured
     }
     mesh = Mesh(fleet, costs, tables, ROUTERS)
     client = fleet.start_ready("client", __name__, ANY_CORE, target=mesh.frontend.address)

@@ -1,1 +1,1 @@
-"""Whether what the router takes a prefill to cost is what it costs on a GPU: measured, or from published timings."""
+"""The router's estimate of prefill cost, compared with a GPU: measured, or from published timings."""

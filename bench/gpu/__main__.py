@@ -9,12 +9,12 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(add_completion=False, help="Is the router's cost of a prefill what a GPU takes?")
+app = typer.Typer(add_completion=False, help="Compare the router's estimate of prefill cost with a GPU.")
 
 
 @app.command()
 def measure(file: Annotated[Path, typer.Argument(help="Recording to write, JSON.")]) -> None:
-    """Time prefills and decode steps of an 8B model with random weights; needs PyTorch and a GPU of 60 GiB, minutes."""
+    """Time prefills and decode steps of an 8B model with random weights: minutes, PyTorch and a GPU of 60 GiB."""
     from bench.gpu.measure import NoDeviceError, on_gpu
 
     try:
@@ -28,10 +28,10 @@ def measure(file: Annotated[Path, typer.Argument(help="Recording to write, JSON.
 @app.command()
 def fit(
     recording: Annotated[
-        Path | None, typer.Argument(help="What `measure` wrote; without it, timings that others published.")
+        Path | None, typer.Argument(help="File that `measure` wrote; without it, published timings.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout instead of the page.")] = False,
-    write: Annotated[Path | None, typer.Option(help="Page to write; its .json beside it.")] = None,
+    write: Annotated[Path | None, typer.Option(help="Page to write, and its .json beside it.")] = None,
 ) -> None:
     """Fit the router's form to timings, and let its cost model learn from them."""
     from bench import machine, pages

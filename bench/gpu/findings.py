@@ -1,4 +1,4 @@
-"""What recordings say about the router's cost model, as one dictionary for page and file. Pure."""
+"""Findings of recordings about the router's cost model, as one dictionary for page and JSON. Pure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from bench.gpu.shape import H100_FLOPS, LLAMA_8B
 from services.router.placement.cost_model import PRIOR
 
 LEAST: Final = (1, 256)
-"""Tokens a prefill is counted as at least: as the router does, and about where an H100 is no longer waiting for weights."""
+"""Least tokens of a prefill: as in the router, and about the floor of an H100, which reads all weights."""
 SHOWN: Final = (1, 16, 64, 128, 192, 256, 257, 512, 768, 1024, 2048, 4096, 8192, 16_384, 32_768)
 ASKED: Final = (1024, 4096, 8192, 16_384)
-"""Prompts without anything in cache that the model is asked for when it has learnt, seen or not."""
+"""Prompts without cached tokens for which the trained model is asked, seen or unseen."""
 
 
 def of_recording(recording: Recording, runs: int = RUNS) -> dict[str, Any]:
-    """Return sizes, fits, what is learnt and, where there are any, decode steps."""
+    """Return sizes, fits, errors of the learned model and, if there are any, decode steps."""
     found: dict[str, Any] = {
         "name": recording.name,
         "about": recording.about,
@@ -68,7 +68,7 @@ def fits(prefills: Sequence[Prefill]) -> list[dict[str, Any]]:
 
 
 def attention(prefills: Sequence[Prefill]) -> list[dict[str, Any]]:
-    """Return what one layer's attention costs per pair of tokens, by what is in cache."""
+    """Return one layer's attention cost per pair of tokens, by cached tokens."""
     return [
         {
             "uncached": prefill.uncached,

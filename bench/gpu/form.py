@@ -1,6 +1,6 @@
-"""The best c0 + u (a + b (T - u / 2)) for prefills that were timed, and how far it is off. Pure.
+"""The best fit of c0 + u (a + b (T - u / 2)) to timed prefills, and of decode steps, with their errors. Pure.
 
-`least`: how many tokens a prefill counts as at least, because a GPU reads all weights for one token as for two hundred.
+`least`: the least number of tokens that a prefill counts as. A GPU reads all weights for one token as for two hundred.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ class Fit:
     least: int = 1
 
     def seconds(self, uncached: int, total: int) -> float:
-        """Return what it says of `uncached` of `total` tokens."""
+        """Return the estimate for `uncached` of `total` tokens."""
         tokens = max(self.least, uncached)
         total = max(tokens, total)
         return self.c0_s + tokens * (self.a_s + self.b_s * (total - tokens / 2))
 
     def off(self, prefill: Prefill) -> float:
-        """Return the relative error of what it says, above 0 where that is too much."""
+        """Return the relative error of the estimate, above 0 if the estimate is too high."""
         return self.seconds(prefill.uncached, prefill.total) / prefill.median_s - 1
 
     def errors(self, prefills: Sequence[Prefill]) -> Errors:
-        """Return how far it is off for these."""
+        """Return the errors for `prefills`."""
         return errors_of([self.off(prefill) for prefill in prefills])
 
 
@@ -66,7 +66,7 @@ def fit(prefills: Sequence[Prefill], least: int = 1) -> Fit:
 
 
 def _non_negative(rows: Any) -> Any:
-    """Return the x >= 0 that brings rows @ x nearest to 1: the best over all sets of positive entries."""
+    """Return the x >= 0 with rows @ x nearest to 1: the best over all sets of positive entries."""
     unit = rows.max(axis=0)
     best, least_loss = np.zeros(rows.shape[1]), float("inf")
     for size in range(1, rows.shape[1] + 1):
@@ -81,7 +81,7 @@ def _non_negative(rows: Any) -> Any:
 
 
 class StepFit(NamedTuple):
-    """The line, how far it is off, and how far one constant time for all steps is off."""
+    """The line with its errors, and one constant time for all steps with its errors."""
 
     base_s: float
     stream_s: float
@@ -92,7 +92,7 @@ class StepFit(NamedTuple):
 
 
 def fit_steps(steps: Sequence[Step]) -> StepFit:
-    """Return the least squares of relative errors; the constant is the geometric middle of the extremes."""
+    """Return the line of least squared relative errors. The constant is the geometric middle of the extremes."""
     seconds = np.array([step.median_s for step in steps])
     rows = np.array([(1.0, step.batch, step.batch * step.context) for step in steps])
     base, stream, token = np.linalg.lstsq(rows / seconds[:, None], np.ones(len(steps)), rcond=None)[0]

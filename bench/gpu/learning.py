@@ -1,4 +1,4 @@
-"""How far the router's own estimate is off for the next prefill, after so many that it saw. Pure."""
+"""Errors of the router's estimate for the next prefill, by the number of prefills seen. Pure."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from services.router.placement.cost_model import CostModel
 
 AFTER: Final = (0, 1, 2, 5, 10, 20, 50, 100)
 SEEN: Final = 128
-"""Prefills of one run: as many as the router's fit looks at."""
+"""Prefills of one run: the window of the router's fit."""
 RUNS: Final = 60
 
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """Uncached tokens of the prompts that come, log-uniform between two bounds."""
+    """A distribution of uncached tokens: log-uniform between two bounds."""
 
     name: str
     low: int
     high: int
 
     def inside(self, prefills: Sequence[Prefill]) -> list[Prefill]:
-        """Return those of its sizes."""
+        """Return the prefills within the bounds."""
         return [prefill for prefill in prefills if self.low <= prefill.uncached <= self.high]
 
 
@@ -41,9 +41,9 @@ MIXES: Final = (
 
 
 def drawn(prefills: Sequence[Prefill], mix: Mix, seed: int) -> Iterator[Prefill]:
-    """Yield prefills of the mix without end, each with one of its times; of each size the nearest that was timed.
+    """Yield an endless sample of the mix: the nearest timed sizes, each with one of its times.
 
-    At least one must be inside.
+    At least one prefill must be inside.
     """
     chance = random.Random(seed)
     inside = mix.inside(prefills)
@@ -56,18 +56,18 @@ def drawn(prefills: Sequence[Prefill], mix: Mix, seed: int) -> Iterator[Prefill]
 
 @dataclass(frozen=True, slots=True)
 class Learnt:
-    """What became of the estimates over some runs."""
+    """Errors of the estimates over some runs."""
 
     after: dict[int, Errors]
-    """Of the next prefill, by how many were seen."""
+    """Errors for the next prefill, by the number of prefills seen."""
     beyond: dict[int, float]
-    """Middle relative error in the end of a prompt without anything in cache, by its tokens."""
+    """Median relative error at the end, for a prompt without cached tokens, by its tokens."""
 
 
 def learn(
     runs: Iterable[Iterable[Prefill]], ask: Sequence[Prefill], after: Sequence[int] = AFTER, least: int = 1
 ) -> Learnt:
-    """Feed each run to a cost model of its own; `ask`: prefills it is asked for in the end, seen or not."""
+    """Feed each run to a new cost model. `ask`: prefills to estimate at the end, seen or unseen."""
     off: dict[int, list[float]] = {count: [] for count in after}
     beyond: dict[int, list[float]] = {prefill.uncached: [] for prefill in ask}
     for run in runs:
@@ -88,11 +88,11 @@ def learn(
 def learn_mix(
     prefills: Sequence[Prefill], mix: Mix, ask: Sequence[Prefill], least: int = 1, runs: int = RUNS
 ) -> Learnt:
-    """Learn from prefills drawn at random."""
+    """Learn from a random sample of prefills."""
     return learn((islice(drawn(prefills, mix, seed), SEEN) for seed in range(runs)), ask, least=least)
 
 
 def counted(prefill: Prefill, least: int) -> tuple[int, int]:
-    """Return the uncached and all tokens that it counts as."""
+    """Return uncached and total tokens, counted as at least `least`."""
     tokens = max(least, prefill.uncached)
     return tokens, max(tokens, prefill.total)

@@ -1,4 +1,4 @@
-"""Times prefills and decode steps of the network. Imports PyTorch only when it runs, and nothing of the mesh ever."""
+"""Times prefills and decode steps of the network. Imports PyTorch only when it runs, and no module of the mesh."""
 # mypy: allow-untyped-calls
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from bench.gpu.shape import LLAMA_8B, Shape
 TILE: Final = 128
 UNCACHED: Final = (1, 16, 64, 128, 192, 256, 257, 384, 512, 768, 1024, 2048, 4096, 8192, 16_384, 32_768)
 FAR_MAX: Final = 0.05
-"""How far a prefill in two parts may be from the same in one, relative: bf16 stays under 0.02."""
+"""Largest relative difference of a prefill in two parts from a whole one. bf16 stays under 0.02."""
 
 
 class NoDeviceError(Exception):
-    """There is nothing to measure on; the text says what is missing."""
+    """There is no device to measure on. The text names the missing part."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is timed."""
+    """The sizes to time."""
 
     uncached: tuple[int, ...] = UNCACHED
     cached: tuple[int, ...] = (0, 1024, 4096, 16_384, 32_768, 65_536)
@@ -48,7 +48,7 @@ class Plan:
         ]
 
     def drawn(self, seed: int = 1) -> list[tuple[int, int]]:
-        """Return the prompts of the sequence: sizes log-uniform, half of them with something in cache, in whole tiles."""
+        """Return the prompts of the sequence: log-uniform sizes, half of them with cached tokens in whole tiles."""
         chance = random.Random(seed)
         prompts = []
         for _ in range(self.sequence):
@@ -59,7 +59,7 @@ class Plan:
 
 
 def on_gpu() -> Recording:
-    """Time an 8B model on the GPU there is. Raises NoDeviceError without PyTorch or without a GPU; takes some minutes."""
+    """Time an 8B model on the GPU; takes some minutes. Raises NoDeviceError without PyTorch or a GPU."""
     try:
         import torch  # type: ignore[import-not-found, unused-ignore]
     except ModuleNotFoundError as error:
@@ -75,7 +75,7 @@ def on_gpu() -> Recording:
 
 
 def record(shape: Shape, plan: Plan, device: str, dtype: Any, about: dict[str, str]) -> Recording:
-    """Time all of the plan on `device`. Repeats are the outer loop, each in an order of its own."""
+    """Time the plan on `device`. Repeats are the outer loop, each in another order."""
     from bench.gpu.network import Network
 
     network = Network(shape, device, dtype)
@@ -88,7 +88,10 @@ def record(shape: Shape, plan: Plan, device: str, dtype: Any, about: dict[str, s
         return timer.seconds(lambda: network.logits(tokens[:, :uncached], cache, cached))
 
     chance = random.Random(0)
-    for cached, uncached in plan.grid():  # every size once, so that no kernel is chosen or loaded while timed
+    for (
+        cached,
+        uncached,
+    ) in plan.grid():  # every size once, so kernels are chosen and loaded before the timing
         prefill_s(cached, uncached)
     times: dict[tuple[int, int], list[float]] = {case: [] for case in plan.grid()}
     for _ in range(plan.repeats):
@@ -114,7 +117,7 @@ class Timer:
         self._wait: Callable[[], object] = torch.cuda.synchronize if device == "cuda" else lambda: None
 
     def seconds(self, work: Callable[[], object]) -> float:
-        """Run it and return how long it took."""
+        """Run `work` and return its seconds."""
         self._wait()
         started_s = time.perf_counter()
         work()
@@ -123,7 +126,7 @@ class Timer:
 
 
 def _checked(network: Any, plan: Plan) -> float:
-    """Return how far logits of a prefill in two parts are from those in one. Raises NoDeviceError where it is too far."""
+    """Return the relative difference of a prefill in two parts from a whole one. Raises NoDeviceError above FAR_MAX."""
     count = min(512, plan.tokens_max)
     tokens = network.tokens(1, count)
     whole = network.logits(tokens, network.cache(1, count), 0).float()
@@ -143,7 +146,7 @@ def _steps(network: Any, plan: Plan, timer: Timer) -> list[Step]:
 
 
 def _steps_of(network: Any, plan: Plan, timer: Timer, batch: int) -> list[Step]:
-    """Time steps of `batch` streams; their cache, up to 34 GB, is gone before the next number of streams needs its own."""
+    """Time steps of `batch` streams. Their cache, up to 34 GB, is freed before the next number of streams."""
     contexts = [context for context in plan.contexts if batch * context <= plan.step_tokens_max]
     cache, tokens = network.cache(batch, max(contexts) + 1), network.tokens(batch, 1)
 

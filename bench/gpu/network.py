@@ -1,4 +1,4 @@
-"""The transformer that is timed, in plain PyTorch: random weights, a cache, attention aligned to its end."""
+"""The timed transformer in plain PyTorch: random weights, a cache, attention aligned to its end."""
 # mypy: allow-untyped-calls, allow-untyped-decorators
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ ROPE_BASE = 500_000.0
 
 
 class Network:
-    """Weights on one device, and what runs over them. No gradients, no batching of prefills."""
+    """Weights on one device and the forward pass. No gradients, no batching of prefills."""
 
     def __init__(self, shape: Shape, device: str, dtype: Any, seed: int = 0) -> None:
         self.shape = shape
@@ -37,7 +37,7 @@ class Network:
         self._embedding = self._matrix(shape.vocabulary, width)
 
     def cache(self, batch: int, tokens: int) -> Any:
-        """Return room for keys and values, filled with random ones: [layers, 2, batch, kv_heads, tokens, head]."""
+        """Return a cache of random keys and values: [layers, 2, batch, kv_heads, tokens, head]."""
         shape = self.shape
         size = (shape.layers, 2, batch, shape.kv_heads, tokens, shape.head_width)
         room = torch.empty(size, device=self.device, dtype=self.dtype)
@@ -50,7 +50,7 @@ class Network:
 
     @torch.inference_mode()
     def logits(self, tokens: Any, cache: Any, cached: int) -> Any:
-        """Compute `tokens` [batch, n] behind `cached` ones, write their keys and values, return logits of the last."""
+        """Compute `tokens` [batch, n] after `cached` ones, write their keys and values, return the logits of the last."""
         batch, count = tokens.shape
         rotation = self._rotation(cached, count)
         rows = self._embedding[tokens]

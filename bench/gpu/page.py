@@ -1,4 +1,4 @@
-"""The record of a fit: tables in Markdown, and below them what was written by hand. Pure."""
+"""The page of a fit: tables in Markdown, and the hand-written end. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONTEXTS: Final = (128, 1024, 2048, 4096, 8192, 16_384, 32_768)
 
 
 def page(run: dict[str, Any], old: str = "") -> str:
-    """Return the page. `old`: the one that it replaces, whose hand-written end is kept."""
+    """Return the page. `old`: the page before; its hand-written end is kept."""
     lines = [
         TITLE,
         "",

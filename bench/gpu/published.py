@@ -1,6 +1,6 @@
-"""Timings that others published, as recordings: what was timed in pieces is added up here.
+"""Published timings as recordings: timings of operators are added up here.
 
-Where they come from, and under which licence: published/README.md.
+published/README.md states sources and licences.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from bench.gpu.shape import LLAMA_8B
 
 FOLDER: Final = Path(__file__).parent / "published"
 GATE_UP: Final = (12_288, 16_384)
-"""Columns that make up the 28,672 of gate and up; their product was not timed in one."""
+"""Columns that add up to the 28,672 of gate and up, which were not timed as one product."""
 DOWN: Final = (12_288, 16_384)
-"""Inner widths on both sides of the 14,336 of the last product of a layer, which is their middle."""
+"""Inner widths around the 14,336 of the last product of a layer, which is their middle."""
 LOGITS: Final = 65_536
-"""Columns that were timed; twice that is a vocabulary of 131,072."""
+"""Timed columns; twice that number is a vocabulary of 131,072."""
 
 
 def operators() -> list[Recording]:
-    """Return an 8B Llama on an H100, added up from its operators, one recording per software that ran them.
+    """Return an 8B Llama on an H100, added up from its operators, one recording per software.
 
-    Products and attention of all layers, and the logits of one token. Norms, rotation, activation and what passes between
-    kernels are not in it: an engine takes longer.
+    The sum contains products and attention of all layers, and the logits of one token. It lacks norms, rotation, activation
+    and the time between kernels: an engine takes longer.
     """
     times: dict[str, dict[tuple[str, int, int, int], float]] = {}
     for row in _rows("h100_operators.csv"):
@@ -45,7 +45,7 @@ def whole_prefills() -> tuple[Prefill, ...]:
 
 
 def prefix_attention() -> tuple[Prefill, ...]:
-    """Return the attention of one layer of an 8B Llama on an A100, behind tokens in cache."""
+    """Return the attention of one layer of an 8B Llama on an A100, after cached tokens."""
     return tuple(
         Prefill(int(row["cached"]), int(row["uncached"]), (float(row["milliseconds"]) / 1e3,))
         for row in _rows("a100_prefix_attention.csv")
@@ -59,12 +59,12 @@ class Operators:
     times: dict[tuple[str, int, int, int], float]
 
     def sizes(self) -> list[int]:
-        """Rows for which all products of a layer were timed."""
+        """Return the rows for which all products of a layer were timed."""
         width = LLAMA_8B.width
         return sorted(m for kind, m, n, k in self.times if kind == "product" and n == k == width)
 
     def matrices_s(self, rows: int) -> float:
-        """Return the products of all layers for so many tokens."""
+        """Return the time of the products of all layers for `rows` tokens."""
         width = LLAMA_8B.width
         shapes = [(width + 2 * LLAMA_8B.kv_width, width), (width, width), *((n, width) for n in GATE_UP)]
         layer = sum(self.times["product", rows, n, k] for n, k in shapes)
@@ -72,11 +72,11 @@ class Operators:
         return LLAMA_8B.layers * layer
 
     def logits_s(self, rows: int) -> float:
-        """Return the product with the vocabulary."""
+        """Return the time of the product with the vocabulary."""
         return 2 * self.times["product", rows, LOGITS, LLAMA_8B.width]
 
     def attention_s(self, tokens: int) -> float:
-        """Return attention of a whole prompt in all layers; between sizes that were timed, on a line of logarithms."""
+        """Return the attention time of a whole prompt in all layers, log-linear between timed sizes."""
         timed = sorted(
             (m * n, seconds) for (kind, m, n, _), seconds in self.times.items() if kind == "prefill attention"
         )

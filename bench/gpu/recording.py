@@ -1,4 +1,4 @@
-"""Timings of prefills and decode steps, as a file of JSON holds them."""
+"""Timings of prefills and decode steps, and their JSON file."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from typing import Any
 
 
 class RecordingError(Exception):
-    """A file is no recording; the text says what is wrong with it."""
+    """A file is no recording. The text states the fault."""
 
 
 class Timed:
-    """Something that was timed once or several times."""
+    """An operation that was timed once or several times."""
 
     seconds: tuple[float, ...]
 
     @property
     def median_s(self) -> float:
-        """The middle of the times."""
+        """Median of the times."""
         return median(self.seconds)
 
 
 @dataclass(frozen=True)
 class Prefill(Timed):
-    """A prefill of `uncached` tokens behind `cached` ones."""
+    """A prefill of `uncached` tokens after `cached` ones."""
 
     cached: int
     uncached: int
@@ -40,7 +40,7 @@ class Prefill(Timed):
 
 @dataclass(frozen=True)
 class Step(Timed):
-    """A decode step of `batch` streams, each with `context` tokens in front."""
+    """A decode step of `batch` streams with `context` tokens each."""
 
     batch: int
     context: int
@@ -49,13 +49,13 @@ class Step(Timed):
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What one machine, or one software on it, takes."""
+    """The timings of one machine, or of one software on it."""
 
     name: str
     about: dict[str, str]
     prefills: tuple[Prefill, ...]
     sequence: tuple[Prefill, ...] = ()
-    """Prefills in the order in which they ran, each timed once; empty where only sizes are known."""
+    """Prefills in the order of their run, each timed once; empty if only sizes are known."""
     steps: tuple[Step, ...] = field(default=())
 
     def to_json(self) -> str:
@@ -64,7 +64,7 @@ class Recording:
 
 
 def read(path: Path) -> Recording:
-    """Read what `to_json` wrote. Raises RecordingError if it is something else."""
+    """Read a file of `to_json`. Raises RecordingError for any other file."""
     try:
         loaded = json.loads(path.read_text(encoding="utf-8"))
         return Recording(

@@ -1,4 +1,4 @@
-"""The model whose work is timed: an 8B Llama's dimensions, and what a prefill of it takes in operations. Pure."""
+"""The timed model: dimensions of an 8B Llama, and the operations of its prefill. Pure."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Shape:
         return attention + 3 * self.width * self.feed_forward
 
     def prefill_flops(self, uncached: int, total: int) -> float:
-        """Return the operations of a prefill of `uncached` of `total` tokens, logits of the last one included."""
+        """Return the operations of a prefill of `uncached` of `total` tokens, with the logits of the last one."""
         matrices = 2.0 * self.layers * self.layer_weights * uncached + 2.0 * self.width * self.vocabulary
         pairs = uncached * (total - uncached / 2)
         return matrices + 4.0 * self.layers * self.width * pairs

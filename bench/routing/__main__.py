@@ -34,16 +34,18 @@ def routing(
     draw: Annotated[
         int,
         typer.Option(
-            help="Besides the fifteen rows so many of all, drawn by chance.", min=0, max=len(full())
+            help="Rows sampled from the grid, besides the fifteen chosen ones.", min=0, max=len(full())
         ),
     ] = 0,
-    is_tail: Annotated[bool, typer.Option("--tail", help="Only the rows whose tail is judged.")] = False,
-    only: Annotated[str, typer.Option(help="Only rows whose names hold all these words, with commas.")] = "",
+    is_tail: Annotated[bool, typer.Option("--tail", help="Only the rows of the tail.")] = False,
+    only: Annotated[
+        str, typer.Option(help="Only rows with all these words in their names, separated by commas.")
+    ] = "",
     jobs: Annotated[int, typer.Option(help="Processes; 0: one per core.", min=0, max=256)] = 0,
-    results: Annotated[Path, typer.Option(help="Runs made so far; more are appended.")] = RESULTS,
-    write: Annotated[Path | None, typer.Option(help="Page to write; its .json beside it.")] = None,
+    results: Annotated[Path, typer.Option(help="File of earlier runs; more are appended.")] = RESULTS,
+    write: Annotated[Path | None, typer.Option(help="Page to write, and its .json beside it.")] = None,
 ) -> None:
-    """Compare placement policies on simulated replicas; goes on where it was stopped."""
+    """Compare placement policies on simulated replicas. An interrupted run continues."""
     words = {word.strip() for word in only.split(",") if word.strip()}
     chosen = dict.fromkeys([*chosen_rows(), *(sampled_rows() if is_full else sampled_rows()[:draw])])
     cases = [case for case in chosen if words <= set(case.name.split(", "))]
@@ -58,7 +60,7 @@ def routing(
     if not is_tail:
         tasks += (task for case in cases for task in case.tasks())
     _run(tasks, record, jobs or os.cpu_count() or 1)
-    # All rows that are known, also those of an earlier and larger run.
+    # All known rows, also those of an earlier and larger run.
     known = dict.fromkeys([*chosen_rows(), *full()])
     rows = [RowResult(case, runs) for case in known if (runs := _runs(case.tasks(), record)) is not None]
     tail = [
@@ -104,7 +106,7 @@ def _run(tasks: list[Task], record: Record, jobs: int) -> None:
 
 
 def _runs(tasks: list[Task], record: Record) -> dict[str, list[Measures]] | None:
-    """Return the figures of `tasks` by policy, in their order; None if one is not known."""
+    """Return the figures of `tasks` by policy, in their order; None if one is missing."""
     runs: dict[str, list[Measures]] = {}
     for task in tasks:
         seen = record.get(task)

@@ -1,9 +1,9 @@
-"""Makes the trace `mixed`, many short prompts and few long ones: `python -m bench.routing.mixed FILE`. Generated, not real.
+"""Makes the generated trace `mixed`, many short prompts and few long ones: `python -m bench.routing.mixed FILE`.
 
-Requests arrive by a Poisson process, 10 a second. 94 of 100 are turns of chats. A chat begins with one of 24 system prompts
-(Zipf popularity, 512 to 2,048 tokens); each turn adds 300 tokens in the median to its history. The other 6 carry a document
-of 12,000 to 110,000 tokens, 30,000 in the median; 4 of 10 of these ask again about one of the last 20 documents. The same
-seed gives the same trace.
+Requests arrive by a Poisson process, 10 a second. 94 of 100 are turns of chats. A chat begins with one of 24 system
+prompts (Zipf popularity, 512 to 2,048 tokens). Each turn adds 300 tokens in the median to its history. The other 6
+carry a document of 12,000 to 110,000 tokens, 30,000 in the median. 4 of 10 of these ask again about one of the last 20
+documents. The same seed gives the same trace.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SEED: Final = 7
 
 
 class _Ids:
-    """Gives block ids, each once."""
+    """A source of unique block ids."""
 
     def __init__(self) -> None:
         self._next = 0
@@ -47,7 +47,7 @@ class _Ids:
 
 
 class _Text:
-    """Tokens that only grow; full blocks keep their ids, a partial one is another with every growth."""
+    """A growing text. Full blocks keep their ids; a partial block gets a new id with every growth."""
 
     def __init__(self, ids: _Ids, tokens: int, blocks: list[int] | None = None) -> None:
         self._ids = ids
@@ -55,7 +55,7 @@ class _Text:
         self.tokens = tokens
 
     def prompt(self, more: int) -> tuple[int, tuple[int, ...]]:
-        """Return the text with `more` tokens behind it, and keep them."""
+        """Append `more` tokens, and return the length and the block ids."""
         self.tokens += more
         full = self.tokens // BLOCK_TOKENS
         self._blocks += self._ids.fresh(full - len(self._blocks))
@@ -102,7 +102,7 @@ def _lognormal(rng: random.Random, median: float, sigma: float) -> int:
 
 
 def write(trace: Trace, path: Path) -> None:
-    """Write `trace` to `path` in the Mooncake format, gzip-compressed; equal traces give equal bytes."""
+    """Write `trace` to `path` in the Mooncake format, gzip-compressed. Equal traces give equal bytes."""
     lines = (
         json.dumps(
             {

@@ -1,4 +1,4 @@
-"""The record of placement: one page for people, one file for machines. Pure."""
+"""The record of placement, as a page and as JSON. Pure."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class RowResult:
         return mean(self.runs[policy])
 
     def best_other(self) -> str:
-        """Return the policy with the smallest mean time to first token, kvmesh and the bound aside."""
+        """Return the policy with the smallest mean time to first token, except kvmesh and the bound."""
         return min(others(), key=lambda policy: self.mean(policy).mean_s)
 
     def ratio(self) -> float:
@@ -89,7 +89,7 @@ def ttft_s(rows: Sequence[RowResult], policy: str) -> float:
 
 
 def verdict(rows: Sequence[RowResult]) -> dict[str, Any]:
-    """Return how kvmesh does against the best single other policy, and in its worst row."""
+    """Return the comparison of kvmesh with the best single other policy, overall and in its worst row."""
     overall = {policy: ttft_s(rows, policy) for policy in NAMES}
     best = min(others(), key=lambda policy: overall[policy])
     worst = max(rows, key=RowResult.ratio)
@@ -110,7 +110,7 @@ def verdict(rows: Sequence[RowResult]) -> dict[str, Any]:
 
 
 def groups(rows: Sequence[RowResult]) -> dict[str, list[RowResult]]:
-    """Return what is judged apart: the rows that were chosen, and those that were drawn, if any were."""
+    """Return the groups of rows with a verdict each: the chosen rows, and the sampled ones if there are any."""
     known = {row.case: row for row in rows}
     chosen = [known[case] for case in chosen_rows() if case in known]
     by_chance = [known[case] for case in itertools.takewhile(known.__contains__, sampled_rows())]
@@ -130,7 +130,7 @@ def verdicts(rows: Sequence[RowResult]) -> dict[str, dict[str, Any]]:
 def as_json(
     rows: Sequence[RowResult], made: Mapping[str, str], tail: Sequence[TailResult] = ()
 ) -> dict[str, Any]:
-    """Return everything."""
+    """Return the record as plain objects."""
     return {
         "made": dict(made),
         "seeds": list(SEEDS),
@@ -156,7 +156,7 @@ def page(
     tail: Sequence[TailResult] = (),
     old: str = "",
 ) -> str:
-    """Return the page. `old`: the page that it replaces, whose hand-written end is kept."""
+    """Return the page. `old`: the page before; its hand-written end is kept."""
     known = f"{len(rows)}; seeds per row: {len(SEEDS)}; means over them, ± half the distance of the extremes"
     facts = (f"{name}: {value}" for name, value in {**made, "rows": known}.items())
     lines = [

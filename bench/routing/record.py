@@ -1,6 +1,6 @@
-"""Runs that were made, one JSON line each, so that a bench that was stopped goes on where it was.
+"""Runs of the simulator, one JSON line each, so that an interrupted bench continues.
 
-A run counts as long as the code it came from is the same: comments and docstrings aside.
+A run counts as long as its code is the same, except for comments and docstrings.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from simulator.tables import row_dict
 
 ROUTER: Final = ROOT / "services" / "router"
 SIMULATOR: Final = (ROOT / "simulator" / "runs.py", ROOT / "simulator")
-"""Where it begins, and the folder whose modules belong to it, those of packages in it as well."""
+"""The first module, and the folder of the modules that belong to the simulator, packages included."""
 
 POLICY: Final = (ROUTER / "placement" / "cost_policy.py", ROUTER)
 RIVALS: Final = SIMULATOR[1] / "rivals"
 QUEUE_ORDER: Final = ROOT / "kvmesh" / "queue_order.py"
 CATALOGUE: Final = SIMULATOR[1] / "catalogue.py"
-"""It imports every policy: what one of them changes does not concern the others."""
+"""Left out, because it imports every policy: a change of one does not affect the runs of the others."""
 
 
 class Record:
@@ -43,11 +43,11 @@ class Record:
                 self._runs[row["run"]] = Measures(**row["figures"])
 
     def get(self, task: Task) -> Measures | None:
-        """Return what is known of `task`."""
+        """Return the figures of `task`, if known."""
         return self._runs.get(_key(task))
 
     def add(self, task: Task, figures: Measures) -> None:
-        """Keep a run."""
+        """Append a run."""
         self._runs[_key(task)] = figures
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"run": _key(task), "figures": figures.as_dict()}) + "\n")
@@ -59,13 +59,13 @@ def _key(task: Task) -> str:
 
 
 def code() -> str:
-    """Return the digests of what makes the runs of kvmesh, and those of others."""
+    """Return the digests of the code of kvmesh's runs, and of the others'."""
     return f"kvmesh {_code(is_ours=True)}, others {_code(is_ours=False)} (digests)"
 
 
 @cache
 def _code(*, is_ours: bool) -> str:
-    """Return a digest of the code that makes a run."""
+    """Return a digest of the code of a run."""
     files = {QUEUE_ORDER, *_closure(*SIMULATOR, {CATALOGUE})}
     files |= set(_closure(*POLICY, set())) if is_ours else set(RIVALS.glob("*.py"))
     digest = hashlib.sha256()
@@ -75,7 +75,7 @@ def _code(*, is_ours: bool) -> str:
 
 
 def _closure(path: Path, folder: Path, seen: set[Path]) -> Iterator[Path]:
-    """Yield `path` and what it imports of `folder`, but for rivals and for what was `seen`."""
+    """Yield `path` and its imports in `folder`, except rivals and `seen` ones."""
     if path in seen:
         return
     seen.add(path)

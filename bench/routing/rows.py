@@ -1,4 +1,4 @@
-"""What placement is compared on: the full grid, fifteen rows of it, rows drawn from it, and rows of trouble. Pure."""
+"""The rows of the comparison of placement: the full grid, chosen and sampled rows of it, rows with faults. Pure."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from simulator.servers import Order
 GRID_TRACES: Final = ("conv", "tool")
 TRACES: Final = {"conv": "conversation_head", "tool": "toolagent_like_dev", "mixed": "mixed_lengths"}
 LARGE: Final = 64
-"""Replicas for which copies of a trace's head are laid over each other: one alone would hardly load them."""
+"""Replicas from which on copies of a trace's head are overlaid: one copy would hardly load them."""
 
 LARGE_COPIES: Final = 4
 LARGE_REQUESTS: Final = 3000
 SEEDS: Final = (1, 2, 3)
 TAIL_SEEDS: Final = (1, 2, 3, 4, 5)
-"""Of rows whose tail is judged: a p99 rests on a hundredth of the requests."""
+"""Seeds of the rows of the tail: a p99 rests on a hundredth of the requests."""
 OURS: Final = "kvmesh"
 REFERENCE: Final = "kappa-rho"
-"""The policy that kvmesh's tail is compared with."""
+"""The policy in the comparison of kvmesh's tail."""
 
 TAIL_POLICIES: Final = (OURS, REFERENCE, "ttft-opt", "preble", "llm-d", "ttft")
-"""Policies whose tails are compared: each of them has the best mean of some row, kvmesh aside."""
+"""Policies in the comparison of tails: each has the best mean of some row, except for kvmesh."""
 NAMES: Final = (*POLICIES, BOUND)
 AHEAD_S: Final = 1.0
 STALE: Final = {"delay_s": 0.1, "loss": 0.05, "routers": 4}
@@ -44,12 +44,12 @@ class Case:
 
     @property
     def is_stale(self) -> bool:
-        """True if routers hear late, and not everything."""
+        """True if routers receive information late and incompletely."""
         return self.row.routers > 1
 
     @property
     def name(self) -> str:
-        """Return what it is called in the record."""
+        """Return the name of the row in the record."""
         row = self.row
         state = "stale" if self.is_stale else "exact"
         ahead = "hold" if math.isfinite(row.dispatch_ahead_s) else "at once"
@@ -65,15 +65,15 @@ class Case:
 
     @property
     def source(self) -> str:
-        """Return the key of the trace that is replayed."""
+        """Return the key of the replayed trace."""
         return f"{self.trace}-head" if self.row.copies > 1 else self.trace
 
     def tasks(self) -> list[Task]:
-        """Return all runs. Only kvmesh holds requests back: what others do is the same with it and without."""
+        """Return all runs. Only kvmesh holds requests back; other policies run without `hold`."""
         return self._tasks(NAMES, SEEDS)
 
     def tail_tasks(self) -> list[Task]:
-        """Return the runs by which the tail of this row is judged."""
+        """Return the runs for the tail of this row."""
         return self._tasks(TAIL_POLICIES, TAIL_SEEDS)
 
     def _tasks(self, policies: Sequence[str], seeds: Sequence[int]) -> list[Task]:
@@ -123,7 +123,7 @@ def full() -> list[Case]:
 
 
 def sampled_rows() -> list[Case]:
-    """Return every row in an order that has nothing to do with what is in it: its first rows stand for the grid."""
+    """Return every row of the grid in a random but fixed order: the first rows are a sample of the grid."""
     return sorted(full(), key=lambda case: hashlib.sha256(case.name.encode()).digest())
 
 
@@ -166,5 +166,5 @@ def fault_rows() -> list[Case]:
 
 
 def tails() -> list[Case]:
-    """Return the rows whose tail is judged."""
+    """Return the rows of the tail."""
     return [*chosen_rows(), *fault_rows()]

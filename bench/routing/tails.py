@@ -1,4 +1,4 @@
-"""The tail of placement: p99 over five seeds, beside the means. Pure."""
+"""The tail of placement: p99 over five seeds, with the means. Pure."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class TailResult:
         return min(self.runs, key=self.mean_s)
 
     def over_leader(self) -> float:
-        """Return p99 of kvmesh over that of the leader; 1 where kvmesh leads."""
+        """Return p99 of kvmesh over that of the leader; 1 if kvmesh leads."""
         return self.p99_s(OURS) / self.p99_s(self.leader())
 
     def over_reference(self) -> float:
@@ -53,7 +53,7 @@ class TailResult:
 
 
 def verdict(rows: Sequence[TailResult]) -> dict[str, Any]:
-    """Return how the tail compares over `rows`."""
+    """Return the comparison of the tail over `rows`."""
     worst = max(rows, key=TailResult.over_leader)
     means = [row.mean_s(OURS) / row.mean_s(REFERENCE) for row in rows]
     return {
@@ -124,5 +124,5 @@ def geometric(values: Iterable[float]) -> float:
 
 
 def met(is_met: bool) -> str:
-    """Return what the table of aims says of one."""
+    """Return the text of an aim in the table of aims."""
     return "met" if is_met else "**missed**"

@@ -96,7 +96,7 @@ def _run_case(
 def request() -> pb.GenerateRequest:
     """Return a small request."""
     return pb.GenerateRequest(
-        text="What is refused must cost next to nothing.", limits=pb.Limits(max_output_tokens=16)
+        text="A refusal must cost next to nothing.", limits=pb.Limits(max_output_tokens=16)
     )
 
 

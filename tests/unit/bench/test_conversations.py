@@ -1,4 +1,4 @@
-"""Conversations: made from a trace, played in order, judged by figures that a person can compute."""
+"""Conversations: made from a trace, played in order, with figures that can be computed by hand."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def test_the_figures_of_a_small_case_are_those_computed_by_hand() -> None:
     assert imbalance([], ["a"], SIMPLE) == 0.0
 
 
-def test_a_turn_keeps_its_place_at_its_replica_or_with_all_its_blocks() -> None:
-    """Of three turns with one before, one went elsewhere without all of its blocks."""
+def test_a_turn_keeps_affinity_at_its_replica_or_with_all_its_blocks() -> None:
+    """One of three later turns went to another replica and lost blocks."""
     assert kept((), HAND) == (2, 3)
     assert kept(HAND[:2], HAND[2:]) == (2, 3)
     assert kept((), HAND[:2]) == (0, 0)
 
 
-def test_the_trace_of_what_was_played_says_who_shares_what(tmp_path: Path) -> None:
+def test_the_trace_of_played_turns_shows_shared_blocks(tmp_path: Path) -> None:
     """The simulator reads it; no two prompts share a partial block, and one replica hits what could be hit."""
     path = tmp_path / "played.jsonl"
     path.write_text("".join(trace_lines(HAND)), encoding="utf-8")
@@ -112,7 +112,7 @@ def test_a_trace_becomes_conversations_that_only_grow() -> None:
 
 
 def test_rows_that_share_more_than_the_first_block_are_one_conversation() -> None:
-    """The first block is that of the system prompt; a row goes on with who used its deepest known block last."""
+    """The first block is the system prompt's. A row continues the conversation that last used its deepest known block."""
     rows = [
         Record(0.0, 1000, 160, (0, 1)),
         Record(1.0, 1000, 160, (0, 2)),
@@ -162,7 +162,7 @@ class Echo:
         return Reply([f"answer{index}" for index in range(output_tokens)], 0.01, replica="a")
 
 
-async def test_each_turn_says_again_what_was_said_and_answered() -> None:
+async def test_each_turn_repeats_all_messages_and_answers() -> None:
     """Turns of a conversation are prefixes of each other, all begin with one system prompt, and pauses lose nothing."""
     backend = Echo()
     plan = [[Turn(0.01 * (number + step), 40, 3) for step in range(4)] for number in range(3)]
@@ -184,7 +184,7 @@ async def test_each_turn_says_again_what_was_said_and_answered() -> None:
 
 
 async def test_a_conversation_ends_where_an_answer_is_lost() -> None:
-    """What comes next would build on what nobody knows."""
+    """Later turns would need the unknown answer."""
     backend = Echo()
     backend.fails = True
     taken = await Player(backend, [[Turn(0.0, 40, 3), Turn(0.0, 40, 3)]], 1).play(1.0)

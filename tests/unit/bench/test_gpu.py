@@ -22,7 +22,7 @@ from services.router.placement.cost_model import PRIOR
 
 
 def prompts(machine: Fit, seed: int, count: int = 128) -> list[Prefill]:
-    """Return random prompts with what they take on `machine`."""
+    """Return random prompts with their times on `machine`."""
     chance = random.Random(seed)
     sizes = [(chance.randrange(20_000), int(2 ** chance.uniform(0, 14))) for _ in range(count)]
     return [
@@ -33,8 +33,8 @@ def prompts(machine: Fit, seed: int, count: int = 128) -> list[Prefill]:
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("least", [1, 256])
-def test_a_fit_finds_what_a_machine_takes(seed: int, least: int) -> None:
-    """Whatever the coefficients; with a floor only the fit that knows of it."""
+def test_a_fit_finds_the_coefficients_of_a_machine(seed: int, least: int) -> None:
+    """A fit finds any coefficients. With a floor, only the fit that has the floor does."""
     chance = random.Random(seed)
     machine = Fit(chance.uniform(1e-3, 0.05), chance.uniform(5e-6, 3e-4), chance.uniform(1e-10, 1e-8), least)
     timed = prompts(machine, seed)
@@ -70,7 +70,7 @@ def test_the_model_needs_no_learning_on_the_machine_it_assumes_and_little_elsewh
     assert abs(abroad.beyond[16_384]) < 0.05
 
 
-def test_a_floor_that_the_model_does_not_know_spoils_what_it_has_not_seen() -> None:
+def test_an_unknown_floor_spoils_estimates_of_unseen_sizes() -> None:
     """Up to 2,048 tokens it fits well enough, and is far off at 16,384; counted as 256 it is not."""
     machine = Fit(2e-3, 17e-6, 1e-9, 256)
     chance = random.Random(3)
@@ -132,7 +132,7 @@ def test_a_file_that_is_no_recording_is_refused(tmp_path: Path, text: str, told:
         read(file)
 
 
-def test_commands_say_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_commands_name_the_missing_part(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Without PyTorch there is nothing to measure with, and a file that is not there cannot be fitted; both exit 2."""
     monkeypatch.setitem(__import__("sys").modules, "torch", None)
     measured = CliRunner().invoke(app, ["measure", str(tmp_path / "gpu.json")])
@@ -143,7 +143,7 @@ def test_commands_say_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_timed_fits_into_the_memory_meant_for_it() -> None:
+def test_timed_sizes_fit_into_their_memory() -> None:
     """Every prompt of grid and sequence has room, and cached tokens are whole tiles."""
     plan = Plan()
     cases = [*plan.grid(), *plan.drawn()]
@@ -165,7 +165,7 @@ def test_published_timings_add_up_to_whole_models() -> None:
         assert all(recording.prefills[0].median_s <= step.median_s * 1.1 for step in recording.steps)
 
 
-def test_operators_add_up_to_what_was_added_by_hand() -> None:
+def test_operators_add_up_as_by_hand() -> None:
     """A prompt of 4,096 tokens, one between two sizes of attention, and a step of 8 streams, from the table by hand."""
     vllm = published.operators()[0]
     prefills = {prefill.uncached: prefill.median_s for prefill in vllm.prefills}
@@ -176,7 +176,7 @@ def test_operators_add_up_to_what_was_added_by_hand() -> None:
     assert steps[8, 2048] == pytest.approx(6.95e-3, abs=5e-6)
 
 
-def test_the_page_keeps_what_was_written_by_hand() -> None:
+def test_the_page_keeps_its_hand_written_end() -> None:
     """Tables are made anew, the end is kept, and a second writing changes nothing."""
     timed = tuple(prompts(Fit(0.005, 2e-5, 1e-9), 1))
     recording = Recording(

@@ -1,4 +1,4 @@
-"""What `--only` means."""
+"""The meaning of `--only`."""
 
 from __future__ import annotations
 

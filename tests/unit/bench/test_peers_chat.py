@@ -43,7 +43,7 @@ def test_a_whole_answer_is_done_however_it_is_cut_into_pieces(seed: int) -> None
 
 @pytest.mark.parametrize("seed", range(40))
 def test_an_answer_cut_anywhere_is_lost(seed: int) -> None:
-    """Whatever is missing at the end, the stream is not done, with or without an error of the connection."""
+    """A stream with a missing end is not done, with or without an error of the connection."""
     draw = random.Random(seed)
     body = b"".join(whole())
     kept = body[: draw.randrange(len(body) - 1)]

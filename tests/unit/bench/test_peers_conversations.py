@@ -22,7 +22,7 @@ FREE = Cost("free", 0.0, 1e-9, 0.0)
 
 
 def asked(words: int, seed: int = 1) -> dict[str, list[chat.Message]]:
-    """Return a request whose prompt is `words` tokens, the role among them."""
+    """Return a request with a prompt of `words` tokens, the role included."""
     draw = random.Random(seed)
     text = " ".join(f"{draw.getrandbits(24):06x}" for _ in range(words - 1))
     return {"messages": [{"role": "user", "content": text}]}
@@ -38,7 +38,7 @@ async def cached(worker: CachingWorker, words: int, seed: int = 1) -> int:
 
 
 async def test_the_worker_finds_full_blocks_and_computes_the_last_token() -> None:
-    """What was computed is found again, up to the block that holds the last token."""
+    """Computed blocks are found again, up to the block of the last token."""
     worker = CachingWorker("worker-0", 0.0, 100, FREE)
     assert await cached(worker, 100) == 0
     assert await cached(worker, 100) == 96
@@ -47,7 +47,7 @@ async def test_the_worker_finds_full_blocks_and_computes_the_last_token() -> Non
     assert await cached(worker, 100, seed=2) == 0
 
 
-async def test_the_worker_forgets_what_was_used_longest_ago() -> None:
+async def test_the_worker_evicts_the_least_recently_used_blocks() -> None:
     """Four blocks hold the last prompts, not the first."""
     worker = CachingWorker("worker-0", 0.0, 4, FREE)
     for seed in (1, 2, 3):
@@ -81,7 +81,7 @@ async def test_waiting_prompts_go_in_the_order_of_the_worker(order: str, then: l
 
 
 def test_roles_alternate_behind_the_system_prompt() -> None:
-    """What was said becomes messages, and those the tokens that a worker counts."""
+    """Conversations become messages, and messages the tokens that a worker counts."""
     said = [["be", "kind"], ["hi"], ["tok0"], ["and", "now"]]
     told = messages(said)
     assert [one["role"] for one in told] == ["system", "user", "assistant", "user"]
@@ -100,7 +100,7 @@ def test_roles_alternate_behind_the_system_prompt() -> None:
 
 
 async def test_a_conversation_over_http_finds_its_former_turn_again() -> None:
-    """With one worker everything that could be hit is hit, and the client knows who served it and what was cached."""
+    """With one worker all possible hits are hits, and the client knows the worker and the cached tokens."""
     made = CachingWorker("worker-7", 0.001, 1000, FREE)
     async with await made.serve(0) as server:
         backend = ChatBackend(server.sockets[0].getsockname()[1])

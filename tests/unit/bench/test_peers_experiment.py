@@ -59,7 +59,7 @@ class FourWorkers:
         self.closed_with = len(streams)
 
 
-async def test_what_the_dead_worker_served_is_lost_and_its_return_is_timed() -> None:
+async def test_streams_of_the_dead_worker_are_lost_and_its_return_is_timed() -> None:
     """Two of eight clients are on the victim: two streams are lost; it serves again 0.2 s after it was ready."""
     system = FourWorkers(back_after_s=0.2)
     told = await run(system, SCHEDULE, 0.0, lambda doing: None)
@@ -95,7 +95,7 @@ async def test_a_system_without_all_its_workers_is_no_measurement(monkeypatch: p
 
 
 def test_the_right_tokens_depend_on_the_whole_prompt_and_on_all_tokens_before() -> None:
-    """What kvmesh's answers are compared with: longer outputs continue shorter ones, other prompts share nothing."""
+    """The expected answers of kvmesh: longer outputs continue shorter ones, other prompts share nothing."""
     prompt = list(range(400, 440))
     ids = truth(prompt, 32)
     assert truth(prompt, 20) == ids[:20]

@@ -1,4 +1,4 @@
-"""What the streams of a run add up to."""
+"""The figures of the streams of a run."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def test_silence_before_the_end_is_a_pause() -> None:
     assert figures([mute], FAULT, 14.0).pause_s == pytest.approx(10.05)
 
 
-def test_who_served_under_the_old_name_before_the_restart_is_not_back() -> None:
-    """Where the victim keeps its name, only a request whose first token came after the restart tells of its return."""
+def test_a_request_before_the_restart_does_not_show_the_return() -> None:
+    """If the victim keeps its name, only a request with a first token after the restart shows its return."""
     same = Fault("decode-2", "decode-2", 2.0, 5.0, 9.0)
     before = stream(1.0, [1.1, 3.0], 3.0, Outcome.DONE, "decode-2")
     moved = stream(8.0, [8.1, 9.5], 9.5, Outcome.DONE, "decode-1", "decode-2")
@@ -68,7 +68,7 @@ def test_who_served_under_the_old_name_before_the_restart_is_not_back() -> None:
     assert figures([before, after], same, 15.0).readmitted_s == pytest.approx(0.3)
 
 
-def test_the_page_says_what_could_not_be_had() -> None:
+def test_the_page_names_systems_that_were_not_installed() -> None:
     """A router that pip does not find stands in the table with the reason; medians and spreads are shown."""
     record = page.FaultRecord("python -m bench.peers", {"cpu": "one"}, page.About(Schedule(), 150.0))
     run = Figures(9, 4, 0, 0, 4, 0, 0.06, None, 0.03, 0.1, 0.15, None, 9.0, ("4 x lost: connection cut",))

@@ -75,7 +75,7 @@ async def test_the_worker_answers_over_one_connection_at_its_pace() -> None:
 @pytest.mark.parametrize(
     "path", ["/health", "/v1/models", "/get_model_info", "/get_server_info", "/model_info"]
 )
-async def test_the_worker_answers_what_routers_ask(path: str) -> None:
+async def test_the_worker_answers_the_calls_of_routers(path: str) -> None:
     """Health, models and facts are JSON with status 200."""
     async with worker() as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -181,7 +181,7 @@ async def test_made_up_ids_tell_prompts_apart() -> None:
 
 
 def test_a_router_that_cannot_be_installed_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What keeps pip from its work ends up in the table."""
+    """The reason of a failed installation is in the table."""
     monkeypatch.setattr("bench.peers.routers.sys.executable", str(tmp_path / "no-python"))
     with pytest.raises(Unavailable, match=r"smg==1\.13\.0 cannot be installed: .*no-python"):
         environment(ROUTERS[1], tmp_path / "environments")

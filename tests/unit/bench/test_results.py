@@ -1,4 +1,4 @@
-"""Figures, aims, and what a report says of them."""
+"""Figures, aims, and their report."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_the_median_is_judged() -> None:
     assert (met.is_met, missed.is_met, other.is_met) == (True, False, None)
 
 
-def test_the_page_says_what_misses_and_keeps_the_notes() -> None:
+def test_the_page_names_missed_aims_and_keeps_the_notes() -> None:
     """The page names each missed aim with its excess, and ends with the notes it was given."""
     results = filled()
     results.problem("index", "the source was late", "b")
@@ -54,13 +54,13 @@ def test_every_aim_names_a_known_scenario() -> None:
 
 
 def test_an_unknown_scenario_is_named() -> None:
-    """A typing error starts nothing and says what there is."""
+    """A typing error starts nothing, and the error lists the scenarios."""
     told = CliRunner().invoke(app, ["--only", "routr"], env={"COLUMNS": "200"})
     assert told.exit_code == 2
     assert "'routr' is not there; allowed are floor, router" in told.output
 
 
-def test_a_missed_delay_says_where_it_comes_from() -> None:
+def test_a_missed_delay_is_reported_with_its_parts() -> None:
     """The parts that were measured stand beside the delay that misses its aim."""
     case = "one request at a time"
     results = Results({Key("path", case, "added"): Aim(3.0)})

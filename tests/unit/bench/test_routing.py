@@ -1,4 +1,4 @@
-"""Rows drawn from the grid, and what the page says of them beside those that were chosen."""
+"""Rows sampled from the grid, and their part of the page beside the chosen ones."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def found(case: Case, ours_s: float) -> RowResult:
     return RowResult(case, runs)
 
 
-def test_what_is_drawn_is_the_grid_in_another_order() -> None:
+def test_the_sample_is_the_grid_in_another_order() -> None:
     """A smaller draw is the beginning of a larger one, and every kind of row is about as frequent in it as in the grid."""
     assert (
         sampled_rows() == sampled_rows() and set(sampled_rows()) == set(full()) and sampled_rows() != full()
@@ -56,8 +56,8 @@ def test_what_is_drawn_is_the_grid_in_another_order() -> None:
     assert all(13 <= count <= 40 for count in Counter(case.row.replicas for case in part).values())
 
 
-def test_drawn_rows_are_judged_apart_from_the_chosen_ones() -> None:
-    """A row that was not drawn in turn stands for nothing, and counts in neither group."""
+def test_sampled_rows_are_judged_apart_from_the_chosen_ones() -> None:
+    """A row out of the order of the sample counts in neither group."""
     chosen = [found(case, 0.5) for case in chosen_rows()]
     first, gap, late = _three()
     rows = [*chosen, found(first, 0.8), found(late, 3.0)]
@@ -93,7 +93,7 @@ def tail(case: Case, ours: tuple[float, float], reference: tuple[float, float]) 
     return TailResult(case, runs)
 
 
-def test_rows_of_trouble_are_there_and_judged_by_five_seeds() -> None:
+def test_rows_with_faults_are_judged_by_five_seeds() -> None:
     """A third trace, a slow replica, restarts of 2 and 30 s on every trace; names and runs are all different."""
     cases, rows = fault_rows(), [case.row for case in fault_rows()]
     assert {case.trace for case in cases} == set(TRACES) == {*GRID_TRACES, "mixed"}
@@ -109,7 +109,7 @@ def test_rows_of_trouble_are_there_and_judged_by_five_seeds() -> None:
 
 
 def test_a_tail_is_judged_against_the_best_mean_and_the_reference() -> None:
-    """Where kvmesh leads its own tail is the measure; where another leads, the other's. Medians: one seed is nothing."""
+    """The leader's tail is the measure, kvmesh or not. Medians ignore one outlying seed."""
     first, second = tails()[:2]
     leads, follows = tail(first, (1.0, 4.0), (2.0, 2.0)), tail(second, (1.0, 3.0), (0.5, 2.0))
     assert (leads.leader(), leads.over_leader(), leads.over_reference()) == (OURS, 1.0, 2.0)
@@ -122,7 +122,7 @@ def test_a_tail_is_judged_against_the_best_mean_and_the_reference() -> None:
     assert "the same two traces" in text
 
 
-def test_the_mixed_trace_is_what_its_generator_makes(tmp_path: Path) -> None:
+def test_the_mixed_trace_is_that_of_its_generator(tmp_path: Path) -> None:
     """The file in the repository comes from the code beside it; most prompts are short, most tokens are in long ones."""
     made = mixed()
     write(made, tmp_path / "mixed.jsonl.gz")

@@ -25,7 +25,7 @@ def test_the_index_is_loaded_and_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_the_router_relays_between_sink_and_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_router_forwards_between_sink_and_sources(monkeypatch: pytest.MonkeyPatch) -> None:
     """A real router finds the sources, and no stream, request or position is lost in any case."""
     monkeypatch.setattr(windows, "QUICK_CASES", (windows.Case(8, 20),))
     results = Results(aims.AIMS)
