@@ -1,4 +1,4 @@
-"""What this process has from malloc: sees what leaks in libraries, which Python's own counts do not."""
+"""Memory this process has from malloc, which includes leaks of libraries that Python does not count."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _FIELDS = (
 
 
 class _MallocInfo(ctypes.Structure):
-    """What mallinfo2(3) returns."""
+    """The result of mallinfo2(3)."""
 
     _fields_ = [(name, ctypes.c_size_t) for name in _FIELDS]
 
 
 def allocated_bytes() -> int:
-    """Return what was not given back, garbage apart. Skips the test where the C library cannot tell."""
+    """Return the bytes in use after a garbage collection. Skips the test if the C library has no count."""
     gc.collect()
     library = ctypes.CDLL(None)
     if not hasattr(library, "mallinfo2"):

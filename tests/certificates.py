@@ -1,4 +1,4 @@
-"""Certificates of every kind for tests: good ones, ones that are over, ones of another authority or another mesh."""
+"""Certificates for tests: valid, expired, of another authority, or of another mesh."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MESH = "kvmesh"
 
 
 class Folder:
-    """An authority and what it signed. `files(role)` says where it is."""
+    """An authority and its signed certificates. `files(role)` returns their paths."""
 
     def __init__(self, path: Path, mesh: str = MESH, roles: Sequence[str] = CERTIFICATE_ROLES) -> None:
         self.path = path
@@ -26,7 +26,7 @@ class Folder:
         maker.certificates(self.path, self.mesh, roles)
 
     def expire(self, *roles: str) -> None:
-        """Put certificates in place that ended when they began."""
+        """Put certificates in place that expired at their start."""
         for role in roles:
             self.sign(role, f"{role}.{self.mesh}.internal", days=0)
 
@@ -39,13 +39,13 @@ class Folder:
         (work / "one.pem").replace(self.path / f"{file}.pem")
 
     def take_from(self, other: Folder, *roles: str) -> None:
-        """Put what another authority signed in place."""
+        """Put certificates of another authority in place."""
         for role in roles:
             for suffix in ("key", "pem"):
                 shutil.copy(other.path / f"{role}.{suffix}", self.path / f"{role}.{suffix}")
 
     def files(self, role: str) -> Files:
-        """Return where the files of `role` are."""
+        """Return the paths of the files of `role`."""
         return Files(
             str(self.path / f"{role}.pem"), str(self.path / f"{role}.key"), str(self.path / "authority.pem")
         )

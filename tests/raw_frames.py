@@ -1,6 +1,7 @@
-"""HTTP/2 bytes of a gRPC client that keeps no rule it does not want to keep. Pure: bytes in, bytes out.
+"""HTTP/2 bytes of a gRPC client that may break any rule. Pure: bytes in, bytes out.
 
-A block of `request_block` never touches the peer's dynamic table: it can be sent on any stream, any number of times.
+A block of `request_block` never touches the peer's dynamic table, so it can be sent on any stream, any number
+of times.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ from hyperframe.frame import (
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 FRAME_BYTES_MAX: Final = 16_384
-"""Largest frame that every peer takes (RFC 9113, 4.2)."""
+"""Largest frame that every peer accepts (RFC 9113, 4.2)."""
 
 CANCEL: Final = 8
-"""Error code of a stream that is not wanted any more (RFC 9113, 7)."""
+"""Error code of a stream that is no longer wanted (RFC 9113, 7)."""
 
 Metadata = Sequence[tuple[str, str | bytes]]
 
 
 def framed(message: bytes, *, length: int | None = None, flag: int = 0) -> bytes:
-    """Return `message` behind gRPC's prefix of five bytes; `length` and `flag` are what the prefix claims."""
+    """Return `message` after gRPC's prefix of five bytes; `length` and `flag` are the prefix's values."""
     claimed = len(message) if length is None else length
     return bytes((flag,)) + claimed.to_bytes(4, "big") + message
 
@@ -66,7 +67,9 @@ def literal_block(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
 
 
 def headers_frames(stream: int, block: bytes, *, end_stream: bool = False, end: bool = True) -> list[Frame]:
-    """Return `block` as one HEADERS frame and as many CONTINUATION frames as it needs; `end`: the block is over."""
+    """Return `block` as one HEADERS frame and the necessary CONTINUATION frames; `end` marks the block
+    complete.
+    """
     parts = [block[at : at + FRAME_BYTES_MAX] for at in range(0, len(block), FRAME_BYTES_MAX)] or [b""]
     first = HeadersFrame(stream, parts[0], flags=["END_STREAM"] if end_stream else [])
     frames: list[Frame] = [first, *(ContinuationFrame(stream, part) for part in parts[1:])]
@@ -76,7 +79,7 @@ def headers_frames(stream: int, block: bytes, *, end_stream: bool = False, end: 
 
 
 def data_frames(stream: int, data: bytes, *, end_stream: bool = False) -> list[Frame]:
-    """Return `data` as DATA frames; the windows are the caller's affair."""
+    """Return `data` as DATA frames; the caller keeps the windows."""
     parts = [data[at : at + FRAME_BYTES_MAX] for at in range(0, len(data), FRAME_BYTES_MAX)] or [b""]
     frames: list[Frame] = [DataFrame(stream, part) for part in parts]
     if end_stream:
@@ -97,7 +100,8 @@ def window_frame(stream: int, increment: int) -> Frame:
 def rapid_resets(block: bytes, count: int, first_stream: int = 1) -> Iterator[bytes]:
     """Yield `count` streams that are opened and reset at once (CVE-2023-44487), each as bytes.
 
-    The caller sends them on a connection that opens no other stream: their numbers begin at `first_stream`.
+    The caller sends them on a connection that opens no other stream, since their numbers begin at
+    `first_stream`.
     """
     for stream in range(first_stream, first_stream + 2 * count, 2):
         opening = headers_frames(stream, block)
@@ -105,7 +109,7 @@ def rapid_resets(block: bytes, count: int, first_stream: int = 1) -> Iterator[by
 
 
 def open_headers(block: bytes, count: int, first_stream: int = 1) -> Iterator[bytes]:
-    """Yield `count` streams whose headers are there and whose body never comes, each as bytes."""
+    """Yield `count` streams with headers and without a body, each as bytes."""
     for stream in range(first_stream, first_stream + 2 * count, 2):
         yield b"".join(frame.serialize() for frame in headers_frames(stream, block))
 
@@ -131,7 +135,9 @@ def settings_flood(count: int) -> Iterator[bytes]:
 
 
 def hpack_bomb(references: int, value_bytes: int = 4_000) -> bytes:
-    """Return a small header block that means a large one: one entry of the dynamic table, named `references` times."""
+    """Return a small header block that expands to a large one: one dynamic-table entry, used `references`
+    times.
+    """
     name = b"x-bomb"
     entry = b"\x40" + _string(name) + _string(b"a" * value_bytes)
     indexed = bytes((0x80 | 62,))  # the newest entry of the dynamic table (RFC 7541, 2.3.3)

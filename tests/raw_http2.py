@@ -48,11 +48,11 @@ from tests.raw_frames import (
 )
 
 WINDOW: Final = 65_535
-"""A window that nobody changed (RFC 9113, 6.9.2)."""
+"""The initial window (RFC 9113, 6.9.2)."""
 
 WINDOW_MAX: Final = 2**31 - 1
 WAIT_S: Final = 20.0
-"""Longest wait for what a test expects, unless it says otherwise."""
+"""Default of the longest wait for an expected event, in seconds."""
 
 _READ_BYTES: Final = 1 << 16
 
@@ -60,30 +60,33 @@ MessageT = TypeVar("MessageT")
 
 
 class RawStream:
-    """One call. What came of it is in its fields; `window` is what the peer may still send on it."""
+    """One call, with its results in the fields.
+
+    `window` is the number of bytes that the peer may still send on it.
+    """
 
     def __init__(self, connection: RawConnection, number: int) -> None:
         self.number = number
         self.headers: dict[str, str] = {}
-        """The first headers of the answer; also those of an answer that is trailers alone."""
+        """The first headers of the answer, also if the answer consists of trailers only."""
         self.trailers: dict[str, str] = {}
         self.messages: list[bytes] = []
-        """gRPC messages that are complete, without prefix."""
+        """Complete gRPC messages, without prefix."""
         self.byte_count = 0
-        """Bytes of DATA that came, prefixes included: what left the peer's process for this call."""
+        """Bytes of DATA received, with prefixes: the bytes that left the peer's process for this call."""
         self.reset_code: int | None = None
         """Error code of the peer's RST_STREAM."""
         self.has_ended = False
-        """True once the peer sends nothing more on it, for whatever reason."""
+        """True once the peer sends nothing more on the stream, for any reason."""
         self.window = connection.stream_window
         self.send_window = connection.peer_stream_window
         self._connection = connection
         self.partial = bytearray()
-        """The beginning of a message that is not complete, with its prefix."""
+        """The beginning of an incomplete message, with its prefix."""
 
     @property
     def status(self) -> int | None:
-        """grpc-status; None while or where there is none."""
+        """grpc-status; None if not received."""
         text = self.trailers.get("grpc-status")
         return None if text is None else int(text)
 
@@ -94,12 +97,12 @@ class RawStream:
 
     @property
     def details(self) -> bytes:
-        """grpc-status-details-bin: a google.rpc.Status; empty where there is none."""
+        """grpc-status-details-bin, a google.rpc.Status; empty if not received."""
         text = self.trailers.get("grpc-status-details-bin", "")
         return base64.b64decode(text + "=" * (-len(text) % 4))
 
     async def send_message(self, message: bytes, *, end: bool = True) -> None:
-        """Send one gRPC message as the peer's windows allow; `end`: no other follows."""
+        """Send one gRPC message as the peer's windows allow; `end` marks it as the last."""
         await self.send_data(framed(message), end=end)
 
     async def send_data(self, data: bytes, *, end: bool = False) -> None:
@@ -121,7 +124,7 @@ class RawStream:
         await self._connection.drain()
 
     def grant(self, increment: int, *, connection: bool = True) -> None:
-        """Let the peer send `increment` bytes more on this stream, and as many on the connection."""
+        """Let the peer send `increment` more bytes on this stream, and as many on the connection."""
         self.window += increment
         self._connection.send(window_frame(self.number, increment))
         if connection:
@@ -138,24 +141,27 @@ class RawStream:
         await self._connection.until(lambda: self.has_ended or condition(), timeout_s)
 
     async def ended(self, timeout_s: float = WAIT_S) -> None:
-        """Wait until the peer sends nothing more on it. Raises TimeoutError."""
+        """Wait until the peer sends nothing more on the stream. Raises TimeoutError."""
         await self.until(lambda: False, timeout_s)
 
     def decoded(self, parse: Callable[[bytes], MessageT]) -> list[MessageT]:
-        """Return the messages through `parse`, for example `pb.GenerateResponse.FromString`."""
+        """Return the messages parsed by `parse`, for example `pb.GenerateResponse.FromString`."""
         return [parse(message) for message in self.messages]
 
     def _sendable(self) -> int:
         return min(self.send_window, self._connection.send_window)
 
     def on_headers(self, headers: dict[str, str]) -> None:
-        """Take a header block: the first is the head, a later one the trailers; one that has a status is both."""
+        """Take a header block: the first is the head, later ones are trailers.
+
+        A first block with a status is both.
+        """
         self.headers = self.headers or headers
         if "grpc-status" in headers:
             self.trailers = headers
 
     def on_data(self, data: bytes) -> None:
-        """Take bytes of the body and cut messages from it."""
+        """Take bytes of the body and split them into messages."""
         self.byte_count += len(data)
         self.window -= len(data)
         self.partial += data
@@ -174,21 +180,21 @@ class RawConnection:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, authority: str, stream_window: int
     ) -> None:
         self.stream_window = stream_window
-        """What the peer may send on a new stream."""
+        """Bytes that the peer may send on a new stream."""
         self.window = WINDOW
-        """What the peer may still send on all streams together."""
+        """Bytes that the peer may still send on all streams together."""
         self.peer_stream_window = WINDOW
         self.send_window = WINDOW
         self.peer_settings: dict[int, int] = {}
         self.frames: Counter[str] = Counter()
-        """Frames that came, by type: "PingFrame", "RstStreamFrame", ..."""
+        """Number of received frames by type: "PingFrame", "RstStreamFrame", ..."""
         self.byte_count = 0
-        """Bytes of DATA that came, on streams that are followed or not."""
+        """Bytes of DATA received, on followed and other streams."""
         self.goaway: GoAwayFrame | None = None
         self.is_closed = False
         """True once the peer has closed the connection."""
         self.answers = True
-        """False: neither SETTINGS nor PING of the peer is answered."""
+        """If False, neither SETTINGS nor PING of the peer is answered."""
         self._reader, self._writer = reader, writer
         self._authority = authority
         self._streams: dict[int, RawStream] = {}
@@ -245,7 +251,10 @@ class RawConnection:
         deadline_s: float | None = None,
         block: bytes | None = None,
     ) -> RawStream:
-        """Open a stream with the headers of a gRPC call; the body is the caller's. `block`: headers as they are."""
+        """Open a stream with the headers of a gRPC call; the caller sends the body.
+
+        `block` replaces the headers.
+        """
         stream = self.open()
         if block is None:
             block = request_block(path, metadata, authority=self._authority, deadline_s=deadline_s)
@@ -253,26 +262,26 @@ class RawConnection:
         return stream
 
     def open(self) -> RawStream:
-        """Return the next stream, of which nothing is sent yet."""
+        """Return the next stream, on which nothing was sent yet."""
         stream = RawStream(self, self._next)
         self._streams[stream.number] = stream
         self._next += 2
         return stream
 
     def forget(self, stream: RawStream) -> None:
-        """Follow `stream` no longer: what still comes of it is counted and dropped."""
+        """Stop following `stream`: its later bytes are counted and dropped."""
         self._streams.pop(stream.number, None)
 
     def send(self, *frames: Frame | bytes) -> None:
-        """Send frames, or any bytes, as they are, on top of what is not sent yet."""
+        """Send frames, or any bytes, unchanged, after the bytes not sent yet."""
         self._writer.write(b"".join(one if isinstance(one, bytes) else one.serialize() for one in frames))
 
     async def drain(self) -> None:
-        """Wait until the socket has taken most of what was sent."""
+        """Wait until the socket has taken most of the bytes sent."""
         await self._writer.drain()
 
     async def flood(self, parts: Iterable[bytes], *, batch: int = 64) -> int:
-        """Send `parts`, `batch` of them at a time, and return how many went before the peer closed the connection."""
+        """Send `parts`, `batch` at a time; return how many were sent before the peer closed the connection."""
         count = 0
         waiting: list[bytes] = []
         with suppress(ConnectionError):
@@ -291,12 +300,12 @@ class RawConnection:
         return count
 
     def grant(self, increment: int) -> None:
-        """Let the peer send `increment` bytes more on all streams together."""
+        """Let the peer send `increment` more bytes on all streams together."""
         self.window += increment
         self.send(window_frame(0, increment))
 
     def pause(self) -> None:
-        """Read nothing more from the socket: the peer's writes stall in TCP once buffers are full."""
+        """Stop reading from the socket, so that the peer's writes stall in TCP once buffers are full."""
         self._flowing.clear()
 
     def resume(self) -> None:
@@ -304,7 +313,10 @@ class RawConnection:
         self._flowing.set()
 
     async def ping(self, payload: bytes = b"raw-ping", timeout_s: float = WAIT_S) -> None:
-        """Wait for the answer to a ping: the peer has read what was sent before. Raises TimeoutError, ConnectionError."""
+        """Wait for the answer to a ping, so the peer has read all earlier bytes.
+
+        Raises TimeoutError, ConnectionError.
+        """
         self._pongs.discard(payload)
         self.send(PingFrame(0, payload))
         await self.until(lambda: payload in self._pongs or self.is_closed, timeout_s)
@@ -312,7 +324,7 @@ class RawConnection:
             raise ConnectionError("the peer closed the connection before it answered a ping")
 
     async def until(self, condition: Callable[[], bool], timeout_s: float = WAIT_S) -> None:
-        """Wait until `condition`; it is looked at again after each read of the socket. Raises TimeoutError."""
+        """Wait until `condition`, checked after each read of the socket. Raises TimeoutError."""
         async with asyncio.timeout(timeout_s):
             while not condition():
                 if self.is_closed:

@@ -1,4 +1,4 @@
-"""Code samples of the documents: fenced blocks of README.md and docs/, and the table of commands that no test runs."""
+"""Code samples of the documents: fenced blocks of README.md and docs/, and the commands that no test runs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ASSIGNMENTS: Final = re.compile(r"^(?:[A-Z_]+=\S* )+")
 
 @dataclass(frozen=True)
 class Sample:
-    """One fenced block. `line` is that of its opening fence."""
+    """One fenced block. `line` is the line of its opening fence."""
 
     page: str
     line: int

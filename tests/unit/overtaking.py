@@ -1,4 +1,7 @@
-"""How long a prompt can be overtaken: the bound that kvmesh.queue_order promises, for the tests of all who order by it."""
+"""The longest time a prompt can be overtaken.
+
+This is the bound promised by kvmesh.queue_order, for tests of all queues with that order.
+"""
 
 from __future__ import annotations
 
@@ -6,5 +9,7 @@ from kvmesh.queue_order import AGEING
 
 
 def overtaken_s(prefill_s: float, other_s: float = 0.0) -> float:
-    """Return for how long after its arrival a prompt of `prefill_s` can be overtaken by one of `other_s`."""
+    """Return the time after its arrival in which a prompt of `prefill_s` can be overtaken by one of
+    `other_s`.
+    """
     return max(0.0, prefill_s - other_s) / AGEING

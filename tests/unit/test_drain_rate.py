@@ -1,4 +1,4 @@
-"""The rate at which something comes free, and whether what clients are told of it comes true."""
+"""The estimated drain rate of a resource, and the accuracy of the Retry-After computed from it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KINDS = list(Stock)
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_came_free_yet(kind: Stock) -> None:
-    """Unknown is not a guess, and no wait for nothing."""
+    """Without a sample, the drain rate is unknown; waiting for nothing takes no time."""
     rate = DrainRate(kind)
     assert rate.per_s(10.0) is None and rate.retry_ms(5, 10.0) == 0
     rate.stock(5, 10.0)
@@ -26,7 +26,7 @@ def test_nothing_came_free_yet(kind: Stock) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(5))
 def test_a_steady_stream_is_measured(seed: int, kind: Stock) -> None:
-    """Whatever the size of what comes free, after twice the memory its rate is known within a third."""
+    """After twice the memory, a steady drain rate is known within a third, for any size of the steps."""
     print(f"seed={seed}")
     rng = random.Random(seed)
     per_s = 10 ** rng.uniform(1.0, 4.0)
@@ -41,18 +41,18 @@ def test_a_steady_stream_is_measured(seed: int, kind: Stock) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_short_start_is_no_flood_and_silence_makes_waits_longer(kind: Stock) -> None:
-    """What comes free right after the beginning promises little; waits grow while nothing does, up to the bound."""
+    """The first drains change the rate little; without drains the wait grows, up to its bound."""
     rate = DrainRate(kind)
     rate.stock(1000, 10.0)
     rate.freed(100, 10.001)
     assert rate.per_s(10.001) == pytest.approx(100 / SEEN_MIN_S)
     waits = [rate.retry_ms(100, 11.0 + pause_s) for pause_s in (0, 2, 5, 20, 1000)]
     assert waits == sorted(waits) and waits[0] < waits[1] and waits[-1] == RETRY_MS_MAX
-    assert rate.retry_ms(100, 1e6) == RETRY_MS_MAX, "a level that faded to nothing"
+    assert rate.retry_ms(100, 1e6) == RETRY_MS_MAX, "a level decayed to 0"
 
 
 def test_a_clock_that_stands_still_is_no_bug() -> None:
-    """What is held and freed at one moment adds up; what left a queue as it came was never in the way."""
+    """Holds and drains at one moment add up; items that leave a queue at their arrival do not count."""
     held, queue = DrainRate(Stock.HELD), DrainRate(Stock.QUEUE)
     for rate in (held, queue):
         rate.stock(10, 5.0)
@@ -65,7 +65,7 @@ def test_a_clock_that_stands_still_is_no_bug() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(20))
 def test_idle_time_tells_nothing(seed: int, kind: Stock) -> None:
-    """Two that see the same, one of them with idle times of up to an hour in between, promise the same."""
+    """Idle times do not change the rate: two estimators, one with idle times up to an hour, agree."""
     print(f"seed={seed}")
     rng = random.Random(seed)
     steady, idle = DrainRate(kind), DrainRate(kind)
@@ -87,7 +87,10 @@ def test_idle_time_tells_nothing(seed: int, kind: Stock) -> None:
 
 
 class House:
-    """So many places, each taken for a random time; a pause holds every end up. Notes what was told and what came true."""
+    """A resource of `places` slots, each held for a random time; a pause delays all ends.
+
+    Records promised and actual waits.
+    """
 
     def __init__(self, draw: random.Random, places: int, stay_s: float) -> None:
         self.draw, self.places, self.stay_s = draw, places, stay_s
@@ -95,11 +98,11 @@ class House:
         self.now_s = 1000.0
         self.ends: list[float] = []
         self.told: list[tuple[float, float]] = []
-        """Seconds promised until a place is free, and seconds until one was."""
+        """(promised, actual) seconds until a slot is free."""
         self._asked: list[tuple[float, float]] = []
 
     def until(self, at_s: float) -> None:
-        """Let the ends come that are due."""
+        """Process the ends due until `at_s`."""
         while self.ends and self.ends[0] <= at_s:
             self.now_s = heapq.heappop(self.ends)
             self.rate.freed(1, self.now_s)
@@ -109,7 +112,7 @@ class House:
         self.now_s = max(self.now_s, at_s)
 
     def enter(self) -> None:
-        """Somebody comes: takes a place, or is told when to come back."""
+        """Let a request arrive: it takes a slot, or gets a promised wait."""
         if len(self.ends) < self.places:
             heapq.heappush(self.ends, self.now_s + self.draw.expovariate(1 / self.stay_s))
             self.rate.stock(len(self.ends), self.now_s)
@@ -117,7 +120,7 @@ class House:
             self._asked.append((told_s, self.now_s))
 
     def come(self, per_s: float, for_s: float) -> None:
-        """Let them come at random, `per_s`."""
+        """Let requests arrive at random, `per_s` per second."""
         end_s = self.now_s + for_s
         while (at_s := self.now_s + self.draw.expovariate(per_s)) < end_s:
             self.until(at_s)
@@ -125,20 +128,21 @@ class House:
         self.until(end_s)
 
     def pause(self, for_s: float) -> None:
-        """The engine stands still."""
+        """Stall the engine."""
         self.ends = [at_s + for_s for at_s in self.ends]
 
     def honesty(self) -> float:
-        """Return what was promised per second that it took."""
-        assert len(self.told) >= 20, "a test that refuses nobody"
+        """Return the promised seconds per actual second of waiting."""
+        assert len(self.told) >= 20, "too few refused requests for a verdict"
         return sum(min(told, 30.0) for told, _ in self.told) / sum(took for _, took in self.told)
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_who_finds_every_place_taken_is_told_the_truth(seed: int) -> None:
-    """Crowds after idle hours and after quiet times: what was promised is what it took, on average within a factor of 2.
+def test_a_request_without_a_slot_is_told_the_actual_wait(seed: int) -> None:
+    """Refused requests are promised the actual wait within a factor of 2, on average.
 
-    Measured by the clock alone, the quiet times before the crowd would be told: a tenth of the places, ten times the wait.
+    Crowds come after idle hours and after quiet times. A rate by the clock alone would reflect the quiet
+    times: a tenth of the slots, so ten times the wait.
     """
     print(f"seed={seed}")
     draw = random.Random(seed)
@@ -153,7 +157,7 @@ def test_who_finds_every_place_taken_is_told_the_truth(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_a_pause_is_told_and_forgotten(seed: int) -> None:
-    """While nothing moves the promises grow, never beyond their bound; after some memories it is as if it had not been."""
+    """During a pause the promised wait grows up to its bound; some memories later the pause has no effect."""
     print(f"seed={seed}")
     draw = random.Random(seed)
     house = House(draw, places=draw.randint(8, 64), stay_s=draw.uniform(0.2, 2.0))
@@ -173,8 +177,11 @@ def test_a_pause_is_told_and_forgotten(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_who_waits_in_a_queue_is_told_the_truth(seed: int) -> None:
-    """A queue that is served at one pace, in crowds with idle and short standstills between: a factor of 2, on average."""
+def test_a_queued_request_is_told_the_actual_wait(seed: int) -> None:
+    """Queued requests are promised the actual wait within a factor of 2, on average.
+
+    The queue is served at one pace, in crowds with idle times and short standstills between.
+    """
     print(f"seed={seed}")
     draw = random.Random(seed)
     per_s, rate, now_s = 10 ** draw.uniform(0.5, 2.5), DrainRate(Stock.QUEUE, freed_min=8), 1000.0

@@ -1,4 +1,4 @@
-"""Silence: counted while we look, not while we stand still."""
+"""Silence of a peer counts only while this process runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from kvmesh.failure_detector import CHECK_INTERVAL_S, STALL_S, FailureDetector
 
 
 def test_silence_is_noticed_at_the_limit_and_never_before() -> None:
-    """Looks at any pace below a standstill, messages at any time: lost exactly when nothing came for the limit."""
+    """A peer is lost exactly when no message came for the limit.
+
+    Checks come at any interval below a standstill, messages at any time.
+    """
     for seed in range(200):
         draw = random.Random(seed)
         now_s = heard_s = 100.0
@@ -22,7 +25,7 @@ def test_silence_is_noticed_at_the_limit_and_never_before() -> None:
 
 
 def test_time_we_stood_still_does_not_count() -> None:
-    """Stopped for any time and back, a process listens for what was left of the limit."""
+    """After a standstill of any length, the peer gets the rest of the limit."""
     for seed in range(200):
         draw = random.Random(seed)
         now_s = 100.0

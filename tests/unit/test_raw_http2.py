@@ -1,4 +1,4 @@
-"""The tests' raw HTTP/2 client against a stock gRPC server: it counts bytes, opens windows as told, and breaks rules."""
+"""The tests' raw HTTP/2 client against a stock gRPC server: it counts bytes, opens windows and breaks rules."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from tests.raw_http2 import RawConnection
 ECHO = "/test.Echo/Repeat"
 REFUSE = "/test.Echo/Refuse"
 WORD = b"x" * 95
-"""With its prefix 100 bytes on the wire."""
+"""100 bytes on the wire with its prefix."""
 
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
 
 
 class Echo:
-    """Answers a request with itself, as often as its metadata says; `over` is set when a call has ended."""
+    """Answers a request with itself, as often as its metadata says; `over` is set at the end of a call."""
 
     def __init__(self) -> None:
         self.over = asyncio.Event()
@@ -69,14 +69,14 @@ async def server() -> AsyncIterator[tuple[grpc.aio.Server, Echo]]:
 
 @pytest.fixture
 async def address(server: tuple[grpc.aio.Server, Echo]) -> str:
-    """Where it listens, without TLS."""
+    """Address of the server, without TLS."""
     port = server[0].add_insecure_port("127.0.0.1:0")
     await server[0].start()
     return f"127.0.0.1:{port}"
 
 
 async def test_a_window_is_opened_byte_by_byte(address: str) -> None:
-    """The peer sends what was granted and no byte more, over borders of messages."""
+    """The peer sends exactly the granted bytes, also across message borders."""
     async with RawConnection.connect(address, stream_window=0) as connection:
         stream = connection.call(ECHO, [("times", "3")])
         await stream.send_message(WORD)
@@ -95,7 +95,7 @@ async def test_a_window_is_opened_byte_by_byte(address: str) -> None:
 
 
 async def test_a_reset_reaches_the_handler(address: str, server: tuple[grpc.aio.Server, Echo]) -> None:
-    """A client leaves in the middle of a message; the connection goes on."""
+    """A client may reset in the middle of a message; the connection continues."""
     async with RawConnection.connect(address, stream_window=150) as connection:
         stream = connection.call(ECHO, [("times", "100000")])
         await stream.send_message(WORD)
@@ -111,7 +111,7 @@ async def test_a_reset_reaches_the_handler(address: str, server: tuple[grpc.aio.
 
 
 async def test_a_refusal_is_read_whole(address: str) -> None:
-    """Status, message and details of a call without an answer."""
+    """Status, message and details of a call without an answer are read."""
     async with RawConnection.connect(address) as connection:
         stream = connection.call(REFUSE)
         await stream.send_message(b"")
@@ -123,7 +123,7 @@ async def test_a_refusal_is_read_whole(address: str) -> None:
 
 
 async def test_a_body_without_end_passes_the_windows_of_the_peer(address: str) -> None:
-    """More than any first window is sent and ends with its deadline, unanswered."""
+    """A body without end passes any initial window and ends with its deadline, unanswered."""
     async with RawConnection.connect(address) as connection:
         stream = connection.call(ECHO, [("times", "1")], deadline_s=0.5)
         with pytest.raises((ConnectionError, TimeoutError)):
@@ -134,7 +134,7 @@ async def test_a_body_without_end_passes_the_windows_of_the_peer(address: str) -
 
 
 async def test_a_connection_that_is_not_read_stalls(address: str) -> None:
-    """Nothing arrives while paused, all of it afterwards."""
+    """Nothing arrives while reading is paused, and everything afterwards."""
     async with RawConnection.connect(address, stream_window=1 << 20) as connection:
         await connection.ping()
         connection.pause()
@@ -149,7 +149,7 @@ async def test_a_connection_that_is_not_read_stalls(address: str) -> None:
 
 
 async def test_floods_are_bytes_that_a_server_understands(address: str) -> None:
-    """Streams that are opened, or opened and reset; pings and SETTINGS are answered, one by one."""
+    """A server accepts floods of opened streams, resets, pings and SETTINGS, and answers each."""
     block = request_block(ECHO, [("times", "1")])
     async with RawConnection.connect(address) as connection:
         assert await connection.flood(rapid_resets(block, 20)) == 20
@@ -163,7 +163,7 @@ async def test_floods_are_bytes_that_a_server_understands(address: str) -> None:
 
 
 async def test_header_blocks_without_end_and_bombs_are_refused(address: str) -> None:
-    """gRPC's own limit on metadata holds for CONTINUATION, and for what is small on the wire and large unpacked."""
+    """gRPC's limit on metadata applies to CONTINUATION and to the unpacked size of small blocks."""
     block = request_block(ECHO, [("times", "1")])
     async with RawConnection.connect(address) as connection:
         await connection.flood(continuation_flood(block, 2_000, b"\x00" * 10))
@@ -176,7 +176,7 @@ async def test_header_blocks_without_end_and_bombs_are_refused(address: str) -> 
 
 
 async def test_junk_ends_the_connection(address: str) -> None:
-    """The peer says so and closes."""
+    """After junk the peer sends GOAWAY and closes."""
     async with RawConnection.connect(
         address, settings={SettingsFrame.MAX_CONCURRENT_STREAMS: 7}
     ) as connection:
@@ -188,7 +188,7 @@ async def test_junk_ends_the_connection(address: str) -> None:
 
 
 async def test_the_client_speaks_tls(server: tuple[grpc.aio.Server, Echo], tmp_path: Path) -> None:
-    """A handshake with ALPN, the server's certificate verified."""
+    """The client speaks TLS with ALPN and verifies the server's certificate."""
     files = Folder(tmp_path, roles=["frontend"]).files("frontend")
     key, chain = Path(files.key).read_bytes(), Path(files.certificate).read_bytes()
     port = server[0].add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([(key, chain)]))

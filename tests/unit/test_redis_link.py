@@ -1,4 +1,4 @@
-"""Sentences of RedisLink for errors of the client library, without a Redis."""
+"""Messages of RedisLink for errors of the client library, without a Redis."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def told(link: RedisLink, call: Awaitable[None]) -> str:
 
 
 async def test_a_refused_password_is_no_outage() -> None:
-    """The client of a Cluster wraps it in its own error."""
+    """A refused password is no outage, also in the Cluster client's own error around it."""
     wrapped = RedisClusterException("Redis Cluster cannot be connected. Please provide one reachable node.")
     for url, error, cause in (
         ("redis://127.0.0.1:1", AuthenticationError("WRONGPASS"), None),
@@ -40,10 +40,13 @@ async def test_a_refused_password_is_no_outage() -> None:
         await link.close()
 
 
-async def test_what_is_wrong_is_logged_once_and_again_when_it_is_something_else(
+async def test_a_fault_is_logged_once_and_again_when_it_changes(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A Redis that comes back with another password is one break, and two lines."""
+    """A fault is logged once, and again when its cause changes.
+
+    A Redis that returns with another password is one break and two lines.
+    """
     link = RedisLink("redis://127.0.0.1:1")
     errors = [RedisConnectionError("Connection refused")] * 3 + [AuthenticationError("WRONGPASS")] * 3
     with caplog.at_level(logging.WARNING, "kvmesh.redis_link"):

@@ -1,4 +1,4 @@
-"""Long-lived tasks go on whatever fails in them, and end when they are told to."""
+"""Long-lived tasks survive failures, and end when they are cancelled."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from kvmesh.tasks import end, persist
 
 
 async def test_work_that_fails_is_run_again(caplog: pytest.LogCaptureFixture) -> None:
-    """Each failure puts the state in order and runs the work again; a bug is told once, an absent Redis not at all."""
+    """Each failure restores the state and runs the work again.
+
+    A bug is logged once; an unavailable Redis is not logged.
+    """
     failures: list[Exception | None] = [
         RedisUnavailable("x"),
         KeyError("a"),
@@ -48,7 +51,7 @@ async def test_work_that_fails_is_run_again(caplog: pytest.LogCaptureFixture) ->
 
 
 async def test_tasks_that_swallow_a_cancel_are_ended_all_the_same() -> None:
-    """A task that takes its first cancel for an error of its peer gets another one."""
+    """A task that takes its first cancel for an error of its peer is cancelled again."""
     swallowed = 0
 
     async def deaf() -> None:

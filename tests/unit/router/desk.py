@@ -139,15 +139,15 @@ class Desk:
         return self.slot
 
     def placed(self) -> tuple[str, pb.Submit]:
-        """Return the decode replica that was asked, and what it got."""
+        """Return the decode replica that got the request, and the request it got."""
         for name in ("decode-0", "decode-1"):
             if submits := self.up(name).submits:
                 assert len(submits) == 1
                 return name, submits[0]
-        raise AssertionError("nobody was asked")
+        raise AssertionError("no decode replica got the request")
 
     def reserved(self, **changes: Any) -> tuple[str, int, int]:
-        """Bring a request to PREFILLING; return the decode replica, its slot, prefill's slot."""
+        """Bring a request to PREFILLING; return the decode replica, its slot, and prefill's slot."""
         self.submit(**changes)
         decode, submit = self.placed()
         assert submit.phase == pb.PHASE_GENERATION_ONLY
@@ -217,15 +217,15 @@ def with_room(desk: Desk) -> None:
 
 
 def other(desk: Desk, not_: str) -> tuple[str, pb.Submit]:
-    """Return the decode replica that was asked instead, and what it got."""
+    """Return the other decode replica, if it got the request, and the request it got."""
     decode, submit = desk.placed()
     assert decode != not_
     return decode, submit
 
 
 def asked_prefill(desk: Desk) -> tuple[str, int]:
-    """Return the prefill replica that was asked, and its slot."""
+    """Return the prefill replica that got the request, and its slot."""
     for name in ("prefill-0", "prefill-1"):
         if submits := desk.up(name).submits:
             return name, submits[0].slot
-    raise AssertionError("no prefill was asked")
+    raise AssertionError("no prefill replica got the request")

@@ -1,4 +1,4 @@
-"""A scripted frontend: what it asked for, and a stream that checks every token it gets."""
+"""A scripted frontend: its requests, and a stream that checks every token."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Request:
-    """One request of the fake frontend, and what it has."""
+    """One request of the fake frontend, and its state."""
 
     request_id: str
     prompt: bytes

@@ -1,4 +1,4 @@
-"""Scripted prefill and decode replicas: they keep the protocol, and take their time."""
+"""Scripted prefill and decode replicas that keep the protocol and take random time."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class FakePrefill(Peer):
 
 
 class FakeDecode(Peer):
-    """pending -> running -> ended; sends what is credited, sometimes twice."""
+    """pending -> running -> ended; sends tokens within the flow-control window, sometimes twice."""
 
     def on_request(self, link: Link, message: pb.AttachRequest) -> None:
         self.check(link, message)

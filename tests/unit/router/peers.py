@@ -1,4 +1,4 @@
-"""What every scripted replica has: streams on which messages wait and break, and the tokens that it must send."""
+"""Common parts of the scripted replicas: streams with delays and breaks, and the tokens they must send."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ORPHAN_S = 3.0
 
 
 def token(request_id: str, position: int) -> int:
-    """The only token that may stand there, in whatever attempt."""
+    """Return the only valid token at a position, the same in every attempt."""
     return zlib.crc32(f"{request_id}/{position}".encode()) >> 1
 
 
@@ -45,7 +45,7 @@ class Link:
             self.sink.on_attached(self, pb.Hello(process_id=self.peer.name), self.world.now_s)
 
     def cut(self) -> None:
-        """Break the stream; some of what was under way still arrives, before."""
+        """Break the stream; some messages in transit still arrive before."""
         if self.down_outbox is not None:
             for _ in range(self.world.rng.randint(0, 3)):
                 self.move()
@@ -57,7 +57,7 @@ class Link:
         self.sink.on_lost(self, "cut", self.world.now_s)
 
     def move(self) -> bool:
-        """Let one thing happen on the wire."""
+        """Let one random message move on the wire."""
         rng, now_s = self.world.rng, self.world.now_s
         if self.down_outbox is None:
             return False

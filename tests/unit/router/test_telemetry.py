@@ -1,4 +1,4 @@
-"""What a router counts of its placements: hits expected and real, times to first token expected and real, the spread."""
+"""A router's metrics of its placements: expected and actual hits, expected and actual TTFT, the imbalance."""
 
 from __future__ import annotations
 
@@ -45,7 +45,10 @@ def values(metrics: Metrics) -> dict[str, float]:
 
 
 def test_hits_and_times_are_counted_as_expected_and_as_they_were() -> None:
-    """The last token is never expected in cache; late and early first tokens do not cancel each other out."""
+    """Hits and times to first token are counted as expected and as measured.
+
+    The last token is never expected in the cache. Late and early first tokens do not cancel each other out.
+    """
     metrics = Metrics("router")
     tracing: Any = None
     record = telemetry.ForwardingTelemetry(metrics, tracing, BLOCK)
@@ -67,7 +70,10 @@ def test_hits_and_times_are_counted_as_expected_and_as_they_were() -> None:
 
 
 def test_replicas_that_left_are_not_named_any_more() -> None:
-    """However many come and go; what ends at one that left counts for nobody, and one that comes back starts at 0."""
+    """Metrics name only present replicas, also after many changes.
+
+    An attempt that ends at a replica that left is not counted. A replica that returns starts at 0.
+    """
     metrics = Metrics("router")
     tracing: Any = None
     record = telemetry.ForwardingTelemetry(metrics, tracing, BLOCK)
@@ -90,8 +96,12 @@ def test_replicas_that_left_are_not_named_any_more() -> None:
     assert named() == {'placed_seconds_total{replica="prefill-99"}': 0.0}
 
 
-def test_the_imbalance_is_the_most_over_the_mean_whoever_dispatched_it() -> None:
-    """1 is even, the number of replicas is all at one, 0 too little work to tell. A replica that drains does not count."""
+def test_the_imbalance_is_the_maximum_over_the_mean_of_all_routers_work() -> None:
+    """The imbalance is the maximum over the mean of the work, whichever router dispatched it.
+
+    1 is even; the number of replicas means all work at one; 0 is too little work. A draining replica does not
+    count.
+    """
     desk = Desk(prefills=3)
     clock = VirtualClock(desk.now_s)
 
@@ -116,7 +126,7 @@ def test_the_imbalance_is_the_most_over_the_mean_whoever_dispatched_it() -> None
 
 
 async def test_a_router_names_the_replicas_it_has() -> None:
-    """Those of its links, from the first moment on, and no others."""
+    """A router's metrics name the replicas of its links from the start, and no others."""
     options = ServiceOptions(MeshConfig(), "router-0", "127.0.0.1:0", "redis://127.0.0.1:1", 0, AS_LISTENED)
     router = Router(options)
     for names in (["prefill-0", "decode-0"], ["prefill-1", "decode-0"]):

@@ -136,7 +136,7 @@ class World:
         )
 
     def continue_(self, request: Request) -> None:
-        """What a frontend does with a request that is not on the way."""
+        """Act as a frontend on a request without an attempt: adopt, finish or submit it."""
         if request.state == "lost" and request.decode and self.rng.random() < 0.6:
             self.adopt(request)
         elif request.received == request.output_tokens:
@@ -151,7 +151,7 @@ class World:
             request.stream, request.state = None, "cancelled"
 
     def step(self) -> None:
-        """Let one random thing happen."""
+        """Do one random step."""
         rng = self.rng
         kind = rng.random()
         if kind < 0.6:
@@ -191,9 +191,9 @@ class World:
         self.policy.assert_consistent()
 
     def settle(self) -> None:
-        """Deliver everything until nothing moves."""
+        """Deliver all messages until nothing moves."""
         for _ in range(10_000):
             moved = [link.move() for link in self.links] + [stream.move() for stream in self.streams]
             if not any(moved):
                 return
-        raise AssertionError("the wires never fall silent")
+        raise AssertionError("messages never stop")

@@ -1,4 +1,4 @@
-"""Traces small enough for a test: made, not recorded."""
+"""Generated traces, small enough for a test."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from simulator.trace import BLOCK_TOKENS, Record, Trace
 
 
 def trace(seed: int, requests: int = 150, conversations: int = 12) -> Trace:
-    """Return conversations that grow turn by turn behind one shared first block, about one request a second."""
+    """Return conversations that grow turn by turn after one shared first block, at about 1 request per
+    second.
+    """
     rng = random.Random(seed)
     turns: list[list[int]] = [[0] for _ in range(conversations)]
     records, at_ms, fresh = [], 0.0, 1

@@ -1,4 +1,4 @@
-"""`kvmesh replay` from the command line to what it prints."""
+"""`kvmesh replay` from the command line to its output."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.unit.simulator import small
 
 
 def measures(goodput: float) -> Measures:
-    """Return figures of which only the goodput matters."""
+    """Return measures in which only the goodput varies."""
     return Measures(1, 1, 1, 1, 1, goodput, 0, 1, 1, 0.5)
 
 
@@ -39,12 +39,12 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 
 @pytest.fixture
 def trace(tmp_path: Path) -> str:
-    """A small trace in a file."""
+    """Return a small trace in a file."""
     return str(small.write(tmp_path / "small.jsonl", small.trace(1)))
 
 
 def test_a_plain_replay_sizes_and_compares(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Both questions are answered without an option."""
+    """Without options, replay sizes the pool and compares the policies."""
     status, out, _ = run(capsys, trace)
     assert status == 0
     assert "150 requests" in out and "Prefill replicas for 90% of first tokens in time, kvmesh" in out
@@ -53,7 +53,10 @@ def test_a_plain_replay_sizes_and_compares(trace: str, capsys: pytest.CaptureFix
 
 
 def test_json_tells_everything(trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Every row, policy and measure by name, with the spread; nothing else on stdout. The plot is a picture."""
+    """The JSON output has every row, policy and measure by name, with the spread.
+
+    Nothing else is on stdout. The plot is an SVG picture.
+    """
     plot = tmp_path / "plot.svg"
     status, out, _ = run(
         capsys,
@@ -114,14 +117,14 @@ def test_json_tells_everything(trace: str, tmp_path: Path, capsys: pytest.Captur
 def test_a_wrong_option_is_refused_in_one_sentence(
     trace: str, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
 ) -> None:
-    """Before anything runs; status 2."""
+    """A wrong option is refused in one sentence with status 2, before the replay."""
     status, out, err = run(capsys, trace, *arguments)
     assert status == 2 and not out
     assert words in err and err.count("\n") == 1
 
 
 def test_a_trace_without_time_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A rate could not be told."""
+    """A trace with a single timestamp is refused, since it has no rate."""
     path = tmp_path / "t.jsonl"
     path.write_text('{"timestamp": 3, "input_length": 5, "hash_ids": [1]}\n', encoding="utf-8")
     status, _, err = run(capsys, str(path))
@@ -129,7 +132,7 @@ def test_a_trace_without_time_is_refused(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_speed_is_told_with_the_rate(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is sized for is the trace's rate times the speed."""
+    """The table states the rate used for sizing: the trace's rate times --speed."""
     arguments = ("--policies", "kvmesh", "--load", ".5", "--cache", "4GiB")
     heading = re.compile(r"at (\d+ times |)the trace's rate, (\S+) requests/s")
     (plain,) = heading.findall(run(capsys, trace, *arguments)[1])
@@ -142,7 +145,7 @@ def test_speed_is_told_with_the_rate(trace: str, capsys: pytest.CaptureFixture[s
 def test_a_short_trace_is_doubted(
     trace: str, capsys: pytest.CaptureFixture[str], speed: str, is_short: bool
 ) -> None:
-    """One line, and in the JSON: queues hardly build up while it lasts."""
+    """A short trace gets one line of warning, also in the JSON, since queues hardly build up."""
     arguments = ("--policies", "kvmesh", "--load", ".1", "--replicas", "1", "--size", "--speed", speed)
     _, out, _ = run(capsys, trace, *arguments, "--cache", "4GiB")
     lines = [line for line in out.splitlines() if "Too short" in line]
@@ -155,7 +158,7 @@ def test_a_short_trace_is_doubted(
 def test_a_row_for_which_the_trace_is_short_is_doubted(
     trace: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """More replicas, more requests a second, the sooner it is over."""
+    """Rows with more replicas are marked when the trace is too short at their request rate."""
     arguments = ("--policies", "one-queue", "--load", ".1,.5", "--replicas", "2,256")
     _, out, _ = run(capsys, trace, *arguments)
     assert out.count("Too short: at 256 replicas and load 0.5 ") == 1
@@ -164,7 +167,7 @@ def test_a_row_for_which_the_trace_is_short_is_doubted(
 def test_a_plot_that_cannot_be_written_does_not_lose_the_figures(
     trace: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """They are told first; then what is wrong with the file, in one sentence."""
+    """If the plot cannot be written, the figures are printed first, then the error in one sentence."""
     arguments = ("--replicas", "2", "--load", ".5", "--policies", "kvmesh", "--plot", "/proc/none.svg")
     status, out, err = run(capsys, trace, *arguments)
     assert status == 2 and "load 0.5" in out
@@ -174,7 +177,7 @@ def test_a_plot_that_cannot_be_written_does_not_lose_the_figures(
 def test_a_line_that_is_nested_without_end_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The parser gives up; the reader of the message need not see where."""
+    """Deeply nested JSON is refused with one sentence and no position."""
     path = tmp_path / "t.jsonl"
     path.write_text("[" * 100_000, encoding="utf-8")
     status, _, err = run(capsys, str(path))
@@ -182,7 +185,7 @@ def test_a_line_that_is_nested_without_end_is_refused(
 
 
 def test_the_command_line_starts_it_by_name(tmp_path: Path) -> None:
-    """`kvmesh replay` passes options on, its exit status back, and --help through."""
+    """`kvmesh replay` passes options, the exit status and --help through."""
     start = [sys.executable, "-m", "kvmesh.cli.main", "replay"]
     missing = str(tmp_path / "none.jsonl")
     done = subprocess.run([*start, missing], capture_output=True, text=True, timeout=60, check=False)
@@ -190,7 +193,7 @@ def test_the_command_line_starts_it_by_name(tmp_path: Path) -> None:
 
 
 def test_costs_are_named_or_given() -> None:
-    """The named ones are those of the reference; others are coefficients."""
+    """Cost names give the reference coefficients; other values are parsed as coefficients."""
     eight, seventy = COSTS["8b"], COSTS["70b"]
     assert eight.a_s == pytest.approx(32.4e-6, rel=0.01) and eight.b_s == pytest.approx(1.06e-9, rel=0.01)
     assert seventy.a_s == pytest.approx(79.3e-6, rel=0.01) and seventy.b_s == pytest.approx(1.47e-9, rel=0.01)
@@ -204,7 +207,10 @@ def test_costs_are_named_or_given() -> None:
 
 
 def test_a_search_finds_the_smallest_that_is_enough() -> None:
-    """Wherever it begins; each number is tried once; the answer is tried, and so is the one below."""
+    """The search finds the smallest sufficient number from any start and tries each number once.
+
+    It tries the answer and the number below it.
+    """
     rng = random.Random(1)
     for _ in range(300):
         enough, first = rng.randint(1, REPLICAS_MAX), rng.randint(1, 200)
@@ -222,14 +228,14 @@ def test_a_search_finds_the_smallest_that_is_enough() -> None:
 
 
 def test_a_plot_of_one_load_is_drawn() -> None:
-    """A single point, and a title that XML must escape."""
+    """A plot of a single load is drawn; its title is escaped for XML."""
     text = svg("<&>", [Panel("4 replicas", [Line("kvmesh", [(0.7, measures(0.5))])])])
     assert ET.fromstring(text).tag.endswith("svg") and "kvmesh" in text
     assert text == svg("<&>", [Panel("4 replicas", [Line("kvmesh", [(0.7, measures(0.5))])])])
 
 
 def lab(colour: str) -> tuple[float, float, float]:
-    """Return CIELAB coordinates of an sRGB colour: distances are differences seen."""
+    """Return the CIELAB coordinates of an sRGB colour; distances match perceived differences."""
     shares = [int(colour[index : index + 2], 16) / 255 for index in (1, 3, 5)]
     linear = [one / 12.92 if one <= 0.04045 else ((one + 0.055) / 1.055) ** 2.4 for one in shares]
     red, green, blue = linear
@@ -243,13 +249,13 @@ def lab(colour: str) -> tuple[float, float, float]:
 
 
 def test_colours_of_a_plot_are_told_apart() -> None:
-    """The first eight, those of a plain replay, well."""
+    """All colours of a plot can be distinguished; the first eight, used by a plain replay, clearly."""
     for (i, one), (j, other) in itertools.combinations(enumerate(COLOURS), 2):
         assert math.dist(lab(one), lab(other)) > (40 if max(i, j) < 8 else 30), (one, other)
 
 
-def test_what_is_no_policy_is_dashed() -> None:
-    """In the charts and in the legend."""
+def test_a_bound_is_dashed() -> None:
+    """Lines of bounds, which are no policies, are dashed in the charts and in the legend."""
     points = [(0.7, measures(0.5))]
     text = svg("t", [Panel("p", [Line("kvmesh", points), Line("one-queue", points)])])
     dashed = [one.get("stroke") for one in ET.fromstring(text).iter() if one.get("stroke-dasharray")]

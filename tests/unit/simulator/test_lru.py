@@ -1,4 +1,4 @@
-"""The simulated cache against a dumb twin."""
+"""The simulated cache against a simple reference."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from simulator.lru import BlockCache
 
 
 class Twin:
-    """The same by the rule: a list, the least recent first."""
+    """The same rule with a list, least recently used first."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.blocks: list[int] = []
 
     def depth(self, hashes: list[int]) -> int:
-        """Return the leading blocks that are there."""
+        """Return the number of leading blocks in the cache."""
         depth = 0
         while depth < len(hashes) and hashes[depth] in self.blocks:
             depth += 1
         return depth
 
     def use(self, hashes: list[int]) -> tuple[set[int], list[int]]:
-        """Touch the leaf first, the root last."""
+        """Touch the blocks from leaf to root."""
         added = set(hashes) - set(self.blocks)
         self.blocks = [one for one in self.blocks if one not in hashes] + hashes[::-1]
         gone = self.blocks[: max(0, len(self.blocks) - self.capacity)]
@@ -40,7 +40,11 @@ def chain(rng: random.Random, known: list[list[int]]) -> list[int]:
 
 
 def test_cache_does_what_its_twin_does() -> None:
-    """Whatever is used, in whatever order: hits, additions, evictions and what is left are equal; so is the invariant."""
+    """Cache and reference agree for random prompts in random order.
+
+    Hits, additions, evictions and remaining blocks are equal. INVARIANT: no block is cached without its
+    parent.
+    """
     for seed in range(60):
         rng = random.Random(seed)
         capacity = rng.randint(3, 40)  # also smaller than the longest prompt
@@ -52,8 +56,12 @@ def test_cache_does_what_its_twin_does() -> None:
             added, removed = cache.use(prompt)
             twin_added, twin_removed = twin.use(prompt)
             assert set(added) == twin_added and removed == twin_removed, f"seed={seed}"
-            assert added == [one for one in prompt if one in twin_added], "additions come root first"
+            assert added == [one for one in prompt if one in twin_added], (
+                "additions are in order from the root"
+            )
             assert len(cache) == len(twin.blocks) <= capacity
             for other in known:
                 held = [one in cache for one in other]
-                assert held == sorted(held, reverse=True), f"seed={seed}: a block is there without its parent"
+                assert held == sorted(held, reverse=True), (
+                    f"seed={seed}: a block is cached without its parent"
+                )

@@ -1,4 +1,4 @@
-"""The two traces of the record, and a slice of them replayed: what is known of them from elsewhere."""
+"""The two traces of the record, and a replayed slice of them, against published facts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def trace(name: str) -> Trace:
 def test_traces_are_as_their_makers_say(
     name: str, requests: int, unique: int, longest: int, hit: float
 ) -> None:
-    """Requests, different blocks, the longest prompt, and the hit ratio of one infinite cache."""
+    """Requests, unique blocks, the longest prompt and the hit ratio of an infinite cache match the
+    publication.
+    """
     load = workload(trace(name), 1)
     pooled = pool(load, math.inf, COSTS["8b"])
     assert (len(load), load.unique_blocks, load.longest_blocks) == (requests, unique, longest)
@@ -35,7 +37,7 @@ def test_traces_are_as_their_makers_say(
 
 
 def test_a_slice_orders_policies_as_the_whole_does() -> None:
-    """Heavy reuse at load .7: the bound first, then kvmesh, then who sees caches, and last who sees nothing."""
+    """With heavy reuse at load 0.7, policies rank: the bound, kvmesh, cache-aware, cache-blind."""
     replay = Replay(trace("tool").head(1200))
     order = [BOUND, "kvmesh", "ttft", "round-robin"]
     means = [replay.run(Row(8, 0.7), policy, 1).mean_s for policy in order]
@@ -43,7 +45,10 @@ def test_a_slice_orders_policies_as_the_whole_does() -> None:
 
 
 def test_rows_of_the_record_are_all_different_and_the_short_ones_are_of_the_grid() -> None:
-    """What the short run made counts for the long one."""
+    """Rows of the record are unique, and the chosen ones are in the grid.
+
+    So results of the short run count for the long one.
+    """
     assert len(chosen_rows()) == len(set(chosen_rows())) == 15
     assert len(full()) == len(set(full())) == 4 * 2 * 3 * 3 * 2 * 2 * 2
     assert set(chosen_rows()) <= set(full())

@@ -1,4 +1,4 @@
-"""The rule of every rival, by a small case."""
+"""Small cases of every rival policy's rule."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PROMPT = list(range(100, 110))
 
 
 class Scene:
-    """A policy and what it was told."""
+    """A policy and the events it received."""
 
     def __init__(self, policy: str, names: Sequence[str] = NAMES, capacity: float = 1000) -> None:
         given = Given(list(names), capacity, BLOCK, FLAT, random.Random(1))
@@ -42,7 +42,7 @@ class Scene:
         self._count = 0
 
     def ask(self, hashes: Sequence[int] = PROMPT) -> Placement:
-        """Return where a prompt would go."""
+        """Return the replica chosen for a prompt."""
         self._count += 1
         request = PlacementRequest(f"{self._count}", hashes, len(hashes) * BLOCK, 1)
         answer = self.policy.place(request, self.view, self.now_s)
@@ -50,15 +50,15 @@ class Scene:
         return answer
 
     def where(self, hashes: Sequence[int] = PROMPT, tries: int = 20) -> set[str | None]:
-        """Return where it may go."""
+        """Return the replicas that may be chosen."""
         return {self.ask(hashes).prefill for _ in range(tries)}
 
     def store(self, name: str, hashes: Sequence[int]) -> None:
-        """`hashes` come into the cache of `name`."""
+        """Add `hashes` to the cache of `name`."""
         self.policy.observe(Stored(name, hashes))
 
     def send(self, name: str, hashes: Sequence[int], *, starts: bool = False) -> str:
-        """Dispatch a prompt to `name`, whatever the policy says; return its id."""
+        """Dispatch a prompt to `name`, without asking the policy; return its id."""
         self._count += 1
         request_id = f"{self._count}"
         seconds = len(hashes) * BLOCK * FLAT.a_s
@@ -70,25 +70,25 @@ class Scene:
 
 
 def fresh(count: int, first: int = 10_000) -> list[int]:
-    """Return blocks nobody has."""
+    """Return blocks that no cache has."""
     return list(range(first, first + count))
 
 
 @pytest.mark.parametrize("policy", sorted(set(POLICIES) - {"round-robin", "hash", "hash-bounded"}))
 def test_equals_are_all_chosen(policy: str) -> None:
-    """Nobody is preferred for its name."""
+    """Replicas of equal score are all chosen, whatever their names."""
     assert Scene(policy).where(tries=60) == set(NAMES)
 
 
 def test_round_robin_takes_turns() -> None:
-    """Each as often as the others."""
+    """Round robin chooses each replica equally often."""
     scene = Scene("round-robin")
     turns = [scene.ask().prefill for _ in range(6)]
     assert turns[:3] == turns[3:] and set(turns) == set(NAMES)
 
 
 def test_least_outstanding_counts_requests() -> None:
-    """Long prompts count as much as short ones; finished ones do not count."""
+    """Least outstanding counts unfinished requests, long and short ones alike."""
     scene = Scene("least-outstanding")
     long = scene.send("a", fresh(200))
     scene.send("b", fresh(1))
@@ -101,14 +101,20 @@ def test_least_outstanding_counts_requests() -> None:
 
 
 def test_power_of_two_never_takes_the_worst() -> None:
-    """Of any two, one is better than the most loaded."""
+    """Power of two choices never takes the most loaded replica.
+
+    One of any two replicas is less loaded.
+    """
     scene = Scene("power-of-two")
     scene.send("b", fresh(1))
     assert scene.where(tries=60) == {"a", "c"}
 
 
 def test_hash_follows_the_second_block() -> None:
-    """Equal first two blocks: the same replica, whatever its load; the first alone decides nothing."""
+    """Prompts with equal first two blocks go to the same replica, whatever its load.
+
+    The first block alone decides nothing.
+    """
     scene = Scene("hash")
     (home,) = scene.where()
     assert scene.where([*PROMPT[:2], *fresh(5)]) == {home}
@@ -121,7 +127,7 @@ def test_hash_follows_the_second_block() -> None:
 
 
 def test_bounded_hash_goes_on_past_a_full_replica() -> None:
-    """More than 1.25 times the mean is too much."""
+    """Bounded-load consistent hashing skips a replica above 1.25 times the mean load."""
     scene = Scene("hash-bounded")
     (home,) = scene.where()
     scene.send(str(home), fresh(1))
@@ -133,7 +139,10 @@ def test_bounded_hash_goes_on_past_a_full_replica() -> None:
 
 
 def test_dynamo_adds_blocks_to_compute_and_blocks_held() -> None:
-    """8 of 10 cached saves 8; a running prompt costs its uncached blocks and all its blocks."""
+    """Dynamo adds the blocks to compute and the blocks held.
+
+    8 of 10 blocks cached save 8. A running prompt costs its uncached blocks and all its blocks.
+    """
     scene = Scene("dynamo")
     scene.store("a", PROMPT[:8])
     assert scene.where() == {"a"}
@@ -144,7 +153,10 @@ def test_dynamo_adds_blocks_to_compute_and_blocks_held() -> None:
 
 
 def test_llm_d_weighs_prefix_queue_and_memory() -> None:
-    """2 * 8/10 outweighs the longest queue (1), but not queue and memory together."""
+    """llm-d's weighted prefix score exceeds the longest queue's, but not that of queue and memory.
+
+    8 of 10 blocks cached score 2 * 8/10, the longest queue 1.
+    """
     scene = Scene("llm-d", capacity=20)
     scene.store("a", PROMPT[:8])
     scene.send("a", fresh(1), starts=True)
@@ -155,7 +167,10 @@ def test_llm_d_weighs_prefix_queue_and_memory() -> None:
 
 
 def test_sglang_follows_its_own_tree_until_loads_are_uneven() -> None:
-    """A match above 0.3 wins; else the smallest tree; beyond 64 and 1.5 times the least loaded."""
+    """SGLang chooses a match above 0.3, else the smallest tree, until loads are uneven.
+
+    Loads are uneven beyond a difference of 64 and 1.5 times the least loaded.
+    """
     scene = Scene("sglang")
     scene.send("a", PROMPT[:4])
     scene.send("b", fresh(30, 20_000))
@@ -167,7 +182,10 @@ def test_sglang_follows_its_own_tree_until_loads_are_uneven() -> None:
 
 
 def test_smg_follows_events_until_loads_are_uneven() -> None:
-    """The deepest wins; of equals the least loaded, then the smallest cache; beyond 32 and 1.1 times the least loaded."""
+    """smg chooses the deepest match, then the least loaded, then the smallest cache.
+
+    Loads are uneven beyond a difference of 32 and 1.1 times the least loaded.
+    """
     scene = Scene("smg")
     scene.store("a", PROMPT[:1])
     assert scene.where() == {"a"}
@@ -182,7 +200,10 @@ def test_smg_follows_events_until_loads_are_uneven() -> None:
 
 
 def test_preble_exploits_more_than_half_and_redirects_from_long_queues() -> None:
-    """Most of it cached: the holder, unless its queue is more than twice the cold prefill; else where least was sent."""
+    """Preble chooses the holder of more than half of the prompt, else the replica with the least work sent.
+
+    A holder with a queue above twice the cold prefill is not chosen.
+    """
     scene = Scene("preble")
     scene.store("a", PROMPT[:6])
     scene.send("a", fresh(19))
@@ -199,8 +220,11 @@ def test_preble_exploits_more_than_half_and_redirects_from_long_queues() -> None
 
 
 @pytest.mark.parametrize("policy", ["ttft", "mooncake", "ttft-opt"])
-def test_ttft_pays_a_queue_as_long_as_what_the_cache_saves(policy: str) -> None:
-    """8 cached blocks are worth a queue of less than 8 blocks."""
+def test_ttft_accepts_a_queue_as_long_as_the_cache_saves(policy: str) -> None:
+    """The ttft policy accepts a queue shorter than the prefill that the cache saves.
+
+    8 cached blocks are equal to a queue of 8 blocks.
+    """
     scene = Scene(policy)
     scene.store("a", PROMPT[:8])
     scene.send("a", fresh(7))
@@ -209,8 +233,8 @@ def test_ttft_pays_a_queue_as_long_as_what_the_cache_saves(policy: str) -> None:
     assert scene.where() == {"b", "c"}
 
 
-def test_ttft_counts_what_is_left_of_what_runs() -> None:
-    """And the start tells how much of it was cached."""
+def test_ttft_counts_the_remaining_work_of_running_prompts() -> None:
+    """The ttft policy counts the remaining work of running prompts; their start reports the cached part."""
     scene = Scene("ttft", ["a", "b"])
     scene.send("b", fresh(2))
     request_id = scene.send("a", fresh(10))
@@ -225,7 +249,7 @@ def test_ttft_counts_what_is_left_of_what_runs() -> None:
 
 
 def test_only_ttft_opt_counts_on_prompts_that_wait() -> None:
-    """Their blocks will be in cache; the plain form does not know."""
+    """Only ttft-opt counts on blocks of queued prompts to be in the cache."""
     for policy, expected in (("ttft-opt", {"a"}), ("ttft", {"b"})):
         scene = Scene(policy, ["a", "b"])
         scene.send("a", PROMPT[:6])  # 6 to wait for, 6 saved
@@ -237,7 +261,10 @@ def test_only_ttft_opt_counts_on_prompts_that_wait() -> None:
 
 
 def test_kappa_rho_recomputes_where_the_queue_is_longer_than_nine_recomputes() -> None:
-    """With much unfinished work kappa is 8: a prompt of 10 blocks waits behind up to 90 of them for its cache."""
+    """With much unfinished work the congestion weight kappa is 8.
+
+    Then a prompt of 10 blocks waits behind up to 90 blocks for its cache.
+    """
     for queued, expected in ((88, {"a"}), (92, {"b", "c"})):
         scene = Scene("kappa-rho")
         scene.store("a", PROMPT)
@@ -246,7 +273,10 @@ def test_kappa_rho_recomputes_where_the_queue_is_longer_than_nine_recomputes() -
 
 
 def test_a_replica_that_is_gone_and_comes_back_has_no_past() -> None:
-    """Neither its queue nor, once the mirror dropped it, its cache counts."""
+    """A replica that leaves and returns starts without a queue and without cached blocks.
+
+    The local index has dropped its blocks.
+    """
     for policy in sorted(set(POLICIES) - {"round-robin", "hash", "hash-bounded", "kvmesh"}):
         scene = Scene(policy)
         scene.store("a", PROMPT)
@@ -260,7 +290,7 @@ def test_a_replica_that_is_gone_and_comes_back_has_no_past() -> None:
 
 
 def test_rivals_forget_what_finished_and_ignore_what_they_do_not_know() -> None:
-    """A finish without a dispatch, or a start, changes nothing."""
+    """An unknown finish or start changes nothing, and finished requests are forgotten."""
     for policy in POLICIES:
         scene = Scene(policy)
         scene.policy.observe(Started("router-9", "unknown", 0.0))

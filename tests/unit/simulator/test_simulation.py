@@ -1,4 +1,4 @@
-"""Nothing is lost, nothing is done twice, and the same seed gives the same run."""
+"""The simulation loses and repeats no work, and the same seed gives the same run."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from tests.unit.overtaking import overtaken_s
 from tests.unit.simulator import small
 
 FLAT = Cost("flat", 0.0, 1e-3, 0.0)
-"""A millisecond per token: figures can be computed by hand."""
+"""One millisecond per token, so that figures can be computed by hand."""
 
 
 class Watcher:
-    """Places at random, at times only later, and keeps what it is told."""
+    """Places requests at random, some of them later, and records the events it receives."""
 
     def __init__(self, rng: random.Random, wait_share: float) -> None:
         self.told: list[Event] = []
@@ -51,58 +51,61 @@ class Watcher:
         self._wait_share = wait_share
 
     def place(self, request: PlacementRequest, view: PoolView, now_s: float) -> Placement | Wait:
-        """Choose anybody, or nobody."""
+        """Choose any replica, or none."""
         self.asked += 1
         if self._rng.random() < self._wait_share:
             return Wait("not now", now_s + 0.05)
         return Placement(self._rng.choice(view.prefill).name, view.decode[0].name, 0, 0.1, 0.1)
 
     def observe(self, event: Event) -> None:
-        """Keep it."""
+        """Record the event."""
         self.told.append(event)
 
 
 def run(
     load: Workload, cluster: Cluster, policies: Sequence[Watcher], scale: float = 1.0
 ) -> tuple[Outcome, Sequence[Watcher]]:
-    """Run once."""
+    """Run the simulation once."""
     return Simulation(load, scale, cluster, policies, random.Random(0)).run(), policies
 
 
 class OneAtATime(Watcher):
-    """Holds requests at the router while anything runs, and says what they will take."""
+    """Holds requests at the router while any runs, and states their expected cost."""
 
     def __init__(self) -> None:
         super().__init__(random.Random(0), 0.0)
         self.open = 0
 
     def place(self, request: PlacementRequest, view: PoolView, now_s: float) -> Placement | Wait:
-        """Choose anybody if nothing runs."""
+        """Choose any replica if nothing runs."""
         return Wait("something runs", now_s + 0.05) if self.open else super().place(request, view, now_s)
 
     def observe(self, event: Event) -> None:
-        """Count."""
+        """Count the running requests."""
         super().observe(event)
         self.open += isinstance(event, Dispatched) - isinstance(event, Finished)
 
     def knows_costs(self) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def may_refuse(self, now_s: float) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def expected(
         self, hashes: Sequence[int], token_count: int, prefill: Sequence[ReplicaState]
     ) -> tuple[int, float]:
-        """Nothing is in cache."""
+        """Return the cost without any cached block."""
         return token_count, FLAT.seconds(token_count, token_count)
 
 
 @pytest.mark.parametrize("order", list(Order))
 def test_held_requests_go_in_the_order_of_the_router(order: Order) -> None:
-    """The shortest with ageing or as they came, whatever the replica would do with them: nothing waits there."""
+    """Held requests are dispatched in the router's order: shortest first with aging, or first in, first out.
+
+    The replica's own order does not matter, since nothing waits there.
+    """
     load = workload(small.trace(5, requests=80), 5)
     outcome, (router,) = run(load, Cluster(1, 61, FLAT, order), [OneAtATime()], scale=0.02)
     assert outcome.held > 60
@@ -119,7 +122,7 @@ def test_held_requests_go_in_the_order_of_the_router(order: Order) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_every_request_starts_and_ends_once(seed: int) -> None:
-    """Under any policy, delay, order and number of routers: no work is lost, none is done twice."""
+    """Every request starts and ends once under any policy, delay, order and number of routers."""
     rng = random.Random(seed)
     load = workload(small.trace(seed, requests=120), seed)
     cluster = Cluster(
@@ -151,8 +154,8 @@ def test_every_request_starts_and_ends_once(seed: int) -> None:
         assert all([one.__mro__[-2] for one in seen] == [*kinds] for seen in at.values())
 
 
-def test_what_is_told_of_caches_is_what_they_hold() -> None:
-    """Without loss: a set kept from stored and removed blocks predicts every hit at its start."""
+def test_cache_events_match_the_contents_of_caches() -> None:
+    """A set kept from stored and removed blocks predicts every hit at its start, without loss."""
     load = workload(small.trace(3), 3)
     cluster = Cluster(3, 90, COSTS["8b"])
     outcome, (router,) = run(load, cluster, [Watcher(random.Random(3), 0.0)])
@@ -180,7 +183,7 @@ def test_what_is_told_of_caches_is_what_they_hold() -> None:
 
 
 def by_hand(arrivals_s: list[float], tokens: list[int]) -> Workload:
-    """Return requests that share nothing, without noise."""
+    """Return requests without shared blocks and noise."""
     hashes = [
         tuple(1000 * index + one for one in range(-(-count // 512))) for index, count in enumerate(tokens)
     ]
@@ -191,18 +194,21 @@ def by_hand(arrivals_s: list[float], tokens: list[int]) -> Workload:
     ("order", "ttft"), [(Order.FIFO, [4.0, 6.9, 7.3]), (Order.SHORTEST, [4.0, 7.4, 4.3])]
 )
 def test_queues_by_hand(order: Order, ttft: list[float]) -> None:
-    """One replica: 4 s, then 3 s and 0.5 s that wait; the short one goes first, or last."""
+    """The times to first token on one replica equal those computed by hand.
+
+    A prompt of 4 s runs while prompts of 3 s and 0.5 s wait. The shortest goes first, or last.
+    """
     load = by_hand([0.0, 0.1, 0.2], [4000, 3000, 500])
     cluster = Cluster(1, 100, FLAT, order)
-    # The watcher expects 0.1 s of everything; a replica that is told nothing looks for itself.
+    # The policy expects 0.1 s of everything; a replica without information measures for itself.
     policy = Watcher(random.Random(1), 0.0)
     policy.place = lambda request, view, now_s: Placement("prefill-0", "decode", 0, 0.0, 0.0)  # type: ignore[method-assign]
     outcome, _ = run(load, cluster, [policy])
     assert outcome.ttft_s == pytest.approx(ttft)
 
 
-def test_who_was_told_to_wait_is_asked_for_again() -> None:
-    """When nothing happens that could be heard of: at the time the policy named."""
+def test_a_held_request_is_placed_again() -> None:
+    """A held request is placed again at the time that the policy named, if no event comes before."""
     policy = Watcher(random.Random(1), 0.0)
     place = policy.place
 
@@ -215,8 +221,11 @@ def test_who_was_told_to_wait_is_asked_for_again() -> None:
 
 
 def test_other_routers_hear_late_and_less() -> None:
-    """The deciding router knows its dispatch at once, the others after the delay. A finish tells all of them the measured
-    seconds, as the note that routers send each other does (sharing/dispatch_notes.py)."""
+    """A router knows its own dispatch at once, and the others after the delay.
+
+    A finish reports the measured seconds to all routers, as the gossip messages between routers do
+    (services/router/gossip/dispatch_gossip.py).
+    """
     load = by_hand([0.0, 10.0], [1000, 1000])
     routers = [Watcher(random.Random(1), 0.0), Watcher(random.Random(2), 0.0)]
     run(load, Cluster(2, 100, FLAT, delay_s=0.25), routers)
@@ -230,7 +239,10 @@ def test_other_routers_hear_late_and_less() -> None:
 
 
 def test_a_lost_replica_loses_its_queue_and_its_cache_and_returns_empty() -> None:
-    """What it had is placed again at once, and counts from its first arrival; its blocks are gone; it is used again."""
+    """Requests of a lost replica are placed again at once; the replica returns with an empty cache.
+
+    Their times count from the first arrival. The replica is used again.
+    """
     load = by_hand([0.0, 1.0, 20.0], [4000, 4000, 4000])
     away = Absence(0, 2.0, 10.0)
     policy = Watcher(random.Random(0), 0.0)
@@ -249,7 +261,10 @@ def test_a_lost_replica_loses_its_queue_and_its_cache_and_returns_empty() -> Non
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_policy_goes_on_through_restarts(policy: str) -> None:
-    """No request is lost, whoever places: exact and late news, held back or not."""
+    """No request is lost under restarts, for every policy.
+
+    News is exact or late, and requests are held back or not.
+    """
     row = Row(3, 0.8, 0.3, order=Order.SHORTEST, away_s=5.0, dispatch_ahead_s=1.0)
     replay = Replay(small.trace(4))
     for one in (row, replace(row, routers=2, delay_s=0.1, loss=0.1)):
@@ -257,7 +272,7 @@ def test_every_policy_goes_on_through_restarts(policy: str) -> None:
 
 
 def test_a_slow_replica_takes_longer_and_the_others_do_not() -> None:
-    """The first replica, whatever the policy believes."""
+    """The first replica takes longer by its factor, whatever the policy believes; the others do not."""
     load = by_hand([0.0, 10.0], [1000, 1000])
     policy = Watcher(random.Random(0), 0.0)
     places = iter([0, 1])
@@ -269,7 +284,7 @@ def test_a_slow_replica_takes_longer_and_the_others_do_not() -> None:
 
 
 def test_loss_hides_cache_news_and_nothing_else() -> None:
-    """Starts and finishes are heard even if no news of caches is."""
+    """Lost cache news does not affect the news of starts and finishes."""
     load = workload(small.trace(5), 5)
     _, (router,) = run(load, Cluster(2, 90, COSTS["8b"], loss=1.0), [Watcher(random.Random(5), 0.0)])
     assert not [event for event in router.told if isinstance(event, Stored | Removed)]
@@ -277,7 +292,10 @@ def test_loss_hides_cache_news_and_nothing_else() -> None:
 
 
 def test_work_of_the_pool_against_the_rule() -> None:
-    """W: the seconds of one cache that serves in order; the trace then lasts W / (N load)."""
+    """The pool's work W is the time of one cache that serves all requests in order.
+
+    At load `load`, the trace lasts W / (N load).
+    """
     load = workload(small.trace(2), 2)
     cost = COSTS["70b"]
     cache, work_s = BlockCache(100), 0.0
@@ -294,7 +312,7 @@ def test_work_of_the_pool_against_the_rule() -> None:
 
 
 def test_one_queue_is_a_bound_by_hand() -> None:
-    """Two servers, one queue: the third waits for the first that is free."""
+    """The bound is one queue for two servers: the third request waits for the first free server."""
     load = by_hand([0.0, 0.0, 1.0], [4000, 2000, 1000])
     ttft_s, busy_s = bound(load, pool(load, 100, FLAT), 1.0, 2)
     assert ttft_s == pytest.approx([4.0, 2.0, 2.0])
@@ -303,7 +321,7 @@ def test_one_queue_is_a_bound_by_hand() -> None:
 
 @pytest.mark.parametrize("policy", [*POLICIES, BOUND])
 def test_a_run_is_the_same_again(policy: str) -> None:
-    """The row, the policy and the seed say everything; another seed is another run."""
+    """Row, policy and seed determine the run; another seed gives another run."""
     row = Row(3, 0.8, 0.3, order=Order.SHORTEST, routers=2, delay_s=0.05, loss=0.1, dispatch_ahead_s=1.0)
     first = Replay(small.trace(4)).run(row, policy, 1)
     again = Replay(small.trace(4))
@@ -314,7 +332,7 @@ def test_a_run_is_the_same_again(policy: str) -> None:
 
 
 def test_processes_change_nothing() -> None:
-    """Figures are equal whatever the number of jobs."""
+    """Figures are equal for any number of processes."""
     traces = {"a": small.trace(6), "b": small.trace(7, requests=60)}
     tasks = [
         Task(trace, Row(2, load), policy, 1)
@@ -335,7 +353,7 @@ def test_processes_change_nothing() -> None:
 
 
 def test_a_failing_run_says_which() -> None:
-    """An error in a process is raised where the task came from."""
+    """An error in a process is raised with the name of its task."""
     runner = Runner({"a": small.trace(6)}, 2)
     try:
         with pytest.raises(RuntimeError, match="no-such-policy"):
@@ -346,7 +364,11 @@ def test_a_failing_run_says_which() -> None:
 
 @pytest.mark.parametrize("routers", [1, 2])
 def test_a_long_prompt_goes_though_more_short_ones_come_than_can_be_served(routers: int) -> None:
-    """They fit beside what waits at a replica, and it does not; it goes when its turn has come nevertheless."""
+    """A long prompt is served although more short prompts come than can be served.
+
+    Short prompts fit beside the replica's waiting work and the long one does not. It is dispatched when its
+    turn has come.
+    """
     rng, arrivals_s, at_s = random.Random(3), list[float](), 0.0
     long_s, short_s, ahead_s, span_s = 3.0, 0.1, 1.0, 25.0
     while at_s < span_s:
@@ -374,5 +396,6 @@ def test_a_long_prompt_goes_though_more_short_ones_come_than_can_be_served(route
             policy.costs.observe(count, count, count / 1000)
         policies.append(policy)
     outcome = Simulation(load, 1.0, cluster, policies, random.Random(2)).run()
-    # Its turn at the router, what waits at the replica then, itself; and half as much again for what comes between.
+    # The wait for its turn, the work waiting at the replica then, its own prefill; half as much again for the
+    # rest.
     assert outcome.ttft_s[long] < 1.5 * (overtaken_s(long_s, short_s) + ahead_s + long_s) < span_s - 3.0

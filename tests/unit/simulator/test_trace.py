@@ -1,4 +1,4 @@
-"""Traces are read as they are, or refused with the line, the field, the value and what is allowed."""
+"""Traces are read, or refused with the line, the field, the value and the allowed range."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GOOD: dict[str, Any] = {"timestamp": 5, "input_length": 600, "output_length": 9,
 
 
 def written(folder: Path, *rows: object) -> Path:
-    """Write `rows`; text as it is, anything else as JSON."""
+    """Write `rows`: strings as they are, other values as JSON."""
     path = folder / "t.jsonl"
     lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -26,7 +26,10 @@ def written(folder: Path, *rows: object) -> Path:
 
 
 def test_records_come_in_the_order_of_their_timestamps(tmp_path: Path) -> None:
-    """Merged traces need not be sorted first; equals keep their order."""
+    """Records are sorted by timestamp, with a stable order of equal timestamps.
+
+    So merged traces need not be sorted first.
+    """
     later = {**GOOD, "timestamp": 9, "hash_ids": [0, 8]}
     seen = read(written(tmp_path, later, GOOD, {**GOOD, "hash_ids": [0, 9]}))
     assert [(one.timestamp_ms, one.blocks) for one in seen.records] == [(5, (0, 7)), (5, (0, 9)), (9, (0, 8))]
@@ -34,7 +37,7 @@ def test_records_come_in_the_order_of_their_timestamps(tmp_path: Path) -> None:
 
 
 def test_a_compressed_trace_is_the_same(tmp_path: Path) -> None:
-    """The end of the name says so."""
+    """A compressed trace is recognised by its name and gives the same records."""
     plain = written(tmp_path, GOOD)
     packed = tmp_path / "t.jsonl.gz"
     packed.write_bytes(gzip.compress(plain.read_bytes()))
@@ -58,8 +61,8 @@ def test_a_compressed_trace_is_the_same(tmp_path: Path) -> None:
         ({**GOOD, "hash_ids": [0]}, ["line 2", "has 1 ids", "600 needs 2", "--block-tokens"]),
     ],
 )
-def test_what_cannot_be_used_is_named(tmp_path: Path, row: object, words: list[str]) -> None:
-    """One sentence, with the line."""
+def test_an_invalid_record_is_named(tmp_path: Path, row: object, words: list[str]) -> None:
+    """An invalid record is reported in one sentence with its line."""
     with pytest.raises(TraceError) as caught:
         read(written(tmp_path, GOOD, row))
     assert all(word in str(caught.value) for word in words), str(caught.value)
@@ -67,15 +70,15 @@ def test_what_cannot_be_used_is_named(tmp_path: Path, row: object, words: list[s
 
 
 def test_broken_json_is_placed_once(tmp_path: Path) -> None:
-    """The line of the file is told, not the parser's idea of it."""
+    """Broken JSON is reported with the line of the file, not with the parser's own position."""
     with pytest.raises(TraceError) as caught:
         read(written(tmp_path, GOOD, '{"timestamp": 1,'))
     assert str(caught.value).startswith("t.jsonl line 2: no JSON: ")
     assert str(caught.value).count("line ") == 1 and "column" not in str(caught.value)
 
 
-def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
-    """A missing file, an empty one, and one that is not what its name says."""
+def test_a_file_that_is_no_trace_is_refused(tmp_path: Path) -> None:
+    """A missing file, an empty file, and a file of another format than its name says are refused."""
     with pytest.raises(TraceError, match="cannot be read: No such file"):
         read(tmp_path / "none.jsonl")
     with pytest.raises(TraceError, match="holds no request"):
@@ -90,7 +93,7 @@ def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
 
 
 def test_bins_are_spread_and_single_timestamps_stay() -> None:
-    """Requests of a bin arrive inside it, in order; a trace with exact times is left alone."""
+    """Requests of a time bin are spread within it, in order; exact timestamps are kept."""
     bins = [Record(3000.0 * index, 1, (0,)) for index in range(20) for _ in range(7)]
     arrivals = spread(bins, random.Random(1))
     assert arrivals == sorted(arrivals) and len(set(arrivals)) == len(bins)
@@ -102,7 +105,7 @@ def test_bins_are_spread_and_single_timestamps_stay() -> None:
 
 
 def test_hashes_hold_the_prefix() -> None:
-    """The same id behind another prefix is another block; equal prefixes are equal blocks."""
+    """A block hash depends on its whole prefix: equal prefixes have equal hashes."""
     records = (Record(0, 1024, (0, 5)), Record(1, 1024, (0, 5)), Record(2, 1024, (1, 5)))
     first, second, third = workload(Trace("t", 512, records), seed=1).hashes
     assert first == second
@@ -111,7 +114,10 @@ def test_hashes_hold_the_prefix() -> None:
 
 
 def test_copies_share_nothing_but_the_common_first_block() -> None:
-    """Laid over each other they are other conversations with the same system prompt."""
+    """Copies of a trace are other conversations with the same system prompt.
+
+    They share only the first block.
+    """
     source = small.trace(1, requests=30)
     once, thrice = workload(source, 1), workload(source, 1, copies=3)
     assert len(thrice) == 90
@@ -121,7 +127,7 @@ def test_copies_share_nothing_but_the_common_first_block() -> None:
 
 
 def test_noise_has_mean_one_and_belongs_to_the_seed() -> None:
-    """Else a policy would be judged by its luck, or all loads by a bias."""
+    """Noise has mean 1 and depends only on the seed, so that it favours no policy and no load."""
     source = small.trace(1, requests=4000)
     noise = workload(source, 1).noise
     assert sum(noise) / len(noise) == pytest.approx(1, abs=0.01)
