@@ -51,14 +51,16 @@ class Measured:
         sentences = [f"{known}. By {window}: --cost={_text(self.cost)}"]
         if longest_tokens > BEYOND * most:
             sentences.append(
-                f"The trace has prompts of up to {longest_tokens:,} tokens: what more than {most:,} take is a guess."
+                f"The trace has prompts of up to {longest_tokens:,} tokens: the cost of more than {most:,} is a guess."
             )
         if self.factors:
             farthest = sorted(self.factors.items(), key=lambda one: -max(one[1], 1 / one[1]))
             told = ", ".join(f"{name} {factor:.2f}" for name, factor in farthest[:FACTORS_SHOWN_MAX])
             more = len(farthest) - FACTORS_SHOWN_MAX
             told += f", and {more} more" if more > 0 else ""
-            sentences.append(f"Times as long as at a usual replica, which all are simulated as: {told}.")
+            sentences.append(
+                f"All replicas are simulated as usual ones. These take longer or shorter by a factor: {told}."
+            )
         return sentences
 
     def as_dict(self) -> dict[str, Any]:

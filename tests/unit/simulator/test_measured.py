@@ -1,4 +1,4 @@
-"""`kvmesh replay --cost-of`: what a running router has learnt that prompts take, and a replay with it."""
+"""`kvmesh replay --cost-of`: the prefill cost measured by a running router, and a replay with it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def told(prompts: int = 500, **fields: Any) -> pb.GetStatusResponse:
 
 @contextmanager
 def answering(status: pb.GetStatusResponse | None) -> Iterator[str]:
-    """Yield the address of a server that answers `status`; None: it is no router."""
+    """Yield the address of a server that answers `status`; with None, the server is not a router."""
 
     class Router(router_pb2_grpc.RouterServiceServicer):
         def GetStatus(self, request: Any, context: Any) -> pb.GetStatusResponse:
@@ -57,14 +57,14 @@ def answering(status: pb.GetStatusResponse | None) -> Iterator[str]:
 
 @pytest.fixture
 def trace(tmp_path: Path) -> str:
-    """A small trace in a file."""
+    """Return a small trace in a file."""
     return str(small.write(tmp_path / "small.jsonl", small.trace(1)))
 
 
 def test_the_cost_that_is_shown_is_the_cost_that_is_simulated(
     trace: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whatever a router has fitted: --cost with the shown coefficients gives the same figures, without a mesh."""
+    """--cost with the shown coefficients gives the same figures without a mesh, for any fit of a router."""
     rng = random.Random(2)
     for _ in range(3):
         status = told(c0_s=rng.uniform(0, 0.1), a_s=rng.uniform(1e-6, 1e-3), b_s=rng.uniform(0, 1e-7))
@@ -90,8 +90,8 @@ def test_the_cost_that_is_shown_is_the_cost_that_is_simulated(
         assert alone["comparison"][0]["policies"] == mesh["comparison"][0]["policies"]
 
 
-def test_the_table_says_whose_costs_they_are(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The router, how many prompts, what is a guess, and which replicas are not as simulated."""
+def test_the_table_names_the_source_of_the_costs(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The table names the router, its number of prompts, the extrapolated range and deviating replicas."""
     status = told(1234)
     for name, role, factor in (
         ("prefill-0", pb.ReplicaView.ROLE_PREFILL, 1.0),
@@ -107,19 +107,19 @@ def test_the_table_says_whose_costs_they_are(trace: str, capsys: pytest.CaptureF
     assert (
         f"router-3 at {address} has measured 1,234 prompts. By the last 128, of 40 to 900 uncached" in words
     )
-    assert "what more than 900 take is a guess." in words
-    assert "which all are simulated as: prefill-2 0.25, prefill-1 1.50." in words
+    assert "the cost of more than 900 is a guess." in words
+    assert "These take longer or shorter by a factor: prefill-2 0.25, prefill-1 1.50." in words
 
 
-def test_what_was_measured_is_not_called_a_guess() -> None:
-    """A trace whose prompts are as long as those measured."""
+def test_measured_lengths_are_not_called_a_guess() -> None:
+    """Prompt lengths within the measured range are not marked as a guess."""
     assert len(measured("", "a:1", told(), COSTS["8b"]).words(1000)) == 1
     assert len(measured("", "a:1", told(), COSTS["8b"]).words(2000)) == 2
 
 
 @pytest.mark.parametrize("prompts", [0, 1, PROMPTS_MIN - 1, PROMPTS_MIN])
 def test_a_router_that_has_measured_too_little_is_refused(prompts: int) -> None:
-    """One prompt less than are needed is too few."""
+    """A router with one measured prompt less than needed is refused."""
     if prompts >= PROMPTS_MIN:
         assert measured("--cost-of", "a:1", told(prompts), COSTS["8b"]).prompts == prompts
         return
@@ -130,13 +130,13 @@ def test_a_router_that_has_measured_too_little_is_refused(prompts: int) -> None:
 
 
 def test_a_router_of_an_older_release_is_refused() -> None:
-    """It says nothing, which is no coefficient of 0."""
+    """A router of an older release sends no coefficients, which is not a coefficient of 0."""
     with pytest.raises(BadOption, match="router-9 is of a release that does not tell what prompts take"):
         measured("--cost-of", "a:1", pb.GetStatusResponse(router="router-9"), COSTS["8b"])
 
 
 def test_the_rest_of_the_model_stays(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Bytes of KV cache and the promise to clients are nothing a router measures."""
+    """KV bytes per token and the TTFT objective stay as given, since no router measures them."""
     base = options.cost("8b", 3.0, 40_960)
     cost = measured("", "a:1", told(), base).cost
     assert (cost.slo_floor_s, cost.kv_bytes, cost.a_s) == (3.0, 40_960, 1.5e-4)
@@ -158,16 +158,16 @@ def test_the_rest_of_the_model_stays(trace: str, capsys: pytest.CaptureFixture[s
 def test_a_wrong_option_is_refused_in_one_sentence(
     trace: str, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
 ) -> None:
-    """Before anybody is asked; status 2."""
+    """A wrong option is refused in one sentence with status 2, before the router is called."""
     code, out, err = run(capsys, trace, *arguments)
     assert code == 2 and not out
     assert words in err and err.count("\n") == 1
 
 
-def test_whoever_is_no_router_is_named(
+def test_an_address_without_a_router_is_named(
     trace: str, free_port: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nobody there, and somebody else there."""
+    """An address without a server, and a server that is not a router, are named in the error."""
     code, _, err = run(capsys, trace, "--cost-of", f"127.0.0.1:{free_port}")
     assert (code, err) == (2, f'--cost-of = "127.0.0.1:{free_port}" does not answer: UNAVAILABLE.\n')
     with answering(None) as address:
@@ -176,7 +176,7 @@ def test_whoever_is_no_router_is_named(
 
 
 def test_the_model_tells_what_its_fit_looks_at() -> None:
-    """The window's prompts and no others."""
+    """The fit reports the prompts of its window only."""
     model = CostModel()
     assert (model.fitted_count, model.uncached_span) == (0, (0, 0))
     model.observe(5000, 5000, 1.0)
