@@ -1,4 +1,4 @@
-"""Reads a call: its caller, from metadata and certificate, and then its message, in the order of fair queuing.
+"""Reads a call: its caller, from metadata and certificate, and then its message, in the order of fair queuing (slowloris).
 
 A shell around `identify` and a RequestReader.
 """
@@ -27,7 +27,7 @@ class CallReader:
         self._reader = reader
 
     async def message(self, call: Call[bytes, Any], caller: Caller) -> bytes:
-        """Return the message of `call`. Raises MeshError where none comes in time, or at all."""
+        """Return the message of `call`. Raises MeshError if no message comes, or none in time."""
         data = await self._reader.message(call.read, _path(caller, call))
         if data is None:
             raise no_message(METHOD)

@@ -1,4 +1,4 @@
-"""From a parsed request to a complete order: identified, with its deadlines and the number of its execution.
+"""Admission control: from a parsed request to a complete request spec, with deadlines and the execution's number.
 
 A shell: Redis numbers a request that may have run before. Raises MeshError for a refused request.
 """
@@ -26,12 +26,12 @@ from services.frontend.surface.request_parser import Parsed, RequestParser
 from services.frontend.surface.validation import ValidRequest
 
 HANDOVER_METADATA: Final = "kvmesh-hand-over"
-"""A client that sends this key has another frontend to go to."""
+"""Metadata key of a client that can continue at another frontend."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """What is known of a call beside its message."""
+    """The known facts of a call beside its message."""
 
     caller: Caller
     at_s: float
@@ -44,8 +44,10 @@ class Arrival:
 
 
 class Intake:
-    """See the module. `random_bits(n)` returns n random bits: request ids and seeds, which clients see and must not guess
-    of each other. `seal` signs resume tokens.
+    """See the module. `seal` signs resume tokens.
+
+    `random_bits(n)` returns n random bits for request ids and seeds. Clients see their own, and must not be able to guess
+    those of others.
     """
 
     def __init__(
@@ -70,24 +72,24 @@ class Intake:
     def arrival(
         self, call: Call[Any, Any], caller: Caller, at_s: float, remaining_s: float | None, traceparent: str
     ) -> Arrival:
-        """Return the arrival of `call`, which came at `at_s` and had `remaining_s` left then.
+        """Return the arrival of `call`, which came at `at_s` with `remaining_s` left.
 
-        Its execution has a name from now on, until `forget`.
+        The execution has a name from now on, until `forget`.
         """
         owner, can_move = self._executions.new_owner(), HANDOVER_METADATA in call.metadata
         return Arrival(caller, at_s, remaining_s, owner, can_move, traceparent)
 
     def forget(self, owner: str) -> None:
-        """The execution `owner` is over, or never began. May be called twice, and without a name."""
+        """Forget the execution `owner`, which is over or never began. Idempotent; an empty name is ignored."""
         self._executions.forget(owner)
 
     async def read(self, data: bytes, arrival: Arrival) -> RequestSpec:
-        """Return what the client asks for, complete. Raises MeshError before any router hears of it."""
+        """Return the client's request as a complete spec. Raises MeshError before any router hears of the request."""
         parsed = await self._parser.parse(data, arrival.caller.service_class)
         return await self._spec(parsed, arrival)
 
     async def _spec(self, parsed: Parsed, arrival: Arrival) -> RequestSpec:
-        """Return the complete order. Raises MeshError."""
+        """Return the complete request spec. Raises MeshError."""
         asked, prompt_ids, bounds = parsed
         asked_tokens = validation.fit(asked, parsed.prompt_tokens, bounds)
         tenant = arrival.caller.tenant
@@ -101,7 +103,7 @@ class Intake:
         request_id = self._request_id(asked, tenant.name)
         max_output_tokens = asked_tokens
         if resume is not None and resume.max_output_tokens:
-            # As what runs, which is taken over.
+            # The same limit as the running attempt, which is taken over.
             max_output_tokens = min(asked_tokens, resume.max_output_tokens)
         elif is_clients and tenant.name and tenant.may_clamp:
             outlook = self._core.outlook(
@@ -154,7 +156,7 @@ class Intake:
         ttft_deadline_s: float | None,
         prompt_tokens: int,
     ) -> None:
-        """Raise MeshError if the time is over, or too short for a request to start; one that runs may be taken over."""
+        """Raise MeshError if the deadline has passed, or is too short for a start; a running attempt may be taken over."""
         now_s = self._clock.now_s()
         if deadline_s <= now_s:
             is_rest = asked.resume is not None or bool(asked.idempotency_key)
@@ -168,14 +170,14 @@ class Intake:
             raise faults.too_short(left_s, self._start_min_s, outlook.until_first_token_s)
 
     def _clamped(self, asked: ValidRequest, wanted: int, deadline_s: float, outlook: Outlook) -> int:
-        """Return how much of the output the client's deadline leaves time for."""
+        """Return the output tokens for which the client's deadline leaves time."""
         left_s, received = deadline_s - self._clock.now_s(), len(asked.received_ids)
         return feasibility.output_tokens(left_s, received, wanted, outlook)
 
     def _request_id(self, asked: ValidRequest, tenant: str) -> str:
-        """Return the identity of the request: the one it had, one that its key gives at every frontend, or a new one.
+        """Return the request's id: that of its resume token, one derived from its key at every frontend, or a new one.
 
-        Tenants do not share keys: one that knows another's must not come upon its request.
+        Tenants do not share idempotency keys: a tenant that knows another's key must not reach its request.
         """
         if asked.resume is not None:
             return asked.resume.request_id
@@ -185,7 +187,10 @@ class Intake:
         return f"{self._random_bits(128):032x}"
 
     async def _begin(self, asked: ValidRequest, request_id: str, digest: int, owner: str) -> Execution:
-        """Return the execution that starts now. Only what may have run before asks for its number. Raises MeshError."""
+        """Return the execution that starts now. Raises MeshError.
+
+        Only a request that may have run before gets a number from Redis.
+        """
         resume = asked.resume
         seed = resume.seed if resume is not None else asked.seed
         is_seed_asked = seed is not None
@@ -199,14 +204,14 @@ class Intake:
         claim = Claim(request_id, digest, seed, is_seed_asked, least, owner)
         if resume is not None:
             inherited = len(asked.received_ids) if resume.location is not None else 0
-            # Without a date nothing tells that the token is young: then the record in Redis alone proves what was given.
+            # Without a date the token may be old: then only the record in Redis proves the output that was given.
             age_s = wall_s() - resume.issued_s if resume.issued_s else math.inf
             claim = replace(claim, inherited=inherited, predecessor=resume.epoch, age_s=age_s)
         return await self._executions.begin(claim)
 
 
 def _deadline(arrival: Arrival) -> tuple[float, bool]:
-    """Return when the request must end, and whether that is the client's own deadline."""
+    """Return the request's deadline, and True if it is the client's own."""
     service_class, remaining_s = arrival.caller.service_class, arrival.remaining_s
     if remaining_s is None:
         return arrival.at_s + service_class.default_deadline_s, False

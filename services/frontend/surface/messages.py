@@ -1,7 +1,4 @@
-"""The first and the last message of an answer, and the explanation, made from a live request.
-
-Pure.
-"""
+"""The first and the last message of an answer, and the explanation, made from an admitted request. Pure."""
 
 from __future__ import annotations
 
@@ -18,14 +15,14 @@ from services.frontend.requests.resume_token import Seal
 from services.frontend.requests.takeover import AttemptLocation
 
 EXPLAINED_ATTEMPTS_MAX: Final = 32
-"""Attempts in an explanation: the first and the last of them when there were more."""
+"""Most attempts in an explanation: of a longer list, the first and the last ones."""
 
 
 class Messages:
     """Makes the messages of one frontend, in `region`. `seal` signs resume tokens.
 
-    `token_bytes`: the bytes of each token id. `is_seeded()` tells whether all engines of the mesh make the same tokens
-    wherever they run, so that a resume cannot be seen.
+    `token_bytes`: the bytes of each token id. `is_seeded()` is True if tokens do not depend on the engine that makes them.
+    A resume is then invisible in the output.
     """
 
     def __init__(
@@ -43,12 +40,12 @@ class Messages:
         self._is_seeded = is_seeded
 
     def output(self, spec: RequestSpec) -> Output:
-        """Return the output of a request, empty yet."""
+        """Return the output of a request, still empty."""
         return Output(Detokenizer(self._token_bytes), spec.stop, with_logprobs=spec.logprobs)
 
     def started(self, spec: RequestSpec, issued_s: int) -> pb.GenerateResponse:
         """Return the first message, with a resume token made at `issued_s` seconds since 1970."""
-        # Where it runs is known of a request that came with it: another break before its next token loses nothing.
+        # A resumed request came with its location, so another break before its next token loses nothing.
         location = spec.location if spec.received_ids else None
         return pb.GenerateResponse(
             started=pb.Started(
@@ -75,7 +72,7 @@ class Messages:
 def finished(request: LiveRequest, frontend: str, region: str, *, is_seeded: bool) -> pb.GenerateResponse:
     """Return the last message of a request that ended well.
 
-    `is_seeded`: tokens do not depend on where they are made, so that a resume cannot be seen.
+    `is_seeded`: tokens do not depend on the engine that makes them. A resume is then invisible in the output.
     """
     outcome = request.outcome
     assert outcome is not None and outcome.error is None, f"{request} did not end well"
@@ -91,7 +88,7 @@ def finished(request: LiveRequest, frontend: str, region: str, *, is_seeded: boo
 
 
 def usage(request: LiveRequest) -> pb.Usage:
-    """Return what the request used."""
+    """Return the token counts of the request."""
     return pb.Usage(
         prompt_token_count=request.spec.prompt_tokens,
         cached_token_count=request.progress.cached_tokens or 0,
@@ -101,7 +98,7 @@ def usage(request: LiveRequest) -> pb.Usage:
 
 
 def explanation(request: LiveRequest, frontend: str, region: str) -> pb.Explanation:
-    """Return how the request was served."""
+    """Return the explanation of the request's service: its attempts and times."""
     spec, numbered = request.spec, list(enumerate(request.attempts, start=1))
     if len(numbered) > EXPLAINED_ATTEMPTS_MAX:
         numbered = [numbered[0], *numbered[1 - EXPLAINED_ATTEMPTS_MAX :]]

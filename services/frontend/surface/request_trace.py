@@ -1,4 +1,4 @@
-"""The trace of a request at its frontend: the context that travels with it, and its span and log line at its end.
+"""The trace of a request at its frontend: the propagated context, and the span and log line at the end.
 
 A shell around Tracing.
 """
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class RequestTrace:
-    """Of one call, which arrived at `arrived_ns` since 1970. `traceparent` goes to the routers."""
+    """Trace of one call, which arrived `arrived_ns` nanoseconds after 1970. `traceparent` goes to the routers."""
 
     __slots__ = ("_arrived_ns", "_context", "_parent_span_id", "_tracing", "traceparent")
 
@@ -31,7 +31,7 @@ class RequestTrace:
         self.traceparent = format_traceparent(self._context)
 
     def record(self, request: LiveRequest) -> None:
-        """Record the span of `request`, which is over, if it is sampled; log a failure."""
+        """Record the span of the ended `request` if it is sampled; log a failure."""
         outcome = request.outcome
         assert outcome is not None
         if outcome.error is not None and outcome.error.reason != "CLIENT_GONE":

@@ -1,6 +1,6 @@
-"""The client's side of the frontend: Generate over a Call. Identifies, translates, reserves, submits to the core, streams.
+"""The servicer of Generate: identifies the caller, reads the request, reserves budget, submits to the core, streams.
 
-A shell: no decision is taken here. Whatever was taken for a request is given back on every way out.
+A shell without decisions. INVARIANT: all that was taken for a request is released on every way out.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ log = logging.getLogger(__name__)
 SERVICE_NAME: Final = "kvmesh.inference.v1.InferenceService"
 
 RETRY_JITTER: Final = 0.2
-"""RetryInfo is up to this share longer than what was reckoned: clients that were refused together come back apart."""
+"""RetryInfo is up to this share longer than the estimate (jitter): clients that were refused together come back apart."""
 
 
 class InferenceService:
     """Serves kvmesh.inference.v1.
 
-    `on_refused` counts what never became a live request, with its caller if one is known. `chance()` returns a random
-    number in [0, 1).
+    `on_refused` counts calls that never became an admitted request, with the caller if it is known. `chance()` returns a
+    random number in [0, 1).
     """
 
     def __init__(
@@ -70,16 +70,17 @@ class InferenceService:
         self._chance = chance
 
     def register(self, server: grpc.aio.Server) -> None:
-        """Add the service to `server`. Requests arrive as bytes: a bad one must get a better answer than gRPC's.
+        """Add the service to `server`. Requests arrive as bytes, so that a bad one gets a better answer than gRPC's.
 
-        As a stream of requests, of which the first counts: so it is read when the headers have been looked at.
+        The method takes a stream of requests and uses the first. The message is thus read after the headers were checked
+        (decision 0022).
         """
         handler = grpc.stream_stream_rpc_method_handler(
             self.Generate,
             request_deserializer=None,
             response_serializer=pb.GenerateResponse.SerializeToString,
         )
-        # Registered: calls of methods that do not exist wait in another line.
+        # Registered methods have a queue of their own, apart from calls of methods that do not exist.
         server.add_registered_method_handlers(SERVICE_NAME, {METHOD: handler})  # type: ignore[attr-defined]  # stubs lack it
 
     async def Generate(
@@ -98,7 +99,7 @@ class InferenceService:
             raise
 
     async def _serve(self, call: Call[bytes, pb.GenerateResponse]) -> None:
-        # All three of one moment: the message may take seconds to arrive.
+        # All three are taken at the same time, because the message may take seconds to arrive.
         arrived_s, arrived_ns, remaining_s = self._clock.now_s(), wall_ns(), call.remaining_s()
         caller: Caller | None = None
         owner, hold = "", Hold()
@@ -152,7 +153,10 @@ class InferenceService:
         reader: SlowReaderTimeout,
         hold: Hold,
     ) -> None:
-        """Write what is there as one message, then what piled up meanwhile, until the end. Raises MeshError."""
+        """Write the waiting output as one message, then the output that accumulated meanwhile, until the end.
+
+        Raises MeshError.
+        """
         output, location, progress_at = request.output, None, hold.progress_at
         ready = reader.ready
         try:
@@ -179,7 +183,7 @@ class InferenceService:
                 raise
             raise faults.slow_reader(request.progress.delivered) from None
         except (grpc.aio.UsageError, grpc.aio.InternalError) as error:
-            # The call ended under the write: the client is gone, and nobody reads a status.
+            # The call ended during the write: the client is gone, and no status can reach it.
             log.debug("write failed", extra={"request_id": request.spec.request_id, "why": str(error)})
 
     async def _write(
@@ -189,7 +193,7 @@ class InferenceService:
         reader: SlowReaderTimeout,
         message: pb.GenerateResponse,
     ) -> None:
-        """Write `message`; note since when the transport has held it, and when it had taken it."""
+        """Write `message`; note the time at which the transport got the message, and the time at which it took it all."""
         request.progress.writing_since_s = self._clock.now_s()
         await call.write(message)
         request.progress.writing_since_s = None

@@ -1,7 +1,7 @@
-"""Whether a client still reads once its request has ended: what is left to write must go out, or its call is given up.
+"""Slow-reader timeout after a request's end: the client must read the remaining output, or its call is cancelled.
 
-A shell: one timer per request, set at its end. Until then nobody waits for the client; behind it its place and its budget
-would be held for as long as it likes.
+A shell with one timer per request, set at the request's end. Before the end nothing waits for the client. After the end a
+client that does not read would hold its slot and its budget without limit.
 """
 
 from __future__ import annotations
@@ -13,21 +13,23 @@ from kvmesh.clock import Clock
 from services.frontend.requests.request import LiveRequest
 
 TAIL_S: Final = 30.0
-"""Longest time behind a request's end that one write may take. HTTP/2 asks for more in lumps of some 64 KB, however evenly
-a client reads: who takes less than that in this time is cut."""
+"""Longest time of one write after a request's end.
+
+HTTP/2 grants windows in steps of some 64 KB, however evenly a client reads. A client that reads less in this time is cut.
+"""
 
 
 class SlowReaderTimeout:
-    """Cancels the current task, which serves a request, and sets `is_timed_out` when the client does not read.
+    """Cancels the current task, which serves a request, and sets `is_timed_out`, if the client does not read.
 
-    The serving task notes each write that went out in `wrote_s`.
+    The serving task sets `wrote_s` after each write.
     """
 
     __slots__ = ("_clock", "_request", "_task", "_timer", "is_timed_out", "ready", "wrote_s")
 
     def __init__(self, clock: Clock) -> None:
         self.ready = asyncio.Event()
-        """Set when there may be something to write, or the end came."""
+        """Set when output may wait to be written, or the request ended."""
         self.is_timed_out = False
         self.wrote_s = float("-inf")
         self._clock = clock
@@ -42,20 +44,20 @@ class SlowReaderTimeout:
             self._start()
 
     def follow(self, request: LiveRequest) -> None:
-        """Watch for the end of `request`; it may have come already."""
+        """Watch `request`, which may have ended already."""
         self._request = request
         if request.outcome is not None:
             self._start()
 
     def close(self) -> None:
-        """Cut nobody any more. Idempotent."""
+        """Stop watching. Idempotent."""
         self._request = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def has_timed_out(self) -> bool:
-        """Return whether the cancellation that the task sees came from here, and from nobody else; it is taken back."""
+        """Return True if the task's cancellation came only from here; take it back in that case."""
         assert self._task is not None
         return self.is_timed_out and not self._task.uncancel()
 
@@ -64,7 +66,7 @@ class SlowReaderTimeout:
             self._timer = asyncio.get_running_loop().call_later(self._tail_s(), self._check)
 
     def _tail_s(self) -> float:
-        """Return how long one write may take: a client that was cut because it did not read has had its time."""
+        """Return the longest time of one write: 0 for a client that was cut already because it did not read."""
         request = self._request
         is_slow_reader = (
             request is not None
@@ -76,7 +78,7 @@ class SlowReaderTimeout:
         return 0.0 if is_slow_reader else TAIL_S
 
     def _check(self) -> None:
-        """Cut, or look again when the write that may be under way has had its time."""
+        """Cut the client, or look again at the end of the time that the current write may take."""
         request, self._timer = self._request, None
         if request is None:
             return
