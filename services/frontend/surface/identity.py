@@ -1,7 +1,4 @@
-"""Who calls, from what a call brings: its metadata and the certificate of its connection.
-
-Pure.
-"""
+"""Authentication of the caller, from a call's metadata and the certificate of its connection. Pure."""
 
 from __future__ import annotations
 
@@ -14,11 +11,11 @@ from kvmesh.tenants.catalogue import HEADER, Catalogue
 
 AUTHORIZATION: Final = "authorization"
 SCHEME: Final = "bearer"
-"""RFC 6750; names of schemes have no case (RFC 9110, 11.1)."""
+"""RFC 6750; names of schemes are case-insensitive (RFC 9110, 11.1)."""
 
 
 def identify(call: Call[Any, Any], catalogue: Catalogue) -> Caller:
-    """Return who makes `call`.
+    """Return the caller of `call`.
 
     Raises MeshError CREDENTIALS_MISSING, CREDENTIALS_UNKNOWN, TENANT_UNKNOWN, TENANT_DISABLED.
     """
@@ -27,15 +24,15 @@ def identify(call: Call[Any, Any], catalogue: Catalogue) -> Caller:
     metadata = call.metadata
     given = metadata.get(AUTHORIZATION)
     bearer = None if given is None else _bearer(given)
-    # A key goes before a certificate, and to look at the certificate costs ten times what the key does.
+    # A key takes precedence over a certificate. The check of a certificate costs ten times as much as that of a key.
     identities = call.identities if bearer is None else ()
     return catalogue.identify(bearer, identities, metadata.get(HEADER))
 
 
 def _bearer(given: str) -> str:
-    """Return the key in the value of `authorization`. Raises MeshError, which does not quote it."""
+    """Return the API key in the value of `authorization`. Raises MeshError, which does not quote the value."""
     scheme, _, key = given.partition(" ")
     key = key.strip()
     if scheme.lower() != SCHEME or not key:
-        raise MeshError("CREDENTIALS_UNKNOWN", 'authorization is not "Bearer" and an API key')
+        raise MeshError("CREDENTIALS_UNKNOWN", 'metadata authorization must be "Bearer" and an API key')
     return key

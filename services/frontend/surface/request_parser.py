@@ -1,4 +1,4 @@
-"""Parses a client's bytes: a message that was checked, and its prompt as token ids. Raises MeshError for a refused one.
+"""Parses a client's bytes into a checked message and a prompt of token ids. Raises MeshError for a refused message.
 
 A shell: a thread parses and checks a big message, and a thread tokenizes a big prompt.
 """
@@ -16,8 +16,10 @@ from services.frontend.surface.tokenizer import ModelTokenizer
 from services.frontend.surface.validation import Bounds, ValidRequest
 
 THREAD_BYTES_MIN: Final = 8192
-"""A message of this size takes some milliseconds to check, a prompt of this size to tokenize: a thread does it, so that
-no other stream waits."""
+"""The check of a message of this size takes some milliseconds, as does the tokenization of a prompt of this size.
+
+A thread does this work, so that no other stream waits.
+"""
 
 
 class Parsed(NamedTuple):
@@ -27,7 +29,7 @@ class Parsed(NamedTuple):
     prompt_ids: bytes
     """32-bit little-endian."""
     bounds: Bounds
-    """Those that hold for the class of its caller."""
+    """Bounds of the caller's service class."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -36,7 +38,7 @@ class Parsed(NamedTuple):
 
 
 class RequestParser:
-    """Parses for one model. `seal` knows the mesh's resume tokens."""
+    """Parses requests for one model. `seal` verifies the mesh's resume tokens."""
 
     def __init__(
         self, tokenizer: ModelTokenizer, bounds: Bounds, seal: Seal, *, message_bytes_max: int
@@ -45,11 +47,11 @@ class RequestParser:
         self._tokenizer = tokenizer
         self._bounds = bounds
         self._bounds_up_to: dict[int, Bounds] = {}
-        """By the largest limit that a class allows."""
+        """Bounds by the largest output limit of a service class."""
         self._seal = seal
         self._message_bytes_max = message_bytes_max
         self._big = asyncio.Lock()
-        """Held while a thread checks a big message: several at once would leave the loop little of the interpreter."""
+        """Held while a thread checks a big message: several such threads would starve the event loop."""
 
     async def parse(self, data: bytes, service_class: ServiceClass) -> Parsed:
         """Return the request in `data`, of a caller of `service_class`. Raises MeshError."""

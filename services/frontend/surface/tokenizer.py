@@ -1,4 +1,4 @@
-"""The model's text side: prompts to token ids, the chat template, the bytes of each token.
+"""The tokenizer of the model: prompts to token ids, the chat template, the bytes of each token.
 
 Reads `tokenizer.json` and `model.json` of the model's folder once. Special tokens are added by id, by hand: encoding
 never yields one, whatever the text contains.
@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 
 class ModelFolderError(ValueError):
-    """The model's folder cannot be used; one sentence says which file and why."""
+    """The model's folder cannot be used. The text names the file and the reason in one sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class ChatTemplate:
     """By role: "system", "user", "assistant"."""
     turn_suffix: tuple[int, ...]
     generation_prefix: tuple[int, ...]
-    """What opens the turn the model is asked for."""
+    """Token ids that open the model's own turn."""
 
 
 class ModelTokenizer:
@@ -59,8 +59,8 @@ class ModelTokenizer:
             tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise ModelFolderError(f"Cannot read {path}: {error.strerror}.") from error
-        except Exception as error:  # the library raises plain Exception for what it cannot parse
-            raise ModelFolderError(f"{path} is no tokenizer: {error}.") from error
+        except Exception as error:  # the library raises plain Exception for a file that it cannot parse
+            raise ModelFolderError(f"{path} is not a tokenizer: {error}.") from error
         try:
             specials: dict[str, int] = model["special_tokens"]
             chat = model["chat_template"]
@@ -131,7 +131,7 @@ def _token_bytes(tokenizer: Tokenizer, vocab_size: int, specials: frozenset[int]
     decoder = json.loads(tokenizer.to_str()).get("decoder") or {}
     if decoder.get("type") != "ByteLevel":
         raise ModelFolderError(
-            f"The tokenizer's decoder is {decoder.get('type')!r}; only a ByteLevel one is understood."
+            f"The tokenizer's decoder is {decoder.get('type')!r}; only ByteLevel is supported."
         )
     alphabet = _byte_alphabet()
     table = []

@@ -1,6 +1,6 @@
-"""From a client's message to a complete, typed request, or to an error that names every field that is wrong.
+"""Validation: from a client's message to a complete, typed request, or to an error that names every wrong field.
 
-Pure. Nothing behind this module meets a value out of range; nothing in front of it has touched a router.
+Pure. INVARIANT: no module behind this one gets a value out of range, and no router has heard of the request before.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ _ROLES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What the mesh allows."""
+    """Ranges that the mesh allows."""
 
     model: str
     model_version: str
     vocab_size: int
     token_bytes_max: int
-    """Bytes of the longest token: a text of more than this times the context cannot fit it."""
+    """Bytes of the longest token. A text longer than the context times this number cannot fit the context."""
     max_sequence_tokens: int
     max_output_tokens_default: int
     max_output_tokens_max: int
 
     def up_to(self, max_output_tokens: int) -> Bounds:
-        """Return the bounds of a class of which no request may name a larger limit."""
+        """Return the bounds of a service class: `max_output_tokens` is the largest limit that its requests may name."""
         return replace(
             self,
             max_output_tokens_default=min(self.max_output_tokens_default, max_output_tokens),
@@ -60,7 +60,7 @@ class Bounds:
         )
 
     def of(self, token: ResumeToken | None) -> Bounds:
-        """Return the bounds of a request that `token` goes on with: what it was granted holds, whatever changed since."""
+        """Return the bounds of a request that `token` resumes: its granted limit still holds, whatever changed since."""
         if token is None or not token.asked_output_tokens:
             return self
         return replace(
@@ -70,7 +70,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class ValidRequest:
-    """What a client asks for: complete and in range. Exactly one of `text`, `chat`, `token_ids` is set."""
+    """A client's request, complete and in range. Exactly one of `text`, `chat`, `token_ids` is set."""
 
     text: str | None
     chat: tuple[tuple[str, str], ...] | None
@@ -91,18 +91,18 @@ class ValidRequest:
     logprobs: bool
     resume: ResumeToken | None
     received_ids: tuple[int, ...]
-    """Output the client has already; empty unless `resume`."""
+    """Output that the client has already; empty unless `resume`."""
 
     @property
     def prompt_bytes(self) -> int:
-        """Size of the prompt's text: how long tokenizing it takes. 0 for token ids."""
+        """Bytes of the prompt's text, a measure of the time to tokenize it. 0 for token ids."""
         if self.text is not None:
             return len(self.text.encode())
         return sum(len(content.encode()) for _, content in self.chat or ())
 
 
 def check(message: pb.GenerateRequest, bounds: Bounds, seal: Seal) -> ValidRequest:
-    """Return what `message` asks for; `seal` knows the mesh's resume tokens.
+    """Return the request in `message`; `seal` verifies the mesh's resume tokens.
 
     Raises MeshError (INVALID_ARGUMENT) with a violation per wrong field.
     """
@@ -124,9 +124,9 @@ def check(message: pb.GenerateRequest, bounds: Bounds, seal: Seal) -> ValidReque
 
 
 def fit(asked: ValidRequest, prompt_tokens: int, bounds: Bounds) -> int:
-    """Return the output tokens the request may have: less than asked for where the context ends.
+    """Return the output tokens that the request may have: fewer than asked for if the context ends before.
 
-    Raises MeshError if the prompt leaves no room, or if the client has more output than the request may have.
+    Raises MeshError if the prompt leaves no space in the context, or if the client has more output than allowed.
     """
     room = bounds.max_sequence_tokens - prompt_tokens
     if prompt_tokens < 1 or room < 1:
@@ -146,7 +146,7 @@ def fit(asked: ValidRequest, prompt_tokens: int, bounds: Bounds) -> int:
 
 
 def digest(asked: ValidRequest, prompt_ids: bytes, max_output_tokens: int, tenant: str = "") -> int:
-    """Return 64 bits over all that shapes the output but the seed, and who pays: a resumed request must be as it was."""
+    """Return 64 bits over all that shapes the output but the seed, and the tenant: a resumed request must be unchanged."""
     state = xxhash.xxh3_64(prompt_ids)
     state.update(struct.pack("<ffII", asked.temperature, asked.top_p, asked.top_k, max_output_tokens))
     for string in asked.stop:
@@ -159,7 +159,7 @@ def digest(asked: ValidRequest, prompt_ids: bytes, max_output_tokens: int, tenan
 
 
 def check_resumed(asked: ValidRequest, found: int) -> None:
-    """Raise MeshError if the request's digest is not the one its resume token was made for."""
+    """Raise MeshError if the request's digest differs from that of its resume token."""
     token = asked.resume
     if token is None:
         return
@@ -180,7 +180,7 @@ _RECEIVED: Final = "options.resume.received_token_ids"
 
 
 def _check_counts(message: pb.GenerateRequest, bounds: Bounds) -> None:
-    """Refuse what has more items than the context has tokens, before anybody looks at one of them."""
+    """Refuse a list with more items than the context has tokens, before any item is read."""
     most = bounds.max_sequence_tokens
     for path, count, what, allowed, reason in (
         ("chat.messages", len(message.chat.messages), "messages", most, "PROMPT_TOO_LONG"),
@@ -219,7 +219,7 @@ def _prompt(message: pb.GenerateRequest, bounds: Bounds) -> Iterator[Violation]:
 
 
 def _ids(path: str, ids: Iterable[int], bounds: Bounds) -> Iterator[Violation]:
-    """Yield a violation for the first id that is not in the vocabulary."""
+    """Yield a violation for the first id outside the vocabulary."""
     for index, each in enumerate(ids):
         if not 0 <= each < bounds.vocab_size:
             yield Violation(f"{path}[{index}]", str(each), f"0 to {bounds.vocab_size - 1}")
@@ -268,7 +268,7 @@ def _received(message: pb.GenerateRequest, bounds: Bounds) -> Iterator[Violation
 
 
 def _readable(message: pb.GenerateRequest, seal: Seal) -> ResumeToken | None:
-    """Return the resume token, if there is one of this mesh; what is wrong with another is said when its turn comes."""
+    """Return the resume token if it is one of this mesh, else None; `_resume` reports the fault of any other token."""
     if not message.options.HasField("resume"):
         return None
     try:
@@ -295,7 +295,7 @@ def _resume(message: pb.GenerateRequest, bounds: Bounds, seal: Seal) -> ResumeTo
 
 
 def _check_prompt_size(message: pb.GenerateRequest, bounds: Bounds) -> None:
-    """Refuse what cannot fit whatever its tokens are, before anybody tokenizes it."""
+    """Refuse a text that cannot fit the context, whatever its tokens are, before it is tokenized."""
     size_max = bounds.max_sequence_tokens * bounds.token_bytes_max
     kind = message.WhichOneof("prompt")
     if kind == "tokens":

@@ -1,7 +1,7 @@
-"""Client messages from bytes: size, well-formedness, text encoding and unknown fields, each refused by name.
+"""Client messages from bytes: checks size, form, text encoding and unknown fields, and refuses each by name.
 
-Pure. protobuf says only that parsing failed; this says where, so that a client with a bad byte or a newer proto learns
-which field to look at.
+Pure. protobuf reports only that parsing failed. This module reports the position, so that a client with a bad byte or a
+newer proto learns the name of the field.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from kvmesh.errors import MAX_VIOLATIONS, MeshError, Violation, invalid
 from kvmesh.inference.v1 import inference_pb2 as pb
 
 LOOK_BYTES_MIN: Final = 8192
-"""A message of this size is looked at field by field before it is parsed; a smaller one cannot hold many."""
+"""A message of this size is checked field by field before it is parsed. A smaller message cannot hold many fields."""
 
 
 def parse(data: bytes, bytes_max: int, tokens_max: int) -> pb.GenerateRequest:
-    """Return the request in `data`. Raises MeshError (INVALID_ARGUMENT) naming field, value and range.
+    """Return the request in `data`. Raises MeshError (INVALID_ARGUMENT) with field, value and range.
 
-    `tokens_max` is the longest context: from it follows how many fields and numbers are worth unfolding. Two bytes may be
-    a message, and a message takes a hundred bytes of memory.
+    `tokens_max`: tokens of the longest context. It bounds the number of fields and numbers that are parsed. Two bytes may
+    be a message, and a parsed message takes a hundred bytes of memory.
     """
     if len(data) > bytes_max:
         what = Violation(MESSAGE, f"{len(data)} bytes", f"at most {bytes_max} bytes")
@@ -50,14 +50,16 @@ def parse(data: bytes, bytes_max: int, tokens_max: int) -> pb.GenerateRequest:
 
 
 def may_resume(data: bytes) -> bool:
-    """Return whether the request in `data` may bring a resume token, without parsing it: True where that takes long."""
+    """Return True if the request in `data` may have a resume token, without parsing it. True also if the check is long."""
     at, end = 0, len(data)
     try:
         for _ in range(_GLANCE_FIELDS):
             if at >= end:
                 return False
             key = data[at]
-            if key & 0x87 == 2 and at + 1 < end and data[at + 1] < 0x80:  # most: a short text or message
+            if (
+                key & 0x87 == 2 and at + 1 < end and data[at + 1] < 0x80
+            ):  # the usual case: a short text or message
                 if key == _OPTIONS_KEY:
                     return True
                 at += 2 + data[at + 1]
@@ -71,7 +73,7 @@ def may_resume(data: bytes) -> bool:
             else:
                 at = _skip(data, at, key & 7, MESSAGE)
     except _Truncated:
-        return True  # who parses it says why
+        return True  # the parser reports the reason
     return True
 
 
@@ -79,16 +81,19 @@ _OPTIONS_KEY: Final = pb.GenerateRequest.OPTIONS_FIELD_NUMBER << 3 | 2
 assert _OPTIONS_KEY < 0x80
 
 _GLANCE_FIELDS: Final = 16
-"""A message has nine fields; one that repeats them is worth a closer look."""
+"""Fields that `may_resume` reads. A message has nine; one with more fields than this may have a resume token."""
 
 
 def fields_bound(tokens_max: int) -> int:
-    """Return the most fields a message may have: a chat message or an unpacked id may be a token, other fields are few."""
+    """Return the most fields of a message: each token may be a chat message or an unpacked id, other fields are few."""
     return min(4 * tokens_max, _FIELDS_MAX) + 1024
 
 
 _FIELDS_MAX: Final = 65_536
-"""Beyond this only packed ids count: a walk over so many fields takes a tenth of a second."""
+"""More fields than this are never allowed, so longer lists of ids must be packed.
+
+A walk over this many fields takes a tenth of a second.
+"""
 
 
 def _look(data: bytes, fields_max: int, numbers_max: int) -> None:
@@ -101,7 +106,7 @@ def _look(data: bytes, fields_max: int, numbers_max: int) -> None:
                 what = f"more than {fields_max} fields"
                 raise invalid("MESSAGE_TOO_LARGE", [Violation(_group(path), what, f"at most {fields_max}")])
             if value is not None and field is not None and field.cpp_type in _NUMBERS:
-                # Ten bytes are the longest number.
+                # The longest number has ten bytes.
                 too_long = len(value) > 10 * numbers_max
                 numbers += numbers_max + 1 if too_long else len(value.translate(None, _CONTINUED))
                 if numbers > numbers_max:
@@ -128,8 +133,8 @@ MESSAGE: Final = "(message)"
 
 
 def _unknown(message: Message, path: str) -> Iterator[tuple[str, int]]:
-    """Yield (path, number) of the fields that are not in the proto; a path ends in the number."""
-    for unknown in UnknownFieldSet(message):  # type: ignore[attr-defined]  # the stubs do not know it iterates
+    """Yield (path, number) of the fields outside the proto; a path ends in the number."""
+    for unknown in UnknownFieldSet(message):  # type: ignore[attr-defined]  # the stubs lack its iterator
         yield _join(path, str(unknown.field_number)), unknown.field_number
     for descriptor, value in message.ListFields():
         if descriptor.message_type is None:
@@ -143,7 +148,7 @@ def _unknown(message: Message, path: str) -> Iterator[tuple[str, int]]:
 
 
 def _malformed(data: bytes, descriptor: Descriptor) -> MeshError:
-    """Return why `data` did not parse: a text that is no UTF-8, or bytes that are no message."""
+    """Return the reason why `data` did not parse: a text that is not UTF-8, or bytes that are not a message."""
     try:
         for path, field, value in _fields(data, descriptor, "", 0):
             if value is None or field is None or field.type != FieldDescriptor.TYPE_STRING:
@@ -178,8 +183,8 @@ def _fields(
 ) -> Iterator[tuple[str, FieldDescriptor | None, bytes | None]]:
     """Yield (path, field, value) of every field in the encoded message `data`, outer ones first. Raises _Truncated.
 
-    The field is None if the proto does not know it; then, and where the value is None (a bare number), the path is the
-    message's own.
+    The field is None if the proto does not have it. In this case, and for a bare number (value None), the path is that of
+    the message.
     """
     counts: dict[int, int] = {}
     at = 0
