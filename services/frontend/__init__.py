@@ -1,1 +1,1 @@
-"""The frontend: owns a request from its client's first byte to the last token."""
+"""The frontend: owns a request from the client's first byte to the last token."""

@@ -1,4 +1,4 @@
-"""One frontend, built but not started: everything but its sockets, Redis and tasks."""
+"""Assembly of one frontend, built but not started: all parts except sockets, Redis and tasks."""
 
 from __future__ import annotations
 
@@ -49,21 +49,21 @@ from services.frontend.surface.validation import Bounds
 log = logging.getLogger(__name__)
 
 REGION: Final = "local"
-"""Until the control plane names regions there is one."""
+"""The only region, until the control plane names regions."""
 
 CLIENT_KEEPALIVE_S: Final = 20.0
-"""Clients may be far away and asleep; the hops inside the mesh are watched every second."""
+"""Keepalive interval of client connections: clients may be far away and asleep. Hops inside the mesh use one second."""
 
 FLUSH_S: Final = 2.0
-"""Time at the end of a drain for clients to go on elsewhere and for the last settlements."""
+"""Time at the end of a drain in which clients continue elsewhere and the last settlements are written."""
 
 SEEDED: Final = "seeded_resume"
 
 STREAMS_MIN: Final = 1_000
-"""Open calls that one connection may always have: stock clients see UNAVAILABLE where it is few."""
+"""Open calls that one connection may always have. With a small limit, stock gRPC clients see UNAVAILABLE."""
 
 MESSAGE_SLACK_BYTES: Final = 64 << 10
-"""Messages that are too long by less than this are refused by the frontend, which says so better than gRPC."""
+"""The frontend itself refuses a message that is too long by less than this, with a better error than gRPC's."""
 
 
 class Frontend(MeshProcess):
@@ -172,7 +172,7 @@ class Frontend(MeshProcess):
         )
 
     def on_members(self, members: list[Member]) -> None:
-        """Take a new view of the mesh."""
+        """Take a new view of the mesh's members."""
         self.links.update(members)
         replicas = [member for member in members if member.role in ("prefill", "decode")]
         self._is_seeded = all(SEEDED in member.capabilities for member in replicas)
@@ -189,7 +189,7 @@ class Frontend(MeshProcess):
         self.accounts.budgets.on_members(1 + len(others), rank)
 
     async def drain(self) -> None:
-        """Refuse new requests, and return when the last one ended or was told to go on elsewhere."""
+        """Refuse new requests (graceful shutdown); return when the last request ended or was told to continue elsewhere."""
         await drain(self.core, self.clock, lambda: self._has_other, shell.DRAIN_S - FLUSH_S)
 
     async def prepare(self) -> None:
@@ -249,7 +249,7 @@ def _bounds(config: MeshConfig, tokenizer: ModelTokenizer) -> Bounds:
 
 
 def limits_of(section: FrontendSection) -> shell.ServerLimits:
-    """Return what gRPC holds for clients. One connection can fill the frontend and is still told so by the frontend."""
+    """Return gRPC's limits for clients. If one connection fills the frontend, the frontend itself refuses its next call."""
     streams = max(STREAMS_MIN, section.max_live_requests + section.unread_calls_max)
     return shell.ServerLimits(
         message_bytes_max=section.message_bytes_max + MESSAGE_SLACK_BYTES,

@@ -1,7 +1,7 @@
-"""How a frontend shuts down: it takes nothing new, hands over what others can go on with, and waits for the rest.
+"""Graceful shutdown of a frontend: it refuses new requests, hands over streams that can move, and waits for the rest.
 
-A shell. A client that says it can goes on at another frontend at once, and finds there what runs: nothing is computed
-again, and a restart takes seconds. Clients that cannot keep their stream to its end, if that comes before the drain's.
+A shell. A client that reports the ability continues at another frontend at once, and takes over its running attempt there.
+No token is computed again, and a restart takes seconds. Other clients keep their stream until it ends or the drain ends.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from services.frontend.requests.core import FrontendCore
 
 CHECK_INTERVAL_S: Final = 0.05
 BATCH: Final = 32
-"""Streams handed over at once: their adopts come together."""
+"""Streams handed over in one step, because their takeovers arrive together."""
 
 
 async def drain(core: FrontendCore, clock: Clock, has_other: Callable[[], bool], timeout_s: float) -> None:
@@ -28,7 +28,7 @@ async def drain(core: FrontendCore, clock: Clock, has_other: Callable[[], bool],
             core.hand_over(list(core.admitted.serving), now_s)
             return
         if has_other():
-            # What still waits for its first token keeps its place in the queue.
+            # A request that still waits for its first token keeps its position in the queue.
             movable = [
                 each for each in core.admitted.serving if each.spec.can_move and each.location is not None
             ]

@@ -15,7 +15,7 @@ from services.frontend.surface.tokenizer import ModelFolderError, ModelTokenizer
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a frontend until it is asked to stop; exits with a sentence where it cannot start."""
+    """Run a frontend until a signal stops it; exits with an error message if it cannot start."""
     status = process.main(
         "frontend",
         lambda: service_options.parse("frontend", arguments, os.environ),

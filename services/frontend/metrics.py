@@ -1,6 +1,6 @@
-"""What a frontend counts.
+"""Metrics of a frontend.
 
-Named by the words of the architecture; one series per outcome, fixed at start, so that a scrape shows zeros.
+One series per outcome, fixed at start (bounded cardinality), so that a scrape shows zeros.
 """
 
 from __future__ import annotations
@@ -38,15 +38,17 @@ class RequestMetrics:
             for kind in ("prompt", "output", "recomputed")
         }
         self._superseded = metrics.counter(
-            "settlements_superseded", "Executions whose request a later one settles."
+            "settlements_superseded", "Executions of requests that a later execution settles."
         )
         self._recomputed = metrics.counter("recomputed_tokens", "Tokens computed again after a loss.")
-        self._takeovers = metrics.counter("takeovers", "Running attempts taken over.")
+        self._takeovers = metrics.counter(
+            "takeovers", "Running attempts that were taken over (stream takeover)."
+        )
         self._resumes = metrics.counter("resumes", "Attempts that continued a lost one.")
         self._retries = metrics.counter("retries", "Attempts after one that no engine took.")
 
     def on_end(self, request: LiveRequest) -> None:
-        """Count a request whose client's side ended."""
+        """Count a request at the end of its client's side."""
         assert request.outcome is not None
         self._tenants.on_end(request)
         progress, spec = request.progress, request.spec
@@ -63,31 +65,35 @@ class RequestMetrics:
         self._retries.value += request.retry_state.retries
 
     def on_charge(self, charge: Charge) -> None:
-        """Count what was settled."""
+        """Count settled tokens."""
         self._settled["prompt"].value += charge.prompt_tokens
         self._settled["output"].value += charge.output_tokens
         self._settled["recomputed"].value += charge.recomputed_tokens
         self._superseded.value += charge.is_superseded
 
     def on_refused(self, error: MeshError, caller: Caller | None) -> None:
-        """Count a request that was refused before it became live."""
+        """Count a request that was refused before its admission."""
         self._outcomes[error.reason].value += 1
         self._tenants.on_refused(error, caller)
 
 
 def watch_core(metrics: Metrics, core: FrontendCore) -> None:
-    """Export what the core holds now."""
-    metrics.gauge("live_requests", "Requests whose client waits.", lambda: len(core.admitted))
+    """Export the present state of the core."""
+    metrics.gauge("live_requests", "Admitted requests with a waiting client.", lambda: len(core.admitted))
     metrics.gauge(
-        "draining_requests", "Requests only cleaned up behind a client.", lambda: len(core.admitted.leaving)
+        "draining_requests",
+        "Requests that only clean up; their client's side has ended.",
+        lambda: len(core.admitted.leaving),
     )
     metrics.gauge("routers_up", "Routers attached.", lambda: sum(peer.link.is_up for peer in core.peers))
     metrics.gauge("open_slots", "Slots open at routers.", lambda: sum(len(peer.slots) for peer in core.peers))
     metrics.gauge("retry_budget_retries", "Retries that may be spent now.", lambda: core.retries.level)
     metrics.total("budgeted_retries", "Retries paid from the retry budget.", lambda: core.retries.spent_total)
-    metrics.total("refused_retries", "Retries the retry budget refused.", lambda: core.retries.refused_total)
+    metrics.total(
+        "refused_retries", "Retries that the retry budget refused.", lambda: core.retries.refused_total
+    )
     known = core.verdicts
-    text = "Verdicts of one replica on a request, by what became of them."
+    text = "Verdicts of one replica on a request, by result of the cross-check."
     for outcome, total in (
         ("contested", lambda: known.cross_checks_total),
         ("contradicted", lambda: known.contradicted_total),

@@ -1,7 +1,7 @@
-"""Whether a frontend is worth sending requests to: not while it has had no router for longer than a restart takes.
+"""Readiness of a frontend: not ready while it has had no router for longer than a router's restart takes.
 
-Pure in `Readiness`; `follow_routers` is the shell. What runs at the frontend goes on all the same, and so do its requests:
-this is what load balancers hear (architecture, section 9: readiness flips on evidence).
+Pure in `Readiness`; `follow_routers` is the shell. Readiness is the health check of load balancers, and changes on
+evidence only. Admitted requests continue while the frontend is not ready.
 """
 
 from __future__ import annotations
@@ -18,15 +18,18 @@ CHECK_INTERVAL_S: Final = 0.1
 
 
 class Readiness:
-    """Slow to turn and quick to come back: requests wait for a router as long, so its restart costs no frontend."""
+    """Readiness with hysteresis: lost after ROUTER_WAIT_S without a router, regained at once.
+
+    Requests wait for a router for the same time. The restart of a router therefore makes no frontend unready.
+    """
 
     def __init__(self) -> None:
         self.is_ready = True
         self._without_since_s: float | None = None
-        """When it was first seen that no router is there."""
+        """Time at which the loss of the last router was first seen."""
 
     def check(self, now_s: float, *, has_router: bool) -> bool:
-        """Take what is there now; return whether `is_ready` turned."""
+        """Take the present state; return True if `is_ready` changed."""
         before = self.is_ready
         if has_router:
             self._without_since_s, self.is_ready = None, True
@@ -43,7 +46,7 @@ async def follow_routers(
     tell: Callable[[bool], Awaitable[None]],
     check_interval_s: float = CHECK_INTERVAL_S,
 ) -> None:
-    """Tell of every turn until cancelled."""
+    """Report every change of readiness to `tell` until cancelled."""
     readiness = Readiness()
     while True:
         if readiness.check(clock.now_s(), has_router=any(peer.link.is_up for peer in peers)):

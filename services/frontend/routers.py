@@ -1,6 +1,6 @@
 """Links the routers of the mesh to the frontend's core.
 
-A shell around a LinkManager. While the stream to a router without lease lives, the router serves.
+A shell around a LinkManager. A router without a lease serves as long as its stream lives.
 """
 
 from __future__ import annotations
@@ -97,4 +97,4 @@ class RouterHost:
         self._core.remove_router(peer.name)
 
     def on_settled(self, names: list[str], now_s: float) -> None:
-        """Nothing depends on the set of links."""
+        """Do nothing: no part of the frontend depends on the set of links."""

@@ -1,9 +1,9 @@
 """Retry policy of one request: retry work that no engine took, resume work that an engine took, or give up.
 
 Pure. The frontend's retry budget pays for retries. It does not pay for a resume: its bounds are the number of executions
-and, while routers only refuse it, RESUME_WAIT_S. The requests that a router held when it died or drained, however many,
-are not charged either, because a process was lost. Attempts without a new token use exponential backoff
-with jitter.
+and, while routers only refuse it, RESUME_WAIT_S. Requests that a router held when it died or drained are not charged
+either, because they must not pay for a lost process. Their number does not matter. Attempts without a new token use
+exponential backoff with jitter.
 """
 
 from __future__ import annotations
