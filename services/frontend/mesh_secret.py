@@ -1,7 +1,7 @@
-"""The mesh's secret in Redis: one that all frontends sign with, so that each takes the resume tokens of every other.
+"""The mesh's secret in Redis: all frontends sign with it, so that each accepts the resume tokens of every other.
 
-A shell. `{mesh}:resume-secret` holds it, without expiry. Every frontend has it in memory, too, and writes it again when
-Redis came back empty: tokens outlive Redis.
+A shell (decision 0007). `{mesh}:resume-secret` holds the secret, without expiry. Every frontend keeps the secret in memory
+too, and writes it again after Redis came back empty. Tokens therefore outlive Redis.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ RENEW_S: Final = 1.0
 
 
 class MeshSecret:
-    """Keeps `seal` at the mesh's secret; what it came with is proposed as the mesh's. Owned by who calls `run`."""
+    """Keeps `seal` at the mesh's secret, and proposes the first secret of `seal` to a mesh without one.
+
+    The caller of `run` owns it.
+    """
 
     def __init__(self, redis: RedisLink, mesh: str, seal: Seal) -> None:
         self._redis = redis
@@ -29,25 +32,29 @@ class MeshSecret:
         self._has_warned = False
 
     async def run(self) -> None:
-        """Look every RENEW_S until cancelled."""
+        """Call `renew` every RENEW_S until cancelled."""
         while True:
             await asyncio.sleep(RENEW_S)
             await self.renew()
 
     async def renew(self) -> None:
-        """Take the mesh's secret from Redis, or give it the one from memory. Called before the first token is signed."""
+        """Take the mesh's secret from Redis, or write the one in memory there. Called before the first token is signed."""
         try:
             _, found = await self._redis.pipeline(
                 [("SET", self._key, self._seal.secret, "NX"), ("GET", self._key)]
             )
         except RedisUnavailable:
-            self._warn("resume tokens hold at this frontend only until Redis is there")
+            self._warn(
+                "Redis is unavailable: resume tokens are valid at this frontend only until Redis answers"
+            )
             return
         if not isinstance(found, bytes) or len(found) != SECRET_BYTES:
-            self._warn(f"{self._key} holds no secret: resume tokens hold at this frontend only")
+            self._warn(f"{self._key} holds no valid secret: resume tokens are valid at this frontend only")
             return
         if self._seal.take(found) and self._is_shared:
-            log.warning("the mesh has another secret: older resume tokens hold where they were made")
+            log.warning(
+                "the secret of the mesh changed: older resume tokens are valid only at the frontend that made them"
+            )
         self._is_shared = True
 
     def _warn(self, what: str) -> None:

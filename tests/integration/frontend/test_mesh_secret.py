@@ -58,7 +58,7 @@ async def test_without_redis_tokens_are_local_and_a_warning_says_so(caplog: pyte
         await keeper.renew()
         await keeper.renew()
     assert [record.message for record in caplog.records if "at this frontend only" in record.message] == [
-        "resume tokens hold at this frontend only until Redis is there"
+        "Redis is unavailable: resume tokens are valid at this frontend only until Redis answers"
     ]
     assert resume_token.unpack(TOKEN.pack(seal), seal) == TOKEN
     await redis.close()
