@@ -77,7 +77,7 @@ class Frontend(MeshProcess):
         *,
         answer_s: float = ANSWER_S,
     ) -> None:
-        """`budgets_redis_url`: Redis of the budgets, if it is another. `answer_s`: longest wait for an answer of Redis."""
+        """`budgets_redis_url`: Redis of the budgets, if separate. `answer_s`: longest wait for a Redis answer."""
         config = options.config
         super().__init__("frontend", options, Trust(config, "frontend"))
         self._config = config
@@ -193,12 +193,12 @@ class Frontend(MeshProcess):
         await drain(self.core, self.clock, lambda: self._has_other, shell.DRAIN_S - FLUSH_S)
 
     async def prepare(self) -> None:
-        """Take the mesh's secret and the tenants' catalogue from Redis: requests are answered with both."""
+        """Take the mesh's secret and the tenants' catalogue from Redis: both are needed to answer requests."""
         await self._secret.renew()
         await self.tenants.start()
 
     def background(self) -> Iterable[tuple[str, Coroutine[Any, Any, None]]]:
-        """Return the tasks of the links, of what is kept in Redis, and of readiness."""
+        """Return the tasks of the links, of the state in Redis, and of readiness."""
         yield "router-links", self.links.run()
         yield "mesh-secret", self._secret.run()
         yield "accounts", self.accounts.run()
@@ -206,7 +206,7 @@ class Frontend(MeshProcess):
         yield "readiness", follow_routers(self.core.peers, self.clock, self.server.set_serving)
 
     async def flush(self) -> None:
-        """Let Redis know every settlement, within FLUSH_S."""
+        """Write every settlement to Redis, within FLUSH_S."""
         await self.accounts.flush(FLUSH_S)
 
     async def close(self) -> None:
