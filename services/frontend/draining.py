@@ -19,7 +19,7 @@ BATCH: Final = 32
 
 
 async def drain(core: FrontendCore, clock: Clock, has_other: Callable[[], bool], timeout_s: float) -> None:
-    """Return when no client is left; after `timeout_s` the last ones are told to go on elsewhere."""
+    """Return when no client is left; after `timeout_s` the last ones are told to continue elsewhere."""
     core.is_draining = True
     until_s = clock.now_s() + timeout_s
     while core.admitted.serving or core.admitted.leaving or core.admitted.has_handlers:

@@ -202,7 +202,7 @@ class InferenceService:
     def _tell_location(
         self, tokens: pb.Tokens, request: LiveRequest, told: AttemptLocation | None
     ) -> AttemptLocation | None:
-        """Put the resume token into `tokens` if the request runs elsewhere than the client knows; return the place."""
+        """Put the resume token into `tokens` if the request runs elsewhere than the client knows; return the location."""
         location = request.location
         if location is None or location == told:
             return told
