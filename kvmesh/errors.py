@@ -1,7 +1,7 @@
-"""Errors a caller can see: one table from reason to gRPC status, and the google.rpc details that go with it.
+"""Errors that a caller can see: one table from reason to gRPC status, with the google.rpc details.
 
-A `MeshError` is a refusal or a translated fault. Everything else that escapes a handler is a bug: it becomes INTERNAL and
-its text stays in the log.
+A `MeshError` is a refusal or a translated fault. Any other exception of a handler is a bug. It becomes INTERNAL, and its
+text stays in the log.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DOMAIN: Final = "kvmesh"
 """ErrorInfo.domain of every error of the mesh."""
 
 TABLE: Final[Mapping[str, grpc.StatusCode]] = {
-    # What the client sent is wrong; sending it again does not help.
+    # The request is wrong. A retry does not help.
     "FIELD_OUT_OF_RANGE": grpc.StatusCode.INVALID_ARGUMENT,
     "FIELD_UNKNOWN": grpc.StatusCode.INVALID_ARGUMENT,
     "INVALID_UTF8": grpc.StatusCode.INVALID_ARGUMENT,
@@ -32,18 +32,18 @@ TABLE: Final[Mapping[str, grpc.StatusCode]] = {
     "ENGINE_REFUSED": grpc.StatusCode.INVALID_ARGUMENT,
     "IDEMPOTENCY_KEY_REUSED": grpc.StatusCode.INVALID_ARGUMENT,
     "COST_EXCEEDS_BURST": grpc.StatusCode.INVALID_ARGUMENT,
-    # Nobody knows the caller, or what it is known for does not include this.
+    # The caller is unknown, or lacks the right for this request.
     "CREDENTIALS_MISSING": grpc.StatusCode.UNAUTHENTICATED,
     "CREDENTIALS_UNKNOWN": grpc.StatusCode.UNAUTHENTICATED,
     "TENANT_DISABLED": grpc.StatusCode.PERMISSION_DENIED,
     "TENANT_UNKNOWN": grpc.StatusCode.PERMISSION_DENIED,
-    # The tenant, its key or its organisation has no budget left for now; trying elsewhere does not help.
+    # The tenant, its key or its organisation has no budget left for now. A retry at another frontend does not help.
     "REQUEST_RATE_EXCEEDED": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "TOKEN_RATE_EXCEEDED": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "CONCURRENCY_EXCEEDED": grpc.StatusCode.RESOURCE_EXHAUSTED,
-    # The request has ended well, and was executed again often enough since.
+    # The request has ended well, and its executions after that have reached their limit.
     "ALREADY_FINISHED": grpc.StatusCode.ALREADY_EXISTS,
-    # The mesh is full; later it may not be.
+    # The mesh has no capacity now (admission control, load shedding). A later retry may succeed.
     "CALLS_FULL": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "LIVE_REQUESTS_FULL": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "QUEUE_FULL": grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -51,7 +51,7 @@ TABLE: Final[Mapping[str, grpc.StatusCode]] = {
     "KV_FULL": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "SHED": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "SLOW_READER": grpc.StatusCode.RESOURCE_EXHAUSTED,
-    # Nobody is there to serve it now.
+    # No process can serve the request now.
     "DRAINING": grpc.StatusCode.UNAVAILABLE,
     "NO_ROUTER": grpc.StatusCode.UNAVAILABLE,
     "NO_REPLICA": grpc.StatusCode.UNAVAILABLE,
@@ -59,32 +59,32 @@ TABLE: Final[Mapping[str, grpc.StatusCode]] = {
     "RETRY_BUDGET_EXHAUSTED": grpc.StatusCode.UNAVAILABLE,
     "ATTEMPTS_EXHAUSTED": grpc.StatusCode.UNAVAILABLE,
     "BUDGET_UNAVAILABLE": grpc.StatusCode.UNAVAILABLE,
-    # Time is over.
+    # A time limit has passed.
     "DEADLINE": grpc.StatusCode.DEADLINE_EXCEEDED,
     "REQUEST_TIMEOUT": grpc.StatusCode.DEADLINE_EXCEEDED,
     "TTFT_TIMEOUT": grpc.StatusCode.DEADLINE_EXCEEDED,
     "INFEASIBLE_DEADLINE": grpc.StatusCode.DEADLINE_EXCEEDED,
-    # The request goes on elsewhere: a client resumed it while the stream still lived.
+    # The request continues at another frontend: a client resumed it while this stream was open.
     "SUPERSEDED": grpc.StatusCode.ABORTED,
     # The caller's certificate is for another role, or another mesh.
     "PEER_REFUSED": grpc.StatusCode.PERMISSION_DENIED,
-    # The client left; nobody reads this.
+    # The client has left, and does not read this status.
     "CLIENT_GONE": grpc.StatusCode.CANCELLED,
-    # Bugs, here or behind.
+    # Bugs, in the mesh or in an engine.
     "ENGINE_ERROR": grpc.StatusCode.INTERNAL,
     "INTERNAL": grpc.StatusCode.INTERNAL,
 }
-"""The one table: reason (stable, UPPER_SNAKE) -> status code."""
+"""Status code by reason. Reasons are stable and UPPER_SNAKE."""
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One field that is wrong: where, what it is, and what is allowed."""
+    """One invalid field: its path, its value, and the allowed range."""
 
     field: str
     """Path in the request, for example "sampling.temperature"."""
     value: str
-    """What was sent, shortened; never a whole prompt."""
+    """The value that was sent, shortened. Never a whole prompt."""
     allowed: str
     """The range, for example "0 to 10"."""
 
@@ -95,7 +95,7 @@ class Violation:
 
 
 class QuotaViolation(NamedTuple):
-    """One limit that a request met: whose, and which."""
+    """One exceeded limit, with its subject."""
 
     subject: str
     """For example "tenant:search"."""
@@ -105,18 +105,18 @@ class QuotaViolation(NamedTuple):
 
 @dataclass(eq=False)
 class MeshError(Exception):
-    """An error with a reason of the table. `message` is shown to the client: no internals."""
+    """An error with a reason of the table. The client sees `message`, so it has no internals."""
 
     reason: str
     message: str
     metadata: Mapping[str, str] = field(default_factory=dict)
-    """What varies in the message, for programs."""
+    """The variable parts of the message, for programs."""
     retry_after_s: float | None = None
-    """Seconds after which trying again makes sense; None: not known, or never."""
+    """Seconds after which a retry makes sense. None: unknown, or never."""
     violations: Sequence[Violation] = ()
     quota: Sequence[QuotaViolation] = ()
     trailers: Mapping[str, str] = field(default_factory=dict)
-    """Trailing metadata that goes with the status, for example what is left of a budget."""
+    """Trailing metadata beside the status, for example the remaining budget."""
 
     def __post_init__(self) -> None:
         assert self.reason in TABLE, f"{self.reason} is not in the table"
@@ -131,7 +131,7 @@ class MeshError(Exception):
 
 
 def invalid(reason: str, violations: Sequence[Violation]) -> MeshError:
-    """Return the error for fields that are wrong; the first one gives the text. `violations` is not empty."""
+    """Return the error for invalid fields. The first one gives the text. `violations` is not empty."""
     first = violations[0]
     return MeshError(
         reason,
@@ -142,7 +142,7 @@ def invalid(reason: str, violations: Sequence[Violation]) -> MeshError:
 
 
 def internal() -> MeshError:
-    """Return what a client sees of a bug."""
+    """Return the error that a client sees after a bug."""
     return MeshError("INTERNAL", "a bug in the mesh ended the request; its log has the cause")
 
 
@@ -161,7 +161,7 @@ def to_bytes(error: MeshError) -> bytes:
 
 
 def to_status(error: MeshError) -> grpc.Status:
-    """Return `error` as what `context.abort_with_status` takes, trailers included."""
+    """Return `error` with its trailers for `context.abort_with_status`."""
     trailers: list[tuple[str, str | bytes]] = [(DETAILS_KEY, to_bytes(error)), *error.trailers.items()]
     if error.retry_after_s is not None:
         trailers.append((PUSHBACK_KEY, str(math.ceil(error.retry_after_s * 1000))))
@@ -184,15 +184,15 @@ class _Status(_Fields, grpc.Status):
 DETAILS_KEY: Final = "grpc-status-details-bin"
 
 PUSHBACK_KEY: Final = "grpc-retry-pushback-ms"
-"""Trailer that tells gRPC's own retries when to come back (gRFC A6)."""
+"""Trailer with the pushback for gRPC's own retries (gRFC A6)."""
 
 MAX_VIOLATIONS: Final = error_details.VIOLATIONS_MAX
-"""Violations that are worth finding."""
+"""Most violations that an error carries. Validation may stop there."""
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorDetails:
-    """What a client reads back out of a failed call."""
+    """Details of a failed call, as a client reads them."""
 
     code: grpc.StatusCode
     message: str
@@ -204,15 +204,15 @@ class ErrorDetails:
     quota: Mapping[str, str] = field(default_factory=dict)
     """Description by subject."""
     trailers: Mapping[str, str] = field(default_factory=dict)
-    """The texts in the trailing metadata, for example what is left of a budget."""
+    """The texts in the trailing metadata, for example the remaining budget."""
 
 
 def from_rpc_error(error: grpc.aio.AioRpcError) -> ErrorDetails:
-    """Return the details of a call that a server of the mesh ended; without them, reason is empty."""
+    """Return the details of a call that a server of the mesh ended. `reason` is empty without details."""
     reason, metadata, retry_after_s = "", dict[str, str](), None
     violations: dict[str, str] = {}
     quota: dict[str, str] = {}
-    found: Any = error.trailing_metadata() or ()  # the stubs make its items opaque
+    found: Any = error.trailing_metadata() or ()  # the stubs leave its items opaque
     trailers = {key: value for key, value in found if isinstance(value, str)}
     for key, value in found:
         if key != DETAILS_KEY:

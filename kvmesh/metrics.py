@@ -1,12 +1,10 @@
 """Prometheus metrics of one process.
 
-The hot path touches plain integers: `counter.value += 1`, `histogram.observe(x)`.
-Prometheus objects are made only when somebody asks, on the event loop's own
-thread, so no lock is needed anywhere.
+The hot path changes plain integers: `counter.value += 1`, `histogram.observe(x)`. Prometheus objects are made only at a
+scrape, on the thread of the event loop. So no lock is needed.
 
-Names: `kvmesh_<role>_<word of the architecture>_<unit>`, the unit last
-(`_seconds`, `_tokens`, `_bytes`, `_blocks`, `_requests`); the exporter adds
-`_total` to counters.
+Names are `kvmesh_<role>_<term>_<unit>`, the unit last (`_seconds`, `_tokens`, `_bytes`, `_blocks`, `_requests`). The
+exporter adds `_total` to counters. The cardinality of labels must be bounded.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ SECONDS: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0
 """Bucket bounds for durations."""
 
 SCRAPE_S_MAX: Final = 5.0
-"""A scraper that has not sent its request by then is hung up on."""
+"""Time for a scraper to send its request and read the answer. Then the connection is closed."""
 
 _REQUEST_BYTES_MAX: Final = 16 << 10
 _NAME: Final = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
@@ -48,7 +46,7 @@ class Counter:
 
 
 class Histogram:
-    """Counts of observations per bucket. `counts[i]` holds (bounds[i-1], bounds[i]]; the last one is open."""
+    """Counts of observations per bucket. `counts[i]` holds (bounds[i-1], bounds[i]]. The last bucket has no upper bound."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -62,7 +60,7 @@ class Histogram:
         self.total += value
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Return Prometheus' cumulative buckets: (upper bound, observations up to it)."""
+        """Return the cumulative buckets of Prometheus: (upper bound, observations up to it)."""
         seen, out = 0, []
         for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
             seen += count
@@ -71,7 +69,7 @@ class Histogram:
 
 
 class Gauge:
-    """Whatever `read` returns at a scrape; it must be quick and must not fail."""
+    """A value that `read` returns at a scrape. `read` must be fast and must not fail."""
 
     __slots__ = ("read",)
 
@@ -80,7 +78,7 @@ class Gauge:
 
 
 class Total:
-    """A counter that its owner keeps: whatever `read` returns at a scrape; it must only grow."""
+    """A counter that its owner keeps. `read` returns its value at a scrape, which must never decrease."""
 
     __slots__ = ("read",)
 
@@ -92,10 +90,10 @@ Series = Counter | Histogram | Gauge | Total
 
 
 class Metrics(Collector):
-    """All metrics of one process, by name and labels. Build one in main and hand it down.
+    """All metrics of one process, by name and labels. Main builds it and passes it on.
 
-    The same name with other label values is another series of the same metric;
-    the same name and labels twice, another kind, or other label names raise ValueError.
+    A known name with other label values is a new series of the metric. A series that exists, another kind, or other label
+    names raise ValueError.
     """
 
     def __init__(self, role: str) -> None:
@@ -120,19 +118,19 @@ class Metrics(Collector):
         return histogram
 
     def gauge(self, name: str, about: str, read: Callable[[], float], **labels: str) -> None:
-        """Export what `read` returns at each scrape."""
+        """Export the value that `read` returns at each scrape."""
         self._add(name, about, labels, Gauge(read))
 
     def total(self, name: str, about: str, read: Callable[[], float], **labels: str) -> None:
-        """Export as a counter what `read` returns at each scrape. The exporter adds `_total` to its name."""
+        """Export the value that `read` returns at each scrape as a counter. The exporter adds `_total` to its name."""
         self._add(name, about, labels, Total(read))
 
     def forget(self, name: str, **labels: str) -> None:
-        """Export the series of `name` with these labels no more. Raises ValueError if there is none."""
+        """Stop exporting the series of `name` with these labels. Raises ValueError if it does not exist."""
         key: Labels = tuple(sorted(labels.items()))
         series = self._series.get(name, {})
         if series.pop(key, None) is None:
-            raise ValueError(f"metric {name} {labels} is not there")
+            raise ValueError(f"metric {name} {labels} does not exist")
         if not series:
             del self._series[name]
 
@@ -144,21 +142,21 @@ class Metrics(Collector):
         self.gauge("process_resident_bytes", "Resident memory.", resident_bytes)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield every metric as Prometheus' objects. Called by the registry."""
+        """Yield every metric as objects of Prometheus. Called by the registry."""
         for name, series in self._series.items():
             yield _family(self._prefix + name, self._about[name], series)
 
     def text(self) -> bytes:
-        """Return Prometheus' text format."""
+        """Return the metrics in the text format of Prometheus."""
         return generate_latest(self.registry)
 
     def _add(self, name: str, about: str, labels: dict[str, str], one: Series) -> None:
         if not _NAME.fullmatch(name):
-            raise ValueError(f"metric {name!r} must be of lower-case words and _")
+            raise ValueError(f"metric name {name!r} must be lower-case words joined by _")
         series = self._series.setdefault(name, {})
         key: Labels = tuple(sorted(labels.items()))
         if key in series:
-            raise ValueError(f"metric {name} {labels} is there already")
+            raise ValueError(f"metric {name} {labels} exists already")
         for known, other in series.items():
             if type(other) is not type(one) or _names(known) != _names(key):
                 raise ValueError(f"metric {name} {labels} differs in kind or label names from {dict(known)}")
@@ -194,8 +192,8 @@ def _family(name: str, about: str, series: dict[Labels, Series]) -> Metric:
 
 
 def open_fds() -> int:
-    """Return how many file descriptors this process has open."""
-    return sum(1 for _ in Path("/proc/self/fd").iterdir()) - 1  # one of them is this listing's own
+    """Return the number of open file descriptors of this process."""
+    return sum(1 for _ in Path("/proc/self/fd").iterdir()) - 1  # without the descriptor of this listing
 
 
 def resident_bytes() -> int:
@@ -205,9 +203,9 @@ def resident_bytes() -> int:
 
 @asynccontextmanager
 async def exposed(metrics: Metrics, host: str, port: int) -> AsyncIterator[str]:
-    """Serve `metrics` over HTTP on `port` (0: a free one) inside the block; yields `host:port`.
+    """Serve `metrics` over HTTP on `port` (0: a free port) inside the block, and yield `host:port`.
 
-    Answers every GET with the metrics, one per connection. Raises OSError if the port is taken.
+    Each connection gets one answer, the metrics, whatever its request is. Raises OSError if the port is in use.
     """
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -219,7 +217,7 @@ async def exposed(metrics: Metrics, host: str, port: int) -> AsyncIterator[str]:
                 writer.write(head.encode() + b"Connection: close\r\n\r\n" + body)
                 await writer.drain()
         except (TimeoutError, ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # a scraper's own trouble; it comes again
+            pass  # a fault of the scraper, which will come again
         finally:
             writer.close()
 

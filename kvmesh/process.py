@@ -1,6 +1,6 @@
-"""The life of a service's process: built, joined to the mesh, serving, draining, gone. A shell.
+"""Life cycle of a service's process: build, join the mesh, serve, drain, leave. A shell.
 
-Router, frontend and replicas build a `MeshProcess`; `main` runs it.
+Router, frontend and replicas build a `MeshProcess`, and `main` runs it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 ATTACH_NAME: Final = "kvmesh.attach.v1.AttachService"
 USAGE_ERROR: Final = 2
-"""Exit status of a process that could not start."""
+"""Exit status of a failed start."""
 
 Role = Literal["frontend", "router", "prefill", "decode"]
 Options = TypeVar("Options", bound=ServiceOptions)
@@ -50,9 +50,9 @@ def main(
     serve: Callable[[Options], Coroutine[Any, Any, None]],
     usage_errors: tuple[type[Exception], ...],
 ) -> int:
-    """Run `serve` with the options that `parse` returns; return the exit status.
+    """Run `serve` with the options that `parse` returns, and return the exit status.
 
-    2: `usage_errors` kept it from starting, and one sentence on stderr says why.
+    2: the start failed with one of `usage_errors`, and one sentence on stderr has the reason.
     """
 
     async def served(options: Options) -> int:
@@ -69,9 +69,9 @@ def main(
 
 
 class MeshProcess:
-    """A process of the mesh, built but not started: its sockets, leases and tasks belong to `serve`.
+    """A process of the mesh, built but not started. `serve` opens its sockets, lease and tasks.
 
-    A role sets `server` and overrides the steps below `serve` that it needs.
+    A role sets `server`, and overrides the steps of `serve` that it needs.
     """
 
     server: MeshServer
@@ -95,7 +95,7 @@ class MeshProcess:
         """Set while the process serves."""
 
     def serve_attach(self, core: Attachable, service_name: str) -> AttachService:
-        """Set `server` to one that serves Attach for `core`, and `service_name` beside it."""
+        """Set `server` to a server with Attach for `core` and, beside it, the service `service_name`."""
         reader = RequestReader(MESSAGE_BYTES_MAX, clock=self.clock)
         export_request_reader(self.metrics, reader)
         attach = AttachService(core, self.hello, self.clock, reader)
@@ -111,7 +111,7 @@ class MeshProcess:
         return attach
 
     async def serve(self) -> None:
-        """Join the mesh and serve until a signal; then drain and leave. Raises ListenError."""
+        """Join the mesh and serve until a signal. Then drain and leave (graceful shutdown). Raises ListenError."""
         options, mesh = self.options, self.options.config.mesh.name
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self.close)
@@ -150,13 +150,13 @@ class MeshProcess:
         await registration.run()
 
     async def _drain(self) -> None:
-        # Marked, not removed: other processes still look the lease up until everything here has ended.
+        # Marked, not removed: other processes still need the lease until all requests here have ended.
         if self.registration is not None:
             self.registration.update(draining=True)
         await self.drain()
 
     async def set_serving(self) -> None:
-        """Say SERVING. What is built so far lives as long as the process: garbage collection need not walk it again."""
+        """Become SERVING. Then freeze all objects: they live as long as the process, and garbage collection skips them."""
         await self.server.set_serving(True)
         model_version = self.options.config.engine.salt
         log.info("serving", extra={"address": self.server.address, "model_version": model_version})
@@ -166,7 +166,7 @@ class MeshProcess:
     # The steps of a role.
 
     def member(self, address: str) -> Member:
-        """Return what the process registers as."""
+        """Return the member to register."""
         engine = self.options.config.engine
         return Member(
             process_id=self.options.process_id,
@@ -181,27 +181,27 @@ class MeshProcess:
         """Take a new view of the mesh. Ignored by default."""
 
     async def stand_by(self, reason: str) -> None:
-        """Another process has the name for `reason`; empty: this one has it."""
+        """Take the reason why another process holds the name. Empty: this process holds it."""
         await self.server.stand_by(reason)
 
     async def prepare(self) -> None:
-        """Load what the background tasks need. Nothing by default."""
+        """Load the data that the background tasks need. Does nothing by default."""
 
     def background(self) -> Iterable[tuple[str, Coroutine[Any, Any, None]]]:
-        """Return the tasks that run while the process serves, by name."""
+        """Return the tasks that run while the process serves, with their names."""
         return ()
 
     async def become_ready(self) -> None:
-        """Return when the process may register."""
+        """Return once the process may register."""
         await self.set_serving()
 
     async def drain(self) -> None:
-        """Refuse what is new; return when what is live has ended. Cancelled when its time is over."""
+        """Refuse new requests, and return when all running requests have ended. Cancelled at the end of the drain time."""
 
     async def flush(self) -> None:
-        """Write what must not be lost, with the background tasks still running. Nothing by default."""
+        """Write data that must not be lost, while the background tasks still run. Does nothing by default."""
 
     async def close(self) -> None:
-        """Close what the constructor opened."""
+        """Close the resources that the constructor opened."""
         self.tracing.close()
         await self.redis.close()

@@ -1,8 +1,8 @@
-"""One connection to Redis that is held: for what is asked all the time and waited for.
+"""A dedicated connection to Redis, for frequent commands with a waiting caller. A shell.
 
-A shell. To borrow a connection of the client library costs more than a round trip takes, and its own awaits cost as much
-again: here commands are packed at once, and one future waits for all answers. What a URL says of user, password, database
-and TLS is the library's to read. Opened on first use, and again after it broke; never retried behind the back.
+Borrowing a connection of the client library costs more than a round trip, and the awaits of the library cost as much again.
+Here commands are packed at once, and one future waits for all answers. The library still parses the URL for user, password,
+database and TLS. The connection is opened on first use, and again after it breaks. Nothing is retried implicitly.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ Words: TypeAlias = Sequence[str | bytes | int | float]
 
 
 class DedicatedRedis:
-    """A connection as those of `client`, a redis.asyncio.Redis: each exchange is answered within its `socket_timeout`.
+    """A connection with the settings of `client`, a redis.asyncio.Redis. Its `socket_timeout` bounds each exchange.
 
-    It carries one exchange at a time: ask `is_busy` first.
+    It carries one exchange at a time: check `is_busy` first.
     """
 
     def __init__(self, client: Any) -> None:
@@ -31,12 +31,12 @@ class DedicatedRedis:
         self._replies: _Replies | None = None
 
     async def exchange(self, commands: Iterable[Words]) -> list[Any]:
-        """Send `commands` in one piece and return their answers in order.
+        """Send `commands` in one write and return their answers in order.
 
-        A refusal is a ResponseError among them, one of the connection itself a ConnectionError.
+        The refusal of a command is a ResponseError among the answers. The refusal of the connection is a ConnectionError.
 
-        Raises redis.RedisError or OSError if not all of them were answered; then, and if the caller is cancelled, the
-        connection is closed: an answer that comes late must be nobody else's.
+        Raises redis.RedisError or OSError unless all commands are answered. The connection is then closed, and also if the
+        caller is cancelled. Otherwise a late answer would reach the next exchange.
         """
         assert not self.is_busy
         packed = [_packed(*command) for command in commands]
@@ -52,7 +52,7 @@ class DedicatedRedis:
             self.is_busy = False
 
     def close(self) -> None:
-        """Close the connection; who waits for answers gets none."""
+        """Close the connection. A waiting exchange fails."""
         if self._replies is not None:
             self._replies.close("closed")
 
@@ -80,7 +80,7 @@ class DedicatedRedis:
 
 
 def _handshake(user: str | None, password: str | None, database: int | str | None) -> list[bytes]:
-    """Return what a connection begins with."""
+    """Return the first commands of a connection: AUTH and SELECT, where needed."""
     commands: list[tuple[str, ...]] = []
     if user or password:
         commands.append(("AUTH", *([user] if user else []), password or ""))
@@ -90,7 +90,7 @@ def _handshake(user: str | None, password: str | None, database: int | str | Non
 
 
 def _packed(*words: str | bytes | int | float) -> bytes:
-    packed: bytes = hiredis.pack_command(words)  # type: ignore[arg-type]  # its stubs know no tuples of any length
+    packed: bytes = hiredis.pack_command(words)  # type: ignore[arg-type]  # its stubs lack tuples of any length
     return packed
 
 
@@ -98,7 +98,7 @@ _INCOMPLETE: Final = object()
 
 
 class _Replies(asyncio.Protocol):
-    """What comes over one connection."""
+    """The answers of one connection."""
 
     def __init__(self) -> None:
         self.is_open = False
@@ -109,7 +109,7 @@ class _Replies(asyncio.Protocol):
         self._answers: list[Any] = []
 
     async def request(self, packed: list[bytes], limit_s: float | None) -> list[Any]:
-        """Send commands and return as many answers."""
+        """Send commands and return their answers."""
         loop = asyncio.get_running_loop()
         self._answers, self._count = [], len(packed)
         awaited = self._awaited = loop.create_future()
@@ -127,7 +127,7 @@ class _Replies(asyncio.Protocol):
                 timer.cancel()
 
     def close(self, why: str) -> None:
-        """Drop the connection, and whatever comes over it."""
+        """Abort the connection. Data that still arrives is ignored."""
         self.is_open = False
         self._transport.abort()
         if self._awaited is not None and not self._awaited.done():
@@ -154,7 +154,7 @@ class _Replies(asyncio.Protocol):
             self.close(str(error))
             return
         if self._awaited is None or len(answers) > self._count:
-            self.close("Redis says what nobody asked")
+            self.close("Redis sent an answer without a command")
         elif len(answers) == self._count and not self._awaited.done():
             self._awaited.set_result(answers)
 
@@ -169,4 +169,4 @@ def _error_of(text: str) -> RedisError:
 
 _LOGIN: Final = ("NOAUTH", "WRONGPASS", "ERR AUTH")
 _FULL: Final = "ERR max number of clients reached"
-"""Answers that concern the connection: no command is wrong."""
+"""Answers that concern the connection, not a command."""

@@ -1,7 +1,7 @@
-"""The process's connection to Redis: opened on first use, opened again after it broke, never retried behind the back.
+"""The process's connections to Redis, opened on first use and again after they break. A shell.
 
-A shell. Whatever Redis answers or does not answer, callers see one error, RedisAway: no Redis may end a process.
-Commands stay within Redis 6.2. Keys of a mesh start with its name: `key("kvmesh", "proc", "decode-0")`.
+No command is retried implicitly. All failures of Redis become one error, RedisUnavailable, so that no Redis can end a
+process. Commands stay within Redis 6.2. Keys of a mesh start with its name: `key("kvmesh", "proc", "decode-0")`.
 """
 
 from __future__ import annotations
@@ -40,34 +40,36 @@ from kvmesh.redis_url import PASSWORD_REFUSED, without_password
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 1.0
-"""A Redis that does not answer a command within this is away. Blocking reads ask for less."""
+"""A Redis that does not answer a command within this time is unavailable. Blocking reads wait for less."""
 
 CONNECTIONS_MAX: Final = 16
-"""Connections a process holds; a command waits for one as long as for its answer. Without a bound, a Redis that stalls for
-a moment would be given one more for each command of that moment, and they would stay."""
+"""Connection limit of a process. A command waits for a connection as long as for its answer.
+
+Without a limit, each command during a stall of Redis would open another connection, and these would stay.
+"""
 
 FAILOVER: Final = ("LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "READONLY", "UNBLOCKED")
-"""Answers of a Redis that starts, or has lost its mastership: what its successor knows may be less."""
+"""Answers of a Redis that starts or fails over. The new master may have lost data."""
 
 REFUSAL: Final = ("OOM", "NOREPLICAS", "NOPERM", "MISCONF", "BUSY", "EXECABORT")
-"""Answers of a Redis that is there and does not want this command now."""
+"""Answers of a reachable Redis that refuses this command now."""
 
 CORRUPT: Final = ("WRONGTYPE", "data string too short", "hash value is not an integer")
-"""Words in answers to a command, or to a script, whose keys hold what another program wrote."""
+"""Parts of answers that show corrupt keys: another program has written them."""
 
 Command = Sequence[str | bytes | int | float]
 Answer = TypeVar("Answer")
 
 
 class RedisUnavailable(Exception):
-    """Redis cannot be reached or did not take a command. Go on with what is known and try again later."""
+    """Redis is unreachable or refused a command. The caller continues with its last data, and tries again later."""
 
     def __init__(self, message: str, *, is_transient: bool = True, is_corrupt: bool = False) -> None:
         super().__init__(message)
         self.is_transient = is_transient
-        """False if Redis calls the command wrong: it will say the same again."""
+        """False if Redis calls the command wrong. It will refuse the command again."""
         self.is_corrupt = is_corrupt
-        """True if the keys hold what the command or script cannot read: it will say the same until they are removed."""
+        """True if the command or script cannot read its keys. It will fail again until the keys are removed."""
 
 
 def key(mesh: str, *parts: str) -> str:
@@ -80,21 +82,21 @@ class RedisLink:
 
     On a Cluster (see redis_cluster) each command and each script has keys of one hash tag, and there is no atomic pipeline.
 
-    Every method raises RedisAway when Redis is not there or answers with an error; nothing is retried, so that the caller
-    knows what was lost.
+    Every method raises RedisUnavailable if Redis is unreachable or answers with an error. Nothing is retried, so the caller
+    knows which commands failed.
     """
 
     def __init__(self, url: str) -> None:
         self.shown = without_password(url)
-        """The URL for logs and messages."""
+        """The URL without its password, for logs and messages."""
         self.is_connected = False
-        """True if the last command was answered, be it with a refusal."""
+        """True if the last command was answered, even with a refusal."""
         self.break_total = 0
-        """Times the connection was lost, or another Redis may have taken over."""
+        """Outages: the connection was lost, or a failover may have happened."""
         self._outage_kind = ""
-        """Kind of the current break: each kind is logged once."""
+        """Kind of the current outage. Each kind is logged once."""
         self._refused: dict[str, str] = {}
-        """Why a command was refused the last time, by its name: told once."""
+        """Last reason for the refusal of a command, by its name. Each reason is logged once."""
         self._is_cluster = is_cluster(url)
         try:
             self._client: Any = (
@@ -105,12 +107,12 @@ class RedisLink:
         except (ValueError, TypeError, RedisClusterException):
             # The library's own sentence may quote a part of the password.
             raise ConfigError(
-                f"The URL of Redis, {self.shown}, cannot be used: allowed is redis://[[user]:password@]host[:port][/db], "
-                "or rediss:// for TLS, with special characters of the password as %XX; redis+cluster:// and "
+                f"The URL of Redis, {self.shown}, cannot be used. Allowed is redis://[[user]:password@]host[:port][/db], "
+                "or rediss:// for TLS, with special characters of the password as %XX. Also redis+cluster:// and "
                 "rediss+cluster:// without /db, with one or more host:port between commas."
             ) from None
         self._dedicated = None if self._is_cluster else DedicatedRedis(self._client)
-        """For scripts. A Cluster has many nodes, and the library knows which has which keys."""
+        """For scripts. None on a Cluster, where the library finds the node of each key."""
 
     async def execute(self, *command: str | bytes | int | float) -> Any:
         """Run one command and return its answer."""
@@ -122,7 +124,7 @@ class RedisLink:
     async def pipeline(self, commands: Sequence[Command], *, atomic: bool = False) -> list[Any]:
         """Run `commands` in one round trip (`atomic`: as one MULTI) and return their answers in order.
 
-        If Redis goes away in the middle, some of them may have run.
+        After a failure, some of the commands may have run.
         """
         pipe = self._client.pipeline(transaction=atomic)
         for command in commands:
@@ -135,8 +137,8 @@ class RedisLink:
     async def scripts(self, script: Script, calls: Sequence[Call]) -> list[Any]:
         """Run `script` once per call, in order, in one round trip, and return the answers.
 
-        A Redis that does not know the script is sent its text, in a second one. If Redis goes away in the middle, or
-        refuses one of them, some may have run.
+        If Redis lacks the script, a second round trip sends its text. After a failure or a refusal, some of the calls may
+        have run.
         """
         answers = await self._scripts("EVALSHA", script.digest, calls)
         missing = [i for i, each in enumerate(answers) if isinstance(each, NoScriptError)]
@@ -160,11 +162,11 @@ class RedisLink:
         return list(await self._guarded(pipe.execute(raise_on_error=False), "EVALSHA"))
 
     def subscription(self) -> Any:
-        """Return a fresh redis.asyncio PubSub; the caller awaits its `aclose`. Wrap its calls in `guarded`."""
+        """Return a new redis.asyncio PubSub. The caller must await its `aclose`, and wrap its calls in `guarded`."""
         return self._client.pubsub(ignore_subscribe_messages=True)
 
     async def guarded(self, awaitable: Awaitable[Answer]) -> Answer:
-        """Await a call of the client library; its errors become RedisAway."""
+        """Await a call of the client library. Its errors become RedisUnavailable."""
         return await self._guarded(awaitable, "subscription")
 
     async def close(self) -> None:
@@ -184,30 +186,30 @@ class RedisLink:
             unavailable = self._error_of(error, command)
             unavailable.__cause__ = error
         except RuntimeError as error:
-            # What uvloop raises on a write to a connection that the peer just closed.
+            # uvloop raises this at a write to a connection that the peer has just closed.
             if "handler is closed" not in str(error) and task.cancelling() == cancels:
                 raise
             unavailable = self._on_outage(str(error))
             unavailable.__cause__ = error
         else:
             if task.cancelling() == cancels:
-                if answer is not None:  # a subscription that heard nothing in its time was not answered
+                if answer is not None:  # None: a subscription without a message in its time
                     self._answered(command)
                 return answer
-            # The library writes inside asyncio.wait_for, which on Python 3.11 drops a cancel that arrives when the
-            # write has just ended. Whoever cancelled us waits for it.
+            # The library writes inside asyncio.wait_for. On Python 3.11, wait_for drops a cancellation that arrives just
+            # after the write. The canceller waits for this task, so the cancellation is raised here.
             raise asyncio.CancelledError
         if task.cancelling() > cancels:
-            raise asyncio.CancelledError from unavailable  # the same, where the write failed
+            raise asyncio.CancelledError from unavailable  # the same after a failed write
         if self._is_cluster and not self.is_connected:
             with suppress(RedisError, OSError):
-                await self._client.aclose()  # so that the next command asks anew which node has which keys
+                await self._client.aclose()  # so that the next command reads the layout of the nodes again
         raise unavailable
 
     def _answered(self, command: str) -> None:
         self._connected()
         if self._refused.pop(command, None) is not None:
-            log.info("Redis at %s takes %s again", self.shown, command)
+            log.info("Redis at %s accepts %s again", self.shown, command)
 
     def _connected(self) -> None:
         if not self.is_connected:
@@ -216,7 +218,7 @@ class RedisLink:
 
     def _error_of(self, error: Exception, command: str) -> RedisUnavailable:
         reason = _reason(error)
-        # The client of a Cluster wraps the last node's refusal.
+        # The client of a Cluster wraps the refusal of the last node.
         if isinstance(error, AuthenticationError) or isinstance(error.__cause__, AuthenticationError):
             return self._on_outage(reason, PASSWORD_REFUSED)
         if not isinstance(error, ResponseError) or reason.startswith(FAILOVER):
@@ -231,7 +233,7 @@ class RedisLink:
         message = f"Redis at {self.shown} refuses {command}: {reason}"
         return RedisUnavailable(message, is_transient=is_transient, is_corrupt=is_corrupt)
 
-    def _on_outage(self, reason: str, what: str = "is away") -> RedisUnavailable:
+    def _on_outage(self, reason: str, what: str = "is unavailable") -> RedisUnavailable:
         if self.is_connected or self.break_total == 0:
             self.break_total += 1
             self._outage_kind = ""
@@ -265,11 +267,11 @@ _TYPED: Final = (
     (OutOfMemoryError, "OOM"),
     (NoPermissionError, "NOPERM"),
 )
-"""Errors from whose text the library takes the first word."""
+"""Errors without their first word: the library removes it from the text."""
 
 
 def _reason(error: Exception) -> str:
-    """Return what Redis said, its code first and without the command, which the library puts before it in a pipeline."""
+    """Return the answer of Redis with its code first. In a pipeline the library prefixes the command; it is removed."""
     text = str(error)
     _, cause, rest = text.rpartition(_PIPELINE)
     if cause:
@@ -283,4 +285,4 @@ def _reason(error: Exception) -> str:
 
 _PIPELINE: Final = "of pipeline caused error: "
 _SCRIPT: Final = re.compile(r".*@user_script: ?\d*: ?-?(.*)$", re.DOTALL)
-"""How Redis 6.2 wraps an error of a command inside a script."""
+"""The text in which Redis 6.2 wraps the error of a command inside a script."""

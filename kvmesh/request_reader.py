@@ -1,7 +1,9 @@
-"""What happens to a call before its request is known: its message is waited for, within bounds, and parsed.
+"""Reads the first message of each call, within bounds on time and memory, and parses it (docs/decisions/0022).
 
-A shell around `UnreadCalls`. gRPC reads the message of a unary method before any code of ours sees the call, as long and as
-much as the client likes; so every method is served as one that streams its input, which clients cannot tell.
+A shell around `UnreadCalls`. It protects the process against slowloris clients and floods of calls.
+
+gRPC reads the message of a unary method before any Python code sees the call, at any size and for any time. So every
+method is served as one that streams its input. Clients see no difference.
 """
 
 from __future__ import annotations
@@ -27,24 +29,24 @@ log = logging.getLogger(__name__)
 Message = TypeVar("Message")
 
 BODY_BYTES_MAX: Final = 64 << 20
-"""Bytes of messages that are being read, all together; four messages where one is larger than a quarter of it."""
+"""Bytes of all messages that are read at once. At least READERS_MIN messages are allowed, even if they are larger."""
 
 READERS_MIN: Final = 4
 READERS_MAX: Final = 64
-"""However small messages are: the choice of the call that gives way looks at each of them."""
+"""Most concurrent reads, even of small messages: the eviction looks at each of them."""
 
 UNREAD_CALLS_MAX: Final = 2_000
 TIMEOUT_S: Final = 5.0
-"""Of what is no request of a client's: hellos, health checks, questions for the status."""
+"""Longest wait for other messages than client requests: hellos, health checks, status requests."""
 
 STREAMS_MAX: Final = 1_000
-"""Open calls of each method that answers one message with a stream, as Health.Watch does."""
+"""Open calls of each method that answers one message with a stream, for example Health.Watch."""
 
 
 class RequestReader:
-    """Waits for the first messages of calls. One for the requests that a service takes, one for everything else.
+    """Reads the first messages of calls. A service has one reader for client requests, and one for all other calls.
 
-    `timeout_s`: longest wait for a message. `setting`: the configuration key of that, for the text of the refusal.
+    `timeout_s`: longest wait for a message. `setting`: its configuration key, for the text of the refusal.
     """
 
     def __init__(
@@ -68,7 +70,7 @@ class RequestReader:
         self._timer_s = 0.0
 
     async def message(self, read: Callable[[], Awaitable[Message]], caller: Path) -> Message:
-        """Return the message that `read` brings for a call of `caller`.
+        """Return the message of a call of `caller`, as `read` returns it.
 
         Raises MeshError (CALLS_FULL, REQUEST_TIMEOUT), or the error that `read` raises.
         """
@@ -103,7 +105,7 @@ class RequestReader:
         self._arm_timer()
 
     def _arm_timer(self) -> None:
-        """Come back when the next call has to give way."""
+        """Set the timer to the next eviction."""
         due_s = self.unread.next_due_s()
         if due_s is None or (self._timer is not None and self._timer_s <= due_s):
             return
@@ -125,7 +127,7 @@ class RequestReader:
         held, readers = len(self.unread), self.unread.readers_max
         if call.reading_s is None:
             what = (
-                f"{held} calls wait, {readers} messages are read at once, and this call got no turn in time"
+                f"{held} calls wait, {readers} messages are read at once, and this call was not read in time"
             )
             return full(what, held, readers)
         if call.is_evicted:
@@ -142,16 +144,18 @@ class RequestReader:
 
 
 def export_request_reader(metrics: Metrics, request_reader: RequestReader) -> None:
-    """Export how many calls wait for their first message, and what became of those that did in vain."""
+    """Export the calls without their first message, and the calls that were refused while waiting for it."""
     unread = request_reader.unread
-    metrics.gauge("unread_calls", "Calls whose message has not arrived.", lambda: len(unread))
+    metrics.gauge("unread_calls", "Calls without their message.", lambda: len(unread))
     metrics.total(
         "unread_calls_refused",
         "Calls refused because too many waited for their message.",
         lambda: unread.refused_total + unread.evicted_total,
     )
     metrics.total(
-        "unread_calls_late", "Calls whose message did not arrive in time.", lambda: request_reader.late_total
+        "unread_calls_late",
+        "Calls refused because their message did not arrive in time.",
+        lambda: request_reader.late_total,
     )
 
 
@@ -166,7 +170,7 @@ class RequestReaderInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type
     def __init__(self, request_reader: RequestReader) -> None:
         self._request_reader = request_reader
         self._streams: dict[str, StreamLimit[asyncio.Timeout]] = {}
-        """Open calls by method; the timeouts end them."""
+        """Open calls by method. Their timeouts serve to end them."""
 
     async def intercept_service(
         self,
@@ -209,7 +213,7 @@ class RequestReaderInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type
             except TimeoutError:
                 if not limit.expired():
                     raise
-                what = f"this call of {method} gave way to one of a connection with fewer"
+                what = f"this call of {method} was evicted for a call of a connection with fewer calls"
                 raise full(what, len(streams), streams.streams_max) from None
             finally:
                 streams.close(connection, limit)
@@ -237,18 +241,18 @@ class RequestReaderInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type
 
 
 def end_now(limit: asyncio.Timeout) -> None:
-    """Let `limit` end its call; no more than that if its time has just ended."""
+    """End the call of `limit` at once. Does nothing if its time has just expired."""
     if not limit.expired():
         limit.reschedule(asyncio.get_running_loop().time())
 
 
 def connection_of(context: Context) -> Path:
-    """Return the caller of a call that is known by its connection alone."""
+    """Return the caller of a call without an identity: its connection."""
     return (context.peer(),)
 
 
 def no_message(method: str) -> MeshError:
-    """Return the refusal of a call that ended without a message."""
+    """Return the refusal of a call without a message."""
     return invalid("MESSAGE_MALFORMED", [Violation("(message)", "missing", f"one request of {method}")])
 
 
@@ -259,7 +263,7 @@ def _parser(parse: Callable[[bytes], Any] | None, method: str) -> Callable[[byte
     def parsed(data: bytes) -> Any:
         try:
             return parse(data)
-        except Exception:  # noqa: BLE001  # of whatever kind the codec's error is: the bytes are a peer's
+        except Exception:  # noqa: BLE001  # the codec may raise any error: the bytes come from a peer
             log.warning("message refused: it cannot be parsed", extra={"method": method, "bytes": len(data)})
             what = Violation(
                 "(message)", f"{len(data)} bytes that cannot be parsed", f"a request of {method}"

@@ -1,7 +1,7 @@
-"""The shell around a service: a grpc.aio server that starts, says so, drains and stops; and the channel to one.
+"""Shell of a service: a grpc.aio server with health checks, connection limits and graceful shutdown; and channels to it.
 
-A service's main builds a `MeshServer`, registers its servicers on `.grpc`,
-calls `listen`, connects what it needs, and then `run`. Decisions live elsewhere.
+A service's main builds a `MeshServer` and registers its servicers on `.grpc`. It calls `listen`, opens its connections,
+and then calls `run`. No decisions are made here.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from kvmesh.tasks import end
 log = logging.getLogger(__name__)
 
 DRAIN_S: Final = 30.0
-"""Longest wait for live requests at a drain; what is left is cancelled."""
+"""Longest drain: the wait for running requests at a graceful shutdown. Later requests are cancelled."""
 
 STOP_GRACE_S: Final = 1.0
-"""Time for streams to end after a drain, before their calls are cut."""
+"""Time for streams to end after a drain, before their calls are cancelled."""
 
 
-# A frozen peer (SIGSTOP, a lost host) is noticed by pings alone. keepalive_timeout_ms is not enough: without
-# ping_timeout_ms a frozen peer was not noticed for 30 s.
+# Only keepalive pings find a frozen peer (SIGSTOP, a lost host). keepalive_timeout_ms is not enough. Without
+# ping_timeout_ms a frozen peer was found only after 30 s.
 def _keepalive(every_s: float) -> tuple[tuple[str, int], ...]:
     return (
         ("grpc.keepalive_time_ms", round(every_s * 1000)),
@@ -50,17 +50,19 @@ def _keepalive(every_s: float) -> tuple[tuple[str, int], ...]:
 
 
 METADATA_BYTES_MAX: Final = 8_192
-"""The limit of a call, once the client has acknowledged it. Until then gRPC allows 16 MB, and no option changes that."""
+"""Limit on the metadata of a call, once the client has acknowledged it. Before that, gRPC allows 16 MB in any case."""
 
 HANDSHAKE_S: Final = 10.0
-"""Time for a new connection to speak TLS."""
+"""Time for the TLS handshake of a new connection."""
 
 SETTINGS_S: Final = 10.0
-"""Time for a client to acknowledge the limits of its connection, after TLS if it speaks that. gRPC's own default is at
-least a minute."""
+"""Time for a client to acknowledge the limits of its connection, after the TLS handshake if there is one.
+
+gRPC's own default is at least a minute.
+"""
 
 SERVER_OPTIONS: Final = (
-    ("grpc.so_reuseport", 0),  # a second process on the same port must fail, not share it
+    ("grpc.so_reuseport", 0),  # a second process on the same port must fail, not share the port
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 200),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.max_send_message_length", -1),
@@ -68,21 +70,21 @@ SERVER_OPTIONS: Final = (
     ("grpc.absolute_max_metadata_size", METADATA_BYTES_MAX),
     ("grpc.server_handshake_timeout_ms", round(HANDSHAKE_S * 1000)),
     ("grpc.http2.settings_timeout", round(SETTINGS_S * 1000)),
-    # Measures the line, and lets a caller send megabytes ahead of what is read. Without it 64 KB go ahead per stream, and
-    # as much as a message says it has once it is read.
+    # BDP probing lets a caller send megabytes ahead of the reads. Without it, the flow-control window of a stream is 64 KB,
+    # and the stated length of a message while the message is read.
     ("grpc.http2.bdp_probe", 0),
-    # Refuses streams while earlier ones of the connection are being freed, though fewer than allowed are open: stock
-    # clients see that as UNAVAILABLE.
+    # Overload protection refuses streams while earlier ones are being freed, even below the limit of open streams. Stock
+    # clients then get UNAVAILABLE.
     ("grpc.http.overload_protection", 0),
 )
-"""Of every server: the mesh's channels ping each second, and gRPC's own default takes that for an attack."""
+"""Options of every server. The mesh's channels ping each second, which gRPC's default treats as an attack."""
 
 CHANNEL_OPTIONS: Final = (
     *_keepalive(1.0),
     ("grpc.keepalive_permit_without_calls", 0),
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 1000),
-    # Despite its name this is the deadline of one attempt to connect; too short a one fails on a busy machine.
+    # Despite its name this is the deadline of one attempt to connect. A shorter one fails on a busy machine.
     ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.enable_retries", 0),  # the frontend alone retries
     ("grpc.use_local_subchannel_pool", 1),
@@ -94,22 +96,24 @@ CHANNEL_OPTIONS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """What gRPC itself holds for callers before any code of ours sees them."""
+    """Limits of gRPC itself on callers, before any Python code sees their calls."""
 
     message_bytes_max: int = attach.MESSAGE_BYTES_MAX
-    """Larger messages are refused by gRPC as soon as their length is known. Services refuse smaller ones, with a better
-    sentence than gRPC's."""
+    """gRPC refuses larger messages as soon as their length is known. Services have lower limits, with clearer errors."""
     connections_max: int = 4_096
-    """Further connections are closed as they come; an idle one takes some 15 KB."""
+    """Connection limit. Further connections are closed at once. An idle connection takes some 15 KB."""
     streams_max: int = 1_000
-    """Open calls per connection; a client holds back what is beyond."""
+    """Open calls per connection. A client holds further calls back."""
 
     pending_max: int = 4_096
-    """Calls that gRPC holds until the event loop takes them, some 15 KB each. Beyond it more and more new ones are ended
-    CANCELLED by gRPC, without a word of ours; a sixteenth more, and all of them are."""
+    """Calls that gRPC queues for the event loop, some 15 KB each.
+
+    Above this limit gRPC ends a growing part of new calls with CANCELLED, without error details. At a sixteenth more it
+    ends all of them.
+    """
 
     def options(self) -> tuple[tuple[str, int], ...]:
-        """Return them as gRPC takes them."""
+        """Return the limits as options of gRPC."""
         return (
             ("grpc.server.max_pending_requests", self.pending_max),
             ("grpc.server.max_pending_requests_hard_limit", self.pending_max + self.pending_max // 16),
@@ -120,15 +124,15 @@ class ServerLimits:
 
 
 class ListenError(OSError):
-    """The address cannot be listened on; the text is one sentence for the operator."""
+    """The listen address cannot be bound. The text is one sentence for the operator."""
 
 
 def channel(
     address: str, credentials: grpc.ChannelCredentials | None = None, name: str = ""
 ) -> grpc.aio.Channel:
-    """Return a channel to `host:port`, plain without `credentials`. The caller closes it.
+    """Return a channel to `host:port`, without TLS unless there are `credentials`. The caller must close it.
 
-    `name`: who must be there by its certificate, whatever the address is called.
+    `name`: the name that the peer's certificate must have, in place of the name in the address.
     """
     if credentials is None:
         return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
@@ -142,11 +146,10 @@ def run(main: Coroutine[Any, Any, int]) -> int:
 
 
 class MeshServer:
-    """One process's gRPC server with health, reflection and error mapping.
+    """The gRPC server of a process, with health, reflection and error mapping.
 
-    BOUND after `listen`, SERVING after `set_serving(True)`, DRAINING from the
-    first SIGTERM or SIGINT (health NOT_SERVING, `drain` runs), then stopped. A
-    second signal cuts the drain short.
+    State machine: BOUND after `listen`, SERVING after `set_serving(True)`, DRAINING after the first SIGTERM or SIGINT, then
+    stopped. While DRAINING, health is NOT_SERVING and `drain` runs. A second signal ends the drain.
     """
 
     def __init__(
@@ -162,13 +165,13 @@ class MeshServer:
         limits: ServerLimits = ServerLimits(),  # frozen
         request_reader: RequestReader | None = None,
     ) -> None:
-        """Build the server; no I/O yet. `service_names` are the full names, for health and reflection.
+        """Build the server without I/O. `service_names` are the full names, for health and reflection.
 
-        `credentials`: TLS; None is plain. `guards` see a call before its message and may refuse it with a MeshError.
-        `request_reader` waits for the messages of calls; one that a servicer uses itself may be the same.
+        `credentials`: TLS. None: without TLS. `guards` see a call before its message, and may refuse it with a MeshError.
+        `request_reader` reads the messages of calls. A servicer may use the same reader.
 
-        A peer with live calls is pinged every `keepalive_s` and dropped when it does
-        not answer for twice that: 1 s inside the mesh, more where clients are far away.
+        Keepalive: a peer with open calls is pinged every `keepalive_s`, and dropped after twice that time without an
+        answer. It is 1 s inside the mesh, and more for distant clients.
         """
         self._role = role
         self._instance = instance
@@ -195,7 +198,7 @@ class MeshServer:
         self._cut_short = asyncio.Event()
 
     async def listen(self, address: str) -> str:
-        """Bind `host:port` (port 0: a free one) and start; return the address. Health says NOT_SERVING.
+        """Bind `host:port` (port 0: a free port), start, and return the address. Health is NOT_SERVING.
 
         Raises ListenError if the address cannot be bound.
         """
@@ -206,7 +209,9 @@ class MeshServer:
             else:
                 port = self.grpc.add_secure_port(address, self._credentials)
         except RuntimeError as error:
-            raise ListenError(f"Cannot listen on {address}: the port is in use or not ours.") from error
+            raise ListenError(
+                f"Cannot listen on {address}: the port is in use, or the address is not available."
+            ) from error
         await self.set_serving(False)
         self._idle_bytes = resident_bytes()
         await self.grpc.start()
@@ -214,12 +219,12 @@ class MeshServer:
         return self.address
 
     async def set_serving(self, is_serving: bool) -> None:
-        """Tell health checkers whether requests are welcome, for the process and each of its services."""
+        """Set the health status of the process and of each of its services."""
         self._is_serving = is_serving
         await self._update_health()
 
     async def stand_by(self, reason: str) -> None:
-        """Say NOT_SERVING because of `reason`, whatever `set_serving` says; an empty one takes that back."""
+        """Become a standby: NOT_SERVING because of `reason`, whatever `set_serving` sets. An empty `reason` ends it."""
         self._standby_reason = reason
         await self._update_health()
 
@@ -230,12 +235,12 @@ class MeshServer:
             if is_healthy
             else health_pb2.HealthCheckResponse.NOT_SERVING
         )
-        self._health.reason = "it drains" if self._stopping.is_set() else self._standby_reason
+        self._health.reason = "the process drains" if self._stopping.is_set() else self._standby_reason
         for service in ("", *self._services):
             await self._health.set(service, state)
 
     def announce(self, metrics_address: str) -> None:
-        """Print the one line on stdout that tells a supervisor: ready, and where."""
+        """Print the one line on stdout that tells a supervisor that the process is ready, with its addresses."""
         line = {
             "ready": True,
             "role": self._role,
@@ -247,16 +252,17 @@ class MeshServer:
         sys.stdout.flush()
 
     def stop(self) -> None:
-        """Ask `run` to drain and return; a second call cuts the drain short. Safe from a signal handler."""
+        """Ask `run` to drain and return. A second call ends the drain. Safe in a signal handler."""
         (self._cut_short if self._stopping.is_set() else self._stopping).set()
 
     async def run(self, drain: Callable[[], Awaitable[None]], drain_s: float = DRAIN_S) -> None:
-        """Serve until SIGTERM, SIGINT or `stop`; then drain for at most `drain_s` and stop the server.
+        """Serve until SIGTERM, SIGINT or `stop`. Then drain for at most `drain_s`, and stop the server (graceful shutdown).
 
-        `drain` is called once, when health already says NOT_SERVING: it refuses
-        what is new and returns when what is live has ended. It is cancelled when
-        its time is over. Raises what ended the gRPC server, or RuntimeError, if that ends by itself: without it the
-        process is of no use, and a supervisor starts another.
+        `drain` is called once, when health is already NOT_SERVING. It refuses new requests, and returns when all running
+        requests have ended. It is cancelled after `drain_s`.
+
+        If the gRPC server ends by itself, its error is raised, or RuntimeError. The process must then end, so that a
+        supervisor starts another one.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -267,7 +273,7 @@ class MeshServer:
         try:
             await asyncio.wait((stopping, ended), return_when=asyncio.FIRST_COMPLETED)
             if not stopping.done():
-                await ended  # raises what ended it, if that is known
+                await ended  # raises the error of the server, if there is one
                 raise RuntimeError(f"The gRPC server at {self.address} ended by itself.")
             await self.set_serving(False)
             log.info("draining", extra={"drain_s": drain_s})

@@ -1,9 +1,8 @@
 """Traces and logs of one process.
 
-Whether a request is traced is decided here, by hand, before the OpenTelemetry
-SDK is touched: most requests are not, and must cost nothing. Spans are built
-after the fact, from moments the caller noted, so no span object travels
-through the code. Logs are JSON lines on stderr, one per event.
+The sampling decision is made here, before any call of the OpenTelemetry SDK. Most requests are not traced, and must cost
+nothing. Spans are built at the end of an operation, from its recorded times, so no span object travels through the code.
+Logs are JSON lines on stderr, one per event.
 
 W3C trace context: https://www.w3.org/TR/trace-context/ (version 00).
 """
@@ -28,11 +27,11 @@ Attribute = str | bool | int | float
 _TRACEPARENT: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _LOW_64: Final = (1 << 64) - 1
 _SPAN_QUEUE_MAX: Final = 2048
-"""Spans waiting for export; the oldest is dropped when it is full."""
+"""Spans that wait for export. A full queue drops the oldest span."""
 
 
 class TraceContext(NamedTuple):
-    """Where in which trace a piece of work stands. `span_id` is the span of whoever asks for it."""
+    """Position of an operation in a trace. `span_id` is the span of its caller."""
 
     trace_id: int
     span_id: int
@@ -40,7 +39,7 @@ class TraceContext(NamedTuple):
 
 
 def parse_traceparent(value: str | bytes) -> TraceContext | None:
-    """Return the context in `value`, or None if it is no valid traceparent (then start a new trace)."""
+    """Return the context in `value`, or None for an invalid traceparent. Then a new trace starts."""
     text = value.decode("ascii", "replace") if isinstance(value, bytes) else value
     match = _TRACEPARENT.fullmatch(text)
     if match is None:
@@ -57,18 +56,18 @@ def format_traceparent(context: TraceContext) -> str:
 
 
 def is_sampled(trace_id: int, ratio: float) -> bool:
-    """Decide for the whole trace: the same answer in every process, `ratio` of all trace ids.
+    """Return True for `ratio` of all trace ids. All processes make the same decision for a trace.
 
-    Compares the low 64 bits, as OpenTelemetry's TraceIdRatioBased does. Pure.
+    It compares the low 64 bits, like OpenTelemetry's TraceIdRatioBased. Pure.
     """
     return (trace_id & _LOW_64) < round(ratio * (1 << 64))
 
 
 class Tracing:
-    """Starts traces, makes children, records finished spans.
+    """Starts traces, derives child contexts, and records finished spans.
 
-    Owns its span processor: call `close` once, in main. Without a processor
-    contexts still travel on, and nothing is recorded.
+    It owns its span processor: call `close` once, in main. Without a processor, contexts are still propagated, and nothing
+    is recorded.
     """
 
     def __init__(
@@ -85,16 +84,16 @@ class Tracing:
         self._resource = {"service.name": f"kvmesh-{role}", "service.instance.id": instance}
 
     def begin(self, traceparent: str | bytes | None = None) -> TraceContext:
-        """Return the context of an arriving request: the sender's, or a new trace's."""
+        """Return the context of an arriving request: the context of the sender, or a new trace."""
         if traceparent and (context := parse_traceparent(traceparent)) is not None:
             return context
         trace_id = self._random_bits(128) or 1
         return TraceContext(trace_id, 0, is_sampled(trace_id, self._sample_ratio))
 
     def child(self, parent: TraceContext) -> TraceContext:
-        """Return a context with a span id of its own, to hand on and later to `record_span`.
+        """Return a context with a new span id, for propagation and later for `record_span`.
 
-        An unsampled trace needs ids only to stay a valid traceparent; it costs one random number.
+        An unsampled trace needs ids only for a valid traceparent. This costs one random number.
         """
         return parent._replace(span_id=self._random_bits(64) or 1)
 
@@ -111,8 +110,8 @@ class Tracing:
     ) -> None:
         """Record the span `context.span_id`, from `start_ns` to `end_ns` (nanoseconds since 1970).
 
-        `parent_span_id` 0 makes it the root. `error` is a code of ours, never an
-        exception's text. Does nothing for an unsampled trace.
+        `parent_span_id` 0 makes it the root. `error` is an error reason, never the text of an exception. Does nothing for
+        an unsampled trace.
         """
         if not context.sampled or self._processor is None:
             return
@@ -135,13 +134,13 @@ class Tracing:
         self._processor.on_end(span)
 
     def close(self) -> None:
-        """Export what waits, at most a few seconds, and stop. Blocks: call it after the event loop's work."""
+        """Export the waiting spans, for at most a few seconds, and stop. It blocks: call it after the event loop's work."""
         if self._processor is not None:
             self._processor.shutdown()
 
 
 def tracing_of(config: Telemetry, role: str, instance: str) -> Tracing:
-    """Build the tracing of a process: batches to the configured collector, or nothing to nobody."""
+    """Return the tracing of a process. Spans go to the configured collector in batches, or nowhere without one."""
     if not config.otlp_endpoint:
         return Tracing(role, instance, config.sample_ratio)
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
@@ -183,7 +182,7 @@ _RECORD_FIELDS: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message",
 
 
 def start_logging(level: str, role: str, instance: str, stream: TextIO | None = None) -> None:
-    """Send everything of at least `level` to `stream` (default stderr) as JSON lines.
+    """Send all records of at least `level` to `stream` (default stderr) as JSON lines.
 
     Called once, by main. Fields go into `extra`:
     `log.info("request refused", extra={"request_id": request_id})`.
@@ -195,5 +194,5 @@ def start_logging(level: str, role: str, instance: str, stream: TextIO | None = 
 
 
 def _is_own_record(record: logging.LogRecord) -> bool:
-    """Return False for grpcio's tracebacks that any caller can cause: by headers that are no text, and by leaving."""
+    """Return False for tracebacks of grpcio that any caller can cause, with undecodable headers or a disconnect."""
     return not str(record.msg).startswith(_CALLER_CAUSED)

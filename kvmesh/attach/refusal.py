@@ -1,4 +1,4 @@
-"""The refusal of an attempt, as replicas and the router send it. Pure."""
+"""Refusals of attempts, shared by replicas and the router. Pure."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from kvmesh.attach.v1 import attach_pb2 as pb
 
 
 class SubmitRefusal(NamedTuple):
-    """The reason for which an attempt is not taken."""
+    """The refusal of an attempt."""
 
     reason: pb.Refusal.Reason.ValueType
     message: str
     field: str = ""
     retry_after_ms: int = 0
     estimate_ms: int = 0
-    """For REASON_DEADLINE: what the request would have needed. 0: unknown, or the deadline has passed."""
+    """For REASON_DEADLINE: the time that the request needs. 0: unknown, or the deadline has passed."""
 
     def send(self, outbox: DownwardOutbox, slot: int) -> None:
-        """Put the refusal of `slot` into the outbox of its caller."""
+        """Add the refusal of `slot` to the outbox of its caller."""
         outbox.refuse(
             slot,
             self.reason,
@@ -31,11 +31,14 @@ class SubmitRefusal(NamedTuple):
 
 
 def superseded_by(known_attempt: int) -> SubmitRefusal:
-    """Return the refusal of an attempt because `known_attempt` of its request is known here."""
+    """Return the refusal of an attempt because this process has `known_attempt` of its request."""
     message = f"attempt {known_attempt} of the request is known here"
     return SubmitRefusal(pb.Refusal.REASON_SUPERSEDED, message)
 
 
 def superseded(known_attempt: int, attempt: int) -> SubmitRefusal | None:
-    """Return the refusal of `attempt` if `known_attempt` of its request is not lower; None: that one ends."""
+    """Return the refusal of `attempt` beside `known_attempt` of the same request (fencing).
+
+    None if `attempt` is the higher one. Then `known_attempt` ends.
+    """
     return superseded_by(known_attempt) if known_attempt >= attempt else None

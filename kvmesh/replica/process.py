@@ -1,6 +1,6 @@
-"""A replica's process: engine, core, Attach, KV events. A shell.
+"""Process of a replica: engine, core, Attach, KV events. A shell.
 
-What prefill and decode have in common in their main. Each brings a `Build`.
+The common part of the programs of prefill and decode. Each role provides a `Build`.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ async def _serve(options: Options, build: Build) -> None:
 
 
 class _Replica(process.MeshProcess):
-    """The parts of a replica, in the order they depend on each other."""
+    """The parts of a replica, in the order of their dependencies."""
 
     def __init__(
         self, options: Options, trust: Trust, build: Build, facts: ModelFacts, client: TritonClient
@@ -117,7 +117,7 @@ class _Replica(process.MeshProcess):
         self._was_ready = asyncio.Event()
 
     def member(self, address: str) -> Member:
-        """Return what the process registers as."""
+        """Return the member to register."""
         return msgspec.structs.replace(
             super().member(address),
             kv_address=self._facts.kv_address,
@@ -125,11 +125,11 @@ class _Replica(process.MeshProcess):
         )
 
     def on_members(self, members: list[Member]) -> None:
-        """Hand the members to the role."""
+        """Pass the members to the role."""
         self._role.on_members(members)
 
     async def stand_by(self, reason: str) -> None:
-        """Publish no KV events while another process has the name."""
+        """Publish no KV events while another process holds the name."""
         if reason:
             self._publisher.mute()
         else:
@@ -143,15 +143,15 @@ class _Replica(process.MeshProcess):
         yield "kv-publisher", self._publisher.run()
 
     async def become_ready(self) -> None:
-        """Return once the engine answered."""
+        """Return once the engine has answered."""
         await self._was_ready.wait()
 
     async def drain(self) -> None:
-        """Refuse what is new, and return when no slot is left: decode still pulls the handoffs that are held here."""
+        """Refuse new requests, and return when no slot is left. Decode still pulls the handoffs that are held here."""
         await self._shell.drain()
 
     async def close(self) -> None:
-        """End what is left."""
+        """Close the parts of the replica."""
         await self._publisher.close()
         await self._engine.close()
         self._shell.close()

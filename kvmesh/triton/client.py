@@ -38,7 +38,7 @@ class Responses(Protocol):
     """Responses of one stream. They end when the server is done, or soon after `cancel`.
 
     Call `cancel` before they are dropped. To end the stream early once `is_sent`, cancel the stream and not the task that
-    reads it. After a cancelled task, grpc.aio leaks the responses that come until the call is over, up to 9 KB each time:
+    reads it. After a cancelled task, grpc.aio leaks the responses that come until the call is over, up to 9 KB each time.
     grpcio 1.85 reads batches only for a waiting task. Before `is_sent`, cancel the task. grpc.aio waits for ever to write
     to a call that was cancelled before it was connected.
     """

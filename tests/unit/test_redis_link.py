@@ -36,7 +36,7 @@ async def test_a_refused_password_is_no_outage() -> None:
         link = RedisLink(url)
         sentence = await told(link, fail(error, cause))
         assert REFUSES in sentence and "away" not in sentence
-        assert "is away" in await told(link, fail(RedisConnectionError("Connection refused")))
+        assert "is unavailable" in await told(link, fail(RedisConnectionError("Connection refused")))
         await link.close()
 
 
@@ -54,7 +54,7 @@ async def test_a_fault_is_logged_once_and_again_when_it_changes(
             await told(link, fail(error))
     await link.close()
     assert [record.getMessage() for record in caplog.records] == [
-        "Redis at redis://127.0.0.1:1 is away: Connection refused",
+        "Redis at redis://127.0.0.1:1 is unavailable: Connection refused",
         f"Redis at redis://127.0.0.1:1 {REFUSES}: WRONGPASS",
     ]
     assert link.break_total == 1

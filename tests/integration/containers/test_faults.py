@@ -271,7 +271,7 @@ async def test_a_skewed_clock_is_what_the_process_goes_by(lent: Faults) -> None:
     async def redis_was_missed() -> bool:
         nonlocal logged_s
         for line in (await part.in_thread(part.tail)).splitlines():
-            if "is away" in line:
+            if "is unavailable" in line:
                 logged_s = json.loads(line)["time_s"]
         return logged_s > began_s
 

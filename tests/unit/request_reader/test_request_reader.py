@@ -138,7 +138,9 @@ async def test_watches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
             await stream.until(lambda: bool(stream.messages))
             assert not stream.has_ended
             await first.ended()
-            assert first.status == RESOURCE_EXHAUSTED and "gave way" in first.message and not second.has_ended
+            assert (
+                first.status == RESOURCE_EXHAUSTED and "was evicted" in first.message and not second.has_ended
+            )
         second.reset()
         async with asyncio.timeout(10):
             while (await watch()).has_ended:

@@ -89,7 +89,7 @@ def test_a_name_means_one_thing(name: str, labels: dict[str, str]) -> None:
     metrics.counter("requests", "Requests.", outcome="ok")
     with pytest.raises(ValueError, match="metric"):
         metrics.counter(name, "Requests.", **labels)
-    with pytest.raises(ValueError, match="is there already"):
+    with pytest.raises(ValueError, match="exists already"):
         metrics.counter("requests", "Requests.", outcome="ok")
     with pytest.raises(ValueError, match="differs in kind"):
         metrics.gauge("requests", "Requests.", lambda: 0, outcome="lost")
@@ -105,7 +105,7 @@ def test_a_series_that_is_forgotten_is_exported_no_more() -> None:
     metrics.forget("work_seconds", replica="b")
     assert samples(metrics) == {}
     for name, labels in (("work_seconds", {"replica": "b"}), ("others", {})):
-        with pytest.raises(ValueError, match="is not there"):
+        with pytest.raises(ValueError, match="does not exist"):
             metrics.forget(name, **labels)
     metrics.counter("work_seconds", "Work.", replica="a")
     assert samples(metrics) == {("kvmesh_router_work_seconds_total", (("replica", "a"),)): 0}
