@@ -14,7 +14,7 @@ KINDS = list(Stock)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nothing_came_free_yet(kind: Stock) -> None:
+def test_the_rate_is_unknown_before_the_first_drain(kind: Stock) -> None:
     """Without a sample, the drain rate is unknown; waiting for nothing takes no time."""
     rate = DrainRate(kind)
     assert rate.per_s(10.0) is None and rate.retry_ms(5, 10.0) == 0
@@ -40,7 +40,7 @@ def test_a_steady_stream_is_measured(seed: int, kind: Stock) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_short_start_is_no_flood_and_silence_makes_waits_longer(kind: Stock) -> None:
+def test_first_drains_change_little_and_a_stall_makes_waits_longer(kind: Stock) -> None:
     """The first drains change the rate little; without drains the wait grows, up to its bound."""
     rate = DrainRate(kind)
     rate.stock(1000, 10.0)
@@ -51,7 +51,7 @@ def test_a_short_start_is_no_flood_and_silence_makes_waits_longer(kind: Stock) -
     assert rate.retry_ms(100, 1e6) == RETRY_MS_MAX, "a level decayed to 0"
 
 
-def test_a_clock_that_stands_still_is_no_bug() -> None:
+def test_events_at_one_moment_add_up() -> None:
     """Holds and drains at one moment add up; items that leave a queue at their arrival do not count."""
     held, queue = DrainRate(Stock.HELD), DrainRate(Stock.QUEUE)
     for rate in (held, queue):
@@ -64,7 +64,7 @@ def test_a_clock_that_stands_still_is_no_bug() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(20))
-def test_idle_time_tells_nothing(seed: int, kind: Stock) -> None:
+def test_idle_time_does_not_change_the_rate(seed: int, kind: Stock) -> None:
     """Idle times do not change the rate: two estimators, one with idle times up to an hour, agree."""
     print(f"seed={seed}")
     rng = random.Random(seed)
@@ -156,7 +156,7 @@ def test_a_request_without_a_slot_is_told_the_actual_wait(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_pause_is_told_and_forgotten(seed: int) -> None:
+def test_a_pause_lengthens_the_wait_and_is_forgotten(seed: int) -> None:
     """During a pause the promised wait grows up to its bound; some memories later the pause has no effect."""
     print(f"seed={seed}")
     draw = random.Random(seed)

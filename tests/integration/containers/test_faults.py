@@ -142,7 +142,7 @@ async def test_a_paused_engine_answers_nothing(lent: Faults) -> None:
     assert await engine_ready(address)
 
 
-async def test_cut_off_is_silence_and_no_end(lent: Faults) -> None:
+async def test_a_cut_stalls_connections_without_an_error(lent: Faults) -> None:
     """During a cut new connections time out, and open ones stall without an error.
 
     Bytes sent before arrive after the mend.
@@ -160,7 +160,7 @@ async def test_cut_off_is_silence_and_no_end(lent: Faults) -> None:
             assert await reader.readline() == b"+PONG\r\n"
 
 
-async def test_cut_off_loses_what_the_part_sends(lent: Faults) -> None:
+async def test_a_cut_holds_back_the_parts_own_messages(lent: Faults) -> None:
     """A cut also holds back the part's own messages, which arrive after the mend."""
     part = lent.mesh.parts["redis"]
     host, _, port = part.address.rpartition(":")
@@ -256,7 +256,7 @@ async def test_packets_pass_when_the_delayer_dies(lent: Faults) -> None:
     await until(passes_at_once, 10, "packets pass at once")  # a packet that the delayer held is lost
 
 
-async def test_a_skewed_clock_is_what_the_process_goes_by(lent: Faults) -> None:
+async def test_processes_of_a_part_see_its_skewed_clock(lent: Faults) -> None:
     """Running and new processes of a part see its clock offset; other parts and this machine do not."""
     part = lent.mesh.parts["router-0"]
 

@@ -76,7 +76,7 @@ def requests(seed: int) -> list[tuple[list[int], pb.GenerateRequest]]:
     return made
 
 
-async def test_tokens_are_those_of_an_engine_alone_whatever_the_clocks_say(
+async def test_tokens_are_those_of_an_engine_alone_under_clock_skew(
     shared: SharedMesh, tmp_path: Path
 ) -> None:
     """16 streams over two frontends give the tokens of an engine alone, whatever the parts' clocks.
@@ -192,7 +192,7 @@ async def test_a_killed_run_leaves_nothing(needs_images: Callable[..., None], tm
         await until(lambda: not ownership.left_of(client, run), 30, "everything is removed", every_s=0.1)
 
 
-def test_only_what_a_dead_process_left_is_swept(needs_images: Callable[..., None]) -> None:
+def test_only_containers_of_a_dead_process_are_swept(needs_images: Callable[..., None]) -> None:
     """The sweep leaves a run alone if its process lives or is not visible here."""
     needs_images()
     here = Owner.here()

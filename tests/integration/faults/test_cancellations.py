@@ -118,8 +118,8 @@ async def test_cancel_and_deadline_in_every_phase_leave_nothing(slow_mesh: Mesh)
             print(f"{phase}, {how}: all back after {took_s:.2f} s")
 
 
-async def test_a_detached_stream_without_a_takeover_is_gone_after_the_orphan_time(slow_mesh: Mesh) -> None:
-    """Without a takeover, a detached stream is cancelled after the orphan time and all is freed.
+async def test_a_detached_stream_without_a_takeover_is_cancelled_in_time(slow_mesh: Mesh) -> None:
+    """Without a takeover, a detached stream is cancelled after the detached time and all is freed.
 
     The router dies and the clients leave.
     """

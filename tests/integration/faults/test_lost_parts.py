@@ -177,7 +177,7 @@ async def test_a_restarted_router_recomputes_nothing(mesh: Mesh) -> None:
     await mesh.idle(5)
 
 
-async def test_redis_away_and_back_costs_no_token(mesh: Mesh) -> None:
+async def test_an_outage_of_redis_costs_no_token(mesh: Mesh) -> None:
     """After kill -9 of Redis and an empty restart, 16 streams lose no token.
 
     New requests are served, and the index is rebuilt.

@@ -139,7 +139,7 @@ def made(redis: Redis) -> tuple[Accounting, Budgets, Settlements]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_every_reservation_is_settled_once_whatever_redis_does(seed: int) -> None:
+async def test_every_reservation_is_settled_once_under_faults_of_redis(seed: int) -> None:
     """Every reservation is settled once, and no execution pays twice, while Redis comes and goes.
 
     Random executions of few requests, complete or not. No reservation is left open.

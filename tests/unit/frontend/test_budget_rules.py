@@ -124,7 +124,7 @@ def test_a_request_without_time_never_reaches_a_router() -> None:
     assert error_of(again).reason == "INFEASIBLE_DEADLINE" and not sent(mesh)
 
 
-def test_a_measured_estimate_is_told_where_it_is_above_the_minimum() -> None:
+def test_a_measured_estimate_is_reported_if_above_the_minimum() -> None:
     """An infeasible deadline is refused with the estimate, if the estimate is above the minimum.
 
     With only the minimum, the client would be refused again because of its prompt's time.
@@ -140,7 +140,7 @@ def test_a_measured_estimate_is_told_where_it_is_above_the_minimum() -> None:
     assert Outlook(queue_delay_s=2.0, first_token_s=0.5).until_first_token_s == 2.5
 
 
-def test_a_router_that_sees_no_way_says_its_estimate_and_is_not_asked_again() -> None:
+def test_a_routers_infeasible_deadline_is_final_and_states_its_estimate() -> None:
     """A router's refusal for the deadline is final; its estimate and Retry-After reach the client."""
     mesh = mesh_of()
     client = begin(mesh, deadline_s=mesh.now_s + 2.0)
@@ -237,14 +237,14 @@ def test_with_half_of_the_replicas_gone_retries_stay_a_tenth(seed: int, frontend
     assert submits >= 1.05 * requests, "permitted retries are made"
 
 
-def test_work_that_may_be_shed_leaves_half_of_the_retries_to_others() -> None:
+def test_sheddable_requests_leave_half_of_the_retries_to_others() -> None:
     """Sheddable requests use at most half of the retry budget."""
     budget = RetryBudget(0.1, 3.0, 0.0)
     assert sum(budget.take(0.0, is_sheddable=True) for _ in range(100)) < 15
     assert sum(budget.take(0.0) for _ in range(100)) >= 15
 
 
-def test_clients_that_are_refused_together_are_told_different_times() -> None:
+def test_clients_refused_together_get_different_retry_after_values() -> None:
     """Refused clients get staggered Retry-After values: slots become free at the rate at which requests end."""
     core = mesh_of().core
     live = AdmittedRequests(2)
@@ -271,7 +271,7 @@ def test_clients_that_are_refused_together_are_told_different_times() -> None:
     assert caught.value.retry_after_s == 10.0
 
 
-def test_a_crowd_after_an_idle_hour_is_told_what_it_takes() -> None:
+def test_an_idle_hour_does_not_change_the_retry_after() -> None:
     """An idle hour does not change the estimated drain rate of a full frontend."""
     live, now_s = AdmittedRequests(4), 50.0
     requests = [begin(mesh_of(), at).request for at in range(1, 5)]
@@ -302,7 +302,7 @@ def test_a_crowd_after_an_idle_hour_is_told_what_it_takes() -> None:
     st.floats(0, 5),
     st.floats(0, 5),
 )
-def test_a_clamp_is_never_below_one_nor_above_what_was_asked(
+def test_a_clamp_is_between_one_token_and_the_requested_maximum(
     left_s: float, received: int, wanted: int, step_s: float, queue_s: float, first_s: float
 ) -> None:
     """The output limit fits the remaining time, and is between one more token and the request's maximum."""
@@ -315,7 +315,7 @@ def test_a_clamp_is_never_below_one_nor_above_what_was_asked(
         assert queue_s + first_s + (tokens - received) * step_s <= left_s * (1 + 1e-9)
 
 
-def test_the_outlook_is_what_the_router_said_last_and_what_was_seen() -> None:
+def test_the_outlook_combines_the_last_report_and_observations() -> None:
     """The outlook combines the router's last load report with the observed time to first token.
 
     Without a report it is 0. The router's queue delay is not counted twice.

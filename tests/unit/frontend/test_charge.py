@@ -26,7 +26,7 @@ POSITIONS = st.integers(0, 1000)
 @given(
     st.tuples(POSITIONS, POSITIONS, POSITIONS), st.floats(0, 60), st.booleans(), st.booleans(), st.booleans()
 )
-def test_the_charge_lies_between_what_was_handed_and_what_was_computed(
+def test_the_charge_lies_between_handed_and_computed_tokens(
     positions: tuple[int, int, int], closed_s: float, is_complete: bool, is_slow_reader: bool, is_ours: bool
 ) -> None:
     """The charge is at least the tokens handed to the transport and at most the tokens computed.
@@ -184,7 +184,7 @@ def test_resets_anywhere_are_charged_the_received_tokens_and_at_most_a_window_mo
 
 @pytest.mark.parametrize("closed_s", [1.9, 2.1])
 @pytest.mark.parametrize("dies", [False, True])
-def test_a_closed_window_costs_what_was_computed(closed_s: float, *, dies: bool) -> None:
+def test_a_closed_window_costs_the_computed_tokens(closed_s: float, *, dies: bool) -> None:
     """A window closed for over 2 s costs the computed tokens; a shorter closure costs one message.
 
     Decode's last report counts, also when decode has died since.
@@ -269,7 +269,7 @@ def test_a_standstill_behind_the_end_closes_no_window() -> None:
     assert core.next_wake_s() is None
 
 
-def test_a_deadline_behind_a_closed_window_costs_what_was_computed() -> None:
+def test_a_deadline_behind_a_closed_window_costs_the_computed_tokens() -> None:
     """A request cut by its class's deadline behind a closed window costs the computed tokens.
 
     One window that the client reads at the end changes nothing.

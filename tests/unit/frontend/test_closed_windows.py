@@ -26,7 +26,7 @@ def stuck(mesh: FakeMesh) -> Client:
     return client
 
 
-def test_a_closed_window_is_told_once_and_its_opening_too() -> None:
+def test_a_closed_window_is_reported_once_and_its_opening_too() -> None:
     """A closed window is reported once, at the first check after CLOSED_S, and so is its opening.
 
     The row of credit that reports the opening may grant nothing.
@@ -49,7 +49,7 @@ def test_a_closed_window_is_told_once_and_its_opening_too() -> None:
     assert told(mesh, router) == ([], [])
 
 
-def test_another_router_is_told_too() -> None:
+def test_a_closed_window_is_reported_to_the_next_router() -> None:
     """After the stream breaks, the next router of the request is told of its closed window."""
     mesh = mesh_of(routers=2)
     client = stuck(mesh)
@@ -66,7 +66,7 @@ def test_another_router_is_told_too() -> None:
     assert told(mesh, second)[0] == [upstream.slot]
 
 
-def test_a_frontend_that_stood_still_tells_nothing_of_that_time() -> None:
+def test_a_frontend_that_stood_still_reports_no_window() -> None:
     """A frontend that stood still does not report windows for that time.
 
     It could not notice that the transport took the message.
@@ -84,7 +84,7 @@ def test_a_frontend_that_stood_still_tells_nothing_of_that_time() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_routers_know_the_windows_whatever_happens(seed: int) -> None:
+def test_routers_know_the_closed_windows_under_random_events(seed: int) -> None:
     """A router knows each closed window within CLOSED_S and two checks.
 
     Random closures, openings, reads and ends.

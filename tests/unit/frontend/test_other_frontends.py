@@ -28,7 +28,7 @@ def moved(
     )
 
 
-def test_another_frontend_takes_over_what_runs() -> None:
+def test_another_frontend_takes_over_a_running_attempt() -> None:
     """Another frontend takes over a running attempt without a submit or recomputed tokens.
 
     The earlier execution ends and cancels nothing.

@@ -141,7 +141,7 @@ def test_a_restarted_router_adopts_when_it_is_back() -> None:
     assert client.request.progress.recomputed_tokens == 0
 
 
-def test_a_request_resumes_when_a_router_comes_after_the_orphan_time() -> None:
+def test_a_request_resumes_when_a_router_comes_after_the_detached_time() -> None:
     """After the orphan time, a request resumes with a higher attempt behind the client's tokens."""
     mesh = mesh_of()
     client = begin(mesh)
@@ -162,7 +162,7 @@ def test_a_request_resumes_when_a_router_comes_after_the_orphan_time() -> None:
 
 
 def test_a_refused_adopt_resumes_at_once() -> None:
-    """After a refused takeover the request resumes at once, not after the orphan time.
+    """After a refused takeover the request resumes at once, not after the detached time.
 
     The decode replica is gone, too.
     """
@@ -248,7 +248,7 @@ def test_a_full_mesh_is_not_asked_again(reason: pb.Refusal.Reason.ValueType) -> 
     assert len(mesh.submits) == 1
 
 
-def test_attempts_are_bounded_and_the_client_learns_what_it_has() -> None:
+def test_attempts_are_bounded_and_the_error_states_the_tokens_sent() -> None:
     """When every attempt is lost, the error states how many tokens were sent."""
     mesh = mesh_of(attempts_max=3)
     client = begin(mesh)
@@ -339,7 +339,7 @@ def test_a_client_that_leaves_is_cancelled_in_every_phase(phase: str) -> None:
 def test_the_detached_stream_of_a_client_that_left_is_cancelled_when_a_router_is_back() -> None:
     """The detached stream of a client that left is cancelled when a router is back.
 
-    Otherwise the engine would run until the end of the orphan time.
+    Otherwise the engine would run until the end of the detached time.
     """
     mesh = mesh_of()
     client = begin(mesh)
@@ -503,7 +503,7 @@ def test_a_resume_from_anywhere_is_complete(count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1])
-def test_a_resume_token_alone_is_no_way_past_the_queue(count: int) -> None:
+def test_a_resume_token_alone_does_not_bypass_the_queue(count: int) -> None:
     """Only a resume with received tokens goes to the head of the queue.
 
     Each attempt that no engine took costs retry budget, with a resume token or without.
@@ -832,8 +832,8 @@ def test_a_router_that_does_not_know_the_replica_yet_is_asked_again(leaves: bool
     assert (len(mesh.submits), client.request.takeovers) == (1, 1)
 
 
-def test_a_router_that_never_knows_the_replica_costs_the_orphan_time() -> None:
-    """With a router that never knows the replica, the request resumes after the orphan time."""
+def test_a_router_that_never_knows_the_replica_costs_the_detached_time() -> None:
+    """With a router that never knows the replica, a request resumes after the detached time."""
     mesh = mesh_of()
     client = begin(mesh)
     run(mesh, client, 10)

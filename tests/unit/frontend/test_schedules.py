@@ -157,7 +157,7 @@ def check(schedule: Schedule, seed: int) -> list[str]:
 
 
 @pytest.mark.parametrize(("fault_share", "served_share"), [(0.0, 1.0), (0.02, 0.7), (0.1, 0.5), (0.3, 0.14)])
-def test_every_token_once_and_one_end_whatever_breaks(fault_share: float, served_share: float) -> None:
+def test_every_token_once_and_one_end_under_random_faults(fault_share: float, served_share: float) -> None:
     """No fault causes a repeated token, a gap or a leak, and each request ends once.
 
     Streams are cut anywhere, rows are repeated and lost, adopts are refused, attempts cross.

@@ -218,7 +218,7 @@ def test_a_resumed_request_must_be_as_it_was(change: Callable[[pb.GenerateReques
 
 
 @pytest.mark.parametrize("limit", [None, 1024, 900])
-def test_a_lower_bound_does_not_end_what_was_granted(limit: int | None) -> None:
+def test_a_lower_bound_does_not_end_a_granted_request(limit: int | None) -> None:
     """A resume is held to the limit of its token, not to a lower limit set since.
 
     A resume token of another request is still refused.

@@ -1,4 +1,7 @@
-"""One relay between a scripted frontend and scripted replicas: a test sends each message by hand and sees what follows."""
+"""One forwarding core between a scripted frontend and scripted replicas.
+
+A test sends each message by hand and checks the messages that follow.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +25,14 @@ HANDOFF = b"handoff"
 
 
 class Link:
-    """A link without a wire: the test takes what the relay wrote, and answers."""
+    """A link without a wire: the test takes the messages of the forwarding core, and answers."""
 
     def __init__(self) -> None:
         self.outbox = UpwardOutbox()
 
 
 class Desk:
-    """One relay, one prefill and two decode replicas, one frontend."""
+    """One forwarding core, one prefill and two decode replicas, one frontend."""
 
     def __init__(
         self,

@@ -1,4 +1,7 @@
-"""Scripted frontends and replicas around one Relay, without sockets: every message may wait, every stream may break."""
+"""Scripted frontends and replicas around one forwarding core, without sockets.
+
+Every message may be delayed, and every stream may break.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from tests.unit.router.peers import BLOCK, ORPHAN_S, VERSION, Link, Peer, token
 
 
 class World:
-    """Everything around one Relay."""
+    """The frontends and replicas around one forwarding core."""
 
     def __init__(
         self,

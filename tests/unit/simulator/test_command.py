@@ -52,7 +52,7 @@ def test_a_plain_replay_sizes_and_compares(trace: str, capsys: pytest.CaptureFix
     assert out.count("load 0.7") == 1 and out.count("round-robin") == 3
 
 
-def test_json_tells_everything(trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_every_figure(trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The JSON output has every row, policy and measure by name, with the spread.
 
     Nothing else is on stdout. The plot is an SVG picture.
@@ -131,7 +131,7 @@ def test_a_trace_without_time_is_refused(tmp_path: Path, capsys: pytest.CaptureF
     assert status == 2 and "all timestamps are 3" in err
 
 
-def test_speed_is_told_with_the_rate(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_speed_is_stated_with_the_rate(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The table states the rate used for sizing: the trace's rate times --speed."""
     arguments = ("--policies", "kvmesh", "--load", ".5", "--cache", "4GiB")
     heading = re.compile(r"at (\d+ times |)the trace's rate, (\S+) requests/s")
@@ -248,7 +248,7 @@ def lab(colour: str) -> tuple[float, float, float]:
     return 116 * y - 16, 500 * (x - y), 200 * (y - z)
 
 
-def test_colours_of_a_plot_are_told_apart() -> None:
+def test_colours_of_a_plot_are_distinguishable() -> None:
     """All colours of a plot can be distinguished; the first eight, used by a plain replay, clearly."""
     for (i, one), (j, other) in itertools.combinations(enumerate(COLOURS), 2):
         assert math.dist(lab(one), lab(other)) > (40 if max(i, j) < 8 else 30), (one, other)

@@ -39,7 +39,7 @@ def chain(rng: random.Random, known: list[list[int]]) -> list[int]:
     return prompt
 
 
-def test_cache_does_what_its_twin_does() -> None:
+def test_the_cache_agrees_with_its_reference() -> None:
     """Cache and reference agree for random prompts in random order.
 
     Hits, additions, evictions and remaining blocks are equal. INVARIANT: no block is cached without its

@@ -175,7 +175,7 @@ def test_an_address_without_a_router_is_named(
     assert (code, err) == (2, f'--cost-of = "{address}" is no router.\n')
 
 
-def test_the_model_tells_what_its_fit_looks_at() -> None:
+def test_the_model_reports_the_prompts_of_its_fit() -> None:
     """The fit reports the prompts of its window only."""
     model = CostModel()
     assert (model.fitted_count, model.uncached_span) == (0, (0, 0))

@@ -289,7 +289,7 @@ def test_a_replica_that_is_gone_and_comes_back_has_no_past() -> None:
         assert scene.where(fresh(10, 70_000), tries=60) == set(NAMES), policy
 
 
-def test_rivals_forget_what_finished_and_ignore_what_they_do_not_know() -> None:
+def test_rivals_forget_finished_requests_and_ignore_unknown_ones() -> None:
     """An unknown finish or start changes nothing, and finished requests are forgotten."""
     for policy in POLICIES:
         scene = Scene(policy)

@@ -220,7 +220,7 @@ def test_a_held_request_is_placed_again() -> None:
     assert outcome.ttft_s == pytest.approx([0.15 + 1.0]) and outcome.held == 1
 
 
-def test_other_routers_hear_late_and_less() -> None:
+def test_other_routers_get_dispatches_late() -> None:
     """A router knows its own dispatch at once, and the others after the delay.
 
     A finish reports the measured seconds to all routers, as the gossip messages between routers do
@@ -283,7 +283,7 @@ def test_a_slow_replica_takes_longer_and_the_others_do_not() -> None:
     assert outcome.ttft_s == pytest.approx([2.0, 1.0])
 
 
-def test_loss_hides_cache_news_and_nothing_else() -> None:
+def test_loss_affects_only_cache_news() -> None:
     """Lost cache news does not affect the news of starts and finishes."""
     load = workload(small.trace(5), 5)
     _, (router,) = run(load, Cluster(2, 90, COSTS["8b"], loss=1.0), [Watcher(random.Random(5), 0.0)])
@@ -352,7 +352,7 @@ def test_processes_change_nothing() -> None:
     assert found[0] == found[1] and found[0].keys() == set(tasks)
 
 
-def test_a_failing_run_says_which() -> None:
+def test_a_failing_run_is_named() -> None:
     """An error in a process is raised with the name of its task."""
     runner = Runner({"a": small.trace(6)}, 2)
     try:

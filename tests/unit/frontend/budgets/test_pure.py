@@ -38,7 +38,7 @@ def test_cached_tokens_are_charged_less() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_few_requests_overrun_what_was_learnt(seed: int) -> None:
+def test_few_requests_overrun_the_estimate(seed: int) -> None:
     """After the first hundreds of requests, about one in twenty exceeds its estimate.
 
     This holds for any distribution of a tenant's output lengths.
@@ -57,7 +57,7 @@ def test_few_requests_overrun_what_was_learnt(seed: int) -> None:
     assert reserved > used
 
 
-def test_what_has_changed_is_learnt_anew() -> None:
+def test_a_change_of_output_lengths_is_learnt() -> None:
     """Outputs that become ten times longer or shorter are estimated well after some hundred requests."""
     learner = Learner()
     for length in (100, 1000, 100):
@@ -336,7 +336,7 @@ def test_an_outage_ends_when_all_frontends_had_time_to_notice() -> None:
 
 
 @pytest.mark.parametrize("reason", list(refusals.REASONS))
-def test_a_refusal_tells_of_the_limit_that_refused(reason: Reason) -> None:
+def test_a_refusal_names_the_limit_that_refused(reason: Reason) -> None:
     """A refusal names the limit of the scope that refused, also after the limit has changed.
 
     Message and details are cached by limit; only the wait differs each time.
