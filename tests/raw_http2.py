@@ -1,7 +1,8 @@
-"""A gRPC client for tests that speaks HTTP/2 by hand: it opens windows byte by byte, sends half a body, resets at will.
+"""A gRPC client for tests that speaks raw HTTP/2: byte-sized windows, half bodies, and resets at any time.
 
-No window grows by itself, a body is sent as far as the caller says, and any frame or junk can be sent between (`send`,
-with the makers of tests/raw_frames.py). SETTINGS and PING of the peer are answered unless `answers` is False:
+No flow-control window grows without a call, and the caller decides how much of a body is sent. Any frame or junk can be
+sent between (`send`, with the functions of tests/raw_frames.py). SETTINGS and PING of the peer are answered unless
+`answers` is False:
 
     async with RawConnection.connect("127.0.0.1:50051", stream_window=0) as connection:
         stream = connection.call("/kvmesh.inference.v1.InferenceService/Generate")
@@ -218,10 +219,11 @@ class RawConnection:
         tls: tls_module.SSLContext | None = None,
         server_hostname: str | None = None,
     ) -> AsyncIterator[RawConnection]:
-        """Connect to "host:port", say hello, and close in the end; does not wait for the peer's SETTINGS.
+        """Connect to "host:port", send the preface, and close at the end; does not wait for the peer's SETTINGS.
 
-        `stream_window`: what the peer may send on a stream before `grant`, from 0. `connection_window`: the same for all
-        together, from 65,535: HTTP/2 cannot say less. `settings`: more SETTINGS by number. `tls` must offer ALPN "h2".
+        `stream_window` is the number of bytes that the peer may send on a stream before `grant`, at least 0.
+        `connection_window` is the same for all streams together, at least 65,535, the minimum of HTTP/2.
+        `settings` are additional SETTINGS by number. `tls` must offer ALPN "h2".
         """
         host, _, port = address.rpartition(":")
         reader, writer = await asyncio.open_connection(

@@ -142,7 +142,7 @@ def test_a_restarted_router_adopts_when_it_is_back() -> None:
 
 
 def test_a_request_resumes_when_a_router_comes_after_the_detached_time() -> None:
-    """After the orphan time, a request resumes with a higher attempt behind the client's tokens."""
+    """After the detached time, a request resumes with a higher attempt behind the client's tokens."""
     mesh = mesh_of()
     client = begin(mesh)
     run(mesh, client, 10)
