@@ -1,1 +1,1 @@
-"""What a request may cost: reserved before it starts, settled when it has ended, from leased slabs or in Redis."""
+"""Budgets of callers: a request reserves tokens before it starts, in a quota lease or in Redis, and settles at its end."""

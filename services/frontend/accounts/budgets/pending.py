@@ -1,7 +1,7 @@
-"""Requests that ask Redis for their reservation, and what its answers make of them.
+"""Requests that wait for Redis to answer their reservation.
 
-A shell. Whoever is cancelled while it waits holds nothing, whatever Redis says then; who waits when Redis answers nobody is
-decided on without it.
+A shell. INVARIANT: a request that is cancelled while it waits holds nothing, whatever Redis answers later. In an outage the
+local buckets decide all waiting requests.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class _Waiting:
         self.future: asyncio.Future[Reservation | MeshError] = asyncio.get_running_loop().create_future()
         self.budget_operation: BudgetOperation | None = None
         self.is_decided = False
-        """True if it was admitted or refused without Redis."""
+        """True if the request was admitted or refused without Redis."""
 
 
 class PendingReservations:
-    """Those that wait. `give_back(reservation)` settles one that was admitted as its caller left."""
+    """The waiting requests. `give_back(reservation)` settles one that was admitted in the moment of its cancellation."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class PendingReservations:
         return len(self._waiting)
 
     async def ask(self, reservation: Reservation, account_state: AccountState) -> Reservation | MeshError:
-        """Return the reservation, now held by somebody, or why it is refused."""
+        """Return the reservation, with its holder, or the error that refuses it."""
         waiting = _Waiting(reservation, account_state)
         operation = Reserve(
             account_state.account,
@@ -82,17 +82,17 @@ class PendingReservations:
         except asyncio.CancelledError:
             self._waiting.pop(reservation.id, None)
             if account_state.open.get(reservation.id) is reservation:
-                self._metrics.abandoned.value += 1  # it came in the same moment
+                self._metrics.abandoned.value += 1  # it was granted in the same moment
                 self._give_back(reservation)
             raise
 
     def decide_all(self) -> None:
-        """Redis answers nobody: decide on all that wait."""
+        """Decide all waiting requests locally: Redis is unavailable."""
         for waiting in list(self._waiting.values()):
             self._decide(waiting)
 
     def _reserved(self, waiting: _Waiting, answer: Answer | None) -> None:
-        """Take Redis's answer to a reserve."""
+        """Take the answer of Redis to a reserve."""
         reservation, account_state = waiting.reservation, waiting.account_state
         assert waiting.budget_operation is not None
         self._waiting.pop(reservation.id, None)
@@ -102,7 +102,7 @@ class PendingReservations:
         if waiting.is_decided:
             self._reserved_late(reservation, account_state, answer)
         elif waiting.future.done():
-            if not isinstance(answer, Denied):  # its caller left
+            if not isinstance(answer, Denied):  # its caller was cancelled
                 self._metrics.abandoned.value += 1
                 self._cancel(reservation, account_state)
         elif isinstance(answer, Granted):
@@ -122,7 +122,7 @@ class PendingReservations:
     def _reserved_late(
         self, reservation: Reservation, account_state: AccountState, answer: Answer | None
     ) -> None:
-        """Redis speaks of a request that was decided on without it."""
+        """Take the answer of Redis for a request that was decided without it."""
         if reservation.holder is not Holder.LOCAL:
             if not isinstance(answer, Denied):  # it was refused
                 self._cancel(reservation, account_state)
@@ -135,7 +135,7 @@ class PendingReservations:
             account_state.reopen(reservation, now_s)
 
     def _cancel(self, reservation: Reservation, account_state: AccountState) -> None:
-        """Have Redis take back what it holds, or may hold, for nobody."""
+        """Have Redis take back a reservation without a request."""
         account = self._ledger_writer.account(account_state)
         self._ledger_writer.owe(account_state, Settle(account, reservation.id, 0, refund_request=True))
 

@@ -1,17 +1,21 @@
-"""A slab: what a frontend holds of a hot account, so that most requests are admitted without a round trip.
+"""A quota lease: the part of a hot account that one frontend holds, to admit most requests without a round trip.
 
-Pure. A slab is one reservation in the account's buckets, held for many requests. Requests are promised what was granted
-to it before, so it cannot overspend; what they leave over goes back into it. Of tokens
+Pure. A quota lease is one reservation in the account's token buckets, held for many requests. A request is promised tokens
+that Redis granted to the lease before, so the lease cannot overspend. Unused tokens return to the lease.
 
-    held in Redis >= free + promised (to requests that run);  used: charged since it was opened, told with the next draw
+    INVARIANT: tokens held in Redis >= free + promised to running requests
+    INVARIANT: open overrun held in Redis >= free + promised to running requests
 
-Open overrun, what running requests may use beyond their promises, is held likewise: held in Redis >= free + promised.
+Open overrun is the number of tokens that running requests may use beyond their promises. Used tokens are those charged
+since the lease was opened. The next draw reports them.
 
-A draw tells what was used and asks for what shall be free from now on: at most SHARE of the burst and of the limit of open
-overrun by the number of frontends, and at most what HORIZON_S of the demand needs. What a draw may give back is no longer
-given out from the moment it is asked, what it may bring only from the answer on; so a lost answer does no harm. An account
-that has grown cold keeps only what runs. A frontend that dies costs at most its slabs, which are swept with their leases. A
-request that overran takes from what is free, then from the account's levels, as debt.
+A draw requests an amount to be free from now on. The amount is at most SHARE of the burst, and of the limit of open
+overrun, divided by the number of frontends. It is at most HORIZON_S of the demand. Tokens that a draw may give back are
+withheld from the moment of the draw. Tokens that a draw may bring are used only after its answer. A lost answer therefore
+does no harm.
+
+The lease of a cold account holds only the tokens of running requests. A dead frontend costs at most its quota leases, which
+are swept when they expire. A request that overruns takes free tokens of the lease, then tokens of the account as debt.
 """
 
 from __future__ import annotations
@@ -22,30 +26,30 @@ from typing import Final
 from kvmesh.buckets.limits import Account
 
 SHARE: Final = 0.25
-"""Of a burst, what the free parts of all frontends' slabs may hold together."""
+"""Share of a burst that the free parts of all frontends' quota leases may hold together."""
 
 HORIZON_S: Final = 0.5
-"""Seconds of demand that are kept free."""
+"""Demand that the free part covers."""
 
 HOT_PER_S: Final = 8.0
-"""Requests per second from which an account has a slab; below half of it the slab is given back."""
+"""Requests per second from which an account has a quota lease. Below half of this rate the lease is given back."""
 
 HALF_LIFE_S: Final = 0.5
-"""Of what is known of the demand."""
+"""Half-life of the measured demand."""
 
 AGAIN_S: Final = 0.05
-"""Least time between two draws: the levels of an account that wants more than its limit trickle."""
+"""Least time between two draws. The levels of an account that wants more than its limit refill slowly."""
 
 RENEW_S: Final = 5.0
-"""A draw renews the lease; at least so often."""
+"""Longest time between two draws; each of them renews the lease."""
 
 _REQUESTS_MIN: Final = 2
-"""A slab that cannot hold so many requests saves no round trip."""
+"""A quota lease for fewer requests saves no round trip."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrawRequest:
-    """What to ask of Redis for a slab: a draw, as kvmesh.buckets.operations.Draw has it."""
+    """A draw of a quota lease, with the fields of kvmesh.buckets.operations.Draw."""
 
     number: int
     used_tokens: int
@@ -60,9 +64,9 @@ class DrawRequest:
 
 
 class QuotaLease:
-    """The slab of one account at one frontend, named `rid` in Redis. It is opened by its first draw, and once.
+    """The quota lease of one account at one frontend, named `rid` in Redis. Its first draw opens it, once.
 
-    Free requests and slots are below 0 only where Redis had lost its memory, free tokens also after an overrun.
+    Free requests and slots are below 0 only after Redis lost its memory. Free tokens are below 0 also after an overrun.
     """
 
     __slots__ = (
@@ -107,15 +111,15 @@ class QuotaLease:
         self.free_tokens = self.free_requests = self.free_slots = self.free_overrun = 0
         self.promised_tokens = self.promised_overrun = 0
         self.open_requests = 0
-        """Requests that are not settled."""
+        """Requests without a settlement."""
         self.live_slots = 0
         self.used_tokens = self.used_requests = 0
-        """Since it was opened: charged; admitted."""
+        """Tokens charged and requests admitted since the lease was opened."""
         self.is_hot = False
         self.is_low = False
-        """True if `draw` should be called soon."""
+        """True if `draw` is due soon."""
         self.rate = 0.0
-        """Requests per second that the account has at this frontend."""
+        """Requests per second of the account at this frontend."""
         self._token_rate = self._overrun_rate = 0.0
         self._wanted_requests = self._wanted_tokens = self._wanted_overrun = 0
         self._seen_at_s = now_s
@@ -137,27 +141,27 @@ class QuotaLease:
 
     @property
     def is_open(self) -> bool:
-        """True if Redis may hold something for it."""
+        """True if Redis may hold something for the lease."""
         return self._number > 0
 
     @property
     def is_holding(self) -> bool:
-        """True if Redis may hold more for it than its open requests need."""
+        """True if Redis may hold more for the lease than its open requests need."""
         has_free = self.free_tokens + self.free_requests > 0 or self.free_overrun > 0
         return self.is_drawing or self.is_over or (self.is_open and has_free)
 
     @property
     def is_drawing(self) -> bool:
-        """True while a draw has no answer."""
+        """True while a draw is in flight."""
         return self._asked is not None
 
     @property
     def is_over(self) -> bool:
-        """True if it is open for nothing: no request runs, none is expected. Settle it, and use another from then on."""
+        """True if the lease is open without a running or an expected request. Settle it, and use a new lease then."""
         return self.is_open and not (self.is_hot or self.is_drawing or self.open_requests or self.live_slots)
 
     def resize(self, account: Account, frontends: int) -> None:
-        """Take the number of frontends that share the account's bursts."""
+        """Set the number of frontends that share the account's bursts."""
 
         def cap(bursts: list[float]) -> float:
             return SHARE * min(bursts) / frontends if bursts else float("inf")
@@ -171,15 +175,15 @@ class QuotaLease:
         )
 
     def want(self, tokens: int, overrun: int = 0) -> None:
-        """Count one request of the account, admitted from here or not."""
+        """Count one request of the account for the demand, admitted from the lease or not."""
         self._wanted_requests += 1
         self._wanted_tokens += tokens
         self._wanted_overrun += overrun
 
     def admit(self, tokens: int, overrun: int = 0) -> bool:
-        """Promise what one request needs; False: it is not there, and the request must ask for itself.
+        """Promise `tokens` to one request. False: they are not free, and the request must ask Redis.
 
-        `overrun`: tokens that it may use beyond.
+        `overrun`: tokens that the request may use beyond its promise.
         """
         free = self.free_tokens - tokens
         if free < 0 or self.free_requests <= 0 or self.free_slots <= 0 or self.free_overrun < overrun:
@@ -203,7 +207,7 @@ class QuotaLease:
         return True
 
     def extend(self, tokens: int) -> None:
-        """Promise `tokens` more of its open overrun to a request that runs, whether they are there or not."""
+        """Turn `tokens` of a running request's open overrun into a promise, even if they are not free."""
         self.promised_tokens += tokens
         self.free_tokens -= tokens
         self.promised_overrun -= tokens
@@ -212,14 +216,14 @@ class QuotaLease:
             self.is_low = True
 
     def release(self) -> None:
-        """Take the slot of a request that ended; its tokens may be known later."""
+        """Free the slot of a request that ended. Its tokens may be known later."""
         self.live_slots -= 1
         self.free_slots += 1
 
     def settle(self, tokens: int, actual_tokens: int, *, refund_request: bool, overrun: int = 0) -> None:
-        """Take back the `tokens` that a request was promised, less what it is charged, and its open `overrun`.
+        """Take back the promised `tokens` of a request, less its charge, and its open `overrun`.
 
-        Its slot apart: see `release`.
+        `release` frees its slot.
         """
         self.promised_overrun -= overrun
         self.free_overrun += overrun
@@ -234,9 +238,9 @@ class QuotaLease:
             self.is_low = True
 
     def draw(self, now_s: float, *, may_grow: bool = True) -> DrawRequest | None:
-        """Return what to ask now, if anything. `drawn` or `lost` must follow before the next.
+        """Return the draw that is due, or None. `drawn` or `lost` must follow before the next call with a result.
 
-        Called every some 100 ms, and when `is_low`. Without `may_grow` it only renews the lease.
+        Called at each tick, and when `is_low`. Without `may_grow` a draw only renews the lease.
         """
         self.is_low = False
         if self._asked is not None or now_s - self._drew_at_s < AGAIN_S:
@@ -261,33 +265,33 @@ class QuotaLease:
         return self._ask(tokens, requests, slots, overrun, now_s)
 
     def drawn(self, tokens: int, requests: int, slots: int, overrun: int = 0) -> None:
-        """Take the answer: what Redis holds for the slab, less what was used of it."""
+        """Take the answer of a draw: the amounts that Redis holds for the lease, less the reported use."""
         ask = self._answered()
         self.free_tokens = tokens - (self.used_tokens - ask.used_tokens) - self.promised_tokens
-        # A request that was told and is refunded after is not taken back; Redis overlooks the next one instead.
+        # A request that was reported and is refunded afterwards stays reported; Redis skips the next one instead.
         self._told_requests = max(self._told_requests, ask.used_requests)
         self.free_requests = requests - (self.used_requests - self._told_requests)
         self.free_slots = slots - self.live_slots
         self.free_overrun = overrun - self.promised_overrun
 
     def lost(self) -> None:
-        """There is no answer, and nobody knows whether there was a draw."""
+        """The draw has no answer. Redis may have taken it or not."""
         self._answered()
 
     def forfeit(self) -> None:
-        """Give nothing out any more: Redis holds nothing for it."""
+        """Promise nothing more: Redis holds nothing for the lease."""
         self.free_tokens, self.free_requests, self.free_slots = min(0, self.free_tokens), 0, 0
         self.free_overrun = min(0, self.free_overrun)
 
     def cool(self) -> None:
-        """Expect nobody: the next draw keeps only what runs."""
+        """Forget the demand: the next draw keeps only the tokens of running requests."""
         self.rate = self._token_rate = self._overrun_rate = 0.0
         self._wanted_requests = self._wanted_tokens = self._wanted_overrun = 0
         self.is_hot = False
         self._drew_at_s = float("-inf")
 
     def _ask(self, tokens: int, requests: int, slots: int, overrun: int, now_s: float) -> DrawRequest:
-        """Ask for so much to be free."""
+        """Return a draw that requests these free amounts, and withhold anything above them."""
         self._number += 1
         ask = DrawRequest(
             self._number,
@@ -328,7 +332,7 @@ class QuotaLease:
         self._seen_at_s = now_s
 
     def _target(self) -> tuple[int, int, int, int]:
-        """Return the tokens, requests, slots and open overrun that should be free."""
+        """Return the tokens, requests, slots and open overrun that are to be free."""
         self.is_hot = self.rate >= (HOT_PER_S / 2 if self.is_hot else HOT_PER_S)
         tokens_max, requests_max, slots_max, overrun_max = self._caps
         if not self.is_hot:

@@ -1,6 +1,6 @@
-"""Redis answers nobody: until it is asked again local buckets decide, and once it is back it is told everything.
+"""The circuit breaker of budgets: while Redis is unavailable local buckets admit, and Redis catches up when it is back.
 
-A shell around the detour. It is looked for with each tick, not besieged.
+A shell around the local fallback. Half-open: one probe each tick tests Redis.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from services.frontend.accounts.budgets.metrics import BudgetMetrics
 
 
 class RedisOutage:
-    """From `begin` until Redis was back for long enough."""
+    """An outage of Redis: from `begin` until Redis has been back for long enough."""
 
     def __init__(
         self,
@@ -39,13 +39,13 @@ class RedisOutage:
         self._metrics = metrics
 
     def begin(self, now_s: float) -> None:
-        """Redis answers nobody. May be called again while it lasts."""
+        """Open the circuit: Redis is unavailable. May be called again during the outage."""
         self._local_fallback.begin(self._account_states, now_s)
 
     def decide(
         self, reservation: Reservation, account_state: AccountState, now_s: float
     ) -> Reservation | MeshError:
-        """Admit or refuse a request; Redis hears of it when it is back."""
+        """Admit or refuse a request locally. Redis gets its record when it is back."""
         error = self._local_fallback.admit(reservation, now_s)
         if error is not None:
             return error
@@ -55,16 +55,16 @@ class RedisOutage:
         return reservation
 
     def answered(self) -> None:
-        """Redis has answered something."""
+        """Note an answer of Redis."""
         self._local_fallback.outage.answer(self._clock.now_s())
 
     def probe(self, now_s: float, on_end: Callable[[float], None]) -> None:
-        """Ask Redis whether it is back; once it is, tell it everything, and after a while ask it for reservations again.
+        """Probe Redis. Once it answers, send all that it missed, and close the circuit after the hold-down time.
 
-        Then `on_end(now_s)` is called: what was admitted since is to be told before anybody asks.
+        Then `on_end(now_s)` is called. Requests admitted since then are recorded before the first question.
         """
         if self._local_fallback.outage.back_at_s is not None:
-            if self._ledger_writer.is_renewal_due(now_s):  # leases ran meanwhile
+            if self._ledger_writer.is_renewal_due(now_s):  # leases ran during the outage
                 for account_state in self._account_states:
                     self._ledger_writer.renew(account_state, account_state.open.values())
                     self._ledger_writer.draw(account_state, now_s)

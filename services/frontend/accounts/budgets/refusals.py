@@ -1,4 +1,4 @@
-"""What a caller is told when a limit refuses its request.
+"""Errors for requests that a limit refuses, with the wait and the quota.
 
 Pure.
 """
@@ -26,19 +26,19 @@ REASONS: Final[dict[Reason, str]] = {
 UNAVAILABLE_RETRY_S: Final = 5.0
 
 OVERRUN: Final = "overrun_tokens"
-"""In the metadata of a refusal for open overrun: tokens that the request may use beyond its reservation."""
+"""Metadata key of a refusal for open overrun: tokens that the request may use beyond its reservation."""
 
 _KEPT: Final = 256
-"""Phrases that are kept: a crowd is refused for the same few."""
+"""Phrases in the cache. A crowd of requests is refused for few different reasons."""
 
 _Phrase: TypeAlias = tuple[str, str, Mapping[str, str], tuple[QuotaViolation, ...]]
 """Reason, message, metadata, quota."""
 
 
 def denied_error(account: Account, denied: Denied, tokens: int, overrun: int = 0) -> MeshError:
-    """Return the error for a request that wanted to reserve `tokens`, with the exact wait: no jitter.
+    """Return the error for a request that needed `tokens`, with the exact wait, without jitter.
 
-    `tokens`: 0 if the need was not computed. `overrun`: tokens that it might use beyond.
+    `tokens`: 0 if the need was not computed. `overrun`: tokens that the request might use beyond them.
     """
     if denied.reason != "overrun":
         overrun = 0
@@ -57,15 +57,15 @@ def denied_error(account: Account, denied: Denied, tokens: int, overrun: int = 0
 
 @lru_cache(maxsize=_KEPT)
 def _phrase(account: Account, reason: Reason, scope: str, tokens: int, overrun: int, excess: int) -> _Phrase:
-    """Return what all refusals of the account for one reason have in common."""
+    """Return the common parts of all refusals of the account for one reason."""
     limit = next((each.limit for each in account.scopes if each.name == scope), Limit())
     allowed, description = _described(reason, limit, tokens)
     metadata = {"scope": scope, "limit": allowed}
     if reason == "overrun":
         metadata |= {"key": "tokens_overrun", OVERRUN: str(overrun)}
         description += (
-            f"; this request may use {overrun}, so {excess} of those that are open must be reserved or end first: ask for "
-            "less output, or come back"
+            f"; this request may use {overrun} more, so {excess} open tokens must close first: "
+            "request less output, or retry later"
         )
     if tokens:
         metadata["needed_tokens"] = str(tokens)
@@ -74,11 +74,11 @@ def _phrase(account: Account, reason: Reason, scope: str, tokens: int, overrun: 
 
 
 def unavailable_error(account: Account, tokens: int, fits: float, remaining: RemainingBudget) -> MeshError:
-    """Return the error for a request that may use more than this frontend may admit while budgets cannot be asked."""
+    """Return the error for a request larger than this frontend may admit while Redis is unavailable."""
     return MeshError(
         "BUDGET_UNAVAILABLE",
-        f"budgets cannot be asked at the moment; until they can, this frontend admits requests of at most {fits:.0f} "
-        f"tokens, prompt and max_output_tokens together, and this one may use {tokens}: ask for less output, or come back",
+        f"the budgets are unavailable: until they are back, this frontend admits requests of at most {fits:.0f} tokens, "
+        f"prompt and max_output_tokens together, and this request may use {tokens}; request less output, or retry later",
         metadata={
             "scope": account.scopes[-1].name,
             "limit": f"{fits:.0f}",
@@ -90,10 +90,10 @@ def unavailable_error(account: Account, tokens: int, fits: float, remaining: Rem
 
 
 def shed_error(account: Account, remaining: RemainingBudget) -> MeshError:
-    """Return the error for a request of a sheddable class while budgets cannot be asked for long."""
+    """Return the error for a request of a sheddable class during a long outage of Redis (load shedding)."""
     return MeshError(
         "BUDGET_UNAVAILABLE",
-        "budgets cannot be asked at the moment, and requests of this class wait until they can",
+        "the budgets are unavailable, and requests of this class are refused until they are back",
         metadata={"scope": account.scopes[-1].name},
         retry_after_s=UNAVAILABLE_RETRY_S,
         trailers=trailers.of_remaining(remaining),
@@ -101,7 +101,7 @@ def shed_error(account: Account, remaining: RemainingBudget) -> MeshError:
 
 
 def _described(reason: Reason, limit: Limit, tokens: int) -> tuple[str, str]:
-    """Return the limit and a sentence about it."""
+    """Return the limit, and a sentence that states it."""
     if reason == "requests":
         requests = f"{limit.requests_per_min:.10g}"
         return requests, f"the limit of {requests} requests per minute is reached"
@@ -111,13 +111,16 @@ def _described(reason: Reason, limit: Limit, tokens: int) -> tuple[str, str]:
     if reason == "concurrency":
         return (
             f"{limit.concurrency}",
-            f"so many requests as may run at a time are running: {limit.concurrency}",
+            f"the limit of {limit.concurrency} running requests is reached",
         )
     if reason == "overrun":
         overrun = f"{limit.tokens_overrun:.0f}"
         return (
             overrun,
-            f"running requests may use {overrun} tokens beyond their reservations (tokens_overrun)",
+            f"the limit of {overrun} tokens beyond the reservations of running requests is reached (tokens_overrun)",
         )
     burst = limit.tokens_burst
-    return f"{burst:.0f}", f"at most {burst:.0f} tokens can be reserved at once; the request needs {tokens}"
+    return (
+        f"{burst:.0f}",
+        f"the request needs {tokens} tokens; at most {burst:.0f} can be reserved at once (tokens_burst)",
+    )

@@ -436,7 +436,7 @@ def test_slots_free_up_as_fast_as_requests_end() -> None:
             budgets.settle(held.pop(0), 10, 0, 10)
             held.append(await budgets.reserve(who, f"r{at}", 10, 10))
         assert refused.value.retry_after_s == pytest.approx(0.2, rel=0.3)
-        assert refused.value.quota[0].description == "so many requests as may run at a time are running: 4"
+        assert refused.value.quota[0].description == "the limit of 4 running requests is reached"
         assert refused.value.trailers["kvmesh-remaining-concurrency"] == "0"
         for reservation in held:
             budgets.settle(reservation, 10, 0, 10)
