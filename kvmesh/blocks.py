@@ -1,8 +1,8 @@
-"""Blocks of tokens and their chained hashes: what a prefix is in the index.
+"""Blocks of tokens and their chained hashes, by which the prefix index identifies a prefix.
 
-Pure. A block is `block_tokens` consecutive tokens; its hash is xxh3-64 over its tokens (32-bit little-endian), seeded with
-the hash of its parent; the root's parent is xxh3-64 of the salt. So equal hashes mean equal prefixes, and models that
-must not share cache entries use different salts.
+Pure. A block is `block_tokens` consecutive tokens. Its hash is xxh3-64 over its tokens (32-bit little-endian), seeded with
+the hash of its parent. The parent of the root is xxh3-64 of the salt. Equal hashes therefore mean equal prefixes. Models
+that must not share cache entries use different salts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""How fast something comes free, and so when enough of it will have. Pure.
+"""Estimates how fast a resource drains; used for Retry-After and for queue-delay admission control. Pure.
 
-What came free is set against the time in which it could have. Time without a stock tells nothing: after an idle hour the
-rate is what it was. Time with a stock of which nothing comes free does: while an engine stands still, waits grow.
+The rate is the freed units over the time with a stock, during which units could be freed. Time without a stock counts
+nothing: after an idle hour the rate is as before. Time with a stock and no freed unit counts: while an engine stands still,
+the estimated waits grow.
 """
 
 from __future__ import annotations
@@ -11,31 +12,31 @@ import math
 from typing import Final
 
 MEMORY_S: Final = 10.0
-"""Seconds with a stock in which what was seen fades to 1/e."""
+"""Time with a stock in which the memory fades to 1/e, in seconds."""
 
 SEEN_MIN_S: Final = 0.5
-"""Below so much time with the present stock the first few that come free would look like a flood."""
+"""Shortest time that the rate divides by. In less time the first few freed units would look like a flood."""
 
 RETRY_MS_MIN: Final = 50
 RETRY_MS_MAX: Final = 30_000
-"""Longer waits are not promised to anybody: by then everything may be different."""
+"""Longest delay told to a client. A longer estimate would not hold."""
 
 
 class Stock(enum.Enum):
-    """What a stock twice as large means for the rate."""
+    """How the rate depends on the size of the stock."""
 
     QUEUE = "queue"
-    """Nothing: a queue drains at the pace of those who take from it, however much waits."""
+    """Not at all: a queue drains at the pace of its servers, however long it is."""
     HELD = "held"
-    """Twice the rate: slots, blocks, places come free each by itself, after the time it is held (Little's law). What came
-    free while little was held would promise too little to who finds everything taken."""
+    """Proportionally: slots and blocks are freed independently, each after its holding time (Little's law). The rate seen
+    at a small stock alone would be too low for a client that finds a full one."""
 
 
 class DrainRate:
-    """Units per second. Tell it of every change of the stock: what waits in the queue, or what is held.
+    """Units per second. The owner reports every change of the stock: the queued or the held units.
 
-    Unknown before `freed_min` times something came free and a stock was seen for `seen_min_s`: who refuses work by the rate
-    needs more than who tells a client when to come back.
+    The rate is unknown before `freed_min` frees and `seen_min_s` seconds with a stock. Refusing work by the rate needs more
+    observations than a hint to a client.
     """
 
     __slots__ = (
@@ -51,10 +52,10 @@ class DrainRate:
         """Since when there is a stock."""
         self._now_s = 0.0
         self._freed_total = 0
-        # Weighted by exp(-age / MEMORY_S), an age being time with a stock; as of `_now_s`.
+        # Weighted by exp(-age / MEMORY_S), with the age as time with a stock, up to `_now_s`.
         self._freed = 0.0
         self._stock_s = 0.0
-        """Seconds with a stock; times the stock where each comes free by itself."""
+        """Seconds with a stock, times the stock for Stock.HELD."""
         self._seen_s = 0.0
         """Seconds with a stock."""
 
@@ -62,16 +63,17 @@ class DrainRate:
         return f"DrainRate({self._kind.value}, {self._freed:.3g} freed in {self._stock_s:.3g} s of stock)"
 
     def stock(self, units: float, now_s: float) -> None:
-        """From now on `units` wait, or are held. Idempotent."""
+        """Set the stock to `units` waiting or held. Idempotent."""
         self._pass(now_s)
         if self._stock <= 0:
             self._began_s = now_s
         self._stock = units
 
     def freed(self, units: float, now_s: float) -> None:
-        """`units` of the stock came free.
+        """Record that `units` of the stock were freed.
 
-        What leaves a queue the moment it came tells what was offered, not what can be taken: it does not count.
+        A unit that leaves a queue in the moment of its arrival does not count. It shows the offered rate, not the possible
+        one.
         """
         if self._kind is Stock.QUEUE and (self._stock <= 0 or now_s <= self._began_s):
             return
@@ -80,7 +82,7 @@ class DrainRate:
         self._freed_total += 1
 
     def per_s(self, now_s: float) -> float | None:
-        """Return the units that come free per second of the present stock, at least one; None if nobody can say."""
+        """Return the units freed per second at the present stock, counted as at least one; None if unknown."""
         self._pass(now_s)
         if self._freed_total < self._freed_min or self._seen_s < self._seen_min_s:
             return None
@@ -88,7 +90,7 @@ class DrainRate:
         return self._freed * level / max(self._stock_s, SEEN_MIN_S * level)
 
     def wait_s(self, units: float, now_s: float) -> float | None:
-        """Return the seconds until `units` more are free: 0 without any, infinite if nothing moves, None if unknown."""
+        """Return the seconds until `units` more are free: 0 for 0 units, infinite if the rate is 0, None if unknown."""
         if units <= 0:
             return 0.0
         rate = self.per_s(now_s)
@@ -97,13 +99,13 @@ class DrainRate:
         return units / rate if rate > 0 else math.inf
 
     def retry_ms(self, units: float, now_s: float) -> int:
-        """Return `wait_s` as what a client is told, RETRY_MS_MIN to RETRY_MS_MAX. 0: unknown."""
+        """Return `wait_s` in milliseconds as told to a client, RETRY_MS_MIN to RETRY_MS_MAX. 0: unknown."""
         wait_s = self.wait_s(units, now_s)
         return 0 if wait_s is None else round(min(RETRY_MS_MAX, max(RETRY_MS_MIN, wait_s * 1000)))
 
     @property
     def _level(self) -> float:
-        """How many come free at a time, each at its own pace."""
+        """Number of units that are freed independently."""
         if self._kind is Stock.QUEUE:
             return 1.0 if self._stock > 0 else 0.0
         return max(0.0, self._stock)

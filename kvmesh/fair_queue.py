@@ -1,7 +1,7 @@
-"""Hierarchical fair queuing: callers, and connections inside a caller, share the places in which items are served.
+"""Hierarchical fair queuing: callers, and connections inside a caller, share the slots in which items are served.
 
-Pure. A flow is a caller or a connection of one; a path names the flows of an item from the outermost in. The next item is
-of the flow with the fewest items being served at each level, round robin among equals, first in first out inside a flow.
+Pure. A flow is a caller or a connection of one. A path names the flows of an item from the outermost in. At each level the
+flow with the fewest items in service goes next, round robin among equals. Inside a flow the order is first in, first out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Path = Sequence[Hashable]
 
 
 class Flow(Generic[Item]):
-    """Items of one flow. INVARIANT: `busy` are the inner flows with items being served, `idle` those that only wait."""
+    """Items of one flow. INVARIANT: `busy` are the inner flows with items in service, `idle` those that only wait."""
 
     __slots__ = ("busy", "idle", "inner", "items", "key", "outer", "served", "waiting")
 
@@ -33,11 +33,11 @@ class Flow(Generic[Item]):
 
     @property
     def held(self) -> int:
-        """Return the items that wait or are being served."""
+        """Return the number of items waiting or in service."""
         return self.waiting + self.served
 
     def change(self, waiting: int, served: int) -> None:
-        """Count items in this flow and in the outer ones; an outer flow forgets an empty inner one."""
+        """Count items in this flow and in the outer ones. An outer flow forgets an empty inner one."""
         self.waiting += waiting
         self.served += served
         outer = self.outer
@@ -56,14 +56,14 @@ class Flow(Generic[Item]):
         outer.change(waiting, served)
 
     def next(self) -> Flow[Item]:
-        """Return the inner flow whose turn it is. Some item must wait."""
+        """Return the next inner flow to serve. Some item must wait."""
         if self.idle:
             return next(iter(self.idle))
         return min((each for each in self.busy if each.waiting), key=lambda each: each.served)
 
 
 class FairQueue(Generic[Item]):
-    """Items that wait and items that are being served, by flow."""
+    """Items that wait and items in service, by flow."""
 
     def __init__(self) -> None:
         self._root: Flow[Item] = Flow(None, None)
@@ -75,10 +75,11 @@ class FairQueue(Generic[Item]):
         return not self._flows and not self._root.inner and not self._root.held
 
     def excess(self, path: Path, free: int) -> tuple[int, int] | None:
-        """Return what a flow of `path` holds and the most that it may, if it may hold no more; else None.
+        """Return the items that a flow of `path` holds and the most that it may hold, if it may hold no more; else None.
 
-        Dynamic thresholds (Choudhury and Hahne, 1998): a flow may hold as much as it leaves free, an inner flow as much as
-        its outer flow still may. One flow gets half of all, k flows leave a (k + 1)th part, and a new flow finds room.
+        Dynamic thresholds (Choudhury and Hahne, 1998): a flow may hold as much as it leaves free. An inner flow may hold as
+        much as its outer flow still may. One flow gets half of all, k flows leave a (k + 1)th part, and a new flow finds
+        room.
         """
         flow: Flow[Item] | None = self._root
         for key in path:
@@ -90,7 +91,7 @@ class FairQueue(Generic[Item]):
         return None
 
     def push(self, path: Path, item: Item) -> None:
-        """Let `item` wait."""
+        """Add the waiting `item`."""
         flow = self._root
         for key in path:
             flow = flow.inner.setdefault(key, Flow(key, flow))
@@ -99,7 +100,7 @@ class FairQueue(Generic[Item]):
         flow.change(1, 0)
 
     def serve(self) -> Item | None:
-        """Return the item whose turn it is; None: none waits. It counts as being served until it is removed."""
+        """Return the next item, which counts as in service until it is removed; None if no item waits."""
         flow = self._root
         if not flow.waiting:
             return None
@@ -111,7 +112,7 @@ class FairQueue(Generic[Item]):
         return item
 
     def remove(self, item: Item) -> None:
-        """Forget `item`, if it is not forgotten."""
+        """Forget `item`. Idempotent."""
         flow = self._flows.pop(item, None)
         if flow is None:
             return
@@ -122,7 +123,7 @@ class FairQueue(Generic[Item]):
             flow.change(0, -1)
 
     def served_beside(self, item: Item) -> list[int]:
-        """Return how many items of its flows are being served, the outermost first."""
+        """Return the number of items in service of each flow of `item`, the outermost flow first."""
         return [flow.served for flow in self._outwards(item)][::-1]
 
     def _outwards(self, item: Item) -> Iterator[Flow[Item]]:

@@ -1,21 +1,22 @@
-"""The order in which waiting prompts go on, at the router and at a prefill replica: the shortest first, with ageing. Pure.
+"""The order of waiting prompts at the router and at a prefill replica: shortest job first with aging. Pure.
 
-One rule for both queues, for the router that foresees the replica's, and for the simulator. Of those between whom nothing
-else decides (band, resumed or not, whose turn it is, priority) the one with the smallest `P - AGEING * wait` goes next, of
-equals the one that came first. P: prefill seconds, as predicted when the prompt came. All waits grow at the same pace, so
-`P + AGEING * arrival` gives the same order at any time, and never changes: a heap needs no sorting anew.
+One rule serves both queues, the router's estimate of the replica's queue, and the simulator. It orders the prompts that are
+equal by the rules before it: priority class, resumed, fair queuing, priority. The prompt with the smallest `P - AGING *
+wait` goes next, ties by arrival. P is the prefill time in seconds, as predicted at arrival. All waits grow at the same
+pace. The key `P + AGING * arrival` therefore gives the same order at any time and never changes, so that a heap needs no
+new sorting.
 
-How long one waits. Let r with prediction P come at time a. Of those that come later, o with prediction p, at a', goes
-before r only if p + AGEING * a' < P + AGEING * a, that is within (P - p) / AGEING seconds after r.
-Hence, whatever was predicted and whatever comes:
+Bound on the wait. Let r with prediction P arrive at time a. A later prompt o with prediction p, at a', goes before r only
+if p + AGING * a' < P + AGING * a. This is within (P - p) / AGING seconds after r. Hence, for any predictions and arrivals:
 
-    wait of r <= (what runs at a
-                  + those that wait at a with a smaller key
-                  + those that come in (a, a + P / AGEING) and are shorter by AGEING for each second they are later) / c
+    wait of r <= (work running at a
+                  + waiting work at a with a smaller key
+                  + work that arrives in (a, a + P / AGING), shorter than P by AGING for each second it is later) / c
 
-in seconds these really take; c is the number of prompts the engine runs side by side, and no engine place is free while r
-waits. First come, first served has all that wait at a in the second line and nothing in the third. At the router, which
-lets a prompt go when a replica has little left, the second and third line are who goes before r of its tenant and priority.
+in the seconds that these prompts really take. c is the number of prompts that the engine runs side by side. No slot of the
+engine is free while r waits. With first come, first served the second line has all work waiting at a, and the third line is
+empty. The router releases a prompt when a replica has little left. There the second and third line count the requests
+before r of its tenant and priority.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 AGEING: Final = 0.3
-"""Seconds of its prefill that a second of waiting is worth to a prompt."""
+"""Seconds of prefill time by which a second of waiting lowers the key."""
 
 OrderKey = Callable[[float, float], float]
-"""From the predicted prefill seconds and the time of arrival to what is ordered by, smallest first."""
+"""Returns the order key, smallest first, from the predicted prefill seconds and the arrival time."""
 
 
 def shortest(prefill_s: float, arrived_s: float) -> float:
-    """Shortest first, with ageing."""
+    """Order key of shortest job first with aging."""
     return prefill_s + AGEING * arrived_s
 
 
 def fifo(_prefill_s: float, arrived_s: float) -> float:
-    """First come, first served."""
+    """Order key of first come, first served."""
     return arrived_s
 
 

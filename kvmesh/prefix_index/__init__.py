@@ -1,5 +1,5 @@
-"""The prefix index in Redis: what replicas publish about their KV caches, and how it is written down.
+"""The prefix index in Redis: the published contents of the replicas' KV caches, and their encoding.
 
-Pure: `events` (codec), `translation` (engine events to mesh hashes), `block_log` (the cache it knows). Shell: `publisher`.
-The mirror that reads it is the router's.
+Pure: `events` (codec), `translation` (engine events to mesh hashes), `block_log` (the known cache). Shell: `publisher`. The
+router reads it into its local index (services/router/index).
 """

@@ -1,7 +1,7 @@
-"""The blocks of one cache in the order they were told, which can be read in parts while it changes.
+"""The blocks of one cache in the order of the engine's events, which can be read in parts while it changes.
 
-Pure. Nothing takes long, however many blocks there are: places are kept in shards, because one big dict stalls for 100 ms
-when it grows or goes, and gaps are closed a few at a time.
+Pure. No operation takes long, however many blocks there are. Positions are sharded, because one large dict stalls for 100
+ms when it grows or is freed. Gaps are compacted a few at a time.
 """
 
 from __future__ import annotations
@@ -15,51 +15,51 @@ PART_BLOCKS: Final = 8192
 """Blocks that are read at once: about 0.3 ms."""
 
 SHARDS: Final = 1021
-"""A prime number: hashes of an engine may have any stride."""
+"""A prime number, because the hashes of an engine may have any stride."""
 
 STEP_BLOCKS: Final = 8
-"""Blocks moved for each one that goes, while there are gaps to close."""
+"""Blocks scanned for each removed block during a compaction."""
 
 _KEY: Final = (1 << 64) - 1
 _GONE: Final = 0
 
 
 class BlockLog:
-    """Mesh hashes by the engine's hashes. A log of both with gaps, where blocks went, and the place of each block in it."""
+    """Mesh hashes by the engine's hashes: a log of both, with gaps for removed blocks, and each block's position."""
 
     def __init__(self) -> None:
         self._hashes = array("Q")
-        """Mesh hashes; _GONE in a gap."""
+        """Mesh hashes; _GAP in a gap."""
         self._keys = array("Q")
         """The engine's hashes, as unsigned 64-bit numbers."""
         self._places: list[dict[int, int]] = _shards()
         self._old_places: list[dict[int, int]] = []
-        """Of blocks that were forgotten, and are given back a shard at a time."""
+        """Shards of forgotten blocks, freed one at a time."""
         self._count = 0
         self._read_at = self._read_end = 0
-        """What of the log is still to be read."""
+        """The part of the log that a snapshot has still to read."""
         self._gone_late: dict[int, list[int]] = {}
-        """Places that become gaps when they have been read, by the number of the part."""
+        """Positions that become gaps once they have been read, by the number of the part."""
         self._closed = self._looked = 0
-        """Gaps are being closed: there is none before `_closed`, and nothing but gaps from there to `_looked`."""
+        """State of a compaction: no gap before `_compacted`, and only gaps from there to `_scanned`."""
 
     def __len__(self) -> int:
-        """Blocks in it."""
+        """Return the number of blocks."""
         return self._count
 
     @property
     def size(self) -> int:
-        """Places it takes, with the gaps."""
+        """Positions in the log, gaps included."""
         return len(self._hashes)
 
     def get(self, engine_hash: int) -> int | None:
-        """Return the mesh hash of a block; None if it is not there."""
+        """Return the mesh hash of a block; None if it is absent."""
         key = engine_hash & _KEY
         at = self._places[key % SHARDS].get(key)
         return None if at is None else self._hashes[at]
 
     def put(self, engine_hash: int, mesh_hash: int) -> None:
-        """Add a block behind the others; one that is there with the same hash stays where it is."""
+        """Append a block. A block that is present with the same hash stays where it is."""
         key = engine_hash & _KEY
         places = self._places[key % SHARDS]
         known = places.get(key)
@@ -68,16 +68,14 @@ class BlockLog:
                 return
             self._bury(known)
         places[key] = len(self._hashes)
-        self._hashes.append(
-            mesh_hash or 1
-        )  # a hash of 0, one in 2^64, is not found: it says that there is a gap
+        self._hashes.append(mesh_hash or 1)  # 0 marks a gap, so a hash of 0, one in 2^64, is not found
         self._keys.append(key)
         self._count += 1
         if self._old_places:
             self._old_places.pop()
 
     def pop(self, engine_hash: int) -> int | None:
-        """Remove a block and return its mesh hash; None if it is not there."""
+        """Remove a block and return its mesh hash; None if it is absent."""
         key = engine_hash & _KEY
         at = self._places[key % SHARDS].pop(key, None)
         if at is None:
@@ -89,7 +87,7 @@ class BlockLog:
         return mesh_hash
 
     def clear(self) -> None:
-        """Forget all blocks. Who reads them finds no more."""
+        """Forget all blocks. A snapshot in progress ends."""
         self._old_places, self._places = self._places, _shards()
         self._hashes, self._keys, self._count = array("Q"), array("Q"), 0
         self._read_at = self._read_end = 0
@@ -98,12 +96,11 @@ class BlockLog:
 
     @contextmanager
     def frozen(self) -> Iterator[Iterator[bytes]]:
-        """Yield the content of this moment, 8 bytes per block, in parts of up to PART_BLOCKS: some may be empty.
+        """Yield the content of this moment, 8 bytes per block, in parts of up to PART_BLOCKS; some may be empty.
 
-        It stays what it was as long as the block lasts, whatever changes between two parts, unless all is forgotten. One
-        reader at a time.
+        Inside the `with` block the content does not change, unless `clear` is called. One reader at a time.
         """
-        assert not self._read_end, "somebody else reads"
+        assert not self._read_end, "another snapshot is being read"
         self._read_at, self._read_end = 0, len(self._hashes)
         try:
             yield self._parts()
@@ -132,7 +129,7 @@ class BlockLog:
             self._hashes[at] = _GONE
 
     def _close_gaps(self) -> None:
-        """Move the next few blocks down, in order; at the end the log is as long as it must be."""
+        """Move the next few blocks down, in order. At the end the log has no gaps."""
         hashes, keys = self._hashes, self._keys
         for at in range(self._looked, min(self._looked + STEP_BLOCKS, len(hashes))):
             mesh_hash = hashes[at]

@@ -6,7 +6,8 @@ Pure. Any bytes decode to a value or raise EventError. All numbers are little-en
     snapshot  "KVS1" replica:text epoch:text seq:u64 stream:u64 sub:u64 count:u32 count * hash:u64
     text      length:u8 UTF-8
 
-Batches of one replica and epoch form a chain: `after` is the `seq` of the batch before, so a reader sees what it missed.
+Batches of one replica and epoch form a chain: `after` is the `seq` of the batch before. A reader thus detects missing
+batches.
 """
 
 from __future__ import annotations
@@ -29,30 +30,30 @@ _SNAPSHOT: Final = b"KVS1"
 
 
 class EventError(ValueError):
-    """The bytes are no batch or snapshot of ours; says what is wrong."""
+    """The bytes are no valid batch or snapshot; the text says what is wrong."""
 
 
 class Op(IntEnum):
-    """What a batch tells."""
+    """The kind of a batch."""
 
     STORED = 1
     """The blocks can be reused now."""
     REMOVED = 2
     """The blocks are gone."""
     SNAPSHOT = 3
-    """No change: a snapshot was written, of some moment before; after `seq` the cache has `block_count` blocks."""
+    """No change. A snapshot of an earlier moment was written. After `seq` the cache has `block_count` blocks."""
 
 
 class Batch(NamedTuple):
-    """Some consecutive events of one replica's cache."""
+    """Consecutive events of one replica's cache."""
 
     replica: str
     epoch: str
-    """Boot id of the engine: another one means an empty cache before it."""
+    """Boot id of the engine. The cache of a new epoch starts empty."""
     after: int
     """`seq` of the batch before, in the same epoch."""
     seq: int
-    """Engine's id of the last event in it. Above `after`; may be equal in a SNAPSHOT."""
+    """The engine's id of the last event in the batch. Above `after`; may be equal in a SNAPSHOT."""
     op: Op
     hashes: tuple[int, ...]
     block_count: int = 0
@@ -60,7 +61,7 @@ class Batch(NamedTuple):
 
 
 class SnapshotHead(NamedTuple):
-    """What stands in front of the blocks of a snapshot. No two snapshots of a replica have the same."""
+    """The head of a snapshot, in front of its blocks. No two snapshots of a replica have the same head."""
 
     replica: str
     epoch: str
@@ -78,18 +79,18 @@ class Snapshot(NamedTuple):
     epoch: str
     seq: int
     stream_id: tuple[int, int]
-    """Entry of the stream behind which every later event of the replica is."""
+    """Stream entry that precedes every later event of the replica."""
     packed: bytes
-    """8 bytes per block, parents before children wherever the engine told them so."""
+    """8 bytes per block, parents before children in the order of the engine's events."""
 
     @property
     def block_count(self) -> int:
-        """Blocks in it."""
+        """Number of blocks."""
         return len(self.packed) // 8
 
     @property
     def head(self) -> SnapshotHead:
-        """What is written in front of it."""
+        """The head of the snapshot."""
         size = (
             len(_SNAPSHOT)
             + 2
@@ -140,7 +141,7 @@ def decode_batch(data: bytes) -> Batch:
     if seq < after or (seq == after and op is not Op.SNAPSHOT):
         raise EventError(f"batch.seq of {replica} is {seq}; above {after} is allowed")
     if op is Op.SNAPSHOT and packed:
-        raise EventError(f"batch of {replica} tells of a snapshot and of {count} changes")
+        raise EventError(f"batch of {replica} announces a snapshot and has {count} changes")
     return Batch(replica, epoch, after, seq, op, blocks.unpack(packed), block_count)
 
 
@@ -152,7 +153,7 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
 def encode_snapshot_head(
     replica: str, epoch: str, seq: int, stream_id: tuple[int, int], block_count: int
 ) -> bytes:
-    """Return what stands in front of the 8 bytes per block. Raises EventError for a field outside its range."""
+    """Return the head of a snapshot as bytes. Raises EventError for a field outside its range."""
     try:
         numbers = _SNAPSHOT_NUMBERS.pack(seq, *stream_id, block_count)
     except struct.error as error:
@@ -184,7 +185,7 @@ def parse_stream_id(text: bytes) -> tuple[int, int]:
 
 
 def format_stream_id(stream_id: tuple[int, int]) -> str:
-    """Return `stream_id` as Redis writes it."""
+    """Return `stream_id` in the form of Redis."""
     return f"{stream_id[0]}-{stream_id[1]}"
 
 

@@ -1,8 +1,8 @@
-"""Publishes one replica's cache: batches of events to a Redis stream, now and then a snapshot.
+"""Publishes one replica's cache: batches of events to a Redis stream, and a snapshot now and then.
 
-A shell around `translation`. `{mesh}:kv` is the stream of all replicas; `{mesh}:snap:<replica>` the last snapshot, and
-`{mesh}:snap-next:<replica>:<process>` one that is being written, in parts, so that a large one stalls neither this loop
-nor Redis. What cannot be written is not kept: a fresh snapshot takes its place when Redis is back.
+A shell around `translation`. `{mesh}:kv` is the stream of all replicas, and `{mesh}:snap:<replica>` the last snapshot.
+`{mesh}:snap-next:<replica>:<process>` is a snapshot in writing. It is written in parts, so that a large one stalls neither
+this event loop nor Redis. Events that cannot be written are dropped. A new snapshot replaces them when Redis is back.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ log = logging.getLogger(__name__)
 FLUSH_BLOCKS = 64
 FLUSH_S = 0.005
 FLUSH_ENTRIES_MAX = 256
-"""Entries sent at once, about 2 ms, and PART_BLOCKS in them. More wait after Redis was slow."""
+"""Entries sent at once, about 2 ms, with at most PART_BLOCKS blocks. More wait after Redis was slow."""
 
 BUFFER_BLOCKS_MAX = 65_536
-"""Blocks that wait while Redis is slow; beyond it they are dropped and a snapshot is written instead."""
+"""Blocks that wait while Redis is slow. Beyond this they are dropped and a snapshot is written instead."""
 
 RETENTION_INTERVALS = 4
-"""Snapshot intervals the stream reaches back; readers rely on 3."""
+"""Retention of the stream in snapshot intervals; readers rely on 3."""
 
 SNAPSHOT_LIFE_INTERVALS = 100
-"""A snapshot nobody renews is forgotten after this many intervals, or a day."""
+"""A snapshot that is not renewed expires after this many intervals, or a day."""
 
 NEXT_LIFE_S = 60
-"""A snapshot that is being written and gets no more parts is forgotten after this."""
+"""A snapshot in writing that gets no more parts expires after this."""
 
 SETTLE_S = 2.0
-"""A snapshot is written again this long after a takeover of the name: the last holder may have written one meanwhile."""
+"""A snapshot is written again this long after a takeover of the name. The last holder may have written one meanwhile."""
 
 AWAY_PAUSE_S = 0.2
 CLOSE_S = 2.0
 
 
 class Publisher:
-    """Feed it the engine's event messages; it owns nothing of the engine. Owned by who calls `run`; `close` after that."""
+    """Takes the engine's event messages. It runs as long as its owner's `run`; `close` comes after that."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Publisher:
         self._pending: list[Batch] = []
         self._pending_blocks = 0
         self._told_seq: int = 0
-        """`seq` of the last batch that was made: the next one's `after`."""
+        """`seq` of the last batch, which is `after` of the next one."""
         self._is_snapshot_due = False
         self._snapshot_at_s = float("-inf")
         self._settle_at_s = float("inf")
@@ -97,7 +97,7 @@ class Publisher:
     def on_engine_message(self, message: Mapping[str, Any]) -> None:
         """Take one decoded message of the engine's `kv_events`: first a snapshot, then event batches.
 
-        Raises EngineEventError when a message is missing or wrong: end the subscription and open another.
+        Raises EngineEventError when a message is missing or wrong. The caller then ends the subscription and opens another.
         """
         try:
             changes = self._cache.apply(message)
@@ -106,7 +106,7 @@ class Publisher:
             raise
         if changes is None:
             self._drop_pending()
-            # Readers that know less, or another epoch, see that they miss something.
+            # Readers at an earlier `seq`, or in another epoch, detect that they miss events.
             self._told_seq = self._cache.seq
         else:
             for op, hashes, seq in changes:
@@ -122,11 +122,11 @@ class Publisher:
             self._plenty.set()
 
     def mute(self) -> None:
-        """Publish nothing from now on: another process has the name, and routers follow one cache for each name."""
+        """Stop publishing. Another process has the name, and routers follow one cache for each name."""
         self._audible.clear()
 
     def unmute(self) -> None:
-        """The process has the name, for the first time or again: publish, from a snapshot on if it was mute."""
+        """Start publishing, because the process has the name. After a mute, a snapshot comes first."""
         self._settle_at_s = self._clock.now_s() + SETTLE_S
         if not self._audible.is_set():
             self._drop_pending()
@@ -150,7 +150,8 @@ class Publisher:
                 await self._flush()
 
     async def close(self) -> None:
-        """Write a last snapshot, for a router that starts later, and what waits. Never raises, takes at most CLOSE_S."""
+        """Write a last snapshot, for a router that starts later, and the waiting events. Never raises, takes at most
+        CLOSE_S."""
         if not self._cache.epoch or not self._audible.is_set():
             return
         try:
@@ -180,7 +181,7 @@ class Publisher:
 
     def _needs_snapshot(self) -> bool:
         if self._redis.break_total != self._breaks_seen:
-            return True  # Redis may have forgotten both stream and snapshot
+            return True  # Redis may have lost both stream and snapshot
         now_s = self._clock.now_s()
         if now_s >= self._settle_at_s:
             self._settle_at_s = float("inf")
@@ -188,13 +189,13 @@ class Publisher:
         return self._is_snapshot_due or now_s >= self._snapshot_at_s + self._interval_s
 
     def _drop_pending(self) -> None:
-        """Give up what waits: readers must take a snapshot instead."""
+        """Drop the waiting events. Readers must load a snapshot instead."""
         self.dropped_block_total += self._pending_blocks
         self._pending, self._pending_blocks = [], 0
         self._is_snapshot_due = True
 
     def _take_pending(self) -> list[Command]:
-        """Return the first of what waits as commands, as much as may be sent at once."""
+        """Return the first waiting batches as commands, as many as may be sent at once."""
         count = block_count = 0
         for batch in self._pending[:FLUSH_ENTRIES_MAX]:
             if count and block_count + len(batch.hashes) > PART_BLOCKS:
@@ -214,17 +215,17 @@ class Publisher:
             self._plenty.set()
 
     async def _write_snapshot(self) -> None:
-        """Write what the cache holds now, then one entry in the stream that says so.
+        """Write the present content of the cache, then a stream entry that announces the snapshot.
 
-        Given up if events are dropped meanwhile. Other events go to the stream between the parts, but wait where readers
-        miss what was dropped before them: they could do nothing but load the old snapshot.
+        The snapshot is given up if events are dropped meanwhile. Other events go to the stream between the parts. After a
+        drop they wait until the snapshot is written. Readers could only reload the old snapshot at them.
         """
         breaks = self._redis.break_total
         last = await self._redis.execute("XREVRANGE", self._stream, "+", "-", "COUNT", 1)
         stream_id = events.parse_stream_id(last[0][0]) if last else (0, 0)
         if not self._cache.epoch:
             return
-        # The content of this moment, whatever comes: every later event is told behind `stream_id`.
+        # The snapshot has the content of this moment. Every later event is in the stream behind `stream_id`.
         is_gap, self._is_snapshot_due = self._is_snapshot_due, False
         note = self._note()
         head = (self._replica, self._cache.epoch, self._cache.seq, stream_id, self._cache.block_count)
@@ -265,28 +266,28 @@ class Publisher:
         self.snapshot_total += 1
 
     def _put(self, data: bytearray, size: int) -> list[Command]:
-        """Return what makes a snapshot visible: `data`, or the `size` bytes that are written."""
+        """Return the commands that make a snapshot visible: `data`, or the `size` bytes already written."""
         if not size:
             return [("SET", self._snapshot_key, bytes(data), "EX", self._life_s)]
         return [("RENAME", self._next_key, self._snapshot_key), ("EXPIRE", self._snapshot_key, self._life_s)]
 
     @property
     def _life_s(self) -> int:
-        """How long the snapshot, and the stream beside it, outlive their last writer."""
+        """Lifetime of the snapshot and the stream after their last write, in seconds."""
         return min(86_400, max(60, int(self._interval_s * SNAPSHOT_LIFE_INTERVALS)))
 
     async def _append(self, data: bytearray, size: int, *, with_events: bool) -> int:
-        """Write `data` behind the `size` bytes of the snapshot that nobody reads yet; return what it has then."""
+        """Append `data` to the `size` bytes of the snapshot in writing. Return its new size."""
         commands = self._take_pending() if with_events else []
         command: Command = ("APPEND", self._next_key, bytes(data))
         if not size:
             command = ("SET", self._next_key, bytes(data))
         answers = await self._redis.pipeline([*commands, command, ("EXPIRE", self._next_key, NEXT_LIFE_S)])
         if size and answers[-2] != size + len(data):
-            self._drop_pending()  # Redis has lost the parts before
+            self._drop_pending()  # Redis has lost the earlier parts
         return size + len(data)
 
     def _note(self) -> Batch:
-        """Return the batch that tells of a snapshot, and how many blocks there are now. The next one may follow it."""
+        """Return the batch that announces a snapshot, with the present number of blocks. The next batch may follow it."""
         seq, count = self._cache.seq, self._cache.block_count
         return Batch(self._replica, self._cache.epoch, self._told_seq, seq, Op.SNAPSHOT, (), count)

@@ -1,8 +1,9 @@
-"""Up to where the stream of cache events may be trimmed. Pure.
+"""Decides up to which entry the stream of cache events may be trimmed. Pure.
 
-Entries carry the time of Redis. While that stands still, after a clock that ran ahead was put right, no entry grows old by
-it, and the stream would grow by hours of events. What was the last entry when we looked `keep_s` ago is old by our own
-clock, and so is all before: whatever the clock of Redis does, the stream reaches back twice as far and two looks at most.
+Entries carry the time of Redis. If the clock of Redis was ahead and is corrected, its time stands still for a while. Then
+no entry ages by it, and the stream would grow by hours of events. The entry that was last `keep_s` ago is therefore old by
+the local clock too, and so are all entries before it. For any clock of Redis, the stream reaches back at most twice as far
+plus two calls.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ StreamId = tuple[int, int]
 
 
 class Retention:
-    """Keeps all that is younger than `keep_s` by both clocks. Ask more often than that."""
+    """Keeps all entries younger than `keep_s` by both clocks. INVARIANT: calls are less than `keep_s` apart."""
 
     def __init__(self, keep_s: float) -> None:
         self._keep_s = keep_s
@@ -20,7 +21,7 @@ class Retention:
         self._old: StreamId = (0, 0)
 
     def oldest(self, last: StreamId, now_s: float) -> StreamId:
-        """Return the first id that may still be needed. `last`: of the last entry now, (0, 0) if there is none."""
+        """Return the first id that may still be needed. `last`: id of the last entry now, (0, 0) if there is none."""
         if last < self._marked:  # a new Redis, which counts from less
             self._marked, self._marked_s, self._old = last, now_s, (0, 0)
         elif now_s - self._marked_s >= self._keep_s:

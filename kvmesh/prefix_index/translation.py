@@ -1,7 +1,7 @@
-"""An engine's cache events, told in the mesh's block hashes.
+"""Translates an engine's cache events to the mesh's block hashes.
 
-Pure. Engines hash blocks in their own way; the mesh needs one hash that frontends compute too. So every stored block is
-hashed again from its tokens and its parent, and the pair is kept until the block is removed.
+Pure. Engines hash blocks in their own way. The mesh needs one hash, which frontends compute too. Every stored block is
+therefore hashed again from its tokens and its parent. The pair of hashes is kept until the block is removed.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from kvmesh.prefix_index.block_log import BlockLog
 from kvmesh.prefix_index.events import Op
 
 CHANGE_BLOCKS = 1024
-"""Events of one kind are told together up to about this many blocks, so that no reader stalls on one batch."""
+"""Events of one kind are merged up to about this many blocks, so that no reader stalls on one batch."""
 
 
 class EngineEventError(ValueError):
-    """The engine's messages contradict themselves, or one is missing: subscribe again, which starts with a snapshot."""
+    """The engine's messages contradict each other, or one is missing. A new subscription starts with a snapshot."""
 
 
 class Change(NamedTuple):
@@ -35,7 +35,7 @@ class Change(NamedTuple):
 class Translation:
     """The content of one engine's cache as mesh hashes.
 
-    Invariant: `seq` is the engine's id of the last event that is in `_log`, once `epoch` is set.
+    INVARIANT: `seq` is the engine's id of the last event that is in `_log`, once `epoch` is set.
     """
 
     def __init__(self, block_tokens: int, salt: str) -> None:
@@ -46,7 +46,7 @@ class Translation:
         self._root = blocks.root_hash(salt)
         self._log = BlockLog()
         self._next_part = ("", 0, 0)
-        """Boot id, event id and number of the part that goes on with a snapshot; no boot id: none does."""
+        """Boot id, event id and number of the next part of a snapshot; an empty boot id: none is expected."""
 
     @property
     def block_count(self) -> int:
@@ -54,14 +54,14 @@ class Translation:
         return len(self._log)
 
     def frozen(self) -> AbstractContextManager[Iterator[bytes]]:
-        """Return the mesh hashes of this moment in parts, in the order the engine told them: see BlockLog."""
+        """Return the mesh hashes of this moment in parts, in the order of the engine's events: see BlockLog."""
         return self._log.frozen()
 
     def apply(self, message: Mapping[str, Any]) -> list[Change] | None:
-        """Take one message of the engine's event stream.
+        """Apply one message of the engine's event stream.
 
-        Returns the changes in order, or None when everything is new (the message was a snapshot).
-        Raises EngineEventError; then the content is unknown until the next snapshot.
+        Returns the changes in order, or None after a snapshot, which replaces everything. Raises EngineEventError; then the
+        content is unknown until the next snapshot.
         """
         try:
             if "snapshot" in message:
@@ -76,7 +76,7 @@ class Translation:
             raise EngineEventError(f"the engine's event message cannot be read: {error!r}") from error
 
     def _restart(self, message: Mapping[str, Any]) -> None:
-        """Take a snapshot, or one part of it; the content is unknown until the last one."""
+        """Apply a snapshot, or one part of it. The content is unknown until the last part."""
         boot_id, event_id = str(message["boot_id"]), int(message["event_id"])
         part = int(message.get("part", 0))
         if part == 0:
