@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-AGEING: Final = 0.3
+AGING: Final = 0.3
 """Seconds of prefill time by which a second of waiting lowers the key."""
 
 OrderKey = Callable[[float, float], float]
@@ -33,7 +33,7 @@ OrderKey = Callable[[float, float], float]
 
 def shortest(prefill_s: float, arrived_s: float) -> float:
     """Order key of shortest job first with aging."""
-    return prefill_s + AGEING * arrived_s
+    return prefill_s + AGING * arrived_s
 
 
 def fifo(_prefill_s: float, arrived_s: float) -> float:

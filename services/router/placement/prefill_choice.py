@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import Final
 
-from kvmesh.queue_order import AGEING, OrderKey, fifo
+from kvmesh.queue_order import AGING, OrderKey, fifo
 from services.router.placement.backlog import UTILISATION_S, Backlog, Key, Work
 from services.router.placement.collision_risk import CollisionRisk
 from services.router.placement.displaced_demand import DisplacedDemand
@@ -120,7 +120,7 @@ class PrefillChoice:
             self._look(allowed, now_s)
         has_held = len(held.ends_s) > 0
         waiting_here, dispatch_ahead_s = view.waiting_requests, self._dispatch_ahead_s
-        excused_ahead_s = dispatch_ahead_s + AGEING * request.waited_s
+        excused_ahead_s = dispatch_ahead_s + AGING * request.waited_s
         congestion_weight = (backlog.waiting_s / typical_s + waiting_here) / len(view.prefill)
         if congestion_weight > CONGESTION_WEIGHT_MAX:
             congestion_weight = CONGESTION_WEIGHT_MAX

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from kvmesh.queue_order import AGEING, ORDERS
+from kvmesh.queue_order import AGING, ORDERS
 from services.prefill.queue import FLOOR_EVERY, PrefillQueue
 from services.prefill.slot import PrefillSlot, PrefillSubmission
 
@@ -85,7 +85,7 @@ def test_bands_go_first_then_resumed_then_priority_then_first_come() -> None:
 
 
 def test_of_a_tenant_the_shortest_goes_first_until_others_have_waited() -> None:
-    """A second of waiting is worth AGEING seconds of prefill; resumed ones go by the same rule among themselves."""
+    """A second of waiting is worth AGING seconds of prefill; resumed ones go by the same rule among themselves."""
     queue = PrefillQueue(16)
     for one in (
         slot("long", expected_s=2.0),
@@ -199,7 +199,7 @@ class Twin:
     def length(self, one: PrefillSlot, now_s: float) -> float:
         """What the wait leaves of a prompt's length."""
         waited_s = now_s - one.submitted.submitted_s
-        return -waited_s if self.is_fifo else one.submitted.expected_s - AGEING * waited_s
+        return -waited_s if self.is_fifo else one.submitted.expected_s - AGING * waited_s
 
     def rank(self, entry: tuple[int, PrefillSlot], now_s: float) -> tuple[float, ...]:
         arrival, one = entry

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from kvmesh.queue_order import AGEING, fifo, shortest
+from kvmesh.queue_order import AGING, fifo, shortest
 from services.prefill.queue import FLOOR_EVERY, PrefillQueue
 from services.prefill.slot import PrefillSlot
 from tests.unit.overtaking import overtaken_s
@@ -46,7 +46,7 @@ class Run:
         return later_s <= overtaken_s(
             other.one.submitted.expected_s, self.one.submitted.expected_s
         ) + EPSILON and (
-            self.one.submitted.expected_s + AGEING * later_s <= other.one.submitted.expected_s + EPSILON
+            self.one.submitted.expected_s + AGING * later_s <= other.one.submitted.expected_s + EPSILON
         )
 
 

@@ -7,7 +7,7 @@ import pytest
 from kvmesh import blocks
 from kvmesh.attach.frames import FrameError, pack_ids
 from kvmesh.attach.v1 import attach_pb2 as pb
-from kvmesh.queue_order import AGEING, ORDERS
+from kvmesh.queue_order import AGING, ORDERS
 from services.router.queue.queue_delay import QueueDelay
 from tests.unit.router.desk import A, Desk
 
@@ -149,7 +149,7 @@ def test_a_prompt_that_does_not_fit_goes_when_its_time_has_come() -> None:
     (long,) = [item for item in desk.relay.holdings.items if item.submitted.token_count == 4000]
     (short,) = desk.policy.backlog.of("prefill-0")
     assert not short.started_s and short.prefill_s < 0.02
-    held_s = (desk.policy.costs.estimate_s(4000, 4000) + short.prefill_s - 0.02) / AGEING
+    held_s = (desk.policy.costs.estimate_s(4000, 4000) + short.prefill_s - 0.02) / AGING
     desk.wait(0.9 * held_s)
     assert long.routing.released_s == 0.0
     desk.wait(0.2 * held_s)

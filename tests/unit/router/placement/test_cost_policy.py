@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvmesh.queue_order import AGEING
+from kvmesh.queue_order import AGING
 from services.router.index.local_index import LocalPrefixIndex
 from services.router.placement.cost_policy import RECHECK_S, CostPolicy
 from services.router.placement.decode_choice import HANDOFF_S, DecodeChoice
@@ -145,10 +145,10 @@ def test_who_has_waited_long_goes_where_it_does_not_fit(seed: int) -> None:
     asked = request(9, rng.randint(1, 50) * 1000)
     prefill_s = policy.costs.estimate_s(asked.token_count, asked.token_count)
     went = []
-    for waited_s in sorted(rng.uniform(0.0, prefill_s / AGEING + 5.0) for _ in range(40)):
+    for waited_s in sorted(rng.uniform(0.0, prefill_s / AGING + 5.0) for _ in range(40)):
         answer = policy.place(replace(asked, waited_s=waited_s), view_of(1, waiting=3), 0.0)
         went.append(isinstance(answer, Placement))
-        assert went[-1] == (waiting_s + max(0.0, prefill_s - AGEING * waited_s) <= 1.0), waited_s
+        assert went[-1] == (waiting_s + max(0.0, prefill_s - AGING * waited_s) <= 1.0), waited_s
     assert went == sorted(went), "it may go, and later it may not"
     last = policy.place(replace(asked, waited_s=overtaken_s(prefill_s)), view_of(1, waiting=3), 0.0)
     assert isinstance(last, Placement) == (waiting_s <= 1.0)
