@@ -64,7 +64,7 @@ class DrainRate:
 
     def stock(self, units: float, now_s: float) -> None:
         """Set the stock to `units` waiting or held. Idempotent."""
-        self._pass(now_s)
+        self._advance(now_s)
         if self._stock <= 0:
             self._began_s = now_s
         self._stock = units
@@ -77,13 +77,13 @@ class DrainRate:
         """
         if self._kind is Stock.QUEUE and (self._stock <= 0 or now_s <= self._began_s):
             return
-        self._pass(now_s)
+        self._advance(now_s)
         self._freed += units
         self._freed_total += 1
 
     def per_s(self, now_s: float) -> float | None:
         """Return the units freed per second at the present stock, counted as at least one; None if unknown."""
-        self._pass(now_s)
+        self._advance(now_s)
         if self._freed_total < self._freed_min or self._seen_s < self._seen_min_s:
             return None
         level = self._level or 1.0
@@ -110,14 +110,14 @@ class DrainRate:
             return 1.0 if self._stock > 0 else 0.0
         return max(0.0, self._stock)
 
-    def _pass(self, now_s: float) -> None:
-        passed_s = now_s - self._now_s
-        if passed_s <= 0:
+    def _advance(self, now_s: float) -> None:
+        elapsed_s = now_s - self._now_s
+        if elapsed_s <= 0:
             return
         self._now_s = now_s
         level = self._level
         if level:
-            factor = math.exp(-passed_s / MEMORY_S)
+            factor = math.exp(-elapsed_s / MEMORY_S)
             seen_s = MEMORY_S * (1 - factor)
             self._freed *= factor
             self._stock_s = self._stock_s * factor + level * seen_s
