@@ -95,7 +95,7 @@ class BlockLog:
         self._compacted = self._scanned = 0
 
     @contextmanager
-    def frozen(self) -> Iterator[Iterator[bytes]]:
+    def snapshot(self) -> Iterator[Iterator[bytes]]:
         """Yield the content of this moment, 8 bytes per block, in parts of up to PART_BLOCKS; some may be empty.
 
         Inside the `with` block the content does not change, unless `clear` is called. One reader at a time.

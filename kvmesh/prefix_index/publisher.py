@@ -230,7 +230,7 @@ class Publisher:
         note = self._note()
         head = (self._replica, self._cache.epoch, self._cache.seq, stream_id, self._cache.block_count)
         data, size = bytearray(events.encode_snapshot_head(*head)), 0
-        with self._cache.frozen() as parts:
+        with self._cache.snapshot() as parts:
             for part in parts:
                 data += part
                 if len(data) >= 8 * PART_BLOCKS:

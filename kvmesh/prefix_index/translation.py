@@ -53,9 +53,9 @@ class Translation:
         """Blocks in the cache."""
         return len(self._log)
 
-    def frozen(self) -> AbstractContextManager[Iterator[bytes]]:
+    def snapshot(self) -> AbstractContextManager[Iterator[bytes]]:
         """Return the mesh hashes of this moment in parts, in the order of the engine's events: see BlockLog."""
-        return self._log.frozen()
+        return self._log.snapshot()
 
     def apply(self, message: Mapping[str, Any]) -> list[Change] | None:
         """Apply one message of the engine's event stream.

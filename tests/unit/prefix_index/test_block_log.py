@@ -46,7 +46,7 @@ def test_a_reader_sees_one_moment_whatever_happens(seed: int, monkeypatch: pytes
             change()
         wanted, found, is_forgotten, steps = tuple(twin.values()), list[int](), False, rng.randrange(30)
         with ExitStack() as stack:
-            parts = stack.enter_context(log.frozen())
+            parts = stack.enter_context(log.snapshot())
             for part in parts:
                 assert len(part) <= 8 * part_blocks
                 found += blocks.unpack(part)
@@ -58,7 +58,7 @@ def test_a_reader_sees_one_moment_whatever_happens(seed: int, monkeypatch: pytes
                 seen += not is_forgotten
                 assert is_forgotten or tuple(found) == wanted, f"{seed=}"
         assert tuple(found) == wanted[: len(found)], f"{seed=}"
-        with log.frozen() as parts:
+        with log.snapshot() as parts:
             assert [one for part in parts for one in blocks.unpack(part)] == list(twin.values()), f"{seed=}"
     assert seen
     assert all(log.get(key) == twin.get(key) for key in keys)
@@ -86,7 +86,7 @@ def test_what_goes_while_a_reader_is_behind_is_settled_part_by_part() -> None:
     log = BlockLog()
     for key in range(3 * PART_BLOCKS):
         log.put(key, key + 1)
-    with log.frozen() as parts:
+    with log.snapshot() as parts:
         next(parts)
         for key in range(3 * PART_BLOCKS):
             log.pop(key)

@@ -80,7 +80,7 @@ class FakeEngine:
 
 
 def content(translation: Translation) -> set[int]:
-    with translation.frozen() as parts:
+    with translation.snapshot() as parts:
         return {value for part in parts for value in blocks.unpack(part)}
 
 
