@@ -36,16 +36,16 @@ BUFFER_BLOCKS_MAX = 65_536
 RETENTION_INTERVALS = 4
 """Retention of the stream in snapshot intervals; readers rely on 3."""
 
-SNAPSHOT_LIFE_INTERVALS = 100
+SNAPSHOT_TTL_INTERVALS = 100
 """A snapshot that is not renewed expires after this many intervals, or a day."""
 
-NEXT_LIFE_S = 60
+NEXT_TTL_S = 60
 """A snapshot in writing that gets no more parts expires after this."""
 
 SETTLE_S = 2.0
 """A snapshot is written again this long after a takeover of the name. The last holder may have written one meanwhile."""
 
-AWAY_PAUSE_S = 0.2
+OUTAGE_PAUSE_S = 0.2
 CLOSE_S = 2.0
 
 
@@ -78,7 +78,7 @@ class Publisher:
         self._cache = Translation(block_tokens, salt)
         self._pending: list[Batch] = []
         self._pending_blocks = 0
-        self._told_seq: int = 0
+        self._last_seq: int = 0
         """`seq` of the last batch, which is `after` of the next one."""
         self._is_snapshot_due = False
         self._snapshot_at_s = float("-inf")
@@ -86,8 +86,8 @@ class Publisher:
         self._audible = asyncio.Event()
         self._audible.set()
         self._breaks_seen = redis.break_total
-        self._news = asyncio.Event()
-        self._plenty = asyncio.Event()
+        self._wakeup = asyncio.Event()
+        self._flush_now = asyncio.Event()
 
     @property
     def block_count(self) -> int:
@@ -107,19 +107,19 @@ class Publisher:
         if changes is None:
             self._drop_pending()
             # Readers at an earlier `seq`, or in another epoch, detect that they miss events.
-            self._told_seq = self._cache.seq
+            self._last_seq = self._cache.seq
         else:
             for op, hashes, seq in changes:
-                batch = Batch(self._replica, self._cache.epoch, self._told_seq, seq, op, tuple(hashes))
+                batch = Batch(self._replica, self._cache.epoch, self._last_seq, seq, op, tuple(hashes))
                 self._pending.append(batch)
                 self._pending_blocks += len(hashes)
-                self._told_seq = seq
+                self._last_seq = seq
             if self._pending_blocks > BUFFER_BLOCKS_MAX:
                 self._drop_pending()
         if self._pending or self._is_snapshot_due:
-            self._news.set()
+            self._wakeup.set()
         if self._is_snapshot_due or self._pending_blocks >= FLUSH_BLOCKS:
-            self._plenty.set()
+            self._flush_now.set()
 
     def mute(self) -> None:
         """Stop publishing. Another process has the name, and routers follow one cache for each name."""
@@ -131,12 +131,12 @@ class Publisher:
         if not self._audible.is_set():
             self._drop_pending()
             self._audible.set()
-            self._news.set()
-            self._plenty.set()
+            self._wakeup.set()
+            self._flush_now.set()
 
     async def run(self) -> None:
         """Publish until cancelled. No answer of Redis ends it."""
-        await persist(self._publish, "kv-publisher", pause_s=AWAY_PAUSE_S, on_failure=self._drop_pending)
+        await persist(self._publish, "kv-publisher", pause_s=OUTAGE_PAUSE_S, on_failure=self._drop_pending)
 
     async def _publish(self) -> None:
         while True:
@@ -171,13 +171,13 @@ class Publisher:
             due_s = max(0.0, min(due_s, next_s - self._clock.now_s()))
         with suppress(TimeoutError):
             async with asyncio.timeout(due_s):
-                await self._news.wait()
-        if self._news.is_set():
+                await self._wakeup.wait()
+        if self._wakeup.is_set():
             with suppress(TimeoutError):
                 async with asyncio.timeout(FLUSH_S):
-                    await self._plenty.wait()
-        self._news.clear()
-        self._plenty.clear()
+                    await self._flush_now.wait()
+        self._wakeup.clear()
+        self._flush_now.clear()
 
     def _needs_snapshot(self) -> bool:
         if self._redis.break_total != self._breaks_seen:
@@ -211,8 +211,8 @@ class Publisher:
     async def _flush(self) -> None:
         await self._redis.pipeline(self._take_pending())
         if self._pending:
-            self._news.set()
-            self._plenty.set()
+            self._wakeup.set()
+            self._flush_now.set()
 
     async def _write_snapshot(self) -> None:
         """Write the present content of the cache, then a stream entry that announces the snapshot.
@@ -227,7 +227,7 @@ class Publisher:
             return
         # The snapshot has the content of this moment. Every later event is in the stream behind `stream_id`.
         is_gap, self._is_snapshot_due = self._is_snapshot_due, False
-        note = self._note()
+        note = self._snapshot_batch()
         head = (self._replica, self._cache.epoch, self._cache.seq, stream_id, self._cache.block_count)
         data, size = bytearray(events.encode_snapshot_head(*head)), 0
         with self._cache.snapshot() as parts:
@@ -252,15 +252,15 @@ class Publisher:
                 if self._is_snapshot_due:
                     return
                 told = self._take_pending()
-            note = self._note()
+            note = self._snapshot_batch()
         commands = [*self._put(data, size), *told]
         oldest = self._retention.oldest(stream_id, self._clock.now_s())
         trimmed = ("XADD", self._stream, "MINID", "~", events.format_stream_id(oldest), "*")
         commands.append((*trimmed, events.FIELD, events.encode_batch(note)))
-        commands.append(("EXPIRE", self._stream, self._life_s))
+        commands.append(("EXPIRE", self._stream, self._ttl_s))
         await self._redis.pipeline(commands, atomic=True)
         if self._pending:
-            self._news.set()
+            self._wakeup.set()
         self._breaks_seen = breaks
         self._snapshot_at_s = self._clock.now_s()
         self.snapshot_total += 1
@@ -268,13 +268,13 @@ class Publisher:
     def _put(self, data: bytearray, size: int) -> list[Command]:
         """Return the commands that make a snapshot visible: `data`, or the `size` bytes already written."""
         if not size:
-            return [("SET", self._snapshot_key, bytes(data), "EX", self._life_s)]
-        return [("RENAME", self._next_key, self._snapshot_key), ("EXPIRE", self._snapshot_key, self._life_s)]
+            return [("SET", self._snapshot_key, bytes(data), "EX", self._ttl_s)]
+        return [("RENAME", self._next_key, self._snapshot_key), ("EXPIRE", self._snapshot_key, self._ttl_s)]
 
     @property
-    def _life_s(self) -> int:
+    def _ttl_s(self) -> int:
         """Lifetime of the snapshot and the stream after their last write, in seconds."""
-        return min(86_400, max(60, int(self._interval_s * SNAPSHOT_LIFE_INTERVALS)))
+        return min(86_400, max(60, int(self._interval_s * SNAPSHOT_TTL_INTERVALS)))
 
     async def _append(self, data: bytearray, size: int, *, with_events: bool) -> int:
         """Append `data` to the `size` bytes of the snapshot in writing. Return its new size."""
@@ -282,12 +282,12 @@ class Publisher:
         command: Command = ("APPEND", self._next_key, bytes(data))
         if not size:
             command = ("SET", self._next_key, bytes(data))
-        answers = await self._redis.pipeline([*commands, command, ("EXPIRE", self._next_key, NEXT_LIFE_S)])
+        answers = await self._redis.pipeline([*commands, command, ("EXPIRE", self._next_key, NEXT_TTL_S)])
         if size and answers[-2] != size + len(data):
             self._drop_pending()  # Redis has lost the earlier parts
         return size + len(data)
 
-    def _note(self) -> Batch:
+    def _snapshot_batch(self) -> Batch:
         """Return the batch that announces a snapshot, with the present number of blocks. The next batch may follow it."""
         seq, count = self._cache.seq, self._cache.block_count
-        return Batch(self._replica, self._cache.epoch, self._told_seq, seq, Op.SNAPSHOT, (), count)
+        return Batch(self._replica, self._cache.epoch, self._last_seq, seq, Op.SNAPSHOT, (), count)
