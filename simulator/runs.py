@@ -16,7 +16,7 @@ from simulator.measures import Measures, measure
 from simulator.pooled import Pooled, bound, capacity_of, pool, scale_for
 from simulator.rivals.seen import Given
 from simulator.servers import Order
-from simulator.simulation import Absence, Cluster, Simulation
+from simulator.simulation import Cluster, Outage, Simulation
 from simulator.trace import Trace
 from simulator.workload import Workload, workload
 
@@ -53,7 +53,7 @@ class Row:
     cost: Cost = COSTS["8b"]
     slowness: float = 1.0
     """Times as long as at the others that a prompt takes at the first replica."""
-    away_s: float = 0.0
+    outage_s: float = 0.0
     """Above 0: replicas restart, one after the other, and each is away for so long; the minute after each is judged."""
 
     def capacity(self, load: Workload) -> int:
@@ -99,7 +99,7 @@ class Replay:
         if policy == BOUND:
             ttft_s, busy_s = bound(load, pooled, scale, row.replicas)
             return measure(load, row.cost, ttft_s, pooled.hit_blocks, busy_s, pooled.work_s, span_s)
-        absences = restarts(row.replicas, row.away_s, span_s)
+        outages = restarts(row.replicas, row.outage_s, span_s)
         cluster = Cluster(
             row.replicas,
             row.capacity(load),
@@ -108,7 +108,7 @@ class Replay:
             row.delay_s,
             row.loss,
             row.slowness,
-            absences,
+            outages,
         )
         given = Given(
             cluster.names(),
@@ -134,26 +134,26 @@ class Replay:
             outcome.busy_s,
             pooled.work_s,
             span_s,
-            _counted(load, scale, absences),
+            _counted(load, scale, outages),
         )
 
 
-def restarts(replicas: int, away_s: float, span_s: float) -> list[Absence]:
-    """Return when which replicas are away, spread over `span_s`; none if `away_s` is 0."""
-    if not away_s:
+def restarts(replicas: int, outage_s: float, span_s: float) -> list[Outage]:
+    """Return when which replicas are away, spread over `span_s`; none if `outage_s` is 0."""
+    if not outage_s:
         return []
     return [
-        Absence((1 + index) % replicas, share * span_s, share * span_s + away_s)
+        Outage((1 + index) % replicas, share * span_s, share * span_s + outage_s)
         for index, share in enumerate(RESTARTS)
     ]
 
 
-def _counted(load: Workload, scale: float, absences: Sequence[Absence]) -> list[int] | None:
+def _counted(load: Workload, scale: float, outages: Sequence[Outage]) -> list[int] | None:
     """Return the requests that come in the minute after an absence; None if there was none."""
-    if not absences:
+    if not outages:
         return None
     return [
         index
         for index, at_s in enumerate(load.arrivals_s)
-        if any(0 <= at_s * scale - one.until_s < AFTER_S for one in absences)
+        if any(0 <= at_s * scale - one.until_s < AFTER_S for one in outages)
     ]

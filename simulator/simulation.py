@@ -57,7 +57,7 @@ class LocalIndexed(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Absence:
+class Outage:
     """A replica is lost with its queue and its cache, and comes back empty."""
 
     replica: int
@@ -80,7 +80,7 @@ class Cluster:
     """Share of the news of cached blocks that one router never hears."""
     slowness: float = 1.0
     """Times as long as at the others that a prompt takes at the first replica."""
-    absences: Sequence[Absence] = ()
+    outages: Sequence[Outage] = ()
 
     def names(self) -> list[str]:
         """Return the replicas' names."""
@@ -152,9 +152,9 @@ class Simulation:
             heap.append((at_s * scale, index, self._arrive, (index,)))
         heapq.heapify(heap)
         self._made = len(heap)
-        for absence in self._cluster.absences:
-            self._at(absence.from_s, self._leave, absence.replica)
-            self._at(absence.until_s, self._return, absence.replica)
+        for outage in self._cluster.outages:
+            self._at(outage.from_s, self._leave, outage.replica)
+            self._at(outage.until_s, self._return, outage.replica)
         while heap:
             self._now_s, _, act, arguments = heapq.heappop(heap)
             act(*arguments)

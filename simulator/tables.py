@@ -148,6 +148,6 @@ def row_dict(row: Row) -> dict[str, Any]:
         "dispatch_ahead_s": None if math.isinf(ahead) else ahead,
         "copies": row.copies,
         "slowness": row.slowness,
-        "away_s": row.away_s,
+        "away_s": row.outage_s,
         "cost": {"name": row.cost.name, "c0_s": row.cost.c0_s, "a_s": row.cost.a_s, "b_s": row.cost.b_s},
     }

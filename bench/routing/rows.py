@@ -59,7 +59,7 @@ class Case:
         )
         if row.slowness != 1:
             name += f", one {row.slowness:g} times as slow"
-        if row.away_s:
+        if row.outage_s:
             name += f", after restarts of {row.away_s:g} s"
         return name
 
@@ -95,14 +95,14 @@ def _case(
     stale: bool = False,
     hold: bool = False,
     slowness: float = 1.0,
-    away_s: float = 0.0,
+    outage_s: float = 0.0,
 ) -> Case:
     row = Row(replicas, load, cache, order=order, copies=LARGE_COPIES if replicas >= LARGE else 1)
     if stale:
         row = replace(row, delay_s=STALE["delay_s"], loss=STALE["loss"], routers=int(STALE["routers"]))
     if hold:
         row = replace(row, dispatch_ahead_s=AHEAD_S)
-    row = replace(row, slowness=slowness, away_s=away_s)
+    row = replace(row, slowness=slowness, outage_s=outage_s)
     return Case(trace, row)
 
 
@@ -159,9 +159,9 @@ def fault_rows() -> list[Case]:
         _case("conv", 8, 0.7, 0.3, shortest, slowness=2.0),
         _case("tool", 8, 0.7, 0.3, shortest, hold=True, slowness=2.0),
         _case("mixed", 8, 0.7, 0.3, shortest, hold=True, slowness=2.0),
-        *(_case(trace, 8, 0.7, 0.3, shortest, hold=True, away_s=2.0) for trace in TRACES),
-        *(_case(trace, 8, 0.7, 0.3, shortest, hold=True, away_s=30.0) for trace in TRACES),
-        _case("conv", 8, 0.85, 0.3, shortest, away_s=30.0),
+        *(_case(trace, 8, 0.7, 0.3, shortest, hold=True, outage_s=2.0) for trace in TRACES),
+        *(_case(trace, 8, 0.7, 0.3, shortest, hold=True, outage_s=30.0) for trace in TRACES),
+        _case("conv", 8, 0.85, 0.3, shortest, outage_s=30.0),
     ]
 
 

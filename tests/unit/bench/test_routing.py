@@ -98,8 +98,8 @@ def test_rows_with_faults_are_judged_by_five_seeds() -> None:
     cases, rows = fault_rows(), [case.row for case in fault_rows()]
     assert {case.trace for case in cases} == set(TRACES) == {*GRID_TRACES, "mixed"}
     assert any(row.slowness == 2 and row.replicas == 8 for row in rows)
-    assert {(case.trace, case.row.away_s) for case in cases if case.row.away_s} == {
-        (trace, away_s) for trace in TRACES for away_s in (2.0, 30.0)
+    assert {(case.trace, case.row.outage_s) for case in cases if case.row.outage_s} == {
+        (trace, outage_s) for trace in TRACES for outage_s in (2.0, 30.0)
     }
     assert len({case.name for case in tails()}) == len(tails()) == 15 + len(cases)
     assert not set(cases) & set(full())

@@ -32,7 +32,7 @@ from simulator.pooled import bound, capacity_of, pool, scale_for
 from simulator.processes import Runner, Task
 from simulator.runs import BOUND, Replay, Row
 from simulator.servers import Order
-from simulator.simulation import Absence, Cluster, Outcome, Simulation
+from simulator.simulation import Outage, Cluster, Outcome, Simulation
 from simulator.workload import Workload, workload
 from tests.unit.overtaking import overtaken_s
 from tests.unit.simulator import small
@@ -244,13 +244,13 @@ def test_a_lost_replica_loses_its_queue_and_its_cache_and_returns_empty() -> Non
     Their times count from the first arrival. The replica is used again.
     """
     load = by_hand([0.0, 1.0, 20.0], [4000, 4000, 4000])
-    away = Absence(0, 2.0, 10.0)
+    away = Outage(0, 2.0, 10.0)
     policy = Watcher(random.Random(0), 0.0)
     places = iter([0, 0, 1, 1, 0])
     policy.place = lambda request, view, now_s: (  # type: ignore[method-assign]
         Placement(f"prefill-{next(places)}", view.decode[0].name, 0, 4.0, 4.0)
     )
-    outcome, _ = run(load, Cluster(2, 100, FLAT, absences=[away]), [policy])
+    outcome, _ = run(load, Cluster(2, 100, FLAT, outages=[away]), [policy])
     assert outcome.ttft_s == pytest.approx([2.0 + 4.0, 1.0 + 4.0 + 4.0, 4.0])
     assert outcome.busy_s == pytest.approx([2.0 + 4.0, 8.0])
     gone = [event for event in policy.told if isinstance(event, ReplicaGone)]
@@ -265,7 +265,7 @@ def test_every_policy_goes_on_through_restarts(policy: str) -> None:
 
     News is exact or late, and requests are held back or not.
     """
-    row = Row(3, 0.8, 0.3, order=Order.SHORTEST, away_s=5.0, dispatch_ahead_s=1.0)
+    row = Row(3, 0.8, 0.3, order=Order.SHORTEST, outage_s=5.0, dispatch_ahead_s=1.0)
     replay = Replay(small.trace(4))
     for one in (row, replace(row, routers=2, delay_s=0.1, loss=0.1)):
         assert 0 < replay.run(one, policy, 1).mean_s < float("inf")
