@@ -27,7 +27,7 @@ from simulator.options import BadOption
 from simulator.plan import Compared, Plan
 from simulator.processes import Runner
 from simulator.runs import BOUND, Row
-from simulator.servers import Order
+from simulator.servers import ServiceOrder
 from simulator.trace import BLOCK_TOKENS, Trace, TraceError, read
 
 DEFAULT_POLICIES: Final = f"kvmesh,llm-d,preble,dynamo,sglang,least-outstanding,round-robin,{BOUND}"
@@ -36,7 +36,7 @@ DEFAULT_COST: Final = "8b"
 DEFAULT_SHARE: Final = ".3"
 DEFAULT_SIZES: Final = "16GiB,64GiB,256GiB"
 DEFAULTS: Final = MeshConfig()
-DEFAULT_ORDER: Final = Order(DEFAULTS.prefill.queue_order)
+DEFAULT_ORDER: Final = ServiceOrder(DEFAULTS.prefill.queue_order)
 COST_OF: Final = "--cost-of"
 SVG: Final = ".svg"
 PIPE_COLUMNS: Final = 110
@@ -83,7 +83,9 @@ def replay(
             "pooled cache, first come first served."
         ),
     ] = DEFAULT_POLICIES,
-    order: Annotated[Order, typer.Option(help="In which a replica serves what waits there.")] = DEFAULT_ORDER,
+    order: Annotated[
+        ServiceOrder, typer.Option(help="In which a replica serves what waits there.")
+    ] = DEFAULT_ORDER,
     cost: Annotated[
         str | None,
         typer.Option(

@@ -15,7 +15,7 @@ from simulator.cost import COSTS, Cost
 from simulator.measures import Measures, measure
 from simulator.pooled import Pooled, bound, capacity_of, pool, scale_for
 from simulator.rivals.seen import Given
-from simulator.servers import Order
+from simulator.servers import ServiceOrder
 from simulator.simulation import Cluster, Outage, Simulation
 from simulator.trace import Trace
 from simulator.workload import Workload, workload
@@ -42,7 +42,7 @@ class Row:
     """Share of the trace's unique blocks that all caches together hold, if `cache_blocks` is 0."""
     cache_blocks: int = 0
     """Blocks per replica."""
-    order: Order = Order.FIFO
+    order: ServiceOrder = ServiceOrder.FIFO
     routers: int = 1
     delay_s: float = 0.0
     loss: float = 0.0

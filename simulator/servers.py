@@ -9,7 +9,7 @@ from kvmesh.queue_order import ORDERS
 from simulator.lru import BlockCache
 
 
-class Order(StrEnum):
+class ServiceOrder(StrEnum):
     """Who is served next."""
 
     FIFO = "fifo"
@@ -20,7 +20,7 @@ class Order(StrEnum):
 class Server:
     """One replica. What runs is not interrupted."""
 
-    def __init__(self, capacity: float, order: Order) -> None:
+    def __init__(self, capacity: float, order: ServiceOrder) -> None:
         self.cache = BlockCache(capacity)
         self.running: int | None = None
         """Index of the request."""

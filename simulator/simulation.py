@@ -37,7 +37,7 @@ from services.router.queue.queue_item import Ticket
 from services.router.queue.release_queue import ReleaseQueue
 from simulator.cost import Cost
 from simulator.queued_request import QueuedRequest
-from simulator.servers import Order, Server
+from simulator.servers import Server, ServiceOrder
 from simulator.workload import Workload
 
 OUTPUT_TOKENS_MAX: Final = 1
@@ -73,7 +73,7 @@ class Cluster:
     capacity: float
     """Blocks of cache per replica."""
     cost: Cost
-    order: Order = Order.FIFO
+    order: ServiceOrder = ServiceOrder.FIFO
     delay_s: float = 0.0
     """Until a router hears of what it did not do itself."""
     loss: float = 0.0

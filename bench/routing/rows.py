@@ -12,7 +12,7 @@ from typing import Final
 from simulator.catalogue import POLICIES
 from simulator.processes import Task
 from simulator.runs import BOUND, Row
-from simulator.servers import Order
+from simulator.servers import ServiceOrder
 
 GRID_TRACES: Final = ("conv", "tool")
 TRACES: Final = {"conv": "conversation_head", "tool": "toolagent_like_dev", "mixed": "mixed_lengths"}
@@ -90,7 +90,7 @@ def _case(
     replicas: int,
     load: float,
     cache: float,
-    order: Order,
+    order: ServiceOrder,
     *,
     stale: bool = False,
     hold: bool = False,
@@ -115,7 +115,7 @@ def full() -> list[Case]:
             GRID_TRACES,
             (0.05, 0.3, 1.0),
             (0.5, 0.7, 0.85),
-            Order,
+            ServiceOrder,
             (False, True),
             (False, True),
         )
@@ -129,11 +129,11 @@ def sampled_rows() -> list[Case]:
 
 def chosen_rows() -> list[Case]:
     """Return a row of every kind."""
-    fifo, shortest = Order.FIFO, Order.SHORTEST
+    fifo, shortest = ServiceOrder.FIFO, ServiceOrder.SHORTEST
     return [
         *(
             _case(trace, 8, load, 0.3, order)
-            for order in Order
+            for order in ServiceOrder
             for trace in GRID_TRACES
             for load in (0.7, 0.85)
         ),
@@ -149,7 +149,7 @@ def chosen_rows() -> list[Case]:
 
 def fault_rows() -> list[Case]:
     """Return rows outside the grid: a third trace, a slow replica, restarts."""
-    fifo, shortest = Order.FIFO, Order.SHORTEST
+    fifo, shortest = ServiceOrder.FIFO, ServiceOrder.SHORTEST
     return [
         _case("mixed", 8, 0.7, 0.3, shortest),
         _case("mixed", 8, 0.85, 0.3, shortest),

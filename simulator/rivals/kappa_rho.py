@@ -19,7 +19,7 @@ from typing import Final
 from kvmesh.queue_order import ORDERS
 from services.router.placement.policy import Dispatched, ReplicaState
 from simulator.rivals.seen import Asked, Given, Rival
-from simulator.servers import Order
+from simulator.servers import ServiceOrder
 
 KAPPA_MAX: Final = 8.0
 TYPICAL_START_S: Final = 0.3
@@ -58,7 +58,7 @@ class KappaRho(Rival):
     def __init__(self, given: Given) -> None:
         super().__init__(given)
         self._key = ORDERS[given.order.value]
-        self._weighs_saved = given.order is Order.FIFO
+        self._weighs_saved = given.order is ServiceOrder.FIFO
         self._typical_s = TYPICAL_START_S
         self._work = {name: _Fading(WORK_MEMORY_S) for name in given.names}
         self._saved = {name: _Fading(SAVED_MEMORY_S) for name in given.names}

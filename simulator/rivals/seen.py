@@ -23,7 +23,7 @@ from services.router.placement.policy import (
     Stored,
 )
 from simulator.cost import Cost
-from simulator.servers import Order
+from simulator.servers import ServiceOrder
 
 TIE: Final = 1e-12
 
@@ -41,7 +41,7 @@ class Given:
     rng: random.Random
     router: str = "router-0"
     dispatch_ahead_s: float = float("inf")
-    order: Order = Order.FIFO
+    order: ServiceOrder = ServiceOrder.FIFO
     """In which the replicas serve."""
 
 

@@ -31,7 +31,7 @@ from simulator.lru import BlockCache
 from simulator.pooled import bound, capacity_of, pool, scale_for
 from simulator.processes import Runner, Task
 from simulator.runs import BOUND, Replay, Row
-from simulator.servers import Order
+from simulator.servers import ServiceOrder
 from simulator.simulation import Outage, Cluster, Outcome, Simulation
 from simulator.workload import Workload, workload
 from tests.unit.overtaking import overtaken_s
@@ -100,8 +100,8 @@ class OneAtATime(Watcher):
         return token_count, FLAT.seconds(token_count, token_count)
 
 
-@pytest.mark.parametrize("order", list(Order))
-def test_held_requests_go_in_the_order_of_the_router(order: Order) -> None:
+@pytest.mark.parametrize("order", list(ServiceOrder))
+def test_held_requests_go_in_the_order_of_the_router(order: ServiceOrder) -> None:
     """Held requests are dispatched in the router's order: shortest first with aging, or first in, first out.
 
     The replica's own order does not matter, since nothing waits there.
@@ -117,7 +117,7 @@ def test_held_requests_go_in_the_order_of_the_router(order: Order) -> None:
         later = [other for other, _ in sent[place + 1 :] if scaled[other] < at_s]
         assert all(keys[index] <= keys[other] for other in later)
         overtaken += any(scaled[other] < scaled[index] for other in later)
-    assert (overtaken > 5) is (order is Order.SHORTEST), overtaken
+    assert (overtaken > 5) is (order is ServiceOrder.SHORTEST), overtaken
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -129,7 +129,7 @@ def test_every_request_starts_and_ends_once(seed: int) -> None:
         rng.randint(1, 5),
         rng.randint(61, 400),
         COSTS["8b"],
-        rng.choice(list(Order)),
+        rng.choice(list(ServiceOrder)),
         delay_s=rng.choice([0.0, 0.01, 0.5]),
         loss=rng.choice([0.0, 0.3]),
     )
@@ -191,9 +191,9 @@ def by_hand(arrivals_s: list[float], tokens: list[int]) -> Workload:
 
 
 @pytest.mark.parametrize(
-    ("order", "ttft"), [(Order.FIFO, [4.0, 6.9, 7.3]), (Order.SHORTEST, [4.0, 7.4, 4.3])]
+    ("order", "ttft"), [(ServiceOrder.FIFO, [4.0, 6.9, 7.3]), (ServiceOrder.SHORTEST, [4.0, 7.4, 4.3])]
 )
-def test_queues_by_hand(order: Order, ttft: list[float]) -> None:
+def test_queues_by_hand(order: ServiceOrder, ttft: list[float]) -> None:
     """The times to first token on one replica equal those computed by hand.
 
     A prompt of 4 s runs while prompts of 3 s and 0.5 s wait. The shortest goes first, or last.
@@ -265,7 +265,7 @@ def test_every_policy_goes_on_through_restarts(policy: str) -> None:
 
     News is exact or late, and requests are held back or not.
     """
-    row = Row(3, 0.8, 0.3, order=Order.SHORTEST, outage_s=5.0, dispatch_ahead_s=1.0)
+    row = Row(3, 0.8, 0.3, order=ServiceOrder.SHORTEST, outage_s=5.0, dispatch_ahead_s=1.0)
     replay = Replay(small.trace(4))
     for one in (row, replace(row, routers=2, delay_s=0.1, loss=0.1)):
         assert 0 < replay.run(one, policy, 1).mean_s < float("inf")
@@ -322,7 +322,9 @@ def test_one_queue_is_a_bound_by_hand() -> None:
 @pytest.mark.parametrize("policy", [*POLICIES, BOUND])
 def test_a_run_is_the_same_again(policy: str) -> None:
     """Row, policy and seed determine the run; another seed gives another run."""
-    row = Row(3, 0.8, 0.3, order=Order.SHORTEST, routers=2, delay_s=0.05, loss=0.1, dispatch_ahead_s=1.0)
+    row = Row(
+        3, 0.8, 0.3, order=ServiceOrder.SHORTEST, routers=2, delay_s=0.05, loss=0.1, dispatch_ahead_s=1.0
+    )
     first = Replay(small.trace(4)).run(row, policy, 1)
     again = Replay(small.trace(4))
     again.run(replace(row, replicas=2), policy, 2)
@@ -378,7 +380,7 @@ def test_a_long_prompt_goes_though_more_short_ones_come_than_can_be_served(route
     tokens = [3000 if index == long else 100 for index in range(len(arrivals_s))]
     hashes = [tuple(rng.getrandbits(64) for _ in range(count // 100)) for count in tokens]
     load = Workload(arrivals_s, tokens, hashes, [1.0] * len(tokens), 0, 30, 100)
-    cluster = Cluster(4, 1e9, FLAT, Order.SHORTEST, 0.002)
+    cluster = Cluster(4, 1e9, FLAT, ServiceOrder.SHORTEST, 0.002)
     policies = []
     for router in range(routers):
         local_index = LocalPrefixIndex()
