@@ -88,7 +88,7 @@ class Cluster:
 
 
 @dataclass(frozen=True, slots=True)
-class Began(Started):
+class StartedWithHit(Started):
     """A start, and how many blocks were found in cache: more than a router is told today."""
 
     cached_blocks: int = 0
@@ -278,7 +278,7 @@ class Simulation:
         finished: Finished | None,
         stored: Stored | None,
         removed: Removed | None,
-        began: Began | None,
+        started: StartedWithHit | None,
     ) -> None:
         """All routers hear of one moment at a replica; each may miss what it says of the cache."""
         self._news -= 1
@@ -293,8 +293,8 @@ class Simulation:
                 policy.observe(stored)
             if removed is not None and not (loss and rng.random() < loss):
                 policy.observe(removed)
-            if began is not None:
-                policy.observe(began)
+            if started is not None:
+                policy.observe(started)
             self._pump(router)
 
     def _tell(
@@ -303,12 +303,12 @@ class Simulation:
         finished: Finished | None,
         stored: Stored | None,
         removed: Removed | None,
-        began: Began | None,
+        started: StartedWithHit | None,
     ) -> None:
         self._news += 1
         life = self._servers[replica].lives
         at_s = self._now_s + self._cluster.delay_s
-        self._at(at_s, self._hear, replica, life, finished, stored, removed, began)
+        self._at(at_s, self._hear, replica, life, finished, stored, removed, started)
 
     # Replicas
 
@@ -322,7 +322,7 @@ class Simulation:
             expected_s = self._seconds(index, server.cache.depth(self._load.hashes[index]))
         server.push(index, expected_s, self._now_s)
 
-    def _start(self, replica: int, index: int) -> Began:
+    def _start(self, replica: int, index: int) -> StartedWithHit:
         server, now_s = self._servers[replica], self._now_s
         depth = server.cache.depth(self._load.hashes[index])
         seconds = self._seconds(index, depth) * self._load.noise[index]
@@ -333,7 +333,7 @@ class Simulation:
         server.ends_s = now_s + seconds
         self._news += 1
         self._at(server.ends_s, self._finish, replica, server.lives, index, seconds)
-        return Began(self._router_of[index % len(self._policies)], self._ids[index], now_s, depth)
+        return StartedWithHit(self._router_of[index % len(self._policies)], self._ids[index], now_s, depth)
 
     def _finish(self, replica: int, life: int, index: int, seconds: float) -> None:
         server, load, now_s = self._servers[replica], self._load, self._now_s
@@ -355,10 +355,10 @@ class Simulation:
             Hit(cached, load.tokens[index] - cached, depth, seconds),
         )
         server.running = None
-        began = self._start(replica, server.pop()) if len(server) else None
+        started = self._start(replica, server.pop()) if len(server) else None
         stored = Stored(name, added) if added else None
         removed = Removed(name, gone) if gone else None
-        self._tell(replica, finished, stored, removed, began)
+        self._tell(replica, finished, stored, removed, started)
 
     def _leave(self, replica: int) -> None:
         """It is lost: all routers know at once, and place what it had again."""

@@ -22,7 +22,7 @@ from services.router.placement.policy import (
 from simulator.catalogue import POLICIES
 from simulator.cost import Cost
 from simulator.rivals.seen import Given, Rival
-from simulator.simulation import Began
+from simulator.simulation import StartedWithHit
 
 NAMES = ["a", "b", "c"]
 BLOCK = 512
@@ -65,7 +65,7 @@ class Scene:
         event = Dispatched("router-0", request_id, name, hashes, seconds, self.now_s, self.now_s + 1e9)
         self.policy.observe(event)
         if starts:
-            self.policy.observe(Began("router-0", request_id, self.now_s))
+            self.policy.observe(StartedWithHit("router-0", request_id, self.now_s))
         return request_id
 
 
@@ -239,7 +239,7 @@ def test_ttft_counts_the_remaining_work_of_running_prompts() -> None:
     scene.send("b", fresh(2))
     request_id = scene.send("a", fresh(10))
     assert scene.where() == {"b"}
-    scene.policy.observe(Began("router-0", request_id, 0.0, cached_blocks=9))
+    scene.policy.observe(StartedWithHit("router-0", request_id, 0.0, cached_blocks=9))
     assert scene.where() == {"a"}
     scene = Scene("ttft", ["a", "b"])
     scene.send("a", fresh(10), starts=True)
