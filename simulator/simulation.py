@@ -103,7 +103,7 @@ class Outcome:
     replica: list[int] = field(default_factory=list)
     busy_s: list[float] = field(default_factory=list)
     """By replica."""
-    held: int = 0
+    queued: int = 0
     """Requests that waited at a router first."""
 
 
@@ -140,7 +140,7 @@ class Simulation:
         self._wake_s = [float("inf")] * len(policies)
         self._heap: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
         self._made = 0
-        self._news = 0
+        self._pending_events = 0
         """Ends of prompts to come, and news on its way."""
         self._now_s = 0.0
         self.outcome = Outcome([0.0] * count, [0] * count, [-1] * count)
@@ -153,8 +153,8 @@ class Simulation:
         heapq.heapify(heap)
         self._made = len(heap)
         for outage in self._cluster.outages:
-            self._at(outage.from_s, self._leave, outage.replica)
-            self._at(outage.until_s, self._return, outage.replica)
+            self._at(outage.from_s, self._lose_replica, outage.replica)
+            self._at(outage.until_s, self._restore_replica, outage.replica)
         while heap:
             self._now_s, _, act, arguments = heapq.heappop(heap)
             act(*arguments)
@@ -179,16 +179,16 @@ class Simulation:
         submitted = Submission(
             self._ids[index], 1, self._now_s, token_count=tokens, output_tokens_max=OUTPUT_TOKENS_MAX
         )
-        held = QueuedRequest(index, submitted, Ticket(work, self._order(seconds, self._now_s)))
-        queue.add(held)
-        self._pump(router)
-        self.outcome.held += bool(held.ticket.number)
+        queued = QueuedRequest(index, submitted, Ticket(work, self._order(seconds, self._now_s)))
+        queue.add(queued)
+        self._dispatch_queued(router)
+        self.outcome.queued += bool(queued.ticket.number)
 
     def _wake(self, router: int) -> None:
         self._wake_s[router] = float("inf")
-        self._pump(router)
+        self._dispatch_queued(router)
 
-    def _pump(self, router: int) -> None:
+    def _dispatch_queued(self, router: int) -> None:
         """Let go who may go, as the router's own pump does.
 
         While anything is to be heard of, it is heard of soon enough: nobody asks again before.
@@ -199,28 +199,28 @@ class Simulation:
         if now_s < self._not_before_s[router]:
             self._wake_by(router, self._not_before_s[router])
             return
-        is_anyone_gone = False
+        is_any_gone = False
         while len(queue):
-            again_s, has_gone = self._pass(router)
+            again_s, has_gone = self._dispatch_heads(router)
             if not has_gone:
-                if not self._news:
+                if not self._pending_events:
                     self._wake_by(router, max(again_s, now_s + PUMP_PAUSE_S))
                 break
-            is_anyone_gone = True
-        if not is_anyone_gone:
+            is_any_gone = True
+        if not is_any_gone:
             self._not_before_s[router] = now_s + PUMP_PAUSE_S
 
-    def _pump_all(self) -> None:
+    def _dispatch_all(self) -> None:
         for router in range(len(self._policies)):
-            self._pump(router)
+            self._dispatch_queued(router)
 
-    def _pass(self, router: int) -> tuple[float, bool]:
+    def _dispatch_heads(self, router: int) -> tuple[float, bool]:
         """Try the heads of the queue; return when to ask again, and whether one of them went."""
         queue, again_s, has_gone = self._queues[router], float("inf"), False
-        for held in queue.heads():
-            until_s = self._try(router, held.index)
+        for queued in queue.heads():
+            until_s = self._try(router, queued.index)
             if until_s is None:
-                queue.release(held, held.ticket.work)
+                queue.release(queued, queued.ticket.work)
                 has_gone = True
             else:
                 again_s = min(again_s, until_s)
@@ -248,7 +248,7 @@ class Simulation:
             return answer.until_s
         assert answer.prefill is not None, "decode's own prefill is not simulated"
         expires_s = now_s + DISPATCH_LIFE_S + 10 * answer.prefill_s
-        told = Dispatched(
+        dispatched = Dispatched(
             self._router_of[router],
             self._ids[index],
             answer.prefill,
@@ -260,18 +260,18 @@ class Simulation:
             request.token_count,
             heard_s=now_s + self._cluster.delay_s,
         )
-        self._policies[router].observe(told)
+        self._policies[router].observe(dispatched)
         if len(self._policies) > 1:
-            self._at(now_s + self._cluster.delay_s, self._hear_dispatch, router, told)
+            self._at(now_s + self._cluster.delay_s, self._deliver_dispatch, router, dispatched)
         self._submit(self._index[answer.prefill], index, answer.prefill_s)
         return None
 
-    def _hear_dispatch(self, by: int, told: Dispatched) -> None:
+    def _deliver_dispatch(self, by: int, dispatched: Dispatched) -> None:
         for router, policy in enumerate(self._policies):
             if router != by:
-                policy.observe(told)
+                policy.observe(dispatched)
 
-    def _hear(
+    def _deliver(
         self,
         replica: int,
         life: int,
@@ -281,9 +281,9 @@ class Simulation:
         started: StartedWithHit | None,
     ) -> None:
         """All routers hear of one moment at a replica; each may miss what it says of the cache."""
-        self._news -= 1
+        self._pending_events -= 1
         if self._servers[replica].lives != life:  # lost since, and all that it had
-            self._pump_all()
+            self._dispatch_all()
             return
         loss, rng = self._cluster.loss, self._rng
         for router, policy in enumerate(self._policies):
@@ -295,9 +295,9 @@ class Simulation:
                 policy.observe(removed)
             if started is not None:
                 policy.observe(started)
-            self._pump(router)
+            self._dispatch_queued(router)
 
-    def _tell(
+    def _publish(
         self,
         replica: int,
         finished: Finished | None,
@@ -305,10 +305,10 @@ class Simulation:
         removed: Removed | None,
         started: StartedWithHit | None,
     ) -> None:
-        self._news += 1
+        self._pending_events += 1
         life = self._servers[replica].lives
         at_s = self._now_s + self._cluster.delay_s
-        self._at(at_s, self._hear, replica, life, finished, stored, removed, started)
+        self._at(at_s, self._deliver, replica, life, finished, stored, removed, started)
 
     # Replicas
 
@@ -316,7 +316,7 @@ class Simulation:
         self.outcome.replica[index] = replica
         server = self._servers[replica]
         if server.running is None:
-            self._tell(replica, None, None, None, self._start(replica, index))
+            self._publish(replica, None, None, None, self._start(replica, index))
             return
         if not expected_s:  # a router that does not estimate: the replica looks at its cache
             expected_s = self._seconds(index, server.cache.depth(self._load.hashes[index]))
@@ -331,15 +331,15 @@ class Simulation:
         server.running, server.hit_blocks = index, depth
         server.busy_s += seconds
         server.ends_s = now_s + seconds
-        self._news += 1
+        self._pending_events += 1
         self._at(server.ends_s, self._finish, replica, server.lives, index, seconds)
         return StartedWithHit(self._router_of[index % len(self._policies)], self._ids[index], now_s, depth)
 
     def _finish(self, replica: int, life: int, index: int, seconds: float) -> None:
         server, load, now_s = self._servers[replica], self._load, self._now_s
-        self._news -= 1
+        self._pending_events -= 1
         if server.lives != life:
-            self._pump_all()
+            self._dispatch_all()
             return
         name = self._names[replica]
         depth = server.hit_blocks
@@ -358,9 +358,9 @@ class Simulation:
         started = self._start(replica, server.pop()) if len(server) else None
         stored = Stored(name, added) if added else None
         removed = Removed(name, gone) if gone else None
-        self._tell(replica, finished, stored, removed, started)
+        self._publish(replica, finished, stored, removed, started)
 
-    def _leave(self, replica: int) -> None:
+    def _lose_replica(self, replica: int) -> None:
         """It is lost: all routers know at once, and place what it had again."""
         name = self._names[replica]
         self._replicas = [one for one in self._replicas if one.name != name]
@@ -372,13 +372,13 @@ class Simulation:
         for index in lost:
             self._arrive(index)
 
-    def _return(self, replica: int) -> None:
+    def _restore_replica(self, replica: int) -> None:
         for policy in self._policies:
             if isinstance(policy, LocalIndexed):
                 policy.local_index.add(self._names[replica])
         here = {one.name for one in self._replicas} | {self._names[replica]}
         self._replicas = [one for one in self._states if one.name in here]
-        self._pump_all()
+        self._dispatch_all()
 
     def _seconds(self, index: int, depth: int) -> float:
         total = self._load.tokens[index]
