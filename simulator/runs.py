@@ -125,13 +125,13 @@ class Replay:
             )
             for index in range(row.routers)
         ]
-        outcome = Simulation(load, scale, cluster, policies, random.Random(f"{seed}/loss")).run()
+        result = Simulation(load, scale, cluster, policies, random.Random(f"{seed}/loss")).run()
         return measure(
             load,
             row.cost,
-            outcome.ttft_s,
-            outcome.hit_blocks,
-            outcome.busy_s,
+            result.ttft_s,
+            result.hit_blocks,
+            result.busy_s,
             pooled.work_s,
             span_s,
             _counted(load, scale, outages),

@@ -95,7 +95,7 @@ class StartedWithHit(Started):
 
 
 @dataclass(slots=True)
-class Outcome:
+class SimulationResult:
     """What happened to each request, in the order of arrival, and to each replica."""
 
     ttft_s: list[float] = field(default_factory=list)
@@ -143,9 +143,9 @@ class Simulation:
         self._pending_events = 0
         """Ends of prompts to come, and news on its way."""
         self._now_s = 0.0
-        self.outcome = Outcome([0.0] * count, [0] * count, [-1] * count)
+        self.result = SimulationResult([0.0] * count, [0] * count, [-1] * count)
 
-    def run(self) -> Outcome:
+    def run(self) -> SimulationResult:
         """Run until every request has had its first token."""
         heap, scale = self._heap, self._scale
         for index, at_s in enumerate(self._load.arrivals_s):
@@ -158,8 +158,8 @@ class Simulation:
         while heap:
             self._now_s, _, act, arguments = heapq.heappop(heap)
             act(*arguments)
-        self.outcome.busy_s = [server.busy_s for server in self._servers]
-        return self.outcome
+        self.result.busy_s = [server.busy_s for server in self._servers]
+        return self.result
 
     def _at(self, at_s: float, act: Callable[..., None], *arguments: object) -> None:
         self._made += 1
@@ -182,7 +182,7 @@ class Simulation:
         queued = QueuedRequest(index, submitted, Ticket(work, self._order(seconds, self._now_s)))
         queue.add(queued)
         self._dispatch_queued(router)
-        self.outcome.queued += bool(queued.ticket.number)
+        self.result.queued += bool(queued.ticket.number)
 
     def _wake(self, router: int) -> None:
         self._wake_s[router] = float("inf")
@@ -313,7 +313,7 @@ class Simulation:
     # Replicas
 
     def _submit(self, replica: int, index: int, expected_s: float) -> None:
-        self.outcome.replica[index] = replica
+        self.result.replica[index] = replica
         server = self._servers[replica]
         if server.running is None:
             self._publish(replica, None, None, None, self._start(replica, index))
@@ -343,8 +343,8 @@ class Simulation:
             return
         name = self._names[replica]
         depth = server.hit_blocks
-        self.outcome.ttft_s[index] = now_s - load.arrivals_s[index] * self._scale
-        self.outcome.hit_blocks[index] = depth
+        self.result.ttft_s[index] = now_s - load.arrivals_s[index] * self._scale
+        self.result.hit_blocks[index] = depth
         added, gone = server.cache.use(load.hashes[index])
         cached = min(depth * load.block_tokens, load.tokens[index] - 1)
         by = index % len(self._policies)

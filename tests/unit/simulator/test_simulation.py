@@ -32,7 +32,7 @@ from simulator.pooled import bound, capacity_of, pool, scale_for
 from simulator.processes import Runner, Task
 from simulator.runs import BOUND, Replay, Row
 from simulator.servers import ServiceOrder
-from simulator.simulation import Outage, Cluster, Outcome, Simulation
+from simulator.simulation import Outage, Cluster, SimulationResult, Simulation
 from simulator.workload import Workload, workload
 from tests.unit.overtaking import overtaken_s
 from tests.unit.simulator import small
@@ -64,7 +64,7 @@ class Watcher:
 
 def run(
     load: Workload, cluster: Cluster, policies: Sequence[Watcher], scale: float = 1.0
-) -> tuple[Outcome, Sequence[Watcher]]:
+) -> tuple[SimulationResult, Sequence[Watcher]]:
     """Run the simulation once."""
     return Simulation(load, scale, cluster, policies, random.Random(0)).run(), policies
 
@@ -107,8 +107,8 @@ def test_held_requests_go_in_the_order_of_the_router(order: ServiceOrder) -> Non
     The replica's own order does not matter, since nothing waits there.
     """
     load = workload(small.trace(5, requests=80), 5)
-    outcome, (router,) = run(load, Cluster(1, 61, FLAT, order), [OneAtATime()], scale=0.02)
-    assert outcome.held > 60
+    result, (router,) = run(load, Cluster(1, 61, FLAT, order), [OneAtATime()], scale=0.02)
+    assert result.held > 60
     key, scaled = ORDERS[order.value], [at_s * 0.02 for at_s in load.arrivals_s]
     sent = [(int(one.request_id, 16), one.at_s) for one in router.told if isinstance(one, Dispatched)]
     keys = [key(FLAT.seconds(tokens, tokens), at_s) for tokens, at_s in zip(load.tokens, scaled, strict=True)]
@@ -134,14 +134,14 @@ def test_every_request_starts_and_ends_once(seed: int) -> None:
         loss=rng.choice([0.0, 0.3]),
     )
     routers = [Watcher(rng, rng.choice([0.0, 0.5])) for _ in range(rng.randint(1, 4))]
-    outcome, _ = run(load, cluster, routers, scale=rng.choice([0.02, 1.0]))
-    assert all(0 <= one < cluster.replicas for one in outcome.replica)
+    result, _ = run(load, cluster, routers, scale=rng.choice([0.02, 1.0]))
+    assert all(0 <= one < cluster.replicas for one in result.replica)
     least = [cluster.cost.seconds(1, 1) * noise for noise in load.noise]
-    assert all(seconds >= low * 0.999 for seconds, low in zip(outcome.ttft_s, least, strict=True))
+    assert all(seconds >= low * 0.999 for seconds, low in zip(result.ttft_s, least, strict=True))
     work = 0.0
-    for tokens, depth, noise in zip(load.tokens, outcome.hit_blocks, load.noise, strict=True):
+    for tokens, depth, noise in zip(load.tokens, result.hit_blocks, load.noise, strict=True):
         work += cluster.cost.seconds(tokens - depth * load.block_tokens, tokens) * noise
-    assert sum(outcome.busy_s) == pytest.approx(work)
+    assert sum(result.busy_s) == pytest.approx(work)
     for router in routers:
         kinds = (Dispatched, Started, Finished)
         for kind in kinds:
@@ -158,7 +158,7 @@ def test_cache_events_match_the_contents_of_caches() -> None:
     """A set kept from stored and removed blocks predicts every hit at its start, without loss."""
     load = workload(small.trace(3), 3)
     cluster = Cluster(3, 90, COSTS["8b"])
-    outcome, (router,) = run(load, cluster, [Watcher(random.Random(3), 0.0)])
+    result, (router,) = run(load, cluster, [Watcher(random.Random(3), 0.0)])
     held: dict[str, set[int]] = {name: set() for name in cluster.names()}
     index = {f"{number:032x}": number for number in range(len(load))}
     where: dict[str, str] = {}
@@ -176,7 +176,7 @@ def test_cache_events_match_the_contents_of_caches() -> None:
             finished += 1
             assert event.hit is not None
             number = index[event.request_id]
-            assert event.hit.cached_blocks == outcome.hit_blocks[number]
+            assert event.hit.cached_blocks == result.hit_blocks[number]
             assert event.hit.cached_tokens + event.hit.computed_tokens == load.tokens[number]
     assert finished == len(load)
     assert all(len(blocks) <= 90 for blocks in held.values())
@@ -203,8 +203,8 @@ def test_queues_by_hand(order: ServiceOrder, ttft: list[float]) -> None:
     # The policy expects 0.1 s of everything; a replica without information measures for itself.
     policy = Watcher(random.Random(1), 0.0)
     policy.place = lambda request, view, now_s: Placement("prefill-0", "decode", 0, 0.0, 0.0)  # type: ignore[method-assign]
-    outcome, _ = run(load, cluster, [policy])
-    assert outcome.ttft_s == pytest.approx(ttft)
+    result, _ = run(load, cluster, [policy])
+    assert result.ttft_s == pytest.approx(ttft)
 
 
 def test_a_held_request_is_placed_again() -> None:
@@ -216,8 +216,8 @@ def test_a_held_request_is_placed_again() -> None:
         return Wait("too soon", now_s + 0.05) if now_s < 0.12 else place(request, view, now_s)
 
     policy.place = patient  # type: ignore[method-assign]
-    outcome, _ = run(by_hand([0.0], [1000]), Cluster(2, 100, FLAT), [policy])
-    assert outcome.ttft_s == pytest.approx([0.15 + 1.0]) and outcome.held == 1
+    result, _ = run(by_hand([0.0], [1000]), Cluster(2, 100, FLAT), [policy])
+    assert result.ttft_s == pytest.approx([0.15 + 1.0]) and result.held == 1
 
 
 def test_other_routers_get_dispatches_late() -> None:
@@ -250,9 +250,9 @@ def test_a_lost_replica_loses_its_queue_and_its_cache_and_returns_empty() -> Non
     policy.place = lambda request, view, now_s: (  # type: ignore[method-assign]
         Placement(f"prefill-{next(places)}", view.decode[0].name, 0, 4.0, 4.0)
     )
-    outcome, _ = run(load, Cluster(2, 100, FLAT, outages=[away]), [policy])
-    assert outcome.ttft_s == pytest.approx([2.0 + 4.0, 1.0 + 4.0 + 4.0, 4.0])
-    assert outcome.busy_s == pytest.approx([2.0 + 4.0, 8.0])
+    result, _ = run(load, Cluster(2, 100, FLAT, outages=[away]), [policy])
+    assert result.ttft_s == pytest.approx([2.0 + 4.0, 1.0 + 4.0 + 4.0, 4.0])
+    assert result.busy_s == pytest.approx([2.0 + 4.0, 8.0])
     gone = [event for event in policy.told if isinstance(event, ReplicaGone)]
     assert gone == [ReplicaGone("prefill-0")]
     finished = [event.request_id for event in policy.told if isinstance(event, Finished)]
@@ -279,8 +279,8 @@ def test_a_slow_replica_takes_longer_and_the_others_do_not() -> None:
     policy.place = lambda request, view, now_s: (  # type: ignore[method-assign]
         Placement(f"prefill-{next(places)}", view.decode[0].name, 0, 1.0, 1.0)
     )
-    outcome, _ = run(load, Cluster(2, 100, FLAT, slowness=2.0), [policy])
-    assert outcome.ttft_s == pytest.approx([2.0, 1.0])
+    result, _ = run(load, Cluster(2, 100, FLAT, slowness=2.0), [policy])
+    assert result.ttft_s == pytest.approx([2.0, 1.0])
 
 
 def test_loss_affects_only_cache_news() -> None:
@@ -397,7 +397,7 @@ def test_a_long_prompt_goes_though_more_short_ones_come_than_can_be_served(route
         for count in (100, 3000) * 40:
             policy.costs.observe(count, count, count / 1000)
         policies.append(policy)
-    outcome = Simulation(load, 1.0, cluster, policies, random.Random(2)).run()
+    result = Simulation(load, 1.0, cluster, policies, random.Random(2)).run()
     # The wait for its turn, the work waiting at the replica then, its own prefill; half as much again for the
     # rest.
-    assert outcome.ttft_s[long] < 1.5 * (overtaken_s(long_s, short_s) + ahead_s + long_s) < span_s - 3.0
+    assert result.ttft_s[long] < 1.5 * (overtaken_s(long_s, short_s) + ahead_s + long_s) < span_s - 3.0
