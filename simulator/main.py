@@ -258,16 +258,16 @@ def _run(plan: Plan, jobs: int, *, as_json: bool, plot_file: Path | None) -> int
         bar.update(sizing, visible=False)
         comparing = bar.add_task("comparing", total=plan.run_count)
         compared = plan.compare(runner, lambda: bar.advance(comparing))
-    doubts = plan.doubts(compared)
+    warnings = plan.warnings(compared)
     if as_json:
         found = {
             **plan.described(),
-            "warnings": doubts,
+            "warnings": warnings,
             **tables.as_json(compared, sized, plan.goodput, plan.policies[0]),
         }
         sys.stdout.write(json.dumps(found, indent=1) + "\n")
     else:
-        for line in (*plan.headlines(), *doubts):
+        for line in (*plan.headlines(), *warnings):
             console.print(line, highlight=False)
         if sized:
             console.print(tables.sizing(sized, plan))

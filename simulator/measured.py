@@ -28,7 +28,7 @@ FACTORS_SHOWN_MAX: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredCost:
     """Coefficients, and what stands behind them."""
 
     router: str
@@ -43,7 +43,7 @@ class Measured:
     factors: Mapping[str, float]
     """Prefill replicas that take longer or shorter than the usual one, and how many times as long."""
 
-    def words(self, longest_tokens: int) -> list[str]:
+    def sentences(self, longest_tokens: int) -> list[str]:
         """Return sentences for the reader of a replay whose longest prompt has `longest_tokens`."""
         fewest, most = self.uncached_tokens
         window = f"the last {self.fitted:,}, of {fewest:,} to {most:,} uncached tokens"
@@ -75,7 +75,7 @@ class Measured:
         }
 
 
-def measured(option: str, address: str, status: pb.GetStatusResponse, base: Cost) -> Measured:
+def measured(option: str, address: str, status: pb.GetStatusResponse, base: Cost) -> MeasuredCost:
     """Return what the router at `address` has learnt; `base` says all that is no coefficient. Raises BadOption."""
     if not status.HasField("prefill_costs"):
         raise BadOption(
@@ -88,7 +88,7 @@ def measured(option: str, address: str, status: pb.GetStatusResponse, base: Cost
             f"or last doubted its estimates; {PROMPTS_MIN} are needed. Let it serve more, or say --cost."
         )
     c0_s, a_s, b_s = (float(f"{value:.{DIGITS}g}") for value in (told.c0_s, told.a_s, told.b_s))
-    return Measured(
+    return MeasuredCost(
         router=status.router,
         address=address,
         cost=Cost(

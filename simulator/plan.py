@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, Final, Protocol
 
 from simulator.cost import Cost
-from simulator.measured import Measured
+from simulator.measured import MeasuredCost
 from simulator.measures import Measures
 from simulator.options import Cache
 from simulator.processes import OnDone, Task
@@ -72,7 +72,7 @@ class Plan:
     sizes: Sequence[Cache]
     """Empty: nothing is sized."""
     goodput: float
-    measured: Measured | None = None
+    measured: MeasuredCost | None = None
     """Where the costs are from, if a router measured them."""
 
     @cached_property
@@ -161,7 +161,7 @@ class Plan:
 
     def headlines(self) -> list[str]:
         """Return what the trace is, and what stands behind measured costs."""
-        about = self.measured.words(self.trace.longest_tokens) if self.measured is not None else []
+        about = self.measured.sentences(self.trace.longest_tokens) if self.measured is not None else []
         return [self._headline(), *about]
 
     def _headline(self) -> str:
@@ -180,7 +180,7 @@ class Plan:
         rate = len(load) / load.span_s * self.row.speed
         return f"{self._times()}, {f'{rate:.3g}' if rate < 1000 else f'{rate:,.0f}'} requests/s"
 
-    def doubts(self, compared: Sequence[Compared]) -> list[str]:
+    def warnings(self, compared: Sequence[Compared]) -> list[str]:
         """Return a warning if requests come within so short a time that queues hardly begin to build up."""
         longest_s = self.cost.seconds(self.trace.longest_tokens, self.trace.longest_tokens)
         load = self.replay.workload(SEED, self.row.copies)

@@ -83,7 +83,7 @@ def test_the_cost_that_is_shown_is_the_cost_that_is_simulated(
             "uncached_tokens": [40, 900],
             "factors": {},
         }
-        shown = measured("", address, status, COSTS["8b"]).words(1)[0].rpartition(" ")[2]
+        shown = measured("", address, status, COSTS["8b"]).sentences(1)[0].rpartition(" ")[2]
         code, out, _ = run(capsys, trace, shown, *QUICK)
         alone = json.loads(out)
         assert code == 0 and alone["measured"] is None
@@ -102,19 +102,20 @@ def test_the_table_names_the_source_of_the_costs(trace: str, capsys: pytest.Capt
         status.replicas.add(replica=name, role=role, prefill_factor=factor)
     with answering(status) as address:
         code, out, _ = run(capsys, trace, "--cost-of", address, *QUICK[:-1])
-    words = " ".join(out.split())
-    assert code == 0 and "prefill as router-3 measured it" in words
+    sentences = " ".join(out.split())
+    assert code == 0 and "prefill as router-3 measured it" in sentences
     assert (
-        f"router-3 at {address} has measured 1,234 prompts. By the last 128, of 40 to 900 uncached" in words
+        f"router-3 at {address} has measured 1,234 prompts. By the last 128, of 40 to 900 uncached"
+        in sentences
     )
-    assert "the cost of more than 900 is a guess." in words
-    assert "These take longer or shorter by a factor: prefill-2 0.25, prefill-1 1.50." in words
+    assert "the cost of more than 900 is a guess." in sentences
+    assert "These take longer or shorter by a factor: prefill-2 0.25, prefill-1 1.50." in sentences
 
 
 def test_measured_lengths_are_not_called_a_guess() -> None:
     """Prompt lengths within the measured range are not marked as a guess."""
-    assert len(measured("", "a:1", told(), COSTS["8b"]).words(1000)) == 1
-    assert len(measured("", "a:1", told(), COSTS["8b"]).words(2000)) == 2
+    assert len(measured("", "a:1", told(), COSTS["8b"]).sentences(1000)) == 1
+    assert len(measured("", "a:1", told(), COSTS["8b"]).sentences(2000)) == 2
 
 
 @pytest.mark.parametrize("prompts", [0, 1, PROMPTS_MIN - 1, PROMPTS_MIN])
@@ -146,7 +147,7 @@ def test_the_rest_of_the_model_stays(trace: str, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "sentences"),
     [
         (["--cost-of", "router-0"], '--cost-of = "router-0" is not HOST:PORT with a port of 1 to 65535'),
         (["--cost-of", ""], '--cost-of = "" is not HOST:PORT'),
@@ -156,12 +157,12 @@ def test_the_rest_of_the_model_stays(trace: str, capsys: pytest.CaptureFixture[s
     ],
 )
 def test_a_wrong_option_is_refused_in_one_sentence(
-    trace: str, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+    trace: str, capsys: pytest.CaptureFixture[str], arguments: list[str], sentences: str
 ) -> None:
     """A wrong option is refused in one sentence with status 2, before the router is called."""
     code, out, err = run(capsys, trace, *arguments)
     assert code == 2 and not out
-    assert words in err and err.count("\n") == 1
+    assert sentences in err and err.count("\n") == 1
 
 
 def test_an_address_without_a_router_is_named(
