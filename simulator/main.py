@@ -288,7 +288,7 @@ def _panels(plan: Plan, compared: Sequence[Compared]) -> list[plot.Panel]:
             here = [one for one in compared if one.row.replicas == replicas and one.cache == cache]
             here.sort(key=lambda one: one.row.load or 0.0)
             lines = [
-                plot.Line(policy, [(one.row.load or 0.0, mean(one.policies[policy])) for one in here])
+                plot.Series(policy, [(one.row.load or 0.0, mean(one.policies[policy])) for one in here])
                 for policy in plan.policies
             ]
             panels.append(plot.Panel(f"{replicas} replicas, cache {cache}", lines))

@@ -27,7 +27,7 @@ LEGEND_WIDTH: Final = 150
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class Series:
     """One policy in one panel."""
 
     policy: str
@@ -40,7 +40,7 @@ class Panel:
     """One choice of replicas and cache: a row of three charts."""
 
     title: str
-    lines: Sequence[Line]
+    lines: Sequence[Series]
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from simulator.cost import COSTS
 from simulator.main import main
 from simulator.measures import Measures
 from simulator.options import BadOption, Cache
-from simulator.plot import CHARTS, COLOURS, Line, Panel, svg
+from simulator.plot import CHARTS, COLOURS, Series, Panel, svg
 from simulator.sizing import REPLICAS_MAX, Search
 from tests.unit.simulator import small
 
@@ -229,9 +229,9 @@ def test_a_search_finds_the_smallest_that_is_enough() -> None:
 
 def test_a_plot_of_one_load_is_drawn() -> None:
     """A plot of a single load is drawn; its title is escaped for XML."""
-    text = svg("<&>", [Panel("4 replicas", [Line("kvmesh", [(0.7, measures(0.5))])])])
+    text = svg("<&>", [Panel("4 replicas", [Series("kvmesh", [(0.7, measures(0.5))])])])
     assert ET.fromstring(text).tag.endswith("svg") and "kvmesh" in text
-    assert text == svg("<&>", [Panel("4 replicas", [Line("kvmesh", [(0.7, measures(0.5))])])])
+    assert text == svg("<&>", [Panel("4 replicas", [Series("kvmesh", [(0.7, measures(0.5))])])])
 
 
 def lab(colour: str) -> tuple[float, float, float]:
@@ -257,6 +257,6 @@ def test_colours_of_a_plot_are_distinguishable() -> None:
 def test_a_bound_is_dashed() -> None:
     """Lines of bounds, which are no policies, are dashed in the charts and in the legend."""
     points = [(0.7, measures(0.5))]
-    text = svg("t", [Panel("p", [Line("kvmesh", points), Line("one-queue", points)])])
+    text = svg("t", [Panel("p", [Series("kvmesh", points), Series("one-queue", points)])])
     dashed = [one.get("stroke") for one in ET.fromstring(text).iter() if one.get("stroke-dasharray")]
     assert dashed == [COLOURS[1]] * (len(CHARTS) + 1)
