@@ -40,7 +40,7 @@ class Panel:
     """One choice of replicas and cache: a row of three charts."""
 
     title: str
-    lines: Sequence[Series]
+    series: Sequence[Series]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ CHARTS: Final = (
 
 def svg(title: str, panels: Sequence[Panel]) -> str:
     """Return the picture: a row per panel, a legend beside."""
-    policies = list(dict.fromkeys(line.policy for panel in panels for line in panel.lines))
+    policies = list(dict.fromkeys(series.policy for panel in panels for series in panel.series))
     colours = {policy: COLOURS[index % len(COLOURS)] for index, policy in enumerate(policies)}
     width = len(CHARTS) * WIDTH + LEGEND_WIDTH
     height = 30 + max(len(panels) * HEIGHT, 40 + 18 * len(policies))
@@ -85,7 +85,7 @@ def svg(title: str, panels: Sequence[Panel]) -> str:
 
 
 def _chart(chart: _Chart, panel: Panel, colours: dict[str, str]) -> list[str]:
-    points = [(load, chart.value(seen)) for line in panel.lines for load, seen in line.points]
+    points = [(load, chart.value(seen)) for series in panel.series for load, seen in series.points]
     loads = sorted({load for load, _ in points})
     low, high, ticks = _axis([value for _, value in points], is_log=chart.is_log)
     span = (loads[-1] - loads[0]) or 1.0
@@ -112,11 +112,11 @@ def _chart(chart: _Chart, panel: Panel, colours: dict[str, str]) -> list[str]:
         for load in loads
     ]
     parts.append(f'<text x="{WIDTH / 2:.0f}" y="{HEIGHT - 8}" text-anchor="middle">load</text>')
-    for line in panel.lines:
-        drawn = [(x_of(load), y_of(chart.value(seen))) for load, seen in line.points]
+    for series in panel.series:
+        drawn = [(x_of(load), y_of(chart.value(seen))) for load, seen in series.points]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in drawn)
-        colour = colours[line.policy]
-        parts.append(f'<polyline points="{path}" fill="none" {_stroke(line.policy, colours)}/>')
+        colour = colours[series.policy]
+        parts.append(f'<polyline points="{path}" fill="none" {_stroke(series.policy, colours)}/>')
         parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in drawn]
     return parts
 
