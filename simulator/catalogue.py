@@ -17,26 +17,26 @@ from simulator.rivals.hashing import BoundedHash, ConsistentHash
 from simulator.rivals.kappa_rho import KappaRho
 from simulator.rivals.llm_d import LlmD
 from simulator.rivals.preble import Preble
-from simulator.rivals.seen import Given
+from simulator.rivals.seen import PolicySetup
 
 
-def kvmesh(given: Given) -> PlacementPolicy:
+def kvmesh(setup: PolicySetup) -> PlacementPolicy:
     """Return the policy the router runs, made as the router makes it; decode runs no prompts here."""
     local_index = LocalPrefixIndex()
-    for name in given.names:
+    for name in setup.names:
         local_index.add(name)
     return CostPolicy(
-        given.router,
+        setup.router,
         local_index,
-        given.rng,
-        block_tokens=given.block_tokens,
-        dispatch_ahead_s=given.dispatch_ahead_s,
+        setup.rng,
+        block_tokens=setup.block_tokens,
+        dispatch_ahead_s=setup.dispatch_ahead_s,
         local_prefill_tokens_max=0,
-        order_key=ORDERS[given.order.value],
+        order_key=ORDERS[setup.order.value],
     )
 
 
-POLICIES: Final[dict[str, Callable[[Given], PlacementPolicy]]] = {
+POLICIES: Final[dict[str, Callable[[PolicySetup], PlacementPolicy]]] = {
     "kvmesh": kvmesh,
     "llm-d": LlmD,
     "preble": Preble,

@@ -14,7 +14,7 @@ from simulator.catalogue import POLICIES
 from simulator.cost import COSTS, Cost
 from simulator.measures import Measures, measure
 from simulator.pooled import Pooled, bound, capacity_of, pool, scale_for
-from simulator.rivals.seen import Given
+from simulator.rivals.seen import PolicySetup
 from simulator.servers import ServiceOrder
 from simulator.simulation import Cluster, Outage, Simulation
 from simulator.trace import Trace
@@ -110,7 +110,7 @@ class Replay:
             row.slowness,
             outages,
         )
-        given = Given(
+        setup = PolicySetup(
             cluster.names(),
             cluster.capacity,
             load.block_tokens,
@@ -121,7 +121,7 @@ class Replay:
         )
         policies = [
             POLICIES[policy](
-                replace(given, router=f"router-{index}", rng=random.Random(f"{seed}/{policy}/{index}"))
+                replace(setup, router=f"router-{index}", rng=random.Random(f"{seed}/{policy}/{index}"))
             )
             for index in range(row.routers)
         ]

@@ -14,7 +14,7 @@ from typing import Final
 
 from services.router.placement.policy import Dispatched
 from simulator.lru import BlockCache
-from simulator.rivals.seen import Asked, Given, Rival
+from simulator.rivals.seen import PlacementQuery, PolicySetup, Rival
 
 MATCH: Final = 0.3
 SGLANG_BALANCE: Final = (64, 1.5)
@@ -33,19 +33,19 @@ class CacheAware(Rival):
 
     uses_index = False
 
-    def __init__(self, given: Given) -> None:
-        super().__init__(given)
-        self._trees = {name: BlockCache(given.capacity) for name in given.names}
+    def __init__(self, setup: PolicySetup) -> None:
+        super().__init__(setup)
+        self._trees = {name: BlockCache(setup.capacity) for name in setup.names}
 
-    def choose(self, asked: Asked) -> str:
+    def choose(self, query: PlacementQuery) -> str:
         """Return the holder of the prefix, unless it is short or the load is uneven."""
-        counts = {one.name: len(self.loads[one.name].jobs) for one in asked.replicas}
+        counts = {one.name: len(self.loads[one.name].jobs) for one in query.replicas}
         if is_uneven(counts, SGLANG_BALANCE):
             return self.lowest(dict(counts))
-        matches = {one.name: self._trees[one.name].depth(asked.request.hashes) for one in asked.replicas}
-        if max(matches.values()) > MATCH * len(asked.request.hashes):
+        matches = {one.name: self._trees[one.name].depth(query.request.hashes) for one in query.replicas}
+        if max(matches.values()) > MATCH * len(query.request.hashes):
             return self.lowest({name: -depth for name, depth in matches.items()})
-        return self.lowest({one.name: len(self._trees[one.name]) for one in asked.replicas})
+        return self.lowest({one.name: len(self._trees[one.name]) for one in query.replicas})
 
     def dispatched(self, event: Dispatched) -> None:
         """Remember what was sent where."""
@@ -55,21 +55,21 @@ class CacheAware(Rival):
     def gone(self, replica: str) -> None:
         """Its tree goes with it."""
         super().gone(replica)
-        self._trees[replica] = BlockCache(self.given.capacity)
+        self._trees[replica] = BlockCache(self.setup.capacity)
 
 
 class SmgEvents(Rival):
     """smg's, with KV events."""
 
-    def choose(self, asked: Asked) -> str:
+    def choose(self, query: PlacementQuery) -> str:
         """Return the one with the highest overlap, unless the load is uneven."""
-        counts = {one.name: len(self.loads[one.name].jobs) for one in asked.replicas}
+        counts = {one.name: len(self.loads[one.name].jobs) for one in query.replicas}
         if is_uneven(counts, SMG_BALANCE):
             return self.lowest(dict(counts))
         return min(
-            (one.name for one in asked.replicas),
+            (one.name for one in query.replicas),
             key=lambda name: (
-                -asked.depths.get(name, 0),
+                -query.depths.get(name, 0),
                 counts[name],
                 self.local_index.blocks_of(name),
                 self.rng.random(),

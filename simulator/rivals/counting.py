@@ -5,7 +5,7 @@ The better of two: Mitzenmacher, "The Power of Two Choices in Randomized Load Ba
 
 from __future__ import annotations
 
-from simulator.rivals.seen import Asked, Given, Rival
+from simulator.rivals.seen import PlacementQuery, PolicySetup, Rival
 
 
 class Random(Rival):
@@ -13,9 +13,9 @@ class Random(Rival):
 
     uses_index = False
 
-    def choose(self, asked: Asked) -> str:
+    def choose(self, query: PlacementQuery) -> str:
         """Return any."""
-        return self.rng.choice(asked.replicas).name
+        return self.rng.choice(query.replicas).name
 
 
 class RoundRobin(Rival):
@@ -23,14 +23,14 @@ class RoundRobin(Rival):
 
     uses_index = False
 
-    def __init__(self, given: Given) -> None:
-        super().__init__(given)
-        self._turn = self.rng.randrange(len(given.names))
+    def __init__(self, setup: PolicySetup) -> None:
+        super().__init__(setup)
+        self._turn = self.rng.randrange(len(setup.names))
 
-    def choose(self, asked: Asked) -> str:
+    def choose(self, query: PlacementQuery) -> str:
         """Return the next."""
         self._turn += 1
-        return asked.replicas[self._turn % len(asked.replicas)].name
+        return query.replicas[self._turn % len(query.replicas)].name
 
 
 class LeastOutstanding(Rival):
@@ -38,9 +38,9 @@ class LeastOutstanding(Rival):
 
     uses_index = False
 
-    def choose(self, asked: Asked) -> str:
+    def choose(self, query: PlacementQuery) -> str:
         """Return the one with the fewest."""
-        return self.lowest({one.name: len(self.loads[one.name].jobs) for one in asked.replicas})
+        return self.lowest({one.name: len(self.loads[one.name].jobs) for one in query.replicas})
 
 
 class PowerOfTwo(Rival):
@@ -48,7 +48,7 @@ class PowerOfTwo(Rival):
 
     uses_index = False
 
-    def choose(self, asked: Asked) -> str:
+    def choose(self, query: PlacementQuery) -> str:
         """Return the better of two."""
-        two = self.rng.sample(list(asked.replicas), min(2, len(asked.replicas)))
+        two = self.rng.sample(list(query.replicas), min(2, len(query.replicas)))
         return self.lowest({one.name: len(self.loads[one.name].jobs) for one in two})

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from simulator.rivals.seen import Asked, Rival
+from simulator.rivals.seen import PlacementQuery, Rival
 
 PREFILL_LOAD_SCALE: Final = 1.0
 
@@ -17,13 +17,13 @@ PREFILL_LOAD_SCALE: Final = 1.0
 class Dynamo(Rival):
     """Blocks to compute plus blocks held."""
 
-    def choose(self, asked: Asked) -> str:
+    def choose(self, query: PlacementQuery) -> str:
         """Return the replica with the lowest sum."""
-        block = self.given.block_tokens
+        block = self.setup.block_tokens
         scores = {}
-        for one in asked.replicas:
+        for one in query.replicas:
             load = self.loads[one.name]
-            own = max(1, asked.request.token_count - asked.depths.get(one.name, 0) * block)
+            own = max(1, query.request.token_count - query.depths.get(one.name, 0) * block)
             prefill_blocks = (load.uncached() + own) / block
-            scores[one.name] = PREFILL_LOAD_SCALE * prefill_blocks + load.blocks() + len(asked.request.hashes)
+            scores[one.name] = PREFILL_LOAD_SCALE * prefill_blocks + load.blocks() + len(query.request.hashes)
         return self.lowest(scores)

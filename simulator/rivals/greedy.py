@@ -6,19 +6,19 @@ holds 1.3 times as much, which would be transferred; without transfer what is le
 
 from __future__ import annotations
 
-from simulator.rivals.seen import Asked, Rival
+from simulator.rivals.seen import PlacementQuery, Rival
 
 
 class Ttft(Rival):
     """Queue seconds plus prefill seconds, by the true cost model."""
 
-    def choose(self, asked: Asked) -> str:
+    def choose(self, query: PlacementQuery) -> str:
         """Return the replica with the soonest first token."""
         return self.lowest(
             {
-                one.name: self.loads[one.name].queue_s(asked.now_s)
-                + self.prefill_s(asked.request, asked.depths.get(one.name, 0))
-                for one in asked.replicas
+                one.name: self.loads[one.name].queue_s(query.now_s)
+                + self.prefill_s(query.request, query.depths.get(one.name, 0))
+                for one in query.replicas
             }
         )
 

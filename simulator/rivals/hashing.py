@@ -12,7 +12,7 @@ import random
 from bisect import bisect
 from typing import Final
 
-from simulator.rivals.seen import Asked, Given, Rival
+from simulator.rivals.seen import PlacementQuery, PolicySetup, Rival
 
 BLOCKS: Final = 2
 VIRTUAL_NODES: Final = 100
@@ -25,19 +25,19 @@ class ConsistentHash(Rival):
     uses_index = False
     bound = math.inf
 
-    def __init__(self, given: Given) -> None:
-        super().__init__(given)
+    def __init__(self, setup: PolicySetup) -> None:
+        super().__init__(setup)
         place = random.Random("ring")  # the same at every router
         self._ring = sorted(
-            (place.getrandbits(64), name) for name in given.names for _ in range(VIRTUAL_NODES)
+            (place.getrandbits(64), name) for name in setup.names for _ in range(VIRTUAL_NODES)
         )
 
-    def choose(self, asked: Asked) -> str:
+    def choose(self, query: PlacementQuery) -> str:
         """Return the first on the ring behind the prefix that is no more loaded than allowed."""
         prefix = (
-            asked.request.hashes[min(BLOCKS, len(asked.request.hashes)) - 1] if asked.request.hashes else 0
+            query.request.hashes[min(BLOCKS, len(query.request.hashes)) - 1] if query.request.hashes else 0
         )
-        counts = {one.name: len(self.loads[one.name].jobs) for one in asked.replicas}
+        counts = {one.name: len(self.loads[one.name].jobs) for one in query.replicas}
         most = math.inf
         if self.bound < math.inf:
             most = math.ceil(self.bound * (sum(counts.values()) + 1) / len(counts))
@@ -46,7 +46,7 @@ class ConsistentHash(Rival):
             name = self._ring[(start + step) % len(self._ring)][1]
             if name in counts and counts[name] + 1 <= most:
                 return name
-        return asked.replicas[0].name
+        return query.replicas[0].name
 
 
 class BoundedHash(ConsistentHash):

@@ -18,7 +18,7 @@ from typing import Final
 
 from kvmesh.queue_order import ORDERS
 from services.router.placement.policy import Dispatched, ReplicaState
-from simulator.rivals.seen import Asked, Given, Rival
+from simulator.rivals.seen import PlacementQuery, PolicySetup, Rival
 from simulator.servers import ServiceOrder
 
 KAPPA_MAX: Final = 8.0
@@ -55,21 +55,21 @@ class KappaRho(Rival):
 
     counts_in_flight = True
 
-    def __init__(self, given: Given) -> None:
-        super().__init__(given)
-        self._key = ORDERS[given.order.value]
-        self._weighs_saved = given.order is ServiceOrder.FIFO
+    def __init__(self, setup: PolicySetup) -> None:
+        super().__init__(setup)
+        self._key = ORDERS[setup.order.value]
+        self._weighs_saved = setup.order is ServiceOrder.FIFO
         self._typical_s = TYPICAL_START_S
-        self._work = {name: _Fading(WORK_MEMORY_S) for name in given.names}
-        self._saved = {name: _Fading(SAVED_MEMORY_S) for name in given.names}
+        self._work = {name: _Fading(WORK_MEMORY_S) for name in setup.names}
+        self._saved = {name: _Fading(SAVED_MEMORY_S) for name in setup.names}
 
-    def choose(self, asked: Asked) -> str:
+    def choose(self, query: PlacementQuery) -> str:
         """Return the replica with the lowest score."""
-        now_s = asked.now_s
-        kappa = self._kappa(asked.replicas, now_s)
+        now_s = query.now_s
+        kappa = self._kappa(query.replicas, now_s)
         scores = {}
-        for one in asked.replicas:
-            seconds = self.prefill_s(asked.request, asked.depths.get(one.name, 0))
+        for one in query.replicas:
+            seconds = self.prefill_s(query.request, query.depths.get(one.name, 0))
             weight = 1 + kappa + self._work[one.name].rate(now_s)
             if self._weighs_saved:
                 weight += self._saved[one.name].rate(now_s)

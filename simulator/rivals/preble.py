@@ -12,7 +12,7 @@ from collections import deque
 from typing import Final
 
 from services.router.placement.policy import Dispatched, PlacementRequest
-from simulator.rivals.seen import Asked, Given, Rival
+from simulator.rivals.seen import PlacementQuery, PolicySetup, Rival
 
 WINDOW_S: Final = 180.0
 REDIRECT: Final = 2.0
@@ -46,23 +46,23 @@ class Preble(Rival):
 
     counts_in_flight = True
 
-    def __init__(self, given: Given) -> None:
-        super().__init__(given)
-        self._windows = {name: _Window() for name in given.names}
+    def __init__(self, setup: PolicySetup) -> None:
+        super().__init__(setup)
+        self._windows = {name: _Window() for name in setup.names}
 
-    def choose(self, asked: Asked) -> str:
+    def choose(self, query: PlacementQuery) -> str:
         """Return where to exploit, or to explore."""
-        names = [one.name for one in asked.replicas]
+        names = [one.name for one in query.replicas]
         for name in names:
-            self._windows[name].forget(asked.now_s - WINDOW_S)
-        cached = max((asked.depths.get(name, 0) for name in names), default=0)
-        if 2 * cached * self.given.block_tokens > asked.request.token_count:
+            self._windows[name].forget(query.now_s - WINDOW_S)
+        cached = max((query.depths.get(name, 0) for name in names), default=0)
+        if 2 * cached * self.setup.block_tokens > query.request.token_count:
             holders = {
-                name: self._windows[name].seconds for name in names if asked.depths.get(name, 0) == cached
+                name: self._windows[name].seconds for name in names if query.depths.get(name, 0) == cached
             }
-            return self._relieved(self.lowest(holders), names, asked.request, asked.now_s)
+            return self._relieved(self.lowest(holders), names, query.request, query.now_s)
         return self.lowest(
-            {name: self._cost(name, asked.request, asked.depths.get(name, 0)) for name in names}
+            {name: self._cost(name, query.request, query.depths.get(name, 0)) for name in names}
         )
 
     def _relieved(self, holder: str, names: list[str], request: PlacementRequest, now_s: float) -> str:
@@ -75,9 +75,9 @@ class Preble(Rival):
     def _cost(self, name: str, request: PlacementRequest, depth: int) -> float:
         window = self._windows[name]
         missing = len(request.hashes) - depth
-        evicted = max(0.0, self.local_index.blocks_of(name) + missing - self.given.capacity)
+        evicted = max(0.0, self.local_index.blocks_of(name) + missing - self.setup.capacity)
         reuse = window.hits / window.blocks if window.blocks else 0.0
-        lost_s = evicted * reuse * self.cost.a_s * self.given.block_tokens
+        lost_s = evicted * reuse * self.cost.a_s * self.setup.block_tokens
         return window.seconds + lost_s + self.prefill_s(request, depth)
 
     def dispatched(self, event: Dispatched) -> None:

@@ -29,7 +29,7 @@ TIE: Final = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class PolicySetup:
     """What a policy is made of."""
 
     names: list[str]
@@ -86,7 +86,7 @@ class Load:
         return sum(job.uncached for job in self.jobs.values())
 
 
-class Asked(NamedTuple):
+class PlacementQuery(NamedTuple):
     """A request, and what there is to choose from."""
 
     request: PlacementRequest
@@ -106,13 +106,13 @@ class Rival(ABC):
     counts_in_flight = False
     """True: the blocks of dispatched and unfinished prompts count as cached."""
 
-    def __init__(self, given: Given) -> None:
-        self.given = given
-        self.rng = given.rng
-        self.cost = given.cost
-        self.loads: dict[str, Load] = {name: Load() for name in given.names}
+    def __init__(self, setup: PolicySetup) -> None:
+        self.setup = setup
+        self.rng = setup.rng
+        self.cost = setup.cost
+        self.loads: dict[str, Load] = {name: Load() for name in setup.names}
         self.local_index = LocalPrefixIndex()
-        for name in given.names:
+        for name in setup.names:
             self.local_index.add(name)
         self._replica_of: dict[tuple[str, str], str] = {}
         self._chosen: dict[str, tuple[int, int]] = {}
@@ -121,15 +121,15 @@ class Rival(ABC):
     def place(self, request: PlacementRequest, view: PoolView, now_s: float) -> Placement:
         """Choose by `choose`."""
         depths = self.local_index.matched(request.hashes) if self.uses_index else {}
-        name = self.choose(Asked(request, view.prefill, depths, now_s))
+        name = self.choose(PlacementQuery(request, view.prefill, depths, now_s))
         depth = depths.get(name, 0)
-        uncached = max(1, request.token_count - depth * self.given.block_tokens)
+        uncached = max(1, request.token_count - depth * self.setup.block_tokens)
         seconds = self.cost.seconds(uncached, request.token_count) if self.uses_index else 0.0
         self._chosen[request.request_id] = request.token_count, uncached
         return Placement(name, view.decode[0].name, depth, seconds, seconds)
 
     @abstractmethod
-    def choose(self, asked: Asked) -> str:
+    def choose(self, query: PlacementQuery) -> str:
         """Return the name of the replica that runs it."""
 
     def lowest(self, scores: dict[str, float]) -> str:
@@ -140,7 +140,7 @@ class Rival(ABC):
 
     def prefill_s(self, request: PlacementRequest, depth: int) -> float:
         """Return the seconds with `depth` blocks cached."""
-        return self.cost.seconds(request.token_count - depth * self.given.block_tokens, request.token_count)
+        return self.cost.seconds(request.token_count - depth * self.setup.block_tokens, request.token_count)
 
     def observe(self, event: Event) -> None:
         """Keep what is seen."""
@@ -165,11 +165,11 @@ class Rival(ABC):
         """A request went to a replica; perhaps by another router."""
         tokens, uncached = self._chosen.pop(event.request_id, (0, 0))
         if not tokens:
-            tokens = len(event.hashes) * self.given.block_tokens
+            tokens = len(event.hashes) * self.setup.block_tokens
             uncached = tokens
             if self.uses_index:
                 depth = self.local_index.matched(event.hashes).get(event.replica, 0)
-                uncached = max(1, tokens - depth * self.given.block_tokens)
+                uncached = max(1, tokens - depth * self.setup.block_tokens)
         job = Job(event, tokens, uncached, event.prefill_s)
         self.loads[event.replica].jobs[event.router, event.request_id] = job
         self._replica_of[event.router, event.request_id] = event.replica
@@ -198,5 +198,5 @@ class Rival(ABC):
 
     def _correct(self, job: Job, cached_blocks: int | None) -> None:
         if cached_blocks is not None and self.uses_index and self.learns_at_start:
-            job.uncached = max(1, job.tokens - cached_blocks * self.given.block_tokens)
+            job.uncached = max(1, job.tokens - cached_blocks * self.setup.block_tokens)
             job.prefill_s = self.cost.seconds(job.uncached, job.tokens)

@@ -21,7 +21,7 @@ from services.router.placement.policy import (
 )
 from simulator.catalogue import POLICIES
 from simulator.cost import Cost
-from simulator.rivals.seen import Given, Rival
+from simulator.rivals.seen import PolicySetup, Rival
 from simulator.simulation import StartedWithHit
 
 NAMES = ["a", "b", "c"]
@@ -35,8 +35,8 @@ class Scene:
     """A policy and the events it received."""
 
     def __init__(self, policy: str, names: Sequence[str] = NAMES, capacity: float = 1000) -> None:
-        given = Given(list(names), capacity, BLOCK, FLAT, random.Random(1))
-        self.policy: PlacementPolicy = POLICIES[policy](given)
+        setup = PolicySetup(list(names), capacity, BLOCK, FLAT, random.Random(1))
+        self.policy: PlacementPolicy = POLICIES[policy](setup)
         self.view = PoolView([ReplicaState(name) for name in names], [ReplicaState("decode")])
         self.now_s = 0.0
         self._count = 0
