@@ -39,7 +39,7 @@ class CacheAware(Rival):
 
     def choose(self, query: PlacementQuery) -> str:
         """Return the holder of the prefix, unless it is short or the load is uneven."""
-        counts = {one.name: len(self.loads[one.name].jobs) for one in query.replicas}
+        counts = {one.name: len(self.loads[one.name].prompts) for one in query.replicas}
         if is_uneven(counts, SGLANG_BALANCE):
             return self.lowest(dict(counts))
         matches = {one.name: self._trees[one.name].depth(query.request.hashes) for one in query.replicas}
@@ -63,7 +63,7 @@ class SmgEvents(Rival):
 
     def choose(self, query: PlacementQuery) -> str:
         """Return the one with the highest overlap, unless the load is uneven."""
-        counts = {one.name: len(self.loads[one.name].jobs) for one in query.replicas}
+        counts = {one.name: len(self.loads[one.name].prompts) for one in query.replicas}
         if is_uneven(counts, SMG_BALANCE):
             return self.lowest(dict(counts))
         return min(

@@ -40,7 +40,7 @@ class LeastOutstanding(Rival):
 
     def choose(self, query: PlacementQuery) -> str:
         """Return the one with the fewest."""
-        return self.lowest({one.name: len(self.loads[one.name].jobs) for one in query.replicas})
+        return self.lowest({one.name: len(self.loads[one.name].prompts) for one in query.replicas})
 
 
 class PowerOfTwo(Rival):
@@ -51,4 +51,4 @@ class PowerOfTwo(Rival):
     def choose(self, query: PlacementQuery) -> str:
         """Return the better of two."""
         two = self.rng.sample(list(query.replicas), min(2, len(query.replicas)))
-        return self.lowest({one.name: len(self.loads[one.name].jobs) for one in two})
+        return self.lowest({one.name: len(self.loads[one.name].prompts) for one in two})

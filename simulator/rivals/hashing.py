@@ -37,7 +37,7 @@ class ConsistentHash(Rival):
         prefix = (
             query.request.hashes[min(BLOCKS, len(query.request.hashes)) - 1] if query.request.hashes else 0
         )
-        counts = {one.name: len(self.loads[one.name].jobs) for one in query.replicas}
+        counts = {one.name: len(self.loads[one.name].prompts) for one in query.replicas}
         most = math.inf
         if self.bound < math.inf:
             most = math.ceil(self.bound * (sum(counts.values()) + 1) / len(counts))

@@ -84,20 +84,20 @@ class KappaRho(Rival):
         """Return the seconds of work at `name` that goes before a prompt of `seconds` that comes now."""
         order = self._key(seconds, now_s)
         total = 0.0
-        for job in self.loads[name].jobs.values():
-            if job.started_s is not None:
-                total += max(0.0, job.started_s + job.prefill_s - now_s)
-            elif self._key(job.event.prefill_s, job.event.at_s) <= order:
-                total += job.prefill_s
+        for prompt in self.loads[name].prompts.values():
+            if prompt.started_s is not None:
+                total += max(0.0, prompt.started_s + prompt.prefill_s - now_s)
+            elif self._key(prompt.event.prefill_s, prompt.event.at_s) <= order:
+                total += prompt.prefill_s
         return total
 
     def dispatched(self, event: Dispatched) -> None:
         """Remember the work, and what the cache saved of it."""
         super().dispatched(event)
-        job = self.loads[event.replica].jobs[event.router, event.request_id]
+        prompt = self.loads[event.replica].prompts[event.router, event.request_id]
         self._typical_s += TYPICAL_SMOOTHING * (event.prefill_s - self._typical_s)
         self._work[event.replica].add(event.prefill_s, event.at_s)
-        cold_s = self.cost.seconds(job.tokens, job.tokens)
+        cold_s = self.cost.seconds(prompt.tokens, prompt.tokens)
         self._saved[event.replica].add(max(0.0, cold_s - event.prefill_s), event.at_s)
 
     def gone(self, replica: str) -> None:

@@ -46,7 +46,7 @@ class PolicySetup:
 
 
 @dataclass(slots=True)
-class Job:
+class DispatchedPrompt:
     """One dispatched prompt that has not finished, as far as is known."""
 
     event: Dispatched
@@ -58,32 +58,32 @@ class Job:
 
 
 @dataclass(slots=True)
-class Load:
+class ReplicaLoad:
     """What one replica has, as far as is known."""
 
-    jobs: dict[tuple[str, str], Job] = field(default_factory=dict)
+    prompts: dict[tuple[str, str], DispatchedPrompt] = field(default_factory=dict)
 
     def queued(self) -> int:
         """Return how many have not started."""
-        return sum(job.started_s is None for job in self.jobs.values())
+        return sum(prompt.started_s is None for prompt in self.prompts.values())
 
     def queue_s(self, now_s: float) -> float:
         """Return the seconds of work left."""
         total = 0.0
-        for job in self.jobs.values():
-            if job.started_s is None:
-                total += job.prefill_s
+        for prompt in self.prompts.values():
+            if prompt.started_s is None:
+                total += prompt.prefill_s
             else:
-                total += max(0.0, job.started_s + job.prefill_s - now_s)
+                total += max(0.0, prompt.started_s + prompt.prefill_s - now_s)
         return total
 
     def blocks(self) -> int:
         """Return the blocks of the prompts."""
-        return sum(len(job.event.hashes) for job in self.jobs.values())
+        return sum(len(prompt.event.hashes) for prompt in self.prompts.values())
 
     def uncached(self) -> int:
         """Return the tokens to compute."""
-        return sum(job.uncached for job in self.jobs.values())
+        return sum(prompt.uncached for prompt in self.prompts.values())
 
 
 class PlacementQuery(NamedTuple):
@@ -110,7 +110,7 @@ class Rival(ABC):
         self.setup = setup
         self.rng = setup.rng
         self.cost = setup.cost
-        self.loads: dict[str, Load] = {name: Load() for name in setup.names}
+        self.loads: dict[str, ReplicaLoad] = {name: ReplicaLoad() for name in setup.names}
         self.local_index = LocalPrefixIndex()
         for name in setup.names:
             self.local_index.add(name)
@@ -148,10 +148,10 @@ class Rival(ABC):
             case Dispatched():
                 self.dispatched(event)
             case Started():
-                job = self._job(event.router, event.request_id)
-                if job is not None:
-                    job.started_s = event.at_s
-                    self._correct(job, getattr(event, "cached_blocks", None))
+                prompt = self._job(event.router, event.request_id)
+                if prompt is not None:
+                    prompt.started_s = event.at_s
+                    self._correct(prompt, getattr(event, "cached_blocks", None))
             case Finished():
                 self.finished(event)
             case Stored() if self.uses_index:
@@ -170,8 +170,8 @@ class Rival(ABC):
             if self.uses_index:
                 depth = self.local_index.matched(event.hashes).get(event.replica, 0)
                 uncached = max(1, tokens - depth * self.setup.block_tokens)
-        job = Job(event, tokens, uncached, event.prefill_s)
-        self.loads[event.replica].jobs[event.router, event.request_id] = job
+        prompt = DispatchedPrompt(event, tokens, uncached, event.prefill_s)
+        self.loads[event.replica].prompts[event.router, event.request_id] = prompt
         self._replica_of[event.router, event.request_id] = event.replica
         if self.counts_in_flight:
             self.local_index.add_in_flight(event.replica, event.hashes)
@@ -180,23 +180,23 @@ class Rival(ABC):
         """A prompt was computed."""
         replica = self._replica_of.pop((event.router, event.request_id), None)
         if replica is not None:
-            job = self.loads[replica].jobs.pop((event.router, event.request_id))
+            prompt = self.loads[replica].prompts.pop((event.router, event.request_id))
             if self.counts_in_flight:
-                self.local_index.remove_in_flight(replica, job.event.hashes)
+                self.local_index.remove_in_flight(replica, prompt.event.hashes)
 
     def gone(self, replica: str) -> None:
         """A replica lost its queue and its cache. It may come back, empty."""
-        for key, job in self.loads.pop(replica).jobs.items():
+        for key, prompt in self.loads.pop(replica).prompts.items():
             del self._replica_of[key]
             if self.counts_in_flight:
-                self.local_index.remove_in_flight(replica, job.event.hashes)
-        self.loads[replica] = Load()
+                self.local_index.remove_in_flight(replica, prompt.event.hashes)
+        self.loads[replica] = ReplicaLoad()
 
-    def _job(self, router: str, request_id: str) -> Job | None:
+    def _job(self, router: str, request_id: str) -> DispatchedPrompt | None:
         replica = self._replica_of.get((router, request_id))
-        return self.loads[replica].jobs[router, request_id] if replica is not None else None
+        return self.loads[replica].prompts[router, request_id] if replica is not None else None
 
-    def _correct(self, job: Job, cached_blocks: int | None) -> None:
+    def _correct(self, prompt: DispatchedPrompt, cached_blocks: int | None) -> None:
         if cached_blocks is not None and self.uses_index and self.learns_at_start:
-            job.uncached = max(1, job.tokens - cached_blocks * self.setup.block_tokens)
-            job.prefill_s = self.cost.seconds(job.uncached, job.tokens)
+            prompt.uncached = max(1, prompt.tokens - cached_blocks * self.setup.block_tokens)
+            prompt.prefill_s = self.cost.seconds(prompt.uncached, prompt.tokens)

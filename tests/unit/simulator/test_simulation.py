@@ -343,9 +343,9 @@ def test_processes_change_nothing() -> None:
         for policy in ("kvmesh", "random")
     ]
     found = []
-    for jobs in (1, 3):
+    for prompts in (1, 3):
         seen: dict[Task, object] = {}
-        runner = Runner(traces, jobs)
+        runner = Runner(traces, prompts)
         try:
             runner.run(tasks, seen.__setitem__)
         finally:
