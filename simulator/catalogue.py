@@ -14,7 +14,7 @@ from simulator.rivals.counting import LeastOutstanding, PowerOfTwo, Random, Roun
 from simulator.rivals.dynamo import Dynamo
 from simulator.rivals.greedy import Mooncake, Ttft, TtftOptimistic
 from simulator.rivals.hashing import BoundedHash, ConsistentHash
-from simulator.rivals.kappa_rho import KappaRho
+from simulator.rivals.kappa_rho import CongestionAware
 from simulator.rivals.llm_d import LlmD
 from simulator.rivals.preble import Preble
 from simulator.rivals.seen import PolicySetup
@@ -46,7 +46,7 @@ POLICIES: Final[dict[str, Callable[[PolicySetup], PlacementPolicy]]] = {
     "smg": SmgEvents,
     "ttft-opt": TtftOptimistic,
     "ttft": Ttft,
-    "kappa-rho": KappaRho,
+    "kappa-rho": CongestionAware,
     "hash-bounded": BoundedHash,
     "hash": ConsistentHash,
     "least-outstanding": LeastOutstanding,

@@ -50,7 +50,7 @@ class _Fading:
         return self._seconds * math.exp(min(0.0, self._at_s - now_s) / self._memory_s)
 
 
-class KappaRho(Rival):
+class CongestionAware(Rival):
     """The formula above."""
 
     counts_in_flight = True
