@@ -9,6 +9,7 @@ from kvmesh.queue_order import ORDERS
 from services.router.index.local_index import LocalPrefixIndex
 from services.router.placement.cost_policy import CostPolicy
 from services.router.placement.policy import PlacementPolicy
+from simulator.rivals.base import PolicySetup
 from simulator.rivals.cache_aware import CacheAware, SmgEvents
 from simulator.rivals.congestion_aware import CongestionAware
 from simulator.rivals.counting import LeastOutstanding, PowerOfTwo, Random, RoundRobin
@@ -17,7 +18,6 @@ from simulator.rivals.greedy import Mooncake, Ttft, TtftOptimistic
 from simulator.rivals.hashing import BoundedHash, ConsistentHash
 from simulator.rivals.llm_d import LlmD
 from simulator.rivals.preble import Preble
-from simulator.rivals.seen import PolicySetup
 
 
 def kvmesh(setup: PolicySetup) -> PlacementPolicy:

@@ -14,7 +14,7 @@ from simulator.catalogue import POLICIES
 from simulator.cost import COSTS, Cost
 from simulator.measures import Measures, measure
 from simulator.pooled import Pooled, bound, capacity_of, pool, scale_for
-from simulator.rivals.seen import PolicySetup
+from simulator.rivals.base import PolicySetup
 from simulator.servers import ServiceOrder
 from simulator.simulation import Cluster, Outage, Simulation
 from simulator.trace import Trace

@@ -14,7 +14,7 @@ from typing import Final
 
 from services.router.placement.policy import Dispatched
 from simulator.lru import BlockCache
-from simulator.rivals.seen import PlacementQuery, PolicySetup, Rival
+from simulator.rivals.base import PlacementQuery, PolicySetup, Rival
 
 MATCH: Final = 0.3
 SGLANG_BALANCE: Final = (64, 1.5)

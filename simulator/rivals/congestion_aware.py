@@ -18,7 +18,7 @@ from typing import Final
 
 from kvmesh.queue_order import ORDERS
 from services.router.placement.policy import Dispatched, ReplicaState
-from simulator.rivals.seen import PlacementQuery, PolicySetup, Rival
+from simulator.rivals.base import PlacementQuery, PolicySetup, Rival
 from simulator.servers import ServiceOrder
 
 KAPPA_MAX: Final = 8.0

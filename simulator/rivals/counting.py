@@ -5,7 +5,7 @@ The better of two: Mitzenmacher, "The Power of Two Choices in Randomized Load Ba
 
 from __future__ import annotations
 
-from simulator.rivals.seen import PlacementQuery, PolicySetup, Rival
+from simulator.rivals.base import PlacementQuery, PolicySetup, Rival
 
 
 class Random(Rival):

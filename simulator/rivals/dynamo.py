@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from simulator.rivals.seen import PlacementQuery, Rival
+from simulator.rivals.base import PlacementQuery, Rival
 
 PREFILL_LOAD_SCALE: Final = 1.0
 

@@ -6,7 +6,7 @@ holds 1.3 times as much, which would be transferred; without transfer what is le
 
 from __future__ import annotations
 
-from simulator.rivals.seen import PlacementQuery, Rival
+from simulator.rivals.base import PlacementQuery, Rival
 
 
 class Ttft(Rival):

@@ -12,7 +12,7 @@ import random
 from bisect import bisect
 from typing import Final
 
-from simulator.rivals.seen import PlacementQuery, PolicySetup, Rival
+from simulator.rivals.base import PlacementQuery, PolicySetup, Rival
 
 BLOCKS: Final = 2
 VIRTUAL_NODES: Final = 100

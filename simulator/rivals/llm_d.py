@@ -7,7 +7,7 @@ the precise ones, from KV events.
 
 from __future__ import annotations
 
-from simulator.rivals.seen import PlacementQuery, Rival
+from simulator.rivals.base import PlacementQuery, Rival
 
 PREFIX, QUEUE, UTILISATION = 2.0, 1.0, 1.0
 

@@ -12,7 +12,7 @@ from collections import deque
 from typing import Final
 
 from services.router.placement.policy import Dispatched, PlacementRequest
-from simulator.rivals.seen import PlacementQuery, PolicySetup, Rival
+from simulator.rivals.base import PlacementQuery, PolicySetup, Rival
 
 WINDOW_S: Final = 180.0
 REDIRECT: Final = 2.0

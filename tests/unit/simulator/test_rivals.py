@@ -21,7 +21,7 @@ from services.router.placement.policy import (
 )
 from simulator.catalogue import POLICIES
 from simulator.cost import Cost
-from simulator.rivals.seen import PolicySetup, Rival
+from simulator.rivals.base import PolicySetup, Rival
 from simulator.simulation import StartedWithHit
 
 NAMES = ["a", "b", "c"]
