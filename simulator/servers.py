@@ -29,7 +29,7 @@ class Server:
         self.busy_s = 0.0
         self.ends_s = 0.0
         """When what runs will be done."""
-        self.lives = 0
+        self.generation = 0
         """Times that it was lost."""
         self._capacity = capacity
         self._key = ORDERS[order.value]
@@ -57,5 +57,5 @@ class Server:
             lost.append(self.pop())
         self.running = None
         self.cache = BlockCache(self._capacity)
-        self.lives += 1
+        self.generation += 1
         return lost

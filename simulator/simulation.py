@@ -274,7 +274,7 @@ class Simulation:
     def _deliver(
         self,
         replica: int,
-        life: int,
+        generation: int,
         finished: Finished | None,
         stored: Stored | None,
         removed: Removed | None,
@@ -282,7 +282,7 @@ class Simulation:
     ) -> None:
         """All routers hear of one moment at a replica; each may miss what it says of the cache."""
         self._pending_events -= 1
-        if self._servers[replica].lives != life:  # lost since, and all that it had
+        if self._servers[replica].generation != generation:  # lost since, and all that it had
             self._dispatch_all()
             return
         loss, rng = self._cluster.loss, self._rng
@@ -306,9 +306,9 @@ class Simulation:
         started: StartedWithHit | None,
     ) -> None:
         self._pending_events += 1
-        life = self._servers[replica].lives
+        generation = self._servers[replica].generation
         at_s = self._now_s + self._cluster.delay_s
-        self._at(at_s, self._deliver, replica, life, finished, stored, removed, started)
+        self._at(at_s, self._deliver, replica, generation, finished, stored, removed, started)
 
     # Replicas
 
@@ -332,13 +332,13 @@ class Simulation:
         server.busy_s += seconds
         server.ends_s = now_s + seconds
         self._pending_events += 1
-        self._at(server.ends_s, self._finish, replica, server.lives, index, seconds)
+        self._at(server.ends_s, self._finish, replica, server.generation, index, seconds)
         return StartedWithHit(self._router_of[index % len(self._policies)], self._ids[index], now_s, depth)
 
-    def _finish(self, replica: int, life: int, index: int, seconds: float) -> None:
+    def _finish(self, replica: int, generation: int, index: int, seconds: float) -> None:
         server, load, now_s = self._servers[replica], self._load, self._now_s
         self._pending_events -= 1
-        if server.lives != life:
+        if server.generation != generation:
             self._dispatch_all()
             return
         name = self._names[replica]
