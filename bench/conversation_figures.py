@@ -18,7 +18,7 @@ from simulator import trace
 from simulator.cost import Cost
 from simulator.measures import Measures, mean
 from simulator.runs import Replay, Row
-from simulator.servers import Order
+from simulator.servers import ServiceOrder
 
 SEEDS = (1, 2, 3)
 STALENESS_S = 0.005
@@ -133,7 +133,7 @@ def simulated(
         replicas=replicas,
         load=None,
         cache_blocks=cache_blocks,
-        order=Order(default.prefill.queue_order),
+        order=ServiceOrder(default.prefill.queue_order),
         routers=routers,
         delay_s=STALENESS_S,
         dispatch_ahead_s=default.router.dispatch_ahead_s,

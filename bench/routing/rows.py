@@ -60,7 +60,7 @@ class Case:
         if row.slowness != 1:
             name += f", one {row.slowness:g} times as slow"
         if row.outage_s:
-            name += f", after restarts of {row.away_s:g} s"
+            name += f", after restarts of {row.outage_s:g} s"
         return name
 
     @property

@@ -110,7 +110,7 @@ def test_one_removal_moves_few_blocks() -> None:
     log = BlockLog()
     for key in range(50_000):
         log.put(key, key + 1)
-    log._places = [Counted(places) for places in log._places]
+    log._positions = [Counted(places) for places in log._positions]
     most = 0
     for key in range(49_000):
         moves = 0
