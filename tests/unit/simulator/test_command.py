@@ -19,7 +19,7 @@ from simulator.cost import COSTS
 from simulator.main import main
 from simulator.measures import Measures
 from simulator.options import BadOption, Cache
-from simulator.plot import CHARTS, COLOURS, Series, Panel, svg
+from simulator.plot import CHARTS, COLOURS, Panel, Series, svg
 from simulator.sizing import REPLICAS_MAX, Search
 from tests.unit.simulator import small
 

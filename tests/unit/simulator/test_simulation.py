@@ -32,7 +32,7 @@ from simulator.pooled import bound, capacity_of, pool, scale_for
 from simulator.processes import Runner, Task
 from simulator.runs import BOUND, Replay, Row
 from simulator.servers import ServiceOrder
-from simulator.simulation import Outage, Cluster, SimulationResult, Simulation
+from simulator.simulation import Cluster, Outage, Simulation, SimulationResult
 from simulator.workload import Workload, workload
 from tests.unit.overtaking import overtaken_s
 from tests.unit.simulator import small
