@@ -1,1 +1,1 @@
-"""What tenants may use: limits that nest, and the buckets in Redis that hold what is left of them."""
+"""Budgets of tenants: nested rate limits and concurrency limits, with token buckets and reservations in Redis."""

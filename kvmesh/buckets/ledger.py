@@ -1,6 +1,6 @@
-"""Budgets in Redis: sends operations, many in one round trip, and returns what each of them was answered.
+"""Budgets in Redis: sends operations, many in one round trip, and returns their answers.
 
-A shell. It decides nothing: the script does, in Redis, one operation at a time.
+A thin shell without decisions. The script in Redis decides, one operation at a time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Ledger:
     def __init__(
         self, redis: RedisLink, mesh: str, *, test_clock_ms: Callable[[], int] | None = None
     ) -> None:
-        """Send through `redis`. `test_clock_ms`: for tests of clock steps alone; without it Redis's own clock counts."""
+        """Send through `redis`. `test_clock_ms`: only for tests of clock steps; None takes the clock of Redis."""
         self._redis = redis
         self._mesh = mesh
         self._test_clock_ms = test_clock_ms
@@ -34,9 +34,9 @@ class Ledger:
     async def run(self, operations: Sequence[Operation]) -> list[Answer]:
         """Run `operations` in order, in one round trip, and return their answers.
 
-        Raises RedisAway if not all of them were answered. Those that Redis did run it knows: send all of them again. A
-        budget whose keys hold what no script can read is mended and asked again, where all operations are of one account.
-        Raises ValueError for an operation that says what none may say; then nothing was sent.
+        Raises RedisUnavailable if any answer is missing. Operations are idempotent: send all of them again. A budget with
+        unreadable keys is repaired, and the operations are sent again, if all of them are of one account. Raises ValueError
+        for an invalid operation, before anything is sent.
         """
         now_ms = self._test_clock_ms() if self._test_clock_ms else 0
         wanted = calls(self._mesh, operations, now_ms)
@@ -51,10 +51,10 @@ class Ledger:
         return answers(operations, replies)
 
     async def _mend(self, wanted: Call, why: RedisUnavailable) -> None:
-        """Remove from the budget of `wanted` what no script can read; all else stays."""
+        """Remove the unreadable parts of the budget of `wanted`; everything else stays."""
         budget_keys, (now_ms, *_) = wanted
         log.error(
-            "a budget is mended: its keys hold what cannot be read: %s",
+            "repairing a budget with unreadable keys: %s",
             why,
             extra={"keys": list(budget_keys)},
         )

@@ -1,7 +1,4 @@
-"""Limits that nest: a key's within its tenant's within its organisation's.
-
-Pure.
-"""
+"""Nested limits: those of a key inside those of its tenant, inside those of its organisation. Pure."""
 
 from __future__ import annotations
 
@@ -10,18 +7,18 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What one scope may use. 0: no limit of that kind."""
+    """Limits of one scope: rate limits as token buckets, concurrency, open overrun. 0: no limit of that kind."""
 
     requests_per_min: float = 0.0
     requests_burst: float = 0.0
-    """Requests that may come at once after a pause; at least 1 where `requests_per_min` is set."""
+    """Requests that may come at once after a pause; at least 1 if `requests_per_min` is set."""
     tokens_per_min: float = 0.0
     tokens_burst: float = 0.0
     """Tokens that may be reserved at once after a pause; a request that needs more can never be admitted."""
     concurrency: int = 0
-    """Requests at a time."""
+    """Running requests."""
     tokens_overrun: float = 0.0
-    """Open overrun: tokens that live requests may together still use beyond what is reserved for them. Counts where
+    """Open overrun: tokens that live requests may together still use beyond their reservations. Applies only if
     `tokens_per_min` is set."""
 
     @property
@@ -32,7 +29,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Whose limit: "organisation:acme", "tenant:search" or "key:search-prod"."""
+    """A name with its limit, for example "organisation:acme", "tenant:search" or "key:search-prod"."""
 
     name: str
     limit: Limit
@@ -40,13 +37,13 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Who pays for a request: all scopes of one organisation, outermost first. Scopes without limits are left out."""
+    """The scopes that a request is charged to: of one organisation, outermost first, without those that have no limit."""
 
     organisation: str
-    """Hash tag of all keys in Redis."""
+    """Hash tag of all keys of the account in Redis."""
     scopes: tuple[Scope, ...]
     _hash: int = field(init=False, repr=False, compare=False)
-    """Reckoned once: it is asked for with every request."""
+    """Hash, computed once because every request needs it."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_hash", hash((self.organisation, self.scopes)))

@@ -1,7 +1,8 @@
-"""What can be asked of an organisation's budget in Redis, and what it answers.
+"""Operations on an organisation's budget in Redis, and their answers. Pure.
 
-Pure. Every operation may be sent again when its answer was lost: it is done once. Tokens and requests are whole numbers
->= 0, times are seconds. `rid` names a reservation: unique for ever, for example the owner of an execution.
+Every operation is idempotent: after a lost answer it may be sent again, and takes effect exactly once. Tokens and requests
+are whole numbers >= 0, times are seconds. `rid` names a reservation and is never reused, for example the owner of an
+execution. A quota lease is one reservation for many requests (see Draw).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Literal, TypeAlias
 from kvmesh.buckets.limits import Account
 
 LEASE_S_MAX = 3600.0
-"""Longest lease; the keys in Redis live a day."""
+"""Longest lease of a reservation; the keys in Redis live a day."""
 
 SCOPES_MAX = 16
 TOKENS_MAX = 2**31
@@ -23,8 +24,8 @@ TOKENS_MAX = 2**31
 class Reserve:
     """Takes `tokens`, `requests` and `slots` from every scope of the account, or nothing. Answers Granted or Denied.
 
-    `force`: always granted; what the levels do not hold becomes debt, repaid before the next admission, and the open
-    overrun may exceed its limit.
+    `force`: always granted. An amount above the levels becomes debt, which is repaid before the next admission. The open
+    overrun may then exceed its limit.
     """
 
     account: Account
@@ -35,49 +36,51 @@ class Reserve:
     slots: int = 1
     force: bool = False
     overrun: int = 0
-    """Tokens that the request may use beyond `tokens`: open until it is settled, swept or has reserved them. Refused where
-    a scope's open overrun would exceed its limit; with none open in the scope one request is granted whatever this is."""
+    """Tokens that the request may use beyond `tokens`. They are open until the reservation is settled, swept or extended
+    by them. The operation is denied if a scope's open overrun would exceed its limit. With no overrun open in the scope,
+    one request is granted with any overrun."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """Ends a reservation: charges what was used of it, gives the rest back. Answers Settled.
+    """Ends a reservation: charges the used amount and gives the rest back. Answers Settled.
 
-    Used beyond the reservation becomes debt. Of one that was swept only what lies above the estimate is charged.
-    A reservation that Redis does not know charges nothing, and cannot be made any more by a Reserve that comes late.
+    An amount beyond the reservation becomes debt. For a swept reservation only the amount above the estimate is charged.
+    An unknown reservation charges nothing, and a late Reserve can no longer make it.
+
     """
 
     account: Account
     rid: str
     actual_tokens: int
-    """Of the whole reservation; of a slab: since it was opened, as in `Draw.used_tokens`."""
+    """Tokens of the whole reservation; for a quota lease, since its opening, as in `Draw.used_tokens`."""
     refund_request: bool = False
-    """True: no request is charged either. Our fault, before the first token."""
+    """True: the request is not charged either, because the mesh failed before the first token."""
     used_requests: int | None = None
-    """Of a slab: requests since it was opened; the rest is given back. None: all."""
+    """For a quota lease: requests since its opening; the rest is given back. None: all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """One reservation that still runs, as its frontend knows it."""
+    """One open reservation, as its frontend knows it."""
 
     rid: str
     tokens: int
-    """All that it holds so far, earlier extensions included."""
+    """Tokens that it holds so far, earlier extensions included."""
     requests: int = 1
     slots: int = 1
     extra_tokens: int = 0
-    """To hold from now on besides, whatever the levels are: debt, if need be."""
+    """Extension: further tokens to hold, at any level. An amount above the levels becomes debt."""
     overrun: int = 0
-    """Tokens that it may use beyond all that it holds from now on."""
+    """Tokens that it may use beyond `tokens` and `extra_tokens`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Renew:
-    """Renews leases, extends reservations. Answers Renewed. Not for slabs: they draw.
+    """Renews leases and extends reservations. Answers Renewed. Not for quota leases, which use Draw.
 
-    Opens again what was swept. What Redis has lost is made anew and taken from the levels, but never below 0: it
-    had been paid for.
+    A swept reservation is opened again. A reservation that Redis has lost is recreated and taken from the levels, but
+    never below 0, because it was paid for before.
     """
 
     account: Account
@@ -87,11 +90,11 @@ class Renew:
 
 @dataclass(frozen=True, slots=True)
 class Lower:
-    """Gives back what a reservation holds beyond `tokens`; it goes on as it was. Answers Lowered. Not for slabs.
+    """Lowers a reservation to `tokens` and gives the rest back; its lease does not change. Answers Lowered.
 
-    Whoever goes on with a request knows what the reservation before is worth, and not whether its frontend lives. If so,
-    that settles what it knows; if not, a sweep charges `tokens`. Of what was swept already the rest is given back. Its open
-    overrun is closed: the successor's reservation opens what is left of the request.
+    Not for quota leases. A successor execution knows the tokens of its predecessor, but not whether the predecessor's
+    frontend lives. A living frontend settles its own count; otherwise a sweep charges `tokens`. For a swept reservation
+    the difference is given back. Its open overrun is closed, because the successor's reservation opens the remaining one.
     """
 
     account: Account
@@ -101,60 +104,60 @@ class Lower:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Opens a slab, or settles what was used of it and fills it again, in one step. Answers Drawn.
+    """Opens a quota lease, or settles its used amount and refills it, in one step. Answers Drawn.
 
-    A slab is one reservation for many requests. What it shall hold is granted as far as the levels reach, each of tokens,
-    requests, slots and open overrun by itself; what it holds beyond goes back. Used is counted from when the slab was
-    opened, so that a lost answer changes nothing. A Draw renews the lease, opens again what was swept, and opens anew what
-    was lost.
+    A quota lease is one reservation for many requests. Tokens, requests, slots and open overrun are granted separately,
+    each up to the wanted amount as far as the levels allow. Amounts above the wanted ones go back. Used amounts count from
+    the opening of the quota lease, so that a lost answer changes nothing. A Draw also extends the time of the lease, opens
+    a swept quota lease again, and recreates a lost one.
     """
 
     account: Account
     rid: str
     number: int
-    """1, 2, 3 ... per slab, one more each time something is sent; an older one that comes late is ignored."""
+    """Sequence number per quota lease, from 1; a late Draw with an older number is ignored."""
     used_tokens: int
-    """Tokens charged to the slab since it was opened."""
+    """Tokens charged to the quota lease since its opening."""
     used_requests: int
-    """Requests admitted from the slab since it was opened."""
+    """Requests admitted from the quota lease since its opening."""
     tokens: int
-    """Tokens that it shall hold: the estimates of what runs, and what is to be given out."""
+    """Wanted tokens: the estimates of running requests, and those for new ones."""
     requests: int
-    """Requests that it shall hold to be given out."""
+    """Wanted requests, for new ones."""
     slots: int
-    """Slots that it shall hold: what runs, and what is to be given out."""
+    """Wanted slots: those of running requests, and those for new ones."""
     lease_s: float
     least_tokens: int = 0
-    """Estimates of what runs: held whatever the levels are."""
+    """Estimates of running requests; granted at any level."""
     least_slots: int = 0
-    """What runs: held whatever others hold."""
+    """Slots of running requests; granted even above the limit."""
     overrun: int = 0
-    """Open overrun that it shall hold: of what runs, and to be given out."""
+    """Wanted open overrun: that of running requests, and some for new ones."""
     least_overrun: int = 0
-    """Open overrun of what runs: held whatever others hold."""
+    """Open overrun of running requests; granted even above the limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spend:
-    """Takes from the levels what was spent without Redis, never below 0. Answers Spent."""
+    """Takes amounts that were spent without Redis from the levels, never below 0. Answers Spent."""
 
     account: Account
     tokens: int
     requests: int
     rid: str = ""
-    """Names the spending, so that it is taken once if it is sent twice within five minutes. Empty: each counts."""
+    """Name of the spending; a repetition within five minutes is ignored. Empty: every Spend counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Show:
-    """Asks for the levels of the account's scopes and for the organisation's ledger. Answers Shown. Changes nothing."""
+    """Reads the levels of the account's scopes and the organisation's ledger, without changes. Answers Shown."""
 
     account: Account
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Settles reservations whose lease is over at their estimate, at most `count` <= 1000. Answers Swept."""
+    """Settles reservations with an expired lease at their estimate, at most `count` <= 1000. Answers Swept."""
 
     organisation: str
     count: int = 100
@@ -165,7 +168,7 @@ Operation: TypeAlias = Reserve | Settle | Renew | Lower | Draw | Spend | Show | 
 
 @dataclass(frozen=True, slots=True)
 class RemainingBudget:
-    """What is left in the scope that has least. None: no scope limits it. Below 0: debt."""
+    """Remaining budget in the scope with the least. None: no scope limits it. Below 0: debt."""
 
     requests: float | None = None
     tokens: float | None = None
@@ -173,7 +176,7 @@ class RemainingBudget:
 
 
 Reason: TypeAlias = Literal["requests", "tokens", "concurrency", "overrun", "burst"]
-"""Which limit refuses. "burst": the request asks for more than the limit ever holds."""
+"""The limit that denies a request. "burst": the request needs more than the bucket can ever hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +185,7 @@ class Granted:
 
     remaining: RemainingBudget
     is_repeated: bool = False
-    """True if Redis knew it already: nothing was charged again."""
+    """True if the reservation existed already; nothing was charged again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,24 +194,24 @@ class Denied:
 
     reason: Reason
     scope: str
-    """Whose limit: the one to wait for longest, of equals the innermost."""
+    """Scope of the limit with the longest wait; among equals the innermost."""
     wait_s: float | None
-    """Until the levels hold it, to the millisecond, if no other request takes from them.
+    """Time until the levels suffice, to the millisecond, if no other request takes from them.
     None: not known (concurrency, overrun) or never (burst)."""
     remaining: RemainingBudget
     is_claimed: bool = False
-    """True if it must wait for a larger request that was refused before it; who needs more may not have to."""
+    """True if a claim of a larger request, refused before, causes the wait. A request above the claim need not wait."""
     overrun_excess: int = 0
     """Tokens by which the scope's open overrun must shrink first; 0 for any other reason."""
 
 
 SettledState: TypeAlias = Literal["settled", "late", "repeated", "unknown"]
-"""late: it had been swept. repeated, unknown: nothing was charged."""
+"""A late settlement comes after a sweep. A repeated or unknown one charges nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """What the settlement changed."""
+    """Effect of a settlement."""
 
     refunded: int
     """Tokens given back."""
@@ -219,12 +222,12 @@ class Settled:
 
 
 RenewedState: TypeAlias = Literal["renewed", "reopened", "recreated", "settled"]
-"""reopened: it had been swept. recreated: Redis had lost it. settled: it is over, nothing was changed."""
+"""Reopened after a sweep, or recreated after a loss of Redis's memory. A settled one has ended and is not changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Renewed:
-    """What became of each item of the Renew, in its order."""
+    """State of each item of the Renew, in its order."""
 
     states: tuple[RenewedState, ...]
     remaining: RemainingBudget
@@ -232,22 +235,22 @@ class Renewed:
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """What was given back."""
+    """Effect of a Lower."""
 
     refunded: int
-    """0 too if the reservation is settled or not known."""
+    """Tokens given back; 0 also if the reservation is settled or unknown."""
     remaining: RemainingBudget
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """What the slab holds now."""
+    """Amounts that the quota lease holds now."""
 
     tokens: int
     requests: int
     slots: int
     is_open: bool
-    """False if the slab was settled: it holds nothing and never will again."""
+    """False if the quota lease was settled; it holds nothing and cannot be opened again."""
     remaining: RemainingBudget
     overrun: int = 0
 
@@ -262,7 +265,7 @@ class Spent:
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """What a sweep found."""
+    """Reservations that a sweep settled."""
 
     reservations: int
     tokens: int
@@ -272,39 +275,38 @@ class Swept:
 
 @dataclass(frozen=True, slots=True)
 class ScopeUsage:
-    """Live use of one scope. None: not limited; levels below 0 are debt."""
+    """Current usage of one scope. None: not limited; levels below 0 are debt."""
 
     scope: str
     requests: float | None
     tokens: float | None
     slots: int
-    """Slots that are held, also where they are not limited."""
+    """Slots in use, also without a limit."""
     overrun: int = 0
-    """Open overrun in tokens, also where it is not limited."""
+    """Open overrun in tokens, also without a limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerTotals:
-    """The organisation's ledger in tokens: reserved + extended = settled + refunded + swept + held, always."""
+    """The organisation's ledger in tokens. INVARIANT: reserved + extended = settled + refunded + swept + held."""
 
     reserved: int = 0
     extended: int = 0
     settled: int = 0
     refunded: int = 0
     swept: int = 0
-    """Settled at the estimate, because the frontend that held it was gone; less by what was opened again
-    or lowered."""
+    """Settled at the estimate, because the frontend of the reservation was lost. Reopening and lowering reduce it."""
     overrun: int = 0
     """Charged beyond reservations."""
     spent: int = 0
-    """Taken for what was spent without Redis, as it was stated."""
+    """Spent without Redis, as stated by Spend."""
     sweep_count: int = 0
     reopen_count: int = 0
     recreate_count: int = 0
     open_count: int = 0
-    """Reservations that are open."""
+    """Open reservations."""
     tombstone_count: int = 0
-    """Reservations that are over and remembered for a while."""
+    """Ended reservations, remembered for some time."""
 
     @property
     def held(self) -> int:

@@ -1,7 +1,4 @@
-"""Operations as arguments of the script, its replies as answers.
-
-Pure.
-"""
+"""Encodes operations as arguments of the script, and decodes its replies as answers. Pure."""
 
 from __future__ import annotations
 
@@ -44,34 +41,34 @@ from kvmesh.buckets.operations import (
 from kvmesh.redis_script import Call
 
 UNIT: Final = 60_000
-"""A level counts in sixty-thousandths: what a rate of 1 per minute adds in 1 ms."""
+"""Units of a level per token or request: a rate of 1 per minute adds one unit in 1 ms."""
 
 SWEEP_MAX: Final = 1000
 
 Words: TypeAlias = tuple[tuple[float, ...], tuple[str, ...]]
-"""Numbers and names that an operation brings."""
+"""Numbers and names of an operation."""
 
 
 @lru_cache(maxsize=4096)
 def keys(mesh: str, organisation: str) -> tuple[str, str, str]:
-    """Return the keys of an organisation's budget: levels, reservations, leases. One hash tag, so one node of a Cluster.
+    """Return the keys of an organisation's budget: levels, reservations, leases. One hash tag puts them on one node.
 
-    Their name tells the form of what is in them: no script reads another's, and frontends of two releases would empty each
-    other's.
+    The names contain the version of the format. A script cannot read another version, and frontends of two releases would
+    otherwise delete each other's keys.
     """
     tag = f"{{{mesh}:{organisation}}}:budget2"
     return f"{tag}:levels", f"{tag}:open", f"{tag}:leases"
 
 
 def organisation(operation: Operation) -> str:
-    """Return whose budget `operation` is about."""
+    """Return the organisation of the budget that `operation` concerns."""
     return operation.organisation if isinstance(operation, Sweep) else operation.account.organisation
 
 
 def calls(mesh: str, operations: Sequence[Operation], now_ms: int) -> list[Call]:
-    """Return the calls of the script that do `operations`: those of one account that follow each other in one call.
+    """Return the script calls for `operations`; consecutive operations of one account share a call.
 
-    `now_ms` 0: Redis's own clock. Raises ValueError for what no operation may say.
+    `now_ms` 0: the clock of Redis. Raises ValueError for an invalid operation.
     """
     made: list[Call] = []
     words: list[str | bytes] = []
@@ -84,14 +81,14 @@ def calls(mesh: str, operations: Sequence[Operation], now_ms: int) -> list[Call]
             made.append((keys(mesh, organisation(operation)), words))
         words += _words(operation)
         count += 1
-        last = None if isinstance(operation, Renew) else account  # a renewal is many operations already
+        last = None if isinstance(operation, Renew) else account  # one Renew has many items already
     return made
 
 
 def answers(operations: Sequence[Operation], replies: Iterable[Sequence[Any]]) -> list[Answer]:
-    """Return what the script's `replies` to the calls for `operations` say."""
-    said = [each for reply in replies for each in reply]
-    return [_DECODERS[type(each)](each, reply) for each, reply in zip(operations, said, strict=True)]
+    """Return the answers in the script's `replies` to the calls for `operations`."""
+    parts = [each for reply in replies for each in reply]
+    return [_DECODERS[type(each)](each, part) for each, part in zip(operations, parts, strict=True)]
 
 
 def _words(operation: Operation) -> tuple[str | bytes, ...]:
@@ -105,20 +102,20 @@ def _words(operation: Operation) -> tuple[str | bytes, ...]:
 _NUMBERS: Final = [Struct(f"<{count}d") for count in range(16)]
 
 _TOGETHER_MAX: Final = 16
-"""Operations in one call: a script blocks everybody."""
+"""Most operations in one call, because a running script blocks all other clients of Redis."""
 
 _NO_SCOPES: Final[tuple[bytes, tuple[str, ...]]] = b"", ()
 
 
 @lru_cache(maxsize=4096)
 def _scopes(account: Account) -> tuple[bytes, tuple[str, ...]]:
-    """Return the limits of all scopes as the script reads them, and their names."""
+    """Return the limits of all scopes in the script's format, and the names of the scopes."""
     if len(account.scopes) > SCOPES_MAX:
         raise ValueError(f"an account has {len(account.scopes)} scopes; at most {SCOPES_MAX} are allowed")
     limits = b""
     for scope in account.scopes:
         if not scope.name or "\n" in scope.name:
-            raise ValueError(f"a scope is called {scope.name!r}; one line that is not empty is allowed")
+            raise ValueError(f"the name of a scope is {scope.name!r}; one line that is not empty is allowed")
         limit = scope.limit
         for rate in (limit.requests_per_min, limit.tokens_per_min, limit.concurrency, limit.tokens_overrun):
             if not 0 <= rate < float("inf"):
@@ -140,7 +137,7 @@ def _burst(rate: float, burst: float) -> float:
 def _rid(rid: str) -> str:
     if not rid or rid[0] in "#+":
         raise ValueError(
-            f"a reservation is called {rid!r}; a name that does not begin with # or + is allowed"
+            f"the rid of a reservation is {rid!r}; a name that does not begin with # or + is allowed"
         )
     return rid
 
@@ -166,7 +163,9 @@ def _reserve(each: Reserve) -> Words:
 def _settle(each: Settle) -> Words:
     requests = 0 if each.refund_request else -1 if each.used_requests is None else each.used_requests
     if each.used_requests is None or each.actual_tokens < 0:
-        _whole("actual_tokens", each.actual_tokens)  # a slab's are those of its whole life
+        _whole(
+            "actual_tokens", each.actual_tokens
+        )  # a quota lease counts since its opening, without this bound
     return (each.actual_tokens, requests), (_rid(each.rid),)
 
 
@@ -190,7 +189,7 @@ def _draw(each: Draw) -> Words:
     used = (
         each.used_tokens,
         each.used_requests,
-    )  # of the slab's whole life, so not bounded as an operation is
+    )  # counted since the opening of the quota lease, so not bounded like one operation
     return (each.number, _ms(each.lease_s), *used, *amounts), (_rid(each.rid),)
 
 
@@ -271,7 +270,7 @@ def _shown(each: Show, reply: Any) -> Answer:
         for scope, (requests, tokens, slots, overrun) in zip(each.account.scopes, reply[0], strict=True)
     )
     values = [int(word or 0) for word in reply[1]]
-    values[-1] -= values[-2]  # what is neither open nor forgotten is a tombstone
+    values[-1] -= values[-2]  # rows that are not open are tombstones
     return Shown(uses, LedgerTotals(*values))
 
 

@@ -1,1 +1,1 @@
-"""Who a process is to its peers, and whom it believes: mutual TLS between the processes of a mesh."""
+"""Mutual TLS between the processes of a mesh: certificates that name roles, and permissions by role."""

@@ -1,4 +1,4 @@
-"""TLS towards clients: what a frontend shows, and whether clients must show something."""
+"""TLS between clients and a frontend: the frontend's certificate, and the authorities of client certificates."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class Edge:
-    """A frontend's way to its clients. Without `frontend.certificate` it is plain, also where the mesh inside is not."""
+    """TLS between a frontend and its clients. Without `frontend.certificate` they use plain text, also in a TLS mesh."""
 
     def __init__(self, config: MeshConfig, trust: Trust) -> None:
         """Read the files. Raises ConfigError."""
@@ -34,7 +34,7 @@ class Edge:
             self._clients = Authorities(section.client_authority)
 
     def server_credentials(self) -> grpc.ServerCredentials | None:
-        """Return what the frontend shows its clients and asks of them; None: plain."""
+        """Return the credentials of the frontend's server; None: plain text."""
         if self._reloader is None:
             return None
         return grpc.dynamic_ssl_server_credentials(
@@ -44,7 +44,7 @@ class Edge:
         )
 
     def channel(self, address: str) -> grpc.aio.Channel:
-        """Return a channel of the mesh's own tools to a frontend: the one certificate that it may show is known."""
+        """Return a channel from the mesh's own tools to a frontend. It accepts only the frontend's own certificate."""
         if self._reloader is None:
             return channel(address)
         found = self._reloader.current()
@@ -64,13 +64,13 @@ class Edge:
         roots = None
         if self._clients is not None:
             own = self._trust.material()
-            # Health checks and `kvmesh status` come with certificates of the mesh.
+            # Health checks and `kvmesh status` show certificates of the mesh.
             roots = self._clients.current() + b"\n" + (own.authority if own else b"")
         return grpc.ssl_server_certificate_configuration([(found.key, found.certificate)], roots)
 
 
 class Authorities:
-    """Who signs the certificates of clients; read again for each new connection."""
+    """Authorities of client certificates, read again for each new connection."""
 
     def __init__(self, path: str) -> None:
         """Read at once. Raises ConfigError."""
@@ -79,12 +79,12 @@ class Authorities:
         self._last_fault = b""
 
     def current(self) -> bytes:
-        """Return the authorities, PEM. What cannot be used is logged, and the old ones stay."""
+        """Return the authorities, PEM. An unusable new file is logged, and the old authorities stay."""
         try:
             self._current = self._read()
         except ConfigError as error:
-            if str(error).encode() != self._last_fault:  # told once
-                log.error("renewed authorities cannot be used; those before stay in use: %s", error)
+            if str(error).encode() != self._last_fault:  # logged once
+                log.error("renewed authorities cannot be used; the old ones stay in use: %s", error)
             self._last_fault = str(error).encode()
         return self._current
 

@@ -1,4 +1,4 @@
-"""The interceptor of a server that knows its peers: who may call what is decided by the caller's certificate."""
+"""Interceptor that authorizes calls between processes of the mesh by the role in the caller's certificate."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ ATTACH: Final = "/kvmesh.attach.v1.AttachService/Attach"
 
 
 class PeerGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
-    """Refuses calls of peers whose certificate names no role that may make them: PEER_REFUSED, and a line in the log.
+    """Refuses a call with PEER_REFUSED and a log line, if no role in the peer's certificate may make the call.
 
-    gRPC has verified the certificate itself before. Stands inside the ErrorInterceptor, which turns the refusal into a
-    status. Once per call; a stream's messages cost nothing.
+    gRPC has verified the certificate before. The guard runs inside the ErrorInterceptor, which turns the refusal into a
+    status. It runs once per call; the messages of a stream cost nothing.
     """
 
     def __init__(self, role: str, mesh: str) -> None:
@@ -44,13 +44,13 @@ class PeerGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generi
         return rewrapped(await continuation(handler_call_details), unary=guarded, streaming=guarded)
 
     def check(self, method: str, names: Iterable[str], peer: str) -> None:
-        """Raise MeshError PEER_REFUSED unless one of `names`, the caller's, may call `method`."""
+        """Raise MeshError PEER_REFUSED unless one of the caller's `names` may call `method`."""
         allowed = self._rules.get(method, self._members)
         names = tuple(names)
         if not allowed.isdisjoint(names):
             return
-        shown = ", ".join(sorted(names)) or "nobody"
-        wanted = ", ".join(sorted(allowed)) or "nobody"
+        shown = ", ".join(sorted(names)) or "no name"
+        wanted = ", ".join(sorted(allowed)) or "no role"
         log.warning(
             "peer refused: its certificate is for %s",
             shown,

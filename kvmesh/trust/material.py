@@ -1,7 +1,7 @@
-"""Certificate, key and authority of a process: read, tried out, and read again when the files change.
+"""Certificate, key and authority of a process: read, tested, and reloaded when the files change.
 
-Files are tried before they are used: both ends of a handshake are played in memory with them, so that whatever a peer
-would refuse is refused here first, with a sentence, and a half-written renewal is not taken.
+New files are tested by a handshake in memory, with both ends in this process. A fault that a peer would refuse is found
+first, with one sentence. A half-written renewal is not used.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from kvmesh.config import ConfigError
 log = logging.getLogger(__name__)
 
 _ROUNDS_MAX: Final = 16
-"""A handshake in memory takes three or four turns of each side."""
+"""Most turns of a handshake in memory, which takes three or four turns per side."""
 
 Stamp = tuple[tuple[int, int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """Where the three files are, and the keys of the configuration that name them."""
+    """Paths of the three files, and the section of the configuration that names them."""
 
     certificate: str
     key: str
     authority: str
-    """Whom to believe; empty: the certificate's own chain is taken for granted, nobody is verified with it."""
+    """Authorities to trust; empty: the certificate's own chain is trusted, and no peer is verified with it."""
 
     section: str = "trust"
-    """Where the keys stand, for messages."""
+    """Section of the keys, for messages."""
 
     def stamp(self) -> Stamp:
-        """Return what changes when a file is replaced or written. Raises ConfigError naming the one that is missing."""
+        """Return a stamp that changes when a file is replaced or written. Raises ConfigError that names a missing file."""
         return tuple(self._stat(key, path) for key, path in self._named())
 
     def read(self) -> tuple[bytes, bytes, bytes]:
@@ -69,7 +69,7 @@ class Files:
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """What was read and holds together. PEM, each."""
+    """Tested contents of the files, in PEM."""
 
     certificate: bytes
     key: bytes = field(repr=False)
@@ -81,32 +81,32 @@ class Material:
 
 
 def read(files: Files, name: str = "") -> Material:
-    """Read `files` and try them out; `name` must be in the certificate (empty: any may).
+    """Read and test `files`; `name` must be in the certificate (empty: any name).
 
-    Raises ConfigError with what a peer would refuse: the key of another certificate, an authority that did not sign it,
-    one that is over, one of another role.
+    Raises ConfigError for a fault that a peer would refuse. Such faults are a key of another certificate, another
+    authority, an expired certificate, or the certificate of another role.
     """
     certificate, key, authority = files.read()
     seen = _test_handshake(files)
     names = tuple(text for kind, text in seen.get("subjectAltName", ()) if kind == "DNS")
     if name and name not in names:
-        shown = ", ".join(names) or "nobody (it has no DNS name)"
+        shown = ", ".join(names) or "no role (it has no DNS name)"
         raise ConfigError(f"{files.setting('certificate')} is for {shown}: allowed is one for {name}.")
     return Material(certificate, key, authority, names, float(ssl.cert_time_to_seconds(seen["notAfter"])))
 
 
 class CertificateReloader:
-    """Holds the newest usable material of `files`. May be asked from any thread."""
+    """Holds the newest usable material of `files`. Thread-safe."""
 
     def __init__(self, files: Files, name: str = "") -> None:
-        """Read at once. Raises ConfigError."""
+        """Read the files. Raises ConfigError."""
         self.files = files
         self._name = name
         self._lock = threading.Lock()
         self._stamp, self._material = self._read_stable()
 
     def current(self) -> Material:
-        """Return the material, read again if a file changed. What cannot be used is logged, and the old one stays."""
+        """Return the material, reloaded if a file changed. An unusable renewal is logged, and the old material stays."""
         with self._lock:
             try:
                 stamp = self.files.stamp()
@@ -133,22 +133,22 @@ class CertificateReloader:
             )
 
     def _read_stable(self) -> tuple[Stamp, Material]:
-        """Read until the files did not change meanwhile; a renewal replaces them one by one."""
+        """Read until the files do not change during the read; a renewal replaces them one by one."""
         for _ in range(3):
             stamp = self.files.stamp()
             material = read(self.files, self._name)
             if self.files.stamp() == stamp:
                 return stamp, material
-        raise ConfigError(f"{self.files.setting('certificate')} changes while it is read.")
+        raise ConfigError(f"{self.files.setting('certificate')} keeps changing while it is read.")
 
     def _log_unusable(self, stamp: Stamp, error: ConfigError) -> None:
-        if stamp != self._stamp:  # told once for each change
-            log.error("a renewed certificate cannot be used; the one before stays in use: %s", error)
+        if stamp != self._stamp:  # logged once per change
+            log.error("a renewed certificate cannot be used; the old one stays in use: %s", error)
         self._stamp = stamp
 
 
 def client_context(files: Files) -> ssl.SSLContext:
-    """Return a context that shows the certificate and verifies the peer's chain, not its name."""
+    """Return a context that shows the certificate and verifies the peer's chain, but not its name."""
     return _context(ssl.PROTOCOL_TLS_CLIENT, files)
 
 
@@ -156,7 +156,7 @@ def _context(protocol: int, files: Files) -> ssl.SSLContext:
     context = ssl.SSLContext(protocol)
     context.check_hostname = False
     try:
-        # Without a password an encrypted key would ask at the terminal, and wait.
+        # Without this password, an encrypted key would prompt at the terminal and block.
         context.load_cert_chain(files.certificate, files.key, password=lambda: "")
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
@@ -181,7 +181,7 @@ def _context(protocol: int, files: Files) -> ssl.SSLContext:
 
 
 def _test_handshake(files: Files) -> dict[str, Any]:
-    """Play a handshake with ourselves and return the certificate as a peer sees it. Raises ConfigError."""
+    """Run a handshake in memory and return the certificate as a peer sees it. Raises ConfigError."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     server = _context(ssl.PROTOCOL_TLS_SERVER, files)
     if not files.authority:
@@ -200,7 +200,7 @@ def _test_handshake(files: Files) -> dict[str, Any]:
                 pass
             except ssl.SSLCertVerificationError as error:
                 raise ConfigError(
-                    f"{files.setting('certificate')} does not hold before {files.setting('authority')}: "
+                    f"{files.setting('certificate')} is not accepted by {files.setting('authority')}: "
                     f"{error.verify_message}."
                 ) from error
             except ssl.SSLError as error:
@@ -209,4 +209,6 @@ def _test_handshake(files: Files) -> dict[str, Any]:
                 ) from error
         if all(done):
             return dict(ends[0].getpeercert() or {})
-    raise ConfigError(f"{files.setting('certificate')} cannot be used: a handshake with it does not end.")
+    raise ConfigError(
+        f"{files.setting('certificate')} cannot be used: a test handshake with it does not finish."
+    )

@@ -1,7 +1,7 @@
-"""Names in certificates, and who may attach to whom. Pure.
+"""Names in certificates, and the roles that may attach to each role. Pure.
 
 A certificate of the mesh names the role of its process, not the process: `router.kvmesh.internal` for every router of the
-mesh "kvmesh". Addresses change, and say nothing of what a process may do.
+mesh "kvmesh". Addresses change, and they do not identify permissions.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ OPERATOR: Final = "operator"
 """The operator: runs `kvmesh status`, `kvmesh health` and `kvmesh replay --cost-of` from outside the services."""
 
 CERTIFICATE_ROLES: Final = (*SERVICES, OPERATOR)
-"""Roles that may stand in a certificate of the mesh."""
+"""Roles that a certificate of the mesh may name."""
 
 MAY_ATTACH: Final[Mapping[str, tuple[str, ...]]] = {
     "router": ("frontend",),
@@ -26,5 +26,5 @@ MAY_ATTACH: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def name_of(role: str, mesh: str) -> str:
-    """Return the name that stands as a DNS name in the certificates of `role` in `mesh`."""
+    """Return the DNS name in the certificates of `role` in `mesh`."""
     return f"{role}.{mesh}.internal"

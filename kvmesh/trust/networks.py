@@ -1,4 +1,4 @@
-"""Which addresses a process may dial: those inside `trust.networks`. Pure."""
+"""Filter of the addresses that a process may dial: those inside `trust.networks`. Pure."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ KEY = "trust.networks"
 
 
 def parse(text: str) -> Network:
-    """Return the network of a CIDR such as "10.0.0.0/8". Raises ValueError if it is none, or has host bits."""
+    """Return the network of a CIDR such as "10.0.0.0/8". Raises ValueError if the text is no CIDR or has host bits."""
     return ipaddress.ip_network(text)
 
 
 def host_of(address: str) -> str:
-    """Return the host of "host:port", IPv6 without brackets."""
+    """Return the host of "host:port"; an IPv6 address without brackets."""
     return address.rpartition(":")[0].strip("[]")
 
 
 def ip_of(host: str) -> Ip | None:
-    """Return the address that `host` is; None if it is a name. An IPv4 address inside an IPv6 one is the IPv4 address."""
+    """Return `host` as an address; None if it is a name. An IPv4-mapped IPv6 address becomes the IPv4 address."""
     try:
         ip = ipaddress.ip_address(host)
     except ValueError:
@@ -34,7 +34,7 @@ def ip_of(host: str) -> Ip | None:
 
 
 class Networks:
-    """The networks of the configuration; none: every address is allowed."""
+    """The networks of the configuration; without any, every address is allowed."""
 
     def __init__(self, cidrs: Iterable[str] = ()) -> None:
         self._networks = tuple(parse(text) for text in cidrs)
@@ -45,7 +45,7 @@ class Networks:
         return not self._networks
 
     def fault(self, address: str, *, may_be_name: bool = True) -> str:
-        """Return why "host:port" may not be dialled, or an empty text. A name is judged when it is resolved."""
+        """Return why "host:port" may not be dialled, or an empty text. A name is checked after its resolution."""
         host = host_of(address)
         ip = ip_of(host)
         if self.is_any or not address or (ip is None and may_be_name):
@@ -55,7 +55,7 @@ class Networks:
         return "" if self._holds(ip) else f"{address} is outside {KEY}"
 
     def inside(self, hosts: Sequence[str]) -> list[str]:
-        """Return those of these addresses that may be dialled."""
+        """Return the addresses among `hosts` that may be dialled."""
         return [host for host in hosts if (ip := ip_of(host)) is not None and self._holds(ip)]
 
     def _holds(self, ip: Ip) -> bool:

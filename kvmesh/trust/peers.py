@@ -1,4 +1,4 @@
-"""How a process of the mesh talks to others: plain, or by mutual TLS with certificates that name roles."""
+"""Channels and server credentials between processes of the mesh: plain text, or mutual TLS with roles as names."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ log = logging.getLogger(__name__)
 EXPIRES: Final = "Unix time at which the certificate in use ends; 0 without TLS."
 
 ROLE: Final = "{role}"
-"""Stands in the paths of [trust] for the role of the process that reads them, so that one file serves all."""
+"""Placeholder in the paths of [trust] for the role of the reading process, so that one file serves all processes."""
 
 
 class Trust:
-    """What a process of `role` shows to its peers, and whom it believes. Without [trust] in the configuration: anybody.
+    """Certificate of a process of `role`, and the check of its peers. Without [trust] all peers are trusted.
 
-    Certificates are looked at for every new connection, in both directions; what is connected stays so.
+    Certificates are checked for every new connection, in both directions. Open connections stay open.
     """
 
     def __init__(self, config: MeshConfig, role: str) -> None:
-        """Read the files. Raises ConfigError with one sentence if they are missing or do not hold together."""
+        """Read the files. Raises ConfigError with one sentence if files are missing or do not match."""
         self._role = role
         self._mesh = config.mesh.name
         section = config.trust
@@ -46,7 +46,7 @@ class Trust:
             )
 
     def material(self) -> Material | None:
-        """Return what is shown and believed now, or None without TLS."""
+        """Return the certificate, key and authorities in use, or None without TLS."""
         return self._reloader.current() if self._reloader else None
 
     @property
@@ -55,7 +55,7 @@ class Trust:
         return self._reloader is not None
 
     def channel(self, address: str, role: str) -> grpc.aio.Channel:
-        """Return a channel to `host:port`, where only a process of `role` is believed. The caller closes it."""
+        """Return a channel to `host:port` that accepts only a process of `role`. The caller closes it."""
         if self._reloader is None:
             return channel(address)
         found = self._reloader.current()
@@ -63,16 +63,16 @@ class Trust:
         return channel(address, credentials, name_of(role, self._mesh))
 
     def channels_to(self, role: str) -> Callable[[str], grpc.aio.Channel]:
-        """Return what opens channels to processes of `role`."""
+        """Return a function that opens channels to processes of `role`."""
         return partial(self.channel, role=role)
 
     async def explain(self, address: str, role: str) -> str:
-        """Return why the process of `role` at `address` and this one do not take each other, or an empty text."""
+        """Return the TLS fault between the process of `role` at `address` and this process, or an empty text."""
         files = self._reloader.files if self._reloader else None
         return await explain(address, name_of(role, self._mesh), files)
 
     def server_credentials(self) -> grpc.ServerCredentials | None:
-        """Return what the process's server shows and asks for; None: plain."""
+        """Return the credentials of the process's server; None: plain text."""
         if self._reloader is None:
             return None
         return grpc.dynamic_ssl_server_credentials(
@@ -88,7 +88,7 @@ class Trust:
         return self._reloader.expires_s if self._reloader else 0.0
 
     def _configuration(self) -> Any:
-        """Called by gRPC for each connection, on a thread of its own."""
+        """Return the current certificate. gRPC calls it for each connection, on a thread of its own."""
         assert self._reloader is not None, "without files there is no configuration"
         found = self._reloader.current()
         return grpc.ssl_server_certificate_configuration([(found.key, found.certificate)], found.authority)

@@ -150,7 +150,7 @@ async def test_a_replica_without_certificates_is_not_attached(mesh: TrustedMesh,
     part.start()
     log = mesh.parts["router-0"].log
     await until(
-        lambda: "no TLS is spoken there, and this process has [trust]" in log.read_text(),
+        lambda: "the peer uses plain text, but this process has [trust]" in log.read_text(),
         30,
         "the refusal in the log",
     )

@@ -90,24 +90,26 @@ CASES = [
         "caller-of-another-authority",
         _of_other("frontend"),
         _trust("router"),
-        "the certificate there is refused",
+        "the peer's certificate is refused",
     ),
     Case(
         "server-of-another-authority",
         _trust("frontend"),
         _of_other("router"),
-        "the certificate there is refused",
+        "the peer's certificate is refused",
     ),
-    Case("caller-that-believes-both", _believing_both, _trust("router"), "believes another authority"),
+    Case("caller-that-believes-both", _believing_both, _trust("router"), "trusts another authority"),
     Case(
         "caller-is-over",
         _over("frontend"),
         _trust("router"),
-        "our certificate is refused there: trust.certificate",
+        "the peer refuses the certificate of this process: trust.certificate",
     ),
     Case("server-is-over", _trust("frontend"), _over("router"), "certificate has expired"),
-    Case("plain-caller", _plain, _trust("router"), "TLS is spoken there, and this process has no [trust]"),
-    Case("plain-server", _trust("frontend"), _plain, "no TLS is spoken there, and this process has [trust]"),
+    Case("plain-caller", _plain, _trust("router"), "the peer uses TLS, but this process has no [trust]"),
+    Case(
+        "plain-server", _trust("frontend"), _plain, "the peer uses plain text, but this process has [trust]"
+    ),
 ]
 
 

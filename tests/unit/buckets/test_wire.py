@@ -50,9 +50,9 @@ def test_what_is_not_limited_has_no_end() -> None:
 @pytest.mark.parametrize(
     ("operation", "sentence"),
     [
-        (Reserve(ACCOUNT, "", 1, 15), "a reservation is called ''"),
-        (Reserve(ACCOUNT, "+rows", 1, 15), "a reservation is called '+rows'"),
-        (Reserve(ACCOUNT, "#tenant", 1, 15), "a reservation is called '#tenant'"),
+        (Reserve(ACCOUNT, "", 1, 15), "the rid of a reservation is ''"),
+        (Reserve(ACCOUNT, "+rows", 1, 15), "the rid of a reservation is '+rows'"),
+        (Reserve(ACCOUNT, "#tenant", 1, 15), "the rid of a reservation is '#tenant'"),
         (Reserve(ACCOUNT, "r", -1, 15), "an amount of a Reserve is -1; 0 to"),
         (Reserve(ACCOUNT, "r", 1, 0), "lease_s is 0; above 0 to 3600"),
         (Reserve(ACCOUNT, "r", 1, 86_400), "lease_s is 86400; above 0 to 3600"),
@@ -63,7 +63,7 @@ def test_what_is_not_limited_has_no_end() -> None:
         (Lower(ACCOUNT, "r", -1), "tokens of a Lower is -1; 0 to"),
         (Spend(ACCOUNT, 2**40, 1), f"an amount of a Spend is {2**40}"),
         (Sweep("acme", 0), "count of a Sweep is 0; 1 to 1000"),
-        (Show(Account("acme", (Scope("a\nb", Limit(1, 1)),))), r"a scope is called 'a\nb'"),
+        (Show(Account("acme", (Scope("a\nb", Limit(1, 1)),))), r"the name of a scope is 'a\nb'"),
         (Show(Account("acme", (Scope("a", Limit(float("nan"), 1)),))), "a limit of a is nan; 0 or more"),
         (Show(Account("acme", ACCOUNT.scopes * 17)), "an account has 17 scopes; at most 16"),
     ],

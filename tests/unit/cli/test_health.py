@@ -153,7 +153,7 @@ def test_the_configuration_of_the_folder_is_read(
     try:
         assert command(address, "--role", "router") == 0
         assert command(address, "--role", "decode") == 1
-        assert "the certificate there is not for decode.kvmesh.internal." in capsys.readouterr().err
+        assert "the peer's certificate is not for decode.kvmesh.internal." in capsys.readouterr().err
         assert command(address) == 1
         assert (
             "the server requires TLS; give --role frontend, router, prefill or decode"

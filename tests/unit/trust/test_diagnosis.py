@@ -39,7 +39,7 @@ def test_the_connection_ends_with_the_look(tmp_path: Path, has_files: bool) -> N
         told = asyncio.run(
             explain(address, "router.kvmesh.internal", folder.files("frontend") if has_files else None)
         )
-        assert told == ("" if has_files else "TLS is spoken there, and this process has no [trust]")
+        assert told == ("" if has_files else "the peer uses TLS, but this process has no [trust]")
         with peer.result() as connection:
             connection.settimeout(END_S_MAX)
             with suppress(ConnectionResetError):

@@ -81,7 +81,7 @@ BAD: list[tuple[Callable[[Folder, Folder], None], str, str]] = [
     (_no_pem, "trust.certificate", "allowed are PEM files"),
     (_cut_certificate, "trust.certificate", "allowed are PEM files"),
     (_empty_authority, "trust.authority", "allowed is a PEM file"),
-    (_other_authority, "trust.certificate", "does not hold before trust.authority"),
+    (_other_authority, "trust.certificate", "is not accepted by trust.authority"),
     (_over, "trust.certificate", "expired"),
     (
         _other_role,
