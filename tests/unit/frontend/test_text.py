@@ -93,7 +93,9 @@ few = st.text("ab<|\n", min_size=1, max_size=5)
 
 
 @given(st.lists(few, min_size=1, max_size=4), st.lists(st.text("ab<|\nc", max_size=4), max_size=30))
-def test_stop_strings_match_across_borders_like_a_slow_twin(strings: list[str], pieces: list[str]) -> None:
+def test_stop_strings_match_across_borders_like_a_slow_reference(
+    strings: list[str], pieces: list[str]
+) -> None:
     """Output ends before the first complete stop string, and no part of a stop string was emitted."""
     whole, match = naive_stop("".join(pieces), strings)
     stop, sent = StopStrings(strings), ""

@@ -99,8 +99,8 @@ def test_replicas_that_left_are_not_named_any_more() -> None:
 def test_the_imbalance_is_the_maximum_over_the_mean_of_all_routers_work() -> None:
     """The imbalance is the maximum over the mean of the work, whichever router dispatched it.
 
-    1 is even; the number of replicas means all work at one; 0 is too little work. A draining replica does not
-    count.
+    An even load gives 1, all work at one replica gives the number of replicas, and too little work gives 0.
+    A draining replica does not count.
     """
     desk = Desk(prefills=3)
     clock = VirtualClock(desk.now_s)
