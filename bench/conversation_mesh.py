@@ -1,7 +1,7 @@
 """A mesh for conversations, and its client: two routers, four prefill and four decode replicas, costs of an 8B model.
 
 The client is this module as a process. Its commands: open {plan: [[[at_s, fresh tokens, output tokens], ...], ...], seed};
-warm {seed}; play {until_s}. The last returns {taken: [...], stood_still_s}, rows of conversation_player.PlayedTurn.
+warm {seed}; play {until_s}. The last returns {taken: [...], stalled_s}, rows of conversation_player.PlayedTurn.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PREFILL_BLOCKS = 1024
 
 PLAY_TIMEOUT_S = 240.0
 DEADLINE_S = 120.0
-STILL_S_MAX = 2.0
+STALL_S_MAX = 2.0
 
 
 @dataclass(slots=True)
@@ -48,8 +48,10 @@ class Conversations:
     def play(self, until_s: float) -> list[PlayedTurn]:
         """Play to `until_s` on the plan's clock. Raises BenchError if the client's event loop stalled."""
         answer = self.client.ask("play", until_s=until_s, timeout_s=PLAY_TIMEOUT_S)
-        if answer["stood_still_s"] > STILL_S_MAX:
-            raise BenchError(f"the client stood still for {answer['stood_still_s']:.1f} s")
+        if answer["stalled_s"] > STALL_S_MAX:
+            raise BenchError(
+                f"event loop of the client stalled for {answer['stalled_s']:.1f} s, at most {STALL_S_MAX:g} s allowed"
+            )
         return [PlayedTurn(*one) for one in answer["taken"]]
 
 
@@ -128,7 +130,7 @@ async def serve(backend: Backend[Any]) -> None:
 
     async def play(until_s: float) -> Mapping[str, Any]:
         assert player is not None, "nothing was opened"
-        return {"taken": await player.play(until_s), "stood_still_s": player.watch.longest_s}
+        return {"taken": await player.play(until_s), "stalled_s": player.watch.longest_s}
 
     await control.serve_commands(open_, warm, play)
 

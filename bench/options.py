@@ -34,7 +34,7 @@ def selected(only: str, names: Iterable[str]) -> list[str]:
     unknown = [name for name in chosen if name not in allowed]
     if unknown:
         raise typer.BadParameter(
-            f"{unknown[0]!r} is not there; allowed are {', '.join(allowed)}", param_hint="--only"
+            f"{unknown[0]!r} is unknown; allowed are {', '.join(allowed)}", param_hint="--only"
         )
     return chosen
 

@@ -76,7 +76,7 @@ def _run(
         try:
             return asyncio.run(bounded(make(fleet, schedule, seed)))
         except TimeoutError:
-            raise BenchError("gave up: the run did not end") from None
+            raise BenchError(f"the run did not end within {horizon_s + RUN_S_MAX:g} s") from None
         except ExceptionGroup as group:
             raise BenchError("; ".join(str(error) for error in group.exceptions)) from group
 

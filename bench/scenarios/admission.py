@@ -12,10 +12,14 @@ import itertools
 import os
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
-from bench import aims, control, redis_trips
+import hiredis
+import redis.asyncio
+
+from bench import aims, control
 from bench.processes import TEST_CORE, Fleet
 from bench.results import ScenarioResults
 from bench.windows import Pace
@@ -25,6 +29,7 @@ from kvmesh.clock import MonotonicClock
 from kvmesh.errors import MeshError
 from kvmesh.metrics import Metrics
 from kvmesh.redis_link import RedisLink
+from kvmesh.redis_script import Script
 from kvmesh.tenants.caller import Caller, ServiceClass, Tenant
 from services.frontend.accounts.budgets.account_state import Reservation
 from services.frontend.accounts.budgets.budgets import Budgets
@@ -36,6 +41,8 @@ TIMEOUT_S = 120.0
 PROMPT_TOKENS = 256
 OUTPUT_TOKENS = 200
 MAX_OUTPUT_TOKENS = 1024
+EMPTY_SCRIPT = Script("return 1")
+WARM_TRIPS = 100
 WARM_S = 1.5
 """Time of load before a measurement: a quota lease opens when the demand is known."""
 ANSWER_S = 0.8
@@ -178,6 +185,71 @@ NO_SLAB = Limit(6e7, 100, 6e10, 1e10, 0)
 NOTHING = Limit(60, 1, 60_000, 2_000, 0)
 
 
+class _Bare(asyncio.Protocol):
+    """A connection with one request at a time."""
+
+    def __init__(self) -> None:
+        self._reader = hiredis.Reader()
+        self.transport: Any = None
+        self.answer: asyncio.Future[object] | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._reader.feed(data)
+        answer = self._reader.gets()
+        if answer is not False and self.answer is not None:
+            self.answer.set_result(answer)
+
+
+async def round_trips(redis_url: str, trips: int) -> dict[str, dict[str, float]]:
+    """Return median latency and CPU of an empty script's round trip for each client, in microseconds."""
+    link = RedisLink(redis_url)
+    client: Any = redis.asyncio.Redis.from_url(redis_url, protocol=2)
+    loop, place = asyncio.get_running_loop(), urlsplit(redis_url)
+    _, bare = await loop.create_connection(_Bare, place.hostname or "", place.port or 6379)
+    words: Any = ("EVALSHA", EMPTY_SCRIPT.digest, 0)
+    packed = hiredis.pack_command(words)
+
+    async def by_library() -> None:
+        await client.execute_command("EVALSHA", EMPTY_SCRIPT.digest, 0)
+
+    async def by_protocol() -> None:
+        bare.answer = loop.create_future()
+        bare.transport.write(packed)
+        await bare.answer
+
+    async def by_link() -> None:
+        await link.scripts(EMPTY_SCRIPT, [((), ())])
+
+    try:
+        await by_link()  # this loads the script
+        return {
+            "redis-py": await _round_trip(by_library, trips),
+            "a bare protocol": await _round_trip(by_protocol, trips),
+            "kvmesh's connection": await _round_trip(by_link, trips),
+        }
+    finally:
+        bare.transport.abort()
+        await client.aclose()
+        await link.close()
+
+
+async def _round_trip(trip: Callable[[], Awaitable[None]], trips: int) -> dict[str, float]:
+    for _ in range(WARM_TRIPS):
+        await trip()
+    latencies = []
+    cpu_ns = time.process_time_ns()
+    for _ in range(trips):
+        began_ns = time.perf_counter_ns()
+        await trip()
+        latencies.append(time.perf_counter_ns() - began_ns)
+        await asyncio.sleep(0)
+    cpu_us = (time.process_time_ns() - cpu_ns) / 1e3 / trips
+    return {"latency_us": statistics.median(latencies) / 1e3, "cpu_us": cpu_us}
+
+
 async def serve() -> None:
     """Answer commands until stdin ends."""
 
@@ -195,7 +267,7 @@ async def serve() -> None:
             refused = await probe.refuse(caller("nothing", NOTHING), requests)
             if probe.budgets.outage.total:
                 raise RuntimeError("Redis did not answer in time")
-            trips = await redis_trips.measure(redis, requests // 5)
+            trips = await round_trips(redis, requests // 5)
             return {**one, "many": many, "refused": refused, "trips": trips}
         finally:
             await probe.close()

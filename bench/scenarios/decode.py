@@ -52,5 +52,5 @@ def _run_engine(
     for case in cases:
         tested.streams(case)
     if not engine.process.is_running():
-        results.problem(f"{engine.process.name} died: {engine.process.log_tail()}")
+        results.problem(f"{engine.process.name} ended: {engine.process.log_tail()}")
     fleet.stop(sink, decode)

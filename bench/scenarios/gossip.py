@@ -33,6 +33,7 @@ BLOCKS = 128
 """Blocks of a prompt of 4,096 tokens."""
 OPEN_S = 0.2
 """From a prompt's dispatch to its finish. The prompt starts halfway."""
+HEARD_MIN = 100
 SETTLE_S = 0.3
 """Pause after a run, in which all messages arrive."""
 
@@ -138,8 +139,8 @@ class DispatchProbe:
         """Return the propagation delays (ms), and the dispatches still counted after the end of all."""
         await asyncio.sleep(OPEN_S + SETTLE_S)
         delays_ms = [1e3 * each for each in self.delays_s]
-        if len(delays_ms) < 100:
-            raise RuntimeError(f"{len(delays_ms)} dispatches were heard")
+        if len(delays_ms) < HEARD_MIN:
+            raise RuntimeError(f"{len(delays_ms)} dispatches received, at least {HEARD_MIN} needed")
         return {
             "heard": len(delays_ms),
             "p50_ms": quantile(delays_ms, 0.5),

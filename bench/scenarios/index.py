@@ -185,7 +185,7 @@ class IndexProbe:
         gc.collect()
         count = self.local_index.block_count
         if count != blocks // CHAIN_BLOCKS * CHAIN_BLOCKS:
-            raise RuntimeError(f"{count} of {blocks} blocks were loaded")
+            raise RuntimeError(f"{count} of {blocks} blocks loaded")
         grown = accounting.rss_bytes(os.getpid()) - before
         return {**figures, "bytes_per_block": grown / count}
 
@@ -197,7 +197,7 @@ class IndexProbe:
             lambda: [self.local_index.position_of(name_of(replica))[1] for replica in range(REPLICAS)] == last
         )
         if self.local_index.block_count != before + entries * BURST_BLOCKS:
-            raise RuntimeError(f"{self.local_index.block_count - before} blocks were read")
+            raise RuntimeError(f"{self.local_index.block_count - before} blocks read")
         return figures
 
     async def _read_until(self, is_done: Callable[[], bool]) -> dict[str, float]:

@@ -137,7 +137,7 @@ async def ask_mesh(stub: generation.Stub, prompt: list[int]) -> Seen:
     """Return the time to first token at each process; the answer is read to its end."""
     answer = await generation.ask(stub, generation.request(prompt, ANSWER_TOKENS, explain=True), TIMEOUT_S)
     if answer.finished is None or answer.ttft_s is None:
-        raise RuntimeError(f"no whole answer: {answer.error or 'no token'}")
+        raise RuntimeError(f"incomplete answer: {answer.error or 'no token'}")
     told = answer.finished.explanation
     prefill_ms = told.attempts[0].prefill.ToMicroseconds() / 1000
     return Seen(answer.ttft_s * 1000, told.time_to_first_token.ToMicroseconds() / 1000, prefill_ms)

@@ -209,7 +209,7 @@ class Own:
         except MeshError as error:
             to_status(error)
             return error.reason
-        raise AssertionError("it was served")
+        raise AssertionError("the request was served")
 
 
 async def serve(part: Literal["callers", "floor", "own"], target: str = "redis://127.0.0.1:1") -> None:

@@ -16,5 +16,5 @@ def test_names_by_commas_and_all_without_any() -> None:
 
 def test_a_name_that_is_not_there_is_refused_with_those_that_are() -> None:
     """The sentence names it and what is allowed."""
-    with pytest.raises(typer.BadParameter, match="'d' is not there; allowed are a, b"):
+    with pytest.raises(typer.BadParameter, match="'d' is unknown; allowed are a, b"):
         selected("a,d", ("a", "b"))

@@ -57,7 +57,7 @@ def test_an_unknown_scenario_is_named() -> None:
     """A typing error starts nothing, and the error lists the scenarios."""
     told = CliRunner().invoke(app, ["--only", "routr"], env={"COLUMNS": "200"})
     assert told.exit_code == 2
-    assert "'routr' is not there; allowed are floor, router" in told.output
+    assert "'routr' is unknown; allowed are floor, router" in told.output
 
 
 def test_a_missed_delay_is_reported_with_its_parts() -> None:
