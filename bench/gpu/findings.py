@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any, Final
 
 from bench.gpu.form import Fit, fit, fit_steps
@@ -20,6 +21,7 @@ ASKED: Final = (1024, 4096, 8192, 16_384)
 
 def of_recording(recording: Recording, runs: int = RUNS) -> dict[str, Any]:
     """Return sizes, fits, errors of the learned model and, if there are any, decode steps."""
+    asked = [one for one in recording.prefills if not one.cached and one.uncached in ASKED]
     found: dict[str, Any] = {
         "name": recording.name,
         "about": recording.about,
@@ -29,7 +31,7 @@ def of_recording(recording: Recording, runs: int = RUNS) -> dict[str, Any]:
             {
                 "mix": mix.name,
                 "least": least,
-                **_learnt(learn_mix(recording.prefills, mix, _asked(recording), least, runs)),
+                **_learnt(learn_mix(recording.prefills, mix, asked, least, runs)),
             }
             for mix in MIXES
             if mix.inside(recording.prefills)
@@ -37,11 +39,10 @@ def of_recording(recording: Recording, runs: int = RUNS) -> dict[str, Any]:
         ],
     }
     if recording.sequence:
-        parts = [
-            recording.sequence[start : start + SEEN] for start in range(0, len(recording.sequence), SEEN)
-        ]
+        starts = range(0, len(recording.sequence), SEEN)
+        parts = [recording.sequence[start : start + SEEN] for start in starts]
         found["learnt"] += [
-            {"mix": "as it ran", "least": least, **_learnt(learn(parts, _asked(recording), least=least))}
+            {"mix": "as it ran", "least": least, **_learnt(learn(parts, asked, least=least))}
             for least in LEAST
         ]
     if recording.steps:
@@ -54,15 +55,7 @@ def fits(prefills: Sequence[Prefill]) -> list[dict[str, Any]]:
     prior = Fit(*PRIOR)
     lines = [("as shipped", prior), *(("best", fit(prefills, least)) for least in LEAST)]
     return [
-        {
-            "fit": name,
-            "least": line.least,
-            "c0_s": line.c0_s,
-            "a_s": line.a_s,
-            "b_s": line.b_s,
-            **line.errors(prefills)._asdict(),
-            "worst_at": _worst(line, prefills),
-        }
+        {"fit": name, **asdict(line), **line.errors(prefills)._asdict(), "worst_at": _worst(line, prefills)}
         for name, line in lines
     ]
 
@@ -82,16 +75,7 @@ def attention(prefills: Sequence[Prefill]) -> list[dict[str, Any]]:
 
 def _size(prefill: Prefill) -> dict[str, Any]:
     flops = LLAMA_8B.prefill_flops(prefill.uncached, prefill.total)
-    return {
-        "cached": prefill.cached,
-        "uncached": prefill.uncached,
-        "seconds": list(prefill.seconds),
-        "of_peak": flops / prefill.median_s / H100_FLOPS,
-    }
-
-
-def _asked(recording: Recording) -> list[Prefill]:
-    return [prefill for prefill in recording.prefills if not prefill.cached and prefill.uncached in ASKED]
+    return {**asdict(prefill), "of_peak": flops / prefill.median_s / H100_FLOPS}
 
 
 def _worst(line: Fit, prefills: Sequence[Prefill]) -> dict[str, Any]:
@@ -109,10 +93,7 @@ def _learnt(learnt: Learnt) -> dict[str, Any]:
 def _steps(recording: Recording) -> dict[str, Any]:
     line = fit_steps(recording.steps)
     return {
-        "timed": [
-            {"batch": step.batch, "context": step.context, "seconds": list(step.seconds)}
-            for step in recording.steps
-        ],
+        "timed": [asdict(step) for step in recording.steps],
         "base_s": line.base_s,
         "stream_s": line.stream_s,
         "token_s": line.token_s,

@@ -98,7 +98,7 @@ def record(shape: Shape, plan: Plan, device: str, dtype: Any, about: dict[str, s
         for case in chance.sample(plan.grid(), len(times)):
             times[case].append(prefill_s(*case))
     sequence = tuple(Prefill(*case, (prefill_s(*case),)) for case in plan.drawn())
-    steps = tuple(_steps(network, plan, timer))
+    steps = tuple(step for batch in plan.batches for step in _steps_of(network, plan, timer, batch))
     return Recording(
         name=about.get("gpu", device),
         about=about,
@@ -139,10 +139,6 @@ def _checked(network: Any, plan: Plan) -> float:
             f"attention behind a cache is wrong here: {far:.3f} off, at most {FAR_MAX} is rounding"
         )
     return far
-
-
-def _steps(network: Any, plan: Plan, timer: Timer) -> list[Step]:
-    return [step for batch in plan.batches for step in _steps_of(network, plan, timer, batch)]
 
 
 def _steps_of(network: Any, plan: Plan, timer: Timer, batch: int) -> list[Step]:

@@ -26,15 +26,8 @@ CONTEXTS: Final = (128, 1024, 2048, 4096, 8192, 16_384, 32_768)
 
 def page(run: dict[str, Any], old: str = "") -> str:
     """Return the page. `old`: the page before; its hand-written end is kept."""
-    lines = [
-        TITLE,
-        "",
-        f"Written by `{run['command']}`, {run['date']}, commit {run['commit']}.",
-        "",
-        QUESTION,
-        "",
-        *((PUBLISHED, "") if run["is_published"] else ()),
-    ]
+    origin = f"Written by `{run['command']}`, {run['date']}, commit {run['commit']}."
+    lines = [TITLE, "", origin, "", QUESTION, "", *((PUBLISHED, "") if run["is_published"] else ())]
     first = run["recordings"][0]
     for title, made in (
         ("Prefills", _sizes(run["recordings"])),
@@ -65,14 +58,10 @@ def _sizes(recordings: Sequence[dict[str, Any]]) -> list[str]:
 
 def _whole(sizes: Sequence[dict[str, Any]]) -> list[str]:
     head = ("uncached", "ms [least..most]", "us per token")
-    rows = (
-        (
-            f"{size['uncached']:,}",
-            _spread(size["seconds"]),
-            number(median(size["seconds"]) / size["uncached"] * 1e6),
-        )
-        for size in sizes
-    )
+    rows = []
+    for size in sizes:
+        tokens, per_token_s = size["uncached"], median(size["seconds"]) / size["uncached"]
+        rows.append((f"{tokens:,}", _spread(size["seconds"]), number(per_token_s * 1e6)))
     return table(head, rows, "r")
 
 
@@ -88,20 +77,12 @@ def _fits(run: dict[str, Any]) -> list[str]:
     if "whole_fits" in run:
         known.append(("Llama 2 70B on two H100", run["whole_fits"]))
     head = ("timings", "coefficients", "counted as at least", "c0, ms", "a, us", "b, ns")
-    rows = [
-        [
-            name,
-            line["fit"],
-            str(line["least"]),
-            number(line["c0_s"] * 1e3),
-            number(line["a_s"] * 1e6),
-            number(line["b_s"] * 1e9),
-            *(f"{line[key]:.0%}" for key in ("median", "p90", "worst")),
-            f"{line['worst_at']['uncached']:,} ({line['worst_at']['off']:+.0%})",
-        ]
-        for name, lines in known
-        for line in lines
-    ]
+    rows = []
+    for name, line in ((name, line) for name, lines in known for line in lines):
+        coefficients = (number(line["c0_s"] * 1e3), number(line["a_s"] * 1e6), number(line["b_s"] * 1e9))
+        errors = (f"{line[key]:.0%}" for key in ("median", "p90", "worst"))
+        worst_at = f"{line['worst_at']['uncached']:,} ({line['worst_at']['off']:+.0%})"
+        rows.append((name, line["fit"], str(line["least"]), *coefficients, *errors, worst_at))
     return [
         *table((*head, "error: median", "p90", "worst", "at uncached"), rows, "r"),
         "",
@@ -113,21 +94,14 @@ def _fits(run: dict[str, Any]) -> list[str]:
 def _learnt(recording: dict[str, Any]) -> list[str]:
     after = list(recording["learnt"][0]["after"])
     asked = list(recording["learnt"][0]["asked"])
-    head = [
-        "uncached tokens of the prompts",
-        "counted as at least",
-        *(f"after {count}" for count in after),
-        *(f"{int(tokens):,} asked" for tokens in asked),
-    ]
-    rows = [
-        [
-            line["mix"],
-            str(line["least"]),
-            *(_pair(line["after"].get(count)) for count in after),
-            *(f"{line['asked'][tokens]:+.0%}" for tokens in asked),
-        ]
-        for line in recording["learnt"]
-    ]
+    columns = (*(f"after {count}" for count in after), *(f"{int(tokens):,} asked" for tokens in asked))
+    head = ("uncached tokens of the prompts", "counted as at least", *columns)
+    rows = []
+    for line in recording["learnt"]:
+        errors = (_pair(line["after"].get(count)) for count in after)
+        rows.append(
+            (line["mix"], str(line["least"]), *errors, *(f"{line['asked'][one]:+.0%}" for one in asked))
+        )
     return [
         *table(head, rows, "r"),
         "",
@@ -143,22 +117,13 @@ def _pair(errors: dict[str, float] | None) -> str:
 
 def _attention(rows: Sequence[dict[str, Any]]) -> list[str]:
     known = {(row["uncached"], row["cached"]): row for row in rows}
-    chosen: list[dict[str, Any]] = []
+    cells = []
     for uncached in dict.fromkeys(row["uncached"] for row in rows):
         depths = sorted(cached for tokens, cached in known if tokens == uncached)
-        chosen += [
-            known[uncached, cached]
-            for cached in dict.fromkeys((depths[0], depths[len(depths) // 2], depths[-1]))
-        ]
-    cells = (
-        (
-            f"{row['uncached']:,}",
-            f"{row['cached']:,}",
-            number(row["seconds"] * 1e3),
-            number(row["pair_s"] * 1e9),
-        )
-        for row in chosen
-    )
+        for cached in dict.fromkeys((depths[0], depths[len(depths) // 2], depths[-1])):
+            row = known[uncached, cached]
+            times = (number(row["seconds"] * 1e3), number(row["pair_s"] * 1e9))
+            cells.append((f"{uncached:,}", f"{cached:,}", *times))
     made = table(("uncached", "cached", "ms", "ns per pair"), cells, "r")
     text = "A pair is an uncached token and one before it; there are u (T - u / 2). The form has one time for all pairs."
     return [*made, "", "An NVIDIA A100 80GB, FlashInfer.", text] if made else []
@@ -170,13 +135,10 @@ def _steps(recordings: Sequence[dict[str, Any]]) -> list[str]:
         return []
     times = {(step["batch"], step["context"]): median(step["seconds"]) for step in known[0]["steps"]["timed"]}
     contexts = [context for context in CONTEXTS if any(context == found for _, found in times)]
-    rows = [
-        [
-            str(batch),
-            *(number(times[at] * 1e3) if (at := (batch, context)) in times else "" for context in contexts),
-        ]
-        for batch in sorted({batch for batch, _ in times})
-    ]
+    rows = []
+    for batch in sorted({batch for batch, _ in times}):
+        cells = (number(times[batch, one] * 1e3) if (batch, one) in times else "" for one in contexts)
+        rows.append((str(batch), *cells))
     made = [*table(["streams", *(f"{context:,} tokens, ms" for context in contexts)], rows, "r"), ""]
     for one in known:
         line = one["steps"]
