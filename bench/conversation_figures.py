@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 from bench.conversation_player import PlayedTurn
@@ -57,13 +58,9 @@ def reuse(taken: Iterable[PlayedTurn]) -> Reuse:
     known: set[int] = set()
     hit = possible = blocks = 0
     for one in sorted(taken, key=lambda one: one.sent_s):
-        could = 0
-        for block in one.blocks[
-            : (one.prompt_tokens - 1) // BLOCK_TOKENS
-        ]:  # the last token is always computed
-            if block not in known:
-                break
-            could += 1
+        # The last token is always computed.
+        findable = one.blocks[: (one.prompt_tokens - 1) // BLOCK_TOKENS]
+        could = len(list(takewhile(known.__contains__, findable)))
         possible += could
         hit += min(could, one.cached_tokens // BLOCK_TOKENS)
         blocks += -(-one.prompt_tokens // BLOCK_TOKENS)

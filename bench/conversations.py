@@ -111,11 +111,8 @@ def turns_of(records: Sequence[Record]) -> list[Turn]:
 
 def plan(records: Sequence[Record], count: int, load: float, replicas: int) -> Plan:
     """Return `count` conversations of the whole trace, sped up to put `load` on the replicas."""
-    usable = [
-        turns
-        for turns in map(turns_of, recorded(records))
-        if len(turns) >= TURNS_MIN and len({turn.at_s for turn in turns}) == len(turns)
-    ]
+    known = (turns for turns in map(turns_of, recorded(records)) if len(turns) >= TURNS_MIN)
+    usable = [turns for turns in known if len({turn.at_s for turn in turns}) == len(turns)]
     chosen = [usable[len(usable) * number // count] for number in range(min(count, len(usable)))]
     begin_s = min(turns[0].at_s for turns in chosen)
     span_s = max(turns[-1].at_s for turns in chosen) - begin_s

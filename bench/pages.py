@@ -48,12 +48,8 @@ def items(texts: Iterable[str]) -> list[str]:
 
 def origin(command: str, seconds: float, machine: Mapping[str, str]) -> list[str]:
     """Return the command of a run, its duration and its machine."""
-    return [
-        f"Written by `{command}`, {seconds / 60:.1f} minutes.",
-        "",
-        *table(("machine", ""), machine.items()),
-        "",
-    ]
+    origin = f"Written by `{command}`, {seconds / 60:.1f} minutes."
+    return [origin, "", *table(("machine", ""), machine.items()), ""]
 
 
 def number(value: float) -> str:

@@ -95,14 +95,8 @@ def fit_steps(steps: Sequence[Step]) -> StepFit:
     """Return the line of least squared relative errors. The constant is the geometric middle of the extremes."""
     seconds = np.array([step.median_s for step in steps])
     rows = np.array([(1.0, step.batch, step.batch * step.context) for step in steps])
-    base, stream, token = np.linalg.lstsq(rows / seconds[:, None], np.ones(len(steps)), rcond=None)[0]
-    line = rows @ np.array([base, stream, token])
-    constant = float(np.sqrt(seconds.min() * seconds.max()))
-    return StepFit(
-        float(base),
-        float(stream),
-        float(token),
-        errors_of(list(line / seconds - 1)),
-        constant,
-        errors_of(list(constant / seconds - 1)),
-    )
+    line = np.linalg.lstsq(rows / seconds[:, None], np.ones(len(steps)), rcond=None)[0]
+    constant_s = float(np.sqrt(seconds.min() * seconds.max()))
+    errors, constant_errors = (errors_of(list(one / seconds - 1)) for one in (rows @ line, constant_s))
+    base_s, stream_s, token_s = map(float, line)
+    return StepFit(base_s, stream_s, token_s, errors, constant_s, constant_errors)

@@ -88,11 +88,8 @@ def record(shape: Shape, plan: Plan, device: str, dtype: Any, about: dict[str, s
         return timer.seconds(lambda: network.logits(tokens[:, :uncached], cache, cached))
 
     chance = random.Random(0)
-    for (
-        cached,
-        uncached,
-    ) in plan.grid():  # every size once, so kernels are chosen and loaded before the timing
-        prefill_s(cached, uncached)
+    for case in plan.grid():  # every size once, so kernels are chosen and loaded before the timing
+        prefill_s(*case)
     times: dict[tuple[int, int], list[float]] = {case: [] for case in plan.grid()}
     for _ in range(plan.repeats):
         for case in chance.sample(plan.grid(), len(times)):

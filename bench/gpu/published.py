@@ -95,18 +95,12 @@ class Operators:
 
 
 def _added_up(software: str, operators: Operators) -> Recording:
-    prefills = tuple(
-        Prefill(
-            0, tokens, (operators.matrices_s(tokens) + operators.attention_s(tokens) + operators.logits_s(1),)
-        )
-        for tokens in operators.sizes()
-    )
-    return Recording(
-        software,
-        {"gpu": "NVIDIA H100 80GB HBM3", "software": software},
-        prefills,
-        steps=tuple(operators.steps()),
-    )
+    prefills = []
+    for tokens in operators.sizes():
+        seconds = operators.matrices_s(tokens) + operators.attention_s(tokens) + operators.logits_s(1)
+        prefills.append(Prefill(0, tokens, (seconds,)))
+    about = {"gpu": "NVIDIA H100 80GB HBM3", "software": software}
+    return Recording(software, about, tuple(prefills), steps=tuple(operators.steps()))
 
 
 def _rows(name: str) -> list[dict[str, str]]:

@@ -34,12 +34,12 @@ def token_text(position: int) -> str:
 
 def usage(prompt_tokens: int, cached_tokens: int, tokens: int) -> dict[str, Any]:
     """Return the usage of a request, as a worker reports it at the end."""
-    return {
+    counts = {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": tokens,
         "total_tokens": prompt_tokens + tokens,
-        "prompt_tokens_details": {"cached_tokens": cached_tokens},
     }
+    return {**counts, "prompt_tokens_details": {"cached_tokens": cached_tokens}}
 
 
 def chunk(

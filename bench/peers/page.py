@@ -93,12 +93,12 @@ def _procedure(about: About) -> str:
 
 
 def _failures(record: FaultRecord) -> list[str]:
-    told = [
-        f"- {name}, {policy}, run {number}: {'; '.join(one.details)}"
+    told = pages.items(
+        f"{name}, {policy}, run {number}: {'; '.join(one.details)}"
         for (name, _, policy), runs in record.runs.items()
         for number, one in enumerate(runs, 1)
         if one.details
-    ]
+    )
     return ["Errors of failed streams, as their clients saw them:", "", *told, ""] if told else []
 
 

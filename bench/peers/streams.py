@@ -108,9 +108,9 @@ def figures(streams: Sequence[Stream], fault: Fault, ended_s: float) -> Figures:
     back_s = readmitted_s(streams, fault)
     moved = [stream for stream in streams if len(stream.workers) > 1 and stream.outcome is Outcome.DONE]
     failed = Counter(
-        f"{stream.outcome.value}: {stream.detail}"
-        for stream in streams
-        if stream.outcome not in (None, Outcome.DONE)
+        f"{one.outcome.value}: {one.detail}"
+        for one in streams
+        if one.outcome and one.outcome is not Outcome.DONE
     )
     return Figures(
         done=count[Outcome.DONE],

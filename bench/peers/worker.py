@@ -110,26 +110,11 @@ class Worker:
     def _facts(self, path: str) -> dict[str, Any]:
         """Return the facts that a router reads at start and periodically. Health checks need the status alone."""
         if path == "/v1/models":
-            model = {
-                "id": chat.MODEL,
-                "object": "model",
-                "created": 0,
-                "owned_by": "mock",
-                "max_model_len": 8192,
-            }
-            return {"object": "list", "data": [model]}
-        return {
-            "status": "ok",
-            "version": "0",
-            "model_id": chat.MODEL,
-            "model_path": chat.MODEL,
-            "served_model_name": chat.MODEL,
-            "tokenizer_path": "",
-            "is_generation": True,
-            "max_model_len": 8192,
-            "load": 0,
-            "loads": [],
-        }
+            model = {"id": chat.MODEL, "object": "model", "created": 0, "owned_by": "mock"}
+            return {"object": "list", "data": [{**model, "max_model_len": 8192}]}
+        names = dict.fromkeys(("model_id", "model_path", "served_model_name"), chat.MODEL)
+        facts = {"status": "ok", "version": "0", **names, "tokenizer_path": "", "is_generation": True}
+        return {**facts, "max_model_len": 8192, "load": 0, "loads": []}
 
 
 def made_up_ids(body: bytes) -> list[int]:

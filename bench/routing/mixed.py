@@ -103,19 +103,11 @@ def _lognormal(rng: random.Random, median: float, sigma: float) -> int:
 
 def write(trace: Trace, path: Path) -> None:
     """Write `trace` to `path` in the Mooncake format, gzip-compressed. Equal traces give equal bytes."""
-    lines = (
-        json.dumps(
-            {
-                "timestamp": round(one.timestamp_ms),
-                "input_length": one.input_tokens,
-                "output_length": REPLY_TOKENS,
-                "hash_ids": list(one.blocks),
-            }
-        )
-        for one in trace.records
-    )
+    names = ("timestamp", "input_length", "output_length", "hash_ids")
     with path.open("wb") as raw, gzip.GzipFile("", "wb", mtime=0, fileobj=raw) as file:
-        file.write("".join(f"{line}\n" for line in lines).encode())
+        for one in trace.records:
+            row = (round(one.timestamp_ms), one.input_tokens, REPLY_TOKENS, list(one.blocks))
+            file.write(json.dumps(dict(zip(names, row, strict=True))).encode() + b"\n")
 
 
 if __name__ == "__main__":

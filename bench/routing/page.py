@@ -159,24 +159,14 @@ def page(
     """Return the page. `old`: the page before; its hand-written end is kept."""
     known = f"{len(rows)}; seeds per row: {len(SEEDS)}; means over them, ± half the distance of the extremes"
     facts = (f"{name}: {value}" for name, value in {**made, "rows": known}.items())
-    lines = [
-        "# Placement, by replayed traces",
-        "",
-        f"Made by `{command}`. {INTRODUCTION}",
-        "",
-        *pages.items(facts),
-        "",
-    ]
+    origin = f"Made by `{command}`. {INTRODUCTION}"
+    lines = ["# Placement, by replayed traces", "", origin, "", *pages.items(facts), ""]
     lines += pages.table(("aim", "rows", "measured", ""), [*_aims(rows), *(tails.aims(tail) if tail else ())])
     lines += ["", *pages.section("Policies", [OVERALL])]
     for name, group in groups(rows).items():
         by_ttft = sorted(NAMES, key=lambda policy: ttft_s(group, policy))
-        lines += [
-            f"### Over {name}",
-            "",
-            *pages.table(POLICY_COLUMNS, (_overall(group, one) for one in by_ttft)),
-            "",
-        ]
+        overall = pages.table(POLICY_COLUMNS, (_overall(group, one) for one in by_ttft))
+        lines += [f"### Over {name}", "", *overall, ""]
     lines += tails.section(tail) if tail else []
     lines += pages.section("Rows", [WORDS, "", *pages.table(ROW_COLUMNS, map(_row, rows))])
     lines += pages.section("Every policy, in the chosen rows", [CHANCE])
@@ -199,18 +189,15 @@ def _aims(rows: Sequence[RowResult]) -> Iterator[Sequence[str]]:
 
 def _overall(rows: Sequence[RowResult], policy: str) -> list[str]:
     seen = [row.mean(policy) for row in rows]
-    ours_s, policy_s = ttft_s(rows, OURS), ttft_s(rows, policy)
+    ours_s, policy_s, p99_s = ttft_s(rows, OURS), ttft_s(rows, policy), geometric(one.p99_s for one in seen)
+    means = {
+        name: statistics.fmean(getattr(one, name) for one in seen)
+        for name in ("goodput", "hit", "imbalance", "work")
+    }
     return [
-        *(
-            policy,
-            f"{policy_s:.3f}",
-            f"{policy_s / ours_s:.2f}",
-            f"{geometric(one.p99_s for one in seen):.2f}",
-        ),
-        f"{statistics.fmean(one.goodput for one in seen):.3f}",
-        f"{statistics.fmean(one.hit for one in seen):.3f}",
-        f"{statistics.fmean(one.imbalance for one in seen):.2f}",
-        f"{statistics.fmean(one.work for one in seen):.2f}",
+        *(policy, f"{policy_s:.3f}", f"{policy_s / ours_s:.2f}", f"{p99_s:.2f}"),
+        *(f"{means['goodput']:.3f}", f"{means['hit']:.3f}"),
+        *(f"{means['imbalance']:.2f}", f"{means['work']:.2f}"),
     ]
 
 

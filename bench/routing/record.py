@@ -91,9 +91,7 @@ def _bare(path: Path) -> str:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
-            node.body = [
-                one
-                for one in node.body
-                if not (isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant))
-            ]
+            texts = (one for one in node.body if isinstance(one, ast.Expr))
+            for text in [one for one in texts if isinstance(one.value, ast.Constant)]:
+                node.body.remove(text)
     return ast.dump(tree)

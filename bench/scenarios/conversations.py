@@ -47,14 +47,8 @@ def _measure(results: ScenarioResults, pace: Pace, case: str, cache_blocks: int)
         taken = [*before, *after]
         _check(results, case, plan.turn_count, taken)
         cost = fitted(taken)
-        foretold = simulated(
-            taken,
-            fleet.folder / "played.jsonl",
-            replicas=PREFILLS,
-            routers=ROUTERS,
-            cache_blocks=cache_blocks,
-            cost=cost,
-        )
+        mesh_size = {"replicas": PREFILLS, "routers": ROUTERS, "cache_blocks": cache_blocks}
+        foretold = simulated(taken, fleet.folder / "played.jsonl", **mesh_size, cost=cost)
     first_tokens = max(1.0, regret["late_count"] + regret["early_count"])
     seen = reuse(taken)
     stayed, again = kept((), before)

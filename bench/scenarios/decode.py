@@ -25,12 +25,10 @@ def run(results: ScenarioResults, pace: Pace) -> None:
     with Fleet() as fleet:
         fleet.configure({"engine": engines.CONFIG, "decode": {"slots_max": 1024}})
         steps_ms = list(dict.fromkeys(case.step_ms for case in pace.cases))
-        running = {
-            step_ms: engines.start(
-                fleet, f"engine-{step_ms:g}", EngineCosts(step_s=step_ms / 1000), LOAD_CORE
-            )
-            for step_ms in steps_ms
-        }
+        running = {}
+        for step_ms in steps_ms:
+            costs = EngineCosts(step_s=step_ms / 1000)
+            running[step_ms] = engines.start(fleet, f"engine-{step_ms:g}", costs, LOAD_CORE)
         for step_ms, engine in running.items():
             engines.wait_ready(engine)
             cases = [case for case in pace.cases if case.step_ms == step_ms]

@@ -30,9 +30,9 @@ def run(results: ScenarioResults, pace: Pace) -> None:
     """Measure one repeat."""
     seconds = QUICK_SECONDS if pace.is_quick else SECONDS
     draw = random.Random(1)
-    everybody = servegen_tenants.clients()
+    clients = servegen_tenants.clients()
     with Fleet() as fleet:
-        tenants = ["a", "b", "c", *(client.tenant for client in everybody)]
+        tenants = ["a", "b", "c", *(client.tenant for client in clients)]
         mesh = tenant_mesh.start(fleet, tenants, prefills=PREFILLS)
         mesh.learn()
         quiet = poisson(draw, "b", 2.0, SHORT, seconds)
@@ -42,13 +42,13 @@ def run(results: ScenarioResults, pace: Pace) -> None:
             for index in range(BURST)
         ]
         _compare(results, mesh, aims.BURST, quiet, burst)
-        bursty, *others = everybody
-        quiet = [
-            one
-            for client in others
-            for one in servegen_tenants.arrivals(client, FACTOR, seconds, draw, DEADLINE_S)
-        ]
-        burst = servegen_tenants.arrivals(bursty, FACTOR, seconds, draw, DEADLINE_S)
+
+        def arrivals(client: servegen_tenants.Client) -> list[Arrival]:
+            return servegen_tenants.arrivals(client, FACTOR, seconds, draw, DEADLINE_S)
+
+        bursty, *others = clients
+        quiet = [one for client in others for one in arrivals(client)]
+        burst = arrivals(bursty)
         _compare(results, mesh, aims.SERVEGEN, quiet, burst)
         _measure_index(results, mesh)
 

@@ -118,12 +118,8 @@ class DispatchProbe:
             now_s = self._clock.now_s()
             request_id = f"{time.monotonic_ns():016x}{self._draw.getrandbits(64):016x}"
             hashes = tuple(self._draw.getrandbits(64) for _ in range(BLOCKS))
-            self._tell(
-                Dispatched(
-                    *(self.name, request_id, REPLICA, hashes, OPEN_S / 2, now_s),
-                    expires_s=now_s + DISPATCH_LIFE_S,
-                )
-            )
+            expires_s = now_s + DISPATCH_LIFE_S
+            self._tell(Dispatched(self.name, request_id, REPLICA, hashes, OPEN_S / 2, now_s, expires_s))
             loop.call_later(OPEN_S / 2, self._start, request_id)
             loop.call_later(OPEN_S, self._finish, request_id)
             count += 1

@@ -215,12 +215,8 @@ class IndexProbe:
             watching.cancel()
             await asyncio.sleep(SETTLE_S)
             reading.cancel()
-        return {
-            "seconds": seconds,
-            "cpu_s": cpu_s,
-            "stall_ms": watch.longest_s * 1000,
-            "stall_cpu_ms": watch.busiest_s * 1000,
-        }
+        stalls = {"stall_ms": watch.longest_s * 1000, "stall_cpu_ms": watch.busiest_s * 1000}
+        return {"seconds": seconds, "cpu_s": cpu_s, **stalls}
 
     async def lookup(self, depth: int, blocks: int) -> Mapping[str, Any]:
         """Look up {depth} blocks of random chains, the first half known. Return the median CPU over rounds, in us."""

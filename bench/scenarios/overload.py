@@ -79,12 +79,8 @@ def _offer(
         results.problem(f"refused without RetryInfo: {dict(untold)}", case)
     reasons = Counter(one.reason for one in refused)
     others = {reason: count for reason, count in reasons.items() if reason not in RETRYABLE}
-    results.add(
-        case,
-        "refused for lack of capacity, with RetryInfo",
-        "%",
-        100 * sum(one.reason in RETRYABLE for one in refused) / max(1, len(refused)),
-    )
+    retryable = 100 * sum(one.reason in RETRYABLE for one in refused) / max(1, len(refused))
+    results.add(case, "refused for lack of capacity, with RetryInfo", "%", retryable)
     if others:
         results.problem(f"of {len(seen)} requests {others} ended otherwise", case)
     return goodput

@@ -185,13 +185,10 @@ async def serve(target: str, triton: str, seed: int = 1) -> None:
                 await asyncio.sleep(draw.uniform(0.005, 0.02))  # out of step with all timers
                 triton_ms.append(await ask_triton(client, generation.random_ids(prompt, draw)))
                 await asyncio.sleep(draw.uniform(0.005, 0.02))
-            client_ms, frontend_ms, prefill_ms = zip(*mesh, strict=True)
-            return {
-                "client_ms": client_ms,
-                "frontend_ms": frontend_ms,
-                "prefill_ms": prefill_ms,
-                "triton_ms": triton_ms,
-            }
+            times_ms = dict(
+                zip(("client_ms", "frontend_ms", "prefill_ms"), zip(*mesh, strict=True), strict=True)
+            )
+            return {**times_ms, "triton_ms": triton_ms}
 
         await control.serve_commands(ask)
 

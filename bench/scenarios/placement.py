@@ -170,11 +170,8 @@ class PlacementProbe:
 
     def _dispatch(self, request: PlacementRequest, where: str, prefill_s: float) -> None:
         hashes = tuple(request.hashes)
-        self._policy.observe(
-            Dispatched(
-                ROUTER, request.request_id, where, hashes, prefill_s, self._now_s, self._now_s + EXPIRES_S
-            )
-        )
+        times = (prefill_s, self._now_s, self._now_s + EXPIRES_S)
+        self._policy.observe(Dispatched(ROUTER, request.request_id, where, hashes, *times))
         self._working.append((request.request_id, hashes, prefill_s))
 
     def _finish_oldest(self) -> None:
