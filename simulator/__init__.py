@@ -1,1 +1,1 @@
-"""`kvmesh replay`: what a trace would have met with other replicas, caches, loads and policies. Nothing is served."""
+"""Simulator of `kvmesh replay`: replays a trace with other replicas, caches, loads and policies. No requests are served."""

@@ -1,4 +1,4 @@
-"""The policies a replay can compare, by name. Pure."""
+"""The placement policies that a replay can compare, by name. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from simulator.rivals.preble import Preble
 
 
 def kvmesh(setup: PolicySetup) -> PlacementPolicy:
-    """Return the policy the router runs, made as the router makes it; decode runs no prompts here."""
+    """Return the policy of the router, configured as in the router. Decode runs no prompts here."""
     local_index = LocalPrefixIndex()
     for name in setup.names:
         local_index.add(name)

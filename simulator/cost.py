@@ -1,6 +1,7 @@
-"""What a prompt costs: c0 + u (a + b (T - u / 2)) seconds for u uncached of T tokens. Pure.
+"""Cost model of simulated prefills: c0 + u (a + b (T - u / 2)) seconds for u uncached of T tokens. Pure.
 
-Causal attention computed exactly; the FLOP form is Mooncake's (FAST'25). MFU and c0 of the named models are assumptions.
+The form is that of exact causal attention; the FLOP count is Mooncake's (FAST'25). MFU and c0 of the named models are
+assumptions.
 """
 
 from __future__ import annotations
@@ -22,23 +23,23 @@ class Cost:
     a_s: float
     """Seconds per uncached token."""
     b_s: float
-    """Seconds per uncached token and token in front of it."""
+    """Seconds per pair of an uncached token and a token in front of it."""
     slo_floor_s: float = 0.5
-    """A first token within this is in time whatever the prompt."""
+    """A first token within this is in time, whatever the prompt."""
     kv_bytes: int = 131_072
     """Bytes of KV cache per token."""
 
     def seconds(self, uncached: int, total: int) -> float:
-        """Return the seconds for `uncached` of `total` tokens; one at least is computed."""
+        """Return the seconds for `uncached` of `total` tokens. At least one token is computed."""
         uncached = max(1, uncached)
         return self.c0_s + uncached * (self.a_s + self.b_s * (total - uncached / 2))
 
     def slo_s(self, total: int) -> float:
-        """Return the time to first token that counts as good: twice the cold prefill on an idle replica."""
+        """Return the longest time to first token that counts as good: twice the cold prefill on an idle replica."""
         return max(2 * self.seconds(total, total), self.slo_floor_s)
 
     def gib(self, blocks: float, block_tokens: int) -> float:
-        """Return the GiB that `blocks` take."""
+        """Return the GiB of `blocks`."""
         return blocks * block_tokens * self.kv_bytes / GIB
 
 

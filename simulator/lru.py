@@ -1,4 +1,4 @@
-"""A replica's cache of blocks: least recently used first out, leaves before their parents. Pure."""
+"""A replica's cache of blocks with LRU eviction, leaves before their parents. Pure."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Sequence
 class BlockCache:
     """Holds at most `capacity` blocks.
 
-    Invariant: with a block all its ancestors are held: a use touches the leaf first and the root last, so that every
-    ancestor is more recent than what stands on it.
+    INVARIANT: with a block all its ancestors are held. A use touches the leaf first and the root last, so that every
+    ancestor is more recent than its descendants.
     """
 
     def __init__(self, capacity: float) -> None:
@@ -36,7 +36,7 @@ class BlockCache:
         return low
 
     def use(self, hashes: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Hold `hashes` as the most recent. Return what came in, root first, and what went out for it, leaf first."""
+        """Make `hashes` the most recent blocks. Return the added blocks, root first, and the evicted ones, leaf first."""
         blocks = self._blocks
         touch = blocks.move_to_end
         added = []

@@ -1,4 +1,4 @@
-"""`kvmesh replay TRACE`: reads the command line, runs, prints.
+"""`kvmesh replay TRACE`: reads the command line, runs the replay and prints the results.
 
 Exit status: 0 done, 2 an option or the trace cannot be used, 130 interrupted.
 """
@@ -67,7 +67,8 @@ def replay(
         typer.Option(help="Numbers of prefill replicas to compare at.", show_default=DEFAULT_REPLICAS),
     ] = None,
     load: Annotated[
-        str, typer.Option(help="Loads: work of one pooled cache over what the replicas can do.")
+        str,
+        typer.Option(help="Loads to compare at: work of one pooled cache over the capacity of the replicas."),
     ] = ".5,.7,.85",
     cache: Annotated[
         str | None,
@@ -79,12 +80,12 @@ def replay(
     policies: Annotated[
         str,
         typer.Option(
-            help=f"Policies to compare, or all: {', '.join(POLICIES)}; and {BOUND}, which is none: one queue and one "
-            "pooled cache, first come first served."
+            help=f"Policies to compare, or all: {', '.join(POLICIES)}; and {BOUND}. The last is a bound and no "
+            "policy: one queue and one pooled cache, first come, first served."
         ),
     ] = DEFAULT_POLICIES,
     order: Annotated[
-        ServiceOrder, typer.Option(help="In which a replica serves what waits there.")
+        ServiceOrder, typer.Option(help="Order in which a replica serves waiting prompts.")
     ] = DEFAULT_ORDER,
     cost: Annotated[
         str | None,
@@ -94,13 +95,11 @@ def replay(
     ] = None,
     cost_of: Annotated[
         str | None,
-        typer.Option(COST_OF, help="Prefill seconds as the running router at HOST:PORT has measured them."),
+        typer.Option(COST_OF, help="Prefill seconds as measured by the running router at HOST:PORT."),
     ] = None,
     config: Annotated[
         Path | None,
-        typer.Option(
-            help=f"The mesh's kvmesh.toml, for {COST_OF} where it asks for TLS; default ./kvmesh.toml."
-        ),
+        typer.Option(help=f"The mesh's kvmesh.toml, for {COST_OF} with TLS; default ./kvmesh.toml."),
     ] = None,
     kv_bytes: Annotated[
         int | None,
@@ -115,15 +114,13 @@ def replay(
     ] = None,
     routers: Annotated[int, typer.Option(help="Routers that share the requests.")] = 1,
     staleness_ms: Annotated[
-        float, typer.Option(help="Until a router hears of what it did not do itself.")
+        float, typer.Option(help="Delay until a router hears of events other than its own dispatches.")
     ] = 0.0,
-    loss: Annotated[
-        float, typer.Option(help="Share of the news of cached blocks that a router never hears.")
-    ] = 0.0,
+    loss: Annotated[float, typer.Option(help="Share of the cache events that a router never hears.")] = 0.0,
     dispatch_ahead_s: Annotated[
         str,
         typer.Option(
-            help="Unstarted seconds that kvmesh sends to a replica before it holds requests back; or off."
+            help="Seconds of unstarted work that kvmesh sends to a replica before it holds requests back; or off."
         ),
     ] = str(DEFAULTS.router.dispatch_ahead_s),
     size: Annotated[
@@ -134,13 +131,13 @@ def replay(
             show_default="on unless --replicas is given",
         ),
     ] = None,
-    goodput: Annotated[float, typer.Option(help="Share of first tokens in time that is enough.")] = 0.9,
-    speed: Annotated[float, typer.Option(help="Play the trace so many times as fast when sizing.")] = SPEED,
-    requests: Annotated[int, typer.Option(help="Take the first so many; 0: all.")] = 0,
-    copies: Annotated[int, typer.Option(help="Lay so many copies of the trace over each other.")] = 1,
+    goodput: Annotated[float, typer.Option(help="Required share of first tokens in time.")] = 0.9,
+    speed: Annotated[float, typer.Option(help="Factor on the rate of the trace when sizing.")] = SPEED,
+    requests: Annotated[int, typer.Option(help="Number of requests to take from the beginning; 0: all.")] = 0,
+    copies: Annotated[int, typer.Option(help="Number of overlaid copies of the trace.")] = 1,
     block_tokens: Annotated[int, typer.Option(help="Tokens per id of hash_ids.")] = BLOCK_TOKENS,
     seeds: Annotated[
-        int, typer.Option(help="Runs with other noise; ± is half the distance of the extremes.")
+        int, typer.Option(help="Runs with different noise; ± is half the distance of the extremes.")
     ] = 1,
     jobs: Annotated[int, typer.Option(help="Processes.", show_default="one per core")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
@@ -148,9 +145,11 @@ def replay(
         Path | None, typer.Option("--plot", help="Write TTFT and goodput over load to this SVG file.")
     ] = None,
 ) -> None:
-    """Replay a trace against simulated prefill replicas: how many are needed, and what placement does."""
+    """Replay a trace against simulated prefill replicas: capacity planning and comparison of placement policies."""
     if cost is not None and cost_of is not None:
-        raise BadOption(f"--cost and {COST_OF} exclude each other: what prompts take is given, or measured.")
+        raise BadOption(
+            f"--cost and {COST_OF} exclude each other: the prefill cost is either given or measured."
+        )
     if slo_s is not None:
         options.number("--slo-s", str(slo_s), 0.001, 1000, " s")
     if kv_bytes is not None:
@@ -172,13 +171,15 @@ def replay(
     ahead_s = options.ahead_s("--dispatch-ahead-s", dispatch_ahead_s)
     is_sized = size if size is not None else replicas is None
     if speed != SPEED and not is_sized:
-        raise BadOption(f"--speed = {speed:g} is for sizing, and nothing is sized: say --size.")
+        raise BadOption(f"--speed = {speed:g} applies to sizing only: add --size.")
     if plot_file is not None:
         _writable(plot_file)
     found = _trace(trace, block_tokens, requests)
     known = None
     if cost_of is not None:
-        from simulator.status_client import status_of  # gRPC, which no process of a plain replay needs
+        from simulator.status_client import (
+            status_of,
+        )  # gRPC, which the processes of a plain replay do not need
 
         known = measured(COST_OF, cost_of, asyncio.run(status_of(COST_OF, cost_of, config)), model)
         model = known.cost
@@ -208,7 +209,7 @@ def replay(
         goodput=goodput,
     )
     for one in plan.caches:
-        one.blocks(model, block_tokens)  # refuses what holds none, before anything runs
+        one.blocks(model, block_tokens)  # refuses a cache without a single block before any run
     try:
         raise typer.Exit(_run(plan, jobs or os.cpu_count() or 1, as_json=as_json, plot_file=plot_file))
     except KeyboardInterrupt:
@@ -221,7 +222,7 @@ def _writable(file: Path) -> None:
     if file.is_dir():
         raise BadOption(f'--plot = "{file}" is a folder: the name of a file is needed.')
     if file.suffix.lower() != SVG:
-        raise BadOption(f'--plot = "{file}" does not end in {SVG}: SVG is what is written.')
+        raise BadOption(f'--plot = "{file}" does not end in {SVG}: only SVG can be written.')
 
 
 def _trace(path: Path, block_tokens: int, requests: int) -> Trace:
@@ -273,7 +274,7 @@ def _run(plan: Plan, jobs: int, *, as_json: bool, plot_file: Path | None) -> int
             console.print(tables.sizing(sized, plan))
         for one in compared:
             console.print(tables.comparison(one, plan.cost, plan.trace.block_tokens))
-    if plot_file is not None:  # last: what was found is told even if the file cannot be written
+    if plot_file is not None:  # last, so that the results are printed even if the file cannot be written
         try:
             plot_file.write_text(plot.svg(plan.trace.name, _panels(plan, compared)), encoding="utf-8")
         except OSError as error:

@@ -1,7 +1,7 @@
-"""What prompts cost on a running mesh, as one of its routers has learnt it. Pure.
+"""Prefill costs on a running mesh, as one of its routers has learnt them. Pure.
 
-A router fits one set of coefficients to all prompts, and a factor to each replica that differs from the middle one
-(costs.py, speeds.py of the router). Simulated replicas are alike: they are the middle one.
+A router fits one set of coefficients to all prompts (cost_model.py of the router). Replicas that differ from the median one
+have a factor (speeds.py of the router). Simulated replicas are alike: each is the median one.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ from simulator.cost import Cost
 from simulator.options import BadOption
 
 PROMPTS_MIN: Final = WINDOW
-"""As many as the fit looks at. With fewer it leans on what the router assumed, and factors on which replica began."""
+"""The window of the fit. With fewer prompts the fit depends on the router's prior, and the factors on the first replica."""
 
 DIGITS: Final = 6
-"""Of a coefficient: what is shown is what is simulated."""
+"""Significant digits of a coefficient. The simulation uses exactly the printed values."""
 
 BEYOND: Final = 1.25
-"""Times the most tokens measured, up to which the fit is believed."""
+"""The fit is trusted up to this many times the longest measured prompt."""
 
 FACTORS_SHOWN_MAX: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCost:
-    """Coefficients, and what stands behind them."""
+    """Measured coefficients, and the observations behind them."""
 
     router: str
     address: str
     cost: Cost
     prompts: int
-    """Measured since the router began, or last doubted its estimates."""
+    """Prompts measured since the router started, or last discarded its estimates."""
     fitted: int
-    """How many of them, the last ones, the fit looks at."""
+    """Prompts in the fit, the most recent ones."""
     uncached_tokens: tuple[int, int]
-    """Fewest and most of one of those."""
+    """Fewest and most uncached tokens of a prompt in the fit."""
     factors: Mapping[str, float]
-    """Prefill replicas that take longer or shorter than the usual one, and how many times as long."""
+    """Prefill replicas that are slower or faster than the usual one, with their factor on the prefill time."""
 
     def sentences(self, longest_tokens: int) -> list[str]:
-        """Return sentences for the reader of a replay whose longest prompt has `longest_tokens`."""
+        """Return sentences that describe the costs, for a trace with a longest prompt of `longest_tokens`."""
         fewest, most = self.uncached_tokens
         window = f"the last {self.fitted:,}, of {fewest:,} to {most:,} uncached tokens"
         known = f"{self.router} at {self.address} has measured {self.prompts:,} prompts"
@@ -64,7 +64,7 @@ class MeasuredCost:
         return sentences
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as JSON has it; the coefficients are those of the rows."""
+        """Return a dict for JSON. The coefficients are in the rows."""
         return {
             "router": self.router,
             "address": self.address,
@@ -76,16 +76,16 @@ class MeasuredCost:
 
 
 def measured(option: str, address: str, status: pb.GetStatusResponse, base: Cost) -> MeasuredCost:
-    """Return what the router at `address` has learnt; `base` says all that is no coefficient. Raises BadOption."""
+    """Return the costs learnt by the router at `address`. `base` supplies the other values. Raises BadOption."""
     if not status.HasField("prefill_costs"):
         raise BadOption(
-            f'{option} = "{address}": {status.router} is of a release that does not tell what prompts take.'
+            f'{option} = "{address}": {status.router} is of a release that does not report prefill costs.'
         )
     told = status.prefill_costs
     if told.measured_prompt_count < PROMPTS_MIN:
         raise BadOption(
-            f'{option} = "{address}": {status.router} has measured {told.measured_prompt_count} prompts since it began '
-            f"or last doubted its estimates; {PROMPTS_MIN} are needed. Let it serve more, or say --cost."
+            f'{option} = "{address}": {status.router} has measured {told.measured_prompt_count} prompts since it started '
+            f"or last discarded its estimates; {PROMPTS_MIN} are needed. Let it serve more, or use --cost."
         )
     c0_s, a_s, b_s = (float(f"{value:.{DIGITS}g}") for value in (told.c0_s, told.a_s, told.b_s))
     return MeasuredCost(

@@ -1,4 +1,4 @@
-"""What a run is judged by. Pure."""
+"""The measures of a simulated run. Pure."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from simulator.cost import Cost
 from simulator.workload import Workload
 
 WARM_UP: Final = 0.1
-"""Share of the requests, the first ones, whose times are not counted."""
+"""Share of the requests, from the first on, with times that do not count."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measures:
-    """Of one run, or the mean of several. Times to first token in seconds."""
+    """Measures of one run, or the mean of several. Times to first token (TTFT) in seconds."""
 
     mean_s: float
     p50_s: float
@@ -24,18 +24,18 @@ class Measures:
     p99_s: float
     max_s: float
     goodput: float
-    """Share with a first token in time (Cost.slo_s)."""
+    """Share of requests with a first token in time (Cost.slo_s)."""
     hit: float
-    """Blocks found in cache over blocks."""
+    """Blocks found in cache over all blocks."""
     imbalance: float
     """Work of the busiest replica over the mean."""
     work: float
     """Busy seconds over those of one pooled cache that serves in order."""
     busy: float
-    """Share of the time, until the last first token, in which a replica works."""
+    """Share of the time until the last first token in which a replica works."""
 
     def as_dict(self) -> dict[str, float]:
-        """Return it by name."""
+        """Return the measures by name."""
         return asdict(self)
 
 
@@ -52,10 +52,10 @@ def measure(
     span_s: float,
     counted: Sequence[int] | None = None,
 ) -> Measures:
-    """Judge one run.
+    """Compute the measures of one run.
 
-    `span_s`: seconds from the first arrival to the last. `counted`: the requests whose times count; all but the first ones
-    if None.
+    `span_s`: seconds from the first arrival to the last. `counted`: the requests with times that count; None: all after the
+    warm-up.
     """
     if counted is None:
         counted = range(int(len(load) * WARM_UP), len(load))
@@ -83,7 +83,7 @@ def mean(runs: Sequence[Measures]) -> Measures:
 
 
 def spread(runs: Sequence[Measures]) -> Measures:
-    """Return half the distance between the largest and the smallest, of every measure."""
+    """Return half the distance between the largest and the smallest value of each measure."""
     return Measures(
         **{
             name: (max(getattr(run, name) for run in runs) - min(getattr(run, name) for run in runs)) / 2

@@ -1,4 +1,4 @@
-"""The options of a replay as text, made into values; mistakes in one sentence. Pure."""
+"""Parses the options of a replay. Each mistake is reported in one sentence. Pure."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ Value = TypeVar("Value")
 
 
 class BadOption(ValueError):
-    """An option's value cannot be used; the text is one sentence naming option, value and what is allowed."""
+    """The value of an option cannot be used. The text is one sentence with option, value and allowed values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """How much cache: a share of the trace's unique blocks over all replicas, or GiB per replica."""
+    """The amount of cache: a share of the trace's unique blocks over all replicas, or GiB per replica."""
 
     share: float = 0.0
     gib: float = 0.0
@@ -38,7 +38,7 @@ class Cache:
         return f"{self.gib:g}GiB" if self.gib else f"{self.share:g}"
 
     def blocks(self, cost: Cost, block_tokens: int) -> int:
-        """Return the blocks per replica; 0 if a share is meant. Raises BadOption if not even one fits."""
+        """Return the blocks per replica; 0 for a share. Raises BadOption if not even one block fits."""
         blocks = int(self.gib * GIB / (cost.kv_bytes * block_tokens))
         if self.gib and not blocks:
             raise BadOption(
@@ -48,12 +48,12 @@ class Cache:
 
 
 def listed(option: str, text: str, read: Callable[[str, str], Value]) -> list[Value]:
-    """Read values with commas between them; the same one twice counts once."""
+    """Read values separated by commas. A repeated value counts once."""
     parts = [part.strip() for part in text.split(",")]
     if not any(parts):
-        raise BadOption(f'{option} = "{text}" names nothing: values with commas between them are needed.')
+        raise BadOption(f'{option} = "{text}" is empty: values separated by commas are needed.')
     if not all(parts):
-        raise BadOption(f'{option} = "{text}" has nothing before or after a comma: a value is needed there.')
+        raise BadOption(f'{option} = "{text}" has an empty value beside a comma: a value is needed there.')
     return list(dict.fromkeys(read(option, part) for part in parts))
 
 
@@ -62,7 +62,9 @@ def number(option: str, text: str, low: float, high: float, unit: str = "") -> f
     try:
         value = float(text)
     except ValueError:
-        raise BadOption(f'{option} = "{text}" is no number: allowed are {low:g} to {high:g}{unit}.') from None
+        raise BadOption(
+            f'{option} = "{text}" is not a number: allowed are {low:g} to {high:g}{unit}.'
+        ) from None
     if not low <= value <= high:  # also refuses NaN
         raise BadOption(f"{option} = {text} is out of range: allowed are {low:g} to {high:g}{unit}.")
     return value
@@ -72,7 +74,7 @@ def replicas(option: str, text: str) -> int:
     """Read a number of replicas."""
     value = number(option, text, 1, REPLICAS_MAX)
     if value != int(value):
-        raise BadOption(f"{option} = {text} is no whole number: allowed are 1 to {REPLICAS_MAX}.")
+        raise BadOption(f"{option} = {text} is not a whole number: allowed are 1 to {REPLICAS_MAX}.")
     return int(value)
 
 
@@ -92,22 +94,22 @@ def cache(option: str, text: str) -> Cache:
 def policy(option: str, text: str) -> str:
     """Read the name of a policy."""
     if text not in POLICIES and text != BOUND:
-        raise BadOption(f'{option} = "{text}" is no policy: there are {", ".join((*POLICIES, BOUND))}.')
+        raise BadOption(f'{option} = "{text}" is not a policy: allowed are {", ".join((*POLICIES, BOUND))}.')
     return text
 
 
 def policies(text: str) -> Sequence[str]:
-    """Read names of policies; all is all of them."""
+    """Read names of policies; "all" is all of them."""
     return [*POLICIES, BOUND] if text == "all" else listed("--policies", text, policy)
 
 
 def ahead_s(option: str, text: str) -> float:
-    """Read how many unstarted seconds are sent ahead; infinite if off."""
+    """Read the seconds of unstarted work that may be sent ahead; infinite for "off"."""
     return math.inf if text == OFF else number(option, text, 0.01, AHEAD_MAX_S, f" s, or {OFF}")
 
 
 def cost(text: str, slo_s: float | None, kv_bytes: int | None = None) -> Cost:
-    """Read the name of a model, or c0,a,b and perhaps the bytes of KV cache per token, which `kv_bytes` overrules."""
+    """Read the name of a model, or c0,a,b and optionally the bytes of KV cache per token. `kv_bytes` overrides them."""
     found = COSTS.get(text.lower())
     if found is None:
         parts = text.split(",")

@@ -1,4 +1,4 @@
-"""What a replay is asked for, and the runs that answer it. Pure but for the runner it is given."""
+"""The plan of a replay: the requested comparison and sizing, and the runs for them. Pure but for the injected runner."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from simulator.sizing import Search
 from simulator.trace import Trace
 
 SEED = 1
-"""The first one."""
+"""The first seed."""
 
 SHORT: Final = 5
-"""Times the longest prompt's seconds that requests should come for. In less, queues are still growing when it ends."""
+"""A trace should last this many times its longest prefill. In less time queues still grow when it ends."""
 
 
 class Runs(Protocol):
     """Runs tasks."""
 
     def run(self, tasks: Sequence[Task], on_done: OnDone) -> None:
-        """Run all of them."""
+        """Run all tasks."""
         ...
 
 
@@ -47,54 +47,54 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Sized:
-    """What one amount of cache needs."""
+    """The result of sizing for one amount of cache."""
 
     cache: Cache
     capacity: int | None
-    """Blocks per replica; None if the search found nothing."""
+    """Blocks per replica; None if the search found no number of replicas."""
     search: Search
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What was asked for."""
+    """The requested comparison and sizing."""
 
     trace: Trace
     cost: Cost
     row: Row
-    """What all rows have in common."""
+    """The common values of all rows."""
     replicas: Sequence[int]
     loads: Sequence[float]
     caches: Sequence[Cache]
     policies: Sequence[str]
-    """The first one is sized for."""
+    """The first one is the policy of the sizing."""
     seeds: int
     sizes: Sequence[Cache]
-    """Empty: nothing is sized."""
+    """Empty: no sizing."""
     goodput: float
     measured: MeasuredCost | None = None
-    """Where the costs are from, if a router measured them."""
+    """Source of the costs, if a router measured them."""
 
     @cached_property
     def replay(self) -> Replay:
-        """The trace, for what no process needs to be asked."""
+        """The trace, for values that need no other process."""
         return Replay(self.trace)
 
     @property
     def run_count(self) -> int:
-        """Runs of the comparison."""
+        """Number of runs of the comparison."""
         rows = len(self.replicas) * len(self.caches) * len(self.loads)
         return rows * len(self.policies) * self.seeds
 
     def row_of(self, replicas: int, cache: Cache, load: float | None) -> Row:
-        """Return the row of these."""
+        """Return the row with these values."""
         blocks = cache.blocks(self.cost, self.trace.block_tokens)
         return replace(
             self.row, replicas=replicas, load=load, cache=cache.share, cache_blocks=blocks, cost=self.cost
         )
 
     def compare(self, runner: Runs, on_run: Callable[[], None]) -> list[Compared]:
-        """Run every policy on every row; `on_run` is called after each run."""
+        """Run every policy on every row. `on_run` is called after each run."""
         found: dict[Task, Measures] = {}
 
         def done(task: Task, measures: Measures) -> None:
@@ -160,7 +160,7 @@ class Plan:
         ]
 
     def headlines(self) -> list[str]:
-        """Return what the trace is, and what stands behind measured costs."""
+        """Return the description of the trace, and of measured costs."""
         about = self.measured.sentences(self.trace.longest_tokens) if self.measured is not None else []
         return [self._headline(), *about]
 
@@ -175,13 +175,13 @@ class Plan:
         )
 
     def pace(self) -> str:
-        """Return in words how fast requests come where replicas are counted."""
+        """Return in words the rate of requests in the sizing."""
         load = self.replay.workload(SEED, self.row.copies)
         rate = len(load) / load.span_s * self.row.speed
         return f"{self._times()}, {f'{rate:.3g}' if rate < 1000 else f'{rate:,.0f}'} requests/s"
 
     def warnings(self, compared: Sequence[Compared]) -> list[str]:
-        """Return a warning if requests come within so short a time that queues hardly begin to build up."""
+        """Return a warning if the trace is so short at some load that queues hardly begin to build up."""
         longest_s = self.cost.seconds(self.trace.longest_tokens, self.trace.longest_tokens)
         load = self.replay.workload(SEED, self.row.copies)
         spans = [
@@ -193,14 +193,14 @@ class Plan:
         span_s, where = min(spans)
         if span_s >= SHORT * longest_s:
             return []
-        told = f"not {SHORT} times its longest prefill ({longest_s:.3g} s)"
-        return [f"Too short: at {where} the trace lasts {span_s:.3g} s, {told}."]
+        told = f"less than {SHORT} times its longest prefill ({longest_s:.3g} s)"
+        return [f"Trace too short: at {where} it lasts {span_s:.3g} s, {told}."]
 
     def _times(self) -> str:
         return f"{f'{self.row.speed:g} times ' if self.row.speed != 1 else ''}the trace's rate"
 
     def described(self) -> dict[str, Any]:
-        """Return what the trace is, by name."""
+        """Return the description of the trace by name."""
         load = self.replay.workload(SEED, self.row.copies)
         return {
             "trace": self.trace.name,

@@ -1,6 +1,7 @@
 """TTFT percentiles and goodput over load, as SVG. Pure.
 
-Written by hand: two line charts are not worth a plotting library in every image, and the same figures give the same bytes.
+The SVG is written by hand. Two line charts do not justify a plotting library in every image. Equal figures give equal
+bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ COLOURS: Final = (
     *("#9e9e9e", "#f06fb4", "#7ab648", "#f4511e", "#7fd6c2", "#5a1f0e", "#c8b0f0", "#d8d23c"),
 )
 DASHED: Final = ' stroke-dasharray="6 4"'
-"""What is no policy."""
+"""Stroke of the bound, which is not a policy."""
 
 WIDTH, HEIGHT = 420, 280
 LEFT, TOP, RIGHT, BOTTOM = 58, 34, 12, 40
@@ -59,7 +60,7 @@ CHARTS: Final = (
 
 
 def svg(title: str, panels: Sequence[Panel]) -> str:
-    """Return the picture: a row per panel, a legend beside."""
+    """Return the picture: a row per panel, with a legend beside."""
     policies = list(dict.fromkeys(series.policy for panel in panels for series in panel.series))
     colours = {policy: COLOURS[index % len(COLOURS)] for index, policy in enumerate(policies)}
     width = len(CHARTS) * WIDTH + LEGEND_WIDTH
@@ -126,7 +127,7 @@ def _stroke(policy: str, colours: dict[str, str]) -> str:
 
 
 def _axis(values: Sequence[float], *, is_log: bool) -> tuple[float, float, list[float]]:
-    """Return the ends of the axis, as logarithms if `is_log`, and where to draw lines."""
+    """Return the ends of the axis, as logarithms if `is_log`, and the positions of grid lines."""
     if not is_log:
         return 0.0, 1.0, [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
     low = math.floor(math.log10(max(1e-6, min(values))))

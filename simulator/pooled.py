@@ -1,4 +1,4 @@
-"""One pooled cache for all replicas, which no router has: the measure of work, and one queue in front of it. Pure."""
+"""One pooled cache for all replicas, which no real router has: the reference of work, and a bound with one queue. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Pooled:
 
 
 def capacity_of(load: Workload, share: float, replicas: int) -> int:
-    """Return the blocks of cache per replica if all together hold `share` of the unique blocks; the longest prompt fits."""
+    """Return the blocks per replica if all hold `share` of the unique blocks together. The longest prompt always fits."""
     return max(load.longest_blocks + SPARE_BLOCKS, int(load.unique_blocks * share / replicas))
 
 
@@ -49,7 +49,7 @@ def scale_for(load: Workload, work_s: float, replicas: int, load_factor: float) 
 
 
 def bound(load: Workload, pooled: Pooled, scale: float, replicas: int) -> tuple[list[float], list[float]]:
-    """Return times to first token, and busy seconds per server: one queue, first come first served, one cache."""
+    """Return times to first token, and busy seconds per server: one queue, first come, first served, one cache."""
     free = [(0.0, index) for index in range(replicas)]
     busy = [0.0] * replicas
     ttft = []

@@ -1,4 +1,4 @@
-"""Runs of a replay spread over processes. The figures do not depend on how many there are.
+"""Spreads the runs of a replay over processes. The figures do not depend on their number.
 
 A shell: each process gets the traces once and then one task at a time.
 """
@@ -35,7 +35,7 @@ OnDone = Callable[[Task, Measures], None]
 
 
 class Runner:
-    """Runs tasks, in this process if `jobs` is 1. Close it."""
+    """Runs tasks, in this process if `jobs` is 1. The owner calls `close`."""
 
     def __init__(self, traces: Mapping[str, Trace], jobs: int) -> None:
         self._replays = {name: Replay(trace) for name, trace in traces.items()}
@@ -50,7 +50,7 @@ class Runner:
             self._idle.append(here)
 
     def run(self, tasks: Iterable[Task], on_done: OnDone) -> None:
-        """Run all `tasks`; `on_done` hears of each as it ends, in no order. Raises RuntimeError if a process dies."""
+        """Run all `tasks`. `on_done` is called as each ends, in no order. Raises RuntimeError if a process dies."""
         if not self._processes:
             for task in tasks:
                 on_done(task, _run(self._replays, task))
@@ -77,7 +77,7 @@ class Runner:
                 on_done(task, answer)
 
     def close(self) -> None:
-        """End the processes, whatever they do."""
+        """Terminate the processes, whatever they do."""
         for process in self._processes:
             process.terminate()
         for process in self._processes:
@@ -91,7 +91,7 @@ def _run(replays: Mapping[str, Replay], task: Task) -> Measures:
 
 
 def _work(connection: Connection, traces: dict[str, Trace]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started us ends us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     replays = {name: Replay(trace) for name, trace in traces.items()}
     while True:
         try:

@@ -1,4 +1,4 @@
-"""A request that waits at its router, as the router's own release queue takes it. Pure."""
+"""A request that waits at its router, in the form that the router's own release queue takes. Pure."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from services.router.queue.queue_item import Ticket
 
 @dataclass(slots=True, eq=False)
 class QueuedRequest:
-    """Of the one tenant there is."""
+    """A request of the only tenant of the simulation."""
 
     index: int
-    """Of the request."""
+    """Index of the request in the workload."""
     submitted: Submission
     ticket: Ticket

@@ -1,6 +1,6 @@
-"""One row of a comparison, and how a policy does on it. Pure.
+"""One row of a comparison, and the run of a policy on it. Pure.
 
-A row names everything but the policy and the seed; (row, policy, seed) always gives the same figures.
+A row holds everything but the policy and the seed. Equal (row, policy, seed) give equal figures.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from simulator.trace import Trace
 from simulator.workload import Workload, workload
 
 BOUND = "one-queue"
-"""Not a policy: one queue and one pooled cache for all replicas, first come first served."""
+"""Not a policy: one queue and one pooled cache for all replicas, first come, first served."""
 
 
 RESTARTS: Final = (0.2, 0.45, 0.7)
 """Shares of the trace after which a replica is lost."""
 
 AFTER_S: Final = 60.0
-"""Seconds after a restart in which requests are judged."""
+"""Seconds after a restart in which requests are measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What a trace is replayed against."""
+    """The conditions of a replay."""
 
     replicas: int = 8
     load: float | None = 0.7
-    """Work of a pooled cache over what the replicas could do; None: the trace's own rate."""
+    """Work of a pooled cache over the capacity of the replicas; None: the trace's own rate."""
     cache: float = 0.3
     """Share of the trace's unique blocks that all caches together hold, if `cache_blocks` is 0."""
     cache_blocks: int = 0
@@ -49,12 +49,13 @@ class Row:
     dispatch_ahead_s: float = float("inf")
     copies: int = 1
     speed: float = 1.0
-    """Where the trace's own rate counts: played so many times as fast."""
+    """Factor on the trace's own rate, where `load` is None."""
     cost: Cost = COSTS["8b"]
     slowness: float = 1.0
-    """Times as long as at the others that a prompt takes at the first replica."""
+    """Factor on the prefill time at the first replica."""
     outage_s: float = 0.0
-    """Above 0: replicas restart, one after the other, and each is away for so long; the minute after each is judged."""
+    """Above 0: replicas restart one after the other, each with an outage of this long. The minute after each is measured.
+    """
 
     def capacity(self, load: Workload) -> int:
         """Return the blocks of cache per replica."""
@@ -62,7 +63,7 @@ class Row:
 
 
 class Replay:
-    """One trace, replayed at will. Keeps what rows share."""
+    """Replays one trace many times. Caches the values that rows share."""
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
@@ -76,7 +77,7 @@ class Replay:
         return self._loads[seed, copies]
 
     def pooled(self, row: Row, seed: int) -> Pooled:
-        """Return the workload served from one cache as large as all of the row's."""
+        """Return the workload served from one cache as large as all caches of the row."""
         load = self.workload(seed, row.copies)
         capacity = row.replicas * row.capacity(load)
         key = (seed, row.copies, capacity, row.cost)
@@ -92,7 +93,7 @@ class Replay:
         return scale_for(self.workload(seed, row.copies), work_s, row.replicas, row.load)
 
     def run(self, row: Row, policy: str, seed: int) -> Measures:
-        """Return how `policy` does on `row`."""
+        """Return the measures of `policy` on `row`."""
         load, pooled = self.workload(seed, row.copies), self.pooled(row, seed)
         scale = self.scale(row, seed)
         span_s = load.span_s * scale
@@ -139,7 +140,7 @@ class Replay:
 
 
 def restarts(replicas: int, outage_s: float, span_s: float) -> list[Outage]:
-    """Return when which replicas are away, spread over `span_s`; none if `outage_s` is 0."""
+    """Return the outages, spread over `span_s`; none if `outage_s` is 0."""
     if not outage_s:
         return []
     return [
@@ -149,7 +150,7 @@ def restarts(replicas: int, outage_s: float, span_s: float) -> list[Outage]:
 
 
 def _counted(load: Workload, scale: float, outages: Sequence[Outage]) -> list[int] | None:
-    """Return the requests that come in the minute after an absence; None if there was none."""
+    """Return the requests that come in the minute after an outage; None without outages."""
     if not outages:
         return None
     return [

@@ -1,4 +1,4 @@
-"""Prefill replicas as they are simulated: one prompt at a time, a queue, a cache. Pure."""
+"""Simulated prefill replicas: one prompt at a time, a queue, a cache. Pure."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from simulator.lru import BlockCache
 
 
 class ServiceOrder(StrEnum):
-    """Who is served next."""
+    """The order of service in a replica's queue."""
 
     FIFO = "fifo"
     SHORTEST = "shortest"
-    """Short ones first, and nobody waits for ever (kvmesh.queue_order)."""
+    """Shortest job first with aging, so that no prompt starves (kvmesh.queue_order)."""
 
 
 class Server:
-    """One replica. What runs is not interrupted."""
+    """One replica. A running prompt is not interrupted."""
 
     def __init__(self, capacity: float, order: ServiceOrder) -> None:
         self.cache = BlockCache(capacity)
         self.running: int | None = None
         """Index of the request."""
         self.hit_blocks = 0
-        """Of what runs."""
+        """Cached blocks of the running prompt."""
         self.busy_s = 0.0
         self.ends_s = 0.0
-        """When what runs will be done."""
+        """When the running prompt will be done."""
         self.generation = 0
-        """Times that it was lost."""
+        """Number of times that it was lost."""
         self._capacity = capacity
         self._key = ORDERS[order.value]
         self._queue: list[tuple[float, int, int]] = []
@@ -45,11 +45,11 @@ class Server:
         heapq.heappush(self._queue, (self._key(expected_s, arrived_s), self._arrivals, index))
 
     def pop(self) -> int:
-        """Take out who is served next."""
+        """Remove and return the next request."""
         return heapq.heappop(self._queue)[2]
 
     def lose(self, now_s: float) -> list[int]:
-        """Lose cache, queue and what runs; return the requests, in the order in which they would have been served."""
+        """Lose cache, queue and running prompt. Return the lost requests in the order of service."""
         lost = [self.running] if self.running is not None else []
         if self.running is not None:
             self.busy_s -= self.ends_s - now_s

@@ -1,9 +1,9 @@
-"""Replays a workload against simulated prefill replicas, every decision made by placement policies. Pure.
+"""Replays a workload against simulated prefill replicas, with every decision by placement policies. Pure.
 
-One run is exact and repeatable: events happen in the order of their times, equals in the order they were made. What a
-policy is told, and when, is what the router tells it: its own dispatches at once; starts, finishes with the hit, other
-routers' dispatches and what came into and left the caches after `delay_s`. The prompt's hit is what is in cache when it
-starts; its blocks can be used when it ends.
+A run is exact and repeatable: events happen in the order of their times, ties in the order of their creation. A policy gets
+the events that a router gives it. Own dispatches come at once. Starts, finishes with the hit, other routers' dispatches and
+changes of the caches come after `delay_s`. The hit of a prompt is its cached prefix when it starts. Its blocks can be
+reused when it ends.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from simulator.servers import Server, ServiceOrder
 from simulator.workload import Workload
 
 OUTPUT_TOKENS_MAX: Final = 1
-"""Nobody may read how long the output will be, and decode is not simulated."""
+"""The length of the output is not known in advance, and decode is not simulated."""
 
 DECODE: Final = "decode"
 
 SLOW_REPLICA: Final = 0
-"""The one that may be slower than the others."""
+"""The replica that may be slower than the others."""
 
 
 @runtime_checkable
 class LocalIndexed(Protocol):
-    """A policy with a mirror of the caches: the simulation, as the index reader does, adds and drops its replicas."""
+    """A policy with a local index of the caches. The simulation adds and drops its replicas, as the index reader does."""
 
     local_index: LocalPrefixIndex
 
@@ -67,7 +67,7 @@ class Outage:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """What serves."""
+    """The simulated replicas."""
 
     replicas: int
     capacity: float
@@ -75,11 +75,11 @@ class Cluster:
     cost: Cost
     order: ServiceOrder = ServiceOrder.FIFO
     delay_s: float = 0.0
-    """Until a router hears of what it did not do itself."""
+    """Delay until a router hears of events other than its own dispatches."""
     loss: float = 0.0
-    """Share of the news of cached blocks that one router never hears."""
+    """Share of the cache events that a router never hears."""
     slowness: float = 1.0
-    """Times as long as at the others that a prompt takes at the first replica."""
+    """Factor on the prefill time at the first replica."""
     outages: Sequence[Outage] = ()
 
     def names(self) -> list[str]:
@@ -89,14 +89,14 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class StartedWithHit(Started):
-    """A start, and how many blocks were found in cache: more than a router is told today."""
+    """A start with the number of cached blocks, which a real router is not told."""
 
     cached_blocks: int = 0
 
 
 @dataclass(slots=True)
 class SimulationResult:
-    """What happened to each request, in the order of arrival, and to each replica."""
+    """The results of each request, in the order of arrival, and of each replica."""
 
     ttft_s: list[float] = field(default_factory=list)
     hit_blocks: list[int] = field(default_factory=list)
@@ -108,7 +108,7 @@ class SimulationResult:
 
 
 class Simulation:
-    """One run. `policies`: one per router; requests go to the routers in turn."""
+    """One run. `policies`: one per router. Requests go to the routers in turn."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class Simulation:
         policies: Sequence[PlacementPolicy],
         rng: random.Random,
     ) -> None:
-        """`scale`: factor on arrival times. Policies must be named router-0, router-1, ... where they have a name."""
+        """`scale`: factor on arrival times. Policies with a name must be named router-0, router-1, ..."""
         self._load = load
         self._scale = scale
         self._cluster = cluster
@@ -129,7 +129,7 @@ class Simulation:
         self._servers = [Server(cluster.capacity, cluster.order) for _ in self._names]
         self._states = [ReplicaState(name) for name in self._names]
         self._replicas = list(self._states)
-        """Those that are there; another list whenever one leaves or comes back."""
+        """The present replicas; replaced by a new list whenever one leaves or comes back."""
         self._decodes = [ReplicaState(DECODE)]
         count = len(load)
         self._ids = [f"{index:032x}" for index in range(count)]
@@ -141,7 +141,7 @@ class Simulation:
         self._heap: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
         self._made = 0
         self._pending_events = 0
-        """Ends of prompts to come, and news on its way."""
+        """Future ends of prompts, and events on their way to routers."""
         self._now_s = 0.0
         self.result = SimulationResult([0.0] * count, [0] * count, [-1] * count)
 
@@ -172,7 +172,7 @@ class Simulation:
         queue, tokens = self._queues[router], self._load.tokens[index]
         if not len(queue) and self._try(router, index) is None:
             return
-        # Who may not go at once is ordered as at the replicas, by what it would take where most of it is in cache.
+        # A queued request is ordered as at the replicas, by its prefill time where most of it is in cache.
         policy, work, seconds = self._policies[router], tokens, 0.0
         if isinstance(policy, Forecast):  # other policies hold nothing back
             work, seconds = policy.expected(self._load.hashes[index], tokens, self._replicas)
@@ -189,9 +189,9 @@ class Simulation:
         self._dispatch_queued(router)
 
     def _dispatch_queued(self, router: int) -> None:
-        """Let go who may go, as the router's own pump does.
+        """Release the requests that may go, as the router's dispatcher does.
 
-        While anything is to be heard of, it is heard of soon enough: nobody asks again before.
+        While events are pending, one of them will trigger the next try. No earlier try is needed.
         """
         queue, now_s = self._queues[router], self._now_s
         if not len(queue):
@@ -215,7 +215,7 @@ class Simulation:
             self._dispatch_queued(router)
 
     def _dispatch_heads(self, router: int) -> tuple[float, bool]:
-        """Try the heads of the queue; return when to ask again, and whether one of them went."""
+        """Try the heads of the queue. Return when to try again, and whether one of them was dispatched."""
         queue, again_s, has_gone = self._queues[router], float("inf"), False
         for queued in queue.heads():
             until_s = self._try(router, queued.index)
@@ -232,7 +232,7 @@ class Simulation:
             self._at(at_s, self._wake, router)
 
     def _try(self, router: int, index: int) -> float | None:
-        """Dispatch it if the policy says so; else return when to ask again."""
+        """Dispatch the request if the policy places it; else return when to ask again."""
         load, now_s = self._load, self._now_s
         hashes = load.hashes[index]
         request = PlacementRequest(
@@ -280,9 +280,9 @@ class Simulation:
         removed: Removed | None,
         started: StartedWithHit | None,
     ) -> None:
-        """All routers hear of one moment at a replica; each may miss what it says of the cache."""
+        """Deliver the events of one moment at a replica to all routers. Each router may miss the changes of the cache."""
         self._pending_events -= 1
-        if self._servers[replica].generation != generation:  # lost since, and all that it had
+        if self._servers[replica].generation != generation:  # lost since, with all its work
             self._dispatch_all()
             return
         loss, rng = self._cluster.loss, self._rng
@@ -361,7 +361,7 @@ class Simulation:
         self._publish(replica, finished, stored, removed, started)
 
     def _lose_replica(self, replica: int) -> None:
-        """It is lost: all routers know at once, and place what it had again."""
+        """Lose a replica. All routers know at once, and place its requests again."""
         name = self._names[replica]
         self._replicas = [one for one in self._replicas if one.name != name]
         lost = self._servers[replica].lose(self._now_s)

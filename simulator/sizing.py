@@ -1,6 +1,6 @@
-"""How many prefill replicas a trace needs, at its own rate, for a share of first tokens in time. Pure.
+"""Capacity planning: finds the prefill replicas that a trace needs at its own rate for a goodput. Pure.
 
-Goodput grows with the number of replicas but for noise: the smallest number is found by doubling, then by halving.
+Goodput grows with the number of replicas but for noise. The search grows the number until it suffices, then bisects.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class Search:
 
     goodput: float
     first: int
-    """Where to begin: less work than that many replicas can do is not there."""
+    """First number to try. Fewer replicas cannot do the work."""
     tried: dict[int, Measures] = field(default_factory=dict)
 
     def next(self) -> int | None:
-        """Return the number to try, or None: it is found, or not even REPLICAS_MAX are enough."""
+        """Return the number to try. None: the search has ended, or not even REPLICAS_MAX are enough."""
         bad = max((count for count, seen in self.tried.items() if seen.goodput < self.goodput), default=0)
         good = self.found
         if good is None:
@@ -44,11 +44,11 @@ class Search:
 
     @property
     def measures(self) -> Measures | None:
-        """Return how that number did."""
+        """Return the measures of that number."""
         return self.tried[self.found] if self.found is not None else None
 
     @property
     def goodput_with_one_less(self) -> float | None:
-        """Return what one replica less than `found` gives; None if none would be left, or nothing is found."""
+        """Return the goodput of one replica less than `found`; None if no replica would be left, or none is found."""
         less = self.tried.get(self.found - 1) if self.found is not None else None
         return less.goodput if less is not None else None

@@ -21,9 +21,9 @@ ROLE: Final = "router"
 
 
 async def status_of(option: str, address: str, config: Path | None) -> pb.GetStatusResponse:
-    """Return what the router at `address` says. `config`: the mesh's, which says whether TLS is spoken; None: the folder's.
+    """Return the status of the router at `address`. `config` is the mesh's file, for TLS; None: the folder's file.
 
-    Raises BadOption where nobody answers, ConfigError for an address that is none and for the configuration.
+    Raises BadOption if there is no answer, ConfigError for an invalid address or configuration.
     """
     peer(address, option)
     if config is None and DEFAULT_CONFIG.exists():
@@ -35,7 +35,7 @@ async def status_of(option: str, address: str, config: Path | None) -> pb.GetSta
             status: pb.GetStatusResponse = await stub.GetStatus(pb.GetStatusRequest(), timeout=CALL_S)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                raise BadOption(f'{option} = "{address}" is no router.') from None
+                raise BadOption(f'{option} = "{address}" is not a router.') from None
             reason = await trust.explain(address, ROLE) or error.code().name
             raise BadOption(f'{option} = "{address}" does not answer: {reason}.') from None
     return status

@@ -1,4 +1,4 @@
-"""What a replay found: tables for people, JSON for machines. Pure."""
+"""The results of a replay: tables for people, JSON for machines. Pure."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SIZING_TITLES = (
 
 
 def comparison(one: Compared, cost: Cost, block_tokens: int) -> Table:
-    """Return the policies of one row; the best mean, bounds aside, is bold."""
+    """Return the policies of one row. The best mean, bounds aside, is bold."""
     row = one.row
     each = f"{cost.gib(one.capacity, block_tokens):,.0f} GiB each"
     cache = each if one.cache.gib else f"cache {one.cache} ({each})"
@@ -74,7 +74,7 @@ def _cell(name: str, seen: Measures, around: Measures | None) -> str:
 
 
 def sizing(rows: Sequence[Sized], plan: Plan) -> Table:
-    """Return the table of what is needed."""
+    """Return the table of the sizing."""
     title = f"Prefill replicas for {100 * plan.goodput:g}% of first tokens in time, {plan.policies[0]}"
     table = _table(f"{title},\nat {plan.pace()}")
     for title in SIZING_TITLES:
@@ -100,7 +100,7 @@ def sizing(rows: Sequence[Sized], plan: Plan) -> Table:
 
 
 def as_json(rows: Sequence[Compared], sized: Sequence[Sized], goodput: float, policy: str) -> dict[str, Any]:
-    """Return everything by name; times in seconds."""
+    """Return all results by name; times in seconds."""
     return {
         "comparison": [
             {
@@ -134,7 +134,7 @@ def figures(runs: Sequence[Measures]) -> dict[str, Any]:
 
 
 def row_dict(row: Row) -> dict[str, Any]:
-    """Return the row as JSON has it: infinity is none."""
+    """Return the row as a dict for JSON, with None for infinity."""
     ahead = row.dispatch_ahead_s
     return {
         "replicas": row.replicas,

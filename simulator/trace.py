@@ -2,8 +2,9 @@
 
     {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 48, ...]}
 
-`timestamp`: milliseconds. `hash_ids`: one id per block of the prompt, root first, the last block perhaps partial; equal ids
-at equal positions mean an equal prefix up to there. Other fields are ignored. Format: kvcache-ai/Mooncake, FAST25-release.
+`timestamp` is in milliseconds. `hash_ids` has one id per block of the prompt, root first, the last block perhaps partial.
+Equal ids at equal positions mean an equal prefix up to there. Other fields are ignored. Format: kvcache-ai/Mooncake,
+FAST25-release.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ SHOWN_MAX: Final = 40
 
 
 class TraceError(ValueError):
-    """The trace cannot be used; one sentence says where and why."""
+    """The trace cannot be used. One sentence says where and why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One request. The output's length is not kept: nobody knows it when the request is placed."""
+    """One request. The output's length is dropped, because it is unknown at placement."""
 
     timestamp_ms: float
     input_tokens: int
@@ -64,12 +65,12 @@ class Trace:
         return max(record.input_tokens for record in self.records)
 
     def head(self, requests: int) -> Trace:
-        """Return the first `requests` of it."""
+        """Return a trace of the first `requests` requests."""
         return Trace(self.name, self.block_tokens, self.records[:requests])
 
 
 def read(path: Path, block_tokens: int = BLOCK_TOKENS) -> Trace:
-    """Return the trace in `path`, gzip-compressed if its name ends so. Raises TraceError, also if it cannot be read."""
+    """Return the trace in `path`, decompressed if its name ends with ".gz". Raises TraceError, also if it is unreadable."""
     records = []
     try:
         for number, line in enumerate(_lines(path), start=1):
@@ -80,7 +81,7 @@ def read(path: Path, block_tokens: int = BLOCK_TOKENS) -> Trace:
         raise TraceError(f"{path} cannot be read: {reason}") from None
     if not records:
         raise TraceError(f"{path} holds no request; at least 1 is needed")
-    records.sort(key=lambda record: record.timestamp_ms)  # stable: of equals the first stays first
+    records.sort(key=lambda record: record.timestamp_ms)  # stable: equal timestamps keep their order
     return Trace(path.name.removesuffix(".gz").removesuffix(".jsonl"), block_tokens, tuple(records))
 
 
@@ -103,9 +104,9 @@ def _record(line: str, number: int, block_tokens: int, name: str) -> Record:
         row: Any = json.loads(line)
     except ValueError as error:
         reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)  # without "line 1"
-        raise TraceError(f"{name} line {number}: no JSON: {reason}") from None
+        raise TraceError(f"{name} line {number}: not JSON: {reason}") from None
     if not isinstance(row, dict):
-        raise TraceError(f"{name} line {number}: no JSON object")
+        raise TraceError(f"{name} line {number}: not a JSON object")
     for field in ("timestamp", "input_length", "hash_ids"):
         if field not in row:
             raise TraceError(f"{name} line {number}: {field} is missing")

@@ -1,4 +1,4 @@
-"""What a trace becomes before it is replayed: blocks as hashes, timestamps spread, copies laid over each other.
+"""Prepares a trace for the replay: blocks as hashes, spread timestamps, and overlaid copies.
 
 Pure; randomness is injected.
 """
@@ -27,14 +27,14 @@ _STEP: Final = 0x9E3779B97F4A7C15
 
 @dataclass(frozen=True)
 class Workload:
-    """Requests in the order of their arrival; the lists run in parallel."""
+    """Requests in the order of their arrival. The lists run in parallel."""
 
     arrivals_s: list[float]
     """At the trace's own rate, from 0."""
     tokens: list[int]
     hashes: list[tuple[int, ...]]
     noise: list[float]
-    """Factor on the service time, the same whatever the policy; mean 1."""
+    """Factor on the service time, the same for all policies; mean 1."""
     unique_blocks: int
     longest_blocks: int
     block_tokens: int
@@ -49,7 +49,7 @@ class Workload:
 
 
 def workload(trace: Trace, seed: int, copies: int = 1) -> Workload:
-    """Return `trace`, `copies` times over: other blocks in each but for the first block that most requests begin with."""
+    """Return `copies` copies of `trace`. Each has other blocks, except for the most common first block."""
     rng = random.Random(f"{seed}/arrivals")
     common = Counter(record.blocks[0] for record in trace.records).most_common(1)[0][0]
     rows: list[tuple[float, int, tuple[int, ...]]] = []
@@ -75,8 +75,8 @@ def workload(trace: Trace, seed: int, copies: int = 1) -> Workload:
 def spread(records: Sequence[Record], rng: random.Random) -> list[float]:
     """Return arrivals in seconds from the first timestamp.
 
-    Where timestamps are bins - as many requests as distinct values twice over - those of a bin are spread evenly at random
-    until the next, their order kept: all at once would be bursts that never happened.
+    Timestamps are bins if there are at least twice as many requests as distinct values. The requests of a bin are then
+    spread evenly at random until the next bin, in their order. All at once they would be bursts that never happened.
     """
     stamps = [record.timestamp_ms / 1e3 for record in records]
     first = stamps[0]
@@ -95,7 +95,7 @@ def spread(records: Sequence[Record], rng: random.Random) -> list[float]:
 def _chain(
     blocks: tuple[int, ...], copy: int, common: int, chains: dict[tuple[int, int], int]
 ) -> tuple[int, ...]:
-    """Return 64-bit hashes that hold the whole prefix, as the mesh's do."""
+    """Return 64-bit hashes that cover the whole prefix, as those of the mesh do."""
     parent = 0 if blocks[0] == common else copy
     hashes = []
     for index, block in enumerate(blocks):

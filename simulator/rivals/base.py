@@ -1,4 +1,4 @@
-"""What a router sees of its replicas by the events it hears: the ground every rival stands on. Pure."""
+"""Base of the simulated policies: a router's view of its replicas by the events that it hears. Pure."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ TIE: Final = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class PolicySetup:
-    """What a policy is made of."""
+    """Constructor arguments of a policy."""
 
     names: list[str]
     capacity: float
     """Blocks of cache per replica."""
     block_tokens: int
     cost: Cost
-    """The true one: rivals need not learn it."""
+    """The true costs, which these policies need not learn."""
     rng: random.Random
     router: str = "router-0"
     dispatch_ahead_s: float = float("inf")
     order: ServiceOrder = ServiceOrder.FIFO
-    """In which the replicas serve."""
+    """Order of service at the replicas."""
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class DispatchedPrompt:
 
     event: Dispatched
     tokens: int
-    """0: another router's, which does not say."""
+    """0: unknown, for a dispatch of another router."""
     uncached: int
     prefill_s: float
     started_s: float | None = None
@@ -59,16 +59,16 @@ class DispatchedPrompt:
 
 @dataclass(slots=True)
 class ReplicaLoad:
-    """What one replica has, as far as is known."""
+    """The work of one replica, as far as is known."""
 
     prompts: dict[tuple[str, str], DispatchedPrompt] = field(default_factory=dict)
 
     def queued(self) -> int:
-        """Return how many have not started."""
+        """Return the number of prompts that have not started."""
         return sum(prompt.started_s is None for prompt in self.prompts.values())
 
     def queue_s(self, now_s: float) -> float:
-        """Return the seconds of work left."""
+        """Return the remaining seconds of work."""
         total = 0.0
         for prompt in self.prompts.values():
             if prompt.started_s is None:
@@ -87,22 +87,22 @@ class ReplicaLoad:
 
 
 class PlacementQuery(NamedTuple):
-    """A request, and what there is to choose from."""
+    """A request, and the replicas to choose from."""
 
     request: PlacementRequest
     replicas: Sequence[ReplicaState]
     depths: dict[str, int]
-    """Leading blocks cached, by name; 0 left out."""
+    """Leading blocks cached, by name; replicas with 0 are absent."""
     now_s: float
 
 
 class Rival(ABC):
-    """A policy that dispatches at once. Subclasses override `choose`, and may watch more."""
+    """A policy that dispatches at once. Subclasses override `choose`, and may handle more events."""
 
     uses_index = True
-    """False spares the work of keeping one."""
+    """False skips the maintenance of a local index."""
     learns_at_start = True
-    """The start tells what was cached: what is left of the prompt is known exactly then, but for noise."""
+    """True: a start reports the cached tokens, so that the remaining prefill time is known exactly, but for noise."""
     counts_in_flight = False
     """True: the blocks of dispatched and unfinished prompts count as cached."""
 
@@ -116,10 +116,10 @@ class Rival(ABC):
             self.local_index.add(name)
         self._replica_of: dict[tuple[str, str], str] = {}
         self._chosen: dict[str, tuple[int, int]] = {}
-        """Request -> its tokens, and those that were not cached when it was placed here."""
+        """Request -> its tokens, and its uncached tokens when it was placed here."""
 
     def place(self, request: PlacementRequest, view: PoolView, now_s: float) -> Placement:
-        """Choose by `choose`."""
+        """Place by `choose`."""
         depths = self.local_index.matched(request.hashes) if self.uses_index else {}
         name = self.choose(PlacementQuery(request, view.prefill, depths, now_s))
         depth = depths.get(name, 0)
@@ -130,20 +130,20 @@ class Rival(ABC):
 
     @abstractmethod
     def choose(self, query: PlacementQuery) -> str:
-        """Return the name of the replica that runs it."""
+        """Return the name of the replica that runs the request."""
 
     def lowest(self, scores: dict[str, float]) -> str:
-        """Return who has the lowest score; one of equals at random."""
+        """Return the name with the lowest score, a random one among equals."""
         best = min(scores.values())
         names = [name for name, score in scores.items() if score <= best + TIE]
         return names[0] if len(names) == 1 else self.rng.choice(names)
 
     def prefill_s(self, request: PlacementRequest, depth: int) -> float:
-        """Return the seconds with `depth` blocks cached."""
+        """Return the prefill seconds with `depth` blocks cached."""
         return self.cost.seconds(request.token_count - depth * self.setup.block_tokens, request.token_count)
 
     def observe(self, event: Event) -> None:
-        """Keep what is seen."""
+        """Update the view by an event."""
         match event:
             case Dispatched():
                 self.dispatched(event)
@@ -162,7 +162,7 @@ class Rival(ABC):
                 self.gone(event.replica)
 
     def dispatched(self, event: Dispatched) -> None:
-        """A request went to a replica; perhaps by another router."""
+        """Record a dispatch of this router or another one."""
         tokens, uncached = self._chosen.pop(event.request_id, (0, 0))
         if not tokens:
             tokens = len(event.hashes) * self.setup.block_tokens
@@ -177,7 +177,7 @@ class Rival(ABC):
             self.local_index.add_in_flight(event.replica, event.hashes)
 
     def finished(self, event: Finished) -> None:
-        """A prompt was computed."""
+        """Record that a prompt was computed."""
         replica = self._replica_of.pop((event.router, event.request_id), None)
         if replica is not None:
             prompt = self.loads[replica].prompts.pop((event.router, event.request_id))
@@ -185,7 +185,7 @@ class Rival(ABC):
                 self.local_index.remove_in_flight(replica, prompt.event.hashes)
 
     def gone(self, replica: str) -> None:
-        """A replica lost its queue and its cache. It may come back, empty."""
+        """Forget the queue and the cache of a lost replica, which may come back empty."""
         for key, prompt in self.loads.pop(replica).prompts.items():
             del self._replica_of[key]
             if self.counts_in_flight:

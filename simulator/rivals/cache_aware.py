@@ -1,11 +1,13 @@
-"""SGLang's cache_aware routing, and smg's form of it that listens to KV events. Pure.
+"""SGLang's cache_aware routing, and the form of smg that reads KV events. Pure.
 
-sglang-router 0.3 (`--help`, docs): if max - min in flight > abs and max > rel * min: the least loaded. Else the longest
-match in a tree of what was sent where; a match above the threshold goes there, otherwise to the smallest tree. Defaults
-.3 / 64 / 1.5. smg before 1.13 (its source): the highest overlap by KV events, of equals the least loaded, then the
-smallest cache; imbalance (32, 1.1, its library's defaults) sends to the least loaded. No share of the prompt is needed:
-one block that all prompts begin with keeps new ones at its holders until counts are uneven. smg 1.13, which is not
-simulated, wants a match above .3.
+sglang-router 0.3 (`--help`, docs): if max - min in flight > abs and max > rel * min, the least loaded replica is chosen.
+Else the longest match in a tree of sent prompts per replica counts. A match above the threshold goes there, otherwise to
+the smallest tree. Defaults .3 / 64 / 1.5.
+
+smg before 1.13 (its source): the highest overlap by KV events, among equals the least loaded, then the smallest cache. An
+imbalance (32, 1.1, its library's defaults) sends to the least loaded. No minimum share of the prompt is needed. A first
+block that all prompts share therefore keeps new prompts at its holders until counts are uneven. smg 1.13, which is not
+simulated, requires a match above .3.
 """
 
 from __future__ import annotations
@@ -22,14 +24,14 @@ SMG_BALANCE: Final = (32, 1.1)
 
 
 def is_uneven(counts: dict[str, int], balance: tuple[int, float]) -> bool:
-    """True if the most loaded has far more in flight than the least loaded."""
+    """Return True if the most loaded replica has far more in flight than the least loaded."""
     least, most = min(counts.values()), max(counts.values())
     absolute, relative = balance
     return most - least > absolute and most > relative * least
 
 
 class CacheAware(Rival):
-    """SGLang's: an approximate tree per replica, filled by what was sent there."""
+    """SGLang's policy: an approximate tree per replica, filled by dispatches."""
 
     uses_index = False
 
@@ -38,7 +40,7 @@ class CacheAware(Rival):
         self._trees = {name: BlockCache(setup.capacity) for name in setup.names}
 
     def choose(self, query: PlacementQuery) -> str:
-        """Return the holder of the prefix, unless it is short or the load is uneven."""
+        """Return the holder of the prefix, unless the match is short or the load is uneven."""
         counts = {one.name: len(self.loads[one.name].prompts) for one in query.replicas}
         if is_uneven(counts, SGLANG_BALANCE):
             return self.lowest(dict(counts))
@@ -48,21 +50,21 @@ class CacheAware(Rival):
         return self.lowest({one.name: len(self._trees[one.name]) for one in query.replicas})
 
     def dispatched(self, event: Dispatched) -> None:
-        """Remember what was sent where."""
+        """Add the prompt to the tree of its replica."""
         super().dispatched(event)
         self._trees[event.replica].use(event.hashes)
 
     def gone(self, replica: str) -> None:
-        """Its tree goes with it."""
+        """Clear the tree of a lost replica."""
         super().gone(replica)
         self._trees[replica] = BlockCache(self.setup.capacity)
 
 
 class SmgEvents(Rival):
-    """smg's, with KV events."""
+    """The policy of smg with KV events."""
 
     def choose(self, query: PlacementQuery) -> str:
-        """Return the one with the highest overlap, unless the load is uneven."""
+        """Return the replica with the highest overlap, unless the load is uneven."""
         counts = {one.name: len(self.loads[one.name].prompts) for one in query.replicas}
         if is_uneven(counts, SMG_BALANCE):
             return self.lowest(dict(counts))

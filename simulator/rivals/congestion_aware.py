@@ -1,11 +1,12 @@
-"""Queue and prefill seconds, where a second of new work also counts for those that it delays. Pure.
+"""The policy kappa-rho: queue and prefill seconds, with a congestion weight for the requests that new work delays. Pure.
 
     score_w = Q_w(P_w) + P_w (1 + kappa + rho_w [+ h_w])        the smallest wins
 
-Q(P): seconds of work at w that is served before a prompt of P seconds. P: own seconds; the blocks of dispatched prompts
-count as cached. kappa: seconds of unfinished work per replica over those of a typical prompt, at most KAPPA_MAX. rho:
-seconds of work dispatched to w lately, per second. h: seconds that the cache of w saved lately, per second; only where
-replicas serve first come, first served.
+    Q(P)   seconds of work at w that is served before a prompt of P seconds
+    P      prefill seconds of the prompt; the blocks of dispatched prompts count as cached
+    kappa  seconds of unfinished work per replica over those of a typical prompt, at most KAPPA_MAX
+    rho    seconds of work dispatched to w lately, per second
+    h      seconds that the cache of w saved lately, per second; only where replicas serve first come, first served
 
 kvmesh's placement began with this form (docs/decisions/0019-placement-cost.md).
 """
@@ -30,7 +31,7 @@ SAVED_MEMORY_S: Final = 30.0
 
 
 class _Fading:
-    """A sum of seconds whose memory fades to 1/e in `memory_s`."""
+    """A sum of seconds with a memory that fades to 1/e in `memory_s`."""
 
     def __init__(self, memory_s: float) -> None:
         self._memory_s = memory_s
@@ -92,7 +93,7 @@ class CongestionAware(Rival):
         return total
 
     def dispatched(self, event: Dispatched) -> None:
-        """Remember the work, and what the cache saved of it."""
+        """Record the work, and the work that the cache saved."""
         super().dispatched(event)
         prompt = self.loads[event.replica].prompts[event.router, event.request_id]
         self._typical_s += TYPICAL_SMOOTHING * (event.prefill_s - self._typical_s)
@@ -101,7 +102,7 @@ class CongestionAware(Rival):
         self._saved[event.replica].add(max(0.0, cold_s - event.prefill_s), event.at_s)
 
     def gone(self, replica: str) -> None:
-        """It comes back without a past."""
+        """Forget the history of a lost replica."""
         super().gone(replica)
         self._work[replica] = _Fading(WORK_MEMORY_S)
         self._saved[replica] = _Fading(SAVED_MEMORY_S)

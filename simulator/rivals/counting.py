@@ -1,6 +1,6 @@
-"""Policies that look at no cache: random, round robin, least outstanding requests, the better of two. Pure.
+"""Policies that ignore caches: random, round robin, least outstanding requests, power of two choices. Pure.
 
-The better of two: Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing" (2001).
+Power of two choices: Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing" (2001).
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from simulator.rivals.base import PlacementQuery, PolicySetup, Rival
 
 
 class Random(Rival):
-    """Any replica."""
+    """A random replica."""
 
     uses_index = False
 
     def choose(self, query: PlacementQuery) -> str:
-        """Return any."""
+        """Return a random replica."""
         return self.rng.choice(query.replicas).name
 
 
 class RoundRobin(Rival):
-    """One after the other; each router begins elsewhere."""
+    """The replicas in turn. Each router begins at another one."""
 
     uses_index = False
 
@@ -28,7 +28,7 @@ class RoundRobin(Rival):
         self._turn = self.rng.randrange(len(setup.names))
 
     def choose(self, query: PlacementQuery) -> str:
-        """Return the next."""
+        """Return the next replica."""
         self._turn += 1
         return query.replicas[self._turn % len(query.replicas)].name
 
@@ -39,16 +39,16 @@ class LeastOutstanding(Rival):
     uses_index = False
 
     def choose(self, query: PlacementQuery) -> str:
-        """Return the one with the fewest."""
+        """Return the replica with the fewest."""
         return self.lowest({one.name: len(self.loads[one.name].prompts) for one in query.replicas})
 
 
 class PowerOfTwo(Rival):
-    """Of two random replicas the one with fewer unfinished requests."""
+    """The replica with fewer unfinished requests of two random ones."""
 
     uses_index = False
 
     def choose(self, query: PlacementQuery) -> str:
-        """Return the better of two."""
+        """Return the less loaded of two."""
         two = self.rng.sample(list(query.replicas), min(2, len(query.replicas)))
         return self.lowest({one.name: len(self.loads[one.name].prompts) for one in two})

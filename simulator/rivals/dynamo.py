@@ -1,8 +1,8 @@
 """NVIDIA Dynamo's KV router, with events. Pure.
 
-From ai-dynamo/dynamo docs/components/router/router-concepts.md and router-configuration.md: the lowest of
-prefill_load_scale * max(active prefill + incoming - overlap credit, 0) + active decode + incoming, in blocks; scale 1,
-credit 1, temperature 0. On prefill replicas alone what is active there stands for the decode blocks.
+From ai-dynamo/dynamo docs/components/router/router-concepts.md and router-configuration.md. The lowest sum in blocks wins:
+prefill_load_scale * max(active prefill + incoming - overlap credit, 0) + active decode + incoming. The scale is 1, the
+credit 1, the temperature 0. On prefill replicas alone, their active blocks stand for the decode blocks.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Smallest estimated time to first token: baselines, and Mooncake's Conductor without transfer. Pure.
 
-Mooncake (FAST'25, Algorithm 1): per instance, queue seconds plus prefill seconds with its own prefix, unless another
-holds 1.3 times as much, which would be transferred; without transfer what is left is the greedy rule.
+Mooncake (FAST'25, Algorithm 1) takes queue seconds plus prefill seconds with the instance's own prefix. If another instance
+holds 1.3 times as much, that prefix would be transferred. Without transfer the greedy rule is left.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class Ttft(Rival):
 
 
 class TtftOptimistic(Ttft):
-    """The same; what queued prompts will leave in cache counts as there."""
+    """The same with in-flight blocks: blocks that queued prompts will leave in cache count as cached."""
 
     counts_in_flight = True
 
 
 class Mooncake(Ttft):
-    """The same as `Ttft`; dispatched prompts keep the time they were estimated with."""
+    """The same as `Ttft`, but dispatched prompts keep their estimated time."""
 
     learns_at_start = False

@@ -1,8 +1,8 @@
 """Consistent hashing of the first two blocks, plain and with bounded loads. Pure.
 
-Karger et al. (1997), 100 virtual nodes per replica; bounded loads: Mirrokni, Thorup, Zadimoghaddam, "Consistent Hashing
-with Bounded Loads" (2018): on along the ring past whoever has 1.25 times the mean. vllm-router's consistent_hash and
-smg's prefix_hash are of this kind. One block would not do: a shared system prompt would send everything to one replica.
+Karger et al. (1997), 100 virtual nodes per replica. Bounded loads: Mirrokni, Thorup, Zadimoghaddam, "Consistent Hashing
+with Bounded Loads" (2018): a replica with 1.25 times the mean load is skipped along the ring. vllm-router's consistent_hash
+and smg's prefix_hash are of this kind. One block would not do: a shared system prompt would send everything to one replica.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ConsistentHash(Rival):
         )
 
     def choose(self, query: PlacementQuery) -> str:
-        """Return the first on the ring behind the prefix that is no more loaded than allowed."""
+        """Return the first replica behind the prefix on the ring with a load within the bound."""
         prefix = (
             query.request.hashes[min(BLOCKS, len(query.request.hashes)) - 1] if query.request.hashes else 0
         )

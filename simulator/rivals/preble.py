@@ -1,9 +1,10 @@
 """Preble's E2: exploit a long prefix, explore otherwise. Pure.
 
-From Srivatsa et al., "Preble: Efficient Distributed Prompt Scheduling for LLM Serving" (2024): if more of the prompt is
-cached than not, the holder of the longest prefix with the least load, unless its queue is more than twice as long as it
-should be: then the lightest. Otherwise the lowest of load over a window of 3 minutes + what would be evicted, by its
-chance of being used again + own prefill. The rule of when to redirect is a reading of the paper.
+From Srivatsa et al., "Preble: Efficient Distributed Prompt Scheduling for LLM Serving" (2024). If most of the prompt is
+cached, the least loaded holder of the longest prefix is chosen. If its queue is more than twice as long as it should be,
+the lightest replica is chosen instead. Otherwise the lowest sum of three terms wins. These are the load over a window of 3
+minutes, the evicted blocks by their chance of reuse, and the own prefill. The rule of redirection is a reading of the
+paper.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ REDIRECT: Final = 2.0
 
 
 class _Window:
-    """What was sent to one replica lately."""
+    """The recent dispatches to one replica."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -42,7 +43,7 @@ class _Window:
 
 
 class Preble(Rival):
-    """E2: exploitation and exploration, on a tree of what was sent where, corrected by KV events."""
+    """E2: exploitation and exploration, on a tree of dispatched prompts, corrected by KV events."""
 
     counts_in_flight = True
 
@@ -51,7 +52,7 @@ class Preble(Rival):
         self._windows = {name: _Window() for name in setup.names}
 
     def choose(self, query: PlacementQuery) -> str:
-        """Return where to exploit, or to explore."""
+        """Return the replica to exploit, or to explore."""
         names = [one.name for one in query.replicas]
         for name in names:
             self._windows[name].forget(query.now_s - WINDOW_S)
@@ -81,12 +82,12 @@ class Preble(Rival):
         return window.seconds + lost_s + self.prefill_s(request, depth)
 
     def dispatched(self, event: Dispatched) -> None:
-        """Remember the work of the last minutes."""
+        """Record the work of the last minutes."""
         depth = self.local_index.matched(event.hashes).get(event.replica, 0)
         self._windows[event.replica].add(event.at_s, event.prefill_s, len(event.hashes), depth)
         super().dispatched(event)
 
     def gone(self, replica: str) -> None:
-        """It comes back without a past."""
+        """Forget the history of a lost replica."""
         super().gone(replica)
         self._windows[replica] = _Window()

@@ -87,25 +87,25 @@ def test_json_has_every_figure(trace: str, tmp_path: Path, capsys: pytest.Captur
     ("arguments", "words"),
     [
         (["--replicas", "0"], "--replicas = 0 is out of range: allowed are 1 to 1024."),
-        (["--replicas", "2.5"], "--replicas = 2.5 is no whole number"),
-        (["--load", "high"], '--load = "high" is no number: allowed are 0.01 to 10.'),
-        (["--load", ","], '--load = "," names nothing'),
-        (["--replicas", ""], '--replicas = "" names nothing'),
-        (["--cache", ""], '--cache = "" names nothing'),
-        (["--replicas", "4,,8"], '--replicas = "4,,8" has nothing before or after a comma'),
-        (["--policies", "kvmesh,"], '--policies = "kvmesh," has nothing before or after a comma'),
-        (["--replicas", "4", "--speed", "2"], "--speed = 2 is for sizing, and nothing is sized: say --size."),
+        (["--replicas", "2.5"], "--replicas = 2.5 is not a whole number"),
+        (["--load", "high"], '--load = "high" is not a number: allowed are 0.01 to 10.'),
+        (["--load", ","], '--load = "," is empty'),
+        (["--replicas", ""], '--replicas = "" is empty'),
+        (["--cache", ""], '--cache = "" is empty'),
+        (["--replicas", "4,,8"], '--replicas = "4,,8" has an empty value beside a comma'),
+        (["--policies", "kvmesh,"], '--policies = "kvmesh," has an empty value beside a comma'),
+        (["--replicas", "4", "--speed", "2"], "--speed = 2 applies to sizing only: add --size."),
         (["--cache", "0GiB"], "--cache = 0 is out of range"),
         (["--cache", "0.05GiB"], "--cache = 0.05GiB holds no block: one takes 0.062 GiB."),
         (["--cache", "8GB"], "allowed are 0 to 100, a share, or GiB per replica (80GiB)."),
-        (["--policies", "best"], '--policies = "best" is no policy: there are kvmesh, llm-d,'),
+        (["--policies", "best"], '--policies = "best" is not a policy: allowed are kvmesh, llm-d,'),
         (["--loss", "1.5"], "--loss = 1.5 is out of range: allowed are 0 to 1."),
         (["--seeds", "0"], "--seeds = 0 is out of range"),
         (["--cost", "9b"], '--cost = "9b" is neither one of 8b, 70b nor c0,a,b'),
         (["--cost", "0,0,0"], "makes prompts free"),
         (
             ["--dispatch-ahead-s", "no"],
-            '--dispatch-ahead-s = "no" is no number: allowed are 0.01 to 60 s, or off.',
+            '--dispatch-ahead-s = "no" is not a number: allowed are 0.01 to 60 s, or off.',
         ),
         (["--slo-s", "nan"], "--slo-s = nan is out of range"),
         (["--plot", "/no/such/folder/a.svg"], "the folder does not exist"),
@@ -148,7 +148,7 @@ def test_a_short_trace_is_doubted(
     """A short trace gets one line of warning, also in the JSON, since queues hardly build up."""
     arguments = ("--policies", "kvmesh", "--load", ".1", "--replicas", "1", "--size", "--speed", speed)
     _, out, _ = run(capsys, trace, *arguments, "--cache", "4GiB")
-    lines = [line for line in out.splitlines() if "Too short" in line]
+    lines = [line for line in out.splitlines() if "too short" in line]
     assert len(lines) == is_short
     assert all("30 times the trace's rate" in line and "longest prefill" in out for line in lines)
     told = json.loads(run(capsys, trace, *arguments, "--cache", "4GiB", "--json")[1])
@@ -161,7 +161,7 @@ def test_a_row_for_which_the_trace_is_short_is_doubted(
     """Rows with more replicas are marked when the trace is too short at their request rate."""
     arguments = ("--policies", "one-queue", "--load", ".1,.5", "--replicas", "2,256")
     _, out, _ = run(capsys, trace, *arguments)
-    assert out.count("Too short: at 256 replicas and load 0.5 ") == 1
+    assert out.count("Trace too short: at 256 replicas and load 0.5 ") == 1
 
 
 def test_a_plot_that_cannot_be_written_does_not_lose_the_figures(

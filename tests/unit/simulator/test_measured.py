@@ -132,7 +132,7 @@ def test_a_router_that_has_measured_too_little_is_refused(prompts: int) -> None:
 
 def test_a_router_of_an_older_release_is_refused() -> None:
     """A router of an older release sends no coefficients, which is not a coefficient of 0."""
-    with pytest.raises(BadOption, match="router-9 is of a release that does not tell what prompts take"):
+    with pytest.raises(BadOption, match="router-9 is of a release that does not report prefill costs"):
         measured("--cost-of", "a:1", pb.GetStatusResponse(router="router-9"), COSTS["8b"])
 
 
@@ -173,7 +173,7 @@ def test_an_address_without_a_router_is_named(
     assert (code, err) == (2, f'--cost-of = "127.0.0.1:{free_port}" does not answer: UNAVAILABLE.\n')
     with answering(None) as address:
         code, _, err = run(capsys, trace, "--cost-of", address)
-    assert (code, err) == (2, f'--cost-of = "{address}" is no router.\n')
+    assert (code, err) == (2, f'--cost-of = "{address}" is not a router.\n')
 
 
 def test_the_model_reports_the_prompts_of_its_fit() -> None:

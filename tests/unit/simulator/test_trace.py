@@ -47,8 +47,8 @@ def test_a_compressed_trace_is_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        ("{", ["line 2", "no JSON"]),
-        ("[1]", ["line 2", "no JSON object"]),
+        ("{", ["line 2", "not JSON"]),
+        ("[1]", ["line 2", "not a JSON object"]),
         ({"timestamp": 1, "input_length": 5}, ["line 2", "hash_ids is missing"]),
         ({**GOOD, "timestamp": -1}, ["line 2", "timestamp is -1", "from 0 to"]),
         ({**GOOD, "timestamp": "7"}, ["line 2", 'timestamp is "7"', "milliseconds"]),
@@ -73,7 +73,7 @@ def test_broken_json_is_placed_once(tmp_path: Path) -> None:
     """Broken JSON is reported with the line of the file, not with the parser's own position."""
     with pytest.raises(TraceError) as caught:
         read(written(tmp_path, GOOD, '{"timestamp": 1,'))
-    assert str(caught.value).startswith("t.jsonl line 2: no JSON: ")
+    assert str(caught.value).startswith("t.jsonl line 2: not JSON: ")
     assert str(caught.value).count("line ") == 1 and "column" not in str(caught.value)
 
 
