@@ -1,4 +1,4 @@
-"""What operations look like on their way to Redis, and what no operation may say."""
+"""The encoding of operations for Redis, and the refusal of invalid ones."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ ACCOUNT = Account("acme", (Scope("tenant:search", Limit(60, 1.5, 0.5, 10, 3)),))
 
 
 def test_all_keys_of_an_organisation_are_in_one_slot() -> None:
-    """One hash tag, of mesh and organisation."""
+    """The hash tag consists of mesh and organisation."""
     names = keys("kvmesh", "acme")
     assert len(set(names)) == 3
     assert {name[: name.index("}") + 1] for name in names} == {"{kvmesh:acme}"}
 
 
-def test_levels_travel_in_sixty_thousandths() -> None:
-    """What a rate of 1 per minute adds in 1 ms."""
+def test_levels_are_in_units_of_a_60000th() -> None:
+    """A rate of 1 per minute adds one unit in 1 ms."""
     ((_, (now, limits, *rest)),) = calls("kvmesh", [Show(ACCOUNT)], 7)
     assert (now, rest) == (pack("<d", 7), ["tenant:search", "show", b""])
     assert limits == pack("<6d", 60, 90_000, 0.5, 600_000, 3, inf)
 
 
-def test_what_is_not_limited_has_no_end() -> None:
-    """Whatever its burst says."""
+def test_a_limit_of_0_is_infinite() -> None:
+    """The burst of such a limit does not matter."""
     free = Account("acme", (Scope("tenant:search", Limit(0, 7, 0, 7, 0, 7)),))
     ((_, words),) = calls("kvmesh", [Show(free)], 0)
     assert words[1] == pack("<6d", 0, inf, 0, inf, inf, inf)
@@ -68,22 +68,22 @@ def test_what_is_not_limited_has_no_end() -> None:
         (Show(Account("acme", ACCOUNT.scopes * 17)), "an account has 17 scopes; at most 16"),
     ],
 )
-def test_what_no_operation_may_say_is_refused_before_it_is_sent(operation: Operation, sentence: str) -> None:
-    """With what is wrong, its value, and what is allowed."""
+def test_an_invalid_operation_is_refused_before_it_is_sent(operation: Operation, sentence: str) -> None:
+    """The error has the field, its value and the allowed range."""
     with pytest.raises(ValueError) as caught:  # the text is compared below
         calls("kvmesh", [operation], 0)
     assert sentence in str(caught.value)
 
 
-def test_a_slab_is_settled_whatever_it_used_in_its_life() -> None:
-    """As it is drawn; one request is bounded."""
+def test_a_quota_lease_is_settled_with_any_amount() -> None:
+    """The same holds for a Draw; the amount of one request is bounded."""
     assert calls("kvmesh", [Settle(ACCOUNT, "slab", 2**40, used_requests=2**32)], 0)
     with pytest.raises(ValueError, match="actual_tokens is 1099511627776; 0 to"):
         calls("kvmesh", [Settle(ACCOUNT, "r", 2**40)], 0)
 
 
-def test_what_follows_each_other_of_one_account_is_one_call() -> None:
-    """In order, some at most; a sweep, a renewal and another account end it."""
+def test_consecutive_operations_of_one_account_are_one_call() -> None:
+    """The order is kept and the number is bounded. A sweep, a renewal and another account end the call."""
     other = Account("other", ACCOUNT.scopes)
     settles = [Settle(ACCOUNT, f"r{at}", 1) for at in range(20)]
     renew = Renew(ACCOUNT, (Renewal("a", 1), Renewal("b", 1)), 15)
@@ -100,7 +100,7 @@ def test_what_follows_each_other_of_one_account_is_one_call() -> None:
     assert names == [
         ["reserve", *["settle"] * 15],
         ["settle"] * 5,
-        [],  # of no scopes: its name stands where theirs do
+        [],  # without scopes: the organisation's name takes their place
         ["settle", "renew"],
         ["settle"],
         ["show"],
@@ -113,7 +113,7 @@ NAMES = ("reserve", "settle", "renew", "show")
 
 
 def test_the_script_keeps_to_its_keys_and_to_redis_6_2() -> None:
-    """Every command names a declared key, and none is younger than 6.2."""
+    """Every command names a declared key, and exists since Redis 6.2."""
     known = {"HMGET", "HGET", "HSET", "HDEL", "HINCRBY", "ZCARD", "ZADD", "ZREM", "ZRANGEBYSCORE", "ZSCORE"}
     calls = [line.strip() for line in SCRIPT.text.splitlines() if "call('" in line and "TIME" not in line]
     assert len(calls) > 10

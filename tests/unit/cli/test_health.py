@@ -1,4 +1,4 @@
-"""`kvmesh health`: whom it asks, and what it says."""
+"""`kvmesh health`: the process that it asks, and its output."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TINI = ["/tini", "--", "/opt/kvmesh/bin/entrypoint"]
 
 @pytest.fixture
 def service() -> Iterator[tuple[str, health.HealthServicer]]:
-    """A server with nothing but grpc.health.v1, and its address."""
+    """A server with only grpc.health.v1, and its address."""
     server = grpc.server(ThreadPoolExecutor(2))
     servicer = health.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
@@ -37,7 +37,7 @@ def service() -> Iterator[tuple[str, health.HealthServicer]]:
 def test_a_service_that_serves_is_healthy(
     service: tuple[str, health.HealthServicer], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Status 0 while it serves, 1 and a sentence while it drains, 1 and another when it is gone."""
+    """Status 0 while it serves, 1 with one sentence while it drains, and 1 with another one after its end."""
     address, servicer = service
     servicer.set("", health_pb2.HealthCheckResponse.SERVING)
     assert main([address]) == 0
@@ -49,10 +49,10 @@ def test_a_service_that_serves_is_healthy(
     assert capsys.readouterr().err == "127.0.0.1:1 does not answer: UNAVAILABLE.\n"
 
 
-def test_a_triton_server_without_the_model_is_no_engine(
+def test_a_triton_server_without_the_model_is_not_an_engine(
     service: tuple[str, health.HealthServicer], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Asked for a model, the address must be a Triton server's."""
+    """With --model the address must be the address of a Triton server."""
     address, servicer = service
     servicer.set("", health_pb2.HealthCheckResponse.SERVING)
     assert main([address, "--model", "tensorrt_llm"]) == 1
@@ -74,13 +74,13 @@ def test_a_triton_server_without_the_model_is_no_engine(
         ([], None),
     ],
 )
-def test_a_container_is_asked_the_way_it_was_started(words: list[str], probe: Probe | None) -> None:
-    """The last of several options counts, as it does for the process itself."""
+def test_the_probe_follows_the_command_line_of_the_process(words: list[str], probe: Probe | None) -> None:
+    """The last of repeated options counts, as in the process itself."""
     assert probe_of([*TINI, *words]) == probe
 
 
 def test_a_process_of_no_mesh_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    """A health check in the wrong container must not look like a sick process."""
+    """A health check in the wrong container must not look like an unhealthy process."""
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
         assert main(["--process", str(other.pid)]) == 2
@@ -94,21 +94,21 @@ def test_a_process_of_no_mesh_is_named(capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize(
     "arguments", [[], ["a:1", "--model", "x" * 200], ["a:1", "--config", "k.toml"], ["--role", "router"]]
 )
-def test_a_wrong_question_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """One sentence, status 2."""
+def test_a_wrong_command_line_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """One sentence, and status 2."""
     assert main(arguments) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 
 @pytest.mark.parametrize("address", ["foo", "127.0.0.1:99999", "127.0.0.1:0", ":7000", "::1:7000", "a:b"])
-def test_an_address_that_is_none_is_named(address: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nobody is asked: status 2, and not 1 as for a process that does not serve."""
+def test_an_impossible_address_is_named(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """No process is asked. The status is 2, and not 1 as for a process that does not serve."""
     assert main([address]) == 2
     assert f'ADDRESS = "{address}" is not HOST:PORT' in capsys.readouterr().err
 
 
-def test_a_role_that_is_none_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    """With those that are."""
+def test_an_unknown_role_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """The sentence lists the known roles."""
     assert main(["127.0.0.1:1", "--role", "foo"]) == 2
     assert (
         capsys.readouterr().err
@@ -117,10 +117,8 @@ def test_a_role_that_is_none_is_named(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.parametrize("words", [("foo",), ("a:1", "--role", "foo"), ("--", "--process")])
-def test_the_command_says_what_is_wrong_in_one_sentence(
-    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """And prints no usage of a parser that nobody called."""
+def test_a_mistake_is_one_sentence(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    """The output has no usage of the parser."""
     assert command(*words) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "usage" not in said
@@ -136,7 +134,7 @@ def command(*words: str) -> int:
 def test_the_configuration_of_the_folder_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In a folder with [trust] a role is enough; a wrong one is told from a process that is gone."""
+    """In a folder with [trust] the role is enough. A wrong role and a dead process have different sentences."""
     folder = Folder(tmp_path / "certs")
     (tmp_path / "kvmesh.toml").write_text(section(folder.path))
     monkeypatch.chdir(tmp_path)
@@ -175,8 +173,8 @@ def test_the_configuration_of_the_folder_is_read(
         server.stop(None)
 
 
-def test_asking_imports_little() -> None:
-    """It runs every few seconds beside every process of the mesh."""
+def test_a_health_check_imports_little() -> None:
+    """The check runs every few seconds beside every process of the mesh."""
     heavy = ("numpy", "typer", "rich", "msgspec", "uvloop", "redis")
     code = f"import sys, kvmesh.cli.health; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""One rule says which Redis a command uses, for every command alike."""
+"""One rule chooses the Redis of every command."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def running(address: str) -> MeshFile:
     return MeshFile(pid=os.getpid(), config="", processes=(redis,))
 
 
-def test_the_environment_comes_before_the_file() -> None:
-    """Neither of them named: an embedded Redis."""
+def test_the_environment_precedes_the_file() -> None:
+    """If neither names a Redis, an embedded one is used."""
     file = MeshConfig(redis=Redis(url=FILE.url))
     assert named_redis(file, {VARIABLE: SECRET}) == NamedRedis(SECRET, VARIABLE)
     assert named_redis(file, {}) == FILE
@@ -63,7 +63,7 @@ def test_the_environment_comes_before_the_file() -> None:
 def test_a_command_uses_the_redis_of_the_running_mesh(
     mesh: MeshFile | None, named: NamedRedis, is_file_given: bool, url: str
 ) -> None:
-    """The named URL brings the password; a file given on the command line comes before the running mesh."""
+    """The named URL has the password. A file given on the command line precedes the running mesh."""
     assert redis_url_of(mesh, named, is_file_given=is_file_given) == url
 
 
@@ -89,7 +89,7 @@ def test_a_command_uses_the_redis_of_the_running_mesh(
 def test_a_command_never_writes_into_another_redis(
     mesh: MeshFile | None, named: NamedRedis, sentence: str
 ) -> None:
-    """One sentence that names both, without a password."""
+    """One sentence names both, without a password."""
     with pytest.raises(BadOption) as refused:
         redis_url_of(mesh, named, is_file_given=False)
     assert sentence in str(refused.value)
@@ -97,14 +97,14 @@ def test_a_command_never_writes_into_another_redis(
 
 
 def test_a_password_in_the_file_of_an_older_release_is_left_out(tmp_path: Path) -> None:
-    """That mesh still runs when the command is new."""
+    """A mesh of the older release may still run."""
     write_mesh(tmp_path, running(SECRET))
     assert read_mesh(tmp_path) == running(SHOWN)
 
 
 @pytest.fixture
 def no_processes(monkeypatch: pytest.MonkeyPatch) -> list[MeshConfig]:
-    """`kvmesh up` starts nothing; the configuration that it would have started lands here."""
+    """`kvmesh up` starts nothing; the list gets the configuration of the start."""
     started: list[MeshConfig] = []
 
     def none(config: MeshConfig, *_: object) -> list[object]:
@@ -118,7 +118,7 @@ def no_processes(monkeypatch: pytest.MonkeyPatch) -> list[MeshConfig]:
 def test_up_uses_the_redis_of_the_environment(
     redis_url: str, no_processes: list[MeshConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same one that `kvmesh tenants` writes into."""
+    """It is the same Redis that `kvmesh tenants` writes to."""
     monkeypatch.setenv(VARIABLE, redis_url)
     with pytest.raises(SystemExit):
         main(["up", "--data-dir", str(tmp_path)])
@@ -126,8 +126,8 @@ def test_up_uses_the_redis_of_the_environment(
 
 
 @pytest.mark.parametrize("redis_server", redis_binaries()[:1], indirect=True, ids=["redis"])
-async def test_names_of_a_running_mesh_are_held(redis_url: str) -> None:
-    """Those of another mesh's name are free, and so is a lease that runs out while it is looked for."""
+async def test_names_of_a_running_mesh_are_leased(redis_url: str) -> None:
+    """Names of another mesh are free, and so is a lease that expires during the check."""
     client = AsyncRedis.from_url(redis_url)
     await client.set("mesh:proc:router-0", b"{}")
     await client.set("mesh:proc:router-1", b"{}", px=100)
@@ -140,10 +140,10 @@ async def test_names_of_a_running_mesh_are_held(redis_url: str) -> None:
 
 
 @pytest.mark.parametrize("redis_server", redis_binaries()[:1], indirect=True, ids=["redis"])
-async def test_up_takes_no_names_of_a_running_mesh(
+async def test_up_refuses_the_names_of_a_running_mesh(
     redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its processes would be superseded without a word."""
+    """A start would supersede its processes silently."""
     client = AsyncRedis.from_url(redis_url)
     await client.set("kvmesh:proc:router-0", b"{}")
     await client.aclose()
@@ -154,22 +154,22 @@ async def test_up_takes_no_names_of_a_running_mesh(
 
 
 async def test_up_refuses_networks_without_its_own_host(tmp_path: Path) -> None:
-    """Every process would refuse every other one, and the mesh would look as if it were up."""
+    """All processes would refuse each other, although the mesh would seem to be up."""
     config = MeshConfig(trust=Trust(networks=("10.0.0.0/8",)))
     with pytest.raises(ConfigError, match=r"mesh\.host: 127\.0\.0\.1:0 is outside trust\.networks"):
         await up_module.up(config, tmp_path, Console(file=io.StringIO()))
 
 
-def test_a_wrong_url_is_said_of_the_variable_that_has_it() -> None:
-    """And not of the key of the file, which has none."""
+def test_a_wrong_url_is_reported_for_its_variable() -> None:
+    """The key of the file has no value and is not named."""
     with pytest.raises(ConfigError, match=f'{VARIABLE} = "rubbish" is out of range'):
         with_redis(MeshConfig(), NamedRedis("rubbish", VARIABLE))
 
 
-def test_up_names_the_variable_whose_redis_does_not_answer(
+def test_up_names_the_variable_of_an_unresponsive_redis(
     free_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The file has no such URL; and the password stays out of the sentence."""
+    """The file has no such URL. The password is not in the sentence."""
     monkeypatch.setenv(VARIABLE, f"redis://:s3cret@127.0.0.1:{free_port}/0")
     with pytest.raises(SystemExit) as ended:
         main(["up", "--data-dir", str(tmp_path)])
@@ -181,7 +181,7 @@ def test_up_names_the_variable_whose_redis_does_not_answer(
 def test_config_shows_the_redis_of_the_environment(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The configuration in force is what `kvmesh up` would use."""
+    """The configuration in force is the one that `kvmesh up` would use."""
     monkeypatch.setenv(VARIABLE, SECRET)
     with pytest.raises(SystemExit):
         main(["config"])
@@ -205,7 +205,7 @@ def secret_url(redis_url: str) -> Iterator[str]:
 async def test_mesh_json_has_no_password_and_status_works_without_it(
     secret_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A Redis that asks for a password answers, whether the command knows the password or not."""
+    """A Redis with a password counts as answering, also if the command does not have the password."""
     monkeypatch.setattr(up_module, "processes_of", lambda *_: [])
     screen = Console(file=io.StringIO(), width=200)
     config = MeshConfig(redis=Redis(url=secret_url))

@@ -1,4 +1,4 @@
-"""The table of roles, and the files of deploy/ that cannot read it: images and compose say the same."""
+"""The table of roles, and the files of deploy/ that cannot read it: images and compose agree with it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def started_before(name: str) -> set[str]:
 
 
 def test_a_role_starts_after_those_that_it_needs() -> None:
-    """The table is in the order of a start."""
+    """The table is in start order."""
     names = list(ROLES)
     assert set(names) == {*SERVICES, "redis", "engine"}
     for role in ROLES.values():
@@ -64,13 +64,13 @@ def test_the_images_expose_the_ports_of_the_table() -> None:
 
 
 def test_compose_has_each_role() -> None:
-    """None is left out, none is made up."""
+    """No role is missing, and none is unknown."""
     assert {role_of(name) for name in COMPOSE} == set(ROLES)
 
 
 @pytest.mark.parametrize("name", COMPOSE)
 def test_compose_starts_a_part_as_the_table_says(name: str) -> None:
-    """Role, addresses, what it waits for, and how long it may take to stop."""
+    """Role, addresses, dependencies, and the longest time of a stop."""
     part, role = COMPOSE[name], ROLES[role_of(name)]
     words = part["command"]
     if role.module:

@@ -1,4 +1,4 @@
-"""Files of killed engines do not pile up in /dev/shm."""
+"""Files of killed engines do not accumulate in /dev/shm."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 from kvmesh.cli.shared_memory import clear, clear_stale, prefix_of
 
 
-def test_only_files_of_gone_supervisors_are_cleared(tmp_path: Path) -> None:
-    """What lives is left alone, and so is what is not ours."""
+def test_only_files_of_ended_supervisors_are_cleared(tmp_path: Path) -> None:
+    """Files of live supervisors and of other programs stay."""
     gone = os.posix_spawn(sys.executable, [sys.executable, "-c", ""], {})
     os.waitpid(gone, 0)
     kept = {f"{prefix_of('decode-0-engine')}1", "kvmesh_17301_2", "other"}
@@ -21,7 +21,7 @@ def test_only_files_of_gone_supervisors_are_cleared(tmp_path: Path) -> None:
 
 
 def test_files_of_one_process_are_cleared(tmp_path: Path) -> None:
-    """A replica's end does not touch its neighbour's files."""
+    """The end of one replica does not affect the files of another."""
     for name in ("decode-0-engine", "decode-1-engine"):
         (tmp_path / f"{prefix_of(name)}x").touch()
     clear(prefix_of("decode-0-engine"), tmp_path)

@@ -1,4 +1,4 @@
-"""The supervisor, with tiny processes: order, early death, stubborn processes, and nothing left behind."""
+"""The supervisor with tiny processes: start order, early death, processes that ignore signals, and no leftovers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PARENT = READY + (
 
 
 def fake(name: str, code: str, folder: Path, *deps: str) -> Process:
-    """A process of this test; it notes what happens to it in `folder`/events."""
+    """A process of this test; it writes its events to `folder`/events."""
     command = (sys.executable, "-S", "-c", code, str(folder / "events"), name)
     return Process(name, "fake", command, deps, ReadyLine())
 
@@ -63,7 +63,7 @@ def wait_for_end(*pids: int) -> None:
 
 
 async def test_start_follows_dependencies_and_stop_reverses_them(tmp_path: Path) -> None:
-    """A process starts when what it needs is ready, and stops before what it needs stops."""
+    """A process starts when its dependencies are ready, and stops before they stop."""
     processes = [
         fake("service", OBEDIENT, tmp_path, "engine", "redis"),
         fake("engine", OBEDIENT, tmp_path, "redis"),
@@ -86,7 +86,7 @@ async def test_start_follows_dependencies_and_stop_reverses_them(tmp_path: Path)
 
 
 async def test_an_early_death_is_named_with_its_last_lines(tmp_path: Path) -> None:
-    """Whoever starts a mesh reads why it did not start; what had started is stopped."""
+    """The operator reads why the mesh did not start; all started processes are stopped."""
     processes = [
         fake("redis", OBEDIENT, tmp_path),
         fake("engine", BROKEN, tmp_path, "redis"),
@@ -101,7 +101,7 @@ async def test_an_early_death_is_named_with_its_last_lines(tmp_path: Path) -> No
 
 
 async def test_a_later_death_interrupts_the_work_and_stops_all(tmp_path: Path) -> None:
-    """When one process dies the mesh is no mesh: the rest is stopped and the reason told."""
+    """The death of one process stops the mesh: all others are stopped, and the reason is reported."""
     interrupted = asyncio.Event()
 
     async def work(pid: int) -> None:
@@ -128,8 +128,8 @@ async def test_a_missing_binary_is_one_sentence(tmp_path: Path) -> None:
             await supervisor.start()
 
 
-async def test_who_ignores_sigterm_is_killed(tmp_path: Path) -> None:
-    """A shutdown takes a bounded time, whatever a process does."""
+async def test_a_process_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
+    """A shutdown takes a bounded time in any case."""
     async with supervised(
         [fake("stubborn", STUBBORN, tmp_path)], tmp_path / "logs", stop_s=0.2
     ) as supervisor:
@@ -139,13 +139,13 @@ async def test_who_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     wait_for_end(member.pid)
 
 
-def test_a_process_is_given_as_long_as_it_drains() -> None:
-    """A stream that was live at the first Ctrl-C is killed no sooner than its frontend gives it up."""
+def test_the_stop_limit_is_longer_than_a_drain() -> None:
+    """A stream that is live at the first Ctrl-C is killed no sooner than its frontend ends its drain."""
     assert STOP_S_MAX > DRAIN_S + STOP_GRACE_S
 
 
 async def test_a_second_signal_kills_at_once(tmp_path: Path) -> None:
-    """An impatient operator presses Ctrl-C twice and waits for nobody."""
+    """An operator may press Ctrl-C twice, and then nothing waits."""
     async with supervised(
         [fake("stubborn", STUBBORN, tmp_path)], tmp_path / "logs", stop_s=600
     ) as supervisor:
@@ -159,7 +159,7 @@ async def test_a_second_signal_kills_at_once(tmp_path: Path) -> None:
 
 
 async def test_grandchildren_end_with_their_process(tmp_path: Path) -> None:
-    """A killed Triton server must not leave its stub behind."""
+    """The stub of a killed Triton server must end too."""
     async with supervised([fake("parent", PARENT, tmp_path)], tmp_path / "logs") as supervisor:
         await supervisor.start()
         grandchild = int(events(tmp_path)[0])
@@ -167,7 +167,7 @@ async def test_grandchildren_end_with_their_process(tmp_path: Path) -> None:
 
 
 async def test_a_signal_during_the_start_stops_it(tmp_path: Path) -> None:
-    """Ctrl-C works before everything is ready, too."""
+    """Ctrl-C also works before all processes are ready."""
     silent = Process(
         "silent", "fake", (sys.executable, "-c", "import signal; signal.pause()"), (), ReadyLine()
     )
@@ -200,7 +200,7 @@ SUPERVISOR = textwrap.dedent(
 
 
 def test_kill_9_of_the_supervisor_leaves_nothing(tmp_path: Path) -> None:
-    """The kernel ends every process with the supervisor, even those that ignore signals."""
+    """The kernel ends every process with the supervisor, also those that ignore signals."""
     command = [sys.executable, "-c", SUPERVISOR, str(tmp_path), json.dumps([OBEDIENT, STUBBORN])]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as supervisor:
         assert supervisor.stdout is not None
@@ -211,7 +211,7 @@ def test_kill_9_of_the_supervisor_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_a_child_whose_parent_died_first_does_not_start(tmp_path: Path) -> None:
-    """Between fork and the bond the parent may die; the child notices and ends."""
+    """The parent may die between fork and the registration at the kernel; the child detects this and ends."""
     from kvmesh import child
 
     command = [sys.executable, "-S", "-E", child.__file__, "1", "touch", str(tmp_path / "started")]

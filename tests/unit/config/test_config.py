@@ -45,7 +45,7 @@ from kvmesh.config_sections import Decode, Engine
     ],
 )
 def test_a_mistake_is_one_sentence_with_key_value_and_range(text: str, sentence: str) -> None:
-    """Whoever wrote the file can mend it from the message alone."""
+    """The message alone is enough to correct the file."""
     with pytest.raises(ConfigError) as caught:
         parse(text)
     assert sentence in str(caught.value)
@@ -61,7 +61,7 @@ def test_a_mistake_is_one_sentence_with_key_value_and_range(text: str, sentence:
     ],
 )
 def test_an_unreadable_file_is_one_sentence(tmp_path: Path, content: bytes | None, sentence: str) -> None:
-    """Missing, broken and foreign files are told apart."""
+    """Missing, broken and foreign files have different messages."""
     path = tmp_path / "kvmesh.toml"
     if content is not None:
         path.write_bytes(content)
@@ -69,7 +69,7 @@ def test_an_unreadable_file_is_one_sentence(tmp_path: Path, content: bytes | Non
         load(path)
 
 
-def test_direct_construction_is_checked_as_the_file_is() -> None:
+def test_direct_construction_is_checked_like_the_file() -> None:
     """Tests and benches that build sections in code get the same refusals."""
     with pytest.raises(ConfigError, match=r"decode\.replicas = 0"):
         Decode(replicas=0)
@@ -95,11 +95,11 @@ def test_documentation_of_the_configuration_is_current() -> None:
 
 
 def test_the_file_in_the_repository_is_accepted() -> None:
-    """The example a newcomer starts from works."""
+    """The example of the repository is a valid configuration."""
     assert load(ROOT / "kvmesh.toml").engine.arithmetic == "transformer"
 
 
-def test_prefill_takes_the_cache_size_of_decode_unless_told() -> None:
-    """0 is the documented way to say: the same."""
+def test_prefill_takes_the_cache_size_of_decode_by_default() -> None:
+    """The value 0 stands for the same size."""
     assert Engine(kv_blocks=500).blocks_of_prefill == 500
     assert Engine(kv_blocks=500, prefill_kv_blocks=300).blocks_of_prefill == 300

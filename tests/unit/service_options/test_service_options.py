@@ -1,4 +1,4 @@
-"""What a service refuses on its command line, before it starts anything."""
+"""Options that a service refuses on its command line, before the start."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAINS: dict[str, tuple[Callable[[list[str]], int | None], tuple[str, ...]]] = {
 
 
 def refused(role: str, *arguments: str) -> None:
-    """Call `role`'s main; it must end with status 2 without starting anything."""
+    """Call `role`'s main, which must end with status 2 before any start."""
     main, needed = MAINS[role]
     try:
         status = main([*needed, *arguments])
@@ -43,10 +43,10 @@ def refused(role: str, *arguments: str) -> None:
         (("--id", ""), '--id = "" is not a valid process name'),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_sentence(
+def test_an_impossible_option_is_refused_in_one_sentence(
     role: str, arguments: tuple[str, ...], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Taken as it is, each would start a process that nobody finds."""
+    """An accepted value would start a process that no other process can find."""
     refused(role, *REDIS, *arguments)
     said = capsys.readouterr().err
     assert sentence in said and said.count("\n") == 1
@@ -56,7 +56,7 @@ def test_what_cannot_be_is_refused_in_one_sentence(
 def test_without_redis_the_variable_is_named(
     role: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An argument with a password can be read by every user, so the message must not ask for it alone."""
+    """Every user can read an argument with a password, so the message must not ask for it alone."""
     monkeypatch.delenv("KVMESH_REDIS_URL", raising=False)
     refused(role)
     said = capsys.readouterr().err
@@ -68,8 +68,8 @@ def test_without_redis_the_variable_is_named(
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 @pytest.mark.parametrize("engine", ["foo", "foo:0", ":9001", "foo:99999", ""])
-def test_an_engine_has_an_address(role: str, engine: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Said at once, not after waiting for it to answer."""
+def test_an_engine_needs_an_address(role: str, engine: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The error comes at once, not after a wait for the engine."""
     refused(role, *REDIS, "--engine", engine)
     said = capsys.readouterr().err
     assert f'--engine = "{engine}"' in said and "HOST:PORT" in said and said.count("\n") == 1
@@ -77,7 +77,7 @@ def test_an_engine_has_an_address(role: str, engine: str, capsys: pytest.Capture
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 def test_help_gives_an_example_of_its_own_role(role: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A decode replica is not called prefill-0."""
+    """The example of a decode replica is not prefill-0."""
     with pytest.raises(SystemExit):
         MAINS[role][0](["--help"])
     assert f'"{role}-0"' in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Who calls: a catalogue of any shape against a lookup that looks at everything, one thing after the other."""
+"""Identification of callers: random catalogues against a slow reference that looks at every table."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def hashed(key: str) -> str:
 
 
 def config(**tables: Any) -> MeshConfig:
-    """Return a configuration whose frontend looks at certificates."""
+    """Return a configuration with client certificates at the frontend."""
     frontend = {**AUTHORITY, **tables.pop("frontend", {})}
     return build({"frontend": frontend, "trust": TRUST, **tables})
 
@@ -46,8 +46,8 @@ def reason(catalogue: Catalogue, bearer: str | None, identities: Sequence[str], 
     return f"{caller.tenant.name}/{caller.key}"
 
 
-def test_without_tenants_everybody_is_the_anonymous_one() -> None:
-    """A mesh as it always was: nobody is asked, nothing is limited, times and lengths are the frontend's."""
+def test_without_tenants_every_caller_is_the_anonymous_one() -> None:
+    """A mesh without tenants needs no credentials and has no limits; times and lengths are those of the frontend."""
     catalogue = Catalogue(
         MeshConfig(frontend=Frontend(runtime_max_s=33, default_deadline_s=33, max_output_tokens_max=300))
     )
@@ -59,8 +59,8 @@ def test_without_tenants_everybody_is_the_anonymous_one() -> None:
     assert (standard.runtime_max_s, standard.default_deadline_s, standard.max_output_tokens) == (33, 33, 300)
 
 
-def test_the_standard_class_may_be_written() -> None:
-    """What its table leaves out is the frontend's."""
+def test_the_standard_class_may_be_configured() -> None:
+    """Keys that its table leaves out take the frontend's values."""
     found = config(
         classes={"standard": {"priority_class": 2, "runtime_max_s": 30}, "long": {"runtime_max_s": 1800}}
     )
@@ -142,12 +142,12 @@ GATES = {
     ],
 )
 def test_credentials(bearer: str | None, identities: list[str], named: str | None, answer: str) -> None:
-    """A key goes before a certificate; only gateways speak for others; a wrong key never falls back to anything."""
+    """A key precedes a certificate. Only gateways name other tenants. A wrong key never falls back."""
     assert reason(Catalogue(config(**GATES)), bearer, identities, named) == answer
 
 
-def test_who_may_not_name_a_tenant_cannot_find_out_whether_there_is_one() -> None:
-    """The refusal is the same to the letter."""
+def test_a_caller_cannot_probe_for_tenants() -> None:
+    """The refusals for existing and unknown tenants are identical."""
     catalogue = Catalogue(config(**GATES))
     said = set()
     for named in ("edge", "nobody-there"):
@@ -157,8 +157,8 @@ def test_who_may_not_name_a_tenant_cannot_find_out_whether_there_is_one() -> Non
     assert len(said) == 1
 
 
-def test_the_anonymous_tenant_pays_for_who_brings_nothing() -> None:
-    """A wrong key is still refused: it is a mistake somebody wants to hear of."""
+def test_the_anonymous_tenant_pays_for_calls_without_credentials() -> None:
+    """A wrong key is still refused, because it is a mistake of the caller."""
     catalogue = Catalogue(config(**GATES, frontend={"anonymous_tenant": "search"}))
     assert reason(catalogue, None, [], None) == "search/"
     assert reason(catalogue, None, ["stranger"], None) == "search/"
@@ -167,7 +167,7 @@ def test_the_anonymous_tenant_pays_for_who_brings_nothing() -> None:
 
 
 def random_tables(rng: random.Random) -> dict[str, Any]:
-    """Return tables of a small catalogue in which names meet often."""
+    """Return tables of a small catalogue with frequent name collisions."""
     names = ["acme", "b", "c-1", "dd", "e"]
     organisations = {name: limits(rng) for name in rng.sample(names, rng.randint(0, 2))}
     identities = [f"id-{n}.x" for n in range(8)]
@@ -215,7 +215,7 @@ def limits(rng: random.Random) -> dict[str, Any]:
 
 
 def twin(tables: dict[str, Any], bearer: str | None, identities: list[str], named: str | None) -> str:
-    """Say what `reason` says, by looking at every table."""
+    """Return the same answer as `reason`, by looking at every table."""
     tenant, key_name, is_gateway = "", "", False
     if bearer is not None:
         for name, key in tables["keys"].items():
@@ -246,8 +246,8 @@ def twin(tables: dict[str, Any], bearer: str | None, identities: list[str], name
     return "TENANT_DISABLED" if tables["tenants"][tenant]["disabled"] else f"{tenant}/{key_name}"
 
 
-def test_any_catalogue_answers_like_its_twin() -> None:
-    """Keys, names, gateways, disabled ones and the anonymous tenant, in all their combinations."""
+def test_any_catalogue_answers_like_the_reference() -> None:
+    """All combinations of keys, names, gateways, disabled tables and the anonymous tenant."""
     for seed in range(100):
         rng = random.Random(seed)
         tables = random_tables(rng)
@@ -260,8 +260,8 @@ def test_any_catalogue_answers_like_its_twin() -> None:
             assert reason(catalogue, *asked) == twin(tables, *asked), f"{seed=} {asked}"
 
 
-def test_changes_give_the_catalogue_that_the_same_configuration_gives() -> None:
-    """What an operator lays over a table is worth what the file would be, if the table says it."""
+def test_overrides_equal_the_same_configuration() -> None:
+    """An override of a table gives the same catalogue as the same value in the file."""
     for seed in range(60):
         rng = random.Random(seed)
         tables = random_tables(rng)
@@ -292,8 +292,8 @@ def account(catalogue: Catalogue, bearer: str) -> Caller | None:
         return None
 
 
-def test_a_name_in_the_trust_section_is_no_tenant() -> None:
-    """Certificates of the mesh itself stand for nobody who pays."""
+def test_a_name_in_the_trust_section_is_not_a_tenant() -> None:
+    """Certificates of the mesh itself belong to no tenant."""
     catalogue = Catalogue(config(**GATES))
     assert reason(catalogue, None, ["router.kvmesh.internal"], None) == "CREDENTIALS_UNKNOWN"
 
@@ -301,8 +301,8 @@ def test_a_name_in_the_trust_section_is_no_tenant() -> None:
 @pytest.mark.parametrize(
     ("is_in_file", "answer"), [(False, "CREDENTIALS_UNKNOWN"), (True, "TENANT_DISABLED")]
 )
-def test_a_deleted_key_opens_nothing(is_in_file: bool, answer: str) -> None:
-    """Also at a frontend whose file has it still: what is said of that is one line."""
+def test_a_deleted_key_identifies_no_caller(is_in_file: bool, answer: str) -> None:
+    """The same at a frontend with the key in its file; the override is then one reported problem at most."""
     keys = {"k": {"tenant": "a", "sha256": hashed("kvm_x")}}
     settings = config(tenants={"a": {}}, **({"keys": keys} if is_in_file else {}))
     catalogue = Catalogue(settings, {"key:k": Override(version=1, changes=dict(DELETED))})

@@ -1,4 +1,4 @@
-"""Tenants in metrics."""
+"""Label values of tenants in metrics."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import random
 from kvmesh.tenants.labels import NAMES_MAX, Labels
 
 
-def test_however_many_tenants_there_are_metrics_know_few() -> None:
-    """The same ones at every frontend, whoever called first."""
+def test_the_cardinality_of_tenant_labels_is_bounded() -> None:
+    """All frontends use the same labels, in any order of calls."""
     names = [f"t{number}" for number in range(1000)]
     labels = Labels(names)
     asked = random.Random(3).choices([*names, "", "nobody"], k=5000)

@@ -1,4 +1,4 @@
-"""Tables that the operator names: strict, one clear sentence per mistake, printed so that they read back."""
+"""Tables that the operator names: strict, one clear sentence per mistake, and printed in a readable form."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ sha256 = "{HASH}"
     ],
 )
 def test_a_mistake_is_one_sentence_with_key_value_and_range(text: str, sentence: str) -> None:
-    """Whoever wrote the file can mend it from the message alone."""
+    """The message alone is enough to correct the file."""
     with pytest.raises(ConfigError) as caught:
         parse(text)
     assert sentence in str(caught.value)
@@ -119,7 +119,7 @@ def test_a_mistake_is_one_sentence_with_key_value_and_range(text: str, sentence:
 
 
 def test_one_name_in_certificates_stands_for_one_tenant() -> None:
-    """Also if one of the two is a gateway."""
+    """The same if one of the two is a gateway."""
     tls = {"certificate": "a", "key": "b", "client_authority": "c"}
     tenants = {"a": {"identities": ["x.y"]}, "b": {"gateway_identities": ["x.y"]}}
     trust = {"certificate": "a", "key": "b", "authority": "c"}
@@ -129,8 +129,8 @@ def test_one_name_in_certificates_stands_for_one_tenant() -> None:
         build({"frontend": tls, "trust": trust, "tenants": tenants})
 
 
-def test_what_is_described_reads_back() -> None:
-    """Every process of a mesh reads what the first one wrote."""
+def test_a_described_configuration_reads_back() -> None:
+    """Every process of a mesh reads the file that `kvmesh up` wrote."""
     config = parse(BASE)
     text = describe(config)
     assert parse(text) == config
@@ -142,20 +142,20 @@ def test_what_is_described_reads_back() -> None:
 
 
 def test_the_example_of_the_documentation_is_accepted() -> None:
-    """Whoever copies it gets what it says."""
+    """The example has the values that its text describes."""
     page = (ROOT / "docs" / "tenants.md").read_text(encoding="utf-8")
     config = parse(page.partition("```toml\n")[2].partition("```")[0])
     assert list(config.tenants) == ["search", "reports"]
 
 
-def test_direct_construction_is_checked_as_the_file_is() -> None:
+def test_direct_construction_is_checked_like_the_file() -> None:
     """Tests and benches that build tables in code get the same refusals."""
     with pytest.raises(ConfigError, match=r"tenants\.x\.weight = 0"):
         MeshConfig(tenants={"x": TenantTable(weight=0.0)})
 
 
 def test_bursts_follow_from_rates() -> None:
-    """What burst_s gives, at least one request; tokens may be given by themselves."""
+    """A burst is the amount of burst_s, at least one request; tokens may have a burst of their own."""
     limit = TenantTable(requests_per_min=120, tokens_per_min=120_000, burst_s=5).limit()
     assert (limit.requests_burst, limit.tokens_burst) == (10, 10_000)
     assert TenantTable(tokens_per_min=12_000).limit().tokens_burst == 4096, "room for an ordinary prompt"

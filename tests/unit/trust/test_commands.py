@@ -1,4 +1,4 @@
-"""The command line around certificates and passwords."""
+"""The command line for certificates and passwords."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def run(*words: str) -> int:
     return int(ended.value.code or 0)
 
 
-def test_what_certificates_prints_is_a_configuration_that_works(
+def test_the_output_of_certificates_is_a_working_configuration(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two commands are enough: this one, and `kvmesh up` with what it printed. Keys are for their owner alone."""
+    """Two commands suffice: this one, and `kvmesh up` with its output. Only the owner can read the keys."""
     assert run("certificates", str(tmp_path / "certs")) == 0
     config = parse(capsys.readouterr().out)
     for role in CERTIFICATE_ROLES:
@@ -54,26 +54,26 @@ def test_what_certificates_prints_is_a_configuration_that_works(
         (("--days", "0"), "--days = 0 is out of range: allowed are 1 to 825 days."),
     ],
 )
-def test_impossible_certificates_are_refused_with_a_sentence(
+def test_impossible_certificates_are_refused_with_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
 ) -> None:
-    """Status 2, and nothing is written."""
+    """The status is 2, and nothing is written."""
     assert run("certificates", str(tmp_path / "certs"), *words) == 2
     assert said in capsys.readouterr().err
     assert not (tmp_path / "certs").exists()
 
 
-def test_without_openssl_one_sentence_says_so(
+def test_a_missing_openssl_is_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever has certificates needs no openssl."""
+    """An operator with certificates needs no openssl."""
     monkeypatch.setenv("PATH", str(tmp_path))
     assert run("certificates", str(tmp_path / "certs")) == 2
     assert capsys.readouterr().err.startswith("The openssl command was not found: install OpenSSL")
 
 
 def test_a_mesh_with_wrong_certificates_does_not_start(tmp_path: Path) -> None:
-    """Said before any process is started, and not by one of them into its log."""
+    """The error comes before any process starts, and not from a process into its log."""
     folder = Folder(tmp_path / "certs")
     folder.expire("decode")
     config = build({"trust": folder.section(), "engine": {"arithmetic": "hashed"}})
@@ -81,8 +81,8 @@ def test_a_mesh_with_wrong_certificates_does_not_start(tmp_path: Path) -> None:
         asyncio.run(up(config, tmp_path / "data", Console(quiet=True)))
 
 
-def test_a_password_goes_to_processes_by_their_environment(tmp_path: Path) -> None:
-    """Arguments are everybody's to read."""
+def test_a_password_goes_to_processes_in_their_environment(tmp_path: Path) -> None:
+    """Every user of the machine can read arguments."""
     for process in processes_of(build({"redis": {"url": URL}}), tmp_path / "kvmesh.toml", tmp_path):
         assert not any("s3cret" in word for word in process.command)
         expected = () if process.role == "engine" else ((VARIABLE, URL),)
@@ -93,8 +93,8 @@ def test_a_password_goes_to_processes_by_their_environment(tmp_path: Path) -> No
     assert all("--redis" in process.command for process in plain if process.role != "engine")
 
 
-def test_what_tells_where_the_mesh_is_may_be_read_by_its_owner_alone(tmp_path: Path) -> None:
-    """`kvmesh status` needs the password of a Redis of the operator's; nobody else does."""
+def test_only_the_owner_can_read_mesh_json(tmp_path: Path) -> None:
+    """`kvmesh status` alone needs the password of the operator's Redis."""
     write_mesh(tmp_path, MeshFile(pid=1, config="", processes=()))
     write_mesh(tmp_path, MeshFile(pid=2, config="", processes=()))
     assert stat.S_IMODE((tmp_path / MESH_FILE).stat().st_mode) == 0o600
@@ -103,7 +103,7 @@ def test_what_tells_where_the_mesh_is_may_be_read_by_its_owner_alone(tmp_path: P
 def test_the_printed_configuration_has_no_password(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`kvmesh config` is what people paste into tickets."""
+    """The output of `kvmesh config` is pasted into tickets."""
     path = tmp_path / "kvmesh.toml"
     path.write_text(f'[redis]\nurl = "{URL}"\n')
     assert run("config", "--config", str(path)) == 0
@@ -121,9 +121,9 @@ def test_the_printed_configuration_has_no_password(
         ),
     ],
 )
-def test_an_authority_that_cannot_help_is_named(
+def test_an_unusable_authority_is_named(
     words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One sentence, status 2."""
+    """One sentence, and status 2."""
     assert run("generate", "--authority", "nofile", *words, "x") == 2
     assert capsys.readouterr().err == said

@@ -21,7 +21,7 @@ def test_a_part_of_trust_is_refused(given: tuple[str, ...]) -> None:
 
 
 def test_a_certificate_without_key_at_the_edge_is_refused() -> None:
-    """And so is an authority for clients without a certificate to show them."""
+    """The same for an authority of clients without a certificate of the frontend."""
     for table in ({"certificate": "x"}, {"key": "x"}, {"client_authority": "x"}):
         with pytest.raises(ConfigError, match="certificate and key together"):
             build({"frontend": table})
@@ -31,11 +31,11 @@ def test_a_certificate_without_key_at_the_edge_is_refused() -> None:
 
 
 def test_a_password_of_redis_is_never_shown() -> None:
-    """Neither what a process prints at start nor a mistake's sentence has it."""
+    """The password is neither in the configuration printed at start nor in the sentence of a mistake."""
     config = build({"redis": {"url": "rediss://mesh:s3cret@redis.example:6380/0?ssl_password=s3cret2"}})
     shown = describe(config)
     assert "s3cret" not in shown and "redis.example:6380" in shown
-    assert parse(shown).redis.url, "what is shown is a configuration again"
+    assert parse(shown).redis.url, "the output is a configuration again"
     with pytest.raises(ConfigError) as refused:
         build({"redis": {"url": "http://mesh:s3cret@redis.example"}})
     assert "s3cret" not in str(refused.value) and "redis.example" in str(refused.value)

@@ -1,4 +1,4 @@
-"""A look at a peer's TLS leaves nothing behind."""
+"""The TLS diagnosis leaves no connection behind."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ END_S_MAX = 5.0
 
 
 @pytest.mark.parametrize("has_files", [True, False], ids=["with-files", "without"])
-def test_the_connection_ends_with_the_look(tmp_path: Path, has_files: bool) -> None:
-    """Also where the peer answers no end of TLS, as a frozen one, and the loop ends right behind the look."""
+def test_the_connection_ends_with_the_diagnosis(tmp_path: Path, has_files: bool) -> None:
+    """The same if the peer never answers the end of TLS, like a frozen one, and the loop ends right after the diagnosis."""
     folder = Folder(tmp_path)
     files = folder.files("router")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -28,8 +28,8 @@ def test_the_connection_ends_with_the_look(tmp_path: Path, has_files: bool) -> N
 
         def shake_hands_and_freeze() -> socket.socket:
             connection, _ = server.accept()
-            # The handshake goes over another handle of the socket: what follows is read without TLS, and never answered.
-            # Who looks may have seen enough, and be gone, before this end is done.
+            # The handshake uses another handle of the socket. Later bytes are read without TLS, and never answered.
+            # The diagnosis may have finished and closed the connection before this end is done.
             with suppress(OSError), context.wrap_socket(connection.dup(), server_side=True) as tls:
                 tls.send(b"x")
             return connection

@@ -1,4 +1,4 @@
-"""Who may call what is decided by the names in the caller's certificate, and by nothing else."""
+"""The guard authorizes calls by the names in the caller's certificate, and by nothing else."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ ATTACHES = {("frontend", "router"), ("router", "prefill"), ("router", "decode")}
 
 @pytest.mark.parametrize("server", SERVICES)
 @pytest.mark.parametrize("caller", CERTIFICATE_ROLES)
-def test_only_the_way_of_a_request_may_be_attached(caller: str, server: str) -> None:
-    """A frontend attaches to routers, a router to replicas; nobody else to anybody."""
+def test_only_the_path_of_a_request_may_attach(caller: str, server: str) -> None:
+    """A frontend may attach to routers, a router to replicas, and no other role to any."""
     guard = PeerGuard(server, "kvmesh")
     names = [name_of(caller, "kvmesh")]
     if (caller, server) in ATTACHES:
@@ -39,8 +39,8 @@ def test_only_the_way_of_a_request_may_be_attached(caller: str, server: str) -> 
     ],
     ids=["none", "other-mesh", "wildcard", "longer", "case"],
 )
-def test_who_is_not_of_the_mesh_may_call_nothing(names: list[str]) -> None:
-    """One authority may serve several meshes: a certificate of another one opens nothing here."""
+def test_a_caller_outside_the_mesh_may_call_nothing(names: list[str]) -> None:
+    """One authority may serve several meshes. A certificate of another mesh permits nothing here."""
     guard = PeerGuard("decode", "kvmesh")
     for method in (ATTACH, HEALTH, "/kvmesh.decode.v1.DecodeService/GetStatus"):
         with pytest.raises(MeshError, match="PEER_REFUSED"):

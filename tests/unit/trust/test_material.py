@@ -1,4 +1,4 @@
-"""Files that a peer would refuse are refused here, with a sentence; a renewal is taken whole or not at all."""
+"""Files that a peer would refuse are refused first, with one sentence; a renewal is used whole or not at all."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def own(tmp_path: Path) -> Folder:
     return Folder(tmp_path / "own")
 
 
-def test_good_files_are_taken(own: Folder) -> None:
-    """Certificate, key and authority that belong together are read, with the names in it and its end."""
+def test_good_files_are_accepted(own: Folder) -> None:
+    """Matching certificate, key and authority are read, with the names and the expiry of the certificate."""
     material = read(own.files("router"), NAME)
     assert material.names == (NAME,)
     assert material.certificate.startswith(b"-----BEGIN CERTIFICATE-----")
@@ -94,10 +94,10 @@ BAD: list[tuple[Callable[[Folder, Folder], None], str, str]] = [
 @pytest.mark.parametrize(
     ("spoil", "key", "words"), BAD, ids=[spoil.__name__.strip("_") for spoil, _, _ in BAD]
 )
-def test_files_that_a_peer_would_refuse_are_refused_with_a_sentence(
+def test_files_that_a_peer_would_refuse_are_refused_with_one_sentence(
     own: Folder, other: Folder, spoil: Callable[[Folder, Folder], None], key: str, words: str
 ) -> None:
-    """Key, path and what is allowed stand in one sentence."""
+    """The sentence has key, path and allowed values."""
     spoil(own, other)
     with pytest.raises(ConfigError) as refused:
         read(own.files("router"), NAME)
@@ -106,8 +106,8 @@ def test_files_that_a_peer_would_refuse_are_refused_with_a_sentence(
     assert text.endswith(".") and "\n" not in text
 
 
-def test_an_encrypted_key_is_refused_and_not_asked_for(own: Folder) -> None:
-    """A process has nobody at its terminal."""
+def test_an_encrypted_key_is_refused_without_a_prompt(own: Folder) -> None:
+    """A process has no terminal for a prompt."""
     (own.path / "router.key").write_text(
         "-----BEGIN ENCRYPTED PRIVATE KEY-----\nMIHeMEkGCSqGSIb3DQEFDTA8\n-----END ENCRYPTED PRIVATE KEY-----\n"
     )
@@ -115,8 +115,8 @@ def test_an_encrypted_key_is_refused_and_not_asked_for(own: Folder) -> None:
         read(own.files("router"), NAME)
 
 
-def test_a_renewal_is_taken_when_the_files_changed(own: Folder) -> None:
-    """Files that did not change are not read again; renewed ones are taken at the next look."""
+def test_a_renewal_is_used_when_the_files_changed(own: Folder) -> None:
+    """Unchanged files are not read again; renewed files are used from the next check on."""
     reloader = CertificateReloader(own.files("router"), NAME)
     before = reloader.current()
     assert reloader.current() is before
@@ -128,7 +128,7 @@ def test_a_renewal_is_taken_when_the_files_changed(own: Folder) -> None:
 @pytest.mark.parametrize(
     ("spoil", "key", "words"), BAD, ids=[spoil.__name__.strip("_") for spoil, _, _ in BAD]
 )
-def test_a_spoiled_renewal_leaves_the_one_before_in_use(
+def test_after_an_unusable_renewal_the_old_material_stays_in_use(
     own: Folder,
     other: Folder,
     spoil: Callable[[Folder, Folder], None],
@@ -136,7 +136,7 @@ def test_a_spoiled_renewal_leaves_the_one_before_in_use(
     words: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It is said once, with the reason; the next good renewal is taken."""
+    """The reason is logged once; the next good renewal is used."""
     reloader = CertificateReloader(own.files("router"), NAME)
     before = reloader.current()
     authority = (own.path / "authority.pem").read_bytes()
@@ -149,8 +149,8 @@ def test_a_spoiled_renewal_leaves_the_one_before_in_use(
     assert reloader.current() != before
 
 
-def test_a_renewal_caught_half_way_is_not_taken(own: Folder) -> None:
-    """Key and certificate are replaced one after the other; in between the old pair serves."""
+def test_a_half_written_renewal_is_not_used(own: Folder) -> None:
+    """Key and certificate are replaced one after the other; in between the old pair stays in use."""
     reloader = CertificateReloader(own.files("router"), NAME)
     before = reloader.current()
     seen: list[Material] = []
@@ -164,8 +164,8 @@ def test_a_renewal_caught_half_way_is_not_taken(own: Folder) -> None:
     assert seen[0] == before and seen[1].certificate == new_certificate
 
 
-def test_files_swapped_by_a_link_are_seen(own: Folder, tmp_path: Path) -> None:
-    """Mounted secrets are renewed by pointing a link elsewhere."""
+def test_files_swapped_by_a_link_are_detected(own: Folder, tmp_path: Path) -> None:
+    """Mounted secrets are renewed by changing a link."""
     first, second = tmp_path / "first", Folder(tmp_path / "second")
     own.path.rename(first)
     link = tmp_path / "current"

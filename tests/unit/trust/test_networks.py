@@ -1,4 +1,4 @@
-"""Which addresses may be dialled, and which members are left out for theirs."""
+"""The filter of dialled addresses, and of members with addresses outside the networks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INSIDE = Networks(["10.0.0.0/8", "192.0.2.7/32", "fd00::/8"])
         ("192.0.2.7:1", ""),
         ("[fd00::1]:7000", ""),
         ("[::ffff:10.1.2.3]:7000", ""),
-        ("decode-0.example:7000", ""),  # judged when it is resolved
+        ("decode-0.example:7000", ""),  # checked after its resolution
         ("", ""),
         ("192.0.2.8:1", "outside trust.networks"),
         ("127.0.0.1:6379", "outside trust.networks"),
@@ -30,22 +30,22 @@ INSIDE = Networks(["10.0.0.0/8", "192.0.2.7/32", "fd00::/8"])
         ("[fe80::1%eth0]:7000", "outside trust.networks"),
     ],
 )
-def test_an_address_is_inside_or_told_why_not(address: str, word: str) -> None:
-    """IPv4 inside IPv6 is the IPv4 address; without networks everything is allowed."""
+def test_an_address_is_inside_or_has_a_reason(address: str, word: str) -> None:
+    """An IPv4-mapped IPv6 address is the IPv4 address; without networks every address is allowed."""
     fault = INSIDE.fault(address)
     assert (word in fault) if word else fault == ""
     assert Networks().fault(address) == ""
 
 
-def test_of_a_resolved_name_the_first_address_inside_is_dialled() -> None:
-    """A name of two families may have one outside; a name with none inside is refused."""
+def test_the_first_resolved_address_inside_is_dialled() -> None:
+    """A name of two families may have one address outside; a name without an address inside is refused."""
     assert INSIDE.inside(["2001:db8::1", "10.0.0.4", "10.0.0.5"]) == ["10.0.0.4", "10.0.0.5"]
     assert INSIDE.inside(["127.0.0.1", "::1"]) == []
     assert INSIDE.inside([]) == []
 
 
-def test_members_outside_are_left_out_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    """By their own address or that of their KV blocks, which engines resolve: a name there is refused."""
+def test_members_outside_are_left_out_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """The member's own address counts, and that of its KV blocks, which engines resolve: a name there is refused."""
     address_filter = AddressFilter(INSIDE)
     good = msgspec.structs.replace(member("good"), address="10.0.0.1:1", kv_address="10.0.0.1:2")
     outside = msgspec.structs.replace(good, process_id="a", address="127.0.0.1:1")
@@ -67,8 +67,8 @@ def test_members_outside_are_left_out_and_told_once(caplog: pytest.LogCaptureFix
     assert AddressFilter(Networks()).take([outside, kv_name]) == [outside, kv_name]
 
 
-def test_a_flood_of_refused_members_is_no_flood_of_lines(caplog: pytest.LogCaptureFixture) -> None:
-    """Ten thousand are counted; the log has the first ones."""
+def test_a_flood_of_refused_members_is_not_a_flood_of_log_lines(caplog: pytest.LogCaptureFixture) -> None:
+    """Ten thousand members are counted; the log has the first ones."""
     address_filter = AddressFilter(INSIDE)
     flood = [
         msgspec.structs.replace(member(f"m{number}"), address=f"127.0.0.1:{number}")
@@ -79,8 +79,8 @@ def test_a_flood_of_refused_members_is_no_flood_of_lines(caplog: pytest.LogCaptu
     assert address_filter.refused_total == 10_000 and len(caplog.records) <= LOGGED_MAX
 
 
-def test_the_key_takes_cidrs_and_says_what_is_wrong() -> None:
-    """A list of networks without host bits; it needs no certificates, and comes out as it went in."""
+def test_the_key_takes_cidrs_and_names_mistakes() -> None:
+    """A list of networks without host bits needs no certificates, and reads back unchanged."""
     config = parse('[trust]\nnetworks = ["10.0.0.0/8", "fd00::/8"]')
     assert config.trust.networks == ("10.0.0.0/8", "fd00::/8") and parse(describe(config)) == config
     for text, word in (

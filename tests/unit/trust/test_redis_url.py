@@ -1,4 +1,4 @@
-"""Whatever an URL of Redis looks like, its password is not shown; and it need not stand in the arguments."""
+"""The password in an URL of Redis is never shown, and does not have to be an argument."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ SECRETS = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1
 
 @given(SECRETS, st.sampled_from(["redis", "rediss", "unix"]), st.sampled_from(["", "mesh"]))
 def test_no_password_survives(secret: str, scheme: str, user: str) -> None:
-    """Also one with characters that an URL should not have."""
+    """The same for characters that an URL should not contain."""
     url = f"{scheme}://{user}:{secret}@redis.example:6379/0"
     shown = without_password(url)
     assert secret not in shown and shown.endswith("@redis.example:6379/0") and has_password(url)
 
 
 @given(SECRETS)
-def test_no_password_in_the_query_survives(secret: str) -> None:
-    """The client library takes one there, too."""
+def test_no_password_in_the_query_is_shown(secret: str) -> None:
+    """The client library accepts a password there too."""
     secret = secret.replace("@", "_")
     shown = without_password(f"rediss://redis.example:6379/0?db=1&password={secret}&ssl_password={secret}")
     assert secret not in shown and "db=1" in shown
 
 
-def test_an_url_without_password_is_shown_as_it_is() -> None:
-    """Nothing to hide, nothing changed."""
+def test_an_url_without_password_is_shown_unchanged() -> None:
+    """There is nothing to hide."""
     for url in ("redis://127.0.0.1:6379/0", "rediss://redis.example:6380/0?ssl_ca_certs=/x/y.pem", ""):
         assert without_password(url) == url and not has_password(url)
 
 
-def test_an_url_that_cannot_be_used_is_refused_without_its_password() -> None:
-    """The library's own message may quote a part of it."""
+def test_an_unusable_url_is_refused_without_its_password() -> None:
+    """The library's own message may quote a part of the password."""
     with pytest.raises(ConfigError) as refused:
         RedisLink("redis://mesh:pa/ss@redis.example:6379/0")
     assert "pa" not in str(refused.value).replace("password", "") and "%XX" in str(refused.value)
@@ -53,8 +53,8 @@ def _parse(arguments: list[str], environment: dict[str, str]) -> str:
     return str(parser.parse_args(arguments).redis)
 
 
-def test_the_environment_names_redis_where_the_arguments_do_not() -> None:
-    """The argument goes first; without either it is empty, which every service refuses."""
+def test_the_environment_names_redis_without_an_argument() -> None:
+    """The argument precedes the environment. Without either the URL is empty, which every service refuses."""
     assert _parse([], {VARIABLE: "redis://a"}) == "redis://a"
     assert _parse(["--redis", "redis://b"], {VARIABLE: "redis://a"}) == "redis://b"
     assert _parse([], {}) == ""
