@@ -230,10 +230,12 @@ def health(
     ] = None,
 ) -> None:
     """Ask one process whether it serves; exit status 0 if it does, else 1."""
-    from kvmesh.cli.health import main as ask
+    from kvmesh.cli.health import main as run_health
 
-    told = (("--model", model), ("--role", role), ("--config", str(config or "")))
-    raise typer.Exit(ask([*(f"{option}={value}" for option, value in told if value), "--", address]))
+    options = (("--model", model), ("--role", role), ("--config", str(config or "")))
+    raise typer.Exit(
+        run_health([*(f"{option}={value}" for option, value in options if value), "--", address])
+    )
 
 
 @app.command(

@@ -106,5 +106,5 @@ def _credentials_metadata(key: str, tenant: str) -> list[tuple[str, str]]:
             raise ValueError(
                 f"{name} does not fit a header: ASCII letters, digits and signs without spaces are allowed"
             )
-    said = [("authorization", f"Bearer {key}")] if key else []
-    return [*said, ("kvmesh-tenant", tenant)] if tenant else said
+    metadata = [("authorization", f"Bearer {key}")] if key else []
+    return [*metadata, ("kvmesh-tenant", tenant)] if tenant else metadata

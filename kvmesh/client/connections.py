@@ -173,13 +173,13 @@ class Connections:
             if not stream.call.done() and stream.call not in self._awaiting_status:
                 stream.call.cancel()
 
-    def heard(self, stream: Stream) -> None:
+    def on_message(self, stream: Stream) -> None:
         """A message arrived on `stream`."""
         peer = self._peers[stream.address]
         peer.last_answer_s = self._now_s()
         self.frontends.on_answer(stream.address)
 
-    def failed(self, stream: Stream) -> None:
+    def on_failure(self, stream: Stream) -> None:
         """The frontend of `stream` is lost, or refuses requests now."""
         self.frontends.on_failure(stream.address, self._now_s())
 

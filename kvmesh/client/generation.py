@@ -142,7 +142,7 @@ class GenerationStream:
                 raise
             if message is grpc.aio.EOF:  # type: ignore[attr-defined]  # the stubs lack it
                 return
-            connections.heard(stream)
+            connections.on_message(stream)
             try:
                 chunk = call_state.on_message(message)
             except GenerateError as error:
@@ -156,7 +156,7 @@ class GenerationStream:
     def _decide(self, stream: Stream, error: _Lost | grpc.aio.AioRpcError) -> Retry | GiveUp:
         call_state, connections, now_s = self._call_state, self._connections, self._now_s()
         if isinstance(error, _Lost):
-            connections.failed(stream)
+            connections.on_failure(stream)
             has_other = connections.frontends.has_other(stream.address)
             return call_state.on_lost(str(error), has_other=has_other, now_s=now_s, jitter=random.random())
         details = from_rpc_error(error)
@@ -164,7 +164,7 @@ class GenerationStream:
         if details.code is grpc.StatusCode.DEADLINE_EXCEEDED and not details.reason:
             return GiveUp(call_state.deadline_error())
         if is_frontends_fault(details):
-            connections.failed(stream)
+            connections.on_failure(stream)
         has_other = connections.frontends.has_other(stream.address)
         return call_state.on_error(details, has_other=has_other, now_s=now_s, jitter=random.random())
 

@@ -79,8 +79,8 @@ def build_request(prompt: str | None = None, **options: Unpack[Options]) -> pb.G
     given = {"prompt": prompt, **options}
     prompts = [name for name in ("prompt", "prompt_tokens", "messages") if given.get(name) is not None]
     if len(prompts) != 1:
-        said = " and ".join(prompts) or "none"
-        raise ValueError(f"{said} of prompt, prompt_tokens and messages is given: exactly one is needed")
+        found = " and ".join(prompts) or "none"
+        raise ValueError(f"{found} of prompt, prompt_tokens and messages is given: exactly one is needed")
     request = pb.GenerateRequest()
     for name, value in given.items():
         if value is None:

@@ -77,7 +77,7 @@ def test_an_invalid_operation_is_refused_before_it_is_sent(operation: Operation,
 
 def test_a_quota_lease_is_settled_with_any_amount() -> None:
     """The same holds for a Draw; the amount of one request is bounded."""
-    assert calls("kvmesh", [Settle(ACCOUNT, "slab", 2**40, used_requests=2**32)], 0)
+    assert calls("kvmesh", [Settle(ACCOUNT, "lease", 2**40, used_requests=2**32)], 0)
     with pytest.raises(ValueError, match="actual_tokens is 1099511627776; 0 to"):
         calls("kvmesh", [Settle(ACCOUNT, "r", 2**40)], 0)
 

@@ -237,7 +237,7 @@ async def test_a_refusal_is_one_sentence(
 
 
 @pytest.mark.parametrize(
-    ("request_", "told"),
+    ("request_", "expected"),
     [
         (
             inference.GenerateRequest(text="limited"),
@@ -261,11 +261,11 @@ async def test_a_refusal_is_one_sentence(
     ],
 )
 async def test_a_refusal_is_an_object_for_programs(
-    request_: inference.GenerateRequest, told: dict[str, Any]
+    request_: inference.GenerateRequest, expected: dict[str, Any]
 ) -> None:
     """With --json the last line has the fields for a program, without the empty ones."""
     code, out = await answer(request_, as_json=True)
-    assert (code, [json.loads(line) for line in out.splitlines()]) == (1, [{"error": told}])
+    assert (code, [json.loads(line) for line in out.splitlines()]) == (1, [{"error": expected}])
 
 
 async def test_no_frontend_is_one_sentence(free_port: int, capfd: pytest.CaptureFixture[str]) -> None:
@@ -602,12 +602,12 @@ async def test_status_shows_the_costs_of_prefill(
     finally:
         await server.grpc.stop(0)
     assert f"{words}Redis connected" in shown
-    told = json.loads(capfd.readouterr().out)[0]["prefill_costs"]
+    reported = json.loads(capfd.readouterr().out)[0]["prefill_costs"]
     if costs is None:
-        assert told is None
+        assert reported is None
     else:
-        assert (told["c0_s"], told["measured_prompts"]) == (costs.c0_s, costs.measured_prompt_count)
-        assert told["factors"] == {name: factors[name] for name in factors if name in ("fast", "slow")}
+        assert (reported["c0_s"], reported["measured_prompts"]) == (costs.c0_s, costs.measured_prompt_count)
+        assert reported["factors"] == {name: factors[name] for name in factors if name in ("fast", "slow")}
 
 
 async def test_a_redis_that_does_not_answer_is_refused_at_once(
@@ -802,9 +802,9 @@ async def test_up_ends_cleanly(end: str, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("end", ["signal", "death"])
-@pytest.mark.parametrize(("live", "told"), [(0, ""), (1, "1 live request"), (3, "3 live requests")])
+@pytest.mark.parametrize(("live", "expected"), [(0, ""), (1, "1 live request"), (3, "3 live requests")])
 async def test_up_reports_the_drain_of_a_stop(
-    live: int, told: str, end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    live: int, expected: str, end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before anything is stopped, the operator reads the reason of the wait, and how to end it at once.
 
@@ -832,6 +832,6 @@ async def test_up_reports_the_drain_of_a_stop(
         screen = Screen()
         code = await asyncio.wait_for(up(MeshConfig(), tmp_path, Console(file=screen, width=200)), 20)
     assert code == (end == "death")
-    line = f"Draining: waiting up to 30 s for {told}. Ctrl-C now ends at once.\n"
-    assert (line in screen.getvalue()) == bool(told)
-    assert ("Draining" in screen.getvalue()) == bool(told)
+    line = f"Draining: waiting up to 30 s for {expected}. Ctrl-C now ends at once.\n"
+    assert (line in screen.getvalue()) == bool(expected)
+    assert ("Draining" in screen.getvalue()) == bool(expected)

@@ -120,8 +120,8 @@ def test_an_unknown_role_is_named(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_mistake_is_one_sentence(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     """The output has no usage of the parser."""
     assert command(*words) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "usage" not in said
+    output = capsys.readouterr().err
+    assert output.count("\n") == 1 and "usage" not in output
 
 
 def command(*words: str) -> int:

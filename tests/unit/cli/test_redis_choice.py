@@ -173,9 +173,9 @@ def test_up_names_the_variable_of_an_unresponsive_redis(
     monkeypatch.setenv(VARIABLE, f"redis://:s3cret@127.0.0.1:{free_port}/0")
     with pytest.raises(SystemExit) as ended:
         main(["up", "--data-dir", str(tmp_path)])
-    said = capfd.readouterr().err
+    output = capfd.readouterr().err
     assert ended.value.code == 2
-    assert said.startswith(f'{VARIABLE} = "redis://***@127.0.0.1:{free_port}/0" does not answer')
+    assert output.startswith(f'{VARIABLE} = "redis://***@127.0.0.1:{free_port}/0" does not answer')
 
 
 def test_config_shows_the_redis_of_the_environment(

@@ -214,7 +214,7 @@ def test_an_older_frontend_gets_the_older_token() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "kind"),
+    ("status", "kind"),
     [
         (details("INVALID_ARGUMENT", "FIELD_OUT_OF_RANGE"), RequestRefused),
         (details("ALREADY_EXISTS", "ALREADY_FINISHED"), RequestRefused),
@@ -225,14 +225,19 @@ def test_an_older_frontend_gets_the_older_token() -> None:
     ids=lambda each: getattr(each, "reason", ""),
 )
 def test_an_error_that_no_retry_mends_is_raised_at_once(
-    said: ErrorDetails, kind: type[GenerateError]
+    status: ErrorDetails, kind: type[GenerateError]
 ) -> None:
     """The error has reason, status and everything received."""
     one = started(call_state())
-    step = one.on_error(said, has_other=True, now_s=0, jitter=0)
+    step = one.on_error(status, has_other=True, now_s=0, jitter=0)
     assert isinstance(step, GiveUp) and type(step.error) is kind
     error = one.with_output(step.error)
-    assert (error.reason, error.code, error.ids, error.text) == (said.reason, said.code.name, [1, 2], "ab")
+    assert (error.reason, error.code, error.ids, error.text) == (
+        status.reason,
+        status.code.name,
+        [1, 2],
+        "ab",
+    )
     assert error.resume == pb.Resume(resume_token=b"1", received_token_ids=[1, 2])
 
 
@@ -247,9 +252,9 @@ def test_a_callers_own_key_that_is_sent_again_later_ends_the_call() -> None:
 def test_two_readers_of_one_request_do_not_supersede_each_other_for_ever() -> None:
     """Late sends of the same request may supersede the call twice. A third time in a row means another reader."""
     one = started(call_state())
-    said, steps = details("ABORTED", "SUPERSEDED"), list[Retry | GiveUp]()
+    status, steps = details("ABORTED", "SUPERSEDED"), list[Retry | GiveUp]()
     for at in range(3):
-        steps.append(one.on_error(said, has_other=True, now_s=0, jitter=0))
+        steps.append(one.on_error(status, has_other=True, now_s=0, jitter=0))
         one.outgoing()
         one.on_message(pb.GenerateResponse(started=pb.Started(request_id="r", seed=7, resume_token=b"1")))
         one.on_message(pb.GenerateResponse(tokens=pb.Tokens(ids=[3], text="c", position=2 + at)))

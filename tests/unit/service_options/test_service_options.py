@@ -48,8 +48,8 @@ def test_an_impossible_option_is_refused_in_one_sentence(
 ) -> None:
     """An accepted value would start a process that no other process can find."""
     refused(role, *REDIS, *arguments)
-    said = capsys.readouterr().err
-    assert sentence in said and said.count("\n") == 1
+    output = capsys.readouterr().err
+    assert sentence in output and output.count("\n") == 1
 
 
 @pytest.mark.parametrize("role", MAINS)
@@ -59,8 +59,8 @@ def test_without_redis_the_variable_is_named(
     """Every user can read an argument with a password, so the message must not ask for it alone."""
     monkeypatch.delenv("KVMESH_REDIS_URL", raising=False)
     refused(role)
-    said = capsys.readouterr().err
-    assert "$KVMESH_REDIS_URL" in said and said.count("\n") == 1
+    output = capsys.readouterr().err
+    assert "$KVMESH_REDIS_URL" in output and output.count("\n") == 1
     with pytest.raises(SystemExit):
         MAINS[role][0](["--help"])
     assert "[--redis" in capsys.readouterr().out
@@ -71,8 +71,8 @@ def test_without_redis_the_variable_is_named(
 def test_an_engine_needs_an_address(role: str, engine: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The error comes at once, not after a wait for the engine."""
     refused(role, *REDIS, "--engine", engine)
-    said = capsys.readouterr().err
-    assert f'--engine = "{engine}"' in said and "HOST:PORT" in said and said.count("\n") == 1
+    output = capsys.readouterr().err
+    assert f'--engine = "{engine}"' in output and "HOST:PORT" in output and output.count("\n") == 1
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])

@@ -149,12 +149,12 @@ def test_credentials(bearer: str | None, identities: list[str], named: str | Non
 def test_a_caller_cannot_probe_for_tenants() -> None:
     """The refusals for existing and unknown tenants are identical."""
     catalogue = Catalogue(config(**GATES))
-    said = set()
+    messages = set()
     for named in ("edge", "nobody-there"):
         with pytest.raises(MeshError) as caught:
             catalogue.identify("the-search-key", (), named)
-        said.add(str(caught.value))
-    assert len(said) == 1
+        messages.add(str(caught.value))
+    assert len(messages) == 1
 
 
 def test_the_anonymous_tenant_pays_for_calls_without_credentials() -> None:

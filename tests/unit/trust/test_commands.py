@@ -48,18 +48,18 @@ def test_the_output_of_certificates_is_a_working_configuration(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "output"),
     [
         (("--roles", "router,pilot"), '--roles names "pilot": allowed are frontend, router'),
         (("--days", "0"), "--days = 0 is out of range: allowed are 1 to 825 days."),
     ],
 )
 def test_impossible_certificates_are_refused_with_one_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], output: str
 ) -> None:
     """The status is 2, and nothing is written."""
     assert run("certificates", str(tmp_path / "certs"), *words) == 2
-    assert said in capsys.readouterr().err
+    assert output in capsys.readouterr().err
     assert not (tmp_path / "certs").exists()
 
 
@@ -112,7 +112,7 @@ def test_the_printed_configuration_has_no_password(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "output"),
     [
         (("--address", "127.0.0.1:1"), '--authority = "nofile" cannot be read: No such file or directory.\n'),
         (
@@ -122,8 +122,8 @@ def test_the_printed_configuration_has_no_password(
     ],
 )
 def test_an_unusable_authority_is_named(
-    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+    words: tuple[str, ...], output: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One sentence, and status 2."""
     assert run("generate", "--authority", "nofile", *words, "x") == 2
-    assert capsys.readouterr().err == said
+    assert capsys.readouterr().err == output

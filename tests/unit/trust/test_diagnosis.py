@@ -36,10 +36,10 @@ def test_the_connection_ends_with_the_diagnosis(tmp_path: Path, has_files: bool)
 
         peer = thread.submit(shake_hands_and_freeze)
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        told = asyncio.run(
+        fault = asyncio.run(
             explain(address, "router.kvmesh.internal", folder.files("frontend") if has_files else None)
         )
-        assert told == ("" if has_files else "the peer uses TLS, but this process has no [trust]")
+        assert fault == ("" if has_files else "the peer uses TLS, but this process has no [trust]")
         with peer.result() as connection:
             connection.settimeout(END_S_MAX)
             with suppress(ConnectionResetError):
