@@ -1,4 +1,4 @@
-"""What a process registers for what it listens on."""
+"""The registered address for a listen address."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOCAL_REDIS = "redis://127.0.0.1:6379/0"
 
 @pytest.fixture
 def no_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host whose name stands for its loopback alone, as on many Debian machines."""
+    """A host with a name that resolves to its loopback only, as on many Debian machines."""
     monkeypatch.setattr(socket, "gethostbyname", lambda _: "127.0.1.1")
 
 
@@ -37,21 +37,21 @@ def no_name(monkeypatch: pytest.MonkeyPatch) -> None:
         ("0.0.0.0:7000", "", "0.0.0.0:7000", "127.0.0.1:7000"),
     ],
 )
-def test_what_is_registered(listen: str, option: str, bound: str, registered: str) -> None:
-    """The option wins, then the address listened on; a wildcard takes the way to Redis."""
+def test_the_registered_address(listen: str, option: str, bound: str, registered: str) -> None:
+    """The option wins, then the listen address. For a wildcard it is the address on the route to Redis."""
     assert advertised(listen, option or None, LOCAL_REDIS).address(bound) == registered
 
 
-def test_a_wildcard_takes_the_hosts_name_where_redis_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Redis may be started later; its name is unknown until then."""
+def test_a_wildcard_takes_the_hosts_name_if_redis_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Redis may start later, and its name is unknown until then."""
     monkeypatch.setattr(advertise, "_towards", lambda _: "")
     monkeypatch.setattr(socket, "gethostbyname", lambda _: "10.9.0.4")
     assert advertised("0.0.0.0:7", None, "redis://redis:6379").address("0.0.0.0:7") == "10.9.0.4:7"
 
 
 @pytest.mark.usefixtures("no_name")
-def test_an_address_nobody_can_dial_is_refused() -> None:
-    """Registering it would look fine here and fail at every peer."""
+def test_an_address_that_peers_cannot_dial_is_refused() -> None:
+    """Its registration would succeed here and fail at every peer."""
     for redis_url in ("redis://no-such-host.invalid:6379", "nonsense", "redis://[half"):
         with pytest.raises(ConfigError, match=r"0\.0\.0\.0:7000.*give --advertise HOST:PORT"):
             advertised("0.0.0.0:7000", None, redis_url)
@@ -59,7 +59,7 @@ def test_an_address_nobody_can_dial_is_refused() -> None:
 
 @pytest.mark.parametrize("option", ["0.0.0.0:7000", "[::]:7000", ":7000", "*:7000"])
 def test_a_wildcard_cannot_be_advertised(option: str) -> None:
-    """It leads every peer to itself."""
+    """A wildcard leads every peer to itself."""
     with pytest.raises(ConfigError, match="no address that peers can dial"):
         advertised("0.0.0.0:7000", option, LOCAL_REDIS)
 
@@ -67,21 +67,21 @@ def test_a_wildcard_cannot_be_advertised(option: str) -> None:
 @pytest.mark.parametrize(
     "address", ["", "host", "host:", "host:x", "host:-1", "host:65536", "2001:db8::7:80", "a:7²", "a b:7"]
 )
-def test_what_is_no_address_is_named(address: str) -> None:
-    """The sentence names option, value and what is allowed."""
+def test_a_malformed_address_is_named(address: str) -> None:
+    """The sentence has option, value and allowed form."""
     with pytest.raises(ConfigError, match=r"--advertise = .* is not HOST:PORT with a port of 0 to 65535"):
         split(address, "--advertise")
 
 
 @pytest.mark.parametrize("option", ["", "host:0", "host:65536"])
 def test_an_advertised_address_has_a_port_of_its_own(option: str) -> None:
-    """An empty option is a variable that is not set, not the wish for the default."""
+    """An empty option shows an unset variable, and does not mean the default."""
     with pytest.raises(ConfigError, match=r"--advertise = .* is not HOST:PORT with a port of 1 to 65535"):
         advertised("0.0.0.0:7000", option, LOCAL_REDIS)
 
 
 def test_every_service_takes_the_option(capsys: pytest.CaptureFixture[str]) -> None:
-    """The four commands read it, and answer a wrong one in one sentence with status 2."""
+    """The four commands read the option, and answer a wrong value with one sentence and status 2."""
     given = ["--listen", "0.0.0.0:7000", "--advertise", "nowhere", "--redis", LOCAL_REDIS]
     assert router.main(given) == 2
     with pytest.raises(SystemExit) as exited:
@@ -95,8 +95,8 @@ def test_every_service_takes_the_option(capsys: pytest.CaptureFixture[str]) -> N
     assert options.parse("decode", replica).advertise.address("0.0.0.0:7000") == "decode-0:7000"
 
 
-def test_the_engine_tells_where_its_blocks_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Decode pulls from what prefill registered, which is what the engine tells."""
+def test_the_engine_states_the_address_of_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decode pulls from the address that prefill registered, which comes from the engine."""
     assert kv_address("127.0.0.1", 9003, "") == "127.0.0.1:9003"
     assert kv_address("0.0.0.0", 9003, "prefill-0-engine:9003") == "prefill-0-engine:9003"
     monkeypatch.setattr(socket, "gethostbyname", lambda _: "10.9.0.5")
@@ -116,6 +116,6 @@ def test_the_engine_refuses_addresses_that_cannot_be_dialed() -> None:
 
 
 def test_the_readme_names_the_option() -> None:
-    """Who puts an engine into a container finds it there."""
+    """An operator finds the option for engines in containers there."""
     page = Path(__file__).parents[3] / "engines" / "reference" / "README.md"
     assert "`--advertise`" in page.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""New connections of a process are bounded over every window, and an attempt that is new is not behind those that fail."""
+"""Rate limit of dials: new connections are bounded over every window, and a new attempt precedes failing ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kvmesh.attach.dial_budget import BURST, RATE_PER_S, DialBudget, Ticket
 
 
 def test_over_any_window_no_more_than_the_burst_and_the_rate() -> None:
-    """Random attempts, withdrawals, gifts back and clocks; what was granted and given back was not opened."""
+    """Random attempts, withdrawals, refunds and clocks. A refunded connection was not opened."""
     for seed in range(60):
         rng = random.Random(seed)
         now_s, budget = 100.0, DialBudget(100.0)
@@ -41,8 +41,8 @@ def test_over_any_window_no_more_than_the_burst_and_the_rate() -> None:
                 assert total <= BURST + RATE_PER_S * (at_s - begin_s) + 1e-6, f"seed={seed}"
 
 
-def test_what_waits_is_granted_when_next_s_says() -> None:
-    """No wait is longer than its tokens take, and none is forgotten."""
+def test_a_waiting_attempt_is_granted_at_next_s() -> None:
+    """No attempt waits longer than the refill of its tokens, and none is lost."""
     now_s, budget = 0.0, DialBudget(0.0)
     for _ in range(1000):
         budget.enqueue(0, 2)
@@ -55,7 +55,7 @@ def test_what_waits_is_granted_when_next_s_says() -> None:
 
 
 def test_a_mesh_of_64_members_is_dialled_at_once() -> None:
-    """Two connections each, from a fresh process; the next 64 have theirs within 6.4 s."""
+    """A new process opens two connections each at once. The next 64 members get theirs within 6.4 s."""
     budget = DialBudget(5.0)
     for _ in range(128):
         budget.enqueue(0, 2)
@@ -64,7 +64,7 @@ def test_a_mesh_of_64_members_is_dialled_at_once() -> None:
 
 
 def test_a_new_member_goes_before_a_thousand_that_fail() -> None:
-    """However long dead addresses wait for their retries."""
+    """A new address does not wait for the retries of dead addresses."""
     budget = DialBudget(0.0)
     for _ in range(1000):
         budget.enqueue(1, 2)

@@ -1,4 +1,4 @@
-"""Step frames: what is packed comes back, and nothing else gets through."""
+"""Step frames: packed rows are read back unchanged, and malformed frames are refused."""
 
 import pytest
 from hypothesis import given
@@ -34,7 +34,7 @@ def test_rows_come_out_as_they_went_in(table: list[tuple[int, int, list[int], bo
 
 @given(st.binary(max_size=400))
 def test_any_bytes_give_rows_or_a_frame_error(data: bytes) -> None:
-    """A hostile frame never raises anything but FrameError, and rows never disagree with their counts."""
+    """A hostile frame raises FrameError and no other error. Rows always agree with their counts."""
     try:
         frame = pb.StepFrame.FromString(data)
     except Exception:  # noqa: BLE001  # not a protobuf message at all: gRPC refuses it before us

@@ -1,4 +1,4 @@
-"""A link manager keeps one link per wanted process, and beside it those of replaced processes until they are unused."""
+"""A link manager keeps one link per wanted process, and links to replaced processes until they are unused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvmesh.membership.member import Member
 
 
 class Peer:
-    """A peer and its link in one."""
+    """A peer that is also its link."""
 
     def __init__(self, member: Member, name: str) -> None:
         self.member, self.name = member, name
@@ -28,7 +28,7 @@ class Peer:
 
 
 class Peers:
-    """Implements Host: remembers every peer that was opened."""
+    """A Host that records every opened peer."""
 
     def __init__(self) -> None:
         self.opened: list[Peer] = []
@@ -93,7 +93,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def test_wanted_processes_get_one_link_each() -> None:
-    """A process without lease keeps its link while the stream is up."""
+    """A process without a lease keeps its link while the stream is up."""
     async with managed() as (links, peers):
         assert links.is_settled()
         links.update([member("r"), member("s"), member("d", role="decode")])
@@ -111,7 +111,7 @@ async def test_wanted_processes_get_one_link_each() -> None:
 
 
 async def test_a_replaced_process_is_linked_until_it_is_unused() -> None:
-    """Its successor has a link of its own at once, under another name."""
+    """Its successor gets a link of its own at once, under another name."""
     async with managed() as (links, peers):
         links.update([member(boot_id="A")])
         await until(lambda: len(links) == 1)
@@ -126,7 +126,7 @@ async def test_a_replaced_process_is_linked_until_it_is_unused() -> None:
 
 
 async def test_a_process_that_holds_its_name_again_keeps_its_link_if_it_may() -> None:
-    """If its owner cannot take it back, it gets another link."""
+    """If the owner cannot reuse the old link, the process gets a new one."""
     for returns in (True, False):
         async with managed() as (links, peers):
             peers.returns = returns
@@ -139,7 +139,7 @@ async def test_a_process_that_holds_its_name_again_keeps_its_link_if_it_may() ->
 
 
 async def test_a_bug_with_one_peer_is_tried_again() -> None:
-    """The links of the others stay."""
+    """The links to other peers stay."""
     async with managed() as (links, peers):
         links.update([member("r")])
         await until(links.is_settled)

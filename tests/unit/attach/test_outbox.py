@@ -1,4 +1,4 @@
-"""Outboxes: what piles up becomes one message, in the right order, and a peer that reads no more is noticed."""
+"""Outboxes: waiting rows become one message in the right order, and a peer that does not read is found."""
 
 import random
 
@@ -14,7 +14,7 @@ def _submit(slot: int) -> pb.Submit:
 
 
 def test_hello_goes_first_and_once() -> None:
-    """The first message carries hello even when nothing else waits; later ones do not."""
+    """The first message carries hello even if no other row waits. Later messages do not."""
     outbox = ob.UpwardOutbox(pb.Hello(process_id="a", boot_id="b", protocol_version=1))
     first = outbox.take(0.0)
     assert first is not None and first.hello.process_id == "a"
@@ -25,7 +25,7 @@ def test_hello_goes_first_and_once() -> None:
 
 
 def test_remaining_time_is_filled_in_when_the_message_is_made() -> None:
-    """Time spent in the outbox is taken off the budget; it never goes below 0 or above its maximum."""
+    """Time in the outbox is subtracted from the budget, which stays between 0 and its maximum."""
     outbox = ob.UpwardOutbox()
     for slot, deadline_s in ((1, 12.0), (2, 5.0), (3, 1e9)):
         outbox.submit(_submit(slot), deadline_s, deadline_s - 1)
@@ -36,7 +36,7 @@ def test_remaining_time_is_filled_in_when_the_message_is_made() -> None:
 
 
 def test_cancel_of_an_unsent_submit_removes_both() -> None:
-    """The peer never hears of a request that was cancelled before it was sent."""
+    """The peer never sees a request that was cancelled before it was sent."""
     outbox = ob.UpwardOutbox()
     outbox.submit(_submit(outbox.new_slot()), 5.0)
     assert outbox.cancel(1, pb.Cancel.REASON_CLIENT)
@@ -44,8 +44,8 @@ def test_cancel_of_an_unsent_submit_removes_both() -> None:
     assert message is not None and not message.submits and not message.cancels
 
 
-def test_cancel_of_a_sent_submit_is_sent_and_drops_what_waits_for_the_slot() -> None:
-    """Handoffs and credits of a cancelled slot are not sent behind its cancel."""
+def test_cancel_of_a_sent_submit_is_sent_and_drops_the_waiting_rows_of_the_slot() -> None:
+    """Handoffs and credits of a cancelled slot are not sent after its cancel."""
     outbox = ob.UpwardOutbox()
     outbox.submit(_submit(outbox.new_slot()), 5.0)
     outbox.take(0.0)
@@ -69,7 +69,7 @@ def test_credits_of_one_slot_merge_to_the_highest() -> None:
 
 
 def test_a_window_is_closed_once_and_a_credit_opens_it() -> None:
-    """Both go behind the submit of their slot; of the two what was said last is true."""
+    """Both rows follow the submit of their slot. The later of the two holds."""
     outbox = ob.UpwardOutbox()
     outbox.close_window(3)
     outbox.close_window(3)
@@ -87,8 +87,8 @@ def test_a_window_is_closed_once_and_a_credit_opens_it() -> None:
     assert message is not None and not message.closed_slots
 
 
-def test_computed_positions_of_one_slot_merge_and_wait_for_nobody() -> None:
-    """One row a slot, with the last value; the writer is not woken at once."""
+def test_computed_positions_of_one_slot_merge_and_are_lazy() -> None:
+    """Each slot has one row, with the last value. The writer is not woken at once."""
     outbox = ob.DownwardOutbox()
     for position in (40, 72):
         outbox.computed(3, position)
@@ -112,8 +112,8 @@ def test_on_ready_is_called_once_per_message() -> None:
     assert len(calls) == 2
 
 
-def test_rows_nobody_waits_for_do_not_wake_the_writer_at_once() -> None:
-    """A lazy row asks for a later write, once; an urgent row behind it still wakes the writer, and takes it along."""
+def test_lazy_rows_do_not_wake_the_writer_at_once() -> None:
+    """A lazy row requests one later write. An urgent row after it still wakes the writer, and both leave together."""
     outbox, calls = ob.DownwardOutbox(), list[str]()
     outbox.on_ready = lambda: calls.append("now")
     outbox.on_lazy = lambda: calls.append("later")
@@ -129,7 +129,7 @@ def test_rows_nobody_waits_for_do_not_wake_the_writer_at_once() -> None:
 
 
 def test_an_outbox_that_stays_full_is_stuck() -> None:
-    """Full for less than the limit is patience, longer is a dead peer; a hard limit needs no patience."""
+    """A full outbox is tolerated until the time limit. Over the hard limit it is stuck at once."""
     outbox = ob.DownwardOutbox()
     chunk = b"\0" * (ob.SOFT_BYTES + 4)
     outbox.tokens(1, 0, chunk)
@@ -145,8 +145,8 @@ def test_an_outbox_that_stays_full_is_stuck() -> None:
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_prompts_that_pile_up_go_in_several_messages(seed: int) -> None:
-    """No message is large; slots open in ascending order; nothing is lost, repeated, or ahead of its slot."""
+def test_many_waiting_prompts_leave_in_several_messages(seed: int) -> None:
+    """No message is too large, and slots open in ascending order. No row is lost, repeated, or ahead of its slot."""
     draw, outbox = random.Random(seed), ob.UpwardOutbox()
     opened: list[int] = []
     credited: dict[int, int] = {}
@@ -174,7 +174,7 @@ def test_prompts_that_pile_up_go_in_several_messages(seed: int) -> None:
             assert slot in seen and slot not in granted
             granted[slot] = position
         assert outbox.is_urgent == bool(outbox.waiting_bytes)
-        assert not outbox.is_stuck(1e6 * len(seen)), "a peer is given time for what it was sent"
+        assert not outbox.is_stuck(1e6 * len(seen)), "a peer gets time to read the sent rows"
         for slot in opened:
             if slot not in seen and slot not in cancelled and draw.random() < 0.05:
                 assert outbox.cancel(slot, pb.Cancel.REASON_CLIENT)
@@ -183,8 +183,8 @@ def test_prompts_that_pile_up_go_in_several_messages(seed: int) -> None:
     assert granted == {slot: position for slot, position in credited.items() if slot not in cancelled}
 
 
-def test_a_peer_that_takes_none_of_what_is_left_is_stuck() -> None:
-    """Much that waits for its turn is no fault of the peer's; a message that it does not read is."""
+def test_a_peer_that_takes_none_of_the_remaining_rows_is_stuck() -> None:
+    """Many waiting rows are no fault of the peer. A message that it does not read is its fault."""
     outbox = ob.UpwardOutbox()
     for _ in range(30):
         slot = outbox.new_slot()
@@ -198,7 +198,7 @@ def test_a_peer_that_takes_none_of_what_is_left_is_stuck() -> None:
 
 
 def test_contradictions_go_once_and_wake_the_writer() -> None:
-    """Each is one row of the next message, also where prompts do not all fit into it."""
+    """Each is one row of the next message, even if some prompts do not fit into that message."""
     outbox, woken = ob.UpwardOutbox(), list[int]()
     outbox.on_ready = lambda: woken.append(1)
     rows = [pb.Contradiction(replica=f"decode-{number}", age_ms=number) for number in range(2)]

@@ -1,4 +1,4 @@
-"""Requests that break the protocol end the stream, and the error says why."""
+"""Requests that break the protocol end the stream, and the error states the reason."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _submit() -> pb.Submit:
 
 
 def test_a_sound_submit_passes() -> None:
-    """The submit the other cases are made from is fine."""
+    """The submit from which the other cases are made is valid."""
     rules.check_submit(_submit(), last_slot=0)
 
 
@@ -60,7 +60,7 @@ def test_a_slot_is_never_used_twice() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_numbers_are_new_ascend_and_name_one_request_each(seed: int) -> None:
-    """Whatever lists come, those and only those pass; the highest number is the next one's bound."""
+    """Exactly the valid lists pass. The highest number is the bound of the next message."""
     draw = random.Random(seed)
     for _ in range(200):
         last = draw.randrange(3)
@@ -78,10 +78,10 @@ def test_numbers_are_new_ascend_and_name_one_request_each(seed: int) -> None:
                 rules.check_numbers(message, last_slot=last)
 
 
-def test_the_fields_of_an_answer_are_numbered_in_the_order_in_which_they_apply() -> None:
-    """A reader takes what is there by number; attach.proto gives the order in its fifth rule.
+def test_the_fields_of_a_response_are_numbered_in_the_order_in_which_they_apply() -> None:
+    """A reader applies the present fields by number. The fifth rule of attach.proto gives the order.
 
-    The computed columns alone are read ahead: they came last, and tell of slots that end in the same message.
+    Only the computed columns are read earlier. They were added last, and their slots may end in the same message.
     """
     fields = sorted(pb.AttachResponse.DESCRIPTOR.fields, key=lambda field: field.number)
     fields = [field for field in fields if not field.name.startswith("computed_")]

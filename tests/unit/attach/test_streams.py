@@ -1,4 +1,4 @@
-"""Both ends of an Attach stream over real sockets: dispatch, breaks, dead peers, peers that read no more."""
+"""Both ends of an Attach stream over real sockets: dispatch, breaks, dead peers, peers that do not read."""
 
 import asyncio
 import socket
@@ -25,14 +25,14 @@ CLOCK = MonotonicClock()
 
 
 async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    """Wait until `condition` holds; polls, so that no test depends on how often something happens."""
+    """Wait until `condition` holds. It polls, so that no test depends on the number of events."""
     async with asyncio.timeout(timeout_s):
         while not condition():
             await asyncio.sleep(0)
 
 
 class Echo:
-    """A service that answers each submit with its tokens and a finish."""
+    """A service that answers each submit with its own tokens and a finish."""
 
     def __init__(self) -> None:
         self.closed = 0
@@ -64,7 +64,7 @@ class EchoSession:
 
 
 class Collector:
-    """A sink that keeps what comes."""
+    """A sink that records its events."""
 
     def __init__(self) -> None:
         self.attached: list[str] = []
@@ -124,7 +124,7 @@ def _submit(link: AttachLink) -> int:
 
 
 async def test_many_requests_share_one_stream() -> None:
-    """A thousand requests over one stream come back, merged into far fewer messages."""
+    """A thousand requests over one stream are answered, merged into far fewer messages."""
     echo, sink = Echo(), Collector()
     async with serving(echo) as (_, port), linked(sink, port, keep=False) as link:
         slots = {_submit(link) for _ in range(1000)}
@@ -134,7 +134,7 @@ async def test_many_requests_share_one_stream() -> None:
 
 
 async def test_a_link_opens_on_first_use_only() -> None:
-    """A link that is not kept makes no connection before somebody uses it."""
+    """Without `keep`, a link makes no connection before its first use."""
     echo, sink = Echo(), Collector()
     async with serving(echo) as (_, port), linked(sink, port, keep=False) as link:
         for _ in range(100):
@@ -145,7 +145,7 @@ async def test_a_link_opens_on_first_use_only() -> None:
 
 
 async def test_a_peer_that_dies_and_returns_is_attached_again() -> None:
-    """A stopped server loses the stream once; the link comes back by itself with slots numbered anew."""
+    """A stopped server loses the stream once. The link reconnects by itself, with new slot numbers."""
     echo, sink = Echo(), Collector()
     async with serving(echo) as (server, port), linked(sink, port) as link:
         await until(lambda: link.is_up)
@@ -158,8 +158,8 @@ async def test_a_peer_that_dies_and_returns_is_attached_again() -> None:
             await until(lambda: sink.finished() == {1})
 
 
-async def test_nobody_there_is_told_at_once() -> None:
-    """A request put into a link without a peer is reported lost, not kept."""
+async def test_an_unreachable_peer_is_reported_at_once() -> None:
+    """A request at a link without a peer is reported lost, and not kept."""
     sink = Collector()
     async with linked(sink, 1, keep=False) as link:
         _submit(link)
@@ -169,16 +169,16 @@ async def test_nobody_there_is_told_at_once() -> None:
 
 
 def sockets_to(port: int) -> int:
-    """Return how many sockets of this machine are, or are about to be, connected to `port` of 127.0.0.1."""
+    """Return the number of local sockets that are connected, or connecting, to `port` of 127.0.0.1."""
     rows = [row.split() for row in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
     return sum(row[2] == f"0100007F:{port:04X}" and int(row[9]) > 0 for row in rows)
 
 
-async def test_a_peer_whose_packets_are_lost_costs_no_socket() -> None:
-    """An attempt that gets no answer is given up with its socket: a mended network must not find old ones waiting."""
+async def test_a_peer_with_lost_packets_costs_no_socket() -> None:
+    """An attempt without an answer is given up with its socket. A repaired network must not find old sockets."""
     with socket.create_server(("127.0.0.1", 0), backlog=0) as deaf:
         port = deaf.getsockname()[1]
-        # A full queue of connections that nobody accepts: the kernel drops whoever comes next, without a word.
+        # The queue of unaccepted connections is full. The kernel silently drops further connections.
         with socket.create_connection(("127.0.0.1", port)):
             before = sockets_to(port)
             sink = Collector()
@@ -189,7 +189,7 @@ async def test_a_peer_whose_packets_are_lost_costs_no_socket() -> None:
 
 
 async def test_a_broken_message_ends_the_stream_with_its_reason() -> None:
-    """A protocol error closes the session once and tells the caller which field was wrong."""
+    """A protocol error closes the session once, and the caller gets the name of the wrong field."""
     echo, sink = Echo(), Collector()
     async with serving(echo) as (_, port), linked(sink, port) as link:
         await until(lambda: link.is_up)
@@ -201,7 +201,7 @@ async def test_a_broken_message_ends_the_stream_with_its_reason() -> None:
 
 
 async def test_a_caller_without_hello_is_refused() -> None:
-    """The first message must introduce the caller."""
+    """The first message must be a hello."""
     echo = Echo()
     async with serving(echo) as (_, port), _channel(f"127.0.0.1:{port}") as channel:
         call = attach_pb2_grpc.AttachServiceStub(channel).Attach()  # type: ignore[call-arg]
@@ -212,8 +212,8 @@ async def test_a_caller_without_hello_is_refused() -> None:
         assert not echo.outboxes
 
 
-async def test_a_peer_that_reads_no_more_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stream whose outbox stays full ends by itself; memory stays within the hard limit."""
+async def test_a_peer_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream with an outbox that stays full ends by itself. Memory stays within the hard limit."""
     monkeypatch.setattr(ob, "STUCK_S", 0.2)
     monkeypatch.setattr(ob, "SOFT_BYTES", 1 << 20)
     echo = Echo()
@@ -238,8 +238,8 @@ async def test_a_peer_that_reads_no_more_is_dropped(monkeypatch: pytest.MonkeyPa
         ("echo", "boot", ""),
     ],
 )
-async def test_a_link_serves_nobody_but_whom_it_was_opened_for(process: str, boot: str, reason: str) -> None:
-    """A peer that is not the expected process, or not its expected boot, is not attached; the reason names both."""
+async def test_a_link_attaches_only_the_expected_process(process: str, boot: str, reason: str) -> None:
+    """A peer with another process id or boot id is not attached. The reason names both values."""
     echo, sink = Echo(), Collector()
     async with serving(echo) as (_, port):
         hello = pb.Hello(process_id="caller", boot_id="c", protocol_version=1)
@@ -263,7 +263,7 @@ async def test_a_link_serves_nobody_but_whom_it_was_opened_for(process: str, boo
 
 
 async def test_a_bug_in_the_sink_does_not_end_a_link() -> None:
-    """A sink that fails when the stream is lost is told of the next one all the same."""
+    """A sink that fails at the loss of a stream still gets the next stream."""
 
     class Fragile(Collector):
         def on_lost(self, link: AttachLink, reason: str, now_s: float) -> None:
@@ -279,8 +279,8 @@ async def test_a_bug_in_the_sink_does_not_end_a_link() -> None:
             await until(lambda: len(sink.attached) == 2)
 
 
-async def test_a_caller_that_never_says_hello_is_sent_away() -> None:
-    """A stream without a caller holds nothing for long."""
+async def test_a_caller_without_hello_is_refused_after_a_timeout() -> None:
+    """A stream without a hello holds no resources for long."""
     echo, request_reader = Echo(), RequestReader(MESSAGE_BYTES_MAX, timeout_s=0.2)
     async with (
         serving(echo, request_reader=request_reader) as (_, port),
@@ -293,7 +293,7 @@ async def test_a_caller_that_never_says_hello_is_sent_away() -> None:
 
 
 async def test_a_silent_peer_that_reports_its_load_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Silence ends the stream of a peer that reports, and it is attached again; one that never did may be silent."""
+    """A silent peer that has reported its load is lost and attached again. A peer without reports may be silent."""
     monkeypatch.setattr(attach_client, "HEARTBEAT_TIMEOUT_S", 0.6)
     echo, sink, never, other = Echo(), Collector(), Echo(), Collector()
     async with (

@@ -1,4 +1,4 @@
-"""Token logs: whatever is granted, adopted and cut, a reader sees each position once and in order."""
+"""Token logs: a reader sees each position once and in order, through windows, takeovers and broken streams."""
 
 import random
 
@@ -24,7 +24,7 @@ def test_readers_see_every_position_once(seed: int) -> None:
             made += len(step)
         elif choice < 0.6:
             log.grant(start + len(got) + rng.randrange(6))
-        elif choice < 0.7:  # the stream breaks: a new reader adopts from what the old one has
+        elif choice < 0.7:  # the stream breaks: a new reader takes over at the position of the old one
             log.rewind(start + len(got), start + len(got) + rng.randrange(4))
         elif (chunk := log.take()) is not None:
             assert chunk.position + len(chunk.token_ids) // 4 <= log.credit, f"seed={seed}"
@@ -40,14 +40,14 @@ def test_readers_see_every_position_once(seed: int) -> None:
     assert log.is_drained() and log.size_bytes in (4 * total, 8 * total)
 
 
-def test_a_gap_is_seen() -> None:
-    """A row that starts beyond what the reader has is a gap."""
+def test_a_gap_is_found() -> None:
+    """A row that starts after the reader's position is a gap."""
     with pytest.raises(Gap, match="has 3 tokens; the row starts at position 4"):
         admit(frames.Row(1, 4, 1, b"1234", b""), 3)
 
 
 def test_a_row_that_overlaps_is_cut() -> None:
-    """Only the positions the reader lacks come through, log-probabilities cut alike."""
+    """Only the missing positions remain, and the log-probabilities are cut in the same way."""
     row = frames.Row(1, 2, 3, frames.pack_ids([7, 8, 9]), frames.pack_logprobs([-1, -2, -3]))
     fresh = admit(row, 4)
     assert fresh is not None
@@ -56,8 +56,8 @@ def test_a_row_that_overlaps_is_cut() -> None:
     assert admit(row, 5) is None
 
 
-def test_blocked_means_tokens_wait_for_credit() -> None:
-    """A log is blocked only while it has tokens its reader gave no credit for."""
+def test_blocked_means_tokens_wait_for_the_window() -> None:
+    """A log is blocked only while it has tokens outside its reader's window."""
     log = TokenLog(0, 1)
     assert not log.is_blocked()
     log.append([1, 2])

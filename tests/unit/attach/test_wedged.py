@@ -1,4 +1,4 @@
-"""A peer whose event loop stands still answers pings all the same: only its silence tells."""
+"""A peer with a blocked event loop still answers pings: only the failure detector finds it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(60)
 
 
 async def test_a_wedged_peer_is_lost_within_the_limit_and_attached_again_when_it_recovers() -> None:
-    """Pings are answered, the loop is not there: lost by silence alone; back within 2 s of being able to."""
+    """Pings are answered while the loop is blocked. The peer is lost by its silence, and attached 2 s after recovery."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "tests.unit.attach.wedged", str(WEDGED_S), stdout=asyncio.subprocess.PIPE
     )

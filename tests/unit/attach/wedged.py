@@ -1,6 +1,6 @@
-"""A process whose event loop stops while gRPC's threads go on: serves Attach, reports its load, wedges, recovers.
+"""A process with a blocked event loop and running gRPC threads: serves Attach, reports its load, wedges, recovers.
 
-Prints its port. Wedges for the seconds given when the first submit comes.
+It prints its port. It wedges for the given seconds at the first submit.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from kvmesh.clock import MonotonicClock
 from kvmesh.server import MeshServer
 
 REPORT_S = 0.5
-"""Between two load reports."""
+"""Time between two load reports."""
 
 
 class Wedged:
-    """An Attachable and its own session."""
+    """An Attachable that is its own session."""
 
     def __init__(self, wedged_s: float) -> None:
         self.wedged_s = wedged_s
@@ -37,7 +37,7 @@ class Wedged:
         """See Attachable."""
 
     def on_request(self, message: pb.AttachRequest, now_s: float) -> None:
-        """Block the loop at the first submit; gRPC's own thread still answers pings."""
+        """Block the loop at the first submit. gRPC's own thread still answers pings."""
         if message.submits and self.wedged_s:
             wedged_s, self.wedged_s = self.wedged_s, 0.0
             time.sleep(wedged_s)

@@ -1,4 +1,4 @@
-"""Errors: one table, and details a client can read back."""
+"""Errors: one table, and details that a client can read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvmesh.errors import TABLE, MeshError, QuotaViolation, Violation, invalid
 
 
 def rpc_error(error: MeshError) -> grpc.aio.AioRpcError:
-    """Return what a client sees of `error`."""
+    """Return the details of `error` that a client sees."""
     status = errors.to_status(error)
     trailers = grpc.aio.Metadata(*((key, value) for key, value in status.trailing_metadata))
     return grpc.aio.AioRpcError(status.code, grpc.aio.Metadata(), trailers, status.details, None)
@@ -25,7 +25,7 @@ def rpc_error(error: MeshError) -> grpc.aio.AioRpcError:
 
 @pytest.mark.parametrize("reason", TABLE)
 def test_every_reason_is_upper_snake_and_survives_the_wire(reason: str) -> None:
-    """The reason is what programs match on; it must arrive as it is in the table."""
+    """Programs match on the reason, so it must arrive as it is in the table."""
     assert reason == reason.upper() and reason.replace("_", "").isalnum()
     read = errors.from_rpc_error(rpc_error(MeshError(reason, "because", {"key": "value"}, 0.25)))
     assert (read.code, read.reason, read.message) == (TABLE[reason], reason, "because")
@@ -34,7 +34,7 @@ def test_every_reason_is_upper_snake_and_survives_the_wire(reason: str) -> None:
 
 
 def test_a_violation_names_field_value_and_range() -> None:
-    """The first violation is the text, all of them are details."""
+    """The first violation gives the text. All of them are details."""
     error = invalid("FIELD_OUT_OF_RANGE", [Violation("a.b", "-1", "0 to 9"), Violation("c", "7", "8 to 9")])
     assert error.message == "a.b is -1; 0 to 9 is allowed"
     assert error.metadata == {"field": "a.b", "value": "-1", "allowed": "0 to 9"}
@@ -44,14 +44,14 @@ def test_a_violation_names_field_value_and_range() -> None:
 
 
 def test_an_unknown_reason_is_a_bug_here() -> None:
-    """Nobody invents a reason beside the table."""
+    """A reason outside the table is refused."""
     with pytest.raises(AssertionError):
         MeshError("SOMETHING_ELSE", "x")
 
 
 @pytest.mark.parametrize("width", [1, 100, 3000])
-def test_details_stay_small_however_much_is_wrong(width: int) -> None:
-    """Proxies cut trailers; a thousand wrong fields with long values must not make the status itself fail."""
+def test_details_stay_small_with_any_number_of_violations(width: int) -> None:
+    """Proxies cut trailers. A thousand wrong fields with long values must still leave a valid status."""
     wrong = [Violation(f"field[{each}]", "ü" * width, "1") for each in range(1000)]
     error = invalid("FIELD_OUT_OF_RANGE", wrong)
     error.retry_after_s = 1.0
@@ -66,7 +66,7 @@ def test_details_stay_small_however_much_is_wrong(width: int) -> None:
 
 
 def test_a_refusal_carries_its_quota_and_its_trailers() -> None:
-    """Whose limit it was, what is left, and the pushback that gRPC's own retries read."""
+    """The details have the subject of the limit, the remaining budget, and the pushback for gRPC's own retries."""
     trailers = {"kvmesh-remaining-tokens": "7"}
     quota = [QuotaViolation("tenant:search", "600 tokens per minute are used")]
     error = MeshError("TOKEN_RATE_EXCEEDED", "wait", retry_after_s=0.2501, quota=quota, trailers=trailers)
@@ -77,7 +77,7 @@ def test_a_refusal_carries_its_quota_and_its_trailers() -> None:
 
 
 def test_a_foreign_error_has_no_reason() -> None:
-    """A status without our details is read as what it is."""
+    """A status without details of the mesh keeps its code and text."""
     read = errors.from_rpc_error(
         grpc.aio.AioRpcError(
             grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), "gone", None
@@ -87,7 +87,7 @@ def test_a_foreign_error_has_no_reason() -> None:
 
 
 def test_error_info_carries_the_domain() -> None:
-    """Reasons are ours only under our domain."""
+    """A reason belongs to the mesh only under the domain `kvmesh`."""
     info = error_details_pb2.ErrorInfo()
     assert status_pb2.Status.FromString(errors.to_bytes(errors.internal())).details[0].Unpack(info)
     assert info.domain == "kvmesh"
@@ -100,14 +100,14 @@ def test_error_info_carries_the_domain() -> None:
     st.none() | st.floats(0, 1e5),
     st.lists(st.tuples(st.text(max_size=20), st.text(max_size=20)), max_size=3),
 )
-def test_the_bytes_are_what_the_generated_classes_write(
+def test_the_bytes_equal_those_of_the_generated_classes(
     reason: str,
     message: str,
     metadata: dict[str, str],
     retry_after_s: float | None,
     pairs: list[tuple[str, str]],
 ) -> None:
-    """Written by hand for speed; read by every gRPC client."""
+    """They are encoded by hand for speed, and every gRPC client can read them."""
     quota = [QuotaViolation(*pair) for pair in pairs]
     data = errors.to_bytes(MeshError(reason, message, metadata, retry_after_s, quota=quota))
     status = status_pb2.Status.FromString(data)

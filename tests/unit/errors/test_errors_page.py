@@ -1,4 +1,4 @@
-"""docs/errors.md is the table of kvmesh.errors, in words."""
+"""docs/errors.md describes the table of kvmesh.errors."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def rows() -> list[list[str]]:
     return found
 
 
-def test_every_reason_is_told_once_with_its_status() -> None:
-    """A reason that is not in the page is a riddle; one that is only there is a lie."""
+def test_every_reason_is_in_the_page_once_with_its_status() -> None:
+    """The page lists exactly the reasons of the table."""
     told = {reason: status for reason, status, _, _ in rows()}
     assert len(told) == len(rows())
     assert told == {reason: code.name for reason, code in TABLE.items()}
 
 
-def test_details_are_those_that_exist_and_everything_says_what_to_do() -> None:
-    """Refusals for lack of room say when to come back."""
+def test_details_exist_and_every_reason_has_an_action() -> None:
+    """Refusals for lack of capacity state a retry delay."""
     for reason, status, details, advice in rows():
         assert {each.strip() for each in details.split(",")} <= DETAILS, reason
         assert advice, reason

@@ -1,4 +1,4 @@
-"""Several processes with one name, on a Redis that forgets, stalls and loses answers: which of them holds the name."""
+"""Leader election of several processes with one name, on a Redis that forgets, stalls and loses answers."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ def lease_of(boot_id: str, term: int = 0, *, draining: bool = False) -> Member:
 
 
 class World:
-    """One Redis with one lease, processes around it, and a clock that jumps to what comes next."""
+    """One Redis with one lease, its processes, and a clock that jumps to the next event."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.now_s = 0.0
         self.changes: list[tuple[float, str]] = []
-        """When the lease named another process than before, and which. A lease that is missing changes nothing."""
+        """Time and process of each change of the lease's holder. A missing lease is no change."""
         self.is_up = True
         self.processes: list[Process] = []
         self.late_claims: list[tuple[float, str]] = []
-        """When a process wrote over the lease of a live holder, though its own had run out; and which process."""
+        """Time and process of each write over the lease of a live holder by a process with an expired lease."""
         self.contested_flushes = 0
-        """Flushes while an earlier holder did not know yet of the later one: the name may move there and back."""
+        """Flushes before an earlier holder knew of the later one. The name may move there and back."""
         self._lease = b""
         self._ends_s = 0.0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -59,7 +59,7 @@ class World:
 
     @property
     def holder(self) -> str:
-        """The process that the views list: the last one, however long ago."""
+        """The process in the views: the last holder, at any age."""
         return self.changes[-1][1] if self.changes else ""
 
     def write(self, lease: bytes, life_s: float = LEASE_S) -> None:
@@ -69,7 +69,7 @@ class World:
             self.changes.append((self.now_s, boot_id))
 
     def flush(self) -> None:
-        """Forget the lease."""
+        """Drop the lease."""
         holders = [
             each for each in self.processes if each.is_alive and each.election.state is ElectionState.HOLDER
         ]
@@ -77,7 +77,7 @@ class World:
         self._lease = b""
 
     def evaluate(self, lease: bytes, boot_id: str, replaces: bytes) -> tuple[bool, bytes, float]:
-        """What the script does."""
+        """Do the work of the script."""
         found = self.lease
         left_s = self._ends_s - self.now_s if found else -1.0
         if not lease or (found and found != replaces and f'"{boot_id}"'.encode() not in found):
@@ -97,7 +97,7 @@ class World:
 
 @dataclass
 class Process:
-    """A registration without sockets: looks, bids, renews."""
+    """A registration without sockets: reads, bids, renews."""
 
     world: World
     boot_id: str
@@ -106,9 +106,9 @@ class Process:
     is_alive: bool = True
     frozen_until_s: float = 0.0
     cut_until_s: float = 0.0
-    """Redis does not answer this process before."""
+    """Redis does not answer this process before this time."""
     renewed_s: float = float("-inf")
-    """When its lease was written last."""
+    """Time of the last write of its lease."""
     election: Election = field(init=False)
 
     def __post_init__(self) -> None:
@@ -137,7 +137,7 @@ class Process:
             world.at(world.now_s + world.rng.random() * LATENCY_S, lambda: self.take(bid, answer))
 
     def note_write(self, found: bytes) -> None:
-        """Note a late claim: a process that started may replace a lease, and a holder whose own has not run out."""
+        """Record a late claim. Only a new process, or a holder with a valid lease, may replace a lease."""
         now_s = self.world.now_s
         other = read("a", found)
         is_live = other is not None and other.boot_id != self.boot_id and not other.draining
@@ -177,7 +177,7 @@ class Process:
         self.is_alive = False
 
     def drain(self, for_s: float) -> None:
-        """SIGTERM: the lease says so at once, and is given back at the end."""
+        """SIGTERM: the lease is marked at once, and given back at the end."""
         self.is_draining = True
         self.step()
         self.world.at(self.world.now_s + for_s, self.leave)
@@ -191,8 +191,10 @@ class Process:
 
 
 class Previous:
-    """A process of the previous release: it claims at its start, renews what it or its predecessor wrote, and once it has
-    lost the name it waits for ever."""
+    """A process of the previous release.
+
+    It claims at its start, and renews the lease of itself or its predecessor. Once it has lost the name, it waits for
+    ever."""
 
     def __init__(self, world: World, boot_id: str) -> None:
         self.world, self.boot_id, self.predecessor = world, boot_id, ""
@@ -215,11 +217,13 @@ class Previous:
 
 @pytest.mark.parametrize("end", ["kill", "term"])
 @pytest.mark.parametrize("which", [0, 1])
-def test_of_two_the_later_holds_the_name_and_either_is_used_when_the_other_ends(end: str, which: int) -> None:
-    """One change in 60 s, whatever Redis forgets or fails to answer; then the one that is left holds it within 5 s.
+def test_the_later_of_two_holds_the_name_and_either_holds_it_after_the_other_ends(
+    end: str, which: int
+) -> None:
+    """One change in 60 s, through flushes and outages of Redis. Then the remaining process holds the name within 5 s.
 
-    A flush within RENEW_S of the takeover is in the next test: the older process does not know yet. Two within one lease
-    are no different from a holder that does not renew.
+    A flush within RENEW_S of the takeover is in the next test: the older process does not know of it yet. Two flushes
+    within one lease equal a holder that does not renew.
     """
     for seed in range(150):
         world = World(seed)
@@ -248,7 +252,7 @@ def test_of_two_the_later_holds_the_name_and_either_is_used_when_the_other_ends(
 
 
 def test_a_flush_at_the_takeover_leaves_the_later_process_with_the_name() -> None:
-    """The older process may renew once more before it knows: the later one, whose term is higher, replaces that lease."""
+    """The older process may renew once more before it knows. The later process has a higher term, and replaces it."""
     fought = 0
     for seed in range(100):
         world = World(seed)
@@ -264,7 +268,7 @@ def test_a_flush_at_the_takeover_leaves_the_later_process_with_the_name() -> Non
 
 
 def outage(world: World, at_s: float) -> None:
-    """Redis does not answer for a while, and comes back with its leases or without them."""
+    """Redis does not answer for some time, and comes back with or without its leases."""
     ends_s = at_s + world.rng.uniform(0.1, 15)
 
     def begin() -> None:
@@ -282,8 +286,8 @@ def outage(world: World, at_s: float) -> None:
 def test_every_change_has_a_cause() -> None:
     """Starts, ends, freezes, flushes, outages and lost answers at random, up to four processes.
 
-    The name moves at most once for each start, drain, end, freeze or cut, and afterwards one process that lives holds it.
-    No process replaces the lease of a live holder after its own has run out.
+    The name moves at most once for each start, drain, end, freeze or cut. Afterwards a live process holds it.
+    No process replaces the lease of a live holder after its own lease has expired.
     """
     moved = contested = 0
     for seed in range(300):
@@ -292,7 +296,7 @@ def test_every_change_has_a_cause() -> None:
         processes = world.processes
         starts: list[float] = []
         excused: list[float] = []
-        """From when on a change is due: drains, ends, freezes and cuts of any process; outages may be either."""
+        """Times from which a change is allowed: drains, ends, freezes and cuts of any process, and outages."""
         for _ in range(12):
             world.run(world.now_s + rng.uniform(0, 8))
             alive = [each for each in processes if each.is_alive and not each.is_draining]
@@ -328,13 +332,13 @@ def test_every_change_has_a_cause() -> None:
             assert world.lease and world.holder == holders[0], f"seed={seed}"
             left_s = world.now_s
             world.run(left_s + 60)
-            assert world.holder == holders[0] and world.lease, f"seed={seed}: it moves though nothing happens"
+            assert world.holder == holders[0] and world.lease, f"seed={seed}: the name moves without a cause"
     assert moved > 300, moved
     assert contested < moved // 4, contested
 
 
-def test_a_forged_lease_costs_its_life_and_no_more() -> None:
-    """Whatever an attacker writes over the lease - another boot, any term, junk, a lease for ever - the process is back."""
+def test_a_forged_lease_costs_at_most_its_life() -> None:
+    """An attacker writes over the lease: another boot, any term, junk, a lease without end. The process comes back."""
     forged = [
         (msgspec.json.encode(lease_of("x", term)), life_s)
         for term in (0, 1, 7, TERM_MAX)
@@ -351,18 +355,18 @@ def test_a_forged_lease_costs_its_life_and_no_more() -> None:
         assert b'"old"' in world.lease, (lease, life_s)
         assert process.election.state is ElectionState.HOLDER
         world.run(world.now_s + 30)
-        assert b'"old"' in world.lease, "its own term is one that others can read"
+        assert b'"old"' in world.lease, "other processes can read its own term"
         if life_s > LEASE_LIFE_MAX_S:
             world._lease, world._ends_s = lease, world.now_s + life_s
             process.kill()
             Process(world, "new")
             world.run(world.now_s + RENEW_S)
-            assert b'"new"' in world.lease, "nor does it keep a process from starting"
+            assert b'"new"' in world.lease, "a forged lease does not prevent a start"
     assert LEASE_LIFE_MAX_S < 1e9
 
 
 def test_a_process_that_stood_still_does_not_take_the_name_back() -> None:
-    """Frozen for longer than its lease it loses the name to the standby, and is the standby when it goes on."""
+    """After a freeze longer than its lease, the standby holds the name, and the frozen process becomes the standby."""
     world = World(1)
     old = Process(world, "old")
     world.run(3.0)
@@ -375,8 +379,8 @@ def test_a_process_that_stood_still_does_not_take_the_name_back() -> None:
 
 
 @pytest.mark.parametrize("absence", ["frozen", "cut"])
-def test_a_process_that_started_after_the_lease_ran_out_keeps_the_name(absence: str) -> None:
-    """The terms of earlier holders ended with their leases; the old holder comes back with its own and is the standby."""
+def test_a_process_that_started_after_the_lease_expired_keeps_the_name(absence: str) -> None:
+    """The terms of earlier holders ended with their leases. The old holder comes back with its term as the standby."""
     for seed in range(100):
         world = World(seed)
         rng = world.rng
@@ -404,8 +408,8 @@ def test_a_process_that_started_after_the_lease_ran_out_keeps_the_name(absence: 
         )
 
 
-def test_a_claim_of_before_a_freeze_is_not_made_after_it() -> None:
-    """A holder that was about to replace an older lease stands still: whatever that lease says, it has lasted since."""
+def test_a_claim_prepared_before_a_freeze_is_not_made_after_it() -> None:
+    """A holder freezes just before it replaces an older lease. That lease has been renewed since, so it stays."""
     election = Election("a", "new")
     older = msgspec.json.encode(lease_of("old", 1))
     for wrote in (False, True):
@@ -421,7 +425,7 @@ def test_a_claim_of_before_a_freeze_is_not_made_after_it() -> None:
 
 
 def test_a_process_alone_has_its_name_again_after_a_freeze() -> None:
-    """Its lease ran out; there is no other process: the first bid after the freeze brings it back."""
+    """Its lease expired, and there is no other process. Its first bid after the freeze takes the name."""
     world = World(1)
     process = Process(world, "old")
     world.run(3.0)
@@ -432,7 +436,7 @@ def test_a_process_alone_has_its_name_again_after_a_freeze() -> None:
 
 @pytest.mark.parametrize("is_first", [True, False])
 def test_beside_a_process_of_the_previous_release(is_first: bool) -> None:
-    """The later one holds the name, flushes included; neither fights, and this release's comes back when that one ends."""
+    """The later process holds the name, also after flushes. The name moves only at the end of its holder."""
     for seed in range(100):
         world = World(seed)
         previous = Previous(world, "previous") if is_first else None
@@ -455,7 +459,7 @@ def test_beside_a_process_of_the_previous_release(is_first: bool) -> None:
 
 
 def test_a_process_that_drains_takes_no_name() -> None:
-    """Two that drain and a third that starts: the third holds it; without it nobody takes a name to give it back again."""
+    """Two processes drain and a third one starts, which holds the name. Without it, no draining process takes the name."""
     world = World(1)
     one = Process(world, "one")
     world.run(3.0)

@@ -1,4 +1,4 @@
-"""The view of the mesh believes in leases, but not in a Redis that just forgot everything."""
+"""The view follows the leases, but not those of a Redis that has just lost all of them."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ def member(name: str, boot_id: str = "b1") -> Member:
 
 
 def test_a_member_without_lease_is_gone_after_two_polls() -> None:
-    """A single expired lease is believed when a second poll, later than any renewal, misses it too."""
+    """A single expired lease counts once a second poll, later than any renewal, misses it too."""
     view = View()
     assert view.take([member("a"), member("b")], 0.0)
     assert not view.take([member("b"), member("a")], 1.0)
     assert not view.take([member("b")], 2.0)
     assert not view.take([member("b")], 2.0 + MISSING_S - 0.1), (
-        "polls may be close together: there are nudges"
+        "polls may be close together: messages of the channel cause them"
     )
     assert view.take([member("b")], 2.0 + MISSING_S)
     assert set(view.members) == {"b"}
     view.take([member("a"), member("b")], 10.0)
     assert not view.take([member("b")], 11.0)
     assert not view.take([member("a"), member("b")], 12.0)
-    assert not view.take([member("b")], 13.0), "counted from the poll that missed it last"
+    assert not view.take([member("b")], 13.0), "counted from the first poll that missed it again"
 
 
-def test_a_flushed_redis_takes_nobody_away() -> None:
-    """After a flush the first polls find only those who renewed already; whoever lives has renewed MISSING_S later."""
+def test_a_flushed_redis_removes_no_member() -> None:
+    """After a flush the first polls find only some renewed leases. MISSING_S later all live members have renewed."""
     names = ["a", "b", "c"]
     for seed in range(200):
         rng = random.Random(seed)
@@ -55,25 +55,25 @@ def test_a_flushed_redis_takes_nobody_away() -> None:
             now_s += rng.random() * POLL_S
 
 
-def test_a_farewell_is_believed_at_once() -> None:
-    """Who gave its lease back is gone with the next poll, be Redis in doubt or not; its successor is not."""
+def test_a_member_that_leaves_is_removed_at_once() -> None:
+    """A member that left is removed at the next poll, even while removals are suspended. Its successor stays."""
     view = View()
     view.take([member("a"), member("b")], 0.0)
-    view.leave("nobody")
-    view.leave("b1")  # the boot id of both: only who is missing is gone
+    view.leave("unknown")
+    view.leave("b1")  # the boot id of both: only the missing member is removed
     assert view.take([member("b")], 0.1)
     assert set(view.members) == {"b"}
     view.take([member("a", "a1"), member("b", "b2")], 1.0)
     view.suspend_removals(1.0)
     view.leave("a1")
-    assert not view.take([member("a", "a1"), member("b", "b2")], 1.1), "a poll that was under way"
+    assert not view.take([member("a", "a1"), member("b", "b2")], 1.1), "a poll that was in progress"
     assert view.take([member("b", "b2")], 1.2)
     view.take([member("a", "a2"), member("b", "b2")], 2.0)
     assert not view.take([member("b", "b2")], 2.1), "another process of that name"
 
 
-def test_a_redis_that_came_back_empty_takes_nobody_away() -> None:
-    """After a break the last view stays for a lease time, and new members are seen meanwhile."""
+def test_a_redis_that_came_back_empty_removes_no_member() -> None:
+    """After an outage the last view stays for LEASE_S, and new members are added meanwhile."""
     view = View()
     view.take([member("a"), member("b")], 0.0)
     view.suspend_removals(10.0)
@@ -85,8 +85,8 @@ def test_a_redis_that_came_back_empty_takes_nobody_away() -> None:
     assert set(view.members) == {"b"}
 
 
-def test_all_gone_together_is_believed_after_a_lease_time_only() -> None:
-    """A Redis wiped between two polls looks like everybody died; if they really did, the view follows 3 s later."""
+def test_a_loss_of_all_members_counts_only_after_a_lease_time() -> None:
+    """A flush of Redis looks like the end of all members. If they really ended, the view is empty 3 s later."""
     view = View()
     view.take([member("a"), member("b")], 0.0)
     assert not view.take([], 1.0)

@@ -1,4 +1,4 @@
-"""The timetable against an obvious twin, and the pulse of load reports."""
+"""The deadline heap against a simple twin, and the heartbeat of load reports."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from kvmesh.replica.load_heartbeat import CHANGE_S, IDLE_S, LoadHeartbeat
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_timetable_agrees_with_a_dict(seed: int) -> None:
-    """Whatever is asked and forgotten, what is due comes out once, in order, and not too late."""
+def test_deadline_heap_agrees_with_a_dict(seed: int) -> None:
+    """After random schedules and removals, each due item comes out once, in order, and not too late."""
     print(f"seed={seed}")
     rng = random.Random(seed)
     timetable: DeadlineHeap[int] = DeadlineHeap()
@@ -40,8 +40,8 @@ def test_timetable_agrees_with_a_dict(seed: int) -> None:
     assert len(timetable._heap) <= 64 + 4 * 31 + 2
 
 
-def test_pulse_is_quick_after_a_change_and_slow_without() -> None:
-    """Reports leave at most each 50 ms, and each second when nothing happens; nobody listening hears none."""
+def test_heartbeat_is_fast_after_a_change_and_slow_without() -> None:
+    """Reports leave at most every 50 ms after changes, and every second without. Without a listener none leaves."""
     heartbeat = LoadHeartbeat()
     heartbeat.touch()
     assert heartbeat.next_s() is None and not heartbeat.take(0.0)

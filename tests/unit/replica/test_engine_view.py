@@ -1,4 +1,4 @@
-"""An old report of an engine says nothing."""
+"""A stale load report of an engine counts as unknown."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from kvmesh.triton.port import EngineLoad
 FULL = EngineLoad("boot-1", 64, 0, sequences_running=3, step_s=0.5)
 
 
-def test_an_old_report_is_no_report() -> None:
-    """Its boot id stays known, what it said of the load does not."""
+def test_a_stale_report_counts_as_unknown() -> None:
+    """Its boot id stays known, its load does not."""
     view = EngineView()
     assert view.fresh(0.0) is None and view.step_s(0.0) == 0
     assert view.take(FULL, 100.0) and not view.take(FULL, 101.0)
@@ -19,7 +19,7 @@ def test_an_old_report_is_no_report() -> None:
 
 
 def test_an_idle_engine_measures_no_step() -> None:
-    """The step of a batch that is gone says nothing of the next one."""
+    """The step duration of an ended batch does not hold for the next one."""
     view = EngineView()
     view.take(EngineLoad("boot-1", 64, 64, sequences_running=0, step_s=0.5), 100.0)
     assert view.step_s(100.0) == 0

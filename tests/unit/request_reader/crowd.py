@@ -1,4 +1,4 @@
-"""Callers before `UnreadCalls` in virtual time: one that opens calls without messages, and honest ones beside it. Pure."""
+"""Callers of `UnreadCalls` in virtual time: one opens calls without messages, the others are honest. Pure."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ class Arrival:
     at_s: float
     caller: Path
     message_s: float | None
-    """Time from the headers to the message; None: it never comes."""
+    """Time from the headers to the message. None: the message never comes."""
 
 
 @dataclass(slots=True)
 class Crowd:
-    """Runs arrivals against one UnreadCalls, and keeps how long each call took to be read or refused."""
+    """Runs arrivals against one UnreadCalls, and records the time of each call to its read or refusal."""
 
     unread: UnreadCalls
     read_s: dict[Arrival, float] = field(default_factory=dict)
     refused_s: dict[Arrival, float] = field(default_factory=dict)
     never_read: list[float] = field(default_factory=list)
-    """How long calls waited that ended without a turn."""
+    """Waiting times of calls that ended without a read."""
     _events: list[tuple[float, int, Arrival | UnreadCall]] = field(default_factory=list)
     _order: Iterator[int] = field(default_factory=itertools.count)
     _live: dict[UnreadCall, Arrival] = field(default_factory=dict)
 
     def run(self, arrivals: list[Arrival]) -> None:
-        """Let all of them come, and all of them end."""
+        """Let all calls arrive and end."""
         for each in arrivals:
             self._later(each.at_s, each)
         now_s = 0.0
@@ -52,7 +52,7 @@ class Crowd:
                 elif what in self._live:
                     self._end(what, now_s)
             else:
-                assert due_s is not None, "calls are open, and nothing will end them"
+                assert due_s is not None, "calls are open, and no event will end them"
                 now_s = max(now_s, due_s)
                 ended = self.unread.evict_due(now_s)
                 assert ended, "nothing was due"
@@ -73,7 +73,7 @@ class Crowd:
             self._arrives(call, now_s)
 
     def _arrives(self, call: UnreadCall, now_s: float) -> None:
-        """Note when the message of a call with a reader is there."""
+        """Schedule the arrival of the message of a call with a reader."""
         arrival = self._live[call]
         if arrival.message_s is not None:
             self._later(max(now_s, arrival.at_s + arrival.message_s), call)
@@ -82,7 +82,7 @@ class Crowd:
         heapq.heappush(self._events, (at_s, next(self._order), what))
 
     def _end(self, call: UnreadCall, now_s: float) -> None:
-        """Close a call: its message is there, its time is over, or it gave way."""
+        """Close a call: its message is complete, its time is over, or it was evicted."""
         arrival, took_s = self._live.pop(call), now_s - call.opened_s
         if call.reading_s is None:
             self.never_read.append(took_s)

@@ -1,6 +1,6 @@
-"""A process that grows between its server's `listen` and `run`, and has freed that memory by then.
+"""A process that grows between its server's `listen` and `run`, and has freed that memory before `run`.
 
-Exit status 0 when it was given back. A process with a past has free memory that the blocks would fit in.
+Exit status 0: the memory was returned to the kernel. It needs a new process: an older one has free memory for the blocks.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from kvmesh.server import MeshServer
 MB = 1 << 20
 BLOCK_BYTES = 32 << 10
 BLOCKS = 2_048
-"""64 MB. Each is smaller than what the C library gives back by itself."""
+"""64 MB. Each block is smaller than the size that the C library returns by itself."""
 
 
 async def main() -> None:
-    """Return when the memory is given back."""
+    """Return once the memory is returned to the kernel."""
     server = MeshServer("frontend", "frontend-0", ("kvmesh.inference.v1.InferenceService",))
     await server.listen("127.0.0.1:0")
     idle = resident_bytes()
@@ -36,7 +36,7 @@ async def drained() -> None:
 
 
 def leave_freed_memory() -> None:
-    """Free many blocks below one that stays."""
+    """Free many blocks below a block that stays."""
     library = ctypes.CDLL(None)
     library.malloc.restype = ctypes.c_void_p
     library.malloc.argtypes = [ctypes.c_size_t]

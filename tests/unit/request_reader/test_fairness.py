@@ -1,4 +1,4 @@
-"""One caller that opens calls without messages takes no other caller's turn: random schedules in virtual time."""
+"""A caller that opens calls without messages (slowloris) delays no other caller: random schedules in virtual time."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ ROUNDING_S = 1e-6
 HONEST = st.lists(
     st.tuples(st.integers(0, 4), st.floats(0, SECONDS), st.floats(0, 0.1)), min_size=1, max_size=60
 )
-"""Caller, time of its headers, time until the message."""
+"""Caller, time of its headers, time from them to the message."""
 
 
 def attack(rate: int, connections: int) -> list[Arrival]:
-    """Return the calls of one tenant that sends headers alone, over some connections."""
+    """Return the calls of one tenant that sends only headers, over some connections."""
     return [
         Arrival(number / rate, ("attacker", number % connections), None)
         for number in range(int(rate * SECONDS))
@@ -30,7 +30,7 @@ def attack(rate: int, connections: int) -> list[Arrival]:
 
 
 def crowd(arrivals: list[Arrival]) -> Crowd:
-    """Run them, and see that nothing is left behind."""
+    """Run all arrivals, and check that no call is left."""
     made = Crowd(UnreadCalls(CALLS_MAX, READERS))
     made.run(arrivals)
     assert not len(made.unread) and made.unread.is_empty
@@ -46,7 +46,7 @@ def crowd(arrivals: list[Arrival]) -> Crowd:
 def test_honest_calls_are_read_within_a_second(
     rate: int, connections: int, honest: list[tuple[int, float, float]]
 ) -> None:
-    """At whatever rate another tenant opens calls without messages, over however many connections."""
+    """This holds for any rate of another tenant's calls without messages, and for any number of its connections."""
     mine = [
         Arrival(at_s, (f"tenant-{name}", "c"), message_s)
         for name, at_s, message_s in {each[:2]: each for each in honest}.values()
@@ -57,7 +57,7 @@ def test_honest_calls_are_read_within_a_second(
 
 
 @pytest.mark.parametrize("rate", [150, 3_000])
-def test_connections_of_one_tenant_share_its_turns(rate: int) -> None:
+def test_connections_of_one_tenant_share_its_reads(rate: int) -> None:
     """A client of the same tenant on a connection of its own is read as well."""
     mine = [Arrival(0.1 * number, ("attacker", "own"), 0.1) for number in range(29)]
     made = crowd([*attack(rate, 1), *mine])
@@ -65,15 +65,15 @@ def test_connections_of_one_tenant_share_its_turns(rate: int) -> None:
 
 
 def test_a_slow_message_keeps_its_reader_beside_a_caller_with_more() -> None:
-    """The caller with the most readers gives way, not the one whose call is read longest."""
+    """The caller with the most reads loses one, not the caller with the longest read."""
     slow = Arrival(0.0, ("slow", "c"), 2.5)
     made = crowd([slow, *attack(400, 1)])
     assert made.read_s[slow] == 2.5
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(0, 2), st.none() | st.floats(0, 12)), max_size=60))
-def test_every_call_ends_and_its_place_is_free(calls: list[tuple[int, float, float | None]]) -> None:
-    """However slow they are; a call loses its reader after LOOK_S at the earliest."""
+def test_every_call_ends_and_frees_its_slot(calls: list[tuple[int, float, float | None]]) -> None:
+    """This holds for slow calls too. A call keeps its reader for at least READ_MIN_S."""
     arrivals = {Arrival(at_s, (caller,), message_s) for caller, at_s, message_s in calls}
     made = Crowd(UnreadCalls(12, 3))
     made.run(list(arrivals))

@@ -1,4 +1,4 @@
-"""Every call gives its place back, however it ends: random schedules in virtual time, on a grid so that timers coincide."""
+"""Every call frees its slot at any kind of end: random schedules in virtual time, on a grid so that timers coincide."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ CALLS = st.lists(
     max_size=60,
 )
 FLOOD = [(0, 1_000, None)] * CALLS_MAX + [(2, 1_000, None)] * 40
-"""Silent calls as fast as the oldest ones expire."""
+"""Silent calls at the rate at which the oldest ones expire."""
 
 
 async def arrives(after_ticks: int) -> bytes:
-    """Bring a message."""
+    """Return a message after some ticks."""
     await asyncio.sleep(after_ticks * TICK_S)
     return b"x"
 
 
 async def call(request_reader: RequestReader, after_ticks: int, reset_ticks: int | None) -> str:
-    """Make one call; return its outcome."""
+    """Make one call and return its outcome."""
     try:
         async with asyncio.timeout(None if reset_ticks is None else reset_ticks * TICK_S):
             return repr(await request_reader.message(lambda: arrives(after_ticks), ("one",)))
@@ -47,7 +47,7 @@ async def call(request_reader: RequestReader, after_ticks: int, reset_ticks: int
 
 
 async def schedule(steps: list[tuple[int, int, int | None]]) -> None:
-    """Make all calls, and see that nothing is left of them and that messages are read as before."""
+    """Make all calls. Check that no state of them is left, and that messages are still read."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualLoop)
     clock: Clock = loop
@@ -68,6 +68,6 @@ async def schedule(steps: list[tuple[int, int, int | None]]) -> None:
 
 @given(CALLS)
 @example(FLOOD)
-def test_no_place_leaks(steps: list[tuple[int, int, int | None]]) -> None:
-    """Nothing raises in the loop, no call ends with an error that is not its own, and all places are free at the end."""
+def test_no_slot_leaks(steps: list[tuple[int, int, int | None]]) -> None:
+    """The loop has no error, no call ends with the error of another one, and all slots are free at the end."""
     simulate(schedule(steps))

@@ -1,4 +1,4 @@
-"""What a refused call leaves behind in its process."""
+"""Memory of a process after refused calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COUNT = 20
 
 
 async def test_a_refused_call_is_gone_without_the_cycle_collector() -> None:
-    """Nothing keeps its status, its frames and through them gRPC's memory: grpcio holds the abort beside the call."""
+    """Its status and frames are released, and gRPC's memory with them, although grpcio keeps the abort beside the call."""
 
     async def refuse(_: object, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
         raise MeshError("LIVE_REQUESTS_FULL", "full", retry_after_s=1.0)

@@ -1,4 +1,4 @@
-"""Every kind of method on a real server: late, missing, spoilt messages, too many of them, and guards before them."""
+"""Every kind of method on a real server: late, missing, malformed and too many messages, and guards before them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ INVALID_ARGUMENT, DEADLINE_EXCEEDED, PERMISSION_DENIED, RESOURCE_EXHAUSTED = 3, 
 
 @asynccontextmanager
 async def serving(request_reader: RequestReader, guards: Any = ()) -> AsyncIterator[str]:
-    """Serve health and reflection alone."""
+    """Serve only health and reflection."""
     server = MeshServer("frontend", "frontend-0", [], request_reader=request_reader, guards=guards)
     address = await server.listen("127.0.0.1:0")
     try:
@@ -43,14 +43,14 @@ async def serving(request_reader: RequestReader, guards: Any = ()) -> AsyncItera
 
 @asynccontextmanager
 async def calling(request_reader: RequestReader, method: str, guards: Any = ()) -> AsyncIterator[RawStream]:
-    """Serve, and open a call of which the headers were sent."""
+    """Serve, and open a call with its headers sent."""
     async with serving(request_reader, guards) as address, RawConnection.connect(address) as connection:
         yield connection.call(method)
 
 
 @pytest.mark.parametrize("method", METHODS)
-async def test_a_message_that_does_not_come_ends_the_call(method: str) -> None:
-    """Headers alone hold a call for the timeout, and not longer."""
+async def test_a_missing_message_ends_the_call(method: str) -> None:
+    """A call of headers alone stays open for the timeout, and not longer."""
     request_reader = RequestReader(MESSAGE_BYTES_MAX, timeout_s=0.1)
     async with calling(request_reader, method) as stream:
         await stream.ended()
@@ -73,7 +73,7 @@ async def test_bytes_that_cannot_be_parsed_are_the_callers_fault(
 
 
 async def test_a_call_without_a_message_is_refused() -> None:
-    """A client that half-closes at once is told what is missing."""
+    """A client that half-closes at once gets the name of the missing message."""
     async with calling(RequestReader(MESSAGE_BYTES_MAX), CHECK) as stream:
         await stream.send_data(b"", end=True)
         await stream.ended()
@@ -81,7 +81,7 @@ async def test_a_call_without_a_message_is_refused() -> None:
 
 
 async def test_too_many_unread_calls_are_refused_at_once() -> None:
-    """Of a connection with more than its share, in words; calls before it, and those of another connection, are served."""
+    """A connection with more than its share is refused. Its earlier calls and other connections are served."""
     request_reader = RequestReader(MESSAGE_BYTES_MAX, calls_max=6, timeout_s=60)
     async with serving(request_reader) as address, RawConnection.connect(address) as connection:
         *waiting, refused = [connection.call(CHECK) for _ in range(4)]
@@ -95,8 +95,8 @@ async def test_too_many_unread_calls_are_refused_at_once() -> None:
             assert stream.status == 0
 
 
-async def test_half_messages_give_way_to_whole_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls that wait for their turn behind endless messages get it; an endless one is refused, and told to come back."""
+async def test_incomplete_messages_are_evicted_for_complete_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls that wait behind endless messages are read. An endless message is refused with a retry delay."""
     monkeypatch.setattr(module, "BODY_BYTES_MAX", 4 * MESSAGE_BYTES_MAX)
     request_reader = RequestReader(MESSAGE_BYTES_MAX, timeout_s=60)
     assert request_reader.unread.readers_max == 4
@@ -115,8 +115,8 @@ async def test_half_messages_give_way_to_whole_ones(monkeypatch: pytest.MonkeyPa
         assert request_reader.unread.evicted_total == len(cut)
 
 
-async def test_watches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One connection does not keep others out; a place that is left is free."""
+async def test_open_streams_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One connection does not exclude others. A slot is free after its call has ended."""
     monkeypatch.setattr(module, "STREAMS_MAX", 2)
     async with (
         serving(RequestReader(MESSAGE_BYTES_MAX)) as address,
@@ -148,7 +148,7 @@ async def test_watches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Refusing(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
-    """A guard that lets nobody in."""
+    """A guard that refuses every call."""
 
     async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
         def refused(_: Any) -> Any:
@@ -162,15 +162,15 @@ class Refusing(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic
 
 @pytest.mark.parametrize("method", METHODS)
 async def test_guards_refuse_before_the_message(method: str) -> None:
-    """Of a caller that may not call, no byte of its message is waited for."""
+    """The server waits for no byte of a message from a refused caller."""
     request_reader = RequestReader(MESSAGE_BYTES_MAX, timeout_s=60, calls_max=1)
     async with calling(request_reader, method, (Refusing(),)) as stream:
         await stream.ended()
         assert stream.status == PERMISSION_DENIED
 
 
-async def test_a_call_that_must_give_way_as_its_time_ends_is_ended_once() -> None:
-    """Both come in one turn of the loop; the call that waited is read."""
+async def test_a_call_evicted_at_its_timeout_is_ended_once() -> None:
+    """Both happen in one turn of the loop. The waiting call is read."""
     clock = VirtualClock()
     request_reader = RequestReader(module.BODY_BYTES_MAX // module.READERS_MIN, timeout_s=60, clock=clock)
     loop, faults = asyncio.get_running_loop(), list[Any]()

@@ -1,4 +1,4 @@
-"""Watches of a method: bounds and fairness over random schedules."""
+"""Open streams of a method: bounds and fairness over random schedules."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ MANY = 10
 
 
 @given(st.lists(st.tuples(st.booleans(), st.sampled_from("abcd"), st.integers(0, 99)), max_size=80))
-def test_the_largest_connection_gives_way(steps: list[tuple[bool, str, int]]) -> None:
-    """Never more than allowed; a connection is refused only while it has as many as any other."""
+def test_the_largest_connection_loses_a_stream(steps: list[tuple[bool, str, int]]) -> None:
+    """There are never more streams than allowed. A connection is refused only while no other one has more streams."""
     streams: StreamLimit[int] = StreamLimit("/Watch", MANY)
     live: dict[int, str] = {}
     for number, (is_opening, connection, chosen) in enumerate(steps):
@@ -41,8 +41,8 @@ def test_the_largest_connection_gives_way(steps: list[tuple[bool, str, int]]) ->
     assert not len(streams) and not streams._connections
 
 
-def test_one_connection_does_not_hold_all_watches() -> None:
-    """Another connection gets in, the first one loses its oldest; one that holds them all is refused."""
+def test_one_connection_does_not_hold_all_streams() -> None:
+    """Another connection gets a stream, and the first one loses its oldest. A connection with all streams is refused."""
     streams: StreamLimit[int] = StreamLimit("/Watch", MANY)
     for number in range(MANY):
         assert streams.open("one", number) is None

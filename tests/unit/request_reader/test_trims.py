@@ -1,4 +1,4 @@
-"""When the heap is trimmed."""
+"""Times of heap trims."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvmesh.trim_schedule import FOLLOW_UPS, GROWTH_BYTES, TrimSchedule
 
 
 def test_growth_is_followed_until_it_is_freed() -> None:
-    """A process that has grown is trimmed at once and for some looks more, then no more."""
+    """A process that has grown is trimmed at once and at some more checks."""
     trims = TrimSchedule(100 << 20)
     looks = []
     for _ in range(FOLLOW_UPS + 4):
@@ -21,7 +21,7 @@ def test_growth_is_followed_until_it_is_freed() -> None:
 
 
 @given(st.lists(st.integers(0, GROWTH_BYTES - 1), min_size=1))
-def test_a_process_that_does_not_grow_is_left_alone(noise: list[int]) -> None:
-    """Whatever its size is, it is not trimmed for moving within the growth that is worth while."""
+def test_a_process_without_growth_is_not_trimmed(noise: list[int]) -> None:
+    """At any size, changes below GROWTH_BYTES cause no trim."""
     trims = TrimSchedule(1 << 30)
     assert not any(trims.is_due((1 << 30) + each) for each in noise)

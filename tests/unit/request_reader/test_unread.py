@@ -1,4 +1,4 @@
-"""Calls whose message has not arrived: bounds and turns, over random schedules."""
+"""Calls without their message: bounds and reads over random schedules."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ STEPS = st.lists(
 
 
 @given(STEPS, st.integers(1, 8), st.integers(1, 4))
-def test_bounds_hold_and_no_turn_is_lost(
+def test_bounds_hold_and_no_read_is_lost(
     steps: list[tuple[str, float, int, tuple[str, str]]], calls_max: int, readers_max: int
 ) -> None:
-    """Never more than allowed; nothing waits beside a free turn; a cut call has had its time, and others waited."""
+    """The limits hold, and no call waits beside a free reader. Only waiting calls evict others, after READ_MIN_S."""
     unread, live, now_s = UnreadCalls(calls_max, readers_max), list[UnreadCall](), 0.0
     for step, passed_s, chosen, caller in steps:
         now_s += passed_s
@@ -57,8 +57,8 @@ def test_bounds_hold_and_no_turn_is_lost(
     assert not len(unread) and unread.is_empty
 
 
-def test_turns_go_round_the_callers() -> None:
-    """A caller that has no reader goes before one that has; in order of arrival inside a caller."""
+def test_reads_rotate_between_callers() -> None:
+    """A caller without a reader precedes a caller with one. The calls of a caller are read in order of arrival."""
     unread = UnreadCalls(100, 2)
     first, second, third, fourth = (unread.open(("flood", "c"), at_s) for at_s in (0.0, 0.1, 0.2, 0.3))
     other = unread.open(("other", "c"), 0.4)
@@ -68,8 +68,8 @@ def test_turns_go_round_the_callers() -> None:
     assert unread.close(third, 0.8) is None and unread.close(fourth, 0.8) is None and unread.is_empty
 
 
-def test_no_more_calls_are_cut_than_wait() -> None:
-    """One call that waits costs one reader, however many calls have had their time."""
+def test_no_more_calls_are_evicted_than_wait() -> None:
+    """One waiting call evicts one call, even if more calls have had their time."""
     unread = UnreadCalls(100, 4)
     reading = [unread.open(("a", "c"), 0.0) for _ in range(4)]
     waiting = unread.open(("b", "c"), 0.0)
@@ -78,8 +78,8 @@ def test_no_more_calls_are_cut_than_wait() -> None:
     assert unread.close(reading[0], 0.96) is waiting
 
 
-def test_a_caller_leaves_room_for_others() -> None:
-    """Half of all for one connection in a mesh without tenants; a third with them, another for its other connections."""
+def test_a_caller_leaves_capacity_for_others() -> None:
+    """Without tenants one connection gets half of all calls. With tenants it gets a third, and other ones another."""
     plain, unread = UnreadCalls(90, 4), UnreadCalls(90, 4)
     assert opened(plain, ("one",)) == 45
     assert opened(plain, ("two",)) == 23
@@ -89,7 +89,7 @@ def test_a_caller_leaves_room_for_others() -> None:
 
 
 def opened(unread: UnreadCalls, caller: tuple[str, ...]) -> int:
-    """Return how many calls `caller` may open."""
+    """Return the number of calls that `caller` may open."""
     before = len(unread)
     with pytest.raises(MeshError):
         while True:
@@ -97,8 +97,8 @@ def opened(unread: UnreadCalls, caller: tuple[str, ...]) -> int:
     return len(unread) - before
 
 
-def test_a_refusal_says_how_many_may_wait() -> None:
-    """The error has the count, the limit, and when to come back."""
+def test_a_refusal_has_the_limit_of_waiting_calls() -> None:
+    """The error has the count, the limit, and the retry delay."""
     unread = UnreadCalls(3, 1)
     for _ in range(2):
         unread.open(("one",), 0.0)

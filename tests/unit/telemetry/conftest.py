@@ -13,7 +13,7 @@ def restore_logging() -> Iterator[None]:
     """Put the root logger back after a test that configures it."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
-    # basicConfig(force=True) closes what it finds; pytest's own handlers must survive that.
+    # basicConfig(force=True) closes all present handlers; those of pytest must survive.
     root.handlers.clear()
     yield
     root.handlers[:] = handlers

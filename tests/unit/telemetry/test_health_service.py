@@ -1,4 +1,4 @@
-"""The health service that every process offers: Check, Watch and List of grpc.health.v1."""
+"""The health service of every process: Check, Watch and List of grpc.health.v1."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvmesh.server import MeshServer, channel
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 LONG_NAME = "kvmesh.a.very.long.name." * 20
-"""Longer than one byte of length holds."""
+"""Longer than a length of one byte can state."""
 
 
 @pytest.fixture
@@ -52,8 +52,8 @@ def list_response() -> Any:
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("test.List"))
 
 
-async def test_list_has_the_state_of_every_service(served: tuple[MeshServer, grpc.aio.Channel]) -> None:
-    """Of the process, and of each name, as the official message reads it."""
+async def test_list_has_the_status_of_every_service(served: tuple[MeshServer, grpc.aio.Channel]) -> None:
+    """It has the process and each name, as the official message decodes it."""
     server, to_server = served
     call: Any = to_server.unary_unary(f"/{HEALTH_SERVICE}/List", None, list_response().FromString)
     for is_serving, state in ((True, SERVING), (False, NOT_SERVING)):
@@ -66,10 +66,10 @@ async def test_list_has_the_state_of_every_service(served: tuple[MeshServer, grp
         }
 
 
-async def test_a_watcher_hears_of_changes_after_another_one_left(
+async def test_a_watcher_gets_changes_after_another_one_left(
     served: tuple[MeshServer, grpc.aio.Channel],
 ) -> None:
-    """Load balancers come and go; each one hears of the drain."""
+    """Load balancers come and go. Each one is notified of the drain."""
     server, to_server = served
     await server.set_serving(True)
     stub: Any = health_pb2_grpc.HealthStub(to_server)
@@ -84,7 +84,7 @@ async def test_a_watcher_hears_of_changes_after_another_one_left(
 
 
 async def test_check_of_an_unknown_name(served: tuple[MeshServer, grpc.aio.Channel]) -> None:
-    """NOT_FOUND, as the protocol says."""
+    """NOT_FOUND, as the protocol requires."""
     _, to_server = served
     stub: Any = health_pb2_grpc.HealthStub(to_server)
     with pytest.raises(grpc.aio.AioRpcError) as refused:

@@ -27,7 +27,7 @@ def samples(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], f
 
 
 def test_every_kind_is_exported_with_its_labels() -> None:
-    """Counter, histogram and gauge appear under the role's name with their values of this moment."""
+    """Counter, histogram and gauge appear under the role's name with their present values."""
     metrics = Metrics("router")
     done = metrics.counter("requests", "Requests.", outcome="ok")
     lost = metrics.counter("requests", "Requests.", outcome="lost")
@@ -63,7 +63,7 @@ def test_histogram_counts_like_its_dumb_twin(values: list[float], bounds: list[f
 
 
 def test_a_total_that_its_owner_keeps_is_a_counter() -> None:
-    """A rate can be taken of it: the type is counter, the name ends with _total, the value is that of the scrape."""
+    """It supports a rate: the type is counter, the name ends with _total, and the value is that of the scrape."""
     metrics = Metrics("decode")
     sent = 3
     metrics.total("sent_tokens", "Tokens.", lambda: sent, kind="a")
@@ -73,7 +73,7 @@ def test_a_total_that_its_owner_keeps_is_a_counter() -> None:
 
 
 def test_no_running_total_is_a_gauge() -> None:
-    """What a core counts since its start is declared as a counter in every service."""
+    """Every service declares the running totals of its core as counters."""
     declared = "\n".join(path.read_text() for path in sorted(SERVICES.glob("*/*.py")))
     assert len(re.findall(r"\.total\(", declared)) >= 7
     assert re.findall(r"\.gauge\([^\n]*(?<!blocks)_total(?:_s)?\b", declared) == []
@@ -83,8 +83,8 @@ def test_no_running_total_is_a_gauge() -> None:
     ("name", "labels"),
     [("requests", {}), ("requests", {"outcome": "ok", "x": "y"}), ("Requests", {"a": "b"})],
 )
-def test_a_name_means_one_thing(name: str, labels: dict[str, str]) -> None:
-    """Doubles, other label names and ill-formed names are bugs and say so."""
+def test_a_name_stands_for_one_metric(name: str, labels: dict[str, str]) -> None:
+    """Duplicates, other label names and malformed names are bugs, with a clear error."""
     metrics = Metrics("router")
     metrics.counter("requests", "Requests.", outcome="ok")
     with pytest.raises(ValueError, match="metric"):
@@ -95,8 +95,8 @@ def test_a_name_means_one_thing(name: str, labels: dict[str, str]) -> None:
         metrics.gauge("requests", "Requests.", lambda: 0, outcome="lost")
 
 
-def test_a_series_that_is_forgotten_is_exported_no_more() -> None:
-    """The others stay; after the last one the name is gone, and may come back."""
+def test_a_forgotten_series_is_not_exported() -> None:
+    """Other series stay. After the last series the name is free again."""
     metrics = Metrics("router")
     for replica in ("a", "b"):
         metrics.counter("work_seconds", "Work.", replica=replica).value += 1
@@ -123,7 +123,7 @@ async def scrape(address: str, request: bytes) -> bytes:
 
 
 async def test_http_endpoint_answers_and_survives_bad_scrapers() -> None:
-    """A scraper that hangs up or talks too much costs nobody but itself."""
+    """A scraper that disconnects or sends too much affects no other scraper."""
     metrics = Metrics("decode")
     metrics.process_gauges()
     metrics.counter("tokens", "Tokens.").value += 5
@@ -138,7 +138,7 @@ async def test_http_endpoint_answers_and_survives_bad_scrapers() -> None:
 
 
 async def test_process_gauges_follow_the_process() -> None:
-    """Open tasks and file descriptors are what the leak tests look at."""
+    """The leak tests read the open tasks and file descriptors."""
     metrics = Metrics("decode")
     metrics.process_gauges()
     before = samples(metrics)

@@ -1,4 +1,4 @@
-"""The server shell: nothing of an exception leaves, bad messages are refused by name, drain is orderly."""
+"""The server shell: no text of an exception leaves, bad messages are refused by name, and shutdown is graceful."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def refusal() -> MeshError:
 
 
 class Servicer(inference_pb2_grpc.InferenceServiceServicer):
-    """Does what `session_id` says."""
+    """Behaves as `session_id` names it."""
 
     def __init__(self) -> None:
         self.entered = asyncio.Event()
@@ -89,7 +89,7 @@ async def test_text_of_an_unknown_exception_never_leaves(caplog: pytest.LogCaptu
 
 @pytest.mark.parametrize("session", ["refused", "group"])
 async def test_known_errors_get_their_status_also_from_a_group(session: str) -> None:
-    """A MeshError keeps code, text and details; of a group the first one counts."""
+    """A MeshError keeps code, text and details. In a group the first one counts."""
     async with serving() as (_, _, to_server):
         error = await failure(to_server, session)
     details = from_rpc_error(error)
@@ -105,7 +105,7 @@ async def test_abort_passes_unchanged() -> None:
 
 
 async def test_cancel_of_the_client_reaches_the_handler() -> None:
-    """The interceptor passes CancelledError on."""
+    """The interceptor passes CancelledError to the handler."""
     async with serving() as (_, servicer, to_server):
         stub = inference_pb2_grpc.InferenceServiceStub(to_server)
         call = stub.Generate(inference_pb2.GenerateRequest(session_id="hang"))
@@ -117,7 +117,7 @@ async def test_cancel_of_the_client_reaches_the_handler() -> None:
 
 
 async def test_sigterm_drains_before_it_stops() -> None:
-    """Health turns NOT_SERVING before the drain, and the server stops behind it."""
+    """Health turns NOT_SERVING before the drain, and the server stops after it."""
     async with serving() as (server, _, to_server):
         health = health_pb2_grpc.HealthStub(to_server)
         seen: list[Any] = []
@@ -139,8 +139,8 @@ async def test_sigterm_drains_before_it_stops() -> None:
 
 
 @pytest.mark.parametrize("end", ["second signal", "time"])
-async def test_a_hanging_drain_is_cut_short(end: str) -> None:
-    """A drain that never ends is cancelled by a second signal or by its time."""
+async def test_a_hanging_drain_is_ended(end: str) -> None:
+    """A drain without an end is cancelled by a second signal or by its time limit."""
     async with serving() as (server, _, _):
         entered, cancelled = asyncio.Event(), asyncio.Event()
 
@@ -160,8 +160,8 @@ async def test_a_hanging_drain_is_cut_short(end: str) -> None:
         assert cancelled.is_set()
 
 
-async def test_a_name_that_is_no_text_ends_its_call_alone(restore_logging: None) -> None:
-    """Of a method, an authority, a header: bytes that are no UTF-8 cost no other call, and no log line."""
+async def test_an_undecodable_name_ends_only_its_call(restore_logging: None) -> None:
+    """Bytes that are not UTF-8 in a method, an authority or a header end no other call, and write no log line."""
     logged = io.StringIO()
     start_logging("info", "frontend", "frontend-0", logged)
     async with serving() as (server, _, to_server), RawConnection.connect(server.address) as raw:
@@ -186,7 +186,7 @@ def _spoiling(name: bytes, path: str) -> tuple[bytes, bytes]:
 
 
 async def test_a_process_does_not_outlive_its_grpc_server() -> None:
-    """A supervisor starts a process that ended; one that listens no more and lives on would be left alone."""
+    """A supervisor restarts a process that ended. It would not restart a live process that no longer listens."""
     async with serving() as (server, _, _):
 
         async def drain() -> None:
@@ -200,7 +200,7 @@ async def test_a_process_does_not_outlive_its_grpc_server() -> None:
 
 
 async def test_a_port_in_use_is_one_sentence() -> None:
-    """Two processes never share a port."""
+    """Two processes cannot share a port."""
     async with serving() as (server, _, _):
         second = MeshServer("router", "router-0", [])
         with pytest.raises(ListenError, match=f"Cannot listen on {server.address}: .*in use"):
@@ -209,7 +209,7 @@ async def test_a_port_in_use_is_one_sentence() -> None:
 
 
 async def test_ready_line_is_one_json_object(capsys: pytest.CaptureFixture[str]) -> None:
-    """A supervisor learns the chosen port from one line on stdout."""
+    """A supervisor reads the chosen port from one line on stdout."""
     async with serving() as (server, _, _):
         server.announce("127.0.0.1:9")
         lines = capsys.readouterr().out.splitlines()
@@ -225,7 +225,7 @@ async def test_ready_line_is_one_json_object(capsys: pytest.CaptureFixture[str])
 
 
 async def test_reflection_lists_the_services() -> None:
-    """grpcurl and friends find what is served."""
+    """grpcurl and similar tools find the services."""
     async with serving() as (_, _, to_server):
         stub = reflection_pb2_grpc.ServerReflectionStub(to_server)
         call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
@@ -237,7 +237,7 @@ async def test_reflection_lists_the_services() -> None:
 
 
 async def test_channel_finds_a_restarted_server_within_two_seconds(free_port: int) -> None:
-    """Reconnects back off shortly: a restarted neighbour is used again at once."""
+    """The backoff of reconnects is short, so a restarted peer is used again at once."""
     async with channel(f"127.0.0.1:{free_port}") as to_server:
         for _ in range(2):
             server = MeshServer("router", "router-0", [])

@@ -1,4 +1,4 @@
-"""Traces by hand: W3C context, sampling, spans after the fact; logs as JSON lines."""
+"""Traces: W3C context, sampling, spans recorded at their end. Logs as JSON lines."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ contexts = st.builds(
 
 @given(contexts, st.booleans())
 def test_traceparent_round_trip(context: TraceContext, as_bytes: bool) -> None:
-    """What one process formats, the next one reads, as text or as bytes."""
+    """A process reads the header that another one formats, as text or as bytes."""
     text = format_traceparent(context)
     assert len(text) == 55
     assert parse_traceparent(text.encode() if as_bytes else text) == context
@@ -58,13 +58,13 @@ def test_traceparent_round_trip(context: TraceContext, as_bytes: bool) -> None:
         b"\xff\xfe",
     ],
 )
-def test_invalid_traceparents_are_no_context(value: str | bytes) -> None:
-    """A damaged header starts a new trace instead of joining a wrong one."""
+def test_an_invalid_traceparent_has_no_context(value: str | bytes) -> None:
+    """A malformed header starts a new trace instead of joining a wrong one."""
     assert parse_traceparent(value) is None
 
 
 def test_a_later_version_is_read_as_far_as_it_is_known() -> None:
-    """The standard asks to accept higher versions with more fields."""
+    """The standard requires to accept higher versions with more fields."""
     assert parse_traceparent("01-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01-more") == TraceContext(
         0x4BF92F3577B34DA6A3CE929D0E0E4736, 0x00F067AA0BA902B7, True
     )
@@ -72,7 +72,7 @@ def test_a_later_version_is_read_as_far_as_it_is_known() -> None:
 
 @given(st.integers(0, (1 << 128) - 1), st.floats(0, 1), st.floats(0, 1))
 def test_sampling_is_monotone_in_the_ratio(trace_id: int, one: float, other: float) -> None:
-    """A process with a higher ratio traces everything that one with a lower ratio traces."""
+    """A process with a higher ratio traces all traces of a process with a lower ratio."""
     low, high = sorted((one, other))
     assert is_sampled(trace_id, high) or not is_sampled(trace_id, low)
     assert is_sampled(trace_id, 1.0)
@@ -80,7 +80,7 @@ def test_sampling_is_monotone_in_the_ratio(trace_id: int, one: float, other: flo
 
 
 def test_spans_carry_their_own_ids_times_and_parents() -> None:
-    """A span recorded afterwards looks as if it had been open all the time."""
+    """A span recorded at its end equals a span that was open all the time."""
     tracing, exported = in_memory("router", "router-0")
     root = tracing.child(tracing.begin())
     queued = tracing.child(root)
@@ -99,7 +99,7 @@ def test_spans_carry_their_own_ids_times_and_parents() -> None:
 
 
 def test_the_sender_decides_whether_a_trace_is_sampled() -> None:
-    """An arriving context keeps its flag; only new traces are sampled here."""
+    """An arriving context keeps its flag. Only new traces are sampled here."""
     tracing, exported = in_memory("router", "router-0")
     context = tracing.begin(b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00")
     assert not context.sampled
@@ -108,8 +108,8 @@ def test_the_sender_decides_whether_a_trace_is_sampled() -> None:
     assert tracing.begin("nonsense").sampled
 
 
-def test_without_a_collector_contexts_still_travel() -> None:
-    """A process that exports nothing hands the trace on."""
+def test_without_a_collector_contexts_are_still_propagated() -> None:
+    """A process without export still passes the trace on."""
     tracing = tracing_of(Telemetry(sample_ratio=1.0), "decode", "decode-0")
     context = tracing.child(tracing.begin("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"))
     assert parse_traceparent(format_traceparent(context)) == context
@@ -117,8 +117,8 @@ def test_without_a_collector_contexts_still_travel() -> None:
     tracing.close()
 
 
-def test_with_a_collector_spans_are_batched_and_a_dead_collector_hurts_nobody(free_port: int) -> None:
-    """Spans are handed to a batch of bounded size; closing returns although nobody listens."""
+def test_spans_are_batched_and_a_dead_collector_does_no_harm(free_port: int) -> None:
+    """Spans go into a batch of bounded size. `close` returns although no collector listens."""
     config = Telemetry(otlp_endpoint=f"http://127.0.0.1:{free_port}", sample_ratio=1.0)
     tracing = tracing_of(config, "decode", "decode-0")
     tracing.record_span("request", tracing.child(tracing.begin()), 1, 2)
@@ -126,7 +126,7 @@ def test_with_a_collector_spans_are_batched_and_a_dead_collector_hurts_nobody(fr
 
 
 def test_an_unsampled_process_never_imports_the_sdk() -> None:
-    """The SDK costs memory and start-up time; without a collector nobody pays for it."""
+    """The SDK costs memory and start-up time. A process without a collector does not load it."""
     code = (
         "import sys; from kvmesh.telemetry import Tracing; t = Tracing('r', 'i', 0.0);"
         "t.record_span('x', t.child(t.begin()), 1, 2); assert not any('opentelemetry' in m for m in sys.modules)"
@@ -142,8 +142,8 @@ def test_ids_come_from_the_given_source() -> None:
     assert tracing.child(context).span_id == (1 << 64) - 2
 
 
-def test_callers_write_no_tracebacks_into_the_log(restore_logging: None) -> None:
-    """grpcio tells of what its callers do as of bugs; of its own it still does."""
+def test_callers_cannot_write_tracebacks_into_the_log(restore_logging: None) -> None:
+    """grpcio logs faults of callers as bugs; these are filtered. Its own bugs are still logged."""
     stream = io.StringIO()
     start_logging("info", "router", "router-0", stream)
     log = logging.getLogger("grpc._cython.cygrpc")
@@ -154,7 +154,7 @@ def test_callers_write_no_tracebacks_into_the_log(restore_logging: None) -> None
 
 
 def test_log_lines_are_json_with_fields(restore_logging: None) -> None:
-    """One event is one line, with the fields of `extra` and a traceback where there is one."""
+    """One event is one line, with the fields of `extra` and a traceback if there is one."""
     stream = io.StringIO()
     start_logging("info", "router", "router-0", stream)
     log = logging.getLogger("kvmesh.test")

@@ -1,4 +1,4 @@
-"""What every EnginePort does, the fake of the unit tests and the real one alike: checks that take any of them."""
+"""The contract of every EnginePort: checks for the fake of the unit tests and for the real one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROMPT = tuple(range(1, 60))
 
 @dataclass
 class Heard:
-    """What a sink heard of one call, in order: "first", "tokens", "end" or "error"."""
+    """The events of one call in order: "first", "tokens", "end" or "error"."""
 
     events: list[str] = field(default_factory=list)
     first: FirstAnswer | None = None
@@ -24,12 +24,12 @@ class Heard:
     error: CallError | None = None
 
     def is_over(self) -> bool:
-        """True if the call's last word was said."""
+        """True if the call has its last event."""
         return bool(self.events) and self.events[-1] in ("end", "error")
 
 
 class Recorder:
-    """An EngineSink that keeps everything."""
+    """An EngineSink that records all events."""
 
     def __init__(self) -> None:
         self.calls: dict[int, Heard] = {}
@@ -37,7 +37,7 @@ class Recorder:
         self.is_ready = False
 
     def heard(self, call_id: int) -> Heard:
-        """Return what was heard of a call."""
+        """Return the events of a call."""
         return self.calls.setdefault(call_id, Heard())
 
     def on_first(self, call_id: int, first: FirstAnswer, now_s: float) -> None:
@@ -72,7 +72,7 @@ class Recorder:
 
 @dataclass
 class Rig:
-    """An engine, its sink, and how to let it work a little. `kv_peer`: where it gives KV away; empty: nowhere."""
+    """An engine, its sink, and a function that lets it work. `kv_peer`: address of its KV blocks; empty: none."""
 
     engine: EnginePort
     sink: Recorder
@@ -88,7 +88,7 @@ class Rig:
                 await asyncio.sleep(0.002)
 
     async def run(self, call_id: int, call: EngineCall) -> Heard:
-        """Start a call and return all that was heard of it."""
+        """Start a call and return all of its events."""
         self.engine.start(call_id, call)
         heard = self.sink.heard(call_id)
         assert not heard.events, "the sink was called from inside start"
@@ -103,7 +103,7 @@ def call(kind: CallKind = CallKind.CONTEXT_AND_GENERATION, name: str = "r", **ch
 
 
 async def check_whole(rig: Rig) -> None:
-    """One first, tokens, one end; as many tokens as asked; log-probabilities only where asked."""
+    """One first event, tokens, one end: as many tokens as requested, and log-probabilities only on request."""
     heard = await rig.run(1, call())
     assert heard.events[0] == "first" and heard.events[-1] == "end"
     assert set(heard.events[1:-1]) == {"tokens"} and len(heard.ids) == 8 and not heard.logprobs
@@ -112,7 +112,7 @@ async def check_whole(rig: Rig) -> None:
 
 
 async def check_handoff(rig: Rig) -> None:
-    """context_only makes one token and a handoff; generation_only repeats it and goes on as the whole would."""
+    """context_only makes one token and a handoff. generation_only repeats the token and continues as a whole call would."""
     whole = await rig.run(11, call())
     context = await rig.run(12, call(CallKind.CONTEXT_ONLY, "c"))
     assert context.events == ["first", "tokens", "end"] and context.first is not None
@@ -124,7 +124,7 @@ async def check_handoff(rig: Rig) -> None:
 
 
 async def check_release(rig: Rig) -> None:
-    """A released handoff is lost to whoever comes later; releasing it again is fine."""
+    """A released handoff is lost for a later call. A second release is no error."""
     context = await rig.run(21, call(CallKind.CONTEXT_ONLY, "c"))
     assert context.first is not None
     handoff = context.first.context_phase_params
@@ -137,7 +137,7 @@ async def check_release(rig: Rig) -> None:
 
 
 async def check_cancel(rig: Rig) -> None:
-    """A cancelled call says no more and leaves nothing, whenever the cancel comes; unknown ids are ignored."""
+    """A cancelled call has no more events and leaves no state, at any time of the cancel. Unknown ids are ignored."""
     for number, kind in enumerate((CallKind.CONTEXT_ONLY, CallKind.CONTEXT_AND_GENERATION) * 5):
         call_id = 31 + number
         rig.engine.start(call_id, call(kind, f"x{number}", max_output_tokens=60))

@@ -1,6 +1,6 @@
-"""An engine without a server: the EnginePort of tests. Moves only when `step` is called; time comes as an argument.
+"""An engine without a server: the EnginePort of tests. It works only in `step`, and time is an argument.
 
-Tokens are a pure function of the whole history, so that a lost or repeated one changes everything after it.
+Tokens are a pure function of the whole history. So a lost or repeated token changes all later ones.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from kvmesh.triton.port import CallKind, EngineCall, EngineLoad, EngineSink, Fir
 
 VOCABULARY = 64
 END_TOKEN = 0
-"""Comes once in 64 tokens."""
+"""Appears once in 64 tokens."""
 
 
 def next_token(history: Sequence[int]) -> int:
-    """Return the token behind `history`."""
+    """Return the token after `history`."""
     return xxhash.xxh3_64_intdigest(frames.pack_ids(history)) % VOCABULARY
 
 
 def expected(prompt: Sequence[int], output: int, end_token_id: int) -> list[int]:
-    """Return what an engine generates behind `prompt`."""
+    """Return the tokens that an engine generates after `prompt`."""
     history = list(prompt)
     while len(history) < len(prompt) + output:
         history.append(next_token(history))
@@ -37,7 +37,7 @@ def expected(prompt: Sequence[int], output: int, end_token_id: int) -> list[int]
 
 
 def facts(**changes: object) -> ModelFacts:
-    """Return a model that can do everything: blocks of 4 tokens, 64 of them, 128 tokens in a sequence."""
+    """Return a model with all capabilities: 64 blocks of 4 tokens, 128 tokens in a sequence."""
     settings: dict[str, object] = {
         "capabilities": Capabilities(True, True, True, True, True),
         "tokens_per_block": 4,
@@ -55,22 +55,22 @@ def facts(**changes: object) -> ModelFacts:
 
 
 FOREIGN, INVALID = "foreign", "invalid"
-"""Lies of an engine: a token id outside the vocabulary; a refusal of the request whenever it is sent."""
+"""Faults of an engine: a token id outside the vocabulary, and a refusal of the request at every attempt."""
 
 
 @dataclass(slots=True)
 class Run:
-    """A call the fake works on."""
+    """A call in progress."""
 
     call: EngineCall
     prompt: tuple[int, ...]
     made: list[int] = field(default_factory=list)
     lie: str = ""
-    """`FOREIGN` or `INVALID`: how the call ends where it has made `lie_at` tokens. Empty: as it should."""
+    """`FOREIGN` or `INVALID`: the fault after `lie_at` tokens. Empty: no fault."""
     lie_at: int = 0
 
     def next_token(self) -> int:
-        """Return what comes behind what is made."""
+        """Return the next token."""
         if self.lie == FOREIGN and len(self.made) == self.lie_at:
             return VOCABULARY
         return next_token((*self.prompt, *self.made))
@@ -83,10 +83,10 @@ class Run:
 
 
 class FakeEngine:
-    """An EnginePort. Handoffs are its own, or those of `peer` for a decode engine.
+    """An EnginePort. Handoffs are its own ones, or those of `peer` for a decode engine.
 
-    `live`: calls by id. `held`: handoffs nobody has pulled or released. `hides_end_token`: an answer that ends by itself
-    lacks its end token, and a prompt whose answer that is has no handoff, as in TensorRT-LLM's C++ backend.
+    `live`: calls by id. `held`: handoffs that are neither pulled nor released. `hides_end_token`: as in TensorRT-LLM's C++
+    backend, an answer that ends by itself lacks its end token. A prompt with an empty answer then has no handoff.
     """
 
     def __init__(
@@ -102,11 +102,11 @@ class FakeEngine:
         self.boot_id = boot_id
         self.live: dict[int, Run] = {}
         self.held: dict[bytes, int] = {}
-        """Handoff -> first token."""
+        """First tokens by handoff."""
         self.released: list[bytes] = []
         self.started_total = 0
         self.lie: Callable[[EngineCall], tuple[str, int]] = lambda _: ("", 0)
-        """How each call that starts will lie, and behind how many tokens."""
+        """The fault of each new call, and the number of tokens before it."""
         self._peer = peer
         self._numbers = itertools.count(1)
 
@@ -149,8 +149,8 @@ class FakeEngine:
         self.sink.on_error(call_id, error, now_s)
 
     def crash(self, boot_id: str, now_s: float) -> None:
-        """Lose everything and come back as another boot."""
-        while self.live:  # failing one may start the next
+        """Lose all state and come back as another boot."""
+        while self.live:  # a failed call may start the next one
             self.fail(next(iter(self.live)), EngineLost("Socket closed"), now_s)
         self.sink.on_ready(False, now_s)
         self.held.clear()

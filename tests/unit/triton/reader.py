@@ -1,4 +1,4 @@
-"""The other end of an Attach stream in tests: checks all that a caller may rely on, slot by slot."""
+"""The caller's end of an Attach stream in tests. It checks the guarantees of the protocol for each slot."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ HELLO = pb.Hello(process_id="router-0", boot_id="b", protocol_version=1)
 
 @dataclass(slots=True)
 class SlotView:
-    """What the caller knows of one slot."""
+    """The caller's state of one slot."""
 
     next_position: int
     ids: list[int] = field(default_factory=list)
-    """Tokens from the position the slot was opened at."""
+    """Tokens from the position at which the slot was opened."""
     logprobs: list[float] = field(default_factory=list)
     credit: int = 1 << 30
     computed: int = 0
-    """One past the last position that was computed beyond the credit, as far as that was told."""
+    """One past the last reported position that was computed beyond the window."""
     is_accepted: bool = False
     is_started: bool = False
     is_transferred: bool = False
@@ -42,7 +42,7 @@ class SlotView:
 
 
 class Reader:
-    """Reads one outbox. AssertionError when a slot is told something twice, with a gap, beyond its credit or its end."""
+    """Reads one outbox. AssertionError for a row that is repeated, has a gap, or is beyond the window or the end."""
 
     def __init__(self, outbox: DownwardOutbox) -> None:
         self.outbox = outbox
@@ -51,13 +51,13 @@ class Reader:
         self.frame_total = 0
 
     def open(self, number: int, position: int, credit: int = 1 << 30) -> SlotView:
-        """Expect `number`, which starts at `position`."""
+        """Expect the slot `number`, which starts at `position`."""
         assert number not in self.slots
         view = self.slots[number] = SlotView(position, credit=credit)
         return view
 
     def read(self, now_s: float) -> None:
-        """Take what waits and check it."""
+        """Take the waiting rows and check them."""
         message = self.outbox.take(now_s)
         if message is None:
             return

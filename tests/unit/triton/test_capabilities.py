@@ -1,4 +1,4 @@
-"""What is derived from a model's metadata and configuration, and what is refused."""
+"""Capabilities derived from a model's metadata and configuration, and refused models."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def model(
     decoupled: bool = True,
     max_batch_size: int = 1,
 ) -> tuple[service_pb2.ModelMetadataResponse, model_config_pb2.ModelConfig]:
-    """Return what Triton says of a model."""
+    """Return Triton's metadata and configuration of a model."""
     metadata = service_pb2.ModelMetadataResponse(name="tensorrt_llm")
     for name, datatype in inputs.items():
         metadata.inputs.add(name=name, datatype=datatype, shape=[-1, 1])
@@ -65,8 +65,8 @@ def without(tensors: dict[str, str], *names: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("told", ["", "many", None])
-def test_how_many_run_at_once_need_not_be_told(told: str | None) -> None:
-    """An engine that does not say it, or nothing that can be read, is one of which it is unknown."""
+def test_the_number_of_concurrent_sequences_is_optional(told: str | None) -> None:
+    """If the parameter is missing or unreadable, the number is unknown."""
     parameters = without(PARAMETERS, "max_batch_sequences") | (
         {} if told is None else {"max_batch_sequences": told}
     )
@@ -74,7 +74,7 @@ def test_how_many_run_at_once_need_not_be_told(told: str | None) -> None:
     assert facts.max_sequences == 0
 
 
-def test_a_complete_model_can_do_everything() -> None:
+def test_a_complete_model_has_every_capability() -> None:
     """Every capability and every number of the reference engine is found."""
     facts = derive(*model(), role="prefill", model_version="v1", block_tokens=32)
     assert facts.capabilities == Capabilities(True, True, True, True, True)
@@ -101,10 +101,10 @@ def test_a_complete_model_can_do_everything() -> None:
         ("release_handoff", INPUTS, OUTPUTS, without(PARAMETERS, "release_handoff")),
     ],
 )
-def test_what_is_missing_and_can_be_missed_is_only_a_capability_less(
+def test_a_missing_optional_part_costs_only_its_capability(
     lost: str, inputs: dict[str, str], outputs: dict[str, str], parameters: dict[str, str]
 ) -> None:
-    """A model without an optional part serves, and says what it cannot do."""
+    """A model without an optional part serves, without that capability."""
     facts = derive(*model(inputs, outputs, parameters), role="prefill", model_version="v1", block_tokens=32)
     missing = {"disaggregated", "kv_events", "logprobs", "release_handoff", "seeded_resume"} - set(
         facts.capabilities.names()
@@ -121,8 +121,8 @@ def test_decode_serves_without_disaggregation_and_prefill_does_not() -> None:
         derive(*aggregated, role="prefill", model_version="v1", block_tokens=32)
 
 
-def test_one_refusal_lists_everything_that_is_missing() -> None:
-    """An operator learns of all faults at once."""
+def test_one_refusal_lists_all_missing_parts() -> None:
+    """The operator sees all faults at once."""
     bad = model(
         without(INPUTS, "input_lengths") | {"seed": "INT32"},
         without(OUTPUTS, "sequence_length"),

@@ -19,7 +19,7 @@ from kvmesh.triton.errors import (
 
 
 def failed(reason: str) -> str:
-    """Return a fault of the executor, as TensorRT-LLM words it."""
+    """Return a fault of the executor with TensorRT-LLM's text."""
     return engine_texts.EXECUTOR_FAILED.format(request="r", reason=reason)
 
 
@@ -49,13 +49,13 @@ TEXTS: list[tuple[str, type[CallError]]] = [
     ),
     (engine_texts.ENGINE_FAULT.format(reason="ValueError"), EngineError),
     (failed("CUDA error: an illegal memory access was encountered"), EngineError),
-    ("something nobody has seen", EngineError),
+    ("something unknown", EngineError),
 ]
 
 
 @pytest.mark.parametrize(("text", "kind"), TEXTS)
 def test_text_decides_the_kind(text: str, kind: type[CallError]) -> None:
-    """Every text an engine or Triton writes becomes its type, whatever the case of its letters."""
+    """Every known text of an engine or Triton becomes its type, in any case of letters."""
     assert type(errors.of_text(text)) is kind
     assert type(errors.of_text(text.upper())) is kind
 
@@ -74,13 +74,11 @@ def test_text_decides_the_kind(text: str, kind: type[CallError]) -> None:
         (grpc.StatusCode.UNKNOWN, "", EngineError),
     ],
 )
-def test_code_decides_where_the_text_says_nothing(
-    code: grpc.StatusCode, details: str, kind: type[CallError]
-) -> None:
-    """A broken call is typed by its text if that is known, else by its code."""
+def test_code_decides_for_an_unknown_text(code: grpc.StatusCode, details: str, kind: type[CallError]) -> None:
+    """A broken call is typed by its text if the text is known, otherwise by its code."""
     assert type(errors.of_status(code, details)) is kind
 
 
 def test_texts_are_bounded() -> None:
-    """An endless text does not travel on."""
+    """A long text is shortened."""
     assert len(str(errors.of_text("x" * 10_000))) == errors.TEXT_MAX

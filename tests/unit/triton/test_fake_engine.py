@@ -1,4 +1,4 @@
-"""The fake engine keeps the contract the real one keeps."""
+"""The fake engine keeps the contract of the real one."""
 
 from __future__ import annotations
 

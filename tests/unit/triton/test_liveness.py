@@ -1,4 +1,4 @@
-"""When an engine is lost, when it is probed, and what it is told when it is back."""
+"""The failure detector of an engine, its probes, and the deferred calls after a recovery."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvmesh.triton.liveness import MODEL_TIMEOUT_S, SERVER_TIMEOUT_S, EngineLive
 
 
 def lost_after_s(liveness: EngineLiveness, now_s: float, *, answers_probes: bool) -> float | None:
-    """Look for a minute; return after how long the engine was lost."""
+    """Check for a minute, and return the time after which the engine was lost."""
     for tick in range(1, round(60 / CHECK_INTERVAL_S)):
         at_s = now_s + tick * CHECK_INTERVAL_S
         if liveness.wants_probe(at_s):
@@ -25,7 +25,7 @@ def lost_after_s(liveness: EngineLiveness, now_s: float, *, answers_probes: bool
 
 
 def test_an_engine_that_says_nothing_is_lost_within_the_limit_and_once() -> None:
-    """Neither reports nor probes answered: lost after SILENCE_S, told once, and anew after each return."""
+    """Without reports and answered probes the engine is lost after SERVER_TIMEOUT_S, once after each recovery."""
     liveness = EngineLiveness(100.0, has_load_report=True)
     for now_s in (100.0, 300.0, 500.0):
         liveness.on_recovery(now_s)
@@ -35,15 +35,15 @@ def test_an_engine_that_says_nothing_is_lost_within_the_limit_and_once() -> None
 
 
 def test_a_busy_model_behind_a_living_server_gets_more_time() -> None:
-    """The server answers probes, the model does not: lost later; an engine without reports is never lost for that."""
+    """If only the server answers, the engine is lost later. An engine without load reports is then never lost."""
     liveness = EngineLiveness(100.0, has_load_report=True)
     waited_s = lost_after_s(liveness, 100.0, answers_probes=True)
     assert waited_s is not None and MODEL_TIMEOUT_S <= waited_s <= MODEL_TIMEOUT_S + CHECK_INTERVAL_S
     assert lost_after_s(EngineLiveness(100.0, has_load_report=False), 100.0, answers_probes=True) is None
 
 
-def test_an_engine_that_speaks_is_not_probed() -> None:
-    """Reports come at least each second: nobody asks in between."""
+def test_an_engine_with_heartbeats_is_not_probed() -> None:
+    """Reports come at least every second, so no probe is sent."""
     liveness = EngineLiveness(100.0, has_load_report=True)
     for tick in range(400):
         now_s = 100.0 + tick * CHECK_INTERVAL_S
@@ -52,8 +52,8 @@ def test_an_engine_that_speaks_is_not_probed() -> None:
         assert not liveness.check(now_s) and not liveness.wants_probe(now_s)
 
 
-def test_debts_are_told_to_the_boot_that_has_them() -> None:
-    """In any order: the same boot hears each once, another one nothing, and nothing grows beyond its bound."""
+def test_deferred_calls_are_sent_to_their_boot() -> None:
+    """In any order, the same boot gets each call once, another boot gets none, and the number stays bounded."""
     for seed in range(100):
         draw = random.Random(seed)
         owed, boot = DeferredCalls(), "a"

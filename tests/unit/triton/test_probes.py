@@ -1,4 +1,4 @@
-"""When an engine that reports no load is lost: in virtual time, by which of its probes are answered."""
+"""Loss of an engine without load reports, by its answered probes, in virtual time."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Loop(asyncio.SelectorEventLoop):
 
 
 class Server:
-    """Does not answer the probes whose numbers are in `missed`."""
+    """Does not answer the probes with numbers in `missed`."""
 
     address = "engine:1"
 
@@ -57,13 +57,13 @@ class Server:
         return not is_missed
 
     async def reconnect(self) -> None:
-        """Nothing to renew."""
+        """There is no channel to replace."""
 
 
 @pytest.mark.parametrize("first", range(1, 7))
 @pytest.mark.parametrize("missed", [0, 1, 2, 1000])
 def test_one_missed_probe_is_no_loss(monkeypatch: pytest.MonkeyPatch, first: int, missed: int) -> None:
-    """One that comes late costs nothing; an engine that answers none any more is lost within 4 s, once."""
+    """One late answer has no effect. An engine that stops answering is lost within 4 s, once."""
     monkeypatch.setattr(engines, "RequestTensors", lambda inputs: None)
     clock, lost_s = Time(), list[float]()
     sink = SimpleNamespace(on_ready=lambda *_: None, on_error=lambda *_: lost_s.append(clock.at_s))

@@ -1,4 +1,4 @@
-"""When a subscription is opened anew: often enough for the server's memory, never for nothing."""
+"""Renewal of a subscription: often enough to bound the server's memory, and never too early."""
 
 import random
 
@@ -10,8 +10,8 @@ def events(boot: str, first: int, count: int) -> dict[str, object]:
     return {"boot_id": boot, "events": [{"event_id": first + index, "data": {}} for index in range(count)]}
 
 
-def test_a_server_never_keeps_more_of_a_stream_than_a_snapshot_and_the_bound() -> None:
-    """Whatever comes, what the server holds stays below the bound, or twice the snapshot, and one message."""
+def test_the_memory_of_a_server_is_bounded_by_a_snapshot_and_the_limit() -> None:
+    """The memory of the server stays below the limit, or twice the snapshot, plus one message."""
     for seed in range(100):
         rng = random.Random(seed)
         one, event_id = SubscriptionPolicy("kv_events"), 0
@@ -32,11 +32,11 @@ def test_a_server_never_keeps_more_of_a_stream_than_a_snapshot_and_the_bound() -
                 kept += size + subscription_policy.RESPONSE_BYTES
                 is_due = one.record(events("b", event_id + 1, 2), size)
                 event_id += 2
-            assert kept > bound, f"seed={seed}: opened anew for nothing"
+            assert kept > bound, f"seed={seed}: renewed too early"
 
 
-def test_the_next_stream_goes_on_behind_the_last_event() -> None:
-    """The first one begins with a snapshot, so does one behind a broken one or in the middle of a snapshot."""
+def test_the_next_stream_continues_after_the_last_event() -> None:
+    """The first stream begins with a snapshot. So does a stream after a broken one, or after a part of a snapshot."""
     one = SubscriptionPolicy("kv_events")
     assert one.open() == {"request_type": "kv_events", "max_bytes": str(subscription_policy.RENEW_BYTES)}
     one.record({"boot_id": "b", "event_id": 4, "part": 0, "more": True, "snapshot": []}, 10)
@@ -51,7 +51,7 @@ def test_the_next_stream_goes_on_behind_the_last_event() -> None:
 
 
 def test_load_reports_have_no_position() -> None:
-    """They are opened anew like events, by their number too: a small response is kept with all around it."""
+    """They are renewed like events. Small responses count with their overhead."""
     one = SubscriptionPolicy("load_report")
     asked = {"request_type": "load_report", "max_bytes": str(subscription_policy.RENEW_BYTES)}
     assert one.open() == asked

@@ -1,4 +1,4 @@
-"""The tensors of calls, in and out."""
+"""Input and output tensors of calls."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def call(kind: CallKind = CallKind.CONTEXT_AND_GENERATION, **changes: object) ->
 
 
 def values(tensors: RequestTensors, one: EngineCall) -> dict[str, object]:
-    """Return the inputs of a call as numbers, by name; each has a leading batch dimension of 1."""
+    """Return the inputs of a call as numbers, by name. Each has a leading batch dimension of 1."""
     found: dict[str, object] = {}
     dtypes = {"INT32": "<i4", "BOOL": "?", "FP32": "<f4", "UINT64": "<u8", "UINT8": "u1"}
     for tensor in tensors.of_call(one):
@@ -47,7 +47,7 @@ def values(tensors: RequestTensors, one: EngineCall) -> dict[str, object]:
     return found
 
 
-def test_call_carries_what_was_asked() -> None:
+def test_a_call_carries_the_requested_inputs() -> None:
     """Names, types and values are those of the model's contract."""
     found = values(RequestTensors(ALL), call(top_p=0.5, top_k=3, logprobs=True, end_token_id=2))
     assert found == {
@@ -65,14 +65,14 @@ def test_call_carries_what_was_asked() -> None:
     }
 
 
-def test_only_inputs_the_model_has_are_sent() -> None:
-    """An input not in the model's configuration would be refused by Triton."""
+def test_only_inputs_of_the_model_are_sent() -> None:
+    """Triton would refuse an input that is not in the model's configuration."""
     least = frozenset({"input_ids", "input_lengths", "request_output_len", "streaming"})
     assert set(values(RequestTensors(least), call(top_k=3, logprobs=True))) == least
 
 
 def test_handoff_and_its_source_travel_with_generation_only() -> None:
-    """The blob is a tensor, the phase and the source are parameters."""
+    """The handoff is a tensor. The phase and the source are parameters."""
     one = call(CallKind.GENERATION_ONLY, context_phase_params=b"\x01\xff", kv_peer="a:1")
     assert values(RequestTensors(ALL), one)["context_phase_params"] == [1, 255]
     assert parameters_of(one) == {"request_type": "generation_only", "kv_peer": "a:1"}
@@ -81,7 +81,7 @@ def test_handoff_and_its_source_travel_with_generation_only() -> None:
 
 
 def test_cache_of_scalars_is_bounded() -> None:
-    """A client that sends a new temperature each time fills no memory."""
+    """A client with a new temperature in each request does not fill the memory."""
     tensors = RequestTensors(ALL)
     for at in range(2 * CACHED_SCALARS_MAX):
         tensors.of_call(call(temperature=at / 1000))
@@ -99,7 +99,7 @@ def response(*outputs: tuple[str, bytes], final: bool = False) -> service_pb2.Mo
 
 
 def test_answers_are_read_by_name_whatever_their_order() -> None:
-    """The short way for bare answers and the long one agree."""
+    """The fast path for bare answers agrees with the general one."""
     ids, length = ("output_ids", struct.pack("<2i", 4, -5)), ("sequence_length", struct.pack("<i", 2))
     for message in (response(ids, length), response(length, ids)):
         assert answer_of(message) == ((4, -5), (), b"", 0, False)
@@ -115,6 +115,6 @@ def test_answers_are_read_by_name_whatever_their_order() -> None:
 
 
 def test_load_report_of_an_engine_is_read() -> None:
-    """Only what matters is taken; unknown keys are ignored."""
+    """Only the needed keys are read. Unknown keys are ignored."""
     load = load_of({"boot_id": "b", "blocks_total": 8, "blocks_free": 3, "step_s_ewma": 0.5, "x": 1})
     assert (load.boot_id, load.blocks_total, load.blocks_free, load.step_s) == ("b", 8, 3, 0.5)
