@@ -1,4 +1,4 @@
-"""What a frontend knows of one account: its slab, its open reservations, what is left, why it was refused.
+"""The state of one account at a frontend: quota lease, open reservations, remaining budget, and last denial.
 
 Pure.
 """
@@ -16,26 +16,27 @@ from kvmesh.tenants.caller import Caller
 from services.frontend.accounts.budgets.quota_lease import QuotaLease
 
 EXTEND_TOKENS: Final = 256
-"""A stream that comes near the end of its estimate reserves so much ahead, again and again. So a sweep charges what the
-streams of a dead frontend gave, and a debt is seen before it is used."""
+"""Tokens that a stream reserves ahead, again and again, near the end of its estimate. A sweep therefore charges the output
+of
+a dead frontend's streams, and a debt exists before it is used."""
 
 MARGIN_TOKENS: Final = 64
-"""So many tokens before the end of what is reserved: Redis answers meanwhile."""
+"""Tokens before the end of the reservation at which a stream reserves more; Redis answers meanwhile."""
 
 MEMO_S: Final = 0.1
-"""A denial answers for itself this long: what a crowd of refused requests would ask is known."""
+"""Time for which a denial is cached. A crowd of refused requests does not reach Redis."""
 
 CONCURRENCY_MEMO_S: Final = 0.02
 
 END_WAIT_S: Final = 1.0
-"""Guess of the time until a request of the account ends, until some have."""
+"""Assumed time until a request of the account ends, before any has ended."""
 
 END_WAIT_MIN_S: Final = 0.02
 END_WAIT_MAX_S: Final = 60.0
 
 
 class AccountState:
-    """One account at one frontend."""
+    """The state of one account at one frontend."""
 
     __slots__ = (
         *(
@@ -64,59 +65,59 @@ class AccountState:
     def __init__(self, account: Account, quota_lease: QuotaLease, now_s: float) -> None:
         self.account = account
         self.current_account = account
-        """The same with the limits that held as of `limits_version`: see Newest."""
+        """The account with the limits of `limits_version`; see CurrentLimits."""
         self.limits_version = -1
         self.quota_lease = quota_lease
         self.live = 0
-        """Requests that run here."""
+        """Running requests at this frontend."""
         self.open_overrun = 0
-        """Tokens that requests of here may be charged beyond what is reserved for them."""
+        """Tokens that running requests may be charged beyond their reservations."""
         self.open: dict[str, Reservation] = {}
-        """Reservations that are not settled, those from the slab apart."""
+        """Reservations without a settlement, except those from the quota lease."""
         self.spent_tokens = self.spent_requests = 0
-        """Spent locally by requests that ended, not told to Redis yet."""
+        """Local spending of ended requests that Redis has not been sent."""
         self.spending: Spend | None = None
-        """What is being told; again under the same name if nobody answers."""
+        """Local spending in flight; sent again under the same name without an answer."""
         self.is_spending = False
-        """True while Redis is being told."""
+        """True while `spending` has no answer."""
         self.seen_at_s = now_s
         self.remaining_at_s = float("-inf")
-        """When Redis said what is left."""
+        """Time of the last report of the remaining budget by Redis."""
         bursts = [
             (scope.limit.tokens_burst, scope.name) for scope in account.scopes if scope.limit.tokens_per_min
         ]
         self.burst = min(bursts, default=(float("inf"), ""))
-        """Most tokens that can ever be reserved at once, and whose limit that is."""
+        """Most tokens that can be reserved at once, and the scope with that limit."""
         self.has_tokens = bool(bursts)
         """True if tokens are limited."""
         self.has_slots = any(scope.limit.concurrency for scope in account.scopes)
-        """True if requests at a time are limited."""
+        """True if the account has a concurrency limit."""
         self._remaining = RemainingBudget()
         self._denied: Denied | None = None
         self._denied_at_s = self._denied_until_s = 0.0
         self._denied_tokens = self._denied_overrun = 0
         self._denied_s_per_token = 0.0
         self._closed = DrainRate(Stock.HELD)
-        """How fast open overrun shrinks here, in tokens."""
+        """Drain rate of open overrun here, in tokens."""
         self._ends = DrainRate(Stock.HELD)
-        """How fast requests end here; known where requests at a time are limited."""
+        """Drain rate of requests here; measured only under a concurrency limit."""
 
     def __repr__(self) -> str:
         return f"AccountState({self.account.scopes[-1].name}: {self.live} live, {len(self.open)} open, {self.quota_lease})"
 
     @property
     def is_idle(self) -> bool:
-        """True if nothing is held, owed or awaited here."""
+        """True if nothing is held, owed or waiting here."""
         return not (self.live or self.open or self.owes or self.quota_lease.is_open)
 
     @property
     def owes(self) -> bool:
-        """True if something was spent that Redis does not know."""
+        """True if Redis does not know all local spending."""
         return bool(self.spending or self.spent_tokens or self.spent_requests)
 
     @property
     def remaining(self) -> RemainingBudget:
-        """What is left: what Redis last said, and what is free here."""
+        """Remaining budget: the last report of Redis, plus the free part of the quota lease."""
         told, quota_lease = self._remaining, self.quota_lease
         if not quota_lease.is_open:
             return told
@@ -128,22 +129,22 @@ class AccountState:
 
     @property
     def last_remaining(self) -> RemainingBudget | None:
-        """What Redis last said to be left; None: nothing yet."""
+        """Remaining budget as Redis last reported it; None: no report yet."""
         return self._remaining if self.remaining_at_s > float("-inf") else None
 
     def on_remaining(self, remaining: RemainingBudget, now_s: float) -> None:
-        """Take what Redis says to be left."""
+        """Take the remaining budget that Redis reports."""
         self._remaining = remaining
         self.remaining_at_s = now_s
 
     def admit(self, reservation: Reservation, holder: Holder, now_s: float) -> None:
-        """Take a request that runs from now on and that `holder` knows by its own name."""
+        """Count a running request with a reservation of its own at `holder`."""
         reservation.holder = holder
         self.open[reservation.id] = reservation
         self.begin(reservation.overrun, now_s)
 
     def begin(self, overrun: int, now_s: float) -> None:
-        """Count a request that runs from now on, until `end`, and the overrun that it opens, until `close`."""
+        """Count a running request until `end`, and the overrun that it opens until `close`."""
         self.live += 1
         if self.has_slots:
             self._ends.stock(self.live, now_s)
@@ -152,20 +153,20 @@ class AccountState:
             self._closed.stock(self.open_overrun, now_s)
 
     def close(self, overrun: int, now_s: float) -> None:
-        """Count open overrun that was reserved, or will not be used any more."""
+        """Close open overrun that was reserved or will not be used."""
         if overrun:
             self._closed.freed(overrun, now_s)
             self.open_overrun -= overrun
             self._closed.stock(self.open_overrun, now_s)
 
     def extend(self, reservation: Reservation, tokens: int, now_s: float) -> None:
-        """Count `tokens` that a running request has reserved besides."""
+        """Add `tokens` to the reservation of a running request."""
         tokens = min(max(0, tokens), reservation.overrun)
         reservation.tokens += tokens
         self.close(tokens, now_s)
 
     def reopen(self, reservation: Reservation, now_s: float) -> None:
-        """Take back a reservation in full: Redis has granted the estimate."""
+        """Reduce a local reservation to its estimate, which Redis has granted."""
         self.open_overrun += reservation.tokens - reservation.estimate
         reservation.tokens = reservation.estimate
         self._closed.stock(self.open_overrun, now_s)
@@ -173,8 +174,8 @@ class AccountState:
     def timed(self, denied: Denied, now_s: float, frontends: int) -> Denied:
         """Return `denied` with the time to wait.
 
-        For a slot: until one of the account's requests ends somewhere. For open overrun: until as much of it as must be is
-        closed, as fast as it closes here, on all frontends.
+        For a slot: until one of the account's requests ends at any frontend. For open overrun: until enough of it is
+        closed, at the rate of this frontend times the number of frontends.
         """
         if denied.reason == "concurrency":
             wait_s = _expected(self._ends.wait_s(1, now_s))
@@ -185,7 +186,7 @@ class AccountState:
         return replace(denied, wait_s=max(END_WAIT_MIN_S, wait_s / frontends))
 
     def deny(self, denied: Denied, tokens: int, overrun: int, now_s: float, frontends: int) -> Denied:
-        """Remember why a request of `tokens`, with so much open `overrun`, was refused; return it with the time to wait."""
+        """Cache the denial of a request of `tokens` with open `overrun`; return it with the time to wait."""
         denied = self.timed(denied, now_s, frontends)
         wait_s = denied.wait_s or 0.0
         self._denied, self._denied_at_s = denied, now_s
@@ -193,20 +194,20 @@ class AccountState:
         self._denied_until_s = now_s + min(wait_s, memo_s)
         self._denied_tokens, self._denied_overrun = tokens, overrun
         self._denied_s_per_token = 0.0
-        if denied.reason == "tokens":  # who wants less waits less
+        if denied.reason == "tokens":  # a smaller request waits less
             limits = (scope.limit for scope in self.account.scopes if scope.name == denied.scope)
             self._denied_s_per_token = 60 / next(limits).tokens_per_min
         return denied
 
     def known_denial(self, tokens: int, overrun: int, now_s: float) -> Denied | None:
-        """Return why a request of `tokens` and `overrun` would be refused, if that is known from one just before."""
+        """Return the cached denial if it holds for a request of `tokens` and `overrun`, else None."""
         denied = self._denied
         if denied is None or now_s >= self._denied_until_s:
             return None
         if denied.reason == "overrun" and overrun < self._denied_overrun:
             return None
         if denied.is_claimed and tokens > self._denied_tokens:
-            return None  # it may be the one that they wait for
+            return None  # the claim may be for this request
         wait_s = (denied.wait_s or 0.0) - (now_s - self._denied_at_s)
         if denied.reason == "tokens" and not denied.is_claimed:
             wait_s += (tokens - self._denied_tokens) * self._denied_s_per_token
@@ -215,11 +216,11 @@ class AccountState:
         return replace(denied, wait_s=wait_s)
 
     def forget_denial(self) -> None:
-        """Something came back: ask again."""
+        """Drop the cached denial: tokens or slots came back."""
         self._denied = None
 
     def end(self, now_s: float) -> None:
-        """Count a request that ended."""
+        """Count the end of a running request."""
         self.live -= 1
         if self.has_slots:
             self._ends.freed(1, now_s)
@@ -227,17 +228,17 @@ class AccountState:
 
 
 class Holder(Enum):
-    """Who holds what a request was promised."""
+    """Holder of a reservation."""
 
     NOBODY = auto()
-    """Nothing is limited, or nothing is reserved yet."""
+    """No limit, or no reservation yet."""
     QUOTA_LEASE = auto()
     REDIS = auto()
     LOCAL = auto()
 
 
 class Reservation:
-    """One request's. Its frontend calls `Budgets.progress` from `progress_at` on, and settles it once."""
+    """The reservation of one request. The frontend calls `Budgets.progress` from `progress_at` on, and settles it once."""
 
     __slots__ = (
         *(
@@ -265,30 +266,30 @@ class Reservation:
         max_tokens: int = 0,
     ) -> None:
         self.id = rid
-        """Empty: nothing was reserved."""
+        """Empty: no reservation was needed."""
         self.caller = caller
         self.account_state = account_state
         self.prompt_tokens = prompt_tokens
-        """Reserved for the prompt."""
+        """Tokens reserved for the prompt."""
         self.estimate = prompt_tokens + output_tokens
-        """Reserved at first, tokens."""
+        """Tokens of the first reservation."""
         self.tokens = self.estimate
-        """Reserved by now."""
+        """Tokens reserved by now."""
         self.max_tokens = max(self.estimate, max_tokens)
-        """The most that the request may be charged."""
+        """Maximum charge of the request, in tokens."""
         is_open = self.max_tokens > self.estimate
         self.progress_at = max(1, output_tokens - MARGIN_TOKENS) if is_open else output_tokens + 1
-        """Output position from which `Budgets.progress` wants to be called."""
+        """Output position from which `Budgets.progress` is to be called."""
         self.position = 0
-        """Output tokens, as it was last told."""
+        """Output tokens at the last call of `Budgets.progress`."""
         self.holder = Holder.NOBODY
         self.quota_lease: QuotaLease | None = None
         self.is_live = True
-        """False once its slot is given back."""
+        """False once the slot is free."""
         self.is_settled = False
         self.is_forced = False
         self.is_doubtful = False
-        """True if Redis may hold it although it was admitted locally."""
+        """True if Redis may hold the reservation although it was admitted locally."""
 
     def __repr__(self) -> str:
         state = "settled" if self.is_settled else "live" if self.is_live else "ended"
@@ -296,19 +297,19 @@ class Reservation:
 
     @property
     def overrun(self) -> int:
-        """Tokens that the request may be charged beyond what it has reserved by now."""
+        """Tokens that the request may be charged beyond its reservation by now."""
         return self.max_tokens - self.tokens
 
     @property
     def lacking(self) -> int:
-        """Tokens to reserve now: a stream is EXTEND_TOKENS ahead of its output as long as it may have so much."""
+        """Tokens to reserve now, so that the reservation is EXTEND_TOKENS ahead of the output, up to the maximum."""
         if not self.position:
             return 0
         return min(self.overrun, max(0, self.prompt_tokens + self.position + EXTEND_TOKENS - self.tokens))
 
     @property
     def remaining(self) -> RemainingBudget | None:
-        """What is left of the account in its tightest scope, as far as this frontend knows. None: nothing is limited."""
+        """Remaining budget of the account in its tightest scope, as known here. None: no limit."""
         return None if self.account_state is None else self.account_state.remaining
 
 

@@ -1,4 +1,4 @@
-"""The accounts that this frontend knows: those whose requests came of late, or hold something still.
+"""The states of the accounts that are known at a frontend: those with recent requests or with held tokens.
 
 Pure.
 """
@@ -14,11 +14,11 @@ from services.frontend.accounts.budgets.current_limits import CurrentLimits
 from services.frontend.accounts.budgets.quota_lease import QuotaLease
 
 IDLE_S: Final = 60.0
-"""An account that nobody used for so long is forgotten."""
+"""Time without requests after which an account is forgotten."""
 
 
 class AccountStates:
-    """What is known of each. `current_limits` learns the limits that hold; `name(what)` returns a new name."""
+    """The state of each account. `current_limits` learns their limits; `name(what)` returns a new unique name."""
 
     def __init__(self, current_limits: CurrentLimits, name: Callable[[str], str]) -> None:
         self._current_limits = current_limits
@@ -26,7 +26,7 @@ class AccountStates:
         self._frontends = 1
         self._by_account: dict[Account, AccountState] = {}
         self._by_id: dict[int, tuple[Account, AccountState]] = {}
-        """The same by identity: comparing accounts costs more than admitting a request."""
+        """The same by the account's identity. A comparison of accounts costs more than an admission."""
 
     def __len__(self) -> int:
         return len(self._by_account)
@@ -35,12 +35,12 @@ class AccountStates:
         return iter(self._by_account.values())
 
     def known(self, account: Account) -> AccountState | None:
-        """Return what is known of `account`, if a request brought this very object before."""
+        """Return the state of `account` if a request brought the same object before, else None."""
         known = self._by_id.get(id(account))
         return None if known is None else known[1]
 
     def of(self, account: Account, now_s: float) -> AccountState:
-        """Return what is known of `account`; from now on it is known."""
+        """Return the state of `account`, which is known from now on."""
         known = self._by_id.get(id(account))
         if known is not None:
             return known[1]
@@ -53,17 +53,17 @@ class AccountStates:
         return account_state
 
     def organisations(self) -> set[str]:
-        """Return whose accounts they are."""
+        """Return the organisations of the known accounts."""
         return {account.organisation for account in self._by_account}
 
     def resize(self, frontends: int) -> None:
-        """Take the number of frontends that share the limits."""
+        """Set the number of frontends that share the limits."""
         self._frontends = frontends
         for account_state in self:
             account_state.quota_lease.resize(account_state.account, frontends)
 
     def forget_idle(self, now_s: float) -> None:
-        """Drop those that hold nothing and were not used for IDLE_S."""
+        """Forget accounts that hold nothing and had no request for IDLE_S."""
         self._by_id.clear()
         for account_state in list(self):
             if account_state.is_idle and now_s - account_state.seen_at_s > IDLE_S:

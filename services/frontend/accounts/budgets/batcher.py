@@ -1,7 +1,7 @@
-"""Questions to the budgets in Redis: those that come while one batch is under way make up the next.
+"""Batches operations of budgets for Redis: operations that arrive while one batch is in flight form the next batch.
 
-A shell. One batch at a time, so that questions are answered in the order in which they were put. If a batch has no answer
-after ANSWER_S, Redis answers nobody: `on_outage` hears of it, while the batch still waits for a late answer.
+A shell. One batch is in flight at a time, so operations are answered in their order. If a batch has no answer after
+ANSWER_S, Redis counts as unavailable: `on_outage` is called, and the batch still waits for a late answer.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from kvmesh.tasks import end
 log = logging.getLogger(__name__)
 
 ANSWER_S: Final = 0.05
-"""Longest wait for a word of Redis: a request is worth more than its reservation, and than its number among executions."""
+"""Longest wait for an answer of Redis. A request is worth more than its reservation, and than its execution number."""
 
 LATE_S: Final = 0.01
-"""A timer that is so late tells of this process, which did not listen: Redis may have answered long ago."""
+"""Delay of a timer that shows a stall of this process: Redis may have answered in time."""
 
 LATE_MAX: Final = 3
-"""Times that a batch is given another ANSWER_S for it."""
+"""Times that a batch gets another ANSWER_S after such a stall."""
 
 BATCH_MAX: Final = 128
 
 COALESCE_S: Final = 0.005
-"""What nobody waits for waits so long for company: a round trip costs more than what it carries."""
+"""Coalescing window of operations without a waiting request. A round trip costs more than its operations."""
 
 Take: TypeAlias = Callable[[Answer | None], None]
 
 
 class Ledger(Protocol):
-    """Who answers: kvmesh.buckets.ledger."""
+    """Answers operations: kvmesh.buckets.ledger."""
 
     async def run(self, operations: list[Operation]) -> list[Answer]:
-        """Return the answers in order. Raises RedisAway, ValueError."""
+        """Return the answers in order. Raises RedisUnavailable, ValueError."""
         ...
 
 
 class BudgetOperation:
-    """One operation, and who takes the answer: None if there is none, and nobody knows whether it was done."""
+    """One operation and the receiver of its answer. None for an answer: Redis may have taken the operation or not."""
 
     __slots__ = ("future", "is_invalid", "is_sent", "operation", "take")
 
@@ -52,14 +52,14 @@ class BudgetOperation:
         self.operation = operation
         self.take = take
         self.future = future
-        """Who waits for it; a question that nobody waits for any more is not sent."""
+        """Future of the waiting request. An operation is not sent once its future is done."""
         self.is_sent = False
         self.is_invalid = False
-        """True if it can never be answered."""
+        """True if Redis rejects the operation for good."""
 
 
 class Batcher:
-    """Sends questions. `on_outage()` hears that Redis answers nobody, `on_answer()` that it answers."""
+    """Sends operations. `on_outage()` is called when Redis is unavailable, `on_answer()` at each answer."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Batcher:
     ) -> None:
         self.batch_total = 0
         self.invalid_total = 0
-        """Questions that can never be answered: bugs."""
+        """Operations that Redis rejects for good: bugs."""
         self._ledger = ledger
         self._on_outage = on_outage
         self._on_answer = on_answer
@@ -83,22 +83,22 @@ class Batcher:
 
     @property
     def is_busy(self) -> bool:
-        """True while a batch is under way."""
+        """True while a batch is in flight."""
         return self._sending is not None and not self._sending.done()
 
     def put(self, budget_operation: BudgetOperation) -> None:
-        """Ask as soon as possible."""
+        """Send as soon as possible."""
         self._waiting.append(budget_operation)
         self._start()
 
     def put_soon(self, budget_operation: BudgetOperation) -> None:
-        """Ask with the next question, or after GATHER_S; in order all the same."""
+        """Send with the next operation, or after COALESCE_S, and in order."""
         self._waiting.append(budget_operation)
         if self._coalescing is None and not self.is_busy:
             self._coalescing = asyncio.get_running_loop().call_later(COALESCE_S, self._start)
 
     async def drained(self) -> None:
-        """Wait until nothing is asked."""
+        """Wait until no operation is in flight or waiting."""
         if self._waiting:
             self._start()
         while self.is_busy:
@@ -106,7 +106,7 @@ class Batcher:
             await asyncio.wait((self._sending,))
 
     async def close(self) -> None:
-        """Stop. What was not answered never will be."""
+        """Stop. Operations without an answer get None."""
         if self._coalescing is not None:
             self._coalescing.cancel()
         if self._sending is not None:
@@ -140,7 +140,7 @@ class Batcher:
                 self._fail(batch)
                 raise
             except Exception:
-                log.exception("questions to the budgets failed")
+                log.exception("operations of budgets failed")
                 await self._each(batch)
             else:
                 self._on_answer()
@@ -150,7 +150,7 @@ class Batcher:
                 self._listened()
 
     def _listen(self, late_max: int) -> None:
-        """Redis answers nobody if the batch has no answer in time."""
+        """Start the timer of the batch in flight."""
         loop = asyncio.get_running_loop()
         due_s = loop.time() + self._answer_s
         self._answering = loop.call_at(due_s, self._overdue, due_s, late_max)
@@ -176,7 +176,7 @@ class Batcher:
         return batch
 
     async def _each(self, batch: list[BudgetOperation]) -> None:
-        """Ask one by one: some of them cannot be answered."""
+        """Send the batch one by one: Redis rejects some of its operations."""
         for at, budget_operation in enumerate(batch):
             try:
                 (answer,) = await self._ledger.run([budget_operation.operation])
@@ -185,19 +185,19 @@ class Batcher:
                     self._report_outage()
                     self._fail(batch[at:])
                     return
-                log.error("Redis refuses a question to the budgets: %s", error)
+                log.error("Redis rejects an operation of budgets: %s", error)
                 self._reject(budget_operation)
             except asyncio.CancelledError:
                 self._fail(batch[at:])
                 raise
             except Exception:
-                log.exception("a question to the budgets cannot be asked")
+                log.exception("an operation of budgets cannot be sent")
                 self._reject(budget_operation)
             else:
                 self._deliver(budget_operation, answer)
 
     def _fail(self, batch: list[BudgetOperation] | tuple[()]) -> None:
-        """Answer nobody, also those that wait: they would wait in vain."""
+        """Give None to the batch and to all waiting operations, which would wait in vain."""
         unanswered, self._waiting = [*batch, *self._waiting], deque()
         for budget_operation in unanswered:
             self._deliver(budget_operation, None)
@@ -206,7 +206,7 @@ class Batcher:
         try:
             self._on_outage()
         except Exception:
-            log.exception("the silence of the budgets cannot be dealt with")
+            log.exception("the outage of Redis cannot be handled")
 
     def _reject(self, budget_operation: BudgetOperation) -> None:
         self.invalid_total += 1
@@ -217,4 +217,4 @@ class Batcher:
         try:
             budget_operation.take(answer)
         except Exception:
-            log.exception("an answer of the budgets cannot be taken")
+            log.exception("an answer to budgets cannot be taken")

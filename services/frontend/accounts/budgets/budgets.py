@@ -1,8 +1,9 @@
-"""The budgets of the callers at this frontend: reserves before a request starts, settles when it has ended.
+"""The budgets of callers at one frontend: a rate limit reserves before a request starts and settles at its end.
 
-A shell around slabs, local buckets and estimates. Where a slab of the account has room, a request is admitted at once;
-otherwise Redis is asked, many in one round trip; where Redis answers nobody, local buckets decide. Every change of what a
-request holds is one synchronous step, so that whoever is cancelled leaves nothing behind.
+A shell around quota leases, local buckets and estimates. A request is admitted at once if the quota lease of its account
+has enough free. Otherwise Redis is asked, with many operations in one round trip. While Redis is unavailable, local buckets
+decide. INVARIANT: every change of a request's holdings is one synchronous step, so a cancelled request leaves nothing
+behind.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from services.frontend.accounts.budgets.refusals import OVERRUN, denied_error
 
 
 class Budgets:
-    """What callers may use, at this frontend. `boot_id` makes names of slabs unique. Its loop's alone, no thread's."""
+    """Reserves and settles. `boot_id` makes the names of quota leases unique. Not safe for threads."""
 
     def __init__(
         self,
@@ -83,44 +84,45 @@ class Budgets:
 
     @property
     def open_count(self) -> int:
-        """Reservations that are not settled."""
+        """Number of reservations without a settlement."""
         return sum(len(each.open) + each.quota_lease.open_requests for each in self._account_states)
 
     @property
     def owed_count(self) -> int:
-        """Settlements that wait for Redis."""
+        """Number of settlements that wait for Redis."""
         return self._ledger_writer.owed_count
 
     @property
     def is_degraded(self) -> bool:
-        """True while requests are admitted locally."""
+        """True while requests are admitted locally (degraded mode)."""
         return self._local_fallback.is_on
 
     @property
     def outage(self) -> Outage:
-        """Since when, and how often."""
+        """The state of the circuit to Redis."""
         return self._local_fallback.outage
 
     @property
     def batch_total(self) -> int:
-        """Round trips to Redis."""
+        """Number of round trips to Redis."""
         return self._batcher.batch_total
 
     @property
     def invalid_total(self) -> int:
-        """Questions that Redis refused by themselves."""
+        """Number of operations that Redis rejects for good."""
         return self._batcher.invalid_total
 
     def on_members(self, frontends: int, rank: int = 0) -> None:
-        """Take how many frontends share the limits, this one included, and its place among them, 0 to `frontends` - 1."""
+        """Set the number of frontends that share the limits, and the rank of this one, 0 to `frontends` - 1."""
         frontends = self._ledger_writer.frontends = max(1, frontends)
         self._local_fallback.resize(frontends, rank)
         self._account_states.resize(frontends)
 
     def check(self, caller: Caller) -> None:
-        """Raise MeshError if any new request of `caller` would be refused now, however small: before it is even read.
+        """Raise MeshError if even the smallest new request of `caller` would be refused now.
 
-        Only what a denial just before has told; a resumed request is never refused and need not be checked.
+        Called before the message is read. Knows only of a recent denial. A resumed request is never refused and need not be
+        checked.
         """
         account_state = self._account_states.known(caller.account)
         if account_state is None:
@@ -132,14 +134,14 @@ class Budgets:
                 raise self._refused(error)
         elif not account_state.quota_lease.free_requests:
             denied = account_state.known_denial(1, 0, now_s)
-            if denied is not None and not denied.is_claimed:  # larger ones have a chance
+            if denied is not None and not denied.is_claimed:  # larger requests may use the claim
                 self.metrics.known_refusals.value += 1
                 raise self._refused(denied_error(account_state.account, denied, 0))
 
     def try_reserve(
         self, caller: Caller, rid: str, prompt_tokens: int, max_output_tokens: int, is_resumed: bool = False
     ) -> Reservation | None:
-        """Return a reservation that needs no question, or None: await `reserve`."""
+        """Return a reservation that needs no round trip. None: await `reserve`."""
         account = caller.account
         if not account.scopes:
             return Reservation("", caller, None, 0, max_output_tokens)
@@ -173,10 +175,10 @@ class Budgets:
     async def reserve(
         self, caller: Caller, rid: str, prompt_tokens: int, max_output_tokens: int, is_resumed: bool = False
     ) -> Reservation:
-        """Return what was reserved. A resumed request is never refused: what is not there becomes debt.
+        """Return the reservation. A resumed request is never refused: missing tokens become debt.
 
         Raises MeshError: REQUEST_RATE_EXCEEDED, TOKEN_RATE_EXCEEDED, CONCURRENCY_EXCEEDED, COST_EXCEEDS_BURST or
-        BUDGET_UNAVAILABLE, with the time to wait. Whoever is cancelled here holds nothing.
+        BUDGET_UNAVAILABLE, with the time to wait. A request that is cancelled here holds nothing.
         """
         if not caller.account.scopes:
             return Reservation("", caller, None, 0, max_output_tokens)
@@ -199,14 +201,14 @@ class Budgets:
         return decision
 
     def progress(self, reservation: Reservation, position: int) -> None:
-        """Take how many tokens of output there are: a stream near its estimate reserves more, and is never cut for it."""
+        """Take the number of output tokens. A stream near its estimate reserves more, and is never ended for it."""
         account_state, quota_lease = reservation.account_state, reservation.quota_lease
         reservation.position = position
         reservation.progress_at = position + EXTEND_TOKENS - MARGIN_TOKENS
         more = reservation.lacking
         if account_state is None or reservation.is_settled or not more:
             return
-        if quota_lease is None:  # what was admitted locally has reserved all
+        if quota_lease is None:  # a local admission has reserved the maximum
             if not self._local_fallback.is_on:
                 self._ledger_writer.renew(account_state, [reservation])
             return
@@ -218,9 +220,9 @@ class Budgets:
             self._ledger_writer.draw(account_state, now_s)
 
     def lower(self, caller: Caller, rid: str, tokens: int) -> None:
-        """What reservation `rid`, of another frontend perhaps, is charged if that one dies: `tokens` at most.
+        """Lower the charge of reservation `rid`, perhaps of a dead frontend, to at most `tokens`.
 
-        Redis is told when it can be; what it does not know, as part of a slab, stays as it is.
+        Sent now or when Redis is back. A reservation in a quota lease is unknown to Redis and stays as it is.
         """
         account_state = self._account_states.known(caller.account)
         if account_state is not None:
@@ -229,7 +231,7 @@ class Budgets:
             )
 
     def ended(self, reservation: Reservation) -> None:
-        """The request is over; what it is charged will be told by `settle`, which may come late."""
+        """Free the slot of a request that is over. `settle` may come later."""
         account_state = reservation.account_state
         if account_state is None or not reservation.is_live:
             return
@@ -249,9 +251,9 @@ class Budgets:
         *,
         refund_request: bool = False,
     ) -> None:
-        """Charge what the request used, and give back the rest. `refund_request`: nor does it count as a request.
+        """Charge the tokens that the request used, and give back the rest. `refund_request`: do not count the request.
 
-        The discount on cached tokens is applied here. A second call is ignored.
+        The discount on cached tokens is applied here. Idempotent.
         """
         account_state = reservation.account_state
         if account_state is None or reservation.is_settled:
@@ -287,16 +289,16 @@ class Budgets:
             self._ledger_writer.draw(account_state, self._clock.now_s())
 
     async def run(self) -> None:
-        """Draw slabs, renew leases and tell Redis what it missed, until cancelled. No answer of Redis ends it."""
+        """Run the maintenance until cancelled. No answer of Redis ends it."""
         try:
             await self._maintenance.run()
         finally:
             await self._batcher.close()
 
     async def flush(self, timeout_s: float) -> bool:
-        """Give back what no request needs and wait until Redis knows everything, at most `timeout_s`.
+        """Give back quota leases without requests and wait until no operation waits for Redis, at most `timeout_s`.
 
-        Returns whether that is so.
+        Returns False at the timeout.
         """
         return await self._maintenance.flush(timeout_s)
 
@@ -312,14 +314,14 @@ class Budgets:
         prompt, output = estimate(caller.tenant, learner, prompt_tokens, max_output_tokens)
         burst, _ = account_state.burst
         if prompt + output > burst >= prompt and not caller.tenant.is_strict:
-            output = int(burst) - prompt  # a guess must not make a request impossible
+            output = int(burst) - prompt  # an estimate must not make a request impossible
         most = prompt_tokens + max_output_tokens if account_state.has_tokens else 0
         return Reservation(rid, caller, account_state, prompt, output, most)
 
     def _known_denial(
         self, account_state: AccountState, tokens: int, overrun: int, now_s: float
     ) -> Denied | None:
-        """Return why Redis would refuse, where that is known without asking."""
+        """Return the refusal that is known without asking Redis, or None."""
         burst, scope = account_state.burst
         if tokens > burst:
             return Denied("burst", scope, None, account_state.remaining)
@@ -341,7 +343,7 @@ class Budgets:
         self.settle(reservation, 0, 0, 0, refund_request=True)
 
     def _on_outage(self) -> None:
-        """Redis answers nobody: decide on all that wait, and on all that come."""
+        """Begin an outage: local buckets decide all waiting and all new requests."""
         self._redis_outage.begin(self._clock.now_s())
         self._pending.decide_all()
 
@@ -350,22 +352,22 @@ class Budgets:
 
 
 def watch_budgets(metrics: Metrics, budgets: Budgets) -> None:
-    """Export what is open, what Redis does not know yet, and whether it is asked at all."""
+    """Export open reservations, waiting settlements, and the state of the circuit to Redis."""
     metrics.gauge(
-        "budget_reservations_open", "Reservations that are not settled.", lambda: budgets.open_count
+        "budget_reservations_open", "Reservations without a settlement.", lambda: budgets.open_count
     )
     metrics.gauge(
         "budget_settlements_waiting", "Settlements that wait for Redis.", lambda: budgets.owed_count
     )
     metrics.gauge(
         "budget_local_fallback",
-        "1 while Redis answers no budgets and requests are admitted locally.",
+        "1 while Redis is unavailable for budgets and requests are admitted locally.",
         lambda: budgets.is_degraded,
     )
-    metrics.total("budget_outages", "Times Redis answered no budgets.", lambda: budgets.outage.total)
+    metrics.total("budget_outages", "Outages of Redis for budgets.", lambda: budgets.outage.total)
     metrics.total("budget_round_trips", "Round trips to Redis for budgets.", lambda: budgets.batch_total)
     metrics.total(
         "budget_faults",
-        "Questions to the budgets that Redis refused, each by itself.",
+        "Operations of budgets that Redis rejected for good.",
         lambda: budgets.invalid_total,
     )

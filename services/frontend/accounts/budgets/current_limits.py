@@ -1,7 +1,8 @@
-"""The limits that hold now, for reservations that were made under others.
+"""The current limits of scopes, for reservations that were made under earlier ones.
 
-Pure. A limit may change while requests run. What Redis is told of those must go by the new one: every operation fills the
-levels at the rates that it brings, so that settlements by a limit that was lowered would fill them for everybody.
+Pure. A limit may change while requests run. Every operation refills the levels at the rates that it carries. A settlement
+with an earlier, higher limit would refill them too fast for all requests of the scope. So each operation carries the
+current limits.
 """
 
 from __future__ import annotations
@@ -10,15 +11,15 @@ from kvmesh.buckets.limits import Account, Limit, Scope
 
 
 class CurrentLimits:
-    """The newest limit of each scope that was seen, as many as there are scopes."""
+    """The newest known limit of each scope."""
 
     def __init__(self) -> None:
         self.version = 0
-        """Grows with each change."""
+        """Grows with each change of a limit."""
         self._limits: dict[tuple[str, str], Limit] = {}
 
     def see(self, account: Account) -> None:
-        """A request comes with `account`: these limits hold."""
+        """Take the limits of `account`, which a new request brings, as the current ones."""
         for scope in account.scopes:
             key = account.organisation, scope.name
             if self._limits.get(key) != scope.limit:
@@ -26,7 +27,7 @@ class CurrentLimits:
                 self.version += 1
 
     def of(self, account: Account) -> Account:
-        """Return `account` with the limits that hold; itself where they are its own."""
+        """Return `account` with the current limits; the same object if they are its own."""
         organisation, limits = account.organisation, self._limits
         current = Account(
             organisation,

@@ -1,8 +1,9 @@
-"""How many tokens a request will be charged, learnt from those that ended, and how many it is charged in the end.
+"""Estimates the tokens that a request will be charged, learnt from ended requests, and computes its charge at the end.
 
-Pure. Per tenant and class two histograms of fixed size forget the past by halves: output tokens (buckets of 9 %) and the
-cached share of the prompt (buckets of 5 %). A reservation takes the upper edge of a high quantile of the one and the lower
-edge of a low quantile of the other, so that rounding reserves more, never less.
+Pure. Each pair of tenant and class has two histograms of fixed size, which are halved from time to time: output tokens
+(buckets of 9 %) and the cached share of the prompt (buckets of 5 %). A reservation takes the upper edge of a high quantile
+of the first and the lower edge of a low quantile of the second. Rounding therefore reserves more, never less (overcommit is
+bounded by tokens_overrun, decision 0025).
 
     estimate = prompt x (1 - discount x low share) + min(max output, high output);  strict: prompt + max output
     charge   = prompt - discount x cached + output
@@ -23,8 +24,8 @@ COLD_OUTPUT: Final = 512
 LEARNT_MIN: Final = 16
 
 QUANTILES: Final = (0.90, 0.93, 0.95, 0.97, 0.98, 0.99)
-"""Quantiles of output to choose from: one up where more than OVERRUN_MAX of the settled needed more than they had reserved,
-one down where less than OVERRUN_LOW did."""
+"""Quantiles of output to choose from. If more than OVERRUN_MAX of the settled requests overran their reservation, the next
+higher one is used; if fewer than OVERRUN_LOW did, the next lower one."""
 
 OVERRUN_MAX: Final = 0.05
 OVERRUN_LOW: Final = 0.01
@@ -33,10 +34,10 @@ JUDGED_MIN: Final = 64
 
 SHARE_QUANTILE: Final = 0.10
 FORGET_AT: Final = 512
-"""Requests after which all counts are halved: what is told of the last few hundred counts."""
+"""Requests after which all counts are halved, so that the last few hundred requests dominate."""
 
 LEARNERS_MAX: Final = 4096
-"""Pairs of tenant and class that are remembered; the one that was quiet the longest is forgotten first. 1.5 KB each."""
+"""Remembered pairs of tenant and class, 1.5 KB each; the least recently used one is forgotten first (LRU)."""
 
 _PER_OCTAVE: Final = 8
 _OUTPUT_BUCKETS: Final = 20 * _PER_OCTAVE
@@ -44,15 +45,15 @@ _SHARE_BUCKETS: Final = 20
 
 
 class Learner:
-    """What the requests of one tenant and class turned out to need."""
+    """Learns the token use of one tenant's requests of one class."""
 
     __slots__ = ("_judged", "_outputs", "_overran", "_seen", "_shares", "_step", "output", "share")
 
     def __init__(self) -> None:
         self.output = COLD_OUTPUT
-        """Tokens of output to reserve where the request's own limit is not lower."""
+        """Tokens of output to reserve, unless the request's own limit is lower."""
         self.share = 0.0
-        """Share of a prompt that is cached at least, as a rule."""
+        """Share of a prompt that is usually cached at least."""
         self._outputs = array("f", bytes(4 * _OUTPUT_BUCKETS))
         self._shares = array("f", bytes(4 * _SHARE_BUCKETS))
         self._seen = 0
@@ -65,11 +66,11 @@ class Learner:
 
     @property
     def quantile(self) -> float:
-        """Quantile of output that is reserved."""
+        """Reserved quantile of output."""
         return QUANTILES[self._step]
 
     def learn(self, output_tokens: int, cached_share: float, *, has_overrun: bool) -> None:
-        """Take one request that ended: 0 <= `cached_share` <= 1; whether it needed more than was reserved."""
+        """Take one request that ended: 0 <= `cached_share` <= 1. `has_overrun`: its charge exceeded its reservation."""
         self._outputs[_output_bucket(output_tokens)] += 1
         self._shares[min(_SHARE_BUCKETS - 1, int(cached_share * _SHARE_BUCKETS))] += 1
         self._seen += 1
@@ -94,7 +95,7 @@ class Learner:
         self._judged = self._overran = 0
 
     def _refresh(self) -> None:
-        # Rounded up to the next whole count: of few requests, the most that one needed.
+        # Rounded up to the next whole count: the maximum of few requests.
         self.output = math.ceil(2 ** ((_rank(self._outputs, self.quantile) + 1) / _PER_OCTAVE))
         self.share = _rank(self._shares, SHARE_QUANTILE) / _SHARE_BUCKETS
 
@@ -105,7 +106,7 @@ def _output_bucket(tokens: int) -> int:
 
 
 def _rank(counts: array[float], quantile: float) -> int:
-    """Return the first bucket up to which at least `quantile` of all counts lie."""
+    """Return the first bucket with at least `quantile` of all counts up to it."""
     wanted, seen = quantile * sum(counts), 0.0
     for at, count in enumerate(counts):
         seen += count
@@ -124,7 +125,7 @@ class Estimates:
         return len(self._learners)
 
     def learner(self, tenant: str, service_class: str) -> Learner:
-        """Return what is known of a tenant's requests of a class."""
+        """Return the learner of a tenant's requests of a class."""
         key = tenant, service_class
         found = self._learners.get(key)
         if found is None:
@@ -136,7 +137,7 @@ class Estimates:
     def learn(
         self, caller: Caller, prompt_tokens: int, cached_tokens: int, output_tokens: int, *, has_overrun: bool
     ) -> None:
-        """Take what a request of `caller` that ended had needed."""
+        """Take the token use of an ended request of `caller`."""
         key = caller.tenant.name, caller.service_class.name
         learner = self.learner(*key)
         self._learners.move_to_end(key)
@@ -154,6 +155,6 @@ def estimate(tenant: Tenant, learner: Learner, prompt_tokens: int, max_output_to
 
 
 def charge(tenant: Tenant, prompt_tokens: int, cached_tokens: int, output_tokens: int) -> int:
-    """Return the tokens that a request is charged. Cached tokens above those of the prompt count for nothing."""
+    """Return the charge of a request in tokens. Cached tokens beyond those of the prompt are ignored."""
     cached = min(cached_tokens, prompt_tokens)
     return prompt_tokens - int(tenant.cached_discount * cached) + output_tokens

@@ -1,8 +1,8 @@
-"""Tells Redis what it must know: who runs, what was settled, what was spent without it, what slabs need.
+"""Writes to the ledger in Redis: leases of running requests, settlements, local spending, and draws of quota leases.
 
-A shell. What was asked is asked again until it is answered; every operation is done once however often it is sent.
-Settlements wait in memory while Redis is away, OWED_MAX of them; the oldest are dropped, whose reservations are then
-settled at their estimate when their lease ends.
+A shell. An operation is sent again until it is answered. Operations are idempotent, so each takes effect once. Up to
+OWED_MAX settlements wait in memory while Redis is unavailable. Beyond that the oldest is dropped. Its reservation is then
+settled at its estimate when its lease ends.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ LEASE_S: Final = 15.0
 RENEW_S: Final = 5.0
 OWED_MAX: Final = 65_536
 RENEWALS_MAX: Final = 256
-"""Renewals in one operation: a script blocks everybody."""
+"""Renewals in one operation. A script blocks all other clients of Redis."""
 
 
 class LedgerWriter:
-    """The way to Redis of all that nobody waits for. `boot_id` makes names unique."""
+    """Sends the operations that no request waits for. `boot_id` makes names unique."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class LedgerWriter:
         metrics: BudgetMetrics,
     ) -> None:
         self.unrecorded: dict[str, Reservation] = {}
-        """Admitted locally and not settled: Redis shall know of them."""
+        """Reservations that were admitted locally and not settled, for Redis to record."""
         self.frontends = 1
         self.current_limits = CurrentLimits()
         self._batcher = batcher
@@ -70,22 +70,22 @@ class LedgerWriter:
 
     @property
     def owed_count(self) -> int:
-        """Settlements that wait for Redis."""
+        """Number of settlements that wait for Redis."""
         return len(self._owed)
 
     def account(self, account_state: AccountState) -> Account:
-        """Return the account of `account_state` by the limits that hold now."""
+        """Return the account of `account_state` with its current limits."""
         if account_state.limits_version != self.current_limits.version:
             account_state.current_account = self.current_limits.of(account_state.account)
             account_state.limits_version = self.current_limits.version
         return account_state.current_account
 
     def name(self, what: str) -> str:
-        """Return a name that nothing else has."""
+        """Return a new unique name."""
         return f"{self._boot_id}-{what}-{next(self._names)}"
 
     def send_missed(self, account_states: Iterable[AccountState]) -> None:
-        """Tell what Redis missed. What is given back goes first, so that what was spent can be taken."""
+        """Send all that Redis missed. Tokens that are given back go first, so that local spending can be taken."""
         running: dict[AccountState, list[Reservation]] = {}
         for reservation in self.unrecorded.values():
             assert reservation.account_state is not None
@@ -99,7 +99,7 @@ class LedgerWriter:
             self._spend(account_state)
 
     def owe(self, account_state: AccountState, operation: Operation) -> None:
-        """Have `operation` done, now or when Redis is back."""
+        """Send `operation` now, or when Redis is back."""
         if not self._local_fallback.is_on:
             self._put(account_state, operation)
             return
@@ -109,7 +109,7 @@ class LedgerWriter:
         self._owed.append((account_state, operation))
 
     def settle(self, reservation: Reservation, actual: int, *, refund_request: bool) -> None:
-        """Settle what Redis holds, or may hold, or shall be told in sum."""
+        """Settle a reservation of Redis, one in doubt, or a local one, which is added to the local spending."""
         account_state = reservation.account_state
         assert account_state is not None
         operation = Settle(self.account(account_state), reservation.id, actual, refund_request)
@@ -118,7 +118,7 @@ class LedgerWriter:
             return
         self.unrecorded.pop(reservation.id, None)
         if reservation.is_doubtful:
-            # Whether Redis has it or not: opened and settled it is charged once.
+            # In doubt: opened and settled, the request is charged once, whether Redis knew of it or not.
             self.owe(
                 account_state,
                 Renew(self.account(account_state), (Renewal(reservation.id, reservation.tokens),), LEASE_S),
@@ -129,23 +129,23 @@ class LedgerWriter:
             account_state.spent_requests += not refund_request
 
     def recorded(self, reservation: Reservation) -> None:
-        """Redis holds what was admitted locally."""
+        """Note that Redis holds a reservation that was admitted locally."""
         reservation.holder, reservation.is_doubtful = Holder.REDIS, False
         self.unrecorded.pop(reservation.id, None)
 
     def is_renewal_due(self, now_s: float) -> bool:
-        """Return whether all leases should be renewed now, once each RENEW_S."""
+        """Return True once each RENEW_S: all leases are to be renewed."""
         if now_s - self._renewed_at_s < RENEW_S:
             return False
         self._renewed_at_s = now_s
         return True
 
     def renew(self, account_state: AccountState, reservations: Iterable[Reservation]) -> None:
-        """Renew leases; reserve what running streams are behind their estimates; let Redis know what it does not."""
+        """Renew leases, extend reservations of streams beyond their estimates, and record local admissions."""
         pairs = []
         for each in reservations:
             more = each.lacking
-            each.is_doubtful = True  # until there is an answer
+            each.is_doubtful = True  # until the answer
             renewal = Renewal(each.id, each.tokens, 1, int(each.is_live), more, each.overrun - more)
             pairs.append((each, renewal))
         for at in range(0, len(pairs), RENEWALS_MAX):
@@ -154,7 +154,7 @@ class LedgerWriter:
             self._batcher.put(BudgetOperation(operation, partial(self._renewed, account_state, part)))
 
     def draw(self, account_state: AccountState, now_s: float) -> None:
-        """Have the account's slab filled, renewed, or given back, whatever is due."""
+        """Draw on the account's quota lease, renew it, or give it back, as is due."""
         quota_lease = account_state.quota_lease
         if quota_lease.is_over:
             used = quota_lease.used_tokens, quota_lease.used_requests
@@ -190,7 +190,7 @@ class LedgerWriter:
     def _put(self, account_state: AccountState, operation: Operation) -> None:
         budget_operation = BudgetOperation(operation, _ignore)
         budget_operation.take = partial(self._paid, account_state, budget_operation)
-        if account_state.has_slots:  # somebody may wait for this one
+        if account_state.has_slots:  # a refused request may wait for the slot
             self._batcher.put(budget_operation)
         else:
             self._batcher.put_soon(budget_operation)
@@ -211,7 +211,7 @@ class LedgerWriter:
         if account_state.spending is None:
             if not (account_state.spent_tokens or account_state.spent_requests):
                 return
-            # Of a long outage more may be due than can be told at once.
+            # After a long outage the spending may exceed the maximum of one operation.
             tokens, requests = min(TOKENS_MAX, account_state.spent_tokens), account_state.spent_requests
             account_state.spending = Spend(self.account(account_state), tokens, requests, self.name("spent"))
             account_state.spent_tokens -= tokens
@@ -234,7 +234,7 @@ class LedgerWriter:
         if answer.is_open:
             quota_lease.drawn(answer.tokens, answer.requests, answer.slots, answer.overrun)
             return
-        quota_lease.lost()  # Redis says it was settled: what runs in it is charged by itself
+        quota_lease.lost()  # Redis has settled the lease: its running requests are charged one by one
         quota_lease.forfeit()
         self._replace(account_state, now_s)
 
@@ -263,4 +263,4 @@ def _draw(account: Account, quota_lease: QuotaLease, ask: DrawRequest) -> Draw:
 
 
 def _ignore(_: Answer | None) -> None:
-    """Take an answer that tells nothing."""
+    """Ignore an answer."""

@@ -1,20 +1,20 @@
-"""What a frontend admits while Redis answers nobody: local buckets, and when they begin and end.
+"""Local buckets: admission control of a frontend while Redis is unavailable (degraded mode), and the outage itself.
 
-Pure. Each scope has a bucket of its own at SHARE of its limit by the number of frontends; it starts with as much of what
-Redis last said to be left. After OUTAGE_S requests of sheddable classes are refused, the others go on. When Redis is back,
-what was spent locally is taken from its levels, never below 0, and for a moment more everything is admitted locally, so
-that all frontends have told theirs before the first asks again.
+Pure. Each scope has a local token bucket at SHARE of its limit, divided by the number of frontends. The bucket starts with
+the same share of the level that Redis last reported. After OUTAGE_S requests of sheddable classes are refused (load
+shedding). When Redis is back, the local spending is taken from its levels, never below 0. For a moment longer requests are
+admitted locally. All frontends have then reported their spending before the first one asks Redis again.
 
-Bound on overspending, per scope, for one frontend that is cut off for T seconds while the others go on:
+Bound on overspending, for each scope, of one frontend that is cut off for T seconds while the others continue:
 
     charged locally <= max(SHARE x burst / frontends, largest request) + SHARE x limit / 60 / frontends x T
 
-A request takes the most it may use, so no overrun is opened. One that is larger than the bucket is admitted by one frontend
-alone.
+A request takes the most that it may use, so no overrun is opened. One frontend alone admits requests larger than the
+bucket.
 
-If all are cut off together nothing else is charged meanwhile; then any window w holds at most limit x w + burst as ever,
-and besides what the frontends did not know: at most SHARE x burst in all, where the levels were lower than they last heard.
-Concurrency: a frontend admits while it has fewer than SHARE x limit / frontends of its own, and always one.
+If all frontends are cut off together, no other tokens are charged. Any window w then holds at most limit x w + burst. It
+holds at most SHARE x burst more where the levels were lower than the frontends had last heard. Concurrency limit: a
+frontend admits while fewer than SHARE x limit / frontends of its requests run, and always one.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from kvmesh.buckets.operations import Denied, RemainingBudget
 
 SHARE: Final = 0.8
 OUTAGE_S: Final = 60.0
-"""After this the outage is no blip: sheddable classes are refused."""
+"""Length of an outage after which sheddable classes are refused."""
 
 TOGETHER_S: Final = 1.0
-"""All frontends notice within this that Redis is back. A blip that was shorter needs no longer than it lasted."""
+"""Time in which all frontends notice that Redis is back. After a shorter outage they wait no longer than it lasted."""
 
 
 class Outage:
-    """When Redis was lost and when it answered again: REMOTE -> AWAY -> BACK -> REMOTE, and BACK -> AWAY."""
+    """The state of the circuit to Redis: closed -> open -> half-open -> closed, and half-open -> open."""
 
     __slots__ = ("back_at_s", "lost_at_s", "total")
 
     def __init__(self) -> None:
         self.lost_at_s: float | None = None
-        """None: Redis is asked. Otherwise requests are admitted locally since then."""
+        """Start of the outage, from which requests are admitted locally. None: Redis is asked."""
         self.back_at_s: float | None = None
-        """When it answered again."""
+        """First answer of Redis in the outage; None: no answer yet."""
         self.total = 0
 
     def lose(self, now_s: float) -> bool:
-        """Redis answers nobody. Return True if that is news."""
+        """Open the circuit: Redis is unavailable. Return True if the circuit was closed."""
         self.back_at_s = None
         if self.lost_at_s is not None:
             return False
@@ -57,18 +57,18 @@ class Outage:
         return True
 
     def answer(self, now_s: float) -> None:
-        """Redis has answered."""
+        """Note an answer of Redis."""
         if self.lost_at_s is not None and self.back_at_s is None:
             self.back_at_s = now_s
 
     def may_end(self, now_s: float) -> bool:
-        """True if the others had their time to notice that Redis is back."""
+        """True if the other frontends had time to notice that Redis is back."""
         if self.lost_at_s is None or self.back_at_s is None:
             return False
         return now_s - self.back_at_s >= min(TOGETHER_S, self.back_at_s - self.lost_at_s)
 
     def end(self) -> None:
-        """Redis knows of everything: it is asked again."""
+        """Close the circuit: Redis knows all reservations and is asked again."""
         self.lost_at_s = self.back_at_s = None
 
     def is_shedding(self, now_s: float) -> bool:
@@ -78,13 +78,13 @@ class Outage:
 
 @dataclass(slots=True)
 class _Bucket:
-    """The local part of one scope. A kind that is not limited has no level."""
+    """The local bucket of one scope. An unlimited kind has no level."""
 
     tokens: float
     requests: float
     at_s: float
     slots: int = 0
-    """Requests of this frontend that run, however they were admitted."""
+    """Running requests of this frontend, admitted locally or not."""
 
 
 class LocalBuckets:
@@ -95,15 +95,15 @@ class LocalBuckets:
         self._buckets: dict[tuple[str, str], _Bucket] = {}
 
     def resize(self, frontends: int, rank: int) -> None:
-        """Take the number of frontends that share the limits, and the place of this one among them."""
+        """Set the number of frontends that share the limits, and the rank of this one among them."""
         self._share = SHARE / frontends
         self._frontends, self._rank = frontends, rank
 
     def largest(self, account: Account) -> float:
         """Return the tokens of the largest request that may be admitted here.
 
-        A request larger than a local bucket would be admitted by every frontend. So one of them alone may do so, chosen by
-        the organisation's name.
+        All frontends together would exceed the bound if each admitted a request larger than its local bucket. One frontend
+        alone may do so, chosen by a hash of the organisation's name.
         """
         if crc32(account.organisation.encode()) % self._frontends == self._rank:
             return math.inf
@@ -113,9 +113,9 @@ class LocalBuckets:
     def open(
         self, account: Account, remaining: RemainingBudget | None, age_s: float, live: int, now_s: float
     ) -> None:
-        """Know the account: what Redis said `age_s` ago to be left, and how many of its requests run here.
+        """Open the buckets of an account: Redis reported `remaining` `age_s` ago, and `live` requests run here.
 
-        Called once per account. Of accounts that share a scope the first one gives its level, all give their requests.
+        Called once for each account. Accounts that share a scope add their requests; the first one gives the level.
         """
         for scope in account.scopes:
             key = account.organisation, scope.name
@@ -125,7 +125,7 @@ class LocalBuckets:
             bucket.slots += live
 
     def admit(self, account: Account, tokens: int, now_s: float, *, is_forced: bool) -> Denied | None:
-        """Take one request from all scopes of the account, or say which one refuses it; then nothing is taken."""
+        """Take one request from all scopes of the account, or return the refusal of one scope and take nothing."""
         buckets = [self._refilled(account, scope, now_s) for scope in account.scopes]
         if not is_forced:
             denied: Denied | None = None
@@ -142,17 +142,17 @@ class LocalBuckets:
         return None
 
     def hold(self, account: Account) -> None:
-        """Count a request that runs and was not admitted from here."""
+        """Count a running request that was not admitted locally."""
         for scope in account.scopes:
             self._buckets[account.organisation, scope.name].slots += 1
 
     def release(self, account: Account) -> None:
-        """Count one that has ended, however it was admitted."""
+        """Count a request that has ended, admitted locally or not."""
         for scope in account.scopes:
             self._buckets[account.organisation, scope.name].slots -= 1
 
     def give_back(self, account: Account, tokens: int, requests: int, now_s: float) -> None:
-        """Put back what was not used; tokens below 0 are an overrun."""
+        """Return unused tokens and requests; tokens below 0 are an overrun."""
         for scope in account.scopes:
             bucket = self._refilled(account, scope, now_s)
             cap = self._share * scope.limit.tokens_burst
@@ -161,7 +161,7 @@ class LocalBuckets:
             bucket.requests = min(max(cap, bucket.requests), bucket.requests + requests)
 
     def remaining(self, account: Account) -> RemainingBudget:
-        """Return what is left here in the scope that has least."""
+        """Return the remainder of the local buckets in the tightest scope."""
         least = RemainingBudget()
         for scope in account.scopes:
             bucket, limit = self._buckets[account.organisation, scope.name], scope.limit
@@ -193,9 +193,9 @@ class LocalBuckets:
         return bucket
 
     def _judge(self, scope: Scope, bucket: _Bucket, tokens: int, denied: Denied | None) -> Denied | None:
-        """Return what this scope has against the request, if it is worse than `denied`.
+        """Return the refusal of this scope if its wait is longer than that of `denied`.
 
-        What is larger than the bucket is admitted when the bucket is full, and repaid before the next.
+        A request larger than the bucket is admitted when the bucket is full, and repaid before the next request.
         """
         limit, remaining = scope.limit, RemainingBudget(bucket.requests, bucket.tokens, None)
         worst = denied.wait_s or 0.0 if denied is not None else 0.0
@@ -219,7 +219,7 @@ class LocalBuckets:
 
 
 _NOISE: Final = 1e-6
-"""Levels are sums of floats."""
+"""Error of levels, which are sums of floats."""
 
 
 def _wait_s(missing: float, per_min: float) -> float:

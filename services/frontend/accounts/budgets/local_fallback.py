@@ -1,4 +1,4 @@
-"""How requests are admitted while Redis answers nobody: the outage, its local buckets, and who they know.
+"""The local fallback of budgets (fail-open): the outage, its local buckets, and the accounts that they know.
 
 Pure.
 """
@@ -14,7 +14,7 @@ from services.frontend.accounts.budgets.refusals import denied_error, shed_error
 
 
 class LocalFallback:
-    """Admits locally between `begin` and `end`; outside of that it knows nothing and changes nothing."""
+    """Admits locally between `begin` and `end`. Outside of an outage it changes nothing."""
 
     def __init__(self) -> None:
         self.outage = Outage()
@@ -23,15 +23,15 @@ class LocalFallback:
         self._rank = 0
         self._local = LocalBuckets(1)
         self._opened: set[AccountState] = set()
-        """Those that the local buckets know."""
+        """Accounts with local buckets."""
 
     def resize(self, frontends: int, rank: int) -> None:
-        """Take the number of frontends that share the limits, and the place of this one among them."""
+        """Set the number of frontends that share the limits, and the rank of this one among them."""
         self._frontends, self._rank = frontends, rank
         self._local.resize(frontends, rank)
 
     def begin(self, account_states: Iterable[AccountState], now_s: float) -> None:
-        """Redis answers nobody. May be called again while it lasts."""
+        """Begin the outage: Redis is unavailable. May be called again during the outage."""
         self.outage.lose(now_s)
         if self.is_on:
             return
@@ -42,13 +42,13 @@ class LocalFallback:
                 self._open(account_state, now_s)
 
     def end(self) -> None:
-        """Redis is asked again."""
+        """End the outage: Redis is asked again."""
         self.outage.end()
         self.is_on = False
         self._opened.clear()
 
     def shed(self, reservation: Reservation, now_s: float) -> MeshError | None:
-        """Return why the request's class is not served now, if so."""
+        """Return the error if the request's class is not served now (load shedding)."""
         if reservation.is_forced or not reservation.caller.service_class.is_sheddable:
             return None
         account_state = reservation.account_state
@@ -58,7 +58,7 @@ class LocalFallback:
         return shed_error(account_state.account, self._local.remaining(account_state.account))
 
     def admit(self, reservation: Reservation, now_s: float) -> MeshError | None:
-        """Take all that the request may use from the local buckets, or return why not: overrun is opened by Redis alone."""
+        """Take all that the request may use from the local buckets, or return the error. Only Redis opens overrun."""
         account_state = reservation.account_state
         assert account_state is not None and self.is_on
         error = self.shed(reservation, now_s)
@@ -76,17 +76,17 @@ class LocalFallback:
         return denied_error(account, account_state.timed(denied, now_s, self._frontends), tokens)
 
     def hold(self, account_state: AccountState) -> None:
-        """Count a request that runs and was admitted elsewhere."""
+        """Count a running request that was not admitted locally."""
         if self.is_on and account_state in self._opened:
             self._local.hold(account_state.account)
 
     def release(self, account_state: AccountState) -> None:
-        """Count one that has ended."""
+        """Count a request that has ended."""
         if self.is_on and account_state in self._opened:
             self._local.release(account_state.account)
 
     def give_back(self, account_state: AccountState, tokens: int, requests: int, now_s: float) -> None:
-        """Put back what was taken here and not used; tokens below 0 are taken besides."""
+        """Return unused tokens and requests to the local buckets. Tokens below 0 are taken from them."""
         if self.is_on and account_state in self._opened:
             self._local.give_back(account_state.account, tokens, requests, now_s)
 

@@ -1,4 +1,4 @@
-"""What is due from time to time: slabs are drawn, leases renewed, Redis told what it missed, idle accounts forgotten.
+"""Periodic maintenance of budgets: draws on quota leases, renewals, missed operations, sweeps, and idle accounts.
 
 A shell.
 """
@@ -19,7 +19,7 @@ from services.frontend.accounts.budgets.pending import PendingReservations
 from services.frontend.accounts.budgets.redis_outage import RedisOutage
 
 TICK_S: Final = 0.25
-"""Between two looks at the slabs, and between two attempts at a Redis that is away."""
+"""Time between two rounds, and between two probes of an unavailable Redis."""
 
 
 class Maintenance:
@@ -44,7 +44,7 @@ class Maintenance:
         self._clock = clock
 
     async def run(self) -> None:
-        """Do what is due, until cancelled. No answer of Redis ends it."""
+        """Run a round each TICK_S until cancelled. No answer of Redis ends it."""
         await persist(self._run, "budgets", pause_s=TICK_S)
 
     async def flush(self, timeout_s: float) -> bool:
@@ -85,7 +85,7 @@ class Maintenance:
 
     @property
     def _is_telling(self) -> bool:
-        """True if Redis does not know everything yet."""
+        """True if an operation still waits for Redis."""
         return bool(
             self._local_fallback.is_on
             or self._ledger_writer.owed_count
@@ -96,4 +96,4 @@ class Maintenance:
 
 
 def _ignore(_: Answer | None) -> None:
-    """Take an answer that tells nothing."""
+    """Ignore an answer."""
