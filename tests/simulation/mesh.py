@@ -128,16 +128,16 @@ class Mesh:
             dispatch_ahead_s=1.0,
             local_prefill_tokens_max=8,
         )
-        relay = ForwardingCore(
+        router_core = ForwardingCore(
             name, MODEL_VERSION, BLOCK_TOKENS, policy, ForwardingLimits(32, 30.0, ORPHAN_S)
         )
         for replica_name in (*self.prefill_names, *self.decode_names):
             role = "prefill" if replica_name.startswith("prefill") else "decode"
-            replica = relay.add_replica(replica_name, role, kv_address=KV_ADDRESS)  # type: ignore[arg-type]
+            replica = router_core.add_replica(replica_name, role, kv_address=KV_ADDRESS)  # type: ignore[arg-type]
             stream = Stream(replica_name, name, replica)
             replica.connect(stream)
             self.streams.append(stream)
-        return relay
+        return router_core
 
     def _start_engine(self, name: str, core: Any) -> None:
         peer = None
@@ -265,9 +265,9 @@ class Mesh:
                 left.append(f"{name}: {live.serving} {live.leaving}")
             left += [f"{name}: {peer} {peer.slots}" for peer in self.cores[name].peers if peer.slots]
         for name in self.router_names:
-            relay = self.cores[name]
-            if relay.holdings.items or relay.queue:
-                left.append(f"{name}: {relay.holdings.items}")
+            router_core = self.cores[name]
+            if router_core.holdings.items or router_core.queue:
+                left.append(f"{name}: {router_core.holdings.items}")
         for name in (*self.decode_names, *self.prefill_names):
             if self.cores[name].slot_table.slots:
                 left.append(f"{name}: {self.cores[name].slot_table.slots}")

@@ -157,7 +157,7 @@ class Pool:
             dispatch_ahead_s=1.0,
             local_prefill_tokens_max=0,
         )
-        self.relay = ForwardingCore(
+        self.router_core = ForwardingCore(
             "router-0",
             VERSION,
             BLOCK_TOKENS,
@@ -165,10 +165,10 @@ class Pool:
             limits or ForwardingLimits(queue_max_requests=100_000),
             forecast=self.policy,
         )
-        self.cores: list[Any] = [self.relay]
+        self.cores: list[Any] = [self.router_core]
         self.engines: dict[str, TimedEngine] = {}
         self.streams: list[Stream] = []
-        self.services: dict[str, Any] = {"router-0": self.relay}
+        self.services: dict[str, Any] = {"router-0": self.router_core}
         for number in range(prefills):
             name = f"prefill-{number}"
             self._add("prefill", name, PrefillCore(name, MODEL, PrefillLimits(engine_concurrency=2)))
@@ -261,7 +261,7 @@ class Pool:
         self.cores.append(core)
         self.engines[name] = engine
         self.services[name] = core
-        replica = self.relay.add_replica(name, role, kv_address="127.0.0.1:9")
+        replica = self.router_core.add_replica(name, role, kv_address="127.0.0.1:9")
         stream = Stream(name, "router-0", replica)
         replica.connect(stream)
         self.streams.append(stream)

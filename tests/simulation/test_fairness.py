@@ -44,7 +44,7 @@ def both(
         bursts = burst(pool, every_s, int(75.0 / every_s), count, gap_s)
         asked = pool.run(merged(quiet, () if is_alone else bursts))
         p95.append(p95_of(asked, "b"))
-        pool.relay.assert_consistent()
+        pool.router_core.assert_consistent()
     return p95[0], p95[1], asked
 
 

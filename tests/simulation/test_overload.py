@@ -52,7 +52,7 @@ def test_three_times_the_load_costs_no_goodput_and_every_refusal_says_when_to_co
     assert at_door >= 0.9 * len(refused), "refused at the door, not after a wait"
     late = sum(one.is_late for one in thrice)
     assert late <= 0.02 * len(thrice), "work on requests that are too late"
-    pool.relay.assert_consistent()
+    pool.router_core.assert_consistent()
 
 
 def test_under_overload_tenants_are_refused_by_what_they_offer() -> None:

@@ -84,15 +84,15 @@ class Pool(Mesh):
             self.advance(0.005)
         raise AssertionError([client.request for client in clients if not client.is_done])
 
-    def relays(self) -> list[ForwardingCore]:
+    def router_cores(self) -> list[ForwardingCore]:
         return [self.cores[name] for name in self.router_names]
 
     def is_ejected(self, name: str) -> bool:
         """Return whether all routers have ejected `name`."""
-        return all(relay.replicas[name].ejection.is_ejected for relay in self.relays())
+        return all(router_core.replicas[name].ejection.is_ejected for router_core in self.router_cores())
 
     def ejections(self) -> int:
-        return sum(relay.ejection_total for relay in self.relays())
+        return sum(router_core.ejection_total for router_core in self.router_cores())
 
     def check(self, clients: Sequence[Client]) -> None:
         """Every request ended well, with the tokens that it has on one engine alone."""
@@ -165,7 +165,7 @@ def test_what_every_engine_refuses_ejects_nothing(role: str, kind: str) -> None:
     reason = {INVALID: "ENGINE_REFUSED", FOREIGN: "ENGINE_ERROR"}[kind]
     assert {client.request.outcome.name for client in pool.clients if client.request.outcome} == {reason}
     assert pool.ejections() == 0
-    assert not any(replica.ejection.failures for replica in pool.relays()[0].replicas.values())
+    assert not any(replica.ejection.failures for replica in pool.router_cores()[0].replicas.values())
     executions = sum(len(client.request.attempts) for client in pool.clients)
     assert 1000 < executions <= 1000 + 30 + 0.1 * 1000 + 3.0 * (pool.now_s - began_s), executions
     assert pool.frontend.retries.level >= 10, "the lower half is left to requests that no engine took"
@@ -190,9 +190,9 @@ def test_crafted_requests_eject_nothing_and_hide_no_liar(liar: str) -> None:
             served += crowd[::2]
             assert all(one.request.outcome and one.request.outcome.error for one in crowd[1::2])
         pool.check(served)
-        relay = pool.relays()[0]
-        assert bool(relay.ejection_total) == bool(liar)
-        failed = {name for name, replica in relay.replicas.items() if replica.ejection.failures}
+        router_core = pool.router_cores()[0]
+        assert bool(router_core.ejection_total) == bool(liar)
+        failed = {name for name, replica in router_core.replicas.items() if replica.ejection.failures}
         assert failed <= {liar}, (seed, failed)
 
 
@@ -226,7 +226,7 @@ def test_nothing_gets_around_the_headroom_of_its_class(liar: str) -> None:
             pool.serve([large[-1], pool.request()])
         assert {one.request.outcome.name for one in large if one.request.outcome} == {"ENGINE_REFUSED"}
         assert all(len(one.request.attempts) == 1 and not one.ids for one in large)
-        replicas = pool.relays()[0].replicas
+        replicas = pool.router_cores()[0].replicas
         blamed = {name for name in replicas if replicas[name].ejection.failures or pool.is_ejected(name)}
         assert blamed <= {liar}, (seed, blamed)
 
