@@ -83,11 +83,11 @@ class Router(process.MeshProcess):
             self.boot_id,
             policy.observe,
             known_dispatches(policy.backlog),
-            lambda replica: replica in self.relay.replicas,
+            lambda replica: replica in self.core.replicas,
             self.clock,
         )
         self._telemetry = telemetry.ForwardingTelemetry(self.metrics, self.tracing, block_tokens)
-        self.relay = ForwardingCore(
+        self.core = ForwardingCore(
             name,
             self._version,
             block_tokens,
@@ -104,11 +104,11 @@ class Router(process.MeshProcess):
             record=self._telemetry,
             forecast=policy,
         )
-        self._alarm = Timer(self.relay, self.clock, _log_bug)
-        self.relay.on_change = self._alarm.update
+        self._alarm = Timer(self.core, self.clock, _log_bug)
+        self.core.on_change = self._alarm.update
         self.index = IndexReader(self.redis, mesh, local_index, self.clock)
         host = ReplicaHost(
-            self.relay,
+            self.core,
             self.hello,
             self._version,
             block_tokens,
@@ -119,10 +119,10 @@ class Router(process.MeshProcess):
             dialer,
         )
         self.links = LinkManager(host, self.clock, "replica")
-        telemetry.export(self.relay, policy, self.index, self.dispatches, self.metrics, self.clock)
-        attach = self.serve_attach(self.relay, SERVICE_NAME)
+        telemetry.export(self.core, policy, self.index, self.dispatches, self.metrics, self.clock)
+        attach = self.serve_attach(self.core, SERVICE_NAME)
         router_pb2_grpc.add_RouterServiceServicer_to_server(
-            RouterStatus(self.relay, policy, attach, self.redis, self.clock), self.server.grpc
+            RouterStatus(self.core, policy, attach, self.redis, self.clock), self.server.grpc
         )
 
     def on_members(self, members: list[Member]) -> None:
@@ -173,15 +173,15 @@ class Router(process.MeshProcess):
     def _is_warm(self) -> bool:
         if not (self._is_view_known and self.links.is_settled() and self.index.is_caught_up):
             return False
-        is_attached = all(replica.is_up for replica in self.relay.replicas.values())
+        is_attached = all(replica.is_up for replica in self.core.replicas.values())
         return is_attached and self.dispatches.is_caught_up()
 
     async def drain(self) -> None:
         """Refuse new requests and wait until the last one ended, or until another router can take over what is left."""
-        self.relay.drain()
-        while not self.relay.is_idle():
-            if self.has_heir and self.relay.can_be_taken_over():
-                log.info("the other routers take over", extra={"requests": self.relay.relayed_count})
+        self.core.drain()
+        while not self.core.is_idle():
+            if self.has_heir and self.core.can_be_taken_over():
+                log.info("the other routers take over", extra={"requests": self.core.placed_count})
                 return
             await asyncio.sleep(IDLE_LOOK_S)
 

@@ -24,9 +24,9 @@ class RouterStatus(router_pb2_grpc.RouterServiceServicer):
     """Reads the core; changes nothing."""
 
     def __init__(
-        self, relay: ForwardingCore, policy: CostPolicy, attach: AttachService, redis: RedisLink, clock: Clock
+        self, core: ForwardingCore, policy: CostPolicy, attach: AttachService, redis: RedisLink, clock: Clock
     ) -> None:
-        self._relay = relay
+        self._core = core
         self._policy = policy
         self._attach = attach
         self._redis = redis
@@ -36,21 +36,21 @@ class RouterStatus(router_pb2_grpc.RouterServiceServicer):
         self, request: pb.GetStatusRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.GetStatusResponse:
         """See router.proto."""
-        relay, local_index = self._relay, self._policy.local_index
+        core, local_index = self._core, self._policy.local_index
         now_s = self._clock.now_s()
         return pb.GetStatusResponse(
-            router=relay.router,
-            replicas=[self._view(replica, now_s) for _, replica in sorted(relay.replicas.items())],
-            queued_request_count=len(relay.queue),
-            relayed_request_count=relay.relayed_count,
-            orphan_count=relay.holdings.orphan_count,
+            router=core.router,
+            replicas=[self._view(replica, now_s) for _, replica in sorted(core.replicas.items())],
+            queued_request_count=len(core.queue),
+            relayed_request_count=core.placed_count,
+            orphan_count=core.holdings.orphan_count,
             index_block_count=local_index.block_count,
             overlay_block_count=local_index.in_flight_block_count,
             stream_count=self._attach.stream_count,
             task_count=len(asyncio.all_tasks()),
             redis_connected=self._redis.is_connected,
             healed_block_total=local_index.repaired_block_total,
-            ejection_total=relay.ejection_total,
+            ejection_total=core.ejection_total,
             prefill_costs=self._costs(),
         )
 

@@ -144,7 +144,7 @@ class ForwardingTelemetry:
 
 
 def export(
-    relay: ForwardingCore,
+    core: ForwardingCore,
     policy: CostPolicy,
     index: IndexReader,
     dispatches: DispatchGossip,
@@ -152,16 +152,16 @@ def export(
     clock: Clock,
 ) -> None:
     """Export what the core holds, read at each scrape."""
-    holdings, local_index = relay.holdings, policy.local_index
-    metrics.gauge("queued_requests", "Attempts that wait to be released.", lambda: len(relay.queue))
-    export_queue(relay, metrics)
+    holdings, local_index = core.holdings, policy.local_index
+    metrics.gauge("queued_requests", "Attempts that wait to be released.", lambda: len(core.queue))
+    export_queue(core, metrics)
     export_sharing(dispatches, policy, metrics)
     metrics.gauge(
         "imbalance",
         "Work dispatched lately to the prefill replica with the most, over the mean of all; 0 while there is too little.",
-        lambda: imbalance(relay, policy, clock.now_s()),
+        lambda: imbalance(core, policy, clock.now_s()),
     )
-    metrics.gauge("live_requests", "Attempts placed and not ended.", lambda: relay.relayed_count)
+    metrics.gauge("live_requests", "Attempts placed and not ended.", lambda: core.placed_count)
     metrics.gauge("detached_requests", "Attempts whose frontend is lost.", lambda: holdings.orphan_count)
     metrics.gauge("index_blocks", "Distinct blocks in the index.", lambda: local_index.block_count)
     metrics.total("evicted_blocks", "Blocks forgotten at the bound.", lambda: local_index.evicted_block_total)
@@ -174,30 +174,30 @@ def export(
     metrics.total("estimated_seconds", "Prefill seconds expected.", lambda: policy.estimate_total_s)
     metrics.total("measured_seconds", "The real ones of the same prompts.", lambda: policy.measured_total_s)
     metrics.gauge("backlog_requests", "Dispatched prompts not computed.", lambda: len(policy.backlog))
-    metrics.total("ejections", "Times a replica was ejected.", lambda: relay.ejection_total)
+    metrics.total("ejections", "Times a replica was ejected.", lambda: core.ejection_total)
     metrics.total(
         "contradictions",
         "Verdicts of replicas that another replica contradicted, as frontends told.",
-        lambda: relay.contradiction_total,
+        lambda: core.contradiction_total,
     )
     metrics.gauge(
         "ejected_replicas",
         "Replicas that are not trusted with new requests.",
-        lambda: sum(replica.ejection.is_ejected for replica in relay.replicas.values()),
+        lambda: sum(replica.ejection.is_ejected for replica in core.replicas.values()),
     )
     metrics.gauge(
         "placeable_replicas",
         "Replicas that may take new requests.",
-        lambda: sum(replica.is_placeable() for replica in relay.replicas.values()),
+        lambda: sum(replica.is_placeable() for replica in core.replicas.values()),
     )
 
 
-def imbalance(relay: ForwardingCore, policy: CostPolicy, now_s: float) -> float:
+def imbalance(core: ForwardingCore, policy: CostPolicy, now_s: float) -> float:
     """Return the most work that a placeable prefill replica was sent lately by anybody, over the mean.
 
     0 while that is less than some typical prompts per replica, and half of what a replica can do in the time that counts.
     """
-    names = [one.name for one in relay.replicas.values() if one.role == "prefill" and one.is_placeable()]
+    names = [one.name for one in core.replicas.values() if one.role == "prefill" and one.is_placeable()]
     work_s = [policy.backlog.recent_s(name, now_s) for name in names]
     total_s = sum(work_s)
     enough_s = len(work_s) * min(SPREAD_PROMPTS * policy.prefills.typical_s, UTILISATION_S / 2)
@@ -229,14 +229,14 @@ def export_sharing(dispatches: DispatchGossip, policy: CostPolicy, metrics: Metr
     )
 
 
-def export_queue(relay: ForwardingCore, metrics: Metrics) -> None:
+def export_queue(core: ForwardingCore, metrics: Metrics) -> None:
     """Export what waits, what is released, and what is refused."""
-    queue, admission = relay.queue, relay.admission
+    queue, admission = core.queue, core.admission
     metrics.gauge("queued_tokens", "Prompt tokens of attempts that wait.", lambda: queue.tokens)
     metrics.gauge(
         "queue_delay_seconds",
         "Expected wait of a request of the default priority class from a tenant of which nothing waits.",
-        lambda: relay.queue_delay_us() / 1e6,
+        lambda: core.queue_delay_us() / 1e6,
     )
     metrics.total("evicted_requests", "Attempts that gave their place away.", lambda: queue.evicted_total)
     for priority_class in range(PRIORITY_CLASS_MAX + 1):

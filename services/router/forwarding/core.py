@@ -199,7 +199,7 @@ class ForwardingCore(AttachedCore[Attempt]):
         """Return what frontends hear each second: by its absence they know a router that is there no more."""
         return pb.LoadReport(
             queued_request_count=len(self.queue),
-            running_request_count=self.relayed_count,
+            running_request_count=self.placed_count,
             draining=self.admission.is_draining,
             engine_ready=True,
             queue_delay_us=self.queue_delay_us(),
@@ -227,7 +227,7 @@ class ForwardingCore(AttachedCore[Attempt]):
         return all(item.stage is Stage.GENERATING for one in self.sessions for item in one.slots.values())
 
     @property
-    def relayed_count(self) -> int:
+    def placed_count(self) -> int:
         """Attempts that were placed and have not ended."""
         return sum(item.stage not in (Stage.QUEUED, Stage.LINGERING) for item in self.holdings.items)
 

@@ -53,13 +53,13 @@ async def listening() -> AsyncIterator[Listener]:
 
 async def test_a_thousand_forged_members_are_dialed_within_the_rate_limit() -> None:
     """They point to a listener that sends nothing; a replica that registers after them does not wait for their retries."""
-    async with listening() as listener, linked() as (links, relay), replica("decode-0", "A") as (_, real):
+    async with listening() as listener, linked() as (links, core), replica("decode-0", "A") as (_, real):
         forged = [member(f"forged-{number}", listener.address, "x") for number in range(1000)]
         began_s = CLOCK.now_s()
         links.update(forged[:60])
         await until(lambda: len(listener.accepted) >= 120)
         links.update([*forged[:60], real])
-        await until(lambda: "decode-0" in relay.replicas and relay.replicas["decode-0"].is_up)
+        await until(lambda: "decode-0" in core.replicas and core.replicas["decode-0"].is_up)
         links.update([*forged, real])
         await until(lambda: len(listener.accepted) > BURST + 2 * RATE_PER_S)
         for number, at_s in enumerate(listener.accepted, 1):
@@ -75,11 +75,11 @@ async def test_a_mesh_of_64_replicas_is_attached_within_one_burst() -> None:
         for number in range(64):
             _, one = await stack.enter_async_context(replica(f"decode-{number}", f"boot-{number}"))
             members.append(one)
-        links, relay = await stack.enter_async_context(linked())
+        links, core = await stack.enter_async_context(linked())
         random.Random(1).shuffle(members)
         links.update(members)
         await until(
-            lambda: len(relay.replicas) == 64 and all(each.is_up for each in relay.replicas.values()), 30
+            lambda: len(core.replicas) == 64 and all(each.is_up for each in core.replicas.values()), 30
         )
 
 

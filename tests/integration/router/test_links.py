@@ -75,14 +75,14 @@ async def linked() -> AsyncIterator[tuple[LinkManager[Replica[Attempt]], Forward
         dispatch_ahead_s=1.0,
         local_prefill_tokens_max=8,
     )
-    relay = ForwardingCore("r", "m", 4, policy, ForwardingLimits(8, 60.0, 3.0))
+    core = ForwardingCore("r", "m", 4, policy, ForwardingLimits(8, 60.0, 3.0))
     hello = pb.Hello(process_id="r", boot_id="r", protocol_version=1)
     clock = MonotonicClock()
-    host = ReplicaHost(relay, hello, "m", 4, clock, _channel, lambda names: None)
+    host = ReplicaHost(core, hello, "m", 4, clock, _channel, lambda names: None)
     links = LinkManager(host, clock, "replica")
     task = asyncio.create_task(links.run())
     try:
-        yield links, relay
+        yield links, core
     finally:
         task.cancel()
         await asyncio.wait([task])
@@ -101,16 +101,16 @@ async def test_a_process_that_lost_its_name_is_left_when_it_runs_no_slot() -> No
     async with (
         replica("decode-0", "A") as (old, old_member),
         replica("decode-0", "B") as (new, new_member),
-        linked() as (links, relay),
+        linked() as (links, core),
     ):
         links.update([old_member])
-        await until(lambda: "decode-0" in relay.replicas and relay.replicas["decode-0"].is_up)
-        first = relay.replicas["decode-0"]
+        await until(lambda: "decode-0" in core.replicas and core.replicas["decode-0"].is_up)
+        first = core.replicas["decode-0"]
         item: Any = SimpleNamespace(routing=SimpleNamespace(placement=None))
         first.slots[1] = item
         links.update([new_member])
-        await until(lambda: new.stream_count == 1 and relay.replicas["decode-0"].is_up)
-        assert first.is_retired and relay.replicas["decode-0"] is not first
+        await until(lambda: new.stream_count == 1 and core.replicas["decode-0"].is_up)
+        assert first.is_retired and core.replicas["decode-0"] is not first
         await asyncio.sleep(0)
         links.update([new_member])  # makes the router poll at once
         await until(lambda: not links._changed.is_set())
@@ -119,21 +119,21 @@ async def test_a_process_that_lost_its_name_is_left_when_it_runs_no_slot() -> No
         await until(lambda: old.stream_count == 0)
         for turn in range(6):
             links.update([old_member if turn % 2 == 0 else new_member])
-            await until(lambda: relay.replicas["decode-0"].is_up)
+            await until(lambda: core.replicas["decode-0"].is_up)
         await until(lambda: (old.stream_count, new.stream_count) == (0, 1))
         assert len(links) == 1
 
 
 async def test_another_process_at_the_address_is_not_the_replica() -> None:
     """An address that another process or a later boot has now gets no request."""
-    async with replica("prefill-9", "C") as (_, other), linked() as (links, relay):
+    async with replica("prefill-9", "C") as (_, other), linked() as (links, core):
         links.update([member("decode-7", other.address, "C"), member("prefill-9", other.address, "old")])
         await until(
             lambda: all(link.link.failures > 1 for link in links._linked.values()) and len(links) == 2
         )
-        assert not any(each.is_up for each in relay.replicas.values())
+        assert not any(each.is_up for each in core.replicas.values())
         links.update([other])
-        await until(lambda: relay.replicas["prefill-9"].is_up)
+        await until(lambda: core.replicas["prefill-9"].is_up)
 
 
 def _channel(address: str, role: str) -> grpc.aio.Channel:
@@ -148,14 +148,14 @@ async def test_a_bug_with_one_replica_ends_neither_the_links_nor_the_process(
     async with (
         replica("decode-0", "A") as (_, known),
         replica("decode-1", "B") as (_, odd),
-        linked() as (links, relay),
+        linked() as (links, core),
     ):
         links.update([known])
-        await until(lambda: "decode-0" in relay.replicas and relay.replicas["decode-0"].is_up)
-        healthy = relay.add_replica
-        monkeypatch.setattr(relay, "add_replica", lambda *_, **__: 1 / 0)
+        await until(lambda: "decode-0" in core.replicas and core.replicas["decode-0"].is_up)
+        healthy = core.add_replica
+        monkeypatch.setattr(core, "add_replica", lambda *_, **__: 1 / 0)
         links.update([known, odd])
         await until(lambda: "do not match the members" in caplog.text)
-        assert relay.replicas["decode-0"].is_up and len(links) == 1
-        monkeypatch.setattr(relay, "add_replica", healthy)
-        await until(lambda: "decode-1" in relay.replicas and relay.replicas["decode-1"].is_up)
+        assert core.replicas["decode-0"].is_up and len(links) == 1
+        monkeypatch.setattr(core, "add_replica", healthy)
+        await until(lambda: "decode-1" in core.replicas and core.replicas["decode-1"].is_up)

@@ -54,7 +54,7 @@ class Desk:
             local_prefill_tokens_max=local,
             order_key=order_key,
         )
-        self.relay = ForwardingCore(
+        self.core = ForwardingCore(
             "router-0",
             "m",
             4,
@@ -68,11 +68,11 @@ class Desk:
         for index in range(2):
             self.add(f"decode-{index}", "decode")
         self.outbox = DownwardOutbox()
-        self.session = self.relay.open_session(pb.Hello(process_id="f"), self.outbox, self.now_s)
+        self.session = self.core.open_session(pb.Hello(process_id="f"), self.outbox, self.now_s)
         self.slot = 0
 
     def add(self, name: str, role: Any) -> None:
-        replica, link = self.relay.add_replica(name, role, kv_address=f"{name}:9"), Link()
+        replica, link = self.core.add_replica(name, role, kv_address=f"{name}:9"), Link()
         replica.connect(link)
         self.policy.local_index.add(name)
         self.links[name] = (replica, link)
@@ -80,7 +80,7 @@ class Desk:
 
     def ask(self, **fields: Any) -> None:
         self.session.on_request(pb.AttachRequest(**fields), self.now_s)
-        self.relay.after_event()
+        self.core.after_event()
         self.check()
 
     def told(self) -> pb.AttachResponse:
@@ -102,13 +102,13 @@ class Desk:
 
     def wait(self, seconds: float) -> None:
         self.now_s += seconds
-        wake_s = self.relay.next_wake_s()
+        wake_s = self.core.next_wake_s()
         if wake_s is not None and wake_s <= self.now_s:
-            self.relay.on_timer(self.now_s)
+            self.core.on_timer(self.now_s)
         self.check()
 
     def check(self) -> None:
-        self.relay.assert_consistent()
+        self.core.assert_consistent()
         self.policy.assert_consistent()
 
     def submit(self, request_id: str = A, tokens: int = 20, **changes: Any) -> int:
@@ -182,8 +182,8 @@ class Desk:
         return [(cancel.slot, cancel.reason) for cancel in self.up(name).cancels]
 
     def assert_empty(self) -> None:
-        assert not self.relay.holdings.items
-        assert not self.relay.holdings.live
+        assert not self.core.holdings.items
+        assert not self.core.holdings.live
         assert not any(replica.slots for replica, _ in self.links.values())
         assert not any(replica.load.state.block_reserved for replica, _ in self.links.values())
         assert not len(self.policy.backlog)

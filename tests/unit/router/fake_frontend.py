@@ -39,9 +39,7 @@ class Stream:
         self.world = world
         self.outbox = UpwardOutbox()
         self.down_outbox = DownwardOutbox()
-        self.session = world.relay.open_session(
-            pb.Hello(process_id="frontend"), self.down_outbox, world.now_s
-        )
+        self.session = world.core.open_session(pb.Hello(process_id="frontend"), self.down_outbox, world.now_s)
         self.upward: deque[pb.AttachRequest] = deque()
         self.downward: deque[pb.AttachResponse] = deque()
         self.requests: dict[int, Request] = {}
@@ -62,7 +60,7 @@ class Stream:
                 self.downward.append(pb.AttachResponse.FromString(answer.SerializeToString()))
         elif choice == "read up":
             self.session.on_request(self.upward.popleft(), now_s)
-            self.world.relay.after_event()
+            self.world.core.after_event()
         else:
             self.on_response(self.downward.popleft())
         return True

@@ -106,7 +106,7 @@ def test_the_imbalance_is_the_maximum_over_the_mean_of_all_routers_work() -> Non
     clock = VirtualClock(desk.now_s)
 
     def imbalance() -> float:
-        return telemetry.imbalance(desk.relay, desk.policy, clock.now_s())
+        return telemetry.imbalance(desk.core, desk.policy, clock.now_s())
 
     for number, router in enumerate(("router-0", "router-1")):
         assert imbalance() == 0.0

@@ -49,7 +49,7 @@ class World:
             dispatch_ahead_s=1.0,
             local_prefill_tokens_max=local_tokens,
         )
-        self.relay = ForwardingCore(
+        self.core = ForwardingCore(
             "router-0",
             VERSION,
             BLOCK,
@@ -69,7 +69,7 @@ class World:
     def add_peer(self, peer: Peer) -> Link:
         self.peers[peer.name] = peer
         self.local_index.add(peer.name)
-        replica = self.relay.add_replica(peer.name, peer.role, kv_address=f"{peer.name}:1")
+        replica = self.core.add_replica(peer.name, peer.role, kv_address=f"{peer.name}:1")
         link = Link(self, replica, peer)
         self.links.append(link)
         link.attach()
@@ -185,12 +185,12 @@ class World:
 
     def advance(self, seconds: float) -> None:
         self.now_s += seconds
-        wake_s = self.relay.next_wake_s()
+        wake_s = self.core.next_wake_s()
         if wake_s is not None and wake_s <= self.now_s:
-            self.relay.on_timer(self.now_s)
+            self.core.on_timer(self.now_s)
 
     def check(self) -> None:
-        self.relay.assert_consistent()
+        self.core.assert_consistent()
         self.policy.assert_consistent()
 
     def settle(self) -> None:

@@ -66,17 +66,17 @@ def test_a_full_queue_gives_the_place_of_the_least_important_one_away() -> None:
     desk.submit(request_id=name(8))
     (refusal,) = desk.told().refusals
     assert refusal.reason == pb.Refusal.REASON_QUEUE_FULL and refusal.evicted and refusal.retry_after_ms
-    assert desk.relay.queue.evicted_total == 1 and desk.ended == ["evicted"]
+    assert desk.core.queue.evicted_total == 1 and desk.ended == ["evicted"]
     desk.submit(request_id=name(9))
     (refusal,) = desk.told().refusals
     assert refusal.reason == pb.Refusal.REASON_QUEUE_FULL and not refusal.evicted and refusal.retry_after_ms
-    assert len(desk.relay.queue) == 3
+    assert len(desk.core.queue) == 3
 
 
 def test_a_queue_is_full_of_tokens_too() -> None:
     """The bound of tokens holds for what is new, a single long prompt is taken all the same."""
     desk = Desk()
-    desk.relay.queue.tokens_max = 50
+    desk.core.queue.tokens_max = 50
     busy(desk, 1, tokens=400)
     desk.submit(request_id=name(7), tokens=20)
     (refusal,) = desk.told().refusals
@@ -88,7 +88,7 @@ def test_a_queue_is_full_of_tokens_too() -> None:
 def test_who_would_wait_too_long_is_refused_at_the_door() -> None:
     """Measured by what drains; a higher band and a resumed request do not wait behind it."""
     desk = Desk(queue=100)
-    drain = desk.relay.releases.drain
+    drain = desk.core.releases.drain
     busy(desk, 30, tokens=200)
     begun_s = desk.now_s
     for _ in range(20):
@@ -103,19 +103,19 @@ def test_who_would_wait_too_long_is_refused_at_the_door() -> None:
     desk.submit(request_id=name(42), tokens=200, resumed=True, attempt=2)
     desk.submit(request_id=name(43), tokens=20, tenant="quiet")
     assert not desk.told().refusals
-    assert desk.relay.load_report().queue_delay_us > 0
+    assert desk.core.load_report().queue_delay_us > 0
 
 
 def test_nobody_is_refused_for_the_wait_of_those_that_it_overtakes() -> None:
     """Half a minute of work waits; a short request has none of it before it, a long one all."""
     desk = Desk(queue=100)
-    desk.relay.releases.forecast = Told(0.01)
+    desk.core.releases.forecast = Told(0.01)
     busy(desk, 30, tokens=200)
     for _ in range(20):
         desk.now_s += 0.1
-        desk.relay.releases.drain.released(20, desk.now_s)
+        desk.core.releases.drain.released(20, desk.now_s)
     desk.submit(request_id=name(40), tokens=30)
-    assert not desk.told().refusals and next(iter(desk.relay.queue)).submitted.request_id == name(40)
+    assert not desk.told().refusals and next(iter(desk.core.queue)).submitted.request_id == name(40)
     desk.submit(request_id=name(41), tokens=300)
     (refusal,) = desk.told().refusals
     assert refusal.reason == pb.Refusal.REASON_QUEUE_FULL and "30.0 s" in refusal.message
@@ -126,15 +126,15 @@ def test_who_cannot_meet_its_deadline_is_refused_with_the_estimate(limit: dict[s
     """Before anything is taken for it; unknown costs, a cached prompt and a resumed request are given the chance."""
     desk = Desk()
     forecast = Told(0.1)
-    desk.relay.releases.forecast = forecast
+    desk.core.releases.forecast = forecast
     desk.submit(request_id=name(1), tokens=20, **limit)
     (refusal,) = desk.told().refusals
     assert refusal.reason == pb.Refusal.REASON_DEADLINE and refusal.estimate_ms == 2000
     assert all(not replica.slots for replica, _ in desk.links.values())
-    assert desk.relay.admission.refusals == {pb.Refusal.REASON_DEADLINE: 1}
-    desk.relay.releases.forecast = Told(0.01)
+    assert desk.core.admission.refusals == {pb.Refusal.REASON_DEADLINE: 1}
+    desk.core.releases.forecast = Told(0.01)
     desk.submit(request_id=name(2), tokens=20, **limit)
-    desk.relay.releases.forecast = forecast
+    desk.core.releases.forecast = forecast
     desk.submit(request_id=name(3), tokens=20, resumed=True, attempt=2, **limit)
     forecast.is_known = False
     desk.submit(request_id=name(4), tokens=20, **limit)
@@ -144,7 +144,7 @@ def test_who_cannot_meet_its_deadline_is_refused_with_the_estimate(limit: dict[s
 def test_the_deadline_is_looked_at_again_at_release() -> None:
     """What waited until too little was left is refused when its turn comes, and the next one goes."""
     desk = Desk()
-    desk.relay.releases.forecast = Told(0.0)
+    desk.core.releases.forecast = Told(0.0)
     desk.reserved(request_id=name(1000))
     desk.submit(request_id=name(1), remaining_ms=1000)
     desk.submit(request_id=name(2), remaining_ms=60_000)
@@ -162,14 +162,14 @@ def test_what_no_engine_had_is_given_back_and_what_one_had_is_not() -> None:
     """A cancel before the start costs a tenant nothing, one after it the prompt and what was made."""
     desk = Desk()
     desk.reserved(request_id=name(1), tenant="a")
-    (item,) = desk.relay.holdings.items
+    (item,) = desk.core.holdings.items
     counters = item.ticket.counters
     assert counters is not None and counters.prefill == 20 and counters.decode == 20
     desk.ask(cancels=[pb.Cancel(slot=item.slot, reason=pb.Cancel.REASON_CLIENT)])
     assert counters.prefill == counters.decode == 0
     desk.reserved(request_id=name(2), tenant="a")
     desk.down("prefill-0", starts=[pb.Start(slot=max(desk.links["prefill-0"][0].slots))])
-    (item,) = desk.relay.holdings.items
+    (item,) = desk.core.holdings.items
     desk.ask(cancels=[pb.Cancel(slot=item.slot, reason=pb.Cancel.REASON_CLIENT)])
     assert item.ticket.counters is counters and counters.prefill == 20 and counters.decode == 0
 
@@ -181,7 +181,7 @@ def test_copied_requests_wait_in_the_lowest_band_and_leave_first() -> None:
     desk.submit(request_id=name(5), priority_class=7, shadow=True)
     desk.submit(request_id=name(6), priority_class=0)
     (refusal,) = desk.told().refusals
-    assert refusal.evicted and [item.submitted.request_id for item in desk.relay.queue] == [name(0), name(6)]
+    assert refusal.evicted and [item.submitted.request_id for item in desk.core.queue] == [name(0), name(6)]
 
 
 def test_head_room_is_kept_free_unless_the_replica_is_empty() -> None:
@@ -217,17 +217,17 @@ def test_a_class_with_head_room_waits_where_another_is_placed() -> None:
         desk.down(decode, load_report=report)
     desk.submit(request_id=name(1), tokens=20, kv_head_room_permille=100)
     assert asked[-1].kv_headroom_permille == 100 and not desk.up("decode-0").submits
-    assert [item.submitted.request_id for item in desk.relay.queue] == [name(1)]
+    assert [item.submitted.request_id for item in desk.core.queue] == [name(1)]
     desk.submit(request_id=name(2), tokens=20, kv_head_room_permille=100, resumed=True, attempt=2)
     desk.wait(0.06)
     assert any(one.kv_headroom_permille == 0 for one in asked)
-    assert [item.submitted.request_id for item in desk.relay.queue] == [name(1)], "the resumed one went"
+    assert [item.submitted.request_id for item in desk.core.queue] == [name(1)], "the resumed one went"
 
 
 def slow_desk() -> Desk:
     """Return a desk whose prefills were seen to take 3 s, a moment ago."""
     desk = Desk()
-    desk.relay.releases.forecast = desk.policy
+    desk.core.releases.forecast = desk.policy
     for _ in range(100):
         desk.policy.costs.observe(10, 10, 3.0)
     desk.policy._measured_at_s = desk.now_s
@@ -333,9 +333,9 @@ def test_old_reports_do_not_stop_placement() -> None:
         report = pb.LoadReport(block_total_count=100, block_reserved_count=100, engine_ready=True)
         desk.down(decode, load_report=report)
     desk.submit(request_id=name(1))
-    assert len(desk.relay.queue) == 1
+    assert len(desk.core.queue) == 1
     desk.wait(1.3)
-    assert len(desk.relay.queue) == 0, "decode decides whether it has room"
+    assert len(desk.core.queue) == 0, "decode decides whether it has room"
 
 
 def test_random_bands_weights_and_tenants_leave_nothing_behind() -> None:
@@ -352,22 +352,22 @@ def test_random_bands_weights_and_tenants_leave_nothing_behind() -> None:
         )
     for slot in list(desk.session.slots):
         desk.ask(cancels=[pb.Cancel(slot=slot, reason=pb.Cancel.REASON_CLIENT)])
-    assert not desk.relay.holdings.items and not len(desk.relay.queue)
+    assert not desk.core.holdings.items and not len(desk.core.queue)
 
 
 def test_frontends_hear_how_long_a_step_takes_on_the_slowest_decode() -> None:
     """95 of 100 of its last reports; 0 as long as nobody told, and when they are older than a minute."""
     desk = Desk()
-    assert desk.relay.load_report().step_p95_us == 0
+    assert desk.core.load_report().step_p95_us == 0
     for step_us in range(1000, 1020):
         desk.down("decode-0", load_report=pb.LoadReport(step_us=step_us, engine_ready=True))
     desk.down("decode-1", load_report=pb.LoadReport(step_us=500, engine_ready=True))
     desk.down("prefill-0", load_report=pb.LoadReport(step_us=90_000, engine_ready=True))
-    assert desk.relay.load_report().step_p95_us == 1018
+    assert desk.core.load_report().step_p95_us == 1018
     desk.wait(STEPS_KEPT_S - 1)
     desk.down("decode-0", load_report=pb.LoadReport(step_us=700, engine_ready=True))
-    assert desk.relay.load_report().step_p95_us == 1018
+    assert desk.core.load_report().step_p95_us == 1018
     desk.wait(2)
-    assert desk.relay.load_report().step_p95_us == 700
+    assert desk.core.load_report().step_p95_us == 700
     desk.wait(STEPS_KEPT_S)
-    assert desk.relay.load_report().step_p95_us == 0
+    assert desk.core.load_report().step_p95_us == 0

@@ -21,7 +21,7 @@ def test_a_lost_frontend_orphans_what_runs_and_cancels_the_rest(phase: str) -> N
     if phase in ("submit", "reserved"):
         desk.assert_empty()
         return
-    assert desk.relay.holdings.orphan_count == 1
+    assert desk.core.holdings.orphan_count == 1
     (decode,) = [name for name in ("decode-0", "decode-1") if desk.links[name][0].slots]
     desk.down(decode, frame=frame(1, 1, 3))
     desk.wait(2.9)
@@ -38,7 +38,7 @@ def test_an_adoption_takes_over_an_orphan_of_this_router() -> None:
     decode, old_slot = desk.generating()
     desk.session.on_closed(desk.now_s)
     desk.outbox = DownwardOutbox()
-    desk.session = desk.relay.open_session(pb.Hello(process_id="f"), desk.outbox, desk.now_s)
+    desk.session = desk.core.open_session(pb.Hello(process_id="f"), desk.outbox, desk.now_s)
     adopt = pb.Adopt(slot=1, request_id=A, attempt=1, position=2, credit_position=9, decode_replica=decode)
     desk.ask(adopts=[adopt])
     (sent,) = desk.up(decode).adopts
@@ -51,7 +51,7 @@ def test_an_adoption_takes_over_an_orphan_of_this_router() -> None:
     )
     told = desk.told()
     assert [row.slot for row in told.acceptances] == [1] and list(told.frame.positions) == [2]
-    assert desk.relay.holdings.orphan_count == 0
+    assert desk.core.holdings.orphan_count == 0
     desk.down(decode, finishes=[pb.Finish(slot=sent.slot, end_position=5, reason=pb.Finish.REASON_LENGTH)])
     assert [row.end_position for row in desk.told().finishes] == [5]
     desk.assert_empty()
@@ -128,7 +128,7 @@ def test_an_adoption_of_a_lower_attempt_does_not_hide_a_higher_one(is_late: bool
         desk.slot += 1
         desk.ask(adopts=[pb.Adopt(slot=2, request_id=A, attempt=1, decode_replica="decode-0")])
         assert not desk.up("decode-0").adopts and not desk.up("decode-1").adopts
-    assert desk.relay.holdings.live[A].submitted.attempt == 257
+    assert desk.core.holdings.live[A].submitted.attempt == 257
     assert [row.reason for row in desk.told().refusals] == [pb.Refusal.REASON_SUPERSEDED]
 
 
@@ -171,9 +171,9 @@ def test_a_replica_that_could_not_be_reached_is_not_waited_for_by_an_adopt() -> 
 def test_a_draining_router_can_be_taken_over_when_everything_generates(phase: str) -> None:
     """What is adopted through another router must run at its decode replica, with its blocks there."""
     desk = Desk()
-    assert desk.relay.can_be_taken_over()
+    assert desk.core.can_be_taken_over()
     getattr(desk, phase)()
-    assert desk.relay.can_be_taken_over() == (phase == "generating")
+    assert desk.core.can_be_taken_over() == (phase == "generating")
 
 
 def test_a_replica_that_has_gone_silent_is_not_asked_for_what_ran_there() -> None:

@@ -44,7 +44,7 @@ def test_a_replica_that_fails_in_a_row_is_left_alone_tried_and_readmitted() -> N
     desk = Desk(prefills=0)
     for _ in range(3):
         fail_on(desk, "decode-0")
-    assert desk.links["decode-0"][0].ejection.is_ejected and desk.relay.ejection_total == 1
+    assert desk.links["decode-0"][0].ejection.is_ejected and desk.core.ejection_total == 1
     assert places(desk) == {"decode-1"}
     desk.wait(1.05)
     for _ in range(40):
@@ -117,7 +117,7 @@ def test_one_prompt_at_a_time_tries_a_prefill(seed: int) -> None:
         if rng.random() < 0.6:
             submit_another(desk)
         else:  # the trial, too: then another may go there
-            slots = [item.slot for item in desk.relay.holdings.items if item.prefill.replica is ejected]
+            slots = [item.slot for item in desk.core.holdings.items if item.prefill.replica is ejected]
             slot = rng.choice([*slots, 1 + rng.randrange(desk.slot + 1)])
             desk.ask(cancels=[pb.Cancel(slot=slot, reason=pb.Cancel.REASON_CLIENT)])
         for name in ("decode-0", "decode-1"):
@@ -127,7 +127,7 @@ def test_one_prompt_at_a_time_tries_a_prefill(seed: int) -> None:
                 elif rng.random() < 0.3:
                     refusal = pb.Refusal(slot=one.slot, reason=pb.Refusal.REASON_KV_FULL)
                     desk.down(name, refusals=[refusal])
-        there = [item for item in desk.relay.holdings.items if item.prefill.replica is ejected]
+        there = [item for item in desk.core.holdings.items if item.prefill.replica is ejected]
         assert len(there) <= 1, seed
         tried |= {item.submitted.request_id for item in there}
         desk.wait(0.06)
@@ -139,7 +139,7 @@ def test_a_trial_whose_handoff_passes_to_an_adopter_is_over() -> None:
     desk = Desk()
     decode, decode_slot, prefill_slot = desk.handed_over()
     prefill = desk.links["prefill-0"][0]
-    (item,) = desk.relay.holdings.items
+    (item,) = desk.core.holdings.items
     for _ in range(3):
         desk.now_s += 0.001
         prefill.failed(desk.now_s, desk.now_s, "x")
@@ -219,7 +219,7 @@ def test_a_decode_that_fails_prompts_of_its_own_before_their_first_token_is_ejec
             finish = pb.Finish(slot=submit.slot, end_position=0, reason=pb.Finish.REASON_LENGTH)
             desk.down(decode, finishes=[finish])
         desk.wait(0.01)
-    assert desk.links["decode-0"][0].ejection.is_ejected and desk.relay.ejection_total == 1
+    assert desk.links["decode-0"][0].ejection.is_ejected and desk.core.ejection_total == 1
 
 
 @pytest.mark.parametrize("prefills", [1, 2, 4])
@@ -238,7 +238,7 @@ def test_prefills_that_are_busy_and_say_so_are_trusted(prefills: int) -> None:
                 submits += len(asked)
                 desk.down(name, load_report=busy)
         desk.wait(0.5)
-    assert submits == 5 * prefills and desk.relay.ejection_total == 0
+    assert submits == 5 * prefills and desk.core.ejection_total == 0
     assert not desk.told().failures
 
 
@@ -252,7 +252,7 @@ def test_half_of_a_role_is_ejected_at_most(count: int) -> None:
     for ejected, name in enumerate(names[:-1], start=1):
         for _ in range(3):
             desk.links[name][0].failed(desk.now_s, desk.now_s, "x")
-        offered = [one.name for one in desk.relay.releases.view(desk.now_s).decode]
+        offered = [one.name for one in desk.core.releases.view(desk.now_s).decode]
         assert len(offered) == max(count - ejected, count - count // 2)
         assert set(names[ejected:]) <= set(offered)
         desk.wait(0.01)
@@ -272,7 +272,7 @@ def test_a_handoff_that_lingers_is_no_trial() -> None:
     desk.down("prefill-0", first_tokens=[first(slot)])
     assert ejected.ejection.trial is not None
     desk.lose(decode)
-    assert desk.relay.holdings.items and ejected.ejection.trial is None
+    assert desk.core.holdings.items and ejected.ejection.trial is None
 
 
 def verdict(desk: Desk, replica: str, slot: int, code: Any = pb.Failure.CODE_INVALID) -> pb.Failure:
@@ -335,13 +335,13 @@ def test_contradictions_eject_and_old_or_foreign_ones_do_not() -> None:
     desk.wait(1.0)
     rows = [pb.Contradiction(replica=name, age_ms=500) for name in ("decode-0", "decode-0", "nobody")]
     desk.ask(contradictions=rows)
-    assert desk.links["decode-0"][0].ejection.failures == 2 and desk.relay.contradiction_total == 3
+    assert desk.links["decode-0"][0].ejection.failures == 2 and desk.core.contradiction_total == 3
     desk.down("decode-0", load_report=pb.LoadReport(engine_ready=True, engine_boot_id="b"))
     desk.ask(contradictions=rows)
     assert desk.links["decode-0"][0].ejection.failures == 0
     desk.wait(1.0)
     desk.ask(contradictions=rows)
-    assert desk.relay.ejection_total == 0
+    assert desk.core.ejection_total == 0
     desk.ask(contradictions=rows)
-    assert desk.relay.ejection_total == 1
+    assert desk.core.ejection_total == 1
     assert places(desk) == {"decode-1"}

@@ -84,7 +84,7 @@ def test_a_bug_with_one_attempt_fails_that_attempt_alone(caplog: pytest.LogCaptu
     """Whether the choice or the release raises: it fails with INTERNAL, is logged, and its neighbours are placed."""
     desk = Desk()
     desk.links["decode-1"][0].is_draining = True
-    real_place, real_submit = desk.policy.place, desk.relay.releases._submit
+    real_place, real_submit = desk.policy.place, desk.core.releases._submit
 
     def place(request: PlacementRequest, view: PoolView, now_s: float) -> Placement | Wait:
         if request.request_id == A:
@@ -97,7 +97,7 @@ def test_a_bug_with_one_attempt_fails_that_attempt_alone(caplog: pytest.LogCaptu
         return real_submit(item, slot, phase)
 
     desk.policy.place = place  # type: ignore[method-assign]
-    desk.relay.releases._submit = submit  # type: ignore[method-assign]
+    desk.core.releases._submit = submit  # type: ignore[method-assign]
     desk.submit(A)
     desk.submit(B)
     desk.submit("c" * 32)
@@ -158,12 +158,12 @@ def test_a_replica_with_a_new_boot_takes_the_name_and_the_old_one_ends_what_it_h
     desk = Desk(prefills=1)
     decode, decode_slot = desk.generating()
     old, old_link = desk.links[decode]
-    desk.relay.retire_replica(old)
+    desk.core.retire_replica(old)
     desk.add(decode, "decode")
     old.on_response(old_link, pb.AttachResponse(frame=frame(decode_slot, 1, 2)), desk.now_s)
     assert list(desk.told().frame.counts) == [2]
     old.on_lost(old_link, "gone", desk.now_s)
     assert [row.code for row in desk.told().failures] == [pb.Failure.CODE_REPLICA_LOST]
-    desk.relay.remove_replica(old, desk.now_s)
-    assert desk.relay.replicas[decode] is desk.links[decode][0]
+    desk.core.remove_replica(old, desk.now_s)
+    assert desk.core.replicas[decode] is desk.links[decode][0]
     desk.assert_empty()

@@ -44,7 +44,7 @@ def test_what_cannot_be_served_is_refused_before_anything_is_held() -> None:
         desk.links[name][0].is_listed = False
     desk.submit()
     assert [row.reason for row in desk.told().refusals] == [reasons.REASON_NO_REPLICA]
-    desk.relay.drain()
+    desk.core.drain()
     desk.submit()
     assert [row.reason for row in desk.told().refusals] == [reasons.REASON_DRAINING]
     assert all(desk.up(name) == pb.AttachRequest() for name in desk.links)
@@ -63,7 +63,7 @@ def test_who_does_not_read_goes_behind_all_others_of_its_tenant_until_it_reads()
 
     def order() -> list[int]:
         desk.check()
-        return [item.slot for item in desk.relay.queue]
+        return [item.slot for item in desk.core.queue]
 
     assert order() == slots
     desk.ask(closed_slots=slots[:3])
@@ -109,13 +109,13 @@ def test_higher_bands_go_first_and_a_resumed_one_at_the_head_of_its_band() -> No
 def test_resumed_attempts_go_by_length_and_are_bounded_too() -> None:
     """They go ahead of new ones, whatever their priority; beyond the queue's places they are refused as all others."""
     desk = Desk(queue=2)
-    desk.relay.releases.forecast = desk.policy
+    desk.core.releases.forecast = desk.policy
     for name in ("decode-0", "decode-1"):
         desk.lose(name)
     for number in range(8):
         terms = {"tokens": 400 - 40 * number, "priority": 8 - number}
         desk.submit(request_id=f"{number:032x}", resumed=number % 2 == 1, attempt=2, **terms)
-    assert [item.slot for item in desk.relay.queue] == [4, 2, 1, 3]
+    assert [item.slot for item in desk.core.queue] == [4, 2, 1, 3]
     refusals = desk.told().refusals
     assert [row.slot for row in refusals] == [5, 6, 7, 8]
     assert all(row.reason == pb.Refusal.REASON_QUEUE_FULL and row.retry_after_ms for row in refusals)
@@ -127,7 +127,7 @@ def test_a_short_prompt_overtakes_a_long_one_that_waits(order: str, released: st
     desk = Desk(order_key=ORDERS[order])
     desk.policy.local_index.store("prefill-0", blocks.chain(pack_ids(range(8000)), 4, "m"))
     desk.reserved(request_id="0" * 32)
-    desk.relay.releases.forecast = desk.policy
+    desk.core.releases.forecast = desk.policy
     cold = blocks.pack(blocks.chain(pack_ids(range(4000)), 4, "other"))
     desk.submit(
         request_id="1" * 32, tokens=4000, block_hashes=cold
@@ -146,7 +146,7 @@ def test_a_prompt_that_does_not_fit_goes_when_its_time_has_come() -> None:
     desk.policy.prefills._dispatch_ahead_s = 0.02
     desk.reserved(request_id="0" * 32)
     desk.submit(request_id="1" * 32, tokens=4000)
-    (long,) = [item for item in desk.relay.holdings.items if item.submitted.token_count == 4000]
+    (long,) = [item for item in desk.core.holdings.items if item.submitted.token_count == 4000]
     (short,) = desk.policy.backlog.of("prefill-0")
     assert not short.started_s and short.prefill_s < 0.02
     held_s = (desk.policy.costs.estimate_s(4000, 4000) + short.prefill_s - 0.02) / AGING
@@ -159,7 +159,7 @@ def test_a_prompt_that_does_not_fit_goes_when_its_time_has_come() -> None:
 def test_the_drain_is_told_of_what_is_to_be_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a prompt of 404 tokens with 400 in cache 4: in the unit in which those that wait are counted."""
     desk, told = Desk(), []
-    desk.relay.releases.forecast = desk.policy
+    desk.core.releases.forecast = desk.policy
     desk.policy.local_index.store("prefill-0", blocks.chain(pack_ids(range(400)), 4, "m"))
     monkeypatch.setattr(QueueDelay, "released", lambda _, tokens, now_s: told.append(tokens))
     desk.submit(tokens=404)

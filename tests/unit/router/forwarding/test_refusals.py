@@ -16,7 +16,7 @@ def test_a_refused_reservation_is_tried_once_elsewhere_and_then_waits() -> None:
         asked.append(decode)
         desk.down(decode, refusals=[pb.Refusal(slot=submit.slot, reason=pb.Refusal.REASON_KV_FULL)])
     assert sorted(asked) == ["decode-0", "decode-1"]
-    assert len(desk.relay.queue) == 1
+    assert len(desk.core.queue) == 1
     desk.wait(0.04)
     assert not desk.up("decode-0").submits and not desk.up("decode-1").submits
     desk.wait(0.02)

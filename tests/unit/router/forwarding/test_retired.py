@@ -17,7 +17,7 @@ def test_the_prompts_of_a_retired_replica_are_not_its_successors() -> None:
     desk.policy.observe(Dispatched("router-1", "e" * 32, "prefill-0", (), 1.0, desk.now_s, desk.now_s + 60))
     assert desk.policy.queue_s("prefill-0", desk.now_s) > 1.0
     old = desk.links["prefill-0"]
-    desk.relay.retire_replica(old[0])
+    desk.core.retire_replica(old[0])
     desk.add("prefill-0", "prefill")
     assert desk.policy.queue_s("prefill-0", desk.now_s) == 0.0
     assert len(desk.policy.backlog) == 0

@@ -14,7 +14,7 @@ from tests.unit.router.desk import Desk
 
 def plain(desk: Desk, role: str) -> list[tuple[str, bool]]:
     """Those of a role that may be sent requests, by asking each, and whether their reports are too old."""
-    there = [one for one in desk.relay.replicas.values() if one.role == role and one.is_placeable()]
+    there = [one for one in desk.core.replicas.values() if one.role == role and one.is_placeable()]
     trusted = [one for one in there if one.ejection.may_take(desk.now_s)]
     missing = len(there) - len(there) // 2 - len(trusted)
     if trusted and missing > 0:
@@ -43,7 +43,7 @@ def test_views_have_what_a_look_at_each_finds(seed: int) -> None:
             case 3 if not replica.is_up:
                 replica.on_attached(desk.links[name][1], pb.Hello(), desk.now_s)
             case 4 if not replica.is_up:
-                desk.relay.remove_replica(replica, desk.now_s)
+                desk.core.remove_replica(replica, desk.now_s)
                 desk.add(name, replica.role)
             case 5:
                 replica.failed(desk.now_s, desk.now_s, "test")
@@ -55,8 +55,8 @@ def test_views_have_what_a_look_at_each_finds(seed: int) -> None:
                 )
                 desk.down(name, load_report=report)
         desk.check()
-        before = desk.relay.releases.view(desk.now_s)
-        view = desk.relay.releases.view(desk.now_s)
+        before = desk.core.releases.view(desk.now_s)
+        view = desk.core.releases.view(desk.now_s)
         kept += view.prefill is before.prefill
         assert [(one.name, one.is_stale) for one in view.prefill] == plain(desk, "prefill"), seed
         assert [(one.name, one.is_stale) for one in view.decode] == plain(desk, "decode"), seed
@@ -77,7 +77,7 @@ def test_lists_are_kept_until_a_trial_begins_or_ends(seed: int) -> None:
     taken: dict[str, list[int]] = {"decode-0": [], "decode-1": []}
     kept = 0
     for number in range(400):
-        before = desk.relay.releases.view(desk.now_s)
+        before = desk.core.releases.view(desk.now_s)
         replica = desk.links[rng.choice(list(desk.links))][0]
         match rng.randrange(8):
             case 0 if not replica.ejection.is_ejected:
@@ -102,7 +102,7 @@ def test_lists_are_kept_until_a_trial_begins_or_ends(seed: int) -> None:
                 desk.ask(cancels=[cancel])
         for name in taken:
             taken[name] += [one.slot for one in desk.up(name).submits]
-        view = desk.relay.releases.view(desk.now_s)
+        view = desk.core.releases.view(desk.now_s)
         kept += view.prefill is before.prefill
         assert [(one.name, one.is_stale) for one in view.prefill] == plain(desk, "prefill"), seed
         assert [(one.name, one.is_stale) for one in view.decode] == plain(desk, "decode"), seed
@@ -115,11 +115,11 @@ def test_a_report_that_grows_old_is_found_without_a_change() -> None:
     report = pb.LoadReport(engine_ready=True, block_total_count=100)
     for name in desk.links:
         desk.down(name, load_report=report)
-    first = desk.relay.releases.view(desk.now_s)
+    first = desk.core.releases.view(desk.now_s)
     for _ in range(20):
         desk.now_s += 0.1
         desk.down("prefill-0", load_report=report)
-        view = desk.relay.releases.view(desk.now_s)
+        view = desk.core.releases.view(desk.now_s)
         assert [(one.name, one.is_stale) for one in view.prefill] == plain(desk, "prefill")
         assert view.prefill is first.prefill
     assert view.prefill[1].is_stale

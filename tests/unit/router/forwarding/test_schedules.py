@@ -27,19 +27,19 @@ def assert_nothing_left(world: World) -> None:
                 link.peer.report(link)
     world.settle()
     world.check()
-    relay = world.relay
-    assert not relay.holdings.items, relay.holdings.items
-    assert not relay.holdings.live
-    assert len(relay.holdings.timetable) == 0
-    assert len(relay.queue) == 0
+    core = world.core
+    assert not core.holdings.items, core.holdings.items
+    assert not core.holdings.live
+    assert len(core.holdings.timetable) == 0
+    assert len(core.queue) == 0
     assert len(world.policy.backlog) == 0
     list(world.local_index.maintain())
     assert world.local_index.in_flight_block_count == 0
-    for replica in relay.replicas.values():
+    for replica in core.replicas.values():
         assert not replica.slots
         assert replica.ejection.trial is None
         assert replica.load.state.block_reserved == 0
-    for session in relay.sessions:
+    for session in core.sessions:
         assert not session.slots
     for peer in world.peers.values():
         left = [run for run in peer.runs if run.state != "ended"]
@@ -55,7 +55,7 @@ def finish_all(world: World) -> None:
             world.check()
             return
     unfinished = [request for request in world.requests if request.state not in ("done", "cancelled")]
-    raise AssertionError(f"seed={world.seed}: {unfinished} never finished; {world.relay.holdings.items}")
+    raise AssertionError(f"seed={world.seed}: {unfinished} never finished; {world.core.holdings.items}")
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -95,16 +95,16 @@ def test_no_trial_stays_open(seed: int) -> None:
         if world.rng.random() < 0.01 and world.requests:
             world.cancel(world.rng.choice(world.requests))
         if world.rng.random() < 0.03:
-            replica = world.rng.choice(list(world.relay.replicas.values()))
+            replica = world.rng.choice(list(world.core.replicas.values()))
             for _ in range(EJECT_AFTER):
                 world.advance(0.001)
                 replica.failed(world.now_s, world.now_s, "test")
         if world.rng.random() < 0.02:
             world.advance(1.0)
-        before = {name: one.ejection.trial for name, one in world.relay.replicas.items()}
+        before = {name: one.ejection.trial for name, one in world.core.replicas.items()}
         world.step()
         world.check()
-        for name, one in world.relay.replicas.items():
+        for name, one in world.core.replicas.items():
             trials += one.ejection.trial not in (None, before[name])
     finish_all(world)
     assert_nothing_left(world)
