@@ -15,7 +15,7 @@ from kvmesh.budget.v1 import budget_pb2
 from kvmesh.deadlines import from_remaining_ms
 from kvmesh.queue_order import OrderKey, shortest
 from services.router.forwarding.attempt import Attempt, Stage, Submission
-from services.router.forwarding.attempt_table import Holdings
+from services.router.forwarding.attempt_table import AttemptTable
 from services.router.forwarding.dispatcher import Dispatcher
 from services.router.forwarding.replicas import Replica
 from services.router.forwarding.rows import MS_MAX
@@ -49,7 +49,7 @@ class Admission:
 
     def __init__(
         self,
-        holdings: Holdings,
+        attempts: AttemptTable,
         work: WorkReports,
         releases: Dispatcher,
         replicas: Mapping[str, Replica[Attempt]],
@@ -60,7 +60,7 @@ class Admission:
         self.is_draining = False
         self.refusals: Counter[pb.Refusal.Reason.ValueType] = Counter()
         """New attempts refused at the door, by reason."""
-        self._holdings = holdings
+        self._attempts = attempts
         self._work = work
         self._releases = releases
         self._replicas = replicas
@@ -70,7 +70,7 @@ class Admission:
 
     def submit(self, session: CallerSession[Attempt], submit: pb.Submit, now_s: float) -> None:
         """Queue or refuse one attempt."""
-        known = self._holdings.live.get(submit.request_id)
+        known = self._attempts.live.get(submit.request_id)
         if known is not None:
             refused = superseded(known.submitted.attempt, submit.attempt)
             if refused is not None:
@@ -82,7 +82,7 @@ class Admission:
             item = self._take(session, submit, now_s)
             self._releases.expect(item)
             item.ticket.order = self._limits.order_key(item.routing.expected_s, now_s)
-            victims = self._holdings.queue.victims(item)
+            victims = self._attempts.queue.victims(item)
             refusal = self._no_room(item, victims, now_s)
         if refusal is not None:
             self.refusals[refusal.reason] += 1
@@ -92,11 +92,11 @@ class Admission:
             self._evict(victim, now_s)
         submitted = item.submitted
         self._work.shares.touch((submitted.tenant, submitted.priority_class), submitted.weight, now_s)
-        self._holdings.add(item)
-        self._holdings.live[submitted.request_id] = item
-        self._holdings.queue.add(item)
-        self._holdings.timetable.by(item, submitted.queue_until_s)
-        self._holdings.is_news = True
+        self._attempts.add(item)
+        self._attempts.live[submitted.request_id] = item
+        self._attempts.queue.add(item)
+        self._attempts.timetable.by(item, submitted.queue_until_s)
+        self._attempts.is_news = True
         session.outbox.accept(submit.slot, urgent=False)
 
     def adopt(self, session: CallerSession[Attempt], adopt: pb.Adopt, now_s: float) -> None:
@@ -107,7 +107,7 @@ class Admission:
             message = f"decode replica {adopt.decode_replica!r} is not known here"
             session.outbox.refuse(adopt.slot, pb.Refusal.REASON_NO_REPLICA, message)
             return
-        known = self._holdings.live.get(adopt.request_id)
+        known = self._attempts.live.get(adopt.request_id)
         if known is not None and known.submitted.attempt > adopt.attempt:
             superseded_by(known.submitted.attempt).send(session.outbox, adopt.slot)
             return
@@ -141,12 +141,12 @@ class Admission:
                 adoption=adopt.adoption,
             )
         )
-        self._holdings.add(item)
+        self._attempts.add(item)
 
     def cancel(self, item: Attempt, reason: pb.Cancel.Reason.ValueType, now_s: float) -> None:
         """End `item` everywhere, without a word to its frontend."""
         item.cancel(reason)
-        self._holdings.end(item, now_s, "cancelled")
+        self._attempts.end(item, now_s, "cancelled")
 
     def close_session(self, session: CallerSession[Attempt], now_s: float) -> None:
         """The stream of `session` is gone."""
@@ -157,7 +157,7 @@ class Admission:
                 # not cancelled: the cancel would end what the other router adopts.
                 is_running = not item.decode.replica.outbox.is_waiting(item.decode.slot)
             if is_running:
-                self._holdings.orphan(item, now_s + self._limits.detached_s)
+                self._attempts.orphan(item, now_s + self._limits.detached_s)
             else:
                 self.cancel(item, pb.Cancel.REASON_ABANDONED, now_s)
 
@@ -212,7 +212,7 @@ class Admission:
         item.cancel(pb.Cancel.REASON_SUPERSEDED)
         if item.outbox is not None:
             item.outbox.finish(item.slot, item.next_position, pb.Finish.REASON_SUPERSEDED)
-        self._holdings.end(item, now_s, "REASON_SUPERSEDED")
+        self._attempts.end(item, now_s, "REASON_SUPERSEDED")
 
     def _refusal(self, submit: pb.Submit) -> SubmitRefusal | None:
         if self.is_draining:
@@ -235,7 +235,7 @@ class Admission:
 
     def _no_room(self, item: Attempt, victims: list[Attempt] | None, now_s: float) -> SubmitRefusal | None:
         """Return why `item` cannot wait here: it would wait too long, or nobody less important makes room for it."""
-        queue, drain, is_resumed = self._holdings.queue, self._releases.drain, item.submitted.is_resumed
+        queue, drain, is_resumed = self._attempts.queue, self._releases.drain, item.submitted.is_resumed
         if victims is None:
             # Whether an attempt is resumed is what its client says: it goes ahead, and is bounded all the same.
             count, kind = queue.count(is_resumed=is_resumed), "resumed" if is_resumed else "new"
@@ -271,7 +271,7 @@ class Admission:
 
     def _evict(self, item: Attempt, now_s: float) -> None:
         """A more important request needs its place."""
-        queue = self._holdings.queue
+        queue = self._attempts.queue
         queue.evicted_total += 1
         if item.outbox is not None:
             message = f"it gave its place in the router's queue of {len(queue)} to a more important request"
@@ -279,7 +279,7 @@ class Admission:
             item.outbox.refuse(
                 item.slot, pb.Refusal.REASON_QUEUE_FULL, message, retry_after_ms=retry_ms, evicted=True
             )
-        self._holdings.end(item, now_s, "evicted")
+        self._attempts.end(item, now_s, "evicted")
 
 
 def _priority_class_of(budget: budget_pb2.Budget) -> int:

@@ -9,7 +9,7 @@ from kvmesh.attach.names import name_of
 from kvmesh.attach.refusal import superseded_by
 from kvmesh.attach.v1 import attach_pb2 as pb
 from services.router.forwarding.attempt import Attempt, Stage
-from services.router.forwarding.attempt_table import Holdings
+from services.router.forwarding.attempt_table import AttemptTable
 from services.router.forwarding.completion import Completion
 from services.router.forwarding.dispatcher import Dispatcher
 from services.router.forwarding.replicas import Replica
@@ -36,14 +36,14 @@ class Answers:
 
     def __init__(
         self,
-        holdings: Holdings,
+        attempts: AttemptTable,
         work: WorkReports,
         policy: PlacementPolicy,
         releases: Dispatcher,
         endings: Completion,
         block_tokens: int,
     ) -> None:
-        self._holdings = holdings
+        self._attempts = attempts
         self._work = work
         self._policy = policy
         self._releases = releases
@@ -84,7 +84,7 @@ class Answers:
         """The engine has the prompt. Decode's start of a generation is no news to a frontend."""
         if replica is item.prefill.replica or item.is_local:
             item.outcome.was_taken = True
-            self._holdings.is_news = True
+            self._attempts.is_news = True
             self._work.started(item, now_s)
             if item.outbox is not None:
                 item.outbox.start(item.slot, min(start.queue_us, US_MAX))
@@ -109,7 +109,7 @@ class Answers:
         item.outcome.cached_tokens = first.cached_token_count
         item.next_position += 1
         hit = hit_of(first, replica, self._block_tokens, now_s)
-        self._holdings.is_news |= self._work.settle(item, now_s, hit)
+        self._attempts.is_news |= self._work.settle(item, now_s, hit)
         item.hashes = ()
         handoff, first.context_phase_params = first.context_phase_params, b""
         first.slot = item.slot
@@ -219,7 +219,7 @@ class Answers:
                 estimate_ms=refusal.estimate_ms,
                 replica=replica.name,
             )
-        self._holdings.end(item, now_s, name_of(pb.Refusal.Reason, refusal.reason))
+        self._attempts.end(item, now_s, name_of(pb.Refusal.Reason, refusal.reason))
 
     def on_gap(self, item: Attempt, replica: Replica[Attempt], message: str, now_s: float) -> None:
         """Tokens are missing: the attempt has failed."""
@@ -229,7 +229,7 @@ class Answers:
     def on_load(self, seen: LoadReported) -> None:
         """A replica reported its load."""
         self._policy.observe(seen)
-        self._holdings.is_news = True
+        self._attempts.is_news = True
 
     def on_lost(self, replica: Replica[Attempt], items: Sequence[Attempt], reason: str, now_s: float) -> None:
         """The stream to `replica` broke; `items` were on it."""
@@ -244,7 +244,7 @@ class Answers:
                 if item.outbox is not None:
                     message = f"{replica.name} cannot be reached: {reason}"
                     item.outbox.refuse(item.slot, pb.Refusal.REASON_UNKNOWN_REQUEST, message)
-                self._holdings.end(item, now_s, "REPLICA_LOST")
+                self._attempts.end(item, now_s, "REPLICA_LOST")
             elif self._releases.can_place_again(item):
                 item.detach(replica)
                 self._releases.again(item, replica.name, now_s)
@@ -253,7 +253,7 @@ class Answers:
                 self._endings.fail(item, pb.Failure.CODE_REPLICA_LOST, reason, replica.name, now_s)
         if not replica.is_retired:
             self._policy.observe(ReplicaGone(replica.name))
-        self._holdings.is_news = True
+        self._attempts.is_news = True
 
     def _hand_over(self, item: Attempt, prefill: Replica[Attempt], handoff: bytes) -> None:
         """Give decode the handoff."""
@@ -277,14 +277,14 @@ class Answers:
 
     def _adopted(self, item: Attempt, now_s: float) -> None:
         """Decode gave it to us - too late, if a higher attempt came through here meanwhile."""
-        known = self._holdings.live.get(item.submitted.request_id)
+        known = self._attempts.live.get(item.submitted.request_id)
         if known is not None and known.submitted.attempt > item.submitted.attempt:
             item.cancel_decode(SUPERSEDED)
             if item.outbox is not None:
                 superseded_by(known.submitted.attempt).send(item.outbox, item.slot)
-            self._holdings.end(item, now_s, "REASON_SUPERSEDED")
+            self._attempts.end(item, now_s, "REASON_SUPERSEDED")
             return
         item.stage = Stage.GENERATING
-        self._holdings.live[item.submitted.request_id] = item
+        self._attempts.live[item.submitted.request_id] = item
         if item.outbox is not None:
             item.outbox.accept(item.slot)

@@ -18,7 +18,7 @@ Record = Callable[[Attempt, str, float], None]
 """Hears of each attempt that ended: the attempt, how, when."""
 
 
-class Holdings:
+class AttemptTable:
     """Keeps the attempts. Every way an attempt ends goes through `end`, which takes it out of everything."""
 
     def __init__(self, queue: ReleaseQueue[Attempt], work: WorkReports, record: Record) -> None:

@@ -5,22 +5,22 @@ from __future__ import annotations
 from kvmesh.attach.names import name_of
 from kvmesh.attach.v1 import attach_pb2 as pb
 from services.router.forwarding.attempt import Attempt, Stage
-from services.router.forwarding.attempt_table import Holdings
+from services.router.forwarding.attempt_table import AttemptTable
 from services.router.forwarding.reports import failed_at
 
 
 class Completion:
     """An attempt whose handoff is on the move lingers behind its end: decode may be pulling it for somebody else."""
 
-    def __init__(self, holdings: Holdings, detached_s: float) -> None:
-        self._holdings = holdings
+    def __init__(self, attempts: AttemptTable, detached_s: float) -> None:
+        self._attempts = attempts
         self._orphan_s = detached_s
 
     def finish(self, item: Attempt, reason: pb.Finish.Reason.ValueType, now_s: float) -> None:
         """It ended as `reason` says; its replicas know."""
         if item.outbox is not None:
             item.outbox.finish(item.slot, item.next_position, reason)
-        self._holdings.end(item, now_s, name_of(pb.Finish.Reason, reason))
+        self._attempts.end(item, now_s, name_of(pb.Finish.Reason, reason))
 
     def fail(
         self,
@@ -36,19 +36,19 @@ class Completion:
         """End it on both sides and tell its frontend."""
         if untouched is None:
             untouched = not item.outcome.was_taken
-        self._holdings.failed_places.add(item.submitted.request_id, failed_at(item, code, replica), now_s)
+        self._attempts.failed_places.add(item.submitted.request_id, failed_at(item, code, replica), now_s)
         item.cancel(pb.Cancel.REASON_SUPERSEDED)
         if item.outbox is not None:
             item.outbox.fail(
                 item.slot, code, message, replica=replica, untouched=untouched, contestable=contestable
             )
-        self._holdings.end(item, now_s, name_of(pb.Failure.Code, code))
+        self._attempts.end(item, now_s, name_of(pb.Failure.Code, code))
 
     def fail_softly(self, item: Attempt, reason: str, now_s: float) -> None:
         """Decode is lost while it pulls the blocks: somebody may adopt it, so the handoff is kept as long as an orphan."""
         assert item.decode.replica is not None, item
         name = item.decode.replica.name
-        self._holdings.failed_places.add(item.submitted.request_id, (name,), now_s)
+        self._attempts.failed_places.add(item.submitted.request_id, (name,), now_s)
         item.detach_decode()
         if item.outbox is not None:
             item.outbox.fail(item.slot, pb.Failure.CODE_REPLICA_LOST, reason, replica=name)
@@ -59,7 +59,7 @@ class Completion:
         item.detach_decode()
         if item.outbox is not None:
             item.outbox.finish(item.slot, item.next_position, pb.Finish.REASON_ADOPTED)
-        heir = self._holdings.live.get(item.submitted.request_id)
+        heir = self._attempts.live.get(item.submitted.request_id)
         prefill = item.prefill.replica
         if heir is not None and heir.decode.is_transferred:
             item.cancel_prefill(pb.Cancel.REASON_TRANSFERRED)
@@ -75,16 +75,16 @@ class Completion:
         if item.prefill.replica is not None:
             self._linger(item, now_s, "REASON_ADOPTED")
         else:
-            self._holdings.end(item, now_s, "REASON_ADOPTED")
+            self._attempts.end(item, now_s, "REASON_ADOPTED")
 
     def prefill_over(self, item: Attempt, now_s: float) -> None:
         """Prefill holds nothing for it any more; decode has what it needs, or will say so."""
         item.detach_prefill()
         if item.stage is Stage.LINGERING:
-            self._holdings.end(item, now_s, item.outcome.name)
+            self._attempts.end(item, now_s, item.outcome.name)
 
     def _linger(self, item: Attempt, now_s: float, outcome: str) -> None:
         if item.prefill.slot:
-            self._holdings.linger(item, now_s, now_s + self._orphan_s, outcome)
+            self._attempts.linger(item, now_s, now_s + self._orphan_s, outcome)
         else:
-            self._holdings.end(item, now_s, outcome)
+            self._attempts.end(item, now_s, outcome)

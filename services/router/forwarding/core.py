@@ -17,7 +17,7 @@ from kvmesh.replica.load_heartbeat import LoadHeartbeat
 from services.router.forwarding.admission import Admission, ForwardingLimits
 from services.router.forwarding.answers import Answers
 from services.router.forwarding.attempt import Attempt, Stage
-from services.router.forwarding.attempt_table import Holdings, Record
+from services.router.forwarding.attempt_table import AttemptTable, Record
 from services.router.forwarding.completion import Completion
 from services.router.forwarding.dispatcher import Dispatcher, Forecast
 from services.router.forwarding.eligible_replicas import EligibleReplicas
@@ -64,16 +64,16 @@ class ForwardingCore(AttachedCore[Attempt]):
         self.sessions: list[CallerSession[Attempt]] = []
         self.queue: ReleaseQueue[Attempt] = ReleaseQueue(limits.queue_max_requests, limits.queue_max_tokens)
         self.work = WorkReports(router, policy, self.queue, publish)
-        self.holdings = Holdings(self.queue, self.work, record)
+        self.attempts = AttemptTable(self.queue, self.work, record)
         self.eligible = EligibleReplicas(self.replicas)
-        endings = Completion(self.holdings, limits.detached_s)
+        endings = Completion(self.attempts, limits.detached_s)
         self.releases = Dispatcher(
-            self.holdings, self.work, policy, self.eligible, self.replicas, endings, forecast
+            self.attempts, self.work, policy, self.eligible, self.replicas, endings, forecast
         )
-        self.answers = Answers(self.holdings, self.work, policy, self.releases, endings, block_tokens)
-        self.timeouts = Timeouts(self.holdings, self.releases, endings)
+        self.answers = Answers(self.attempts, self.work, policy, self.releases, endings, block_tokens)
+        self.timeouts = Timeouts(self.attempts, self.releases, endings)
         self.admission = Admission(
-            self.holdings, self.work, self.releases, self.replicas, limits, model_version, block_tokens
+            self.attempts, self.work, self.releases, self.replicas, limits, model_version, block_tokens
         )
         self.ejection_total = 0
         self.contradiction_total = 0
@@ -81,7 +81,7 @@ class ForwardingCore(AttachedCore[Attempt]):
         self._now_s = 0.0
 
     def __repr__(self) -> str:
-        return f"Relay({self.router}, {len(self.holdings.items)} attempts, {len(self.queue)} queued)"
+        return f"Relay({self.router}, {len(self.attempts.items)} attempts, {len(self.queue)} queued)"
 
     # Replicas
 
@@ -102,7 +102,7 @@ class ForwardingCore(AttachedCore[Attempt]):
             if item.routing.placement is not None and replica.name == (
                 item.routing.placement.prefill or item.routing.placement.decode
             ):
-                self.holdings.is_news |= self.work.settle(item, self._now_s)
+                self.attempts.is_news |= self.work.settle(item, self._now_s)
         self.policy.observe(ReplicaGone(replica.name))
         if self.replicas.get(replica.name) is replica:
             del self.replicas[replica.name]
@@ -155,14 +155,14 @@ class ForwardingCore(AttachedCore[Attempt]):
             return
         slot.credit = max(position, slot.credit)
         if slot.is_window_closed:
-            self.holdings.set_window(slot, is_closed=False)
+            self.attempts.set_window(slot, is_closed=False)
         if slot.decode.replica is not None:
             slot.decode.replica.outbox.credit(slot.decode.slot, slot.credit)
 
     def close_window(self, slot: Attempt, now_s: float) -> None:
         """Tell decode that the client's flow-control window is closed."""
         if not slot.is_window_closed:
-            self.holdings.set_window(slot, is_closed=True)
+            self.attempts.set_window(slot, is_closed=True)
             if slot.decode.replica is not None:
                 slot.decode.replica.outbox.close_window(slot.decode.slot)
 
@@ -181,12 +181,12 @@ class ForwardingCore(AttachedCore[Attempt]):
 
     def next_wake_s(self) -> float | None:
         """Return when `on_timer` is to be called, or None."""
-        return earliest(self.holdings.timetable.next_s(), self.releases.next_wake_s(), self._pulse.next_s())
+        return earliest(self.attempts.timetable.next_s(), self.releases.next_wake_s(), self._pulse.next_s())
 
     def on_timer(self, now_s: float) -> None:
         """Do what is due."""
         self._now_s = max(self._now_s, now_s)
-        for item in self.holdings.timetable.due(now_s):
+        for item in self.attempts.timetable.due(now_s):
             self.timeouts.look_at(item, now_s)
         self.releases.pump(now_s)
         if self._pulse.take(now_s):
@@ -229,11 +229,11 @@ class ForwardingCore(AttachedCore[Attempt]):
     @property
     def placed_count(self) -> int:
         """Attempts that were placed and have not ended."""
-        return sum(item.stage not in (Stage.QUEUED, Stage.LINGERING) for item in self.holdings.items)
+        return sum(item.stage not in (Stage.QUEUED, Stage.LINGERING) for item in self.attempts.items)
 
     def assert_consistent(self) -> None:
         """Raise AssertionError if a count or an index disagrees with what it counts."""
-        self.holdings.assert_consistent()
+        self.attempts.assert_consistent()
         self.eligible.assert_consistent()
         for replica in self.replicas.values():
             trial = replica.ejection.trial
@@ -243,9 +243,9 @@ class ForwardingCore(AttachedCore[Attempt]):
                     trial.prefill.replica,
                 ), replica
             for slot, item in replica.slots.items():
-                assert item in self.holdings.items, f"{replica} holds {item}"
+                assert item in self.attempts.items, f"{replica} holds {item}"
                 mine = item.decode.slot if item.decode.replica is replica else item.prefill.slot
                 assert slot == mine, f"{replica} knows {item} as {slot}"
         for session in self.sessions:
             assert all(item.session is session for item in session.slots.values())
-            assert all(item in self.holdings.items for item in session.slots.values())
+            assert all(item in self.attempts.items for item in session.slots.values())

@@ -8,7 +8,7 @@ from typing import Final, Protocol, runtime_checkable
 
 from kvmesh.attach.v1 import attach_pb2 as pb
 from services.router.forwarding.attempt import Attempt, Stage
-from services.router.forwarding.attempt_table import Holdings
+from services.router.forwarding.attempt_table import AttemptTable
 from services.router.forwarding.completion import Completion
 from services.router.forwarding.eligible_replicas import EligibleReplicas
 from services.router.forwarding.replicas import Replica
@@ -74,7 +74,7 @@ class Dispatcher:
 
     def __init__(
         self,
-        holdings: Holdings,
+        attempts: AttemptTable,
         work: WorkReports,
         policy: PlacementPolicy,
         eligible: EligibleReplicas,
@@ -84,7 +84,7 @@ class Dispatcher:
     ) -> None:
         self.drain = QueueDelay()
         self.forecast = forecast
-        self._holdings = holdings
+        self._attempts = attempts
         self._work = work
         self._policy = policy
         self._eligible = eligible
@@ -95,7 +95,7 @@ class Dispatcher:
 
     def retry_after_ms(self, now_s: float) -> int:
         """Return after how long what waits now is likely to have drained."""
-        return self.drain.retry_after_ms(self._holdings.queue.work, now_s)
+        return self.drain.retry_after_ms(self._attempts.queue.work, now_s)
 
     def expect(self, item: Attempt) -> None:
         """Look up what the prompt of `item`, which is new, will take.
@@ -130,36 +130,36 @@ class Dispatcher:
 
     def next_wake_s(self) -> float | None:
         """Return when the queue is to be looked at even if nothing happens, or None."""
-        return self._pump_at_s if len(self._holdings.queue) else None
+        return self._pump_at_s if len(self._attempts.queue) else None
 
     def pump(self, now_s: float) -> None:
         """Let go what may go, if something changed or the time has come."""
-        holdings = self._holdings
-        is_anything_waiting = len(holdings.queue) > 0
+        attempts = self._attempts
+        is_anything_waiting = len(attempts.queue) > 0
         self.drain.waits(is_anything_waiting, now_s)
         if not is_anything_waiting:
-            holdings.is_news = False
+            attempts.is_news = False
             self._pump_at_s = float("inf")
             return
-        if not holdings.is_news and now_s < self._pump_at_s:
+        if not attempts.is_news and now_s < self._pump_at_s:
             return
         if now_s < self._not_before_s:
             self._pump_at_s = self._not_before_s
             return
-        holdings.is_news = False
+        attempts.is_news = False
         is_anyone_gone = False
         while self._pass(now_s):
             is_anyone_gone = True
-        self.drain.waits(len(holdings.queue) > 0, now_s)
+        self.drain.waits(len(attempts.queue) > 0, now_s)
         if not is_anyone_gone:
             self._not_before_s = now_s + PUMP_PAUSE_S
-        holdings.is_news = False
+        attempts.is_news = False
 
     def _pass(self, now_s: float) -> bool:
         """Try the heads of the queue once; True if one of them went."""
         self._pump_at_s = float("inf")
         has_gone = False
-        for item in self._holdings.queue.heads(self._has_place(now_s)):
+        for item in self._attempts.queue.heads(self._has_place(now_s)):
             try:
                 is_gone = self._try(item, now_s)
             except Exception as bug:
@@ -183,7 +183,7 @@ class Dispatcher:
             return True
         assert item.message is not None, item
         uncached = item.submitted.token_count - answer.matched_blocks * item.message.block_tokens
-        self._holdings.queue.release(item, max(1, uncached))
+        self._attempts.queue.release(item, max(1, uncached))
         self.drain.released(item.ticket.work, now_s)
         self._release(item, answer, now_s)
         return True
@@ -211,7 +211,7 @@ class Dispatcher:
                 retry_after_ms=self.retry_after_ms(now_s),
                 estimate_ms=as_ms(waited_s + placement.estimate_s),
             )
-        self._holdings.end(item, now_s, "REASON_DEADLINE")
+        self._attempts.end(item, now_s, "REASON_DEADLINE")
         return True
 
     def _has_place(self, now_s: float) -> MayRelease:
@@ -222,7 +222,7 @@ class Dispatcher:
         names = [one.name for one in self.view(now_s).prefill]
 
         def has_place(tenant: str, priority_class: int) -> bool:
-            waiting = self._holdings.queue.waiting_tokens(tenant, priority_class)
+            waiting = self._attempts.queue.waiting_tokens(tenant, priority_class)
             allowed = shares.may_hold((tenant, priority_class), names, now_s, waiting)
             if len(allowed) == len(names):
                 return True
@@ -257,7 +257,7 @@ class Dispatcher:
         if submitted.is_resumed or not view.prefill or not (submitted.tenant or len(shares) > 1):
             return self._policy.place(request, view, now_s)
         tenant = (submitted.tenant, submitted.priority_class)
-        waiting = self._holdings.queue.waiting_tokens(*tenant)
+        waiting = self._attempts.queue.waiting_tokens(*tenant)
         allowed = shares.may_hold(tenant, [one.name for one in view.prefill], now_s, waiting)
         if len(allowed) < len(view.prefill):
             prefill = [one for one in view.prefill if one.name in allowed]
@@ -272,7 +272,7 @@ class Dispatcher:
     def _avoided(self, item: Attempt, view: PoolView, now_s: float) -> frozenset[str]:
         """Return who did not take it just now, and where attempts of it failed, if that leaves others of the role."""
         submitted, excluded = item.submitted, item.routing.excluded
-        failed = self._holdings.failed_places.of(submitted.request_id, now_s) | submitted.contested
+        failed = self._attempts.failed_places.of(submitted.request_id, now_s) | submitted.contested
         avoided = excluded
         for role in (view.prefill, view.decode) if failed else ():
             names = {one.name for one in role}
@@ -288,7 +288,7 @@ class Dispatcher:
     def view(self, now_s: float) -> PoolView:
         """Return the replicas that may be sent new requests now. The last ones of a role are not ejected."""
         prefill, decode = self._eligible.look(now_s)
-        return PoolView(prefill, decode, max(0, len(self._holdings.queue) - 1))
+        return PoolView(prefill, decode, max(0, len(self._attempts.queue) - 1))
 
     def _release(self, item: Attempt, placement: Placement, now_s: float) -> None:
         """Submit to decode, which reserves KV; where it runs the prompt too, that is all."""
@@ -305,7 +305,7 @@ class Dispatcher:
         decode.sent(item, now_s)
         if prefill is not None:  # now, not when decode has accepted it: others are placed meanwhile
             prefill.sent(item, now_s)
-        self._holdings.timetable.by(item, now_s + ACCEPT_S)
+        self._attempts.timetable.by(item, now_s + ACCEPT_S)
         phase = pb.PHASE_CONTEXT_AND_GENERATION if prefill is None else pb.PHASE_GENERATION_ONLY
         submit = self._submit(item, slot, phase)
         decode.outbox.submit(submit, item.submitted.deadline_s, item.submitted.ttft_deadline_s)
@@ -326,7 +326,7 @@ class Dispatcher:
         prefill.slots[slot] = item
         placement = item.routing.placement
         item.prefill.start_by_s = now_s + START_S + 3 * (placement.estimate_s if placement else 0.0)
-        self._holdings.timetable.by(item, item.prefill.start_by_s)
+        self._attempts.timetable.by(item, item.prefill.start_by_s)
         submit = self._submit(item, slot, pb.PHASE_CONTEXT_ONLY)
         prefill.outbox.submit(submit, item.submitted.deadline_s, item.submitted.ttft_deadline_s)
 
@@ -376,7 +376,7 @@ class Dispatcher:
         self._enqueue(item, now_s)
 
     def _enqueue(self, item: Attempt, now_s: float) -> None:
-        holdings = self._holdings
+        attempts = self._attempts
         self._work.settle(item, now_s)
         item.detach_decode()
         item.detach_prefill()
@@ -384,10 +384,10 @@ class Dispatcher:
         item.stage = Stage.QUEUED
         if item.outbox is not None:
             item.outbox.placement(pb.Placement(slot=item.slot))  # none: it may wait here as long as a new one
-        holdings.queue.add(item, at_head=True)
-        holdings.timetable.by(item, item.submitted.queue_until_s)
+        attempts.queue.add(item, at_head=True)
+        attempts.timetable.by(item, item.submitted.queue_until_s)
         self._not_before_s = float("-inf")
-        holdings.is_news = True
+        attempts.is_news = True
 
     def _submit(self, item: Attempt, slot: int, phase: pb.Phase.ValueType) -> pb.Submit:
         placement, is_probe = item.routing.placement, item.routing.is_probe

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvmesh.attach.names import name_of
 from kvmesh.attach.v1 import attach_pb2 as pb
 from services.router.forwarding.attempt import Attempt, Stage
-from services.router.forwarding.attempt_table import Holdings
+from services.router.forwarding.attempt_table import AttemptTable
 from services.router.forwarding.completion import Completion
 from services.router.forwarding.dispatcher import ACCEPT_S, LEAVE_S, Dispatcher
 from services.router.forwarding.replicas import Replica
@@ -14,8 +14,8 @@ from services.router.forwarding.replicas import Replica
 class Timeouts:
     """Looks at attempts when the timetable says so."""
 
-    def __init__(self, holdings: Holdings, releases: Dispatcher, endings: Completion) -> None:
-        self._holdings = holdings
+    def __init__(self, attempts: AttemptTable, releases: Dispatcher, endings: Completion) -> None:
+        self._attempts = attempts
         self._releases = releases
         self._endings = endings
 
@@ -27,13 +27,13 @@ class Timeouts:
             self._expire(item, now_s)
         else:
             if item.expire_s < float("inf"):
-                self._holdings.timetable.by(item, item.expire_s)
+                self._attempts.timetable.by(item, item.expire_s)
             self._look_at_placed(item, now_s)
 
     def _give_up_waiting(self, item: Attempt, now_s: float) -> None:
         """It waited in the queue as long as it may."""
         if now_s < item.submitted.queue_until_s:
-            self._holdings.timetable.by(item, item.submitted.queue_until_s)
+            self._attempts.timetable.by(item, item.submitted.queue_until_s)
             return
         waited_s = now_s - item.submitted.arrived_s
         reason, why = pb.Refusal.REASON_QUEUE_TIMEOUT, "it was not placed"
@@ -41,15 +41,15 @@ class Timeouts:
             reason, why = pb.Refusal.REASON_DEADLINE, "the deadline passed"
         if item.outbox is not None:
             retry_ms = self._releases.retry_after_ms(now_s)
-            message = f"{why} after {waited_s:.3f} s in the router's queue of {len(self._holdings.queue)}"
+            message = f"{why} after {waited_s:.3f} s in the router's queue of {len(self._attempts.queue)}"
             item.outbox.refuse(item.slot, reason, message, retry_after_ms=retry_ms)
-        self._holdings.end(item, now_s, name_of(pb.Refusal.Reason, reason))
+        self._attempts.end(item, now_s, name_of(pb.Refusal.Reason, reason))
 
     def _expire(self, item: Attempt, now_s: float) -> None:
         """Nobody adopted it, or nobody needs its handoff any more."""
         item.cancel_decode(pb.Cancel.REASON_ABANDONED)
         item.cancel_prefill(pb.Cancel.REASON_COMPLETE)
-        self._holdings.end(item, now_s, "abandoned")
+        self._attempts.end(item, now_s, "abandoned")
 
     def _look_at_placed(self, item: Attempt, now_s: float) -> None:
         """Give a placed attempt up where a replica says nothing about it, though its stream is up."""
@@ -58,17 +58,17 @@ class Timeouts:
             if item.routing.released_s + ACCEPT_S <= now_s:
                 self._give_up(item, decode, "no answer to a submit", now_s)
                 return
-            self._holdings.timetable.by(item, item.routing.released_s + ACCEPT_S)
+            self._attempts.timetable.by(item, item.routing.released_s + ACCEPT_S)
         if prefill is not None and item.stage is Stage.PREFILLING and self._releases.can_place_again(item):
             if item.prefill.start_by_s > now_s:
-                self._holdings.timetable.by(item, item.prefill.start_by_s)
+                self._attempts.timetable.by(item, item.prefill.start_by_s)
             elif not prefill.load.is_running(now_s):
                 self._give_up(item, prefill, "a prompt was not started", now_s)
             elif self._releases.may_leave(prefill, now_s):
                 self._releases.again(item, prefill.name, now_s)
             else:  # busy, as the others are: that is nobody's fault, and moving the prompt would gain nothing
                 item.prefill.start_by_s = now_s + LEAVE_S
-                self._holdings.timetable.by(item, item.prefill.start_by_s)
+                self._attempts.timetable.by(item, item.prefill.start_by_s)
 
     def _give_up(self, item: Attempt, replica: Replica[Attempt], why: str, now_s: float) -> None:
         replica.failed(item.routing.released_s, now_s, why)

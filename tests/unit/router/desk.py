@@ -182,8 +182,8 @@ class Desk:
         return [(cancel.slot, cancel.reason) for cancel in self.up(name).cancels]
 
     def assert_empty(self) -> None:
-        assert not self.core.holdings.items
-        assert not self.core.holdings.live
+        assert not self.core.attempts.items
+        assert not self.core.attempts.live
         assert not any(replica.slots for replica, _ in self.links.values())
         assert not any(replica.load.state.block_reserved for replica, _ in self.links.values())
         assert not len(self.policy.backlog)

@@ -21,7 +21,7 @@ def test_a_lost_frontend_orphans_what_runs_and_cancels_the_rest(phase: str) -> N
     if phase in ("submit", "reserved"):
         desk.assert_empty()
         return
-    assert desk.core.holdings.orphan_count == 1
+    assert desk.core.attempts.orphan_count == 1
     (decode,) = [name for name in ("decode-0", "decode-1") if desk.links[name][0].slots]
     desk.down(decode, frame=frame(1, 1, 3))
     desk.wait(2.9)
@@ -51,7 +51,7 @@ def test_an_adoption_takes_over_an_orphan_of_this_router() -> None:
     )
     told = desk.told()
     assert [row.slot for row in told.acceptances] == [1] and list(told.frame.positions) == [2]
-    assert desk.core.holdings.orphan_count == 0
+    assert desk.core.attempts.orphan_count == 0
     desk.down(decode, finishes=[pb.Finish(slot=sent.slot, end_position=5, reason=pb.Finish.REASON_LENGTH)])
     assert [row.end_position for row in desk.told().finishes] == [5]
     desk.assert_empty()
@@ -128,7 +128,7 @@ def test_an_adoption_of_a_lower_attempt_does_not_hide_a_higher_one(is_late: bool
         desk.slot += 1
         desk.ask(adopts=[pb.Adopt(slot=2, request_id=A, attempt=1, decode_replica="decode-0")])
         assert not desk.up("decode-0").adopts and not desk.up("decode-1").adopts
-    assert desk.core.holdings.live[A].submitted.attempt == 257
+    assert desk.core.attempts.live[A].submitted.attempt == 257
     assert [row.reason for row in desk.told().refusals] == [pb.Refusal.REASON_SUPERSEDED]
 
 
