@@ -266,8 +266,8 @@ class Mesh:
             left += [f"{name}: {peer} {peer.slots}" for peer in self.cores[name].peers if peer.slots]
         for name in self.router_names:
             router_core = self.cores[name]
-            if router_core.attempts.items or router_core.queue:
-                left.append(f"{name}: {router_core.attempts.items}")
+            if router_core.attempts.open or router_core.queue:
+                left.append(f"{name}: {router_core.attempts.open}")
         for name in (*self.decode_names, *self.prefill_names):
             if self.cores[name].slot_table.slots:
                 left.append(f"{name}: {self.cores[name].slot_table.slots}")

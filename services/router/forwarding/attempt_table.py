@@ -23,7 +23,7 @@ class AttemptTable:
 
     def __init__(self, queue: ReleaseQueue[Attempt], work: WorkReports, record: Record) -> None:
         self.queue = queue
-        self.items: set[Attempt] = set()
+        self.open: set[Attempt] = set()
         self.live: dict[str, Attempt] = {}
         """Request id -> its highest attempt."""
         self.timetable: DeadlineHeap[Attempt] = DeadlineHeap()
@@ -36,7 +36,7 @@ class AttemptTable:
 
     def add(self, item: Attempt) -> None:
         """Hold `item` from now on."""
-        self.items.add(item)
+        self.open.add(item)
         if item.session is not None:
             item.session.slots[item.slot] = item
 
@@ -70,7 +70,7 @@ class AttemptTable:
         item.stage = Stage.ENDED
         item.message = None
         is_first_end, item.outcome.name = not item.outcome.name, item.outcome.name or outcome
-        self.items.discard(item)
+        self.open.discard(item)
         self.timetable.forget(item)
         if self.live.get(item.submitted.request_id) is item:
             del self.live[item.submitted.request_id]
@@ -94,19 +94,19 @@ class AttemptTable:
         self.end(item, now_s, outcome)
         item.prefill.replica, item.prefill.slot, item.stage = prefill, prefill_slot, Stage.LINGERING
         item.expire_s = until_s
-        self.items.add(item)
+        self.open.add(item)
         self.timetable.by(item, until_s)
 
     def assert_consistent(self) -> None:
         """Raise AssertionError if an attempt is somewhere it should not be, or not where it should."""
         self.queue.assert_consistent()
         self._work.shares.assert_consistent()
-        assert set(self.queue) == {item for item in self.items if item.stage is Stage.QUEUED}
-        assert self.orphan_count == sum(item.is_orphan for item in self.items), "orphans are miscounted"
+        assert set(self.queue) == {item for item in self.open if item.stage is Stage.QUEUED}
+        assert self.orphan_count == sum(item.is_orphan for item in self.open), "orphans are miscounted"
         for request_id, item in self.live.items():
-            assert item in self.items and item.submitted.request_id == request_id, item
+            assert item in self.open and item.submitted.request_id == request_id, item
             assert item.stage not in (Stage.ENDED, Stage.LINGERING), item
-        for item in self.items:
+        for item in self.open:
             _check(item)
 
 

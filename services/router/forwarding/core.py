@@ -81,7 +81,7 @@ class ForwardingCore(AttachedCore[Attempt]):
         self._now_s = 0.0
 
     def __repr__(self) -> str:
-        return f"Relay({self.router}, {len(self.attempts.items)} attempts, {len(self.queue)} queued)"
+        return f"Relay({self.router}, {len(self.attempts.open)} attempts, {len(self.queue)} queued)"
 
     # Replicas
 
@@ -229,7 +229,7 @@ class ForwardingCore(AttachedCore[Attempt]):
     @property
     def placed_count(self) -> int:
         """Attempts that were placed and have not ended."""
-        return sum(item.stage not in (Stage.QUEUED, Stage.LINGERING) for item in self.attempts.items)
+        return sum(item.stage not in (Stage.QUEUED, Stage.LINGERING) for item in self.attempts.open)
 
     def assert_consistent(self) -> None:
         """Raise AssertionError if a count or an index disagrees with what it counts."""
@@ -243,9 +243,9 @@ class ForwardingCore(AttachedCore[Attempt]):
                     trial.prefill.replica,
                 ), replica
             for slot, item in replica.slots.items():
-                assert item in self.attempts.items, f"{replica} holds {item}"
+                assert item in self.attempts.open, f"{replica} holds {item}"
                 mine = item.decode.slot if item.decode.replica is replica else item.prefill.slot
                 assert slot == mine, f"{replica} knows {item} as {slot}"
         for session in self.sessions:
             assert all(item.session is session for item in session.slots.values())
-            assert all(item in self.attempts.items for item in session.slots.values())
+            assert all(item in self.attempts.open for item in session.slots.values())

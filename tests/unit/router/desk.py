@@ -182,7 +182,7 @@ class Desk:
         return [(cancel.slot, cancel.reason) for cancel in self.up(name).cancels]
 
     def assert_empty(self) -> None:
-        assert not self.core.attempts.items
+        assert not self.core.attempts.open
         assert not self.core.attempts.live
         assert not any(replica.slots for replica, _ in self.links.values())
         assert not any(replica.load.state.block_reserved for replica, _ in self.links.values())

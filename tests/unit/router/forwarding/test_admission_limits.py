@@ -162,14 +162,14 @@ def test_what_no_engine_had_is_given_back_and_what_one_had_is_not() -> None:
     """A cancel before the start costs a tenant nothing, one after it the prompt and what was made."""
     desk = Desk()
     desk.reserved(request_id=name(1), tenant="a")
-    (item,) = desk.core.attempts.items
+    (item,) = desk.core.attempts.open
     counters = item.ticket.counters
     assert counters is not None and counters.prefill == 20 and counters.decode == 20
     desk.ask(cancels=[pb.Cancel(slot=item.slot, reason=pb.Cancel.REASON_CLIENT)])
     assert counters.prefill == counters.decode == 0
     desk.reserved(request_id=name(2), tenant="a")
     desk.down("prefill-0", starts=[pb.Start(slot=max(desk.links["prefill-0"][0].slots))])
-    (item,) = desk.core.attempts.items
+    (item,) = desk.core.attempts.open
     desk.ask(cancels=[pb.Cancel(slot=item.slot, reason=pb.Cancel.REASON_CLIENT)])
     assert item.ticket.counters is counters and counters.prefill == 20 and counters.decode == 0
 
@@ -352,7 +352,7 @@ def test_random_bands_weights_and_tenants_leave_nothing_behind() -> None:
         )
     for slot in list(desk.session.slots):
         desk.ask(cancels=[pb.Cancel(slot=slot, reason=pb.Cancel.REASON_CLIENT)])
-    assert not desk.core.attempts.items and not len(desk.core.queue)
+    assert not desk.core.attempts.open and not len(desk.core.queue)
 
 
 def test_frontends_hear_how_long_a_step_takes_on_the_slowest_decode() -> None:

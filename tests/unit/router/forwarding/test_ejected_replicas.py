@@ -117,7 +117,7 @@ def test_one_prompt_at_a_time_tries_a_prefill(seed: int) -> None:
         if rng.random() < 0.6:
             submit_another(desk)
         else:  # the trial, too: then another may go there
-            slots = [item.slot for item in desk.core.attempts.items if item.prefill.replica is ejected]
+            slots = [item.slot for item in desk.core.attempts.open if item.prefill.replica is ejected]
             slot = rng.choice([*slots, 1 + rng.randrange(desk.slot + 1)])
             desk.ask(cancels=[pb.Cancel(slot=slot, reason=pb.Cancel.REASON_CLIENT)])
         for name in ("decode-0", "decode-1"):
@@ -127,7 +127,7 @@ def test_one_prompt_at_a_time_tries_a_prefill(seed: int) -> None:
                 elif rng.random() < 0.3:
                     refusal = pb.Refusal(slot=one.slot, reason=pb.Refusal.REASON_KV_FULL)
                     desk.down(name, refusals=[refusal])
-        there = [item for item in desk.core.attempts.items if item.prefill.replica is ejected]
+        there = [item for item in desk.core.attempts.open if item.prefill.replica is ejected]
         assert len(there) <= 1, seed
         tried |= {item.submitted.request_id for item in there}
         desk.wait(0.06)
@@ -139,7 +139,7 @@ def test_a_trial_whose_handoff_passes_to_an_adopter_is_over() -> None:
     desk = Desk()
     decode, decode_slot, prefill_slot = desk.handed_over()
     prefill = desk.links["prefill-0"][0]
-    (item,) = desk.core.attempts.items
+    (item,) = desk.core.attempts.open
     for _ in range(3):
         desk.now_s += 0.001
         prefill.failed(desk.now_s, desk.now_s, "x")
@@ -272,7 +272,7 @@ def test_a_handoff_that_lingers_is_no_trial() -> None:
     desk.down("prefill-0", first_tokens=[first(slot)])
     assert ejected.ejection.trial is not None
     desk.lose(decode)
-    assert desk.core.attempts.items and ejected.ejection.trial is None
+    assert desk.core.attempts.open and ejected.ejection.trial is None
 
 
 def verdict(desk: Desk, replica: str, slot: int, code: Any = pb.Failure.CODE_INVALID) -> pb.Failure:

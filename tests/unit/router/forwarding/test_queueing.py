@@ -146,7 +146,7 @@ def test_a_prompt_that_does_not_fit_goes_when_its_time_has_come() -> None:
     desk.policy.prefills._dispatch_ahead_s = 0.02
     desk.reserved(request_id="0" * 32)
     desk.submit(request_id="1" * 32, tokens=4000)
-    (long,) = [item for item in desk.core.attempts.items if item.submitted.token_count == 4000]
+    (long,) = [item for item in desk.core.attempts.open if item.submitted.token_count == 4000]
     (short,) = desk.policy.backlog.of("prefill-0")
     assert not short.started_s and short.prefill_s < 0.02
     held_s = (desk.policy.costs.estimate_s(4000, 4000) + short.prefill_s - 0.02) / AGING

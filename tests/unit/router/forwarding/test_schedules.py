@@ -28,7 +28,7 @@ def assert_nothing_left(world: World) -> None:
     world.settle()
     world.check()
     core = world.core
-    assert not core.attempts.items, core.attempts.items
+    assert not core.attempts.open, core.attempts.open
     assert not core.attempts.live
     assert len(core.attempts.timetable) == 0
     assert len(core.queue) == 0
@@ -55,7 +55,7 @@ def finish_all(world: World) -> None:
             world.check()
             return
     unfinished = [request for request in world.requests if request.state not in ("done", "cancelled")]
-    raise AssertionError(f"seed={world.seed}: {unfinished} never finished; {world.core.attempts.items}")
+    raise AssertionError(f"seed={world.seed}: {unfinished} never finished; {world.core.attempts.open}")
 
 
 @pytest.mark.parametrize("seed", range(60))
