@@ -70,7 +70,7 @@ class Admission:
 
     def submit(self, session: CallerSession[Attempt], submit: pb.Submit, now_s: float) -> None:
         """Queue or refuse one attempt."""
-        known = self._attempts.live.get(submit.request_id)
+        known = self._attempts.latest.get(submit.request_id)
         if known is not None:
             refused = superseded(known.submitted.attempt, submit.attempt)
             if refused is not None:
@@ -93,7 +93,7 @@ class Admission:
         submitted = item.submitted
         self._work.shares.touch((submitted.tenant, submitted.priority_class), submitted.weight, now_s)
         self._attempts.add(item)
-        self._attempts.live[submitted.request_id] = item
+        self._attempts.latest[submitted.request_id] = item
         self._attempts.queue.add(item)
         self._attempts.timetable.by(item, submitted.queue_until_s)
         self._attempts.is_news = True
@@ -107,7 +107,7 @@ class Admission:
             message = f"decode replica {adopt.decode_replica!r} is not known here"
             session.outbox.refuse(adopt.slot, pb.Refusal.REASON_NO_REPLICA, message)
             return
-        known = self._attempts.live.get(adopt.request_id)
+        known = self._attempts.latest.get(adopt.request_id)
         if known is not None and known.submitted.attempt > adopt.attempt:
             superseded_by(known.submitted.attempt).send(session.outbox, adopt.slot)
             return

@@ -277,7 +277,7 @@ class Answers:
 
     def _adopted(self, item: Attempt, now_s: float) -> None:
         """Decode gave it to us - too late, if a higher attempt came through here meanwhile."""
-        known = self._attempts.live.get(item.submitted.request_id)
+        known = self._attempts.latest.get(item.submitted.request_id)
         if known is not None and known.submitted.attempt > item.submitted.attempt:
             item.cancel_decode(SUPERSEDED)
             if item.outbox is not None:
@@ -285,6 +285,6 @@ class Answers:
             self._attempts.end(item, now_s, "REASON_SUPERSEDED")
             return
         item.stage = Stage.GENERATING
-        self._attempts.live[item.submitted.request_id] = item
+        self._attempts.latest[item.submitted.request_id] = item
         if item.outbox is not None:
             item.outbox.accept(item.slot)

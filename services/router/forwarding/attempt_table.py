@@ -24,7 +24,7 @@ class AttemptTable:
     def __init__(self, queue: ReleaseQueue[Attempt], work: WorkReports, record: Record) -> None:
         self.queue = queue
         self.open: set[Attempt] = set()
-        self.live: dict[str, Attempt] = {}
+        self.latest: dict[str, Attempt] = {}
         """Request id -> its highest attempt."""
         self.timetable: DeadlineHeap[Attempt] = DeadlineHeap()
         self.failed_places = FailedReplicas()
@@ -72,8 +72,8 @@ class AttemptTable:
         is_first_end, item.outcome.name = not item.outcome.name, item.outcome.name or outcome
         self.open.discard(item)
         self.timetable.forget(item)
-        if self.live.get(item.submitted.request_id) is item:
-            del self.live[item.submitted.request_id]
+        if self.latest.get(item.submitted.request_id) is item:
+            del self.latest[item.submitted.request_id]
         self.is_news = True
         if is_first_end:
             self._record(item, outcome, now_s)
@@ -103,7 +103,7 @@ class AttemptTable:
         self._work.shares.assert_consistent()
         assert set(self.queue) == {item for item in self.open if item.stage is Stage.QUEUED}
         assert self.orphan_count == sum(item.is_orphan for item in self.open), "orphans are miscounted"
-        for request_id, item in self.live.items():
+        for request_id, item in self.latest.items():
             assert item in self.open and item.submitted.request_id == request_id, item
             assert item.stage not in (Stage.ENDED, Stage.LINGERING), item
         for item in self.open:

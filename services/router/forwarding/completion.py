@@ -59,7 +59,7 @@ class Completion:
         item.detach_decode()
         if item.outbox is not None:
             item.outbox.finish(item.slot, item.next_position, pb.Finish.REASON_ADOPTED)
-        heir = self._attempts.live.get(item.submitted.request_id)
+        heir = self._attempts.latest.get(item.submitted.request_id)
         prefill = item.prefill.replica
         if heir is not None and heir.decode.is_transferred:
             item.cancel_prefill(pb.Cancel.REASON_TRANSFERRED)

@@ -183,7 +183,7 @@ class Desk:
 
     def assert_empty(self) -> None:
         assert not self.core.attempts.open
-        assert not self.core.attempts.live
+        assert not self.core.attempts.latest
         assert not any(replica.slots for replica, _ in self.links.values())
         assert not any(replica.load.state.block_reserved for replica, _ in self.links.values())
         assert not len(self.policy.backlog)

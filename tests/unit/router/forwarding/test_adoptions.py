@@ -128,7 +128,7 @@ def test_an_adoption_of_a_lower_attempt_does_not_hide_a_higher_one(is_late: bool
         desk.slot += 1
         desk.ask(adopts=[pb.Adopt(slot=2, request_id=A, attempt=1, decode_replica="decode-0")])
         assert not desk.up("decode-0").adopts and not desk.up("decode-1").adopts
-    assert desk.core.attempts.live[A].submitted.attempt == 257
+    assert desk.core.attempts.latest[A].submitted.attempt == 257
     assert [row.reason for row in desk.told().refusals] == [pb.Refusal.REASON_SUPERSEDED]
 
 
