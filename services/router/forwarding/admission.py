@@ -95,7 +95,7 @@ class Admission:
         self._attempts.add(item)
         self._attempts.latest[submitted.request_id] = item
         self._attempts.queue.add(item)
-        self._attempts.timetable.by(item, submitted.queue_until_s)
+        self._attempts.deadlines.by(item, submitted.queue_until_s)
         self._attempts.is_news = True
         session.outbox.accept(submit.slot, urgent=False)
 

@@ -26,7 +26,7 @@ class AttemptTable:
         self.open: set[Attempt] = set()
         self.latest: dict[str, Attempt] = {}
         """Request id -> its highest attempt."""
-        self.timetable: DeadlineHeap[Attempt] = DeadlineHeap()
+        self.deadlines: DeadlineHeap[Attempt] = DeadlineHeap()
         self.failed_places = FailedReplicas()
         self.orphan_count = 0
         self.is_news = False
@@ -71,7 +71,7 @@ class AttemptTable:
         item.message = None
         is_first_end, item.outcome.name = not item.outcome.name, item.outcome.name or outcome
         self.open.discard(item)
-        self.timetable.forget(item)
+        self.deadlines.forget(item)
         if self.latest.get(item.submitted.request_id) is item:
             del self.latest[item.submitted.request_id]
         self.is_news = True
@@ -83,7 +83,7 @@ class AttemptTable:
         item.detach_session()
         item.expire_s = until_s
         self.orphan_count += 1
-        self.timetable.by(item, until_s)
+        self.deadlines.by(item, until_s)
 
     def linger(self, item: Attempt, now_s: float, until_s: float, outcome: str) -> None:
         """Keep only its handoff until then; it has ended for everybody else."""
@@ -95,7 +95,7 @@ class AttemptTable:
         item.prefill.replica, item.prefill.slot, item.stage = prefill, prefill_slot, Stage.LINGERING
         item.expire_s = until_s
         self.open.add(item)
-        self.timetable.by(item, until_s)
+        self.deadlines.by(item, until_s)
 
     def assert_consistent(self) -> None:
         """Raise AssertionError if an attempt is somewhere it should not be, or not where it should."""

@@ -181,12 +181,12 @@ class ForwardingCore(AttachedCore[Attempt]):
 
     def next_wake_s(self) -> float | None:
         """Return when `on_timer` is to be called, or None."""
-        return earliest(self.attempts.timetable.next_s(), self.releases.next_wake_s(), self._pulse.next_s())
+        return earliest(self.attempts.deadlines.next_s(), self.releases.next_wake_s(), self._pulse.next_s())
 
     def on_timer(self, now_s: float) -> None:
         """Do what is due."""
         self._now_s = max(self._now_s, now_s)
-        for item in self.attempts.timetable.due(now_s):
+        for item in self.attempts.deadlines.due(now_s):
             self.timeouts.look_at(item, now_s)
         self.releases.pump(now_s)
         if self._pulse.take(now_s):

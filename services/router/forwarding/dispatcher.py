@@ -305,7 +305,7 @@ class Dispatcher:
         decode.sent(item, now_s)
         if prefill is not None:  # now, not when decode has accepted it: others are placed meanwhile
             prefill.sent(item, now_s)
-        self._attempts.timetable.by(item, now_s + ACCEPT_S)
+        self._attempts.deadlines.by(item, now_s + ACCEPT_S)
         phase = pb.PHASE_CONTEXT_AND_GENERATION if prefill is None else pb.PHASE_GENERATION_ONLY
         submit = self._submit(item, slot, phase)
         decode.outbox.submit(submit, item.submitted.deadline_s, item.submitted.ttft_deadline_s)
@@ -326,7 +326,7 @@ class Dispatcher:
         prefill.slots[slot] = item
         placement = item.routing.placement
         item.prefill.start_by_s = now_s + START_S + 3 * (placement.estimate_s if placement else 0.0)
-        self._attempts.timetable.by(item, item.prefill.start_by_s)
+        self._attempts.deadlines.by(item, item.prefill.start_by_s)
         submit = self._submit(item, slot, pb.PHASE_CONTEXT_ONLY)
         prefill.outbox.submit(submit, item.submitted.deadline_s, item.submitted.ttft_deadline_s)
 
@@ -385,7 +385,7 @@ class Dispatcher:
         if item.outbox is not None:
             item.outbox.placement(pb.Placement(slot=item.slot))  # none: it may wait here as long as a new one
         attempts.queue.add(item, at_head=True)
-        attempts.timetable.by(item, item.submitted.queue_until_s)
+        attempts.deadlines.by(item, item.submitted.queue_until_s)
         self._not_before_s = float("-inf")
         attempts.is_news = True
 

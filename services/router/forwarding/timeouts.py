@@ -27,13 +27,13 @@ class Timeouts:
             self._expire(item, now_s)
         else:
             if item.expire_s < float("inf"):
-                self._attempts.timetable.by(item, item.expire_s)
+                self._attempts.deadlines.by(item, item.expire_s)
             self._look_at_placed(item, now_s)
 
     def _give_up_waiting(self, item: Attempt, now_s: float) -> None:
         """It waited in the queue as long as it may."""
         if now_s < item.submitted.queue_until_s:
-            self._attempts.timetable.by(item, item.submitted.queue_until_s)
+            self._attempts.deadlines.by(item, item.submitted.queue_until_s)
             return
         waited_s = now_s - item.submitted.arrived_s
         reason, why = pb.Refusal.REASON_QUEUE_TIMEOUT, "it was not placed"
@@ -58,17 +58,17 @@ class Timeouts:
             if item.routing.released_s + ACCEPT_S <= now_s:
                 self._give_up(item, decode, "no answer to a submit", now_s)
                 return
-            self._attempts.timetable.by(item, item.routing.released_s + ACCEPT_S)
+            self._attempts.deadlines.by(item, item.routing.released_s + ACCEPT_S)
         if prefill is not None and item.stage is Stage.PREFILLING and self._releases.can_place_again(item):
             if item.prefill.start_by_s > now_s:
-                self._attempts.timetable.by(item, item.prefill.start_by_s)
+                self._attempts.deadlines.by(item, item.prefill.start_by_s)
             elif not prefill.load.is_running(now_s):
                 self._give_up(item, prefill, "a prompt was not started", now_s)
             elif self._releases.may_leave(prefill, now_s):
                 self._releases.again(item, prefill.name, now_s)
             else:  # busy, as the others are: that is nobody's fault, and moving the prompt would gain nothing
                 item.prefill.start_by_s = now_s + LEAVE_S
-                self._attempts.timetable.by(item, item.prefill.start_by_s)
+                self._attempts.deadlines.by(item, item.prefill.start_by_s)
 
     def _give_up(self, item: Attempt, replica: Replica[Attempt], why: str, now_s: float) -> None:
         replica.failed(item.routing.released_s, now_s, why)

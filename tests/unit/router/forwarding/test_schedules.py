@@ -30,7 +30,7 @@ def assert_nothing_left(world: World) -> None:
     core = world.core
     assert not core.attempts.open, core.attempts.open
     assert not core.attempts.latest
-    assert len(core.attempts.timetable) == 0
+    assert len(core.attempts.deadlines) == 0
     assert len(core.queue) == 0
     assert len(world.policy.backlog) == 0
     list(world.local_index.maintain())
