@@ -45,7 +45,7 @@ class ForwardingTelemetry:
         self._block_tokens = block_tokens
         self._queue = metrics.histogram("queue_seconds", "Wait of attempts until they were released.")
         self._first = metrics.histogram("first_token_seconds", "From release to the first token.")
-        self._places = {
+        self._placements = {
             kind: metrics.counter("placements", "Attempts that were placed.", kind=kind)
             for kind in ("prefill", "local", "adopted")
         }
@@ -89,9 +89,9 @@ class ForwardingTelemetry:
         self._again.value += item.routing.rescheduled_requests
         placement = item.routing.placement
         if item.submitted.is_takeover:
-            self._places["adopted"].value += 1
+            self._placements["adopted"].value += 1
         elif placement is not None:
-            self._places["local" if placement.prefill is None else "prefill"].value += 1
+            self._placements["local" if placement.prefill is None else "prefill"].value += 1
             self._matched.value += placement.matched_blocks
             self._queue.observe(item.routing.released_s - item.submitted.arrived_s)
             if item.outcome.first_token_s:

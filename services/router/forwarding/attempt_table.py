@@ -27,7 +27,7 @@ class AttemptTable:
         self.latest: dict[str, Attempt] = {}
         """Request id -> its highest attempt."""
         self.deadlines: DeadlineHeap[Attempt] = DeadlineHeap()
-        self.failed_places = FailedReplicas()
+        self.failed_replicas = FailedReplicas()
         self.orphan_count = 0
         self.is_news = False
         """True if something changed that may let a waiting request go."""

@@ -36,7 +36,7 @@ class Completion:
         """End it on both sides and tell its frontend."""
         if untouched is None:
             untouched = not item.outcome.was_taken
-        self._attempts.failed_places.add(item.submitted.request_id, failed_at(item, code, replica), now_s)
+        self._attempts.failed_replicas.add(item.submitted.request_id, failed_at(item, code, replica), now_s)
         item.cancel(pb.Cancel.REASON_SUPERSEDED)
         if item.outbox is not None:
             item.outbox.fail(
@@ -48,7 +48,7 @@ class Completion:
         """Decode is lost while it pulls the blocks: somebody may adopt it, so the handoff is kept as long as an orphan."""
         assert item.decode.replica is not None, item
         name = item.decode.replica.name
-        self._attempts.failed_places.add(item.submitted.request_id, (name,), now_s)
+        self._attempts.failed_replicas.add(item.submitted.request_id, (name,), now_s)
         item.detach_decode()
         if item.outbox is not None:
             item.outbox.fail(item.slot, pb.Failure.CODE_REPLICA_LOST, reason, replica=name)

@@ -13,24 +13,24 @@ class FailedReplicas:
     """Names of replicas by request id, for REMEMBER_S after the last failure. Full, it forgets the oldest."""
 
     def __init__(self) -> None:
-        self._places: dict[str, tuple[float, frozenset[str]]] = {}
+        self._failed: dict[str, tuple[float, frozenset[str]]] = {}
         """In the order of their times."""
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._failed)
 
     def add(self, request_id: str, replicas: Iterable[str], now_s: float) -> None:
         """An attempt of the request failed at `replicas`."""
         names = self.of(request_id, now_s) | frozenset(replicas)
-        self._places.pop(request_id, None)
-        self._places[request_id] = (now_s + REMEMBER_S, names)
-        while self._places:
-            oldest = next(iter(self._places))
-            if len(self._places) <= REMEMBERED_MAX and self._places[oldest][0] > now_s:
+        self._failed.pop(request_id, None)
+        self._failed[request_id] = (now_s + REMEMBER_S, names)
+        while self._failed:
+            oldest = next(iter(self._failed))
+            if len(self._failed) <= REMEMBERED_MAX and self._failed[oldest][0] > now_s:
                 break
-            del self._places[oldest]
+            del self._failed[oldest]
 
     def of(self, request_id: str, now_s: float) -> frozenset[str]:
         """Return where the request failed."""
-        until_s, names = self._places.get(request_id, (now_s, frozenset[str]()))
+        until_s, names = self._failed.get(request_id, (now_s, frozenset[str]()))
         return names if until_s > now_s else frozenset()
