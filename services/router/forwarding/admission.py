@@ -51,7 +51,7 @@ class Admission:
         self,
         attempts: AttemptTable,
         work: WorkReports,
-        releases: Dispatcher,
+        dispatcher: Dispatcher,
         replicas: Mapping[str, Replica[Attempt]],
         limits: ForwardingLimits,
         model_version: str,
@@ -62,7 +62,7 @@ class Admission:
         """New attempts refused at the door, by reason."""
         self._attempts = attempts
         self._work = work
-        self._releases = releases
+        self._dispatcher = dispatcher
         self._replicas = replicas
         self._limits = limits
         self._model_version = model_version
@@ -80,7 +80,7 @@ class Admission:
         refusal = self._refusal(submit)
         if refusal is None:
             item = self._take(session, submit, now_s)
-            self._releases.expect(item)
+            self._dispatcher.expect(item)
             item.ticket.order = self._limits.order_key(item.routing.expected_s, now_s)
             victims = self._attempts.queue.victims(item)
             refusal = self._no_room(item, victims, now_s)
@@ -235,7 +235,7 @@ class Admission:
 
     def _no_room(self, item: Attempt, victims: list[Attempt] | None, now_s: float) -> SubmitRefusal | None:
         """Return why `item` cannot wait here: it would wait too long, or nobody less important makes room for it."""
-        queue, drain, is_resumed = self._attempts.queue, self._releases.drain, item.submitted.is_resumed
+        queue, drain, is_resumed = self._attempts.queue, self._dispatcher.drain, item.submitted.is_resumed
         if victims is None:
             # Whether an attempt is resumed is what its client says: it goes ahead, and is bounded all the same.
             count, kind = queue.count(is_resumed=is_resumed), "resumed" if is_resumed else "new"
@@ -243,7 +243,7 @@ class Admission:
                 f"router queue full: {count}/{queue.requests_max} {kind} requests, {queue.tokens} tokens"
             )
             return SubmitRefusal(
-                pb.Refusal.REASON_QUEUE_FULL, message, retry_after_ms=self._releases.retry_after_ms(now_s)
+                pb.Refusal.REASON_QUEUE_FULL, message, retry_after_ms=self._dispatcher.retry_after_ms(now_s)
             )
         if is_resumed:
             return None
@@ -255,7 +255,7 @@ class Admission:
             )
             retry_ms = drain.retry_after_ms(ahead, now_s)
             return SubmitRefusal(pb.Refusal.REASON_QUEUE_FULL, message, retry_after_ms=retry_ms)
-        foreseen_s = self._releases.foreseen_s(item, wait_s or 0.0)
+        foreseen_s = self._dispatcher.foreseen_s(item, wait_s or 0.0)
         if foreseen_s is None:
             return None
         left_s = item.submitted.first_by_s - now_s
@@ -275,7 +275,7 @@ class Admission:
         queue.evicted_total += 1
         if item.outbox is not None:
             message = f"it gave its place in the router's queue of {len(queue)} to a more important request"
-            retry_ms = self._releases.retry_after_ms(now_s)
+            retry_ms = self._dispatcher.retry_after_ms(now_s)
             item.outbox.refuse(
                 item.slot, pb.Refusal.REASON_QUEUE_FULL, message, retry_after_ms=retry_ms, evicted=True
             )

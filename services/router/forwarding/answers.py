@@ -39,14 +39,14 @@ class Answers:
         attempts: AttemptTable,
         work: WorkReports,
         policy: PlacementPolicy,
-        releases: Dispatcher,
+        dispatcher: Dispatcher,
         endings: Completion,
         block_tokens: int,
     ) -> None:
         self._attempts = attempts
         self._work = work
         self._policy = policy
-        self._releases = releases
+        self._dispatcher = dispatcher
         self._endings = endings
         self._block_tokens = block_tokens
         self.takers: Mapping[str, Callable[[Attempt, Replica[Attempt], Any, float], None]] = {
@@ -72,9 +72,9 @@ class Answers:
         elif item.stage is Stage.RESERVING:
             assert item.prefill.replica is not None
             if item.prefill.replica.is_up:
-                self._releases.prefill(item, now_s)
-            elif self._releases.can_place_again(item):
-                self._releases.again(item, item.prefill.replica.name, now_s)
+                self._dispatcher.prefill(item, now_s)
+            elif self._dispatcher.can_place_again(item):
+                self._dispatcher.again(item, item.prefill.replica.name, now_s)
             else:
                 self._endings.fail(
                     item, pb.Failure.CODE_REPLICA_LOST, "its stream broke", item.prefill.replica.name, now_s
@@ -176,10 +176,10 @@ class Answers:
         blame(item, replica, failure, now_s)
         item.detach(replica)
         message, name = failure.message, failure.replica or replica.name
-        if untouched and failure.code not in NEVER_AGAIN and self._releases.can_place_again(item):
-            self._releases.again(item, replica.name, now_s)
+        if untouched and failure.code not in NEVER_AGAIN and self._dispatcher.can_place_again(item):
+            self._dispatcher.again(item, replica.name, now_s)
             return
-        contestable = failure.code in VERDICTS and self._releases.has_other(replica, now_s)
+        contestable = failure.code in VERDICTS and self._dispatcher.has_other(replica, now_s)
         self._endings.fail(
             item, failure.code, message, name, now_s, untouched=untouched, contestable=contestable
         )
@@ -189,7 +189,7 @@ class Answers:
         if replica is item.decode.replica and item.stage in (Stage.RESERVING, Stage.PREFILLING):
             if refusal.reason in PLACE_AGAIN:
                 item.cancel_prefill(SUPERSEDED)
-                self._releases.requeue(item, now_s)
+                self._dispatcher.requeue(item, now_s)
                 return
         elif replica is item.decode.replica and item.stage is Stage.TRANSFERRING:
             # Its prompt was computed before decode said no: tokens are out, so this is no refusal any more.
@@ -200,8 +200,8 @@ class Answers:
             self._endings.prefill_over(item, now_s)
             return
         item.detach(replica)
-        if refusal.reason == pb.Refusal.REASON_DRAINING and self._releases.can_place_again(item):
-            self._releases.again(item, replica.name, now_s)
+        if refusal.reason == pb.Refusal.REASON_DRAINING and self._dispatcher.can_place_again(item):
+            self._dispatcher.again(item, replica.name, now_s)
             return
         if refusal.reason == pb.Refusal.REASON_SUPERSEDED and item.routing.rescheduled_requests:
             # It has not noticed yet that the stream is gone through which it got this attempt before.
@@ -245,9 +245,9 @@ class Answers:
                     message = f"{replica.name} cannot be reached: {reason}"
                     item.outbox.refuse(item.slot, pb.Refusal.REASON_UNKNOWN_REQUEST, message)
                 self._attempts.end(item, now_s, "REPLICA_LOST")
-            elif self._releases.can_place_again(item):
+            elif self._dispatcher.can_place_again(item):
                 item.detach(replica)
-                self._releases.again(item, replica.name, now_s)
+                self._dispatcher.again(item, replica.name, now_s)
             else:
                 item.detach(replica)
                 self._endings.fail(item, pb.Failure.CODE_REPLICA_LOST, reason, replica.name, now_s)

@@ -67,13 +67,13 @@ class ForwardingCore(AttachedCore[Attempt]):
         self.attempts = AttemptTable(self.queue, self.work, record)
         self.eligible = EligibleReplicas(self.replicas)
         endings = Completion(self.attempts, limits.detached_s)
-        self.releases = Dispatcher(
+        self.dispatcher = Dispatcher(
             self.attempts, self.work, policy, self.eligible, self.replicas, endings, forecast
         )
-        self.answers = Answers(self.attempts, self.work, policy, self.releases, endings, block_tokens)
-        self.timeouts = Timeouts(self.attempts, self.releases, endings)
+        self.answers = Answers(self.attempts, self.work, policy, self.dispatcher, endings, block_tokens)
+        self.timeouts = Timeouts(self.attempts, self.dispatcher, endings)
         self.admission = Admission(
-            self.attempts, self.work, self.releases, self.replicas, limits, model_version, block_tokens
+            self.attempts, self.work, self.dispatcher, self.replicas, limits, model_version, block_tokens
         )
         self.ejection_total = 0
         self.contradiction_total = 0
@@ -176,19 +176,19 @@ class ForwardingCore(AttachedCore[Attempt]):
         """Release what may go now, and tell the shell. Called once after each event."""
         if now_s is not None:
             self.after_message(now_s)
-        self.releases.pump(self._now_s)
+        self.dispatcher.pump(self._now_s)
         self.on_change()
 
     def next_wake_s(self) -> float | None:
         """Return when `on_timer` is to be called, or None."""
-        return earliest(self.attempts.deadlines.next_s(), self.releases.next_wake_s(), self._pulse.next_s())
+        return earliest(self.attempts.deadlines.next_s(), self.dispatcher.next_wake_s(), self._pulse.next_s())
 
     def on_timer(self, now_s: float) -> None:
         """Do what is due."""
         self._now_s = max(self._now_s, now_s)
         for item in self.attempts.deadlines.due(now_s):
             self.timeouts.look_at(item, now_s)
-        self.releases.pump(now_s)
+        self.dispatcher.pump(now_s)
         if self._pulse.take(now_s):
             report = self.load_report()
             for session in self.sessions:
@@ -212,7 +212,7 @@ class ForwardingCore(AttachedCore[Attempt]):
     def queue_delay_us(self) -> int:
         """Return how long a request of the default band, of a tenant that is new here, would wait; 0 if unknown."""
         ahead = self.queue.ahead_of_newcomer()
-        return as_us(self.releases.drain.wait_s(ahead, self._now_s) or 0.0)
+        return as_us(self.dispatcher.drain.wait_s(ahead, self._now_s) or 0.0)
 
     def drain(self) -> None:
         """Refuse what is new from now on; adopts are still welcome."""

@@ -14,9 +14,9 @@ from services.router.forwarding.replicas import Replica
 class Timeouts:
     """Looks at attempts when the timetable says so."""
 
-    def __init__(self, attempts: AttemptTable, releases: Dispatcher, endings: Completion) -> None:
+    def __init__(self, attempts: AttemptTable, dispatcher: Dispatcher, endings: Completion) -> None:
         self._attempts = attempts
-        self._releases = releases
+        self._dispatcher = dispatcher
         self._endings = endings
 
     def look_at(self, item: Attempt, now_s: float) -> None:
@@ -40,7 +40,7 @@ class Timeouts:
         if now_s >= item.submitted.first_by_s:
             reason, why = pb.Refusal.REASON_DEADLINE, "the deadline passed"
         if item.outbox is not None:
-            retry_ms = self._releases.retry_after_ms(now_s)
+            retry_ms = self._dispatcher.retry_after_ms(now_s)
             message = f"{why} after {waited_s:.3f} s in the router's queue of {len(self._attempts.queue)}"
             item.outbox.refuse(item.slot, reason, message, retry_after_ms=retry_ms)
         self._attempts.end(item, now_s, name_of(pb.Refusal.Reason, reason))
@@ -59,20 +59,20 @@ class Timeouts:
                 self._give_up(item, decode, "no answer to a submit", now_s)
                 return
             self._attempts.deadlines.by(item, item.routing.released_s + ACCEPT_S)
-        if prefill is not None and item.stage is Stage.PREFILLING and self._releases.can_place_again(item):
+        if prefill is not None and item.stage is Stage.PREFILLING and self._dispatcher.can_place_again(item):
             if item.prefill.start_by_s > now_s:
                 self._attempts.deadlines.by(item, item.prefill.start_by_s)
             elif not prefill.load.is_running(now_s):
                 self._give_up(item, prefill, "a prompt was not started", now_s)
-            elif self._releases.may_leave(prefill, now_s):
-                self._releases.again(item, prefill.name, now_s)
+            elif self._dispatcher.may_leave(prefill, now_s):
+                self._dispatcher.again(item, prefill.name, now_s)
             else:  # busy, as the others are: that is nobody's fault, and moving the prompt would gain nothing
                 item.prefill.start_by_s = now_s + LEAVE_S
                 self._attempts.deadlines.by(item, item.prefill.start_by_s)
 
     def _give_up(self, item: Attempt, replica: Replica[Attempt], why: str, now_s: float) -> None:
         replica.failed(item.routing.released_s, now_s, why)
-        if self._releases.can_place_again(item):
-            self._releases.again(item, replica.name, now_s)
+        if self._dispatcher.can_place_again(item):
+            self._dispatcher.again(item, replica.name, now_s)
         else:
             self._endings.fail(item, pb.Failure.CODE_STALLED, why, replica.name, now_s)

@@ -88,7 +88,7 @@ def test_a_queue_is_full_of_tokens_too() -> None:
 def test_who_would_wait_too_long_is_refused_at_the_door() -> None:
     """Measured by what drains; a higher band and a resumed request do not wait behind it."""
     desk = Desk(queue=100)
-    drain = desk.core.releases.drain
+    drain = desk.core.dispatcher.drain
     busy(desk, 30, tokens=200)
     begun_s = desk.now_s
     for _ in range(20):
@@ -109,11 +109,11 @@ def test_who_would_wait_too_long_is_refused_at_the_door() -> None:
 def test_nobody_is_refused_for_the_wait_of_those_that_it_overtakes() -> None:
     """Half a minute of work waits; a short request has none of it before it, a long one all."""
     desk = Desk(queue=100)
-    desk.core.releases.forecast = Told(0.01)
+    desk.core.dispatcher.forecast = Told(0.01)
     busy(desk, 30, tokens=200)
     for _ in range(20):
         desk.now_s += 0.1
-        desk.core.releases.drain.released(20, desk.now_s)
+        desk.core.dispatcher.drain.released(20, desk.now_s)
     desk.submit(request_id=name(40), tokens=30)
     assert not desk.told().refusals and next(iter(desk.core.queue)).submitted.request_id == name(40)
     desk.submit(request_id=name(41), tokens=300)
@@ -126,15 +126,15 @@ def test_who_cannot_meet_its_deadline_is_refused_with_the_estimate(limit: dict[s
     """Before anything is taken for it; unknown costs, a cached prompt and a resumed request are given the chance."""
     desk = Desk()
     forecast = Told(0.1)
-    desk.core.releases.forecast = forecast
+    desk.core.dispatcher.forecast = forecast
     desk.submit(request_id=name(1), tokens=20, **limit)
     (refusal,) = desk.told().refusals
     assert refusal.reason == pb.Refusal.REASON_DEADLINE and refusal.estimate_ms == 2000
     assert all(not replica.slots for replica, _ in desk.links.values())
     assert desk.core.admission.refusals == {pb.Refusal.REASON_DEADLINE: 1}
-    desk.core.releases.forecast = Told(0.01)
+    desk.core.dispatcher.forecast = Told(0.01)
     desk.submit(request_id=name(2), tokens=20, **limit)
-    desk.core.releases.forecast = forecast
+    desk.core.dispatcher.forecast = forecast
     desk.submit(request_id=name(3), tokens=20, resumed=True, attempt=2, **limit)
     forecast.is_known = False
     desk.submit(request_id=name(4), tokens=20, **limit)
@@ -144,7 +144,7 @@ def test_who_cannot_meet_its_deadline_is_refused_with_the_estimate(limit: dict[s
 def test_the_deadline_is_looked_at_again_at_release() -> None:
     """What waited until too little was left is refused when its turn comes, and the next one goes."""
     desk = Desk()
-    desk.core.releases.forecast = Told(0.0)
+    desk.core.dispatcher.forecast = Told(0.0)
     desk.reserved(request_id=name(1000))
     desk.submit(request_id=name(1), remaining_ms=1000)
     desk.submit(request_id=name(2), remaining_ms=60_000)
@@ -227,7 +227,7 @@ def test_a_class_with_head_room_waits_where_another_is_placed() -> None:
 def slow_desk() -> Desk:
     """Return a desk whose prefills were seen to take 3 s, a moment ago."""
     desk = Desk()
-    desk.core.releases.forecast = desk.policy
+    desk.core.dispatcher.forecast = desk.policy
     for _ in range(100):
         desk.policy.costs.observe(10, 10, 3.0)
     desk.policy._measured_at_s = desk.now_s

@@ -252,7 +252,7 @@ def test_half_of_a_role_is_ejected_at_most(count: int) -> None:
     for ejected, name in enumerate(names[:-1], start=1):
         for _ in range(3):
             desk.links[name][0].failed(desk.now_s, desk.now_s, "x")
-        offered = [one.name for one in desk.core.releases.view(desk.now_s).decode]
+        offered = [one.name for one in desk.core.dispatcher.view(desk.now_s).decode]
         assert len(offered) == max(count - ejected, count - count // 2)
         assert set(names[ejected:]) <= set(offered)
         desk.wait(0.01)

@@ -84,7 +84,7 @@ def test_a_bug_with_one_attempt_fails_that_attempt_alone(caplog: pytest.LogCaptu
     """Whether the choice or the release raises: it fails with INTERNAL, is logged, and its neighbours are placed."""
     desk = Desk()
     desk.links["decode-1"][0].is_draining = True
-    real_place, real_submit = desk.policy.place, desk.core.releases._submit
+    real_place, real_submit = desk.policy.place, desk.core.dispatcher._submit
 
     def place(request: PlacementRequest, view: PoolView, now_s: float) -> Placement | Wait:
         if request.request_id == A:
@@ -97,7 +97,7 @@ def test_a_bug_with_one_attempt_fails_that_attempt_alone(caplog: pytest.LogCaptu
         return real_submit(item, slot, phase)
 
     desk.policy.place = place  # type: ignore[method-assign]
-    desk.core.releases._submit = submit  # type: ignore[method-assign]
+    desk.core.dispatcher._submit = submit  # type: ignore[method-assign]
     desk.submit(A)
     desk.submit(B)
     desk.submit("c" * 32)

@@ -109,7 +109,7 @@ def test_higher_bands_go_first_and_a_resumed_one_at_the_head_of_its_band() -> No
 def test_resumed_attempts_go_by_length_and_are_bounded_too() -> None:
     """They go ahead of new ones, whatever their priority; beyond the queue's places they are refused as all others."""
     desk = Desk(queue=2)
-    desk.core.releases.forecast = desk.policy
+    desk.core.dispatcher.forecast = desk.policy
     for name in ("decode-0", "decode-1"):
         desk.lose(name)
     for number in range(8):
@@ -127,7 +127,7 @@ def test_a_short_prompt_overtakes_a_long_one_that_waits(order: str, released: st
     desk = Desk(order_key=ORDERS[order])
     desk.policy.local_index.store("prefill-0", blocks.chain(pack_ids(range(8000)), 4, "m"))
     desk.reserved(request_id="0" * 32)
-    desk.core.releases.forecast = desk.policy
+    desk.core.dispatcher.forecast = desk.policy
     cold = blocks.pack(blocks.chain(pack_ids(range(4000)), 4, "other"))
     desk.submit(
         request_id="1" * 32, tokens=4000, block_hashes=cold
@@ -159,7 +159,7 @@ def test_a_prompt_that_does_not_fit_goes_when_its_time_has_come() -> None:
 def test_the_drain_is_told_of_what_is_to_be_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a prompt of 404 tokens with 400 in cache 4: in the unit in which those that wait are counted."""
     desk, told = Desk(), []
-    desk.core.releases.forecast = desk.policy
+    desk.core.dispatcher.forecast = desk.policy
     desk.policy.local_index.store("prefill-0", blocks.chain(pack_ids(range(400)), 4, "m"))
     monkeypatch.setattr(QueueDelay, "released", lambda _, tokens, now_s: told.append(tokens))
     desk.submit(tokens=404)

@@ -55,8 +55,8 @@ def test_views_have_what_a_look_at_each_finds(seed: int) -> None:
                 )
                 desk.down(name, load_report=report)
         desk.check()
-        before = desk.core.releases.view(desk.now_s)
-        view = desk.core.releases.view(desk.now_s)
+        before = desk.core.dispatcher.view(desk.now_s)
+        view = desk.core.dispatcher.view(desk.now_s)
         kept += view.prefill is before.prefill
         assert [(one.name, one.is_stale) for one in view.prefill] == plain(desk, "prefill"), seed
         assert [(one.name, one.is_stale) for one in view.decode] == plain(desk, "decode"), seed
@@ -77,7 +77,7 @@ def test_lists_are_kept_until_a_trial_begins_or_ends(seed: int) -> None:
     taken: dict[str, list[int]] = {"decode-0": [], "decode-1": []}
     kept = 0
     for number in range(400):
-        before = desk.core.releases.view(desk.now_s)
+        before = desk.core.dispatcher.view(desk.now_s)
         replica = desk.links[rng.choice(list(desk.links))][0]
         match rng.randrange(8):
             case 0 if not replica.ejection.is_ejected:
@@ -102,7 +102,7 @@ def test_lists_are_kept_until_a_trial_begins_or_ends(seed: int) -> None:
                 desk.ask(cancels=[cancel])
         for name in taken:
             taken[name] += [one.slot for one in desk.up(name).submits]
-        view = desk.core.releases.view(desk.now_s)
+        view = desk.core.dispatcher.view(desk.now_s)
         kept += view.prefill is before.prefill
         assert [(one.name, one.is_stale) for one in view.prefill] == plain(desk, "prefill"), seed
         assert [(one.name, one.is_stale) for one in view.decode] == plain(desk, "decode"), seed
@@ -115,11 +115,11 @@ def test_a_report_that_grows_old_is_found_without_a_change() -> None:
     report = pb.LoadReport(engine_ready=True, block_total_count=100)
     for name in desk.links:
         desk.down(name, load_report=report)
-    first = desk.core.releases.view(desk.now_s)
+    first = desk.core.dispatcher.view(desk.now_s)
     for _ in range(20):
         desk.now_s += 0.1
         desk.down("prefill-0", load_report=report)
-        view = desk.core.releases.view(desk.now_s)
+        view = desk.core.dispatcher.view(desk.now_s)
         assert [(one.name, one.is_stale) for one in view.prefill] == plain(desk, "prefill")
         assert view.prefill is first.prefill
     assert view.prefill[1].is_stale
