@@ -40,14 +40,14 @@ class Answers:
         work: WorkReports,
         policy: PlacementPolicy,
         dispatcher: Dispatcher,
-        endings: Completion,
+        completion: Completion,
         block_tokens: int,
     ) -> None:
         self._attempts = attempts
         self._work = work
         self._policy = policy
         self._dispatcher = dispatcher
-        self._endings = endings
+        self._completion = completion
         self._block_tokens = block_tokens
         self.takers: Mapping[str, Callable[[Attempt, Replica[Attempt], Any, float], None]] = {
             "acceptances": self.on_accepted,
@@ -76,7 +76,7 @@ class Answers:
             elif self._dispatcher.can_place_again(item):
                 self._dispatcher.again(item, item.prefill.replica.name, now_s)
             else:
-                self._endings.fail(
+                self._completion.fail(
                     item, pb.Failure.CODE_REPLICA_LOST, "its stream broke", item.prefill.replica.name, now_s
                 )
 
@@ -123,7 +123,7 @@ class Answers:
             self._complete(item, pb.Finish.REASON_LENGTH, now_s)
         elif not handoff:
             replica.failed(item.routing.released_s, now_s, "no handoff")
-            self._endings.fail(
+            self._completion.fail(
                 item, pb.Failure.CODE_HANDOFF_LOST, "prefill sent no handoff", replica.name, now_s
             )
         else:
@@ -147,14 +147,14 @@ class Answers:
         if replica is item.prefill.replica:
             if item.stage is not Stage.PREFILLING:
                 # Only the handoff ended, which decode has or will miss.
-                self._endings.prefill_over(item, now_s)
+                self._completion.prefill_over(item, now_s)
                 return
             if reason == pb.Finish.REASON_END_TOKEN:  # before its first token, which the engine left out
                 replica.ended_well(item.routing.released_s)
             item.detach_prefill()
             item.cancel_decode(SUPERSEDED)
         elif reason == pb.Finish.REASON_ADOPTED:
-            self._endings.adopted_away(item, now_s)
+            self._completion.adopted_away(item, now_s)
             return
         elif finish.end_position > item.next_position and item.outbox is not None:
             message = f"have {item.next_position} tokens, the log ends at {finish.end_position}"
@@ -165,12 +165,12 @@ class Answers:
                 replica.ended_well(item.routing.released_s)
             item.detach_decode()
             item.cancel_prefill(pb.Cancel.REASON_COMPLETE)
-        self._endings.finish(item, reason, now_s)
+        self._completion.finish(item, reason, now_s)
 
     def on_failure(self, item: Attempt, replica: Replica[Attempt], failure: pb.Failure, now_s: float) -> None:
         """Something broke at `replica`."""
         if replica is item.prefill.replica and item.stage is not Stage.PREFILLING:
-            self._endings.prefill_over(item, now_s)
+            self._completion.prefill_over(item, now_s)
             return
         untouched = failure.untouched and not (replica is item.decode.replica and item.outcome.first_token_s)
         blame(item, replica, failure, now_s)
@@ -180,7 +180,7 @@ class Answers:
             self._dispatcher.again(item, replica.name, now_s)
             return
         contestable = failure.code in VERDICTS and self._dispatcher.has_other(replica, now_s)
-        self._endings.fail(
+        self._completion.fail(
             item, failure.code, message, name, now_s, untouched=untouched, contestable=contestable
         )
 
@@ -194,10 +194,10 @@ class Answers:
         elif replica is item.decode.replica and item.stage is Stage.TRANSFERRING:
             # Its prompt was computed before decode said no: tokens are out, so this is no refusal any more.
             item.detach(replica)
-            self._endings.fail(item, pb.Failure.CODE_HANDOFF_LOST, refusal.message, replica.name, now_s)
+            self._completion.fail(item, pb.Failure.CODE_HANDOFF_LOST, refusal.message, replica.name, now_s)
             return
         if replica is item.prefill.replica and item.stage is not Stage.PREFILLING:
-            self._endings.prefill_over(item, now_s)
+            self._completion.prefill_over(item, now_s)
             return
         item.detach(replica)
         if refusal.reason == pb.Refusal.REASON_DRAINING and self._dispatcher.can_place_again(item):
@@ -206,7 +206,7 @@ class Answers:
         if refusal.reason == pb.Refusal.REASON_SUPERSEDED and item.routing.rescheduled_requests:
             # It has not noticed yet that the stream is gone through which it got this attempt before.
             message = "it still holds what was taken from it"
-            self._endings.fail(item, pb.Failure.CODE_REPLICA_LOST, message, replica.name, now_s)
+            self._completion.fail(item, pb.Failure.CODE_REPLICA_LOST, message, replica.name, now_s)
             return
         item.cancel(SUPERSEDED)
         if item.outbox is not None:
@@ -224,7 +224,7 @@ class Answers:
     def on_gap(self, item: Attempt, replica: Replica[Attempt], message: str, now_s: float) -> None:
         """Tokens are missing: the attempt has failed."""
         replica.failed(item.routing.released_s, now_s, message)
-        self._endings.fail(item, pb.Failure.CODE_GAP, message, replica.name, now_s)
+        self._completion.fail(item, pb.Failure.CODE_GAP, message, replica.name, now_s)
 
     def on_load(self, seen: LoadReported) -> None:
         """A replica reported its load."""
@@ -236,9 +236,9 @@ class Answers:
         for item in items:
             if replica is item.prefill.replica and item.stage is not Stage.PREFILLING:
                 # Its engine may be giving the blocks away at this moment.
-                self._endings.prefill_over(item, now_s)
+                self._completion.prefill_over(item, now_s)
             elif item.stage is Stage.TRANSFERRING:
-                self._endings.fail_softly(item, reason, now_s)
+                self._completion.fail_softly(item, reason, now_s)
             elif item.stage is Stage.ADOPTING:
                 item.detach(replica)
                 if item.outbox is not None:
@@ -250,7 +250,7 @@ class Answers:
                 self._dispatcher.again(item, replica.name, now_s)
             else:
                 item.detach(replica)
-                self._endings.fail(item, pb.Failure.CODE_REPLICA_LOST, reason, replica.name, now_s)
+                self._completion.fail(item, pb.Failure.CODE_REPLICA_LOST, reason, replica.name, now_s)
         if not replica.is_retired:
             self._policy.observe(ReplicaGone(replica.name))
         self._attempts.is_news = True
@@ -273,7 +273,7 @@ class Answers:
         if item.prefill.replica is not None:
             item.prefill.replica.ended_well(item.routing.released_s)
         item.cancel(pb.Cancel.REASON_COMPLETE)
-        self._endings.finish(item, reason, now_s)
+        self._completion.finish(item, reason, now_s)
 
     def _adopted(self, item: Attempt, now_s: float) -> None:
         """Decode gave it to us - too late, if a higher attempt came through here meanwhile."""

@@ -66,12 +66,12 @@ class ForwardingCore(AttachedCore[Attempt]):
         self.work = WorkReports(router, policy, self.queue, publish)
         self.attempts = AttemptTable(self.queue, self.work, record)
         self.eligible = EligibleReplicas(self.replicas)
-        endings = Completion(self.attempts, limits.detached_s)
+        completion = Completion(self.attempts, limits.detached_s)
         self.dispatcher = Dispatcher(
-            self.attempts, self.work, policy, self.eligible, self.replicas, endings, forecast
+            self.attempts, self.work, policy, self.eligible, self.replicas, completion, forecast
         )
-        self.answers = Answers(self.attempts, self.work, policy, self.dispatcher, endings, block_tokens)
-        self.timeouts = Timeouts(self.attempts, self.dispatcher, endings)
+        self.answers = Answers(self.attempts, self.work, policy, self.dispatcher, completion, block_tokens)
+        self.timeouts = Timeouts(self.attempts, self.dispatcher, completion)
         self.admission = Admission(
             self.attempts, self.work, self.dispatcher, self.replicas, limits, model_version, block_tokens
         )

@@ -79,7 +79,7 @@ class Dispatcher:
         policy: PlacementPolicy,
         eligible: EligibleReplicas,
         replicas: Mapping[str, Replica[Attempt]],
-        endings: Completion,
+        completion: Completion,
         forecast: Forecast | None = None,
     ) -> None:
         self.drain = QueueDelay()
@@ -88,7 +88,7 @@ class Dispatcher:
         self._work = work
         self._policy = policy
         self._eligible = eligible
-        self._endings = endings
+        self._completion = completion
         self._replicas = replicas
         self._pump_at_s = float("inf")
         self._not_before_s = float("-inf")
@@ -167,7 +167,7 @@ class Dispatcher:
                 request_id = item.submitted.request_id
                 log.exception("an attempt could not be placed", extra={"request_id": request_id})
                 message = f"bug: {type(bug).__name__}"
-                self._endings.fail(item, pb.Failure.CODE_INTERNAL, message, "", now_s)
+                self._completion.fail(item, pb.Failure.CODE_INTERNAL, message, "", now_s)
                 is_gone = True
             has_gone = has_gone or is_gone
         return has_gone

@@ -14,10 +14,10 @@ from services.router.forwarding.replicas import Replica
 class Timeouts:
     """Looks at attempts when the timetable says so."""
 
-    def __init__(self, attempts: AttemptTable, dispatcher: Dispatcher, endings: Completion) -> None:
+    def __init__(self, attempts: AttemptTable, dispatcher: Dispatcher, completion: Completion) -> None:
         self._attempts = attempts
         self._dispatcher = dispatcher
-        self._endings = endings
+        self._completion = completion
 
     def look_at(self, item: Attempt, now_s: float) -> None:
         """The time has come that was noted for `item`; it may have been noted for something that is past."""
@@ -75,4 +75,4 @@ class Timeouts:
         if self._dispatcher.can_place_again(item):
             self._dispatcher.again(item, replica.name, now_s)
         else:
-            self._endings.fail(item, pb.Failure.CODE_STALLED, why, replica.name, now_s)
+            self._completion.fail(item, pb.Failure.CODE_STALLED, why, replica.name, now_s)
