@@ -91,7 +91,7 @@ class Admission:
         for victim in victims or ():
             self._evict(victim, now_s)
         submitted = item.submitted
-        self._work.shares.touch((submitted.tenant, submitted.priority_class), submitted.weight, now_s)
+        self._work.reservations.touch((submitted.tenant, submitted.priority_class), submitted.weight, now_s)
         self._attempts.add(item)
         self._attempts.latest[submitted.request_id] = item
         self._attempts.queue.add(item)

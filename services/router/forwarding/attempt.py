@@ -103,7 +103,7 @@ class Routing:
     released_s: float = 0.0
     is_dispatched: bool = False
     """The policy counts it as work."""
-    share: Prompt | None = None
+    reservation: Prompt | None = None
     """Its prompt among those of its tenant, from the placement until it is computed."""
 
 

@@ -100,7 +100,7 @@ class AttemptTable:
     def assert_consistent(self) -> None:
         """Raise AssertionError if an attempt is somewhere it should not be, or not where it should."""
         self.queue.assert_consistent()
-        self._work.shares.assert_consistent()
+        self._work.reservations.assert_consistent()
         assert set(self.queue) == {item for item in self.open if item.stage is Stage.QUEUED}
         assert self.orphan_count == sum(item.is_orphan for item in self.open), "orphans are miscounted"
         for request_id, item in self.latest.items():
@@ -113,7 +113,7 @@ class AttemptTable:
 def _check(item: Attempt) -> None:
     stage = item.stage
     assert stage is not Stage.ENDED, item
-    assert item.routing.share is None or item.routing.is_dispatched, item
+    assert item.routing.reservation is None or item.routing.is_dispatched, item
     assert (item.session is None) == (item.outbox is None), item
     if item.session is not None:
         assert item.session.slots.get(item.slot) is item, item

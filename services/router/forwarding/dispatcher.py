@@ -216,17 +216,17 @@ class Dispatcher:
 
     def _has_place(self, now_s: float) -> MayRelease:
         """Return the question whether a tenant may have another prompt at some replica: False saves asking the policy."""
-        shares = self._work.shares
-        if len(shares) < 2:
+        reservations = self._work.reservations
+        if len(reservations) < 2:
             return allow_all
         names = [one.name for one in self.view(now_s).prefill]
 
         def has_place(tenant: str, priority_class: int) -> bool:
             waiting = self._attempts.queue.waiting_tokens(tenant, priority_class)
-            allowed = shares.may_hold((tenant, priority_class), names, now_s, waiting)
+            allowed = reservations.may_hold((tenant, priority_class), names, now_s, waiting)
             if len(allowed) == len(names):
                 return True
-            wait_s = min(shares.wait_s((tenant, priority_class), name, now_s) for name in allowed)
+            wait_s = min(reservations.wait_s((tenant, priority_class), name, now_s) for name in allowed)
             if wait_s > 0:
                 self._pump_at_s = min(self._pump_at_s, now_s + wait_s)
             return wait_s <= 0
@@ -253,18 +253,18 @@ class Dispatcher:
             precedence=submitted.precedence,
             waited_s=now_s - submitted.arrived_s,
         )
-        shares = self._work.shares
-        if submitted.is_resumed or not view.prefill or not (submitted.tenant or len(shares) > 1):
+        reservations = self._work.reservations
+        if submitted.is_resumed or not view.prefill or not (submitted.tenant or len(reservations) > 1):
             return self._policy.place(request, view, now_s)
         tenant = (submitted.tenant, submitted.priority_class)
         waiting = self._attempts.queue.waiting_tokens(*tenant)
-        allowed = shares.may_hold(tenant, [one.name for one in view.prefill], now_s, waiting)
+        allowed = reservations.may_hold(tenant, [one.name for one in view.prefill], now_s, waiting)
         if len(allowed) < len(view.prefill):
             prefill = [one for one in view.prefill if one.name in allowed]
             view = PoolView(prefill, view.decode, view.waiting_requests)
         answer = self._policy.place(request, view, now_s)
         if isinstance(answer, Placement) and answer.prefill is not None:
-            wait_s = shares.wait_s(tenant, answer.prefill, now_s)
+            wait_s = reservations.wait_s(tenant, answer.prefill, now_s)
             if wait_s > 0:
                 return Wait("others are about", now_s + wait_s, answer.prefill)
         return answer

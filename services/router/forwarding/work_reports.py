@@ -22,7 +22,7 @@ from services.router.queue.replica_reservation import ReplicaReservation
 class WorkReports:
     """Reports the prompts of attempts, and charges tenants for what was computed.
 
-    Each dispatch is followed by one finish. `shares`: the prompts at replicas, by tenant.
+    Each dispatch is followed by one finish. `reservations`: the prompts at replicas, by tenant.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class WorkReports:
         note: Callable[[DispatchEvent], None],
     ) -> None:
         """`note`: takes each event for the other routers."""
-        self.shares = ReplicaReservation()
+        self.reservations = ReplicaReservation()
         self._router = router
         self._policy = policy
         self._queue = queue
@@ -47,7 +47,7 @@ class WorkReports:
         routing.is_dispatched = True
         if placement.prefill is not None:
             tenant, tokens = (submitted.tenant, submitted.priority_class), submitted.token_count
-            routing.share = self.shares.dispatch(
+            routing.reservation = self.reservations.dispatch(
                 tenant, submitted.weight, placement.prefill, placement.prefill_s, tokens, now_s
             )
         self._tell(
@@ -67,8 +67,8 @@ class WorkReports:
     def started(self, item: Attempt, now_s: float) -> None:
         """Report that the engine has the prompt of `item`."""
         routing = item.routing
-        if routing.share is not None:
-            self.shares.start(routing.share, now_s)
+        if routing.reservation is not None:
+            self.reservations.start(routing.reservation, now_s)
         if routing.is_dispatched:
             self._tell(Started(self._router, item.submitted.request_id, now_s))
 
@@ -78,9 +78,9 @@ class WorkReports:
         if not routing.is_dispatched:
             return False
         routing.is_dispatched = False
-        if routing.share is not None:
-            alone_s = self.shares.end(routing.share, now_s)
-            routing.share = None
+        if routing.reservation is not None:
+            alone_s = self.reservations.end(routing.reservation, now_s)
+            routing.reservation = None
             if hit is not None and hit.prefill_s > alone_s:
                 # The rest of it the engine was busy with the prompts before.
                 hit = replace(hit, prefill_s=alone_s)
