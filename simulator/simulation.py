@@ -16,7 +16,7 @@ from typing import Final, Protocol, runtime_checkable
 
 from kvmesh.queue_order import ORDERS
 from services.router.forwarding.attempt import Submission
-from services.router.forwarding.dispatcher import PUMP_PAUSE_S, Forecast
+from services.router.forwarding.dispatcher import DISPATCH_PAUSE_S, Forecast
 from services.router.index.local_index import LocalPrefixIndex
 from services.router.placement.policy import (
     DISPATCH_LIFE_S,
@@ -204,11 +204,11 @@ class Simulation:
             again_s, has_gone = self._dispatch_heads(router)
             if not has_gone:
                 if not self._pending_events:
-                    self._wake_by(router, max(again_s, now_s + PUMP_PAUSE_S))
+                    self._wake_by(router, max(again_s, now_s + DISPATCH_PAUSE_S))
                 break
             is_any_gone = True
         if not is_any_gone:
-            self._not_before_s[router] = now_s + PUMP_PAUSE_S
+            self._not_before_s[router] = now_s + DISPATCH_PAUSE_S
 
     def _dispatch_all(self) -> None:
         for router in range(len(self._policies)):

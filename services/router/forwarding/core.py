@@ -176,7 +176,7 @@ class ForwardingCore(AttachedCore[Attempt]):
         """Release what may go now, and tell the shell. Called once after each event."""
         if now_s is not None:
             self.after_message(now_s)
-        self.dispatcher.pump(self._now_s)
+        self.dispatcher.dispatch_waiting(self._now_s)
         self.on_change()
 
     def next_wake_s(self) -> float | None:
@@ -188,7 +188,7 @@ class ForwardingCore(AttachedCore[Attempt]):
         self._now_s = max(self._now_s, now_s)
         for item in self.attempts.deadlines.due(now_s):
             self.timeouts.look_at(item, now_s)
-        self.dispatcher.pump(now_s)
+        self.dispatcher.dispatch_waiting(now_s)
         if self._pulse.take(now_s):
             report = self.load_report()
             for session in self.sessions:

@@ -28,7 +28,7 @@ from services.router.queue.tenant_queues import MayRelease
 
 log = logging.getLogger(__name__)
 
-PUMP_PAUSE_S: Final = 0.002
+DISPATCH_PAUSE_S: Final = 0.002
 """After nobody could go, the queue is not looked at again for this long: a backlog must not cost a look per event."""
 
 REFUSED_WAIT_S: Final = 0.05
@@ -90,7 +90,7 @@ class Dispatcher:
         self._eligible = eligible
         self._completion = completion
         self._replicas = replicas
-        self._pump_at_s = float("inf")
+        self._dispatch_at_s = float("inf")
         self._not_before_s = float("-inf")
 
     def retry_after_ms(self, now_s: float) -> int:
@@ -130,21 +130,21 @@ class Dispatcher:
 
     def next_wake_s(self) -> float | None:
         """Return when the queue is to be looked at even if nothing happens, or None."""
-        return self._pump_at_s if len(self._attempts.queue) else None
+        return self._dispatch_at_s if len(self._attempts.queue) else None
 
-    def pump(self, now_s: float) -> None:
+    def dispatch_waiting(self, now_s: float) -> None:
         """Let go what may go, if something changed or the time has come."""
         attempts = self._attempts
         is_anything_waiting = len(attempts.queue) > 0
         self.drain.waits(is_anything_waiting, now_s)
         if not is_anything_waiting:
             attempts.is_news = False
-            self._pump_at_s = float("inf")
+            self._dispatch_at_s = float("inf")
             return
-        if not attempts.is_news and now_s < self._pump_at_s:
+        if not attempts.is_news and now_s < self._dispatch_at_s:
             return
         if now_s < self._not_before_s:
-            self._pump_at_s = self._not_before_s
+            self._dispatch_at_s = self._not_before_s
             return
         attempts.is_news = False
         is_anyone_gone = False
@@ -152,12 +152,12 @@ class Dispatcher:
             is_anyone_gone = True
         self.drain.waits(len(attempts.queue) > 0, now_s)
         if not is_anyone_gone:
-            self._not_before_s = now_s + PUMP_PAUSE_S
+            self._not_before_s = now_s + DISPATCH_PAUSE_S
         attempts.is_news = False
 
     def _pass(self, now_s: float) -> bool:
         """Try the heads of the queue once; True if one of them went."""
-        self._pump_at_s = float("inf")
+        self._dispatch_at_s = float("inf")
         has_gone = False
         for item in self._attempts.queue.heads(self._has_place(now_s)):
             try:
@@ -177,7 +177,7 @@ class Dispatcher:
         answer = self._ask(item, now_s)
         if isinstance(answer, Wait):
             item.routing.waited_for = answer.reason
-            self._pump_at_s = min(self._pump_at_s, answer.until_s)
+            self._dispatch_at_s = min(self._dispatch_at_s, answer.until_s)
             return False
         if self._is_late(item, answer, now_s):
             return True
@@ -228,7 +228,7 @@ class Dispatcher:
                 return True
             wait_s = min(reservations.wait_s((tenant, priority_class), name, now_s) for name in allowed)
             if wait_s > 0:
-                self._pump_at_s = min(self._pump_at_s, now_s + wait_s)
+                self._dispatch_at_s = min(self._dispatch_at_s, now_s + wait_s)
             return wait_s <= 0
 
         return has_place
