@@ -18,14 +18,14 @@ from services.router.forwarding.rows import US_MAX
 from services.router.forwarding.work_reports import WorkReports
 from services.router.placement.policy import LoadReported, PlacementPolicy, ReplicaGone
 
-PLACE_AGAIN: Final = (
+RESCHEDULING_REFUSALS: Final = (
     pb.Refusal.REASON_KV_FULL,
     pb.Refusal.REASON_QUEUE_FULL,
     pb.Refusal.REASON_DRAINING,
 )
 """Refusals of decode after which another decode replica is tried."""
 
-NEVER_AGAIN: Final = (*VERDICTS, pb.Failure.CODE_INTERNAL)
+FINAL_FAILURES: Final = (*VERDICTS, pb.Failure.CODE_INTERNAL)
 """Failures after which the router places nothing again: whether to ask another replica is for the frontend to say."""
 
 SUPERSEDED: Final = pb.Cancel.REASON_SUPERSEDED
@@ -73,8 +73,8 @@ class Answers:
             assert item.prefill.replica is not None
             if item.prefill.replica.is_up:
                 self._dispatcher.prefill(item, now_s)
-            elif self._dispatcher.can_place_again(item):
-                self._dispatcher.again(item, item.prefill.replica.name, now_s)
+            elif self._dispatcher.can_reschedule(item):
+                self._dispatcher.reschedule(item, item.prefill.replica.name, now_s)
             else:
                 self._completion.fail(
                     item, pb.Failure.CODE_REPLICA_LOST, "its stream broke", item.prefill.replica.name, now_s
@@ -176,8 +176,8 @@ class Answers:
         blame(item, replica, failure, now_s)
         item.detach(replica)
         message, name = failure.message, failure.replica or replica.name
-        if untouched and failure.code not in NEVER_AGAIN and self._dispatcher.can_place_again(item):
-            self._dispatcher.again(item, replica.name, now_s)
+        if untouched and failure.code not in FINAL_FAILURES and self._dispatcher.can_reschedule(item):
+            self._dispatcher.reschedule(item, replica.name, now_s)
             return
         contestable = failure.code in VERDICTS and self._dispatcher.has_other(replica, now_s)
         self._completion.fail(
@@ -187,7 +187,7 @@ class Answers:
     def on_refusal(self, item: Attempt, replica: Replica[Attempt], refusal: pb.Refusal, now_s: float) -> None:
         """`replica` does not take it. Decode's refusal is answered by another placement, everything else goes on up."""
         if replica is item.decode.replica and item.stage in (Stage.RESERVING, Stage.PREFILLING):
-            if refusal.reason in PLACE_AGAIN:
+            if refusal.reason in RESCHEDULING_REFUSALS:
                 item.cancel_prefill(SUPERSEDED)
                 self._dispatcher.requeue(item, now_s)
                 return
@@ -200,8 +200,8 @@ class Answers:
             self._completion.prefill_over(item, now_s)
             return
         item.detach(replica)
-        if refusal.reason == pb.Refusal.REASON_DRAINING and self._dispatcher.can_place_again(item):
-            self._dispatcher.again(item, replica.name, now_s)
+        if refusal.reason == pb.Refusal.REASON_DRAINING and self._dispatcher.can_reschedule(item):
+            self._dispatcher.reschedule(item, replica.name, now_s)
             return
         if refusal.reason == pb.Refusal.REASON_SUPERSEDED and item.routing.rescheduled_requests:
             # It has not noticed yet that the stream is gone through which it got this attempt before.
@@ -245,9 +245,9 @@ class Answers:
                     message = f"{replica.name} cannot be reached: {reason}"
                     item.outbox.refuse(item.slot, pb.Refusal.REASON_UNKNOWN_REQUEST, message)
                 self._attempts.end(item, now_s, "REPLICA_LOST")
-            elif self._dispatcher.can_place_again(item):
+            elif self._dispatcher.can_reschedule(item):
                 item.detach(replica)
-                self._dispatcher.again(item, replica.name, now_s)
+                self._dispatcher.reschedule(item, replica.name, now_s)
             else:
                 item.detach(replica)
                 self._completion.fail(item, pb.Failure.CODE_REPLICA_LOST, reason, replica.name, now_s)

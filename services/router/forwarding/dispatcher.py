@@ -43,7 +43,7 @@ START_S: Final = 5.0
 LEAVE_S: Final = 1.0
 """Between two prompts that leave a prefill which is busy: what it has left is known by then."""
 
-PLACED_AGAIN_MAX: Final = 3
+RESCHEDULES_MAX: Final = 3
 """Times an attempt is given to other replicas because one gave it back, or did not answer."""
 
 
@@ -358,18 +358,18 @@ class Dispatcher:
             prefill.left_s = now_s
         return may_leave
 
-    def can_place_again(self, item: Attempt) -> bool:
+    def can_reschedule(self, item: Attempt) -> bool:
         """True if no engine had `item`, its frontend waits, and other replicas may be asked."""
         return (
             item.stage in (Stage.RESERVING, Stage.PREFILLING)
             and not item.outcome.was_taken
             and item.outbox is not None
-            and item.routing.rescheduled_requests < PLACED_AGAIN_MAX
+            and item.routing.rescheduled_requests < RESCHEDULES_MAX
         )
 
-    def again(self, item: Attempt, by: str, now_s: float) -> None:
+    def reschedule(self, item: Attempt, by: str, now_s: float) -> None:
         """Replica `by` did not take it, and holds nothing of it any more: to others at once, without a retry."""
-        assert self.can_place_again(item), item
+        assert self.can_reschedule(item), item
         item.cancel(pb.Cancel.REASON_SUPERSEDED)
         item.routing.rescheduled_requests += 1
         item.routing.excluded = frozenset((by,))

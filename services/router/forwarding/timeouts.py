@@ -59,20 +59,20 @@ class Timeouts:
                 self._give_up(item, decode, "no answer to a submit", now_s)
                 return
             self._attempts.deadlines.by(item, item.routing.released_s + ACCEPT_S)
-        if prefill is not None and item.stage is Stage.PREFILLING and self._dispatcher.can_place_again(item):
+        if prefill is not None and item.stage is Stage.PREFILLING and self._dispatcher.can_reschedule(item):
             if item.prefill.start_by_s > now_s:
                 self._attempts.deadlines.by(item, item.prefill.start_by_s)
             elif not prefill.load.is_running(now_s):
                 self._give_up(item, prefill, "a prompt was not started", now_s)
             elif self._dispatcher.may_leave(prefill, now_s):
-                self._dispatcher.again(item, prefill.name, now_s)
+                self._dispatcher.reschedule(item, prefill.name, now_s)
             else:  # busy, as the others are: that is nobody's fault, and moving the prompt would gain nothing
                 item.prefill.start_by_s = now_s + LEAVE_S
                 self._attempts.deadlines.by(item, item.prefill.start_by_s)
 
     def _give_up(self, item: Attempt, replica: Replica[Attempt], why: str, now_s: float) -> None:
         replica.failed(item.routing.released_s, now_s, why)
-        if self._dispatcher.can_place_again(item):
-            self._dispatcher.again(item, replica.name, now_s)
+        if self._dispatcher.can_reschedule(item):
+            self._dispatcher.reschedule(item, replica.name, now_s)
         else:
             self._completion.fail(item, pb.Failure.CODE_STALLED, why, replica.name, now_s)

@@ -223,10 +223,10 @@ async def test_a_known_peer_is_dialed_again_while_new_ones_wait(lasted_s: float)
             pass
         await server.stop(0)
         await until(lambda: bool(sink.lost))
-        _, again, _ = await serve(stack, hangs_up=False, port=int(address.rpartition(":")[2]))
+        _, reschedule, _ = await serve(stack, hangs_up=False, port=int(address.rpartition(":")[2]))
         is_known = lasted_s >= STABLE_S
         await until(lambda: link.is_up or dialer.waiting_count > 0)
-        assert (link.is_up, again.count > 0) == (is_known, is_known)
+        assert (link.is_up, reschedule.count > 0) == (is_known, is_known)
 
 
 async def test_known_peers_have_a_rate_limit_too() -> None:

@@ -55,8 +55,8 @@ def test_a_replica_that_still_holds_what_was_taken_from_it_costs_an_attempt_and_
     desk.submit()
     decode, _ = desk.placed()
     desk.lose(decode)
-    again, submit = other(desk, decode)
-    desk.down(again, refusals=[pb.Refusal(slot=submit.slot, reason=pb.Refusal.REASON_SUPERSEDED)])
+    reschedule, submit = other(desk, decode)
+    desk.down(reschedule, refusals=[pb.Refusal(slot=submit.slot, reason=pb.Refusal.REASON_SUPERSEDED)])
     told = desk.told()
     assert not told.refusals
     assert [(row.code, row.untouched) for row in told.failures] == [(pb.Failure.CODE_REPLICA_LOST, True)]
@@ -108,9 +108,9 @@ def test_the_next_attempt_leaves_the_replicas_of_the_failed_one(code: pb.Failure
     desk.up("prefill-0"), desk.up("prefill-1")
     desk.wait(9.0)
     desk.submit(attempt=2)
-    again, submit = desk.placed()
-    assert again != decode
-    desk.down(again, acceptances=[pb.Acceptance(slot=submit.slot)])
+    reschedule, submit = desk.placed()
+    assert reschedule != decode
+    desk.down(reschedule, acceptances=[pb.Acceptance(slot=submit.slot)])
     other_prefill, _ = asked_prefill(desk)
     assert (other_prefill != prefill) == (code == pb.Failure.CODE_HANDOFF_LOST)
 

@@ -34,8 +34,8 @@ def test_a_decode_that_refuses_beside_a_running_prefill_costs_the_prefill() -> N
     decode, submit = desk.placed()
     (prefill,) = desk.up("prefill-0").submits
     desk.down(decode, refusals=[pb.Refusal(slot=submit.slot, reason=pb.Refusal.REASON_KV_FULL)])
-    again, _ = desk.placed()
-    assert again != decode
+    reschedule, _ = desk.placed()
+    assert reschedule != decode
     told = desk.up("prefill-0")
     assert [row.slot for row in told.cancels] == [prefill.slot] and len(told.submits) == 1
     assert not desk.told().refusals
