@@ -148,20 +148,20 @@ class Dispatcher:
             return
         attempts.is_news = False
         is_anyone_gone = False
-        while self._pass(now_s):
+        while self._try_heads(now_s):
             is_anyone_gone = True
         self.drain.waits(len(attempts.queue) > 0, now_s)
         if not is_anyone_gone:
             self._not_before_s = now_s + DISPATCH_PAUSE_S
         attempts.is_news = False
 
-    def _pass(self, now_s: float) -> bool:
+    def _try_heads(self, now_s: float) -> bool:
         """Try the heads of the queue once; True if one of them went."""
         self._dispatch_at_s = float("inf")
         has_gone = False
-        for item in self._attempts.queue.heads(self._has_place(now_s)):
+        for item in self._attempts.queue.heads(self._may_release(now_s)):
             try:
-                is_gone = self._try(item, now_s)
+                is_gone = self._try_dispatch(item, now_s)
             except Exception as bug:
                 # Whoever happened to pump - a stream, a timer - has nothing to do with it.
                 request_id = item.submitted.request_id
@@ -172,9 +172,9 @@ class Dispatcher:
             has_gone = has_gone or is_gone
         return has_gone
 
-    def _try(self, item: Attempt, now_s: float) -> bool:
+    def _try_dispatch(self, item: Attempt, now_s: float) -> bool:
         """Let `item` go if it may; True if it did."""
-        answer = self._ask(item, now_s)
+        answer = self._choose(item, now_s)
         if isinstance(answer, Wait):
             item.routing.waited_for = answer.reason
             self._dispatch_at_s = min(self._dispatch_at_s, answer.until_s)
@@ -214,14 +214,14 @@ class Dispatcher:
         self._attempts.end(item, now_s, "REASON_DEADLINE")
         return True
 
-    def _has_place(self, now_s: float) -> MayRelease:
+    def _may_release(self, now_s: float) -> MayRelease:
         """Return the question whether a tenant may have another prompt at some replica: False saves asking the policy."""
         reservations = self._work.reservations
         if len(reservations) < 2:
             return allow_all
         names = [one.name for one in self.view(now_s).prefill]
 
-        def has_place(tenant: str, priority_class: int) -> bool:
+        def may_release(tenant: str, priority_class: int) -> bool:
             waiting = self._attempts.queue.waiting_tokens(tenant, priority_class)
             allowed = reservations.may_hold((tenant, priority_class), names, now_s, waiting)
             if len(allowed) == len(names):
@@ -231,9 +231,9 @@ class Dispatcher:
                 self._dispatch_at_s = min(self._dispatch_at_s, now_s + wait_s)
             return wait_s <= 0
 
-        return has_place
+        return may_release
 
-    def _ask(self, item: Attempt, now_s: float) -> Placement | Wait:
+    def _choose(self, item: Attempt, now_s: float) -> Placement | Wait:
         submitted, routing = item.submitted, item.routing
         if now_s < routing.not_before_s:
             return Wait("refused just now", routing.not_before_s)
