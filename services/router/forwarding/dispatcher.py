@@ -40,7 +40,7 @@ ACCEPT_S: Final = 3.0
 START_S: Final = 5.0
 """Prefill starts an attempt within this and thrice the expected time: no more than `dispatch_ahead_s` waits before it."""
 
-LEAVE_S: Final = 1.0
+MOVE_PAUSE_S: Final = 1.0
 """Between two prompts that leave a prefill which is busy: what it has left is known by then."""
 
 RESCHEDULES_MAX: Final = 3
@@ -121,9 +121,9 @@ class Dispatcher:
         submitted, routing = item.submitted, item.routing
         if forecast is None or submitted.is_resumed or routing.is_probe or not forecast.knows_costs():
             return None
-        left_s = submitted.first_by_s - submitted.arrived_s
+        moved_s = submitted.first_by_s - submitted.arrived_s
         seconds = wait_s + routing.expected_s
-        if seconds <= left_s:
+        if seconds <= moved_s:
             return None
         routing.is_probe = not forecast.may_refuse(submitted.arrived_s)
         return None if routing.is_probe else seconds
@@ -341,22 +341,22 @@ class Dispatcher:
             routing.excluded = frozenset((refused_by,))
         self._enqueue(item, now_s)
 
-    def may_leave(self, prefill: Replica[Attempt], now_s: float) -> bool:
+    def may_move(self, prefill: Replica[Attempt], now_s: float) -> bool:
         """Return whether a prompt that waits at a busy prefill goes to another, which has fewer: one each LEAVE_S.
 
         All at once would be the other's queue, and come back.
         """
-        if now_s - prefill.left_s < LEAVE_S:
+        if now_s - prefill.moved_s < MOVE_PAUSE_S:
             return False
         load = prompts_at(prefill)
         others = [one for one in self._replicas.values() if one.role == "prefill" and one is not prefill]
-        may_leave = any(
+        may_move = any(
             one.is_placeable() and one.ejection.may_take(now_s) and prompts_at(one) + 1 < load
             for one in others
         )
-        if may_leave:
-            prefill.left_s = now_s
-        return may_leave
+        if may_move:
+            prefill.moved_s = now_s
+        return may_move
 
     def can_reschedule(self, item: Attempt) -> bool:
         """True if no engine had `item`, its frontend waits, and other replicas may be asked."""

@@ -134,7 +134,7 @@ class Replica(Generic[Slot]):
         self.open_failures = 0
         """Times in a row that its stream could not be opened."""
         self.ejection = OutlierEjection()
-        self.left_s = float("-inf")
+        self.moved_s = float("-inf")
         """When a prompt last left it for a shorter queue."""
         self.handoffs = HandoffHistory()
         self.computed_s = float("-inf")

@@ -7,7 +7,7 @@ from kvmesh.attach.v1 import attach_pb2 as pb
 from services.router.forwarding.attempt import Attempt, Stage
 from services.router.forwarding.attempt_table import AttemptTable
 from services.router.forwarding.completion import Completion
-from services.router.forwarding.dispatcher import ACCEPT_S, LEAVE_S, Dispatcher
+from services.router.forwarding.dispatcher import ACCEPT_S, MOVE_PAUSE_S, Dispatcher
 from services.router.forwarding.replicas import Replica
 
 
@@ -64,10 +64,10 @@ class Timeouts:
                 self._attempts.deadlines.by(item, item.prefill.start_by_s)
             elif not prefill.load.is_running(now_s):
                 self._give_up(item, prefill, "a prompt was not started", now_s)
-            elif self._dispatcher.may_leave(prefill, now_s):
+            elif self._dispatcher.may_move(prefill, now_s):
                 self._dispatcher.reschedule(item, prefill.name, now_s)
             else:  # busy, as the others are: that is nobody's fault, and moving the prompt would gain nothing
-                item.prefill.start_by_s = now_s + LEAVE_S
+                item.prefill.start_by_s = now_s + MOVE_PAUSE_S
                 self._attempts.deadlines.by(item, item.prefill.start_by_s)
 
     def _give_up(self, item: Attempt, replica: Replica[Attempt], why: str, now_s: float) -> None:
