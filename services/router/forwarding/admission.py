@@ -235,7 +235,11 @@ class Admission:
 
     def _no_room(self, item: Attempt, victims: list[Attempt] | None, now_s: float) -> SubmitRefusal | None:
         """Return why `item` cannot wait here: it would wait too long, or nobody less important makes room for it."""
-        queue, drain, is_resumed = self._attempts.queue, self._dispatcher.drain, item.submitted.is_resumed
+        queue, queue_delay, is_resumed = (
+            self._attempts.queue,
+            self._dispatcher.queue_delay,
+            item.submitted.is_resumed,
+        )
         if victims is None:
             # Whether an attempt is resumed is what its client says: it goes ahead, and is bounded all the same.
             count, kind = queue.count(is_resumed=is_resumed), "resumed" if is_resumed else "new"
@@ -248,12 +252,12 @@ class Admission:
         if is_resumed:
             return None
         ahead = queue.ahead(item)
-        wait_s = drain.wait_s(ahead, now_s)
+        wait_s = queue_delay.wait_s(ahead, now_s)
         if wait_s is not None and wait_s > self._limits.queue_delay_max_s:
             message = (
                 f"it would wait {wait_s:.1f} s at the router, at most {self._limits.queue_delay_max_s:g} s"
             )
-            retry_ms = drain.retry_after_ms(ahead, now_s)
+            retry_ms = queue_delay.retry_after_ms(ahead, now_s)
             return SubmitRefusal(pb.Refusal.REASON_QUEUE_FULL, message, retry_after_ms=retry_ms)
         foreseen_s = self._dispatcher.foreseen_s(item, wait_s or 0.0)
         if foreseen_s is None:
@@ -264,7 +268,7 @@ class Admission:
             f"{left_s:.3f} s are left"
         )
         estimate_ms = round(min(MS_MAX, foreseen_s * 1000))
-        retry_ms = drain.retry_after_ms(ahead, now_s) if wait_s else 0
+        retry_ms = queue_delay.retry_after_ms(ahead, now_s) if wait_s else 0
         return SubmitRefusal(
             pb.Refusal.REASON_DEADLINE, message, retry_after_ms=retry_ms, estimate_ms=estimate_ms
         )

@@ -212,7 +212,7 @@ class ForwardingCore(AttachedCore[Attempt]):
     def queue_delay_us(self) -> int:
         """Return how long a request of the default band, of a tenant that is new here, would wait; 0 if unknown."""
         ahead = self.queue.ahead_of_newcomer()
-        return as_us(self.dispatcher.drain.wait_s(ahead, self._now_s) or 0.0)
+        return as_us(self.dispatcher.queue_delay.wait_s(ahead, self._now_s) or 0.0)
 
     def drain(self) -> None:
         """Refuse what is new from now on; adopts are still welcome."""

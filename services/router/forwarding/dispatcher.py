@@ -82,7 +82,7 @@ class Dispatcher:
         completion: Completion,
         forecast: Forecast | None = None,
     ) -> None:
-        self.drain = QueueDelay()
+        self.queue_delay = QueueDelay()
         self.forecast = forecast
         self._attempts = attempts
         self._work = work
@@ -95,7 +95,7 @@ class Dispatcher:
 
     def retry_after_ms(self, now_s: float) -> int:
         """Return after how long what waits now is likely to have drained."""
-        return self.drain.retry_after_ms(self._attempts.queue.work, now_s)
+        return self.queue_delay.retry_after_ms(self._attempts.queue.work, now_s)
 
     def expect(self, item: Attempt) -> None:
         """Look up what the prompt of `item`, which is new, will take.
@@ -136,7 +136,7 @@ class Dispatcher:
         """Let go what may go, if something changed or the time has come."""
         attempts = self._attempts
         is_anything_waiting = len(attempts.queue) > 0
-        self.drain.waits(is_anything_waiting, now_s)
+        self.queue_delay.waits(is_anything_waiting, now_s)
         if not is_anything_waiting:
             attempts.is_news = False
             self._dispatch_at_s = float("inf")
@@ -150,7 +150,7 @@ class Dispatcher:
         is_anyone_gone = False
         while self._try_heads(now_s):
             is_anyone_gone = True
-        self.drain.waits(len(attempts.queue) > 0, now_s)
+        self.queue_delay.waits(len(attempts.queue) > 0, now_s)
         if not is_anyone_gone:
             self._not_before_s = now_s + DISPATCH_PAUSE_S
         attempts.is_news = False
@@ -184,7 +184,7 @@ class Dispatcher:
         assert item.message is not None, item
         uncached = item.submitted.token_count - answer.matched_blocks * item.message.block_tokens
         self._attempts.queue.release(item, max(1, uncached))
-        self.drain.released(item.ticket.work, now_s)
+        self.queue_delay.released(item.ticket.work, now_s)
         self._release(item, answer, now_s)
         return True
 

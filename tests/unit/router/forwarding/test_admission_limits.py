@@ -88,12 +88,12 @@ def test_a_queue_is_full_of_tokens_too() -> None:
 def test_who_would_wait_too_long_is_refused_at_the_door() -> None:
     """Measured by what drains; a higher band and a resumed request do not wait behind it."""
     desk = Desk(queue=100)
-    drain = desk.core.dispatcher.drain
+    queue_delay = desk.core.dispatcher.queue_delay
     busy(desk, 30, tokens=200)
     begun_s = desk.now_s
     for _ in range(20):
         desk.now_s += 0.1
-        drain.released(20, desk.now_s)  # 200 tokens a second: 30 s of work wait
+        queue_delay.released(20, desk.now_s)  # 200 tokens a second: 30 s of work wait
     assert desk.now_s > begun_s
     desk.submit(request_id=name(40), tokens=200)
     (refusal,) = desk.told().refusals
@@ -113,7 +113,7 @@ def test_nobody_is_refused_for_the_wait_of_those_that_it_overtakes() -> None:
     busy(desk, 30, tokens=200)
     for _ in range(20):
         desk.now_s += 0.1
-        desk.core.dispatcher.drain.released(20, desk.now_s)
+        desk.core.dispatcher.queue_delay.released(20, desk.now_s)
     desk.submit(request_id=name(40), tokens=30)
     assert not desk.told().refusals and next(iter(desk.core.queue)).submitted.request_id == name(40)
     desk.submit(request_id=name(41), tokens=300)
