@@ -157,7 +157,7 @@ class Admission:
                 # not cancelled: the cancel would end what the other router adopts.
                 is_running = not item.decode.replica.outbox.is_waiting(item.decode.slot)
             if is_running:
-                self._attempts.orphan(item, now_s + self._limits.detached_s)
+                self._attempts.keep_detached(item, now_s + self._limits.detached_s)
             else:
                 self.cancel(item, pb.Cancel.REASON_ABANDONED, now_s)
 

@@ -183,7 +183,7 @@ class Attempt:
         return placement is not None and placement.prefill is None
 
     @property
-    def is_orphan(self) -> bool:
+    def is_detached(self) -> bool:
         """True if nobody reads it and it still runs."""
         return self.session is None and self.stage not in (Stage.LINGERING, Stage.ENDED)
 

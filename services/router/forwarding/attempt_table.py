@@ -64,7 +64,7 @@ class AttemptTable:
             self.queue.refund(item)
         item.detach_decode()
         item.detach_prefill()
-        if item.is_orphan:
+        if item.is_detached:
             self.orphan_count -= 1
         item.detach_session()
         item.stage = Stage.ENDED
@@ -78,7 +78,7 @@ class AttemptTable:
         if is_first_end:
             self._record(item, outcome, now_s)
 
-    def orphan(self, item: Attempt, until_s: float) -> None:
+    def keep_detached(self, item: Attempt, until_s: float) -> None:
         """Its frontend's stream broke: keep it for whoever adopts it."""
         item.detach_session()
         item.expire_s = until_s
@@ -102,7 +102,7 @@ class AttemptTable:
         self.queue.assert_consistent()
         self._work.reservations.assert_consistent()
         assert set(self.queue) == {item for item in self.open if item.stage is Stage.QUEUED}
-        assert self.orphan_count == sum(item.is_orphan for item in self.open), "orphans are miscounted"
+        assert self.orphan_count == sum(item.is_detached for item in self.open), "orphans are miscounted"
         for request_id, item in self.latest.items():
             assert item in self.open and item.submitted.request_id == request_id, item
             assert item.stage not in (Stage.ENDED, Stage.LINGERING), item

@@ -14,7 +14,7 @@ class Completion:
 
     def __init__(self, attempts: AttemptTable, detached_s: float) -> None:
         self._attempts = attempts
-        self._orphan_s = detached_s
+        self._detached_s = detached_s
 
     def finish(self, item: Attempt, reason: pb.Finish.Reason.ValueType, now_s: float) -> None:
         """It ended as `reason` says; its replicas know."""
@@ -85,6 +85,6 @@ class Completion:
 
     def _linger(self, item: Attempt, now_s: float, outcome: str) -> None:
         if item.prefill.slot:
-            self._attempts.linger(item, now_s, now_s + self._orphan_s, outcome)
+            self._attempts.linger(item, now_s, now_s + self._detached_s, outcome)
         else:
             self._attempts.end(item, now_s, outcome)
