@@ -43,7 +43,7 @@ class RouterStatus(router_pb2_grpc.RouterServiceServicer):
             replicas=[self._view(replica, now_s) for _, replica in sorted(core.replicas.items())],
             queued_request_count=len(core.queue),
             relayed_request_count=core.placed_count,
-            orphan_count=core.attempts.orphan_count,
+            orphan_count=core.attempts.detached_count,
             index_block_count=local_index.block_count,
             overlay_block_count=local_index.in_flight_block_count,
             stream_count=self._attach.stream_count,

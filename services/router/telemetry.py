@@ -162,7 +162,7 @@ def export(
         lambda: imbalance(core, policy, clock.now_s()),
     )
     metrics.gauge("live_requests", "Attempts placed and not ended.", lambda: core.placed_count)
-    metrics.gauge("detached_requests", "Attempts whose frontend is lost.", lambda: attempts.orphan_count)
+    metrics.gauge("detached_requests", "Attempts whose frontend is lost.", lambda: attempts.detached_count)
     metrics.gauge("index_blocks", "Distinct blocks in the index.", lambda: local_index.block_count)
     metrics.total("evicted_blocks", "Blocks forgotten at the bound.", lambda: local_index.evicted_block_total)
     metrics.gauge("in_flight_blocks", "Blocks expected soon.", lambda: local_index.in_flight_block_count)

@@ -28,7 +28,7 @@ class AttemptTable:
         """Request id -> its highest attempt."""
         self.deadlines: DeadlineHeap[Attempt] = DeadlineHeap()
         self.failed_replicas = FailedReplicas()
-        self.orphan_count = 0
+        self.detached_count = 0
         self.is_news = False
         """True if something changed that may let a waiting request go."""
         self._work = work
@@ -65,7 +65,7 @@ class AttemptTable:
         item.detach_decode()
         item.detach_prefill()
         if item.is_detached:
-            self.orphan_count -= 1
+            self.detached_count -= 1
         item.detach_session()
         item.stage = Stage.ENDED
         item.message = None
@@ -82,7 +82,7 @@ class AttemptTable:
         """Its frontend's stream broke: keep it for whoever adopts it."""
         item.detach_session()
         item.expire_s = until_s
-        self.orphan_count += 1
+        self.detached_count += 1
         self.deadlines.by(item, until_s)
 
     def linger(self, item: Attempt, now_s: float, until_s: float, outcome: str) -> None:
@@ -102,7 +102,7 @@ class AttemptTable:
         self.queue.assert_consistent()
         self._work.reservations.assert_consistent()
         assert set(self.queue) == {item for item in self.open if item.stage is Stage.QUEUED}
-        assert self.orphan_count == sum(item.is_detached for item in self.open), "orphans are miscounted"
+        assert self.detached_count == sum(item.is_detached for item in self.open), "orphans are miscounted"
         for request_id, item in self.latest.items():
             assert item in self.open and item.submitted.request_id == request_id, item
             assert item.stage not in (Stage.ENDED, Stage.LINGERING), item

@@ -21,7 +21,7 @@ def test_a_lost_frontend_orphans_what_runs_and_cancels_the_rest(phase: str) -> N
     if phase in ("submit", "reserved"):
         desk.assert_empty()
         return
-    assert desk.core.attempts.orphan_count == 1
+    assert desk.core.attempts.detached_count == 1
     (decode,) = [name for name in ("decode-0", "decode-1") if desk.links[name][0].slots]
     desk.down(decode, frame=frame(1, 1, 3))
     desk.wait(2.9)
@@ -51,7 +51,7 @@ def test_an_adoption_takes_over_an_orphan_of_this_router() -> None:
     )
     told = desk.told()
     assert [row.slot for row in told.acceptances] == [1] and list(told.frame.positions) == [2]
-    assert desk.core.attempts.orphan_count == 0
+    assert desk.core.attempts.detached_count == 0
     desk.down(decode, finishes=[pb.Finish(slot=sent.slot, end_position=5, reason=pb.Finish.REASON_LENGTH)])
     assert [row.end_position for row in desk.told().finishes] == [5]
     desk.assert_empty()
