@@ -32,7 +32,7 @@ class Stage(Enum):
     GENERATING = "generating"
     ADOPTING = "adopting"
     """Asked of decode, which has not answered."""
-    LINGERING = "lingering"
+    HELD_HANDOFF = "lingering"
     """Only its handoff is left: decode may be pulling it for somebody else."""
     ENDED = "ended"
 
@@ -185,7 +185,7 @@ class Attempt:
     @property
     def is_detached(self) -> bool:
         """True if nobody reads it and it still runs."""
-        return self.session is None and self.stage not in (Stage.LINGERING, Stage.ENDED)
+        return self.session is None and self.stage not in (Stage.HELD_HANDOFF, Stage.ENDED)
 
     def detach_session(self) -> None:
         """Take it off its frontend's stream: nobody reads it any more."""

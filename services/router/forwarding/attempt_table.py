@@ -85,14 +85,14 @@ class AttemptTable:
         self.detached_count += 1
         self.deadlines.by(item, until_s)
 
-    def linger(self, item: Attempt, now_s: float, until_s: float, outcome: str) -> None:
+    def hold_handoff(self, item: Attempt, now_s: float, until_s: float, outcome: str) -> None:
         """Keep only its handoff until then; it has ended for everybody else."""
         prefill, prefill_slot = item.prefill.replica, item.prefill.slot
         if prefill is not None:
             prefill.left(item)  # its handoff tells nothing more of the replica
         item.prefill.replica, item.prefill.slot = None, 0
         self.end(item, now_s, outcome)
-        item.prefill.replica, item.prefill.slot, item.stage = prefill, prefill_slot, Stage.LINGERING
+        item.prefill.replica, item.prefill.slot, item.stage = prefill, prefill_slot, Stage.HELD_HANDOFF
         item.expire_s = until_s
         self.open.add(item)
         self.deadlines.by(item, until_s)
@@ -105,7 +105,7 @@ class AttemptTable:
         assert self.detached_count == sum(item.is_detached for item in self.open), "orphans are miscounted"
         for request_id, item in self.latest.items():
             assert item in self.open and item.submitted.request_id == request_id, item
-            assert item.stage not in (Stage.ENDED, Stage.LINGERING), item
+            assert item.stage not in (Stage.ENDED, Stage.HELD_HANDOFF), item
         for item in self.open:
             _check(item)
 
@@ -119,13 +119,13 @@ def _check(item: Attempt) -> None:
         assert item.session.slots.get(item.slot) is item, item
     if stage in (Stage.QUEUED, Stage.RESERVING, Stage.PREFILLING):
         assert item.message is not None and item.session is not None, item
-    has_decode = stage not in (Stage.QUEUED, Stage.LINGERING)
+    has_decode = stage not in (Stage.QUEUED, Stage.HELD_HANDOFF)
     assert (item.decode.replica is not None) == has_decode == bool(item.decode.slot), item
     if item.decode.replica is not None:
         assert item.decode.replica.slots.get(item.decode.slot) is item, item
-    if stage in (Stage.PREFILLING, Stage.LINGERING):
+    if stage in (Stage.PREFILLING, Stage.HELD_HANDOFF):
         assert item.prefill.slot, item
     if item.prefill.slot:
         assert item.prefill.replica is not None, item
         assert item.prefill.replica.slots.get(item.prefill.slot) is item, item
-        assert stage in (Stage.PREFILLING, Stage.TRANSFERRING, Stage.GENERATING, Stage.LINGERING), item
+        assert stage in (Stage.PREFILLING, Stage.TRANSFERRING, Stage.GENERATING, Stage.HELD_HANDOFF), item

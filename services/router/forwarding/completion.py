@@ -52,7 +52,7 @@ class Completion:
         item.detach_decode()
         if item.outbox is not None:
             item.outbox.fail(item.slot, pb.Failure.CODE_REPLICA_LOST, reason, replica=name)
-        self._linger(item, now_s, "CODE_REPLICA_LOST")
+        self._hold_handoff(item, now_s, "CODE_REPLICA_LOST")
 
     def adopted_away(self, item: Attempt, now_s: float) -> None:
         """Another stream reads it now, perhaps another one of ours. Its handoff may still be on the move."""
@@ -73,18 +73,18 @@ class Completion:
             prefill.left(item)
             item.prefill.replica, item.prefill.slot = None, 0
         if item.prefill.replica is not None:
-            self._linger(item, now_s, "REASON_ADOPTED")
+            self._hold_handoff(item, now_s, "REASON_ADOPTED")
         else:
             self._attempts.end(item, now_s, "REASON_ADOPTED")
 
     def prefill_over(self, item: Attempt, now_s: float) -> None:
         """Prefill holds nothing for it any more; decode has what it needs, or will say so."""
         item.detach_prefill()
-        if item.stage is Stage.LINGERING:
+        if item.stage is Stage.HELD_HANDOFF:
             self._attempts.end(item, now_s, item.outcome.name)
 
-    def _linger(self, item: Attempt, now_s: float, outcome: str) -> None:
+    def _hold_handoff(self, item: Attempt, now_s: float, outcome: str) -> None:
         if item.prefill.slot:
-            self._attempts.linger(item, now_s, now_s + self._detached_s, outcome)
+            self._attempts.hold_handoff(item, now_s, now_s + self._detached_s, outcome)
         else:
             self._attempts.end(item, now_s, outcome)

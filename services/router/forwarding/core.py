@@ -229,7 +229,7 @@ class ForwardingCore(AttachedCore[Attempt]):
     @property
     def placed_count(self) -> int:
         """Attempts that were placed and have not ended."""
-        return sum(item.stage not in (Stage.QUEUED, Stage.LINGERING) for item in self.attempts.open)
+        return sum(item.stage not in (Stage.QUEUED, Stage.HELD_HANDOFF) for item in self.attempts.open)
 
     def assert_consistent(self) -> None:
         """Raise AssertionError if a count or an index disagrees with what it counts."""
