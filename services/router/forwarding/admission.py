@@ -124,7 +124,7 @@ class Admission:
             outbox=session.outbox,
             next_position=adopt.position,
             credit=adopt.credit_position,
-            stage=Stage.ADOPTING,
+            stage=Stage.TAKING_OVER,
         )
         item.outcome.was_taken = True
         item.decode.replica = decode
@@ -152,7 +152,7 @@ class Admission:
         """The stream of `session` is gone."""
         for item in list(session.slots.values()):
             is_running = item.stage in (Stage.TRANSFERRING, Stage.GENERATING)
-            if item.stage is Stage.ADOPTING and item.decode.replica is not None:
+            if item.stage is Stage.TAKING_OVER and item.decode.replica is not None:
                 # Not to be sent any more: it would come late, behind the adopt of another router. One that was sent is
                 # not cancelled: the cancel would end what the other router adopts.
                 is_running = not item.decode.replica.outbox.is_waiting(item.decode.slot)

@@ -65,8 +65,8 @@ class Answers:
         if replica is not item.decode.replica:
             return
         replica.load.on_answered(item.decode.slot)
-        if item.stage is Stage.ADOPTING:
-            self._adopted(item, now_s)
+        if item.stage is Stage.TAKING_OVER:
+            self._taken_over(item, now_s)
         elif item.stage is Stage.RESERVING and item.prefill.replica is None:
             item.stage, item.message = Stage.GENERATING, None
         elif item.stage is Stage.RESERVING:
@@ -154,7 +154,7 @@ class Answers:
             item.detach_prefill()
             item.cancel_decode(SUPERSEDED)
         elif reason == pb.Finish.REASON_ADOPTED:
-            self._completion.adopted_away(item, now_s)
+            self._completion.taken_over_elsewhere(item, now_s)
             return
         elif finish.end_position > item.next_position and item.outbox is not None:
             message = f"have {item.next_position} tokens, the log ends at {finish.end_position}"
@@ -239,7 +239,7 @@ class Answers:
                 self._completion.prefill_over(item, now_s)
             elif item.stage is Stage.TRANSFERRING:
                 self._completion.fail_softly(item, reason, now_s)
-            elif item.stage is Stage.ADOPTING:
+            elif item.stage is Stage.TAKING_OVER:
                 item.detach(replica)
                 if item.outbox is not None:
                     message = f"{replica.name} cannot be reached: {reason}"
@@ -275,7 +275,7 @@ class Answers:
         item.cancel(pb.Cancel.REASON_COMPLETE)
         self._completion.finish(item, reason, now_s)
 
-    def _adopted(self, item: Attempt, now_s: float) -> None:
+    def _taken_over(self, item: Attempt, now_s: float) -> None:
         """Decode gave it to us - too late, if a higher attempt came through here meanwhile."""
         known = self._attempts.latest.get(item.submitted.request_id)
         if known is not None and known.submitted.attempt > item.submitted.attempt:

@@ -30,7 +30,7 @@ class Stage(Enum):
     TRANSFERRING = "transferring"
     """Decode has the handoff; the KV blocks are moving."""
     GENERATING = "generating"
-    ADOPTING = "adopting"
+    TAKING_OVER = "adopting"
     """Asked of decode, which has not answered."""
     HELD_HANDOFF = "lingering"
     """Only its handoff is left: decode may be pulling it for somebody else."""

@@ -54,7 +54,7 @@ class Completion:
             item.outbox.fail(item.slot, pb.Failure.CODE_REPLICA_LOST, reason, replica=name)
         self._hold_handoff(item, now_s, "CODE_REPLICA_LOST")
 
-    def adopted_away(self, item: Attempt, now_s: float) -> None:
+    def taken_over_elsewhere(self, item: Attempt, now_s: float) -> None:
         """Another stream reads it now, perhaps another one of ours. Its handoff may still be on the move."""
         item.detach_decode()
         if item.outbox is not None:
