@@ -59,17 +59,22 @@ class Completion:
         item.detach_decode()
         if item.outbox is not None:
             item.outbox.finish(item.slot, item.next_position, pb.Finish.REASON_ADOPTED)
-        heir = self._attempts.latest.get(item.submitted.request_id)
+        successor = self._attempts.latest.get(item.submitted.request_id)
         prefill = item.prefill.replica
-        if heir is not None and heir.decode.is_transferred:
+        if successor is not None and successor.decode.is_transferred:
             item.cancel_prefill(pb.Cancel.REASON_TRANSFERRED)
-        elif prefill is not None and heir is not None and heir is not item and heir.stage is Stage.GENERATING:
-            heir.prefill.replica, heir.prefill.slot, heir.stage = (
+        elif (
+            prefill is not None
+            and successor is not None
+            and successor is not item
+            and successor.stage is Stage.GENERATING
+        ):
+            successor.prefill.replica, successor.prefill.slot, successor.stage = (
                 prefill,
                 item.prefill.slot,
                 Stage.TRANSFERRING,
             )
-            prefill.slots[heir.prefill.slot] = heir
+            prefill.slots[successor.prefill.slot] = successor
             prefill.left(item)
             item.prefill.replica, item.prefill.slot = None, 0
         if item.prefill.replica is not None:
