@@ -59,7 +59,7 @@ class Router(process.MeshProcess):
         self._is_view_known = False
         self._is_warmed_up = False
         self._routers: list[tuple[str, str]] = []
-        self.has_heir = False
+        self.has_other_router = False
         """True while another router is there that takes new requests."""
         name, section, mesh = options.process_id, config.router, config.mesh.name
         block_tokens = config.engine.block_tokens
@@ -128,7 +128,7 @@ class Router(process.MeshProcess):
     def on_members(self, members: list[Member]) -> None:
         """Take a new view of the mesh."""
         self._is_view_known = True
-        self.has_heir = any(
+        self.has_other_router = any(
             member.role == "router"
             and member.boot_id != self.boot_id
             and member.model_version == self._version
@@ -180,7 +180,7 @@ class Router(process.MeshProcess):
         """Refuse new requests and wait until the last one ended, or until another router can take over what is left."""
         self.core.drain()
         while not self.core.is_idle():
-            if self.has_heir and self.core.can_be_taken_over():
+            if self.has_other_router and self.core.can_be_taken_over():
                 log.info("the other routers take over", extra={"requests": self.core.placed_count})
                 return
             await asyncio.sleep(IDLE_LOOK_S)
