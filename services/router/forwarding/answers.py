@@ -147,7 +147,7 @@ class Answers:
         if replica is item.prefill.replica:
             if item.stage is not Stage.PREFILLING:
                 # Only the handoff ended, which decode has or will miss.
-                self._completion.prefill_over(item, now_s)
+                self._completion.on_prefill_ended(item, now_s)
                 return
             if reason == pb.Finish.REASON_END_TOKEN:  # before its first token, which the engine left out
                 replica.ended_well(item.routing.released_s)
@@ -170,7 +170,7 @@ class Answers:
     def on_failure(self, item: Attempt, replica: Replica[Attempt], failure: pb.Failure, now_s: float) -> None:
         """Something broke at `replica`."""
         if replica is item.prefill.replica and item.stage is not Stage.PREFILLING:
-            self._completion.prefill_over(item, now_s)
+            self._completion.on_prefill_ended(item, now_s)
             return
         untouched = failure.untouched and not (replica is item.decode.replica and item.outcome.first_token_s)
         blame(item, replica, failure, now_s)
@@ -197,7 +197,7 @@ class Answers:
             self._completion.fail(item, pb.Failure.CODE_HANDOFF_LOST, refusal.message, replica.name, now_s)
             return
         if replica is item.prefill.replica and item.stage is not Stage.PREFILLING:
-            self._completion.prefill_over(item, now_s)
+            self._completion.on_prefill_ended(item, now_s)
             return
         item.detach(replica)
         if refusal.reason == pb.Refusal.REASON_DRAINING and self._dispatcher.can_reschedule(item):
@@ -236,9 +236,9 @@ class Answers:
         for item in items:
             if replica is item.prefill.replica and item.stage is not Stage.PREFILLING:
                 # Its engine may be giving the blocks away at this moment.
-                self._completion.prefill_over(item, now_s)
+                self._completion.on_prefill_ended(item, now_s)
             elif item.stage is Stage.TRANSFERRING:
-                self._completion.fail_softly(item, reason, now_s)
+                self._completion.fail_and_hold_handoff(item, reason, now_s)
             elif item.stage is Stage.TAKING_OVER:
                 item.detach(replica)
                 if item.outbox is not None:

@@ -44,7 +44,7 @@ class Completion:
             )
         self._attempts.end(item, now_s, name_of(pb.Failure.Code, code))
 
-    def fail_softly(self, item: Attempt, reason: str, now_s: float) -> None:
+    def fail_and_hold_handoff(self, item: Attempt, reason: str, now_s: float) -> None:
         """Decode is lost while it pulls the blocks: somebody may adopt it, so the handoff is kept as long as an orphan."""
         assert item.decode.replica is not None, item
         name = item.decode.replica.name
@@ -82,7 +82,7 @@ class Completion:
         else:
             self._attempts.end(item, now_s, "REASON_ADOPTED")
 
-    def prefill_over(self, item: Attempt, now_s: float) -> None:
+    def on_prefill_ended(self, item: Attempt, now_s: float) -> None:
         """Prefill holds nothing for it any more; decode has what it needs, or will say so."""
         item.detach_prefill()
         if item.stage is Stage.HELD_HANDOFF:
