@@ -236,11 +236,11 @@ class ForwardingCore(AttachedCore[Attempt]):
         self.attempts.assert_consistent()
         self.eligible.assert_consistent()
         for replica in self.replicas.values():
-            trial = replica.ejection.trial
-            if trial is not None:
-                assert isinstance(trial, Attempt) and replica in (
-                    trial.decode.replica,
-                    trial.prefill.replica,
+            probe = replica.ejection.probe
+            if probe is not None:
+                assert isinstance(probe, Attempt) and replica in (
+                    probe.decode.replica,
+                    probe.prefill.replica,
                 ), replica
             for slot, item in replica.slots.items():
                 assert item in self.attempts.open, f"{replica} holds {item}"

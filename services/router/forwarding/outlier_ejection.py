@@ -36,7 +36,7 @@ class OutlierEjection:
         self._since_s = since_s
         self._noticed_s = float("-inf")
         """When the last failure that counted came."""
-        self.trial: object | None = None
+        self.probe: object | None = None
         """The request that tries it."""
 
     def __repr__(self) -> str:
@@ -51,20 +51,20 @@ class OutlierEjection:
 
     def may_take(self, now_s: float) -> bool:
         """Return whether a new request may go there: it is trusted, or its time is over and no trial runs."""
-        return self.until_s is None or (now_s >= self.until_s and self.trial is None)
+        return self.until_s is None or (now_s >= self.until_s and self.probe is None)
 
     def sent(self, request: object, now_s: float) -> bool:
         """`request` goes there; the first one after the time is the trial. Return whether this is one."""
         if self.until_s is None or not self.may_take(now_s):
             return False
-        self.trial = request
+        self.probe = request
         return True
 
     def left(self, request: object) -> bool:
         """`request` is not there any more. Return whether it was a trial: without a verdict it makes room for another."""
-        if self.trial is not request:
+        if self.probe is not request:
             return False
-        self.trial = None
+        self.probe = None
         return True
 
     def on_failure(self, sent_s: float, now_s: float) -> bool:
@@ -86,14 +86,14 @@ class OutlierEjection:
         self._since_s = now_s
         self.until_s = now_s + min(EJECT_MAX_S, EJECT_MIN_S * 2**self._level)
         self._level = min(self._level + 1, 8)
-        self.trial = None
+        self.probe = None
         return True
 
     def on_answer(self, sent_s: float) -> bool:
         """It began well what was sent to it at `sent_s`. Return whether that readmits it."""
         if sent_s < self._since_s or self.until_s is None:
             return False
-        self.until_s, self.trial = None, None
+        self.until_s, self.probe = None, None
         self.failures = EJECT_AFTER - 1
         return True
 
@@ -102,6 +102,6 @@ class OutlierEjection:
         if sent_s < self._since_s:
             return False
         is_readmitted = self.until_s is not None
-        self.until_s, self.trial = None, None
+        self.until_s, self.probe = None, None
         self.failures = self._level = 0
         return is_readmitted

@@ -270,9 +270,9 @@ def test_a_handoff_that_lingers_is_no_trial() -> None:
     other.is_draining = False
     desk.down("prefill-0", starts=[pb.Start(slot=slot)])
     desk.down("prefill-0", first_tokens=[first(slot)])
-    assert ejected.ejection.trial is not None
+    assert ejected.ejection.probe is not None
     desk.lose(decode)
-    assert desk.core.attempts.open and ejected.ejection.trial is None
+    assert desk.core.attempts.open and ejected.ejection.probe is None
 
 
 def verdict(desk: Desk, replica: str, slot: int, code: Any = pb.Failure.CODE_INVALID) -> pb.Failure:

@@ -20,34 +20,34 @@ def test_the_state_is_what_the_history_says(seed: int) -> None:
     """Trusted below the limit; one trial at a time; ejected 1 s, then twice as long, never longer than the maximum."""
     draw = random.Random(seed)
     ejection, now_s = OutlierEjection(), 100.0
-    level, row, until_s, trial = 0, 0, None, None
+    level, row, until_s, probe = 0, 0, None, None
     for number in range(300):
         now_s += draw.choice((0.01, 0.3, 2.0, 40.0))
         choice = draw.randrange(5)
         if choice < 2 and ejection.may_take(now_s):
-            assert until_s is None or (now_s >= until_s and trial is None)
+            assert until_s is None or (now_s >= until_s and probe is None)
             ejection.sent(number, now_s)
-            trial = number if until_s is not None else None
+            probe = number if until_s is not None else None
         elif choice == 2:
             was_out = until_s is not None and now_s < until_s
             row += 1
             is_ejected = ejection.on_failure(now_s, now_s)
             assert is_ejected == (not was_out and row >= EJECT_AFTER), ejection
             if is_ejected:
-                until_s, trial = now_s + min(EJECT_MAX_S, EJECT_MIN_S * 2**level), None
+                until_s, probe = now_s + min(EJECT_MAX_S, EJECT_MIN_S * 2**level), None
                 level = min(level + 1, 8)
         elif choice == 3 and draw.random() < 0.5:
             assert ejection.on_answer(now_s) == (until_s is not None)
             if until_s is not None:
-                until_s, trial, row = None, None, EJECT_AFTER - 1
+                until_s, probe, row = None, None, EJECT_AFTER - 1
         elif choice == 4 and draw.random() < 0.3:
             assert ejection.on_success(now_s) == (until_s is not None)
-            until_s, trial, row, level = None, None, 0, 0
-        elif trial is not None and draw.random() < 0.2:
-            ejection.left(trial)
-            trial = None
+            until_s, probe, row, level = None, None, 0, 0
+        elif probe is not None and draw.random() < 0.2:
+            ejection.left(probe)
+            probe = None
         assert ejection.is_ejected == (until_s is not None) and ejection.failures == row
-        assert ejection.may_take(now_s) == (until_s is None or (now_s >= until_s and trial is None))
+        assert ejection.may_take(now_s) == (until_s is None or (now_s >= until_s and probe is None))
 
 
 def test_what_was_sent_before_says_nothing() -> None:

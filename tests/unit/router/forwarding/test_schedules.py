@@ -37,7 +37,7 @@ def assert_nothing_left(world: World) -> None:
     assert world.local_index.in_flight_block_count == 0
     for replica in core.replicas.values():
         assert not replica.slots
-        assert replica.ejection.trial is None
+        assert replica.ejection.probe is None
         assert replica.load.state.block_reserved == 0
     for session in core.sessions:
         assert not session.slots
@@ -101,11 +101,11 @@ def test_no_trial_stays_open(seed: int) -> None:
                 replica.failed(world.now_s, world.now_s, "test")
         if world.rng.random() < 0.02:
             world.advance(1.0)
-        before = {name: one.ejection.trial for name, one in world.core.replicas.items()}
+        before = {name: one.ejection.probe for name, one in world.core.replicas.items()}
         world.step()
         world.check()
         for name, one in world.core.replicas.items():
-            trials += one.ejection.trial not in (None, before[name])
+            trials += one.ejection.probe not in (None, before[name])
     finish_all(world)
     assert_nothing_left(world)
     assert trials >= 3, seed
