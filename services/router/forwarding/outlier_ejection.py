@@ -101,7 +101,7 @@ class OutlierEjection:
         """It ended well what was sent to it at `sent_s`. Return whether that readmits it."""
         if sent_s < self._since_s:
             return False
-        is_readmitted = self.until_s is not None
+        was_ejected = self.until_s is not None
         self.until_s, self.probe = None, None
         self.failures = self._level = 0
-        return is_readmitted
+        return was_ejected
