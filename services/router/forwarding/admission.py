@@ -183,7 +183,7 @@ class Admission:
             kv_headroom_permille=min(HEADROOM_MAX, budget.kv_head_room_permille),
             priority=budget.priority,
             is_resumed=submit.resumed,
-            contested=frozenset(submit.contested_replicas),
+            cross_checked=frozenset(submit.contested_replicas),
             deadline_s=deadline_s,
             ttft_deadline_s=ttft_deadline_s,
             queue_until_s=min(

@@ -58,7 +58,7 @@ class Submission:
     priority: int = 0
     is_resumed: bool = False
     """It goes ahead of others in the queue."""
-    contested: frozenset[str] = frozenset()
+    cross_checked: frozenset[str] = frozenset()
     """Replicas whose verdicts on the request this attempt cross-checks: it goes elsewhere."""
     deadline_s: float = float("inf")
     ttft_deadline_s: float | None = None

@@ -272,7 +272,7 @@ class Dispatcher:
     def _avoided(self, item: Attempt, view: PoolView, now_s: float) -> frozenset[str]:
         """Return who did not take it just now, and where attempts of it failed, if that leaves others of the role."""
         submitted, excluded = item.submitted, item.routing.excluded
-        failed = self._attempts.failed_replicas.of(submitted.request_id, now_s) | submitted.contested
+        failed = self._attempts.failed_replicas.of(submitted.request_id, now_s) | submitted.cross_checked
         avoided = excluded
         for role in (view.prefill, view.decode) if failed else ():
             names = {one.name for one in role}
