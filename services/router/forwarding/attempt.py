@@ -159,7 +159,7 @@ class Attempt:
     """None: an orphan, its frontend's stream broke."""
     outbox: DownwardOutbox | None
     next_position: int
-    credit: int
+    window_end: int
     """Position below which its frontend takes tokens."""
     stage: Stage
     is_window_closed: bool = False

@@ -396,7 +396,7 @@ class Dispatcher:
         submit.CopyFrom(item.message)
         submit.slot = slot
         submit.phase = phase
-        submit.credit_position = item.credit
+        submit.credit_position = item.window_end
         # Replicas would refuse by it: by what nobody knows, or what is to be tried.
         if not is_probe and (self.forecast is None or self.forecast.knows_costs()):
             submit.prefill_estimate_us = as_us(placement.prefill_s)
