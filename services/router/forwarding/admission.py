@@ -262,7 +262,7 @@ class Admission:
         foreseen_s = self._dispatcher.foreseen_s(item, wait_s or 0.0)
         if foreseen_s is None:
             return None
-        moved_s = item.submitted.first_by_s - now_s
+        left_s = item.submitted.first_by_s - now_s
         message = (
             f"the first token would take {foreseen_s:.3f} s, {wait_s or 0.0:.3f} s of it in the queue; "
             f"{left_s:.3f} s are left"

@@ -121,9 +121,9 @@ class Dispatcher:
         submitted, routing = item.submitted, item.routing
         if forecast is None or submitted.is_resumed or routing.is_probe or not forecast.knows_costs():
             return None
-        moved_s = submitted.first_by_s - submitted.arrived_s
+        left_s = submitted.first_by_s - submitted.arrived_s
         seconds = wait_s + routing.expected_s
-        if seconds <= moved_s:
+        if seconds <= left_s:
             return None
         routing.is_probe = not forecast.may_refuse(submitted.arrived_s)
         return None if routing.is_probe else seconds
