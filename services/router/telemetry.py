@@ -47,7 +47,7 @@ class ForwardingTelemetry:
         self._first = metrics.histogram("first_token_seconds", "From release to the first token.")
         self._placements = {
             kind: metrics.counter("placements", "Attempts that were placed.", kind=kind)
-            for kind in ("prefill", "local", "adopted")
+            for kind in ("prefill", "local", "takeover")
         }
         self._again = metrics.counter("rescheduled_requests", "Placements after the first one of an attempt.")
         self._prompt = metrics.counter(
@@ -89,7 +89,7 @@ class ForwardingTelemetry:
         self._again.value += item.routing.rescheduled_requests
         placement = item.routing.placement
         if item.submitted.is_takeover:
-            self._placements["adopted"].value += 1
+            self._placements["takeover"].value += 1
         elif placement is not None:
             self._placements["local" if placement.prefill is None else "prefill"].value += 1
             self._matched.value += placement.matched_blocks

@@ -123,7 +123,7 @@ class Admission:
             session=session,
             outbox=session.outbox,
             next_position=adopt.position,
-            credit=adopt.credit_position,
+            window_end=adopt.credit_position,
             stage=Stage.TAKING_OVER,
         )
         item.outcome.was_taken = True
@@ -199,7 +199,7 @@ class Admission:
             session=session,
             outbox=session.outbox,
             next_position=submit.start_position,
-            credit=submit.credit_position,
+            window_end=submit.credit_position,
             stage=Stage.QUEUED,
             message=submit,
             hashes=blocks.unpack(submit.block_hashes),

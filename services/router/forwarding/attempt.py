@@ -30,9 +30,9 @@ class Stage(Enum):
     TRANSFERRING = "transferring"
     """Decode has the handoff; the KV blocks are moving."""
     GENERATING = "generating"
-    TAKING_OVER = "adopting"
+    TAKING_OVER = "taking_over"
     """Asked of decode, which has not answered."""
-    HELD_HANDOFF = "lingering"
+    HELD_HANDOFF = "held_handoff"
     """Only its handoff is left: decode may be pulling it for somebody else."""
     ENDED = "ended"
 

@@ -151,13 +151,13 @@ class ForwardingCore(AttachedCore[Attempt]):
 
     def grant(self, slot: Attempt, position: int, now_s: float) -> None:
         """Pass the flow-control window of the client on to decode."""
-        if position <= slot.credit and not slot.is_window_closed:
+        if position <= slot.window_end and not slot.is_window_closed:
             return
-        slot.credit = max(position, slot.credit)
+        slot.window_end = max(position, slot.window_end)
         if slot.is_window_closed:
             self.attempts.set_window(slot, is_closed=False)
         if slot.decode.replica is not None:
-            slot.decode.replica.outbox.credit(slot.decode.slot, slot.credit)
+            slot.decode.replica.outbox.credit(slot.decode.slot, slot.window_end)
 
     def close_window(self, slot: Attempt, now_s: float) -> None:
         """Tell decode that the client's flow-control window is closed."""

@@ -25,7 +25,7 @@ EJECT_MAX_S: Final = 30.0
 class OutlierEjection:
     """Of one replica that is known since `since_s`. What was sent before its present state began tells nothing about it."""
 
-    __slots__ = ("_level", "_noticed_s", "_since_s", "failures", "trial", "until_s")
+    __slots__ = ("_level", "_noticed_s", "_since_s", "failures", "probe", "until_s")
 
     def __init__(self, since_s: float = float("-inf")) -> None:
         self.failures = 0

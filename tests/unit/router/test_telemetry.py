@@ -29,7 +29,7 @@ def ended(matched: int, cached: int, estimate_s: float, real_s: float, replica: 
         session=None,
         outbox=None,
         next_position=1,
-        credit=0,
+        window_end=0,
         stage=Stage.ENDED,
     )
     item.routing.placement = Placement(replica, "decode-0", matched, 0.5, estimate_s)
