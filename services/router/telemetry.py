@@ -78,7 +78,7 @@ class ForwardingTelemetry:
                 "placed_seconds", "Expected prefill seconds of prompts computed at a replica.", replica=name
             )
 
-    def __call__(self, item: Attempt, outcome: str, now_s: float) -> None:
+    def __call__(self, attempt: Attempt, outcome: str, now_s: float) -> None:
         """Count the attempt, and record its span if its trace is sampled."""
         ended = self._ended.get(outcome)
         if ended is None:
@@ -86,56 +86,56 @@ class ForwardingTelemetry:
                 "forwarded_requests", "Attempts that ended.", outcome=outcome
             )
         ended.value += 1
-        self._again.value += item.routing.rescheduled_requests
-        placement = item.routing.placement
-        if item.submitted.is_takeover:
+        self._again.value += attempt.routing.rescheduled_requests
+        placement = attempt.routing.placement
+        if attempt.submitted.is_takeover:
             self._placements["takeover"].value += 1
         elif placement is not None:
             self._placements["local" if placement.prefill is None else "prefill"].value += 1
             self._matched.value += placement.matched_blocks
-            self._queue.observe(item.routing.released_s - item.submitted.arrived_s)
-            if item.outcome.first_token_s:
-                self._first.observe(item.outcome.first_token_s - item.routing.released_s)
-                self._prompt.value += item.submitted.token_count
-                self._cached.value += item.outcome.cached_tokens
+            self._queue.observe(attempt.routing.released_s - attempt.submitted.arrived_s)
+            if attempt.outcome.first_token_s:
+                self._first.observe(attempt.outcome.first_token_s - attempt.routing.released_s)
+                self._prompt.value += attempt.submitted.token_count
+                self._cached.value += attempt.outcome.cached_tokens
                 matched = placement.matched_blocks * self._block_tokens
-                self._expected.value += min(matched, item.submitted.token_count - 1)
-                late_s = item.outcome.first_token_s - item.routing.released_s - placement.estimate_s
+                self._expected.value += min(matched, attempt.submitted.token_count - 1)
+                late_s = attempt.outcome.first_token_s - attempt.routing.released_s - placement.estimate_s
                 (self._late if late_s >= 0 else self._early).observe(abs(late_s))
                 self._count_work(placement)
-        if item.submitted.traceparent:
-            self._record_span(item, outcome, now_s)
+        if attempt.submitted.traceparent:
+            self._record_span(attempt, outcome, now_s)
 
     def _count_work(self, placement: Placement) -> None:
         work = self._work.get(placement.prefill or placement.decode)
         if work is not None:
             work.value += placement.prefill_s
 
-    def _record_span(self, item: Attempt, outcome: str, now_s: float) -> None:
-        parent = parse_traceparent(item.submitted.traceparent)
+    def _record_span(self, attempt: Attempt, outcome: str, now_s: float) -> None:
+        parent = parse_traceparent(attempt.submitted.traceparent)
         if parent is None or not parent.sampled:
             return
-        end_ns, placement = wall_ns(), item.routing.placement
+        end_ns, placement = wall_ns(), attempt.routing.placement
         self._tracing.record_span(
             "route",
             self._tracing.child(parent),
-            end_ns - round((now_s - item.submitted.arrived_s) * 1e9),
+            end_ns - round((now_s - attempt.submitted.arrived_s) * 1e9),
             end_ns,
             {
-                "request_id": item.submitted.request_id,
-                "attempt": item.submitted.attempt,
+                "request_id": attempt.submitted.request_id,
+                "attempt": attempt.submitted.attempt,
                 "prefill_replica": (placement.prefill or "") if placement is not None else "",
                 "decode_replica": placement.decode if placement is not None else "",
                 "matched_blocks": placement.matched_blocks if placement is not None else 0,
                 "estimate_s": placement.estimate_s if placement is not None else 0.0,
-                "queue_s": item.routing.released_s - item.submitted.arrived_s
-                if item.routing.released_s
-                else now_s - item.submitted.arrived_s,
-                "first_token_s": item.outcome.first_token_s - item.submitted.arrived_s
-                if item.outcome.first_token_s
+                "queue_s": attempt.routing.released_s - attempt.submitted.arrived_s
+                if attempt.routing.released_s
+                else now_s - attempt.submitted.arrived_s,
+                "first_token_s": attempt.outcome.first_token_s - attempt.submitted.arrived_s
+                if attempt.outcome.first_token_s
                 else 0.0,
-                "cached_tokens": item.outcome.cached_tokens,
-                "tokens": item.next_position - item.submitted.start_position,
+                "cached_tokens": attempt.outcome.cached_tokens,
+                "tokens": attempt.next_position - attempt.submitted.start_position,
                 "outcome": outcome,
             },
             parent_span_id=parent.span_id,

@@ -79,23 +79,23 @@ class Admission:
             self._supersede(known, now_s)
         refusal = self._refusal(submit)
         if refusal is None:
-            item = self._take(session, submit, now_s)
-            self._dispatcher.expect(item)
-            item.ticket.order = self._limits.order_key(item.routing.expected_s, now_s)
-            victims = self._attempts.queue.victims(item)
-            refusal = self._no_room(item, victims, now_s)
+            attempt = self._take(session, submit, now_s)
+            self._dispatcher.expect(attempt)
+            attempt.ticket.order = self._limits.order_key(attempt.routing.expected_s, now_s)
+            victims = self._attempts.queue.victims(attempt)
+            refusal = self._no_room(attempt, victims, now_s)
         if refusal is not None:
             self.refusals[refusal.reason] += 1
             refusal.send(session.outbox, submit.slot)
             return
         for victim in victims or ():
             self._evict(victim, now_s)
-        submitted = item.submitted
+        submitted = attempt.submitted
         self._work.reservations.touch((submitted.tenant, submitted.priority_class), submitted.weight, now_s)
-        self._attempts.add(item)
-        self._attempts.latest[submitted.request_id] = item
-        self._attempts.queue.add(item)
-        self._attempts.deadlines.by(item, submitted.queue_until_s)
+        self._attempts.add(attempt)
+        self._attempts.latest[submitted.request_id] = attempt
+        self._attempts.queue.add(attempt)
+        self._attempts.deadlines.by(attempt, submitted.queue_until_s)
         self._attempts.is_news = True
         session.outbox.accept(submit.slot, urgent=False)
 
@@ -117,7 +117,7 @@ class Admission:
             message = f"{adopt.decode_replica} cannot be reached"
             session.outbox.refuse(adopt.slot, pb.Refusal.REASON_UNKNOWN_REQUEST, message)
             return
-        item = Attempt(
+        attempt = Attempt(
             Submission(adopt.request_id, adopt.attempt, now_s, is_takeover=True),
             slot=adopt.slot,
             session=session,
@@ -126,13 +126,13 @@ class Admission:
             window_end=adopt.credit_position,
             stage=Stage.TAKING_OVER,
         )
-        item.outcome.was_taken = True
-        item.decode.replica = decode
-        item.decode.slot = decode.outbox.new_slot()
-        decode.slots[item.decode.slot] = item
+        attempt.outcome.was_taken = True
+        attempt.decode.replica = decode
+        attempt.decode.slot = decode.outbox.new_slot()
+        decode.slots[attempt.decode.slot] = attempt
         decode.outbox.adopt(
             pb.Adopt(
-                slot=item.decode.slot,
+                slot=attempt.decode.slot,
                 request_id=adopt.request_id,
                 attempt=adopt.attempt,
                 position=adopt.position,
@@ -141,25 +141,25 @@ class Admission:
                 adoption=adopt.adoption,
             )
         )
-        self._attempts.add(item)
+        self._attempts.add(attempt)
 
-    def cancel(self, item: Attempt, reason: pb.Cancel.Reason.ValueType, now_s: float) -> None:
-        """End `item` everywhere, without a word to its frontend."""
-        item.cancel(reason)
-        self._attempts.end(item, now_s, "cancelled")
+    def cancel(self, attempt: Attempt, reason: pb.Cancel.Reason.ValueType, now_s: float) -> None:
+        """End `attempt` everywhere, without a word to its frontend."""
+        attempt.cancel(reason)
+        self._attempts.end(attempt, now_s, "cancelled")
 
     def close_session(self, session: CallerSession[Attempt], now_s: float) -> None:
         """The stream of `session` is gone."""
-        for item in list(session.slots.values()):
-            is_running = item.stage in (Stage.TRANSFERRING, Stage.GENERATING)
-            if item.stage is Stage.TAKING_OVER and item.decode.replica is not None:
+        for attempt in list(session.slots.values()):
+            is_running = attempt.stage in (Stage.TRANSFERRING, Stage.GENERATING)
+            if attempt.stage is Stage.TAKING_OVER and attempt.decode.replica is not None:
                 # Not to be sent any more: it would come late, behind the adopt of another router. One that was sent is
                 # not cancelled: the cancel would end what the other router adopts.
-                is_running = not item.decode.replica.outbox.is_waiting(item.decode.slot)
+                is_running = not attempt.decode.replica.outbox.is_waiting(attempt.decode.slot)
             if is_running:
-                self._attempts.keep_detached(item, now_s + self._limits.detached_s)
+                self._attempts.keep_detached(attempt, now_s + self._limits.detached_s)
             else:
-                self.cancel(item, pb.Cancel.REASON_ABANDONED, now_s)
+                self.cancel(attempt, pb.Cancel.REASON_ABANDONED, now_s)
 
     def _take(self, session: CallerSession[Attempt], submit: pb.Submit, now_s: float) -> Attempt:
         budget = submit.budget
@@ -193,7 +193,7 @@ class Admission:
             ),
             traceparent=submit.traceparent,
         )
-        item = Attempt(
+        attempt = Attempt(
             submitted,
             slot=submit.slot,
             session=session,
@@ -204,15 +204,15 @@ class Admission:
             message=submit,
             hashes=blocks.unpack(submit.block_hashes),
         )
-        item.decode.blocks = blocks.count_for(tokens + budget.max_output_tokens, submit.block_tokens)
-        return item
+        attempt.decode.blocks = blocks.count_for(tokens + budget.max_output_tokens, submit.block_tokens)
+        return attempt
 
-    def _supersede(self, item: Attempt, now_s: float) -> None:
+    def _supersede(self, attempt: Attempt, now_s: float) -> None:
         """A higher attempt took its place."""
-        item.cancel(pb.Cancel.REASON_SUPERSEDED)
-        if item.outbox is not None:
-            item.outbox.finish(item.slot, item.next_position, pb.Finish.REASON_SUPERSEDED)
-        self._attempts.end(item, now_s, "REASON_SUPERSEDED")
+        attempt.cancel(pb.Cancel.REASON_SUPERSEDED)
+        if attempt.outbox is not None:
+            attempt.outbox.finish(attempt.slot, attempt.next_position, pb.Finish.REASON_SUPERSEDED)
+        self._attempts.end(attempt, now_s, "REASON_SUPERSEDED")
 
     def _refusal(self, submit: pb.Submit) -> SubmitRefusal | None:
         if self.is_draining:
@@ -233,12 +233,12 @@ class Admission:
             return SubmitRefusal(pb.Refusal.REASON_NO_REPLICA, "no decode replica is there")
         return None
 
-    def _no_room(self, item: Attempt, victims: list[Attempt] | None, now_s: float) -> SubmitRefusal | None:
-        """Return why `item` cannot wait here: it would wait too long, or nobody less important makes room for it."""
+    def _no_room(self, attempt: Attempt, victims: list[Attempt] | None, now_s: float) -> SubmitRefusal | None:
+        """Return why `attempt` cannot wait here: it would wait too long, or nobody less important makes room for it."""
         queue, queue_delay, is_resumed = (
             self._attempts.queue,
             self._dispatcher.queue_delay,
-            item.submitted.is_resumed,
+            attempt.submitted.is_resumed,
         )
         if victims is None:
             # Whether an attempt is resumed is what its client says: it goes ahead, and is bounded all the same.
@@ -251,7 +251,7 @@ class Admission:
             )
         if is_resumed:
             return None
-        ahead = queue.ahead(item)
+        ahead = queue.ahead(attempt)
         wait_s = queue_delay.wait_s(ahead, now_s)
         if wait_s is not None and wait_s > self._limits.queue_delay_max_s:
             message = (
@@ -259,10 +259,10 @@ class Admission:
             )
             retry_ms = queue_delay.retry_after_ms(ahead, now_s)
             return SubmitRefusal(pb.Refusal.REASON_QUEUE_FULL, message, retry_after_ms=retry_ms)
-        foreseen_s = self._dispatcher.foreseen_s(item, wait_s or 0.0)
+        foreseen_s = self._dispatcher.foreseen_s(attempt, wait_s or 0.0)
         if foreseen_s is None:
             return None
-        left_s = item.submitted.first_by_s - now_s
+        left_s = attempt.submitted.first_by_s - now_s
         message = (
             f"the first token would take {foreseen_s:.3f} s, {wait_s or 0.0:.3f} s of it in the queue; "
             f"{left_s:.3f} s are left"
@@ -273,17 +273,17 @@ class Admission:
             pb.Refusal.REASON_DEADLINE, message, retry_after_ms=retry_ms, estimate_ms=estimate_ms
         )
 
-    def _evict(self, item: Attempt, now_s: float) -> None:
+    def _evict(self, attempt: Attempt, now_s: float) -> None:
         """A more important request needs its place."""
         queue = self._attempts.queue
         queue.evicted_total += 1
-        if item.outbox is not None:
+        if attempt.outbox is not None:
             message = f"it gave its place in the router's queue of {len(queue)} to a more important request"
             retry_ms = self._dispatcher.retry_after_ms(now_s)
-            item.outbox.refuse(
-                item.slot, pb.Refusal.REASON_QUEUE_FULL, message, retry_after_ms=retry_ms, evicted=True
+            attempt.outbox.refuse(
+                attempt.slot, pb.Refusal.REASON_QUEUE_FULL, message, retry_after_ms=retry_ms, evicted=True
             )
-        self._attempts.end(item, now_s, "evicted")
+        self._attempts.end(attempt, now_s, "evicted")
 
 
 def _priority_class_of(budget: budget_pb2.Budget) -> int:

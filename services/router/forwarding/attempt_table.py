@@ -34,98 +34,104 @@ class AttemptTable:
         self._work = work
         self._record = record
 
-    def add(self, item: Attempt) -> None:
-        """Hold `item` from now on."""
-        self.open.add(item)
-        if item.session is not None:
-            item.session.slots[item.slot] = item
+    def add(self, attempt: Attempt) -> None:
+        """Hold `attempt` from now on."""
+        self.open.add(attempt)
+        if attempt.session is not None:
+            attempt.session.slots[attempt.slot] = attempt
 
-    def set_window(self, item: Attempt, *, is_closed: bool) -> None:
+    def set_window(self, attempt: Attempt, *, is_closed: bool) -> None:
         """The window of its client closed or opened. While it is closed, others of its tenant and priority go first."""
-        item.is_window_closed = is_closed
-        is_queued = item.stage is Stage.QUEUED
+        attempt.is_window_closed = is_closed
+        is_queued = attempt.stage is Stage.QUEUED
         if is_queued:
-            self.queue.remove(item)
-        item.ticket.order += CLOSED_ORDER if is_closed else -CLOSED_ORDER
+            self.queue.remove(attempt)
+        attempt.ticket.order += CLOSED_ORDER if is_closed else -CLOSED_ORDER
         if is_queued:
-            self.queue.add(item)
+            self.queue.add(attempt)
             self.is_news = True
 
-    def end(self, item: Attempt, now_s: float, outcome: str) -> None:
-        """Hold `item` no more. Reports and records the end; sends nothing."""
-        if item.stage is Stage.ENDED:
+    def end(self, attempt: Attempt, now_s: float, outcome: str) -> None:
+        """Hold `attempt` no more. Reports and records the end; sends nothing."""
+        if attempt.stage is Stage.ENDED:
             return
-        self._work.settle(item, now_s)
-        if item.stage is Stage.QUEUED:
-            self.queue.remove(item)
-        elif item.outcome.was_taken:
-            self.queue.settle_output(item, item.next_position - item.submitted.start_position)
+        self._work.settle(attempt, now_s)
+        if attempt.stage is Stage.QUEUED:
+            self.queue.remove(attempt)
+        elif attempt.outcome.was_taken:
+            self.queue.settle_output(attempt, attempt.next_position - attempt.submitted.start_position)
         else:
-            self.queue.refund(item)
-        item.detach_decode()
-        item.detach_prefill()
-        if item.is_detached:
+            self.queue.refund(attempt)
+        attempt.detach_decode()
+        attempt.detach_prefill()
+        if attempt.is_detached:
             self.detached_count -= 1
-        item.detach_session()
-        item.stage = Stage.ENDED
-        item.message = None
-        is_first_end, item.outcome.name = not item.outcome.name, item.outcome.name or outcome
-        self.open.discard(item)
-        self.deadlines.forget(item)
-        if self.latest.get(item.submitted.request_id) is item:
-            del self.latest[item.submitted.request_id]
+        attempt.detach_session()
+        attempt.stage = Stage.ENDED
+        attempt.message = None
+        is_first_end, attempt.outcome.name = not attempt.outcome.name, attempt.outcome.name or outcome
+        self.open.discard(attempt)
+        self.deadlines.forget(attempt)
+        if self.latest.get(attempt.submitted.request_id) is attempt:
+            del self.latest[attempt.submitted.request_id]
         self.is_news = True
         if is_first_end:
-            self._record(item, outcome, now_s)
+            self._record(attempt, outcome, now_s)
 
-    def keep_detached(self, item: Attempt, until_s: float) -> None:
+    def keep_detached(self, attempt: Attempt, until_s: float) -> None:
         """Its frontend's stream broke: keep it for whoever adopts it."""
-        item.detach_session()
-        item.expire_s = until_s
+        attempt.detach_session()
+        attempt.expire_s = until_s
         self.detached_count += 1
-        self.deadlines.by(item, until_s)
+        self.deadlines.by(attempt, until_s)
 
-    def hold_handoff(self, item: Attempt, now_s: float, until_s: float, outcome: str) -> None:
+    def hold_handoff(self, attempt: Attempt, now_s: float, until_s: float, outcome: str) -> None:
         """Keep only its handoff until then; it has ended for everybody else."""
-        prefill, prefill_slot = item.prefill.replica, item.prefill.slot
+        prefill, prefill_slot = attempt.prefill.replica, attempt.prefill.slot
         if prefill is not None:
-            prefill.left(item)  # its handoff tells nothing more of the replica
-        item.prefill.replica, item.prefill.slot = None, 0
-        self.end(item, now_s, outcome)
-        item.prefill.replica, item.prefill.slot, item.stage = prefill, prefill_slot, Stage.HELD_HANDOFF
-        item.expire_s = until_s
-        self.open.add(item)
-        self.deadlines.by(item, until_s)
+            prefill.left(attempt)  # its handoff tells nothing more of the replica
+        attempt.prefill.replica, attempt.prefill.slot = None, 0
+        self.end(attempt, now_s, outcome)
+        attempt.prefill.replica, attempt.prefill.slot, attempt.stage = (
+            prefill,
+            prefill_slot,
+            Stage.HELD_HANDOFF,
+        )
+        attempt.expire_s = until_s
+        self.open.add(attempt)
+        self.deadlines.by(attempt, until_s)
 
     def assert_consistent(self) -> None:
         """Raise AssertionError if an attempt is somewhere it should not be, or not where it should."""
         self.queue.assert_consistent()
         self._work.reservations.assert_consistent()
-        assert set(self.queue) == {item for item in self.open if item.stage is Stage.QUEUED}
-        assert self.detached_count == sum(item.is_detached for item in self.open), "orphans are miscounted"
-        for request_id, item in self.latest.items():
-            assert item in self.open and item.submitted.request_id == request_id, item
-            assert item.stage not in (Stage.ENDED, Stage.HELD_HANDOFF), item
-        for item in self.open:
-            _check(item)
+        assert set(self.queue) == {attempt for attempt in self.open if attempt.stage is Stage.QUEUED}
+        assert self.detached_count == sum(attempt.is_detached for attempt in self.open), (
+            "orphans are miscounted"
+        )
+        for request_id, attempt in self.latest.items():
+            assert attempt in self.open and attempt.submitted.request_id == request_id, attempt
+            assert attempt.stage not in (Stage.ENDED, Stage.HELD_HANDOFF), attempt
+        for attempt in self.open:
+            _check(attempt)
 
 
-def _check(item: Attempt) -> None:
-    stage = item.stage
-    assert stage is not Stage.ENDED, item
-    assert item.routing.reservation is None or item.routing.is_dispatched, item
-    assert (item.session is None) == (item.outbox is None), item
-    if item.session is not None:
-        assert item.session.slots.get(item.slot) is item, item
+def _check(attempt: Attempt) -> None:
+    stage = attempt.stage
+    assert stage is not Stage.ENDED, attempt
+    assert attempt.routing.reservation is None or attempt.routing.is_dispatched, attempt
+    assert (attempt.session is None) == (attempt.outbox is None), attempt
+    if attempt.session is not None:
+        assert attempt.session.slots.get(attempt.slot) is attempt, attempt
     if stage in (Stage.QUEUED, Stage.RESERVING, Stage.PREFILLING):
-        assert item.message is not None and item.session is not None, item
+        assert attempt.message is not None and attempt.session is not None, attempt
     has_decode = stage not in (Stage.QUEUED, Stage.HELD_HANDOFF)
-    assert (item.decode.replica is not None) == has_decode == bool(item.decode.slot), item
-    if item.decode.replica is not None:
-        assert item.decode.replica.slots.get(item.decode.slot) is item, item
+    assert (attempt.decode.replica is not None) == has_decode == bool(attempt.decode.slot), attempt
+    if attempt.decode.replica is not None:
+        assert attempt.decode.replica.slots.get(attempt.decode.slot) is attempt, attempt
     if stage in (Stage.PREFILLING, Stage.HELD_HANDOFF):
-        assert item.prefill.slot, item
-    if item.prefill.slot:
-        assert item.prefill.replica is not None, item
-        assert item.prefill.replica.slots.get(item.prefill.slot) is item, item
-        assert stage in (Stage.PREFILLING, Stage.TRANSFERRING, Stage.GENERATING, Stage.HELD_HANDOFF), item
+        assert attempt.prefill.slot, attempt
+    if attempt.prefill.slot:
+        assert attempt.prefill.replica is not None, attempt
+        assert attempt.prefill.replica.slots.get(attempt.prefill.slot) is attempt, attempt
+        assert stage in (Stage.PREFILLING, Stage.TRANSFERRING, Stage.GENERATING, Stage.HELD_HANDOFF), attempt

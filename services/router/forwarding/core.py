@@ -33,7 +33,7 @@ def _unheard(event: DispatchEvent) -> None:
     """Nobody else needs to know."""
 
 
-def _unrecorded(item: Attempt, outcome: str, now_s: float) -> None:
+def _unrecorded(attempt: Attempt, outcome: str, now_s: float) -> None:
     """Nobody counts."""
 
 
@@ -98,11 +98,11 @@ class ForwardingCore(AttachedCore[Attempt]):
     def retire_replica(self, replica: Replica[Attempt]) -> None:
         """A newer process takes the name of `replica`, which goes on with what it has until its stream is lost."""
         replica.is_retired = True
-        for item in replica.slots.values():  # they are no work of the newer one
-            if item.routing.placement is not None and replica.name == (
-                item.routing.placement.prefill or item.routing.placement.decode
+        for attempt in replica.slots.values():  # they are no work of the newer one
+            if attempt.routing.placement is not None and replica.name == (
+                attempt.routing.placement.prefill or attempt.routing.placement.decode
             ):
-                self.attempts.is_news |= self.work.settle(item, self._now_s)
+                self.attempts.is_news |= self.work.settle(attempt, self._now_s)
         self.policy.observe(ReplicaGone(replica.name))
         if self.replicas.get(replica.name) is replica:
             del self.replicas[replica.name]
@@ -186,8 +186,8 @@ class ForwardingCore(AttachedCore[Attempt]):
     def on_timer(self, now_s: float) -> None:
         """Do what is due."""
         self._now_s = max(self._now_s, now_s)
-        for item in self.attempts.deadlines.due(now_s):
-            self.timeouts.look_at(item, now_s)
+        for attempt in self.attempts.deadlines.due(now_s):
+            self.timeouts.look_at(attempt, now_s)
         self.dispatcher.dispatch_waiting(now_s)
         if self._pulse.take(now_s):
             report = self.load_report()
@@ -224,12 +224,14 @@ class ForwardingCore(AttachedCore[Attempt]):
 
     def can_be_taken_over(self) -> bool:
         """True if everything frontends read here can be adopted through another router, and nothing computed again."""
-        return all(item.stage is Stage.GENERATING for one in self.sessions for item in one.slots.values())
+        return all(
+            attempt.stage is Stage.GENERATING for one in self.sessions for attempt in one.slots.values()
+        )
 
     @property
     def placed_count(self) -> int:
         """Attempts that were placed and have not ended."""
-        return sum(item.stage not in (Stage.QUEUED, Stage.HELD_HANDOFF) for item in self.attempts.open)
+        return sum(attempt.stage not in (Stage.QUEUED, Stage.HELD_HANDOFF) for attempt in self.attempts.open)
 
     def assert_consistent(self) -> None:
         """Raise AssertionError if a count or an index disagrees with what it counts."""
@@ -242,10 +244,10 @@ class ForwardingCore(AttachedCore[Attempt]):
                     probe.decode.replica,
                     probe.prefill.replica,
                 ), replica
-            for slot, item in replica.slots.items():
-                assert item in self.attempts.open, f"{replica} holds {item}"
-                mine = item.decode.slot if item.decode.replica is replica else item.prefill.slot
+            for slot, attempt in replica.slots.items():
+                assert attempt in self.attempts.open, f"{replica} holds {item}"
+                mine = attempt.decode.slot if attempt.decode.replica is replica else attempt.prefill.slot
                 assert slot == mine, f"{replica} knows {item} as {slot}"
         for session in self.sessions:
-            assert all(item.session is session for item in session.slots.values())
-            assert all(item in self.attempts.open for item in session.slots.values())
+            assert all(attempt.session is session for attempt in session.slots.values())
+            assert all(attempt in self.attempts.open for attempt in session.slots.values())

@@ -97,28 +97,28 @@ class Dispatcher:
         """Return after how long what waits now is likely to have drained."""
         return self.queue_delay.retry_after_ms(self._attempts.queue.work, now_s)
 
-    def expect(self, item: Attempt) -> None:
-        """Look up what the prompt of `item`, which is new, will take.
+    def expect(self, attempt: Attempt) -> None:
+        """Look up what the prompt of `attempt`, which is new, will take.
 
         Once: its place in the queue and whether it is in time follow from it, however long it waits, and whatever comes
         into or leaves the caches meanwhile. The policy looks anew when it is released; if that is at once, the mirror has
         the answer of this look ready.
         """
         if self.forecast is None:
-            item.ticket.work = item.submitted.token_count
+            attempt.ticket.work = attempt.submitted.token_count
         else:
-            prefill, _ = self._eligible.look(item.submitted.arrived_s)
-            item.ticket.work, item.routing.expected_s = self.forecast.expected(
-                item.hashes, item.submitted.token_count, prefill
+            prefill, _ = self._eligible.look(attempt.submitted.arrived_s)
+            attempt.ticket.work, attempt.routing.expected_s = self.forecast.expected(
+                attempt.hashes, attempt.submitted.token_count, prefill
             )
 
-    def foreseen_s(self, item: Attempt, wait_s: float) -> float | None:
-        """Return the seconds to the first token of `item` after a wait of `wait_s`, if it is known and too long.
+    def foreseen_s(self, attempt: Attempt, wait_s: float) -> float | None:
+        """Return the seconds to the first token of `attempt` after a wait of `wait_s`, if it is known and too long.
 
         It may take as long as the deadlines leave; a resumed one is never too late.
         """
         forecast = self.forecast
-        submitted, routing = item.submitted, item.routing
+        submitted, routing = attempt.submitted, attempt.routing
         if forecast is None or submitted.is_resumed or routing.is_probe or not forecast.knows_costs():
             return None
         left_s = submitted.first_by_s - submitted.arrived_s
@@ -159,38 +159,38 @@ class Dispatcher:
         """Try the heads of the queue once; True if one of them went."""
         self._dispatch_at_s = float("inf")
         has_gone = False
-        for item in self._attempts.queue.heads(self._may_release(now_s)):
+        for attempt in self._attempts.queue.heads(self._may_release(now_s)):
             try:
-                is_gone = self._try_dispatch(item, now_s)
+                is_gone = self._try_dispatch(attempt, now_s)
             except Exception as bug:
                 # Whoever happened to pump - a stream, a timer - has nothing to do with it.
-                request_id = item.submitted.request_id
+                request_id = attempt.submitted.request_id
                 log.exception("an attempt could not be placed", extra={"request_id": request_id})
                 message = f"bug: {type(bug).__name__}"
-                self._completion.fail(item, pb.Failure.CODE_INTERNAL, message, "", now_s)
+                self._completion.fail(attempt, pb.Failure.CODE_INTERNAL, message, "", now_s)
                 is_gone = True
             has_gone = has_gone or is_gone
         return has_gone
 
-    def _try_dispatch(self, item: Attempt, now_s: float) -> bool:
-        """Let `item` go if it may; True if it did."""
-        answer = self._choose(item, now_s)
+    def _try_dispatch(self, attempt: Attempt, now_s: float) -> bool:
+        """Let `attempt` go if it may; True if it did."""
+        answer = self._choose(attempt, now_s)
         if isinstance(answer, Wait):
-            item.routing.waited_for = answer.reason
+            attempt.routing.waited_for = answer.reason
             self._dispatch_at_s = min(self._dispatch_at_s, answer.until_s)
             return False
-        if self._is_late(item, answer, now_s):
+        if self._is_late(attempt, answer, now_s):
             return True
-        assert item.message is not None, item
-        uncached = item.submitted.token_count - answer.matched_blocks * item.message.block_tokens
-        self._attempts.queue.release(item, max(1, uncached))
-        self.queue_delay.released(item.ticket.work, now_s)
-        self._release(item, answer, now_s)
+        assert attempt.message is not None, attempt
+        uncached = attempt.submitted.token_count - answer.matched_blocks * attempt.message.block_tokens
+        self._attempts.queue.release(attempt, max(1, uncached))
+        self.queue_delay.released(attempt.ticket.work, now_s)
+        self._release(attempt, answer, now_s)
         return True
 
-    def _is_late(self, item: Attempt, placement: Placement, now_s: float) -> bool:
-        """End `item` if its first token would come too late, before anything is taken for it; True if it would."""
-        forecast, submitted, routing = self.forecast, item.submitted, item.routing
+    def _is_late(self, attempt: Attempt, placement: Placement, now_s: float) -> bool:
+        """End `attempt` if its first token would come too late, before anything is taken for it; True if it would."""
+        forecast, submitted, routing = self.forecast, attempt.submitted, attempt.routing
         if forecast is None or submitted.is_resumed or routing.is_probe or not forecast.knows_costs():
             return False
         last_s, waited_s = submitted.first_by_s, now_s - submitted.arrived_s
@@ -199,19 +199,19 @@ class Dispatcher:
         routing.is_probe = not forecast.may_refuse(now_s)
         if routing.is_probe:
             return False
-        if item.outbox is not None:
+        if attempt.outbox is not None:
             message = (
                 f"the first token would take {placement.estimate_s:.3f} s after {waited_s:.3f} s in the "
                 f"router's queue; {max(0.0, last_s - now_s):.3f} s are left"
             )
-            item.outbox.refuse(
-                item.slot,
+            attempt.outbox.refuse(
+                attempt.slot,
                 pb.Refusal.REASON_DEADLINE,
                 message,
                 retry_after_ms=self.retry_after_ms(now_s),
                 estimate_ms=as_ms(waited_s + placement.estimate_s),
             )
-        self._attempts.end(item, now_s, "REASON_DEADLINE")
+        self._attempts.end(attempt, now_s, "REASON_DEADLINE")
         return True
 
     def _may_release(self, now_s: float) -> MayRelease:
@@ -233,8 +233,8 @@ class Dispatcher:
 
         return may_release
 
-    def _choose(self, item: Attempt, now_s: float) -> Placement | Wait:
-        submitted, routing = item.submitted, item.routing
+    def _choose(self, attempt: Attempt, now_s: float) -> Placement | Wait:
+        submitted, routing = attempt.submitted, attempt.routing
         if now_s < routing.not_before_s:
             return Wait("refused just now", routing.not_before_s)
         view = self.view(now_s)
@@ -244,11 +244,11 @@ class Dispatcher:
             return Wait("refused everywhere", routing.not_before_s)
         request = PlacementRequest(
             submitted.request_id,
-            item.hashes,
+            attempt.hashes,
             submitted.token_count,
             submitted.output_tokens_max,
-            explain=item.message is not None and item.message.explain,
-            excluded=self._avoided(item, view, now_s),
+            explain=attempt.message is not None and attempt.message.explain,
+            excluded=self._avoided(attempt, view, now_s),
             kv_headroom_permille=0 if submitted.is_resumed else submitted.kv_headroom_permille,
             precedence=submitted.precedence,
             waited_s=now_s - submitted.arrived_s,
@@ -269,9 +269,9 @@ class Dispatcher:
                 return Wait("others are about", now_s + wait_s, answer.prefill)
         return answer
 
-    def _avoided(self, item: Attempt, view: PoolView, now_s: float) -> frozenset[str]:
+    def _avoided(self, attempt: Attempt, view: PoolView, now_s: float) -> frozenset[str]:
         """Return who did not take it just now, and where attempts of it failed, if that leaves others of the role."""
-        submitted, excluded = item.submitted, item.routing.excluded
+        submitted, excluded = attempt.submitted, attempt.routing.excluded
         failed = self._attempts.failed_replicas.of(submitted.request_id, now_s) | submitted.cross_checked
         avoided = excluded
         for role in (view.prefill, view.decode) if failed else ():
@@ -290,56 +290,56 @@ class Dispatcher:
         prefill, decode = self._eligible.look(now_s)
         return PoolView(prefill, decode, max(0, len(self._attempts.queue) - 1))
 
-    def _release(self, item: Attempt, placement: Placement, now_s: float) -> None:
+    def _release(self, attempt: Attempt, placement: Placement, now_s: float) -> None:
         """Submit to decode, which reserves KV; where it runs the prompt too, that is all."""
-        assert item.message is not None and item.outbox is not None, item
+        assert attempt.message is not None and attempt.outbox is not None, attempt
         decode = self._replicas[placement.decode]
         prefill = self._replicas[placement.prefill] if placement.prefill is not None else None
-        item.stage = Stage.RESERVING
-        item.routing.placement = placement
-        item.routing.released_s = now_s
-        item.decode.replica, item.prefill.replica = decode, prefill
-        slot = item.decode.slot = decode.outbox.new_slot()
-        decode.slots[slot] = item
-        decode.load.reserve(slot, item.decode.blocks)
-        decode.sent(item, now_s)
+        attempt.stage = Stage.RESERVING
+        attempt.routing.placement = placement
+        attempt.routing.released_s = now_s
+        attempt.decode.replica, attempt.prefill.replica = decode, prefill
+        slot = attempt.decode.slot = decode.outbox.new_slot()
+        decode.slots[slot] = attempt
+        decode.load.reserve(slot, attempt.decode.blocks)
+        decode.sent(attempt, now_s)
         if prefill is not None:  # now, not when decode has accepted it: others are placed meanwhile
-            prefill.sent(item, now_s)
-        self._attempts.deadlines.by(item, now_s + ACCEPT_S)
+            prefill.sent(attempt, now_s)
+        self._attempts.deadlines.by(attempt, now_s + ACCEPT_S)
         phase = pb.PHASE_CONTEXT_AND_GENERATION if prefill is None else pb.PHASE_GENERATION_ONLY
-        submit = self._submit(item, slot, phase)
-        decode.outbox.submit(submit, item.submitted.deadline_s, item.submitted.ttft_deadline_s)
-        if item.is_window_closed:
+        submit = self._submit(attempt, slot, phase)
+        decode.outbox.submit(submit, attempt.submitted.deadline_s, attempt.submitted.ttft_deadline_s)
+        if attempt.is_window_closed:
             decode.outbox.close_window(slot)
-        item.outbox.placement(placement_row(item, placement, now_s))
-        self._work.dispatched(item, now_s)
+        attempt.outbox.placement(placement_row(attempt, placement, now_s))
+        self._work.dispatched(attempt, now_s)
         if prefill is not None and decode.load.state.has_ample_room():
             # Decode will not refuse: waiting for its word would cost a round trip before every first token.
-            self.prefill(item, now_s)
+            self.prefill(attempt, now_s)
 
-    def prefill(self, item: Attempt, now_s: float) -> None:
+    def prefill(self, attempt: Attempt, now_s: float) -> None:
         """Decode holds KV for it, or surely will: submit to prefill."""
-        prefill = item.prefill.replica
-        assert prefill is not None and item.stage is Stage.RESERVING, item
-        item.stage = Stage.PREFILLING
-        slot = item.prefill.slot = prefill.outbox.new_slot()
-        prefill.slots[slot] = item
-        placement = item.routing.placement
-        item.prefill.start_by_s = now_s + START_S + 3 * (placement.estimate_s if placement else 0.0)
-        self._attempts.deadlines.by(item, item.prefill.start_by_s)
-        submit = self._submit(item, slot, pb.PHASE_CONTEXT_ONLY)
-        prefill.outbox.submit(submit, item.submitted.deadline_s, item.submitted.ttft_deadline_s)
+        prefill = attempt.prefill.replica
+        assert prefill is not None and attempt.stage is Stage.RESERVING, attempt
+        attempt.stage = Stage.PREFILLING
+        slot = attempt.prefill.slot = prefill.outbox.new_slot()
+        prefill.slots[slot] = attempt
+        placement = attempt.routing.placement
+        attempt.prefill.start_by_s = now_s + START_S + 3 * (placement.estimate_s if placement else 0.0)
+        self._attempts.deadlines.by(attempt, attempt.prefill.start_by_s)
+        submit = self._submit(attempt, slot, pb.PHASE_CONTEXT_ONLY)
+        prefill.outbox.submit(submit, attempt.submitted.deadline_s, attempt.submitted.ttft_deadline_s)
 
-    def requeue(self, item: Attempt, now_s: float) -> None:
+    def requeue(self, attempt: Attempt, now_s: float) -> None:
         """A decode replica refused it: back to the head of its lane, to be placed elsewhere, or later."""
-        assert item.decode.replica is not None, item
-        refused_by, routing = item.decode.replica.name, item.routing
+        assert attempt.decode.replica is not None, attempt
+        refused_by, routing = attempt.decode.replica.name, attempt.routing
         if routing.excluded:
             routing.excluded = frozenset()
             routing.not_before_s = now_s + REFUSED_WAIT_S
         else:
             routing.excluded = frozenset((refused_by,))
-        self._enqueue(item, now_s)
+        self._enqueue(attempt, now_s)
 
     def may_move(self, prefill: Replica[Attempt], now_s: float) -> bool:
         """Return whether a prompt that waits at a busy prefill goes to another, which has fewer: one each LEAVE_S.
@@ -358,45 +358,47 @@ class Dispatcher:
             prefill.moved_s = now_s
         return may_move
 
-    def can_reschedule(self, item: Attempt) -> bool:
-        """True if no engine had `item`, its frontend waits, and other replicas may be asked."""
+    def can_reschedule(self, attempt: Attempt) -> bool:
+        """True if no engine had `attempt`, its frontend waits, and other replicas may be asked."""
         return (
-            item.stage in (Stage.RESERVING, Stage.PREFILLING)
-            and not item.outcome.was_taken
-            and item.outbox is not None
-            and item.routing.rescheduled_requests < RESCHEDULES_MAX
+            attempt.stage in (Stage.RESERVING, Stage.PREFILLING)
+            and not attempt.outcome.was_taken
+            and attempt.outbox is not None
+            and attempt.routing.rescheduled_requests < RESCHEDULES_MAX
         )
 
-    def reschedule(self, item: Attempt, by: str, now_s: float) -> None:
+    def reschedule(self, attempt: Attempt, by: str, now_s: float) -> None:
         """Replica `by` did not take it, and holds nothing of it any more: to others at once, without a retry."""
-        assert self.can_reschedule(item), item
-        item.cancel(pb.Cancel.REASON_SUPERSEDED)
-        item.routing.rescheduled_requests += 1
-        item.routing.excluded = frozenset((by,))
-        self._enqueue(item, now_s)
+        assert self.can_reschedule(attempt), attempt
+        attempt.cancel(pb.Cancel.REASON_SUPERSEDED)
+        attempt.routing.rescheduled_requests += 1
+        attempt.routing.excluded = frozenset((by,))
+        self._enqueue(attempt, now_s)
 
-    def _enqueue(self, item: Attempt, now_s: float) -> None:
+    def _enqueue(self, attempt: Attempt, now_s: float) -> None:
         attempts = self._attempts
-        self._work.settle(item, now_s)
-        item.detach_decode()
-        item.detach_prefill()
-        item.routing.placement = None
-        item.stage = Stage.QUEUED
-        if item.outbox is not None:
-            item.outbox.placement(pb.Placement(slot=item.slot))  # none: it may wait here as long as a new one
-        attempts.queue.add(item, at_head=True)
-        attempts.deadlines.by(item, item.submitted.queue_until_s)
+        self._work.settle(attempt, now_s)
+        attempt.detach_decode()
+        attempt.detach_prefill()
+        attempt.routing.placement = None
+        attempt.stage = Stage.QUEUED
+        if attempt.outbox is not None:
+            attempt.outbox.placement(
+                pb.Placement(slot=attempt.slot)
+            )  # none: it may wait here as long as a new one
+        attempts.queue.add(attempt, at_head=True)
+        attempts.deadlines.by(attempt, attempt.submitted.queue_until_s)
         self._not_before_s = float("-inf")
         attempts.is_news = True
 
-    def _submit(self, item: Attempt, slot: int, phase: pb.Phase.ValueType) -> pb.Submit:
-        placement, is_probe = item.routing.placement, item.routing.is_probe
-        assert item.message is not None and placement is not None, item
+    def _submit(self, attempt: Attempt, slot: int, phase: pb.Phase.ValueType) -> pb.Submit:
+        placement, is_probe = attempt.routing.placement, attempt.routing.is_probe
+        assert attempt.message is not None and placement is not None, attempt
         submit = pb.Submit()
-        submit.CopyFrom(item.message)
+        submit.CopyFrom(attempt.message)
         submit.slot = slot
         submit.phase = phase
-        submit.credit_position = item.window_end
+        submit.credit_position = attempt.window_end
         # Replicas would refuse by it: by what nobody knows, or what is to be tried.
         if not is_probe and (self.forecast is None or self.forecast.knows_costs()):
             submit.prefill_estimate_us = as_us(placement.prefill_s)

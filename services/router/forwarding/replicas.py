@@ -199,21 +199,21 @@ class Replica(Generic[Slot]):
             self._trust_changed()
             log.info("replica readmitted", extra={"replica": self.name})
 
-    def sent(self, item: Slot, now_s: float) -> None:
-        """`item` is placed here."""
-        if self.ejection.sent(item, now_s):
+    def sent(self, attempt: Slot, now_s: float) -> None:
+        """`attempt` is placed here."""
+        if self.ejection.sent(attempt, now_s):
             self._trust_changed()
 
-    def left(self, item: Slot) -> None:
-        """`item` is not here any more."""
-        if self.ejection.left(item):
+    def left(self, attempt: Slot) -> None:
+        """`attempt` is not here any more."""
+        if self.ejection.left(attempt):
             self._trust_changed()
 
     def forget(self, slot: int, blocks: int) -> None:
         """A slot is over; its `blocks` come back."""
-        item = self.slots.pop(slot, None)
-        if item is not None:
-            self.left(item)
+        attempt = self.slots.pop(slot, None)
+        if attempt is not None:
+            self.left(attempt)
             self.load.release(slot, blocks)
 
     # Sink.
@@ -236,8 +236,8 @@ class Replica(Generic[Slot]):
             take = takers.get(column.name)
             if take is not None:
                 for row in value:
-                    if (item := slots.get(row.slot)) is not None:
-                        take(item, self, row, now_s)
+                    if (attempt := slots.get(row.slot)) is not None:
+                        take(attempt, self, row, now_s)
             elif column.name == "frame":
                 self._on_frame(value, now_s)
             elif column.name == "load_report":
@@ -268,34 +268,34 @@ class Replica(Generic[Slot]):
         at = 0
         for slot, position, count in zip(frame.slots, frame.positions, frame.counts, strict=True):
             end = at + 4 * count
-            item = slots.get(slot)
-            if item is not None and item.outbox is not None:
-                if position == item.next_position:
-                    item.next_position = position + count
-                    item.outbox.tokens(item.slot, position, tokens[at:end], logprobs[at:end])
+            attempt = slots.get(slot)
+            if attempt is not None and attempt.outbox is not None:
+                if position == attempt.next_position:
+                    attempt.next_position = position + count
+                    attempt.outbox.tokens(attempt.slot, position, tokens[at:end], logprobs[at:end])
                 else:
                     row = frames.Row(slot, position, count, tokens[at:end], logprobs[at:end])
-                    self._on_odd_row(item, row, now_s)
+                    self._on_odd_row(attempt, row, now_s)
             at = end
 
     def _on_computed(self, message: pb.AttachResponse) -> None:
         """Pass on what the engine computed beyond the credit. Raises FrameError."""
         check_computed(message)
         for slot, position in zip(message.computed_slots, message.computed_positions, strict=True):
-            item = self.slots.get(slot)
-            if item is not None and item.outbox is not None and self.role == "decode":
-                item.outbox.computed(item.slot, position)
+            attempt = self.slots.get(slot)
+            if attempt is not None and attempt.outbox is not None and self.role == "decode":
+                attempt.outbox.computed(attempt.slot, position)
 
-    def _on_odd_row(self, item: Slot, row: frames.Row, now_s: float) -> None:
+    def _on_odd_row(self, attempt: Slot, row: frames.Row, now_s: float) -> None:
         """Drop what is known already; tokens missing in between end the attempt."""
         try:
-            rest = admit(row, item.next_position)
+            rest = admit(row, attempt.next_position)
         except Gap as gap:
-            self._core.answers.on_gap(item, self, str(gap), now_s)
+            self._core.answers.on_gap(attempt, self, str(gap), now_s)
             return
-        if rest is not None and item.outbox is not None:
-            item.next_position = rest.position + rest.count
-            item.outbox.tokens(item.slot, rest.position, rest.token_ids, rest.logprobs)
+        if rest is not None and attempt.outbox is not None:
+            attempt.next_position = rest.position + rest.count
+            attempt.outbox.tokens(attempt.slot, rest.position, rest.token_ids, rest.logprobs)
 
     def _on_load(self, report: pb.LoadReport, now_s: float) -> None:
         self.is_ready = report.engine_ready and not report.draining

@@ -25,11 +25,11 @@ TOGETHER_S: Final = 0.02
 """First tokens of one decode replica that come closer together than this may be of one step of its engine."""
 
 
-def clamp(first: pb.FirstToken, item: Attempt, now_s: float) -> None:
+def clamp(first: pb.FirstToken, attempt: Attempt, now_s: float) -> None:
     """Cut what a replica claims down to what can be: it is learned from, and goes on into narrower fields."""
-    cached = min(first.cached_token_count, item.submitted.token_count)
-    computed = min(first.computed_token_count, item.submitted.token_count - cached)
-    prefill_us = min(first.prefill_us, max(0, round((now_s - item.routing.released_s) * 1e6)))
+    cached = min(first.cached_token_count, attempt.submitted.token_count)
+    computed = min(first.computed_token_count, attempt.submitted.token_count - cached)
+    prefill_us = min(first.prefill_us, max(0, round((now_s - attempt.routing.released_s) * 1e6)))
     claimed = (first.cached_token_count, first.computed_token_count, first.prefill_us)
     if claimed != (cached, computed, prefill_us):
         first.cached_token_count, first.computed_token_count = cached, computed
@@ -61,40 +61,40 @@ def _local_s(seconds: float, decode: Replica[Attempt], now_s: float) -> float:
     return gap_s if gap_s > TOGETHER_S else 0.0
 
 
-def blame(item: Attempt, replica: Replica[Attempt], failure: pb.Failure, now_s: float) -> None:
+def blame(attempt: Attempt, replica: Replica[Attempt], failure: pb.Failure, now_s: float) -> None:
     """Count what failed against whose doing it was."""
-    if failure.untouched and not (item.is_local and item.outcome.was_taken):
+    if failure.untouched and not (attempt.is_local and attempt.outcome.was_taken):
         return  # it had no room, or gave back what it had not begun
     name = name_of(pb.Failure.Code, failure.code)
     if failure.code in OWN_FAULTS:
-        replica.failed(item.routing.released_s, now_s, name)
+        replica.failed(attempt.routing.released_s, now_s, name)
     elif (
         failure.code == pb.Failure.CODE_HANDOFF_LOST
-        and replica is item.decode.replica
-        and item.prefill.replica is not None
+        and replica is attempt.decode.replica
+        and attempt.prefill.replica is not None
     ):
         # Rather the one that did not give. Decode, too, where others tell so: it cannot take from another prefill
         # either, or that prefill could give elsewhere.
-        prefill = item.prefill.replica
-        prefill.failed(item.routing.released_s, now_s, name)
+        prefill = attempt.prefill.replica
+        prefill.failed(attempt.routing.released_s, now_s, name)
         since_s = replica.handoffs.lost.setdefault(prefill.name, now_s)
         if len(replica.handoffs.lost) > 1 or prefill.handoffs.gave_s > since_s:
-            replica.failed(item.routing.released_s, now_s, name)
+            replica.failed(attempt.routing.released_s, now_s, name)
 
 
-def handed_over(item: Attempt, decode: Replica[Attempt], now_s: float) -> None:
+def handed_over(attempt: Attempt, decode: Replica[Attempt], now_s: float) -> None:
     """`decode` has the KV blocks: that is the good end of what prefill does, and a good beginning at decode."""
-    decode.answered_well(item.routing.released_s)
+    decode.answered_well(attempt.routing.released_s)
     decode.handoffs.lost.clear()
-    if item.prefill.replica is not None:
-        item.prefill.replica.ended_well(item.routing.released_s)
-        item.prefill.replica.handoffs.gave_s = now_s
+    if attempt.prefill.replica is not None:
+        attempt.prefill.replica.ended_well(attempt.routing.released_s)
+        attempt.prefill.replica.handoffs.gave_s = now_s
 
 
-def failed_at(item: Attempt, code: pb.Failure.Code.ValueType, replica: str) -> tuple[str, ...]:
+def failed_at(attempt: Attempt, code: pb.Failure.Code.ValueType, replica: str) -> tuple[str, ...]:
     """Return the replicas that the next attempt should keep away from, after `replica` failed this one."""
-    if code == pb.Failure.CODE_HANDOFF_LOST and item.routing.placement is not None:
-        return (item.routing.placement.prefill or replica, item.routing.placement.decode)
+    if code == pb.Failure.CODE_HANDOFF_LOST and attempt.routing.placement is not None:
+        return (attempt.routing.placement.prefill or replica, attempt.routing.placement.decode)
     if code in OWN_FAULTS or code in VERDICTS or code in (pb.Failure.CODE_GAP, pb.Failure.CODE_REPLICA_LOST):
         return (replica,)
     return ()

@@ -15,20 +15,20 @@ US_MAX: Final = 1 << 53
 """Times on the wire are bounded by this (285 years), whatever somebody claimed: it fits every field on the way."""
 
 
-def placement_row(item: Attempt, placement: Placement, now_s: float) -> pb.Placement:
+def placement_row(attempt: Attempt, placement: Placement, now_s: float) -> pb.Placement:
     """Return what the frontend hears of `placement`."""
     row = pb.Placement(
-        slot=item.slot,
+        slot=attempt.slot,
         prefill_replica=placement.prefill or "",
         decode_replica=placement.decode,
         matched_block_count=placement.matched_blocks,
-        prompt_block_count=len(item.hashes),
-        queue_us=as_us(now_s - item.submitted.arrived_s),
+        prompt_block_count=len(attempt.hashes),
+        queue_us=as_us(now_s - attempt.submitted.arrived_s),
         estimate_us=as_us(placement.estimate_s),
     )
     if placement.candidates:
         row.reason = why(
-            placement, waited_s=now_s - item.submitted.arrived_s, waited_for=item.routing.waited_for
+            placement, waited_s=now_s - attempt.submitted.arrived_s, waited_for=attempt.routing.waited_for
         )
     for one in placement.candidates:
         told = row.candidates.add(

@@ -19,60 +19,64 @@ class Timeouts:
         self._dispatcher = dispatcher
         self._completion = completion
 
-    def look_at(self, item: Attempt, now_s: float) -> None:
-        """The time has come that was noted for `item`; it may have been noted for something that is past."""
-        if item.stage is Stage.QUEUED:
-            self._give_up_waiting(item, now_s)
-        elif item.expire_s <= now_s:
-            self._expire(item, now_s)
+    def look_at(self, attempt: Attempt, now_s: float) -> None:
+        """The time has come that was noted for `attempt`; it may have been noted for something that is past."""
+        if attempt.stage is Stage.QUEUED:
+            self._give_up_waiting(attempt, now_s)
+        elif attempt.expire_s <= now_s:
+            self._expire(attempt, now_s)
         else:
-            if item.expire_s < float("inf"):
-                self._attempts.deadlines.by(item, item.expire_s)
-            self._look_at_placed(item, now_s)
+            if attempt.expire_s < float("inf"):
+                self._attempts.deadlines.by(attempt, attempt.expire_s)
+            self._look_at_placed(attempt, now_s)
 
-    def _give_up_waiting(self, item: Attempt, now_s: float) -> None:
+    def _give_up_waiting(self, attempt: Attempt, now_s: float) -> None:
         """It waited in the queue as long as it may."""
-        if now_s < item.submitted.queue_until_s:
-            self._attempts.deadlines.by(item, item.submitted.queue_until_s)
+        if now_s < attempt.submitted.queue_until_s:
+            self._attempts.deadlines.by(attempt, attempt.submitted.queue_until_s)
             return
-        waited_s = now_s - item.submitted.arrived_s
+        waited_s = now_s - attempt.submitted.arrived_s
         reason, why = pb.Refusal.REASON_QUEUE_TIMEOUT, "it was not placed"
-        if now_s >= item.submitted.first_by_s:
+        if now_s >= attempt.submitted.first_by_s:
             reason, why = pb.Refusal.REASON_DEADLINE, "the deadline passed"
-        if item.outbox is not None:
+        if attempt.outbox is not None:
             retry_ms = self._dispatcher.retry_after_ms(now_s)
             message = f"{why} after {waited_s:.3f} s in the router's queue of {len(self._attempts.queue)}"
-            item.outbox.refuse(item.slot, reason, message, retry_after_ms=retry_ms)
-        self._attempts.end(item, now_s, name_of(pb.Refusal.Reason, reason))
+            attempt.outbox.refuse(attempt.slot, reason, message, retry_after_ms=retry_ms)
+        self._attempts.end(attempt, now_s, name_of(pb.Refusal.Reason, reason))
 
-    def _expire(self, item: Attempt, now_s: float) -> None:
+    def _expire(self, attempt: Attempt, now_s: float) -> None:
         """Nobody adopted it, or nobody needs its handoff any more."""
-        item.cancel_decode(pb.Cancel.REASON_ABANDONED)
-        item.cancel_prefill(pb.Cancel.REASON_COMPLETE)
-        self._attempts.end(item, now_s, "abandoned")
+        attempt.cancel_decode(pb.Cancel.REASON_ABANDONED)
+        attempt.cancel_prefill(pb.Cancel.REASON_COMPLETE)
+        self._attempts.end(attempt, now_s, "abandoned")
 
-    def _look_at_placed(self, item: Attempt, now_s: float) -> None:
+    def _look_at_placed(self, attempt: Attempt, now_s: float) -> None:
         """Give a placed attempt up where a replica says nothing about it, though its stream is up."""
-        decode, prefill = item.decode.replica, item.prefill.replica
-        if decode is not None and decode.load.is_unanswered(item.decode.slot):
-            if item.routing.released_s + ACCEPT_S <= now_s:
-                self._give_up(item, decode, "no answer to a submit", now_s)
+        decode, prefill = attempt.decode.replica, attempt.prefill.replica
+        if decode is not None and decode.load.is_unanswered(attempt.decode.slot):
+            if attempt.routing.released_s + ACCEPT_S <= now_s:
+                self._give_up(attempt, decode, "no answer to a submit", now_s)
                 return
-            self._attempts.deadlines.by(item, item.routing.released_s + ACCEPT_S)
-        if prefill is not None and item.stage is Stage.PREFILLING and self._dispatcher.can_reschedule(item):
-            if item.prefill.start_by_s > now_s:
-                self._attempts.deadlines.by(item, item.prefill.start_by_s)
+            self._attempts.deadlines.by(attempt, attempt.routing.released_s + ACCEPT_S)
+        if (
+            prefill is not None
+            and attempt.stage is Stage.PREFILLING
+            and self._dispatcher.can_reschedule(attempt)
+        ):
+            if attempt.prefill.start_by_s > now_s:
+                self._attempts.deadlines.by(attempt, attempt.prefill.start_by_s)
             elif not prefill.load.is_running(now_s):
-                self._give_up(item, prefill, "a prompt was not started", now_s)
+                self._give_up(attempt, prefill, "a prompt was not started", now_s)
             elif self._dispatcher.may_move(prefill, now_s):
-                self._dispatcher.reschedule(item, prefill.name, now_s)
+                self._dispatcher.reschedule(attempt, prefill.name, now_s)
             else:  # busy, as the others are: that is nobody's fault, and moving the prompt would gain nothing
-                item.prefill.start_by_s = now_s + MOVE_PAUSE_S
-                self._attempts.deadlines.by(item, item.prefill.start_by_s)
+                attempt.prefill.start_by_s = now_s + MOVE_PAUSE_S
+                self._attempts.deadlines.by(attempt, attempt.prefill.start_by_s)
 
-    def _give_up(self, item: Attempt, replica: Replica[Attempt], why: str, now_s: float) -> None:
-        replica.failed(item.routing.released_s, now_s, why)
-        if self._dispatcher.can_reschedule(item):
-            self._dispatcher.reschedule(item, replica.name, now_s)
+    def _give_up(self, attempt: Attempt, replica: Replica[Attempt], why: str, now_s: float) -> None:
+        replica.failed(attempt.routing.released_s, now_s, why)
+        if self._dispatcher.can_reschedule(attempt):
+            self._dispatcher.reschedule(attempt, replica.name, now_s)
         else:
-            self._completion.fail(item, pb.Failure.CODE_STALLED, why, replica.name, now_s)
+            self._completion.fail(attempt, pb.Failure.CODE_STALLED, why, replica.name, now_s)

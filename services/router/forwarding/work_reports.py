@@ -39,11 +39,11 @@ class WorkReports:
         self._queue = queue
         self._note = note
 
-    def dispatched(self, item: Attempt, now_s: float) -> None:
-        """Report that `item` was sent to the replica that runs its prompt."""
-        submitted, routing = item.submitted, item.routing
+    def dispatched(self, attempt: Attempt, now_s: float) -> None:
+        """Report that `attempt` was sent to the replica that runs its prompt."""
+        submitted, routing = attempt.submitted, attempt.routing
         placement = routing.placement
-        assert placement is not None, item
+        assert placement is not None, attempt
         routing.is_dispatched = True
         if placement.prefill is not None:
             tenant, tokens = (submitted.tenant, submitted.priority_class), submitted.token_count
@@ -55,7 +55,7 @@ class WorkReports:
                 self._router,
                 submitted.request_id,
                 placement.prefill or placement.decode,
-                item.hashes,
+                attempt.hashes,
                 placement.prefill_s,
                 now_s,
                 now_s + DISPATCH_LIFE_S + 10 * placement.prefill_s,
@@ -64,17 +64,17 @@ class WorkReports:
             )
         )
 
-    def started(self, item: Attempt, now_s: float) -> None:
-        """Report that the engine has the prompt of `item`."""
-        routing = item.routing
+    def started(self, attempt: Attempt, now_s: float) -> None:
+        """Report that the engine has the prompt of `attempt`."""
+        routing = attempt.routing
         if routing.reservation is not None:
             self.reservations.start(routing.reservation, now_s)
         if routing.is_dispatched:
-            self._tell(Started(self._router, item.submitted.request_id, now_s))
+            self._tell(Started(self._router, attempt.submitted.request_id, now_s))
 
-    def settle(self, item: Attempt, now_s: float, hit: Hit | None = None) -> bool:
-        """Report that the prompt of `item` was computed, or never will be. Return False if that is reported already."""
-        routing = item.routing
+    def settle(self, attempt: Attempt, now_s: float, hit: Hit | None = None) -> bool:
+        """Report that the prompt of `attempt` was computed, or never will be. Return False if that is reported already."""
+        routing = attempt.routing
         if not routing.is_dispatched:
             return False
         routing.is_dispatched = False
@@ -85,8 +85,8 @@ class WorkReports:
                 # The rest of it the engine was busy with the prompts before.
                 hit = replace(hit, prefill_s=alone_s)
         if hit is not None:
-            self._queue.settle_prefill(item, hit.computed_tokens)
-        self._tell(Finished(self._router, item.submitted.request_id, now_s, hit))
+            self._queue.settle_prefill(attempt, hit.computed_tokens)
+        self._tell(Finished(self._router, attempt.submitted.request_id, now_s, hit))
         return True
 
     def _tell(self, event: DispatchEvent) -> None:
