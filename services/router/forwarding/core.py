@@ -77,7 +77,7 @@ class ForwardingCore(AttachedCore[Attempt]):
         )
         self.ejection_total = 0
         self.contradiction_total = 0
-        self._pulse = LoadHeartbeat()
+        self._heartbeat = LoadHeartbeat()
         self._now_s = 0.0
 
     def __repr__(self) -> str:
@@ -120,14 +120,14 @@ class ForwardingCore(AttachedCore[Attempt]):
         """See kvmesh.attach.server.Attachable."""
         session = CallerSession[Attempt](self, peer.process_id, outbox)
         self.sessions.append(session)
-        self._pulse.has_listener = True
+        self._heartbeat.has_listener = True
         outbox.load(self.load_report())
         return session
 
     def close_session(self, session: CallerSession[Attempt], now_s: float) -> None:
         """The stream of `session` is gone: what waits or is in prefill ends, what runs becomes an orphan."""
         self.sessions.remove(session)
-        self._pulse.has_listener = bool(self.sessions)
+        self._heartbeat.has_listener = bool(self.sessions)
         self.admission.close_session(session, now_s)
 
     def cancel(self, slot: Attempt, reason: pb.Cancel.Reason.ValueType, now_s: float) -> None:
@@ -181,7 +181,9 @@ class ForwardingCore(AttachedCore[Attempt]):
 
     def next_wake_s(self) -> float | None:
         """Return when `on_timer` is to be called, or None."""
-        return earliest(self.attempts.deadlines.next_s(), self.dispatcher.next_wake_s(), self._pulse.next_s())
+        return earliest(
+            self.attempts.deadlines.next_s(), self.dispatcher.next_wake_s(), self._heartbeat.next_s()
+        )
 
     def on_timer(self, now_s: float) -> None:
         """Do what is due."""
@@ -189,7 +191,7 @@ class ForwardingCore(AttachedCore[Attempt]):
         for attempt in self.attempts.deadlines.due(now_s):
             self.timeouts.look_at(attempt, now_s)
         self.dispatcher.dispatch_waiting(now_s)
-        if self._pulse.take(now_s):
+        if self._heartbeat.take(now_s):
             report = self.load_report()
             for session in self.sessions:
                 if not session.outbox.is_full():
