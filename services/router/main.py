@@ -104,8 +104,8 @@ class Router(process.MeshProcess):
             record=self._telemetry,
             forecast=policy,
         )
-        self._alarm = Timer(self.core, self.clock, _log_bug)
-        self.core.on_change = self._alarm.update
+        self._timer = Timer(self.core, self.clock, _log_bug)
+        self.core.on_change = self._timer.update
         self.index = IndexReader(self.redis, mesh, local_index, self.clock)
         host = ReplicaHost(
             self.core,
@@ -187,7 +187,7 @@ class Router(process.MeshProcess):
 
     async def close(self) -> None:
         """Stop the timer and export the last spans."""
-        self._alarm.close()
+        self._timer.close()
         await super().close()
 
 
