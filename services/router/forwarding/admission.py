@@ -111,7 +111,7 @@ class Admission:
         if known is not None and known.submitted.attempt > adopt.attempt:
             superseded_by(known.submitted.attempt).send(session.outbox, adopt.slot)
             return
-        if decode.open_failures if not decode.is_up else now_s - decode.heard_s >= MISSED_S:
+        if decode.open_failures if not decode.is_up else now_s - decode.last_seen_s >= MISSED_S:
             # Tried and not there, or about to be lost here too: waiting for it would cost the frontend the time in which
             # a new attempt goes on elsewhere.
             message = f"{adopt.decode_replica} cannot be reached"

@@ -123,7 +123,7 @@ class Replica(Generic[Slot]):
         self.kv_address = kv_address
         self.slots: dict[int, Slot] = {}
         self.load = ReplicaLoad(name)
-        self.heard_s = 0.0
+        self.last_seen_s = 0.0
         """When its present stream last brought something."""
         self.is_up = False
         self.is_listed = True
@@ -221,14 +221,14 @@ class Replica(Generic[Slot]):
     def on_attached(self, link: Link, peer: pb.Hello, now_s: float) -> None:
         """The stream is up."""
         self.is_up = True
-        self.heard_s = now_s
+        self.last_seen_s = now_s
         self.open_failures = 0
         self.down_since_s = None
         self._core.after_event(now_s)
 
     def on_response(self, link: Link, message: pb.AttachResponse, now_s: float) -> None:
         """Take one message, in the protocol's order. Raises FrameError."""
-        self.heard_s = now_s
+        self.last_seen_s = now_s
         if message.computed_slots:
             self._on_computed(message)
         slots, takers = self.slots, self._core.answers.takers
