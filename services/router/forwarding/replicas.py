@@ -71,7 +71,7 @@ class ReplicaOwner(Protocol[Slot]):
 class HandoffHistory:
     """What the router saw of a replica's handoffs; tells whether prefill or decode is to blame for a lost one."""
 
-    gave_s: float = float("-inf")
+    last_given_s: float = float("-inf")
     """When a decode last said that it has KV blocks of this prefill."""
     lost: dict[str, float] = field(default_factory=dict)
     """Prefills whose handoffs this decode lost since it last got one, and when it lost the first of each."""

@@ -78,7 +78,7 @@ def blame(attempt: Attempt, replica: Replica[Attempt], failure: pb.Failure, now_
         prefill = attempt.prefill.replica
         prefill.failed(attempt.routing.released_s, now_s, name)
         since_s = replica.handoffs.lost.setdefault(prefill.name, now_s)
-        if len(replica.handoffs.lost) > 1 or prefill.handoffs.gave_s > since_s:
+        if len(replica.handoffs.lost) > 1 or prefill.handoffs.last_given_s > since_s:
             replica.failed(attempt.routing.released_s, now_s, name)
 
 
@@ -88,7 +88,7 @@ def handed_over(attempt: Attempt, decode: Replica[Attempt], now_s: float) -> Non
     decode.handoffs.lost.clear()
     if attempt.prefill.replica is not None:
         attempt.prefill.replica.ended_well(attempt.routing.released_s)
-        attempt.prefill.replica.handoffs.gave_s = now_s
+        attempt.prefill.replica.handoffs.last_given_s = now_s
 
 
 def failed_at(attempt: Attempt, code: pb.Failure.Code.ValueType, replica: str) -> tuple[str, ...]:
