@@ -96,7 +96,7 @@ class Admission:
         self._attempts.latest[submitted.request_id] = attempt
         self._attempts.queue.add(attempt)
         self._attempts.deadlines.by(attempt, submitted.queue_until_s)
-        self._attempts.is_news = True
+        self._attempts.is_dispatch_due = True
         session.outbox.accept(submit.slot, urgent=False)
 
     def adopt(self, session: CallerSession[Attempt], adopt: pb.Adopt, now_s: float) -> None:

@@ -90,7 +90,7 @@ class Answers:
         """The engine has the prompt. Decode's start of a generation is no news to a frontend."""
         if replica is attempt.prefill.replica or attempt.is_local:
             attempt.outcome.was_taken = True
-            self._attempts.is_news = True
+            self._attempts.is_dispatch_due = True
             self._work.started(attempt, now_s)
             if attempt.outbox is not None:
                 attempt.outbox.start(attempt.slot, min(start.queue_us, US_MAX))
@@ -115,7 +115,7 @@ class Answers:
         attempt.outcome.cached_tokens = first.cached_token_count
         attempt.next_position += 1
         hit = hit_of(first, replica, self._block_tokens, now_s)
-        self._attempts.is_news |= self._work.settle(attempt, now_s, hit)
+        self._attempts.is_dispatch_due |= self._work.settle(attempt, now_s, hit)
         attempt.hashes = ()
         handoff, first.context_phase_params = first.context_phase_params, b""
         first.slot = attempt.slot
@@ -241,7 +241,7 @@ class Answers:
     def on_load(self, seen: LoadReported) -> None:
         """A replica reported its load."""
         self._policy.observe(seen)
-        self._attempts.is_news = True
+        self._attempts.is_dispatch_due = True
 
     def on_lost(
         self, replica: Replica[Attempt], attempts: Sequence[Attempt], reason: str, now_s: float
@@ -267,7 +267,7 @@ class Answers:
                 self._completion.fail(attempt, pb.Failure.CODE_REPLICA_LOST, reason, replica.name, now_s)
         if not replica.is_retired:
             self._policy.observe(ReplicaGone(replica.name))
-        self._attempts.is_news = True
+        self._attempts.is_dispatch_due = True
 
     def _hand_over(self, attempt: Attempt, prefill: Replica[Attempt], handoff: bytes) -> None:
         """Give decode the handoff."""

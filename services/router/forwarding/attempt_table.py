@@ -29,7 +29,7 @@ class AttemptTable:
         self.deadlines: DeadlineHeap[Attempt] = DeadlineHeap()
         self.failed_replicas = FailedReplicas()
         self.detached_count = 0
-        self.is_news = False
+        self.is_dispatch_due = False
         """True if something changed that may let a waiting request go."""
         self._work = work
         self._record = record
@@ -49,7 +49,7 @@ class AttemptTable:
         attempt.ticket.order += CLOSED_ORDER if is_closed else -CLOSED_ORDER
         if is_queued:
             self.queue.add(attempt)
-            self.is_news = True
+            self.is_dispatch_due = True
 
     def end(self, attempt: Attempt, now_s: float, outcome: str) -> None:
         """Hold `attempt` no more. Reports and records the end; sends nothing."""
@@ -74,7 +74,7 @@ class AttemptTable:
         self.deadlines.forget(attempt)
         if self.latest.get(attempt.submitted.request_id) is attempt:
             del self.latest[attempt.submitted.request_id]
-        self.is_news = True
+        self.is_dispatch_due = True
         if is_first_end:
             self._record(attempt, outcome, now_s)
 

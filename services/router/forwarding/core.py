@@ -102,7 +102,7 @@ class ForwardingCore(AttachedCore[Attempt]):
             if attempt.routing.placement is not None and replica.name == (
                 attempt.routing.placement.prefill or attempt.routing.placement.decode
             ):
-                self.attempts.is_news |= self.work.settle(attempt, self._now_s)
+                self.attempts.is_dispatch_due |= self.work.settle(attempt, self._now_s)
         self.policy.observe(ReplicaGone(replica.name))
         if self.replicas.get(replica.name) is replica:
             del self.replicas[replica.name]

@@ -138,22 +138,22 @@ class Dispatcher:
         is_anything_waiting = len(attempts.queue) > 0
         self.queue_delay.waits(is_anything_waiting, now_s)
         if not is_anything_waiting:
-            attempts.is_news = False
+            attempts.is_dispatch_due = False
             self._dispatch_at_s = float("inf")
             return
-        if not attempts.is_news and now_s < self._dispatch_at_s:
+        if not attempts.is_dispatch_due and now_s < self._dispatch_at_s:
             return
         if now_s < self._not_before_s:
             self._dispatch_at_s = self._not_before_s
             return
-        attempts.is_news = False
+        attempts.is_dispatch_due = False
         is_anyone_gone = False
         while self._try_heads(now_s):
             is_anyone_gone = True
         self.queue_delay.waits(len(attempts.queue) > 0, now_s)
         if not is_anyone_gone:
             self._not_before_s = now_s + DISPATCH_PAUSE_S
-        attempts.is_news = False
+        attempts.is_dispatch_due = False
 
     def _try_heads(self, now_s: float) -> bool:
         """Try the heads of the queue once; True if one of them went."""
@@ -389,7 +389,7 @@ class Dispatcher:
         attempts.queue.add(attempt, at_head=True)
         attempts.deadlines.by(attempt, attempt.submitted.queue_until_s)
         self._not_before_s = float("-inf")
-        attempts.is_news = True
+        attempts.is_dispatch_due = True
 
     def _submit(self, attempt: Attempt, slot: int, phase: pb.Phase.ValueType) -> pb.Submit:
         placement, is_probe = attempt.routing.placement, attempt.routing.is_probe
