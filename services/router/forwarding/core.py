@@ -189,7 +189,7 @@ class ForwardingCore(AttachedCore[Attempt]):
         """Do what is due."""
         self._now_s = max(self._now_s, now_s)
         for attempt in self.attempts.deadlines.due(now_s):
-            self.timeouts.look_at(attempt, now_s)
+            self.timeouts.check(attempt, now_s)
         self.dispatcher.dispatch_waiting(now_s)
         if self._heartbeat.take(now_s):
             report = self.load_report()

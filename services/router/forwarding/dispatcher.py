@@ -107,7 +107,7 @@ class Dispatcher:
         if self.forecast is None:
             attempt.ticket.work = attempt.submitted.token_count
         else:
-            prefill, _ = self._eligible.look(attempt.submitted.arrived_s)
+            prefill, _ = self._eligible.current(attempt.submitted.arrived_s)
             attempt.ticket.work, attempt.routing.expected_s = self.forecast.expected(
                 attempt.hashes, attempt.submitted.token_count, prefill
             )
@@ -282,12 +282,12 @@ class Dispatcher:
 
     def has_other(self, replica: Replica[Attempt], now_s: float) -> bool:
         """Return whether a new request may go to another replica of the role of `replica`."""
-        prefill, decode = self._eligible.look(now_s)
+        prefill, decode = self._eligible.current(now_s)
         return any(one.name != replica.name for one in (prefill if replica.role == "prefill" else decode))
 
     def view(self, now_s: float) -> PoolView:
         """Return the replicas that may be sent new requests now. The last ones of a role are not ejected."""
-        prefill, decode = self._eligible.look(now_s)
+        prefill, decode = self._eligible.current(now_s)
         return PoolView(prefill, decode, max(0, len(self._attempts.queue) - 1))
 
     def _release(self, attempt: Attempt, placement: Placement, now_s: float) -> None:

@@ -43,7 +43,7 @@ class EligibleReplicas:
         """A replica was ejected or readmitted, or its trial began or ended."""
         self._states = None
 
-    def look(self, now_s: float) -> tuple[Sequence[ReplicaState], Sequence[ReplicaState]]:
+    def current(self, now_s: float) -> tuple[Sequence[ReplicaState], Sequence[ReplicaState]]:
         """Return prefill and decode. The last ones of a role are not ejected. Old reports are marked as stale."""
         if not self._is_known:
             placeable = [one for one in self._replicas.values() if one.is_placeable()]

@@ -19,7 +19,7 @@ class Timeouts:
         self._dispatcher = dispatcher
         self._completion = completion
 
-    def look_at(self, attempt: Attempt, now_s: float) -> None:
+    def check(self, attempt: Attempt, now_s: float) -> None:
         """The time has come that was noted for `attempt`; it may have been noted for something that is past."""
         if attempt.stage is Stage.QUEUED:
             self._give_up_waiting(attempt, now_s)
@@ -28,7 +28,7 @@ class Timeouts:
         else:
             if attempt.expire_s < float("inf"):
                 self._attempts.deadlines.by(attempt, attempt.expire_s)
-            self._look_at_placed(attempt, now_s)
+            self._check_placed(attempt, now_s)
 
     def _give_up_waiting(self, attempt: Attempt, now_s: float) -> None:
         """It waited in the queue as long as it may."""
@@ -51,7 +51,7 @@ class Timeouts:
         attempt.cancel_prefill(pb.Cancel.REASON_COMPLETE)
         self._attempts.end(attempt, now_s, "abandoned")
 
-    def _look_at_placed(self, attempt: Attempt, now_s: float) -> None:
+    def _check_placed(self, attempt: Attempt, now_s: float) -> None:
         """Give a placed attempt up where a replica says nothing about it, though its stream is up."""
         decode, prefill = attempt.decode.replica, attempt.prefill.replica
         if decode is not None and decode.load.is_unanswered(attempt.decode.slot):
