@@ -30,7 +30,7 @@ class EligibleReplicas:
         """What is to be answered as long as nothing changes; None: trust has changed."""
         self._trusted_s = 0.0
         """When that was found."""
-        self._tried_s = 0.0
+        self._next_probe_s = 0.0
         """When the next ejected one may be tried."""
         self._oldest_s = 0.0
         """No report that was fresh when they were looked at is older."""
@@ -53,11 +53,13 @@ class EligibleReplicas:
             self._oldest_s = -inf
         if now_s - self._oldest_s > STALE_S:
             self._mark_stale(now_s)
-        if self._states is None or now_s >= self._tried_s:
+        if self._states is None or now_s >= self._next_probe_s:
             self._states = trusted(self._prefill, now_s), trusted(self._decode, now_s)
             self._trusted_s = now_s
             ejections = (one.ejection.until_s for one in (*self._prefill, *self._decode))
-            self._tried_s = min((one for one in ejections if one is not None and one > now_s), default=inf)
+            self._next_probe_s = min(
+                (one for one in ejections if one is not None and one > now_s), default=inf
+            )
         return self._states
 
     def _mark_stale(self, now_s: float) -> None:
