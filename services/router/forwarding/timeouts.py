@@ -22,7 +22,7 @@ class Timeouts:
     def check(self, attempt: Attempt, now_s: float) -> None:
         """The time has come that was noted for `attempt`; it may have been noted for something that is past."""
         if attempt.stage is Stage.QUEUED:
-            self._give_up_waiting(attempt, now_s)
+            self._end_wait(attempt, now_s)
         elif attempt.expire_s <= now_s:
             self._expire(attempt, now_s)
         else:
@@ -30,7 +30,7 @@ class Timeouts:
                 self._attempts.deadlines.by(attempt, attempt.expire_s)
             self._check_placed(attempt, now_s)
 
-    def _give_up_waiting(self, attempt: Attempt, now_s: float) -> None:
+    def _end_wait(self, attempt: Attempt, now_s: float) -> None:
         """It waited in the queue as long as it may."""
         if now_s < attempt.submitted.queue_until_s:
             self._attempts.deadlines.by(attempt, attempt.submitted.queue_until_s)
@@ -56,7 +56,7 @@ class Timeouts:
         decode, prefill = attempt.decode.replica, attempt.prefill.replica
         if decode is not None and decode.load.is_unanswered(attempt.decode.slot):
             if attempt.routing.released_s + ACCEPT_S <= now_s:
-                self._give_up(attempt, decode, "no answer to a submit", now_s)
+                self._abandon(attempt, decode, "no answer to a submit", now_s)
                 return
             self._attempts.deadlines.by(attempt, attempt.routing.released_s + ACCEPT_S)
         if (
@@ -67,14 +67,14 @@ class Timeouts:
             if attempt.prefill.start_by_s > now_s:
                 self._attempts.deadlines.by(attempt, attempt.prefill.start_by_s)
             elif not prefill.load.is_running(now_s):
-                self._give_up(attempt, prefill, "a prompt was not started", now_s)
+                self._abandon(attempt, prefill, "a prompt was not started", now_s)
             elif self._dispatcher.may_move(prefill, now_s):
                 self._dispatcher.reschedule(attempt, prefill.name, now_s)
             else:  # busy, as the others are: that is nobody's fault, and moving the prompt would gain nothing
                 attempt.prefill.start_by_s = now_s + MOVE_PAUSE_S
                 self._attempts.deadlines.by(attempt, attempt.prefill.start_by_s)
 
-    def _give_up(self, attempt: Attempt, replica: Replica[Attempt], why: str, now_s: float) -> None:
+    def _abandon(self, attempt: Attempt, replica: Replica[Attempt], why: str, now_s: float) -> None:
         replica.failed(attempt.routing.released_s, now_s, why)
         if self._dispatcher.can_reschedule(attempt):
             self._dispatcher.reschedule(attempt, replica.name, now_s)
