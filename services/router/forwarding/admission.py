@@ -259,15 +259,15 @@ class Admission:
             )
             retry_ms = queue_delay.retry_after_ms(ahead, now_s)
             return SubmitRefusal(pb.Refusal.REASON_QUEUE_FULL, message, retry_after_ms=retry_ms)
-        foreseen_s = self._dispatcher.foreseen_s(attempt, wait_s or 0.0)
-        if foreseen_s is None:
+        late_ttft_s = self._dispatcher.late_ttft_s(attempt, wait_s or 0.0)
+        if late_ttft_s is None:
             return None
         left_s = attempt.submitted.first_by_s - now_s
         message = (
             f"the first token would take {foreseen_s:.3f} s, {wait_s or 0.0:.3f} s of it in the queue; "
             f"{left_s:.3f} s are left"
         )
-        estimate_ms = round(min(MS_MAX, foreseen_s * 1000))
+        estimate_ms = round(min(MS_MAX, late_ttft_s * 1000))
         retry_ms = queue_delay.retry_after_ms(ahead, now_s) if wait_s else 0
         return SubmitRefusal(
             pb.Refusal.REASON_DEADLINE, message, retry_after_ms=retry_ms, estimate_ms=estimate_ms

@@ -112,7 +112,7 @@ class Dispatcher:
                 attempt.hashes, attempt.submitted.token_count, prefill
             )
 
-    def foreseen_s(self, attempt: Attempt, wait_s: float) -> float | None:
+    def late_ttft_s(self, attempt: Attempt, wait_s: float) -> float | None:
         """Return the seconds to the first token of `attempt` after a wait of `wait_s`, if it is known and too long.
 
         It may take as long as the deadlines leave; a resumed one is never too late.
