@@ -83,7 +83,7 @@ class Admission:
             self._dispatcher.expect(attempt)
             attempt.ticket.order = self._limits.order_key(attempt.routing.expected_s, now_s)
             victims = self._attempts.queue.victims(attempt)
-            refusal = self._no_room(attempt, victims, now_s)
+            refusal = self._capacity_refusal(attempt, victims, now_s)
         if refusal is not None:
             self.refusals[refusal.reason] += 1
             refusal.send(session.outbox, submit.slot)
@@ -233,7 +233,9 @@ class Admission:
             return SubmitRefusal(pb.Refusal.REASON_NO_REPLICA, "no decode replica is there")
         return None
 
-    def _no_room(self, attempt: Attempt, victims: list[Attempt] | None, now_s: float) -> SubmitRefusal | None:
+    def _capacity_refusal(
+        self, attempt: Attempt, victims: list[Attempt] | None, now_s: float
+    ) -> SubmitRefusal | None:
         """Return why `attempt` cannot wait here: it would wait too long, or nobody less important makes room for it."""
         queue, queue_delay, is_resumed = (
             self._attempts.queue,
