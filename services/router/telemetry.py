@@ -20,7 +20,7 @@ from services.router.placement.cost_policy import CostPolicy
 from services.router.placement.policy import Placement
 from services.router.queue.queue_item import PRIORITY_CLASS_MAX
 
-DOOR_REASONS: Final = (
+ADMISSION_REASONS: Final = (
     pb.Refusal.REASON_QUEUE_FULL,
     pb.Refusal.REASON_DRAINING,
     pb.Refusal.REASON_DEADLINE,
@@ -246,7 +246,7 @@ def export_queue(core: ForwardingCore, metrics: Metrics) -> None:
             partial(queue.released_totals.__getitem__, priority_class),
             priority_class=str(priority_class),
         )
-    for reason in DOOR_REASONS:
+    for reason in ADMISSION_REASONS:
         metrics.total(
             "refused_requests",
             "Attempts refused at the door, by reason.",
