@@ -32,7 +32,9 @@ ADMISSION_REASONS: Final = (
 SPREAD_PROMPTS: Final = 3
 """Less work than this many typical prompts per replica says nothing of how it is spread."""
 
-GOOD = frozenset(("REASON_END_TOKEN", "REASON_LENGTH", "REASON_ADOPTED", "REASON_SUPERSEDED", "cancelled"))
+NO_ERROR = frozenset(
+    ("REASON_END_TOKEN", "REASON_LENGTH", "REASON_ADOPTED", "REASON_SUPERSEDED", "cancelled")
+)
 """Outcomes that are no errors."""
 
 
@@ -49,7 +51,9 @@ class ForwardingTelemetry:
             kind: metrics.counter("placements", "Attempts that were placed.", kind=kind)
             for kind in ("prefill", "local", "takeover")
         }
-        self._again = metrics.counter("rescheduled_requests", "Placements after the first one of an attempt.")
+        self._rescheduled = metrics.counter(
+            "rescheduled_requests", "Placements after the first one of an attempt."
+        )
         self._prompt = metrics.counter(
             "prompt_tokens", "Prompt tokens of attempts whose prompt was computed."
         )
@@ -64,17 +68,17 @@ class ForwardingTelemetry:
         self._early = metrics.histogram(
             "first_token_early_seconds", "By how much first tokens came sooner than estimated."
         )
-        self._work: dict[str, Counter] = {}
+        self._placed_seconds: dict[str, Counter] = {}
         self._ended: dict[str, Counter] = {}
 
     def set_replicas(self, names: Iterable[str]) -> None:
         """Count the work of these replicas and no others: names of those that left do not pile up."""
         wanted = set(names)
-        for name in self._work.keys() - wanted:
-            del self._work[name]
+        for name in self._placed_seconds.keys() - wanted:
+            del self._placed_seconds[name]
             self._metrics.forget("placed_seconds", replica=name)
-        for name in sorted(wanted - self._work.keys()):
-            self._work[name] = self._metrics.counter(
+        for name in sorted(wanted - self._placed_seconds.keys()):
+            self._placed_seconds[name] = self._metrics.counter(
                 "placed_seconds", "Expected prefill seconds of prompts computed at a replica.", replica=name
             )
 
@@ -86,7 +90,7 @@ class ForwardingTelemetry:
                 "forwarded_requests", "Attempts that ended.", outcome=outcome
             )
         ended.value += 1
-        self._again.value += attempt.routing.rescheduled_requests
+        self._rescheduled.value += attempt.routing.rescheduled_requests
         placement = attempt.routing.placement
         if attempt.submitted.is_takeover:
             self._placements["takeover"].value += 1
@@ -102,12 +106,12 @@ class ForwardingTelemetry:
                 self._expected.value += min(matched, attempt.submitted.token_count - 1)
                 late_s = attempt.outcome.first_token_s - attempt.routing.released_s - placement.estimate_s
                 (self._late if late_s >= 0 else self._early).observe(abs(late_s))
-                self._count_work(placement)
+                self._count_placed_seconds(placement)
         if attempt.submitted.traceparent:
             self._record_span(attempt, outcome, now_s)
 
-    def _count_work(self, placement: Placement) -> None:
-        work = self._work.get(placement.prefill or placement.decode)
+    def _count_placed_seconds(self, placement: Placement) -> None:
+        work = self._placed_seconds.get(placement.prefill or placement.decode)
         if work is not None:
             work.value += placement.prefill_s
 
@@ -139,7 +143,7 @@ class ForwardingTelemetry:
                 "outcome": outcome,
             },
             parent_span_id=parent.span_id,
-            error="" if outcome in GOOD else outcome,
+            error="" if outcome in NO_ERROR else outcome,
         )
 
 
