@@ -35,8 +35,8 @@ log = logging.getLogger(__name__)
 WARM_UP_S: Final = 2.0
 """A router registers when it is attached to the replicas it found and has loaded their index, or after this."""
 
-LOOK_S: Final = 0.02
-IDLE_LOOK_S: Final = 0.05
+POLL_S: Final = 0.02
+IDLE_POLL_S: Final = 0.05
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -164,7 +164,7 @@ class Router(process.MeshProcess):
         try:
             async with asyncio.timeout(WARM_UP_S):
                 while not self._is_warm():
-                    await asyncio.sleep(LOOK_S)
+                    await asyncio.sleep(POLL_S)
         except TimeoutError:
             log.warning("serving before every replica is attached and known")
         self._is_warmed_up = True
@@ -183,7 +183,7 @@ class Router(process.MeshProcess):
             if self.has_other_router and self.core.can_be_taken_over():
                 log.info("the other routers take over", extra={"requests": self.core.placed_count})
                 return
-            await asyncio.sleep(IDLE_LOOK_S)
+            await asyncio.sleep(IDLE_POLL_S)
 
     async def close(self) -> None:
         """Stop the timer and export the last spans."""
