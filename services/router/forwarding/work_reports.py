@@ -37,7 +37,7 @@ class WorkReports:
         self._router = router
         self._policy = policy
         self._queue = queue
-        self._note = note
+        self._publish_to_peers = note
 
     def dispatched(self, attempt: Attempt, now_s: float) -> None:
         """Report that `attempt` was sent to the replica that runs its prompt."""
@@ -50,7 +50,7 @@ class WorkReports:
             routing.reservation = self.reservations.dispatch(
                 tenant, submitted.weight, placement.prefill, placement.prefill_s, tokens, now_s
             )
-        self._tell(
+        self._publish(
             Dispatched(
                 self._router,
                 submitted.request_id,
@@ -70,7 +70,7 @@ class WorkReports:
         if routing.reservation is not None:
             self.reservations.start(routing.reservation, now_s)
         if routing.is_dispatched:
-            self._tell(Started(self._router, attempt.submitted.request_id, now_s))
+            self._publish(Started(self._router, attempt.submitted.request_id, now_s))
 
     def settle(self, attempt: Attempt, now_s: float, hit: Hit | None = None) -> bool:
         """Report that the prompt of `attempt` was computed, or never will be. Return False if that is reported already."""
@@ -86,9 +86,9 @@ class WorkReports:
                 hit = replace(hit, prefill_s=alone_s)
         if hit is not None:
             self._queue.settle_prefill(attempt, hit.computed_tokens)
-        self._tell(Finished(self._router, attempt.submitted.request_id, now_s, hit))
+        self._publish(Finished(self._router, attempt.submitted.request_id, now_s, hit))
         return True
 
-    def _tell(self, event: DispatchEvent) -> None:
+    def _publish(self, event: DispatchEvent) -> None:
         self._policy.observe(event)
-        self._note(event)
+        self._publish_to_peers(event)
