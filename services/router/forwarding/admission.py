@@ -266,7 +266,7 @@ class Admission:
             return None
         left_s = attempt.submitted.first_by_s - now_s
         message = (
-            f"the first token would take {foreseen_s:.3f} s, {wait_s or 0.0:.3f} s of it in the queue; "
+            f"the first token would take {late_ttft_s:.3f} s, {wait_s or 0.0:.3f} s of it in the queue; "
             f"{left_s:.3f} s are left"
         )
         estimate_ms = round(min(MS_MAX, late_ttft_s * 1000))

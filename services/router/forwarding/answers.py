@@ -104,7 +104,7 @@ class Answers:
             return
         if first.position != attempt.next_position:
             if first.position > attempt.next_position:
-                message = f"have {item.next_position} tokens, got position {first.position}"
+                message = f"have {attempt.next_position} tokens, got position {first.position}"
                 self.on_gap(attempt, replica, message, now_s)
             return
         attempt.outcome.was_taken = True
@@ -163,7 +163,7 @@ class Answers:
             self._completion.taken_over_elsewhere(attempt, now_s)
             return
         elif finish.end_position > attempt.next_position and attempt.outbox is not None:
-            message = f"have {item.next_position} tokens, the log ends at {finish.end_position}"
+            message = f"have {attempt.next_position} tokens, the log ends at {finish.end_position}"
             self.on_gap(attempt, replica, message, now_s)
             return
         else:

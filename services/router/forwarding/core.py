@@ -247,9 +247,9 @@ class ForwardingCore(AttachedCore[Attempt]):
                     probe.prefill.replica,
                 ), replica
             for slot, attempt in replica.slots.items():
-                assert attempt in self.attempts.open, f"{replica} holds {item}"
+                assert attempt in self.attempts.open, f"{replica} holds {attempt}"
                 mine = attempt.decode.slot if attempt.decode.replica is replica else attempt.prefill.slot
-                assert slot == mine, f"{replica} knows {item} as {slot}"
+                assert slot == mine, f"{replica} knows {attempt} as {slot}"
         for session in self.sessions:
             assert all(attempt.session is session for attempt in session.slots.values())
             assert all(attempt in self.attempts.open for attempt in session.slots.values())

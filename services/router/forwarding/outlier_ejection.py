@@ -42,7 +42,7 @@ class OutlierEjection:
     def __repr__(self) -> str:
         if self.until_s is None:
             return f"Ejection(trusted, {self.failures} failures)"
-        return f"Ejection(until {self.until_s:.3f}, {self.failures} failures, trial {self.trial})"
+        return f"Ejection(until {self.until_s:.3f}, {self.failures} failures, probe {self.probe})"
 
     @property
     def is_ejected(self) -> bool:

@@ -91,10 +91,10 @@ def test_a_bug_with_one_attempt_fails_that_attempt_alone(caplog: pytest.LogCaptu
             raise ZeroDivisionError
         return real_place(request, view, now_s)
 
-    def submit(item: Attempt, slot: int, phase: pb.Phase.ValueType) -> pb.Submit:
-        if item.submitted.request_id == B:
+    def submit(attempt: Attempt, slot: int, phase: pb.Phase.ValueType) -> pb.Submit:
+        if attempt.submitted.request_id == B:
             raise ValueError
-        return real_submit(item, slot, phase)
+        return real_submit(attempt, slot, phase)
 
     desk.policy.place = place  # type: ignore[method-assign]
     desk.core.dispatcher._submit = submit  # type: ignore[method-assign]
