@@ -12,7 +12,7 @@ def test_the_relay_releases_once_per_message(monkeypatch: pytest.MonkeyPatch) ->
     """AttachService calls `after_event` behind each message and at the end; a session that does so too releases twice."""
     desk = Desk()
     passes: list[float] = []
-    monkeypatch.setattr(desk.core.dispatcher, "pump", passes.append)
+    monkeypatch.setattr(desk.core.dispatcher, "dispatch_waiting", passes.append)
     desk.session.on_request(pb.AttachRequest(cancels=[pb.Cancel(slot=1)]), 70.0)
     desk.core.after_event()
     assert passes == [70.0]
