@@ -1,4 +1,4 @@
-"""What a decode replica takes beside what it has, and what it does not begin."""
+"""Admission control of a decode replica: KV headroom, and requests that cannot end in time."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def refused(view: SlotView) -> pb.Refusal:
     return view.refusal
 
 
-def test_head_room_stays_free_beside_a_request_but_not_beside_a_resumed_one() -> None:
-    """64 blocks, a request of 16: a class that leaves half free gets 2 of them in, one without head room 2 more."""
+def test_headroom_stays_free_beside_a_request_but_not_beside_a_resumed_one() -> None:
+    """64 blocks, requests of 16: a class that leaves half free gets 2 of them in, a class without headroom 2 more."""
     replica = Replica(MANY)
     size = {"output": 58}  # 6 + 58 tokens in blocks of 4
     for slot in (1, 2):
@@ -40,8 +40,8 @@ def test_head_room_stays_free_beside_a_request_but_not_beside_a_resumed_one() ->
     assert replica.core.slot_table.reservations.free == 0
 
 
-def test_what_could_never_fit_beside_its_head_room_is_invalid() -> None:
-    """Waiting would not help it. Resumed it is taken all the same: it fits."""
+def test_a_request_that_never_fits_beside_its_headroom_is_invalid() -> None:
+    """Waiting would not help. A resumed one is accepted, because it fits without headroom."""
     replica = Replica(MANY)
     never = refused(replica.submit(1, GENERATION, output=58, headroom_permille=800))
     assert never.reason == pb.Refusal.REASON_INVALID and never.field == "token_ids"
@@ -51,10 +51,10 @@ def test_what_could_never_fit_beside_its_head_room_is_invalid() -> None:
     assert replica.submit(3, GENERATION, output=58, headroom_permille=800, resumed=True).is_accepted
 
 
-def test_a_full_replica_says_when_enough_comes_free() -> None:
-    """Nothing is known at first. 8 blocks leave each half second: 16 a second, so 8 missing ones take half a second.
+def test_a_full_replica_states_when_enough_is_free() -> None:
+    """First the rate is unknown. Then 8 blocks leave each half second: 16 a second, so 8 missing ones take half a second.
 
-    So they do after an hour in which nothing was held.
+    The same holds after an hour in which no block was held.
     """
     replica = Replica(MANY, facts(kv_blocks=64))
     for slot in range(1, 9):
@@ -77,12 +77,12 @@ def test_a_full_replica_says_when_enough_comes_free() -> None:
     for slot in range(201, 209):
         assert replica.submit(slot, GENERATION, output=26).is_accepted
     idle_ms = refused(replica.submit(209, GENERATION, output=26)).retry_after_ms
-    assert 250 <= idle_ms <= wait_ms, "eight were cancelled together; the hour says nothing"
+    assert 250 <= idle_ms <= wait_ms, "eight were cancelled together; the idle hour does not count"
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_random_classes_conserve_blocks_and_evict_nobody(seed: int) -> None:
-    """A dumb twin adds up who was taken: each decision is its own, nobody taken ends before it says so."""
+def test_random_classes_conserve_blocks_and_evict_no_request(seed: int) -> None:
+    """A simple twin adds up the accepted requests. Each decision equals its own, and no accepted request is evicted."""
     print(f"seed={seed}")
     rng = random.Random(seed)
     total = rng.choice((48, 64, 100))
@@ -111,12 +111,12 @@ def test_random_classes_conserve_blocks_and_evict_nobody(seed: int) -> None:
             del held[gone], views[gone]
         replica.pass_time(rng.uniform(0, 0.05))
         assert replica.core.slot_table.reservations.reserved == sum(held.values())
-        assert not any(view.is_over() for view in views.values()), "somebody taken was ended"
+        assert not any(view.is_over() for view in views.values()), "an accepted request was ended"
     assert all(outcomes.values()), outcomes
 
 
-def test_an_old_report_of_a_full_engine_is_not_full() -> None:
-    """Admission looks at promises alone; what the engine said of itself is passed on while it is fresh."""
+def test_a_stale_report_of_a_full_engine_is_not_full() -> None:
+    """Admission counts only reservations. The load report of the engine is passed on while it is fresh."""
     replica = Replica()
     full = EngineLoad("boot-1", 64, 0, sequences_running=9, step_s=3.0)
     replica.core.sink.on_load(full, replica.now_s)
@@ -132,8 +132,8 @@ def test_an_old_report_of_a_full_engine_is_not_full() -> None:
 # Time.
 
 
-def test_what_cannot_make_a_token_in_time_is_refused_with_the_estimate() -> None:
-    """The prefill the router expects, and one step of this engine as it is now."""
+def test_a_request_without_time_for_a_token_is_refused_with_the_estimate() -> None:
+    """The estimate is the prefill that the router expects, and one present step of this engine."""
     replica = Replica(MANY)
     first = refused(replica.submit(1, GENERATION, ttft_ms=300, estimate_s=0.4))
     assert first.reason == pb.Refusal.REASON_DEADLINE and first.estimate_ms == 400
@@ -148,8 +148,8 @@ def test_what_cannot_make_a_token_in_time_is_refused_with_the_estimate() -> None
     assert replica.engine.started_total == 1
 
 
-def test_a_step_measured_long_ago_refuses_nobody() -> None:
-    """The measure of a batch that is gone could never be corrected if it kept everybody away."""
+def test_a_stale_step_refuses_no_request() -> None:
+    """The step of an ended batch could never be corrected if it refused all requests."""
     replica = Replica(MANY)
     replica.submit(1, LOCAL, output=100)
     replica.step(3, seconds=1.0)
@@ -160,7 +160,7 @@ def test_a_step_measured_long_ago_refuses_nobody() -> None:
 
 
 def test_a_handoff_that_comes_too_late_starts_nothing() -> None:
-    """The slot ends by its deadline with what its caller has, and its blocks are free."""
+    """The slot ends at its deadline with the tokens that its caller has, and its blocks are free."""
     replica = Replica(MANY)
     replica.submit(1, LOCAL, output=100)
     replica.step(2, seconds=0.1)
@@ -176,7 +176,7 @@ def test_a_handoff_that_comes_too_late_starts_nothing() -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_no_call_starts_with_less_time_than_a_token_takes(seed: int) -> None:
-    """Random submits and handoffs: whenever the engine is called, a step fits into what is left."""
+    """Random submits and handoffs: at each engine call, one step fits into the remaining time."""
     print(f"seed={seed}")
     rng = random.Random(seed)
     replica = Replica(MANY, facts(kv_blocks=4096))
@@ -185,7 +185,7 @@ def test_no_call_starts_with_less_time_than_a_token_takes(seed: int) -> None:
     step_s = rng.choice((0.02, 0.1, 0.4))
     for number in range(2, 150):
         if number % 100 == 0:
-            replica.submit(number, LOCAL, output=120)  # somebody always runs
+            replica.submit(number, LOCAL, output=120)  # a request always runs
             continue
         if rng.random() < 0.5:
             replica.step(1, seconds=step_s)

@@ -1,4 +1,4 @@
-"""Which slot is cut when clients whose window is closed hold too many: against a list, under random schedules."""
+"""The slot limit for closed windows (bulkhead), against a list, under random schedules."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from services.decode.slot import DecodeSlot, DecodeSubmission
 
 
 def slot(number: int, tenant: str = "") -> DecodeSlot:
-    """Return a slot of `tenant` with nothing in it."""
+    """Return an empty slot of `tenant`."""
     submitted = DecodeSubmission(
         request_id=f"{number:032x}",
         attempt=1,
@@ -31,8 +31,8 @@ def slot(number: int, tenant: str = "") -> DecodeSlot:
 
 @pytest.mark.parametrize("tenants", [1, 2, 5, 40])
 @pytest.mark.parametrize("seed", range(15))
-def test_half_at_most_and_the_longest_closed_of_the_largest_tenant_goes(seed: int, tenants: int) -> None:
-    """After each step at most half are closed; below that nothing is cut, and no tenant is cut below its equal share."""
+def test_at_most_half_and_the_longest_closed_of_the_largest_tenant_ends(seed: int, tenants: int) -> None:
+    """At most half of the windows are closed. Below that no slot ends, and no tenant falls below its equal share."""
     rng = random.Random(seed)
     slots_max = rng.randrange(1, 40)
     half = max(1, slots_max // 2)
@@ -50,7 +50,7 @@ def test_half_at_most_and_the_longest_closed_of_the_largest_tenant_goes(seed: in
                 assert cut is not None
                 held = Counter(each.submitted.tenant for each in twin)
                 assert held[cut.submitted.tenant] == max(held.values()), (cut.submitted.tenant, held)
-                assert held[cut.submitted.tenant] > half // len(held), "its equal share of what may be closed"
+                assert held[cut.submitted.tenant] > half // len(held), "its equal share of the closed windows"
                 assert cut is next(each for each in twin if each.submitted.tenant == cut.submitted.tenant)
                 twin.remove(cut)
                 cuts += 1
@@ -66,8 +66,8 @@ def test_half_at_most_and_the_longest_closed_of_the_largest_tenant_goes(seed: in
     assert cuts or slots_max < 2
 
 
-def test_a_tenant_that_closes_many_windows_cuts_its_own_alone() -> None:
-    """Paused streams of another tenant stay, however many slots of the first are closed after them."""
+def test_a_tenant_that_closes_many_windows_loses_only_its_own() -> None:
+    """Paused streams of another tenant stay, with any number of later closed windows of the first tenant."""
     windows = ClosedWindows(64)
     paused = [slot(number, "quiet") for number in range(8)]
     assert not any(windows.close(one) for one in paused)
@@ -77,8 +77,8 @@ def test_a_tenant_that_closes_many_windows_cuts_its_own_alone() -> None:
     assert {one.submitted.tenant for one in cut if one is not None} == {"busy"}
 
 
-def test_of_tenants_with_as_many_the_longest_closed_goes() -> None:
-    """One window each: whose came first."""
+def test_between_equal_tenants_the_longest_closed_window_ends() -> None:
+    """Each tenant has one closed window. The first one ends."""
     windows = ClosedWindows(8)
     slots = [slot(number, f"tenant-{number}") for number in range(10)]
     assert [windows.close(one) for one in slots] == [None] * 4 + slots[:6]

@@ -1,4 +1,4 @@
-"""What a decode replica answers, case by case."""
+"""Answers of a decode replica, case by case."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Replica:
         return view
 
     def hand_over(self, slot: int, address: str = "kv:1", handoff: bytes = b"h") -> None:
-        """Deliver a handoff the engine knows."""
+        """Deliver a handoff that the engine knows."""
         self.engine.held[handoff] = next_token(PROMPT)
         row = pb.Handoff(slot=slot, context_phase_params=handoff, first_token_count=1, kv_address=address)
         self.send(handoffs=[row])
@@ -80,12 +80,12 @@ class Replica:
         self.read()
 
     def read(self) -> None:
-        """Read the first stream and check the books."""
+        """Read the first stream and check the counts."""
         self.reader.read(self.now_s)
         self.core.assert_consistent()
 
     def is_empty(self) -> bool:
-        """True if no KV, no call and no unfinished slot is held."""
+        """True if no KV block, no call and no unfinished slot is held."""
         return (
             not self.core.slot_table.reservations.reserved
             and not self.engine.live
@@ -94,7 +94,7 @@ class Replica:
 
 
 def test_local_request_answers_first_token_then_frames_then_finish() -> None:
-    """The first token is a row of its own, never in a frame; the KV is free as soon as the engine is done."""
+    """The first token is a separate row, never in a frame. The KV blocks are free as soon as the engine has finished."""
     replica = Replica()
     view = replica.submit(1, LOCAL, output=5)
     assert view.is_accepted and view.is_started
@@ -110,7 +110,7 @@ def test_local_request_answers_first_token_then_frames_then_finish() -> None:
 
 
 def test_end_token_ends_a_request() -> None:
-    """The end token is the log's last token and the reason is named."""
+    """The end token is the log's last token, and the finish has its reason."""
     ids = expected(PROMPT, 6, -1)
     replica = Replica()
     view = replica.submit(1, LOCAL, output=6, end_token_id=ids[3])
@@ -123,7 +123,7 @@ def test_end_token_ends_a_request() -> None:
     ("phase", "made"), [(LOCAL, 0), (LOCAL, 1), (LOCAL, 3), (GENERATION, 1), (GENERATION, 3)]
 )
 def test_an_answer_without_its_end_token_ends_well(phase: pb.Phase.ValueType, made: int) -> None:
-    """TensorRT's kernels never output the end token: a final answer below the limit is the end, even an empty one."""
+    """TensorRT's kernels never output the end token. So a final answer below the limit is the end, even an empty one."""
     ids = expected(PROMPT, 6, -1)
     assert ids[made] not in ids[:made]
     replica = Replica(hides_end_token=True)
@@ -138,8 +138,8 @@ def test_an_answer_without_its_end_token_ends_well(phase: pb.Phase.ValueType, ma
     assert [record.outcome for record in replica.records] == ["end_token"]
 
 
-def test_an_engine_that_ends_before_it_repeated_the_handoffs_token_has_failed() -> None:
-    """The handoff's token is part of every answer: without it the engine went on from something else."""
+def test_an_engine_that_ends_before_the_handoffs_token_has_failed() -> None:
+    """The token of the handoff is part of every answer. Without it the engine continued from another prompt."""
     replica = Replica()
     view = replica.submit(1, GENERATION, output=6)
     replica.hand_over(1)
@@ -152,8 +152,8 @@ def test_an_engine_that_ends_before_it_repeated_the_handoffs_token_has_failed() 
     assert replica.is_empty()
 
 
-def test_a_late_end_of_a_call_that_was_stopped_here_says_nothing() -> None:
-    """The engine ends a stopped call as it ends a complete one: only the slot that still waits for it hears of it."""
+def test_a_late_end_of_a_stopped_call_is_ignored() -> None:
+    """The engine ends a stopped call like a complete one. The end reaches only a slot that waits for it."""
     replica = Replica()
     view = replica.submit(1, LOCAL, output=6)
     replica.step(2)
@@ -165,8 +165,8 @@ def test_a_late_end_of_a_call_that_was_stopped_here_says_nothing() -> None:
     assert [record.outcome for record in replica.records] == ["cancelled"]
 
 
-def test_generation_behind_a_handoff_drops_the_repeated_first_token() -> None:
-    """The caller has the first token from prefill: frames begin behind it, the log begins with it."""
+def test_generation_after_a_handoff_drops_the_repeated_first_token() -> None:
+    """The caller has the first token from prefill. Frames begin after it, and the log begins with it."""
     replica = Replica()
     view = replica.submit(1, GENERATION, output=5)
     assert view.is_accepted and not replica.engine.live
@@ -180,7 +180,7 @@ def test_generation_behind_a_handoff_drops_the_repeated_first_token() -> None:
 
 @pytest.mark.parametrize("address", ["", "kv:evil"])
 def test_kv_comes_only_from_registered_prefills(address: str) -> None:
-    """Whatever a handoff says, no other address is dialled."""
+    """A handoff with any other address is refused, and that address is not dialled."""
     replica = Replica()
     view = replica.submit(1, GENERATION)
     replica.hand_over(1, address)
@@ -189,7 +189,7 @@ def test_kv_comes_only_from_registered_prefills(address: str) -> None:
 
 
 def test_registered_source_is_passed_to_the_engine() -> None:
-    """The engine is told the only address it may pull from."""
+    """The engine gets the only address from which it may pull."""
     replica = Replica()
     replica.submit(1, GENERATION)
     replica.hand_over(1)
@@ -205,7 +205,7 @@ def test_registered_source_is_passed_to_the_engine() -> None:
     ],
 )
 def test_values_out_of_range_are_refused_by_name(changes: dict[str, object], field: str) -> None:
-    """A refusal names the field; nothing is held."""
+    """A refusal names the field, and no slot is held."""
     replica = Replica()
     view = replica.submit(1, LOCAL, **changes)
     assert view.refusal is not None
@@ -213,8 +213,8 @@ def test_values_out_of_range_are_refused_by_name(changes: dict[str, object], fie
     assert not replica.core.slot_table.slots
 
 
-def test_phases_of_others_are_refused() -> None:
-    """Prefill's work, and handoffs for an engine that takes none, are refused."""
+def test_phases_of_other_roles_are_refused() -> None:
+    """A prefill phase is refused, and a handoff for an engine without disaggregated prefill."""
     view = Replica().submit(1, pb.PHASE_CONTEXT_ONLY)
     assert view.refusal is not None and view.refusal.field == "phase"
     aggregated = facts(capabilities=Capabilities())
@@ -223,13 +223,13 @@ def test_phases_of_others_are_refused() -> None:
 
 
 def test_a_phase_of_a_newer_router_is_refused() -> None:
-    """A number this version does not know is refused like any phase that does not run here."""
+    """An unknown number is refused like any phase that does not run here."""
     view = Replica().submit(1, 99)  # type: ignore[arg-type]
     assert view.refusal is not None and view.refusal.field == "phase" and "UNKNOWN" in view.refusal.message
 
 
 def test_other_versions_past_deadlines_and_dead_engines_are_refused() -> None:
-    """Each with its own reason, before anything is held."""
+    """Each has its own reason, before a slot is held."""
     replica = Replica()
     stale = replica.submit(1, LOCAL, model_version="v2")
     late = replica.submit(2, LOCAL, remaining_ms=0)
@@ -248,7 +248,7 @@ def test_other_versions_past_deadlines_and_dead_engines_are_refused() -> None:
 
 
 def test_full_slots_and_full_kv_are_refused_with_a_time() -> None:
-    """A refusal says what is full and, once something came free, when to come again."""
+    """A refusal names the full resource and, once the drain rate is known, the retry delay."""
     replica = Replica()
     for slot in range(1, 5):
         replica.submit(slot, GENERATION)
@@ -267,7 +267,7 @@ def test_full_slots_and_full_kv_are_refused_with_a_time() -> None:
 
 
 def test_a_higher_attempt_ends_a_lower_one_on_another_stream() -> None:
-    """Wherever it is seen; an equal or lower one is refused."""
+    """It ends on any stream. An equal or lower attempt is refused (fencing)."""
     replica = Replica()
     view = replica.submit(1, LOCAL, request_id="a" * 32, attempt=2)
     replica.step()
@@ -285,8 +285,8 @@ def test_a_higher_attempt_ends_a_lower_one_on_another_stream() -> None:
     assert view.finish is not None and view.finish.reason == pb.Finish.REASON_SUPERSEDED
 
 
-def test_orphan_is_adopted_without_recomputing() -> None:
-    """The engine goes on while nobody reads; the adopter gets everything from its position, in frames."""
+def test_a_detached_stream_is_taken_over_without_recomputing() -> None:
+    """The engine continues without a reader. The new reader gets all tokens from its position, in frames."""
     replica = Replica()
     replica.submit(1, LOCAL, request_id="a" * 32, output=12)
     replica.step(3)
@@ -303,8 +303,8 @@ def test_orphan_is_adopted_without_recomputing() -> None:
     assert replica.engine.started_total == 1 and replica.core.takeover_total == 1
 
 
-def test_orphans_and_pending_slots_end_with_their_time() -> None:
-    """What waits for a handoff ends with its stream, what runs three seconds later; KV and engine are free."""
+def test_detached_and_pending_slots_end_with_their_time() -> None:
+    """A slot that waits for a handoff ends with its stream, a running one 3 s later. KV blocks and engine are free."""
     replica = Replica()
     replica.submit(1, LOCAL, output=100)
     replica.submit(2, GENERATION, output=8)
@@ -316,8 +316,8 @@ def test_orphans_and_pending_slots_end_with_their_time() -> None:
     assert replica.is_empty() and not replica.core.slot_table.slots
 
 
-def test_a_living_stream_learns_that_its_slot_was_adopted() -> None:
-    """The slot moves: the old reader gets a finish, the new one the tokens."""
+def test_an_open_stream_gets_a_finish_when_its_slot_is_taken_over() -> None:
+    """The slot moves. The old reader gets a finish, and the new one the tokens."""
     replica = Replica()
     old = replica.submit(1, LOCAL, request_id="a" * 32)
     replica.step(2)
@@ -332,8 +332,8 @@ def test_a_living_stream_learns_that_its_slot_was_adopted() -> None:
 
 
 @pytest.mark.parametrize(("first", "second", "wins"), [(2, 1, 1), (2, 0, 1), (1, 2, 2), (1, 1, 2), (0, 0, 2)])
-def test_a_late_adoption_does_not_take_the_slot_from_a_newer_one(first: int, second: int, wins: int) -> None:
-    """A lower number than the slot was adopted with is refused, and the reader keeps the slot."""
+def test_a_late_takeover_does_not_take_the_slot_from_a_newer_one(first: int, second: int, wins: int) -> None:
+    """A lower number than that of the last takeover is refused, and the reader keeps the slot."""
     replica = Replica()
     replica.submit(1, LOCAL, request_id="a" * 32)
     replica.step(2)
@@ -352,8 +352,8 @@ def test_a_late_adoption_does_not_take_the_slot_from_a_newer_one(first: int, sec
         assert loser.finish is not None and loser.finish.reason == pb.Finish.REASON_ADOPTED
 
 
-def test_a_finished_log_can_be_adopted_for_a_while() -> None:
-    """Its finish row may have been lost with the stream that carried it."""
+def test_a_finished_log_can_be_taken_over_for_some_time() -> None:
+    """Its finish row may have been lost with its stream."""
     replica = Replica()
     replica.submit(1, LOCAL, request_id="a" * 32, output=4)
     replica.step(4)
@@ -369,8 +369,8 @@ def test_a_finished_log_can_be_adopted_for_a_while() -> None:
     assert gone.refusal is not None and gone.refusal.reason == pb.Refusal.REASON_UNKNOWN_REQUEST
 
 
-def test_adopts_of_what_does_not_run_are_refused() -> None:
-    """Another attempt, a slot that still waits for its handoff, a position nobody can have."""
+def test_takeovers_of_slots_that_do_not_run_are_refused() -> None:
+    """Another attempt, a slot that waits for its handoff, and an impossible position are refused."""
     replica = Replica()
     replica.submit(1, LOCAL, request_id="a" * 32)
     replica.submit(2, GENERATION, request_id="b" * 32)
@@ -383,8 +383,8 @@ def test_adopts_of_what_does_not_run_are_refused() -> None:
         assert view.refusal is not None
 
 
-def test_credit_bounds_sending_but_not_generating() -> None:
-    """Without credit the engine finishes all the same and its KV is free; the rest is sent as credit comes."""
+def test_the_window_bounds_sending_but_not_generating() -> None:
+    """With a closed window the engine still finishes, and its KV blocks are free. The rest is sent as the window grows."""
     replica = Replica()
     view = replica.submit(1, LOCAL, output=8, credit=3)
     view.credit = 3
@@ -401,8 +401,8 @@ def test_credit_bounds_sending_but_not_generating() -> None:
     assert view.ids == expected(PROMPT, 8, -1) and view.finish is not None
 
 
-def test_slow_reader_is_cut_after_its_time_and_growing_credit_resets_it() -> None:
-    """30 s without credit, not 30 s of slow reading."""
+def test_a_slow_reader_ends_after_its_time_and_a_growing_window_resets_it() -> None:
+    """The limit is 30 s without a larger window, not 30 s of slow reading."""
     replica = Replica()
     view = replica.submit(1, LOCAL, output=100, credit=1, remaining_ms=3_600_000)
     replica.step(3)
@@ -421,8 +421,8 @@ def test_slow_reader_is_cut_after_its_time_and_growing_credit_resets_it() -> Non
     assert replica.is_empty()
 
 
-def test_a_reader_without_credit_hears_how_much_is_computed() -> None:
-    """At least each COMPUTED_STRIDE tokens, again after an adoption, and all of it when the engine ends or is stopped."""
+def test_a_reader_with_a_closed_window_gets_the_computed_position() -> None:
+    """At least every COMPUTED_STRIDE tokens, after a takeover, and the last position when the engine ends or is stopped."""
     replica = Replica()
     view = replica.submit(1, LOCAL, output=100, credit=3, remaining_ms=3_600_000)
     for made in range(1, 81):
@@ -450,8 +450,8 @@ def test_a_reader_without_credit_hears_how_much_is_computed() -> None:
     assert cut.computed == 11
 
 
-def test_a_reader_with_credit_is_told_nothing_of_what_is_computed() -> None:
-    """What it can see by the tokens is no row."""
+def test_a_reader_with_an_open_window_gets_no_computed_position() -> None:
+    """The tokens themselves show that position."""
     replica = Replica()
     view = replica.submit(1, LOCAL, output=100)
     replica.step(100)
@@ -459,7 +459,7 @@ def test_a_reader_with_credit_is_told_nothing_of_what_is_computed() -> None:
 
 
 def half_closed(replica: Replica) -> list[SlotView]:
-    """Fill the 4 slots, and close the windows of the first two, the second one first; all have sent one token."""
+    """Fill the 4 slots, and close the windows of the first two, the second one first. All have sent one token."""
     views = [replica.submit(slot, LOCAL, credit=1) for slot in range(1, 5)]
     replica.step(2)
     replica.send(closed_slots=[2])
@@ -469,8 +469,8 @@ def half_closed(replica: Replica) -> list[SlotView]:
     return views
 
 
-def test_beyond_half_of_the_slots_the_longest_closed_window_is_cut() -> None:
-    """Two of four may wait for their clients; the third costs the one that was closed first its place."""
+def test_above_half_of_the_slots_the_longest_closed_window_ends() -> None:
+    """Two of four slots may wait for their clients. The third closed window ends the slot that closed first."""
     replica = Replica()
     views = half_closed(replica)
     replica.send(closed_slots=[4])
@@ -481,7 +481,7 @@ def test_beyond_half_of_the_slots_the_longest_closed_window_is_cut() -> None:
 
 
 def test_the_tenant_with_the_most_closed_windows_loses_one() -> None:
-    """Its longest closed one, although another tenant's is closed for longer: one tenant cannot cut all others."""
+    """It loses its longest closed one, although another tenant has a longer closed one. So no tenant can end all others."""
     replica = Replica()
     tenants = {1: "quiet", 2: "busy", 3: "busy", 4: "busy"}
     views = {slot: replica.submit(slot, LOCAL, credit=1, tenant=name) for slot, name in tenants.items()}
@@ -493,8 +493,8 @@ def test_the_tenant_with_the_most_closed_windows_loses_one() -> None:
     assert [slot for slot, view in views.items() if view.is_over()] == [2, 3]
 
 
-def test_an_engine_that_runs_fewer_than_there_are_slots_sets_the_bound() -> None:
-    """What it does not run waits in its queue behind what nobody reads: half of its places are for others, too."""
+def test_an_engine_with_fewer_sequences_than_slots_sets_the_limit() -> None:
+    """Further calls wait in its queue behind unread ones. So half of its sequences are kept free for others, too."""
     replica = Replica(model=facts(max_sequences=2))
     views = [replica.submit(slot, LOCAL, credit=1) for slot in range(1, 4)]
     replica.send(closed_slots=[1])
@@ -503,8 +503,8 @@ def test_an_engine_that_runs_fewer_than_there_are_slots_sets_the_bound() -> None
     assert [view.is_over() for view in views] == [True, False, False]
 
 
-def test_a_window_that_opened_again_is_the_last_to_go() -> None:
-    """A row of credit says so, also one that grants nothing new; closed again, it is the one that is closed shortest."""
+def test_a_window_that_opened_again_is_the_last_to_end() -> None:
+    """Any credit row opens a window, even without a larger position. Closed again, it is the latest closed window."""
     replica = Replica()
     views = half_closed(replica)
     replica.send(credit_slots=[2], credit_positions=[1])
@@ -514,8 +514,8 @@ def test_a_window_that_opened_again_is_the_last_to_go() -> None:
     assert [view.is_over() for view in views] == [True, False, False, False]
 
 
-def test_a_stream_that_brings_nothing_is_not_taken_for_slow_readers() -> None:
-    """A partition between router and decode: no credit comes for any slot, and none is cut before the slow-reader time."""
+def test_a_silent_stream_does_not_count_as_slow_readers() -> None:
+    """In a partition between router and decode no credit comes for any slot. No slot ends before the slow-reader time."""
     replica = Replica()
     views = [replica.submit(slot, LOCAL, credit=1) for slot in range(1, 5)]
     replica.step(8)
@@ -526,8 +526,8 @@ def test_a_stream_that_brings_nothing_is_not_taken_for_slow_readers() -> None:
     assert replica.core.slow_reader_cuts == {"time": 4, "share": 0}
 
 
-def test_an_adopters_client_is_another_one() -> None:
-    """What was known of a client's window goes with its stream; a pending slot is cut like a running one."""
+def test_a_takeover_resets_the_state_of_the_window() -> None:
+    """The state of a client's window ends with its stream. A pending slot can end like a running one."""
     replica = Replica()
     half_closed(replica)
     replica.session.on_closed(replica.now_s)
@@ -537,14 +537,14 @@ def test_an_adopters_client_is_another_one() -> None:
     adopted = next(iter(replica.core.slot_table.slots.values()))
     replica.send(adopts=[pb.Adopt(slot=1, request_id=adopted.submitted.request_id, attempt=1, position=1)])
     assert view.is_accepted and not len(replica.core.slot_table.closed_windows)
-    replica.pass_time(3.1)  # the other orphans are gone
+    replica.pass_time(3.1)  # the other detached slots are gone
     pending = [replica.submit(slot, GENERATION) for slot in (2, 3, 4)]
     replica.send(closed_slots=[2, 3, 4])
     assert [one.is_over() for one in (view, *pending)] == [False, True, False, False]
 
 
 def test_deadlines_end_a_slot_in_every_phase() -> None:
-    """Pending, before the first token, and in the middle: cancelled in the engine, with what was generated."""
+    """Pending, before the first token, or later: it is cancelled in the engine, and keeps the generated tokens."""
     replica = Replica()
     pending = replica.submit(1, GENERATION, remaining_ms=1000)
     waiting = replica.submit(2, LOCAL, remaining_ms=5000, ttft_ms=1000)
@@ -559,8 +559,8 @@ def test_deadlines_end_a_slot_in_every_phase() -> None:
     assert replica.is_empty() and [record.outcome for record in replica.records] == ["cancelled"] * 2
 
 
-def test_silent_engine_is_noticed() -> None:
-    """30 s to the first token, 10 s between two: then the slot fails as stalled and the call is cancelled."""
+def test_a_silent_engine_is_found() -> None:
+    """After 30 s to the first token, or 10 s between two, the slot fails as stalled, and the call is cancelled."""
     replica = Replica()
     first = replica.submit(1, LOCAL, remaining_ms=600_000)
     replica.pass_time(29.9)
@@ -585,7 +585,7 @@ def test_silent_engine_is_noticed() -> None:
     ],
 )
 def test_engine_errors_become_failures(error: CallError, code: pb.Failure.Code.ValueType) -> None:
-    """Each type has its code; a local slot without a token is untouched, one with tokens is not."""
+    """Each type has its code. A local slot without a token is untouched, a slot with tokens is not."""
     replica = Replica()
     fresh, running = replica.submit(1, LOCAL), replica.submit(2, LOCAL)
     replica.engine.step(replica.now_s, chosen=lambda call_id: call_id == 2)
@@ -598,7 +598,7 @@ def test_engine_errors_become_failures(error: CallError, code: pb.Failure.Code.V
 
 
 def test_cancel_frees_everything_in_every_phase() -> None:
-    """Pending, running, and one nobody knows; nothing more is said of them."""
+    """Pending, running and unknown slots. No more rows follow for them."""
     replica = Replica()
     replica.submit(1, GENERATION)
     replica.submit(2, LOCAL)
@@ -609,8 +609,8 @@ def test_cancel_frees_everything_in_every_phase() -> None:
     assert not replica.engine.live
 
 
-def test_logprobs_reach_who_asked() -> None:
-    """In the first token's row and in the frames."""
+def test_logprobs_reach_the_caller_that_requested_them() -> None:
+    """They are in the row of the first token and in the frames."""
     replica = Replica()
     asked, silent = replica.submit(1, LOCAL, logprobs=True), replica.submit(2, LOCAL)
     replica.step(8)
@@ -620,7 +620,7 @@ def test_logprobs_reach_who_asked() -> None:
 
 
 def test_slots_of_adopts_and_submits_share_their_numbers() -> None:
-    """One message may hold both; a number used twice ends the stream."""
+    """One message may hold both. A repeated number ends the stream."""
     replica = Replica()
     replica.reader.open(2, 0)
     replica.reader.open(1, 0)
@@ -649,8 +649,8 @@ def test_malformed_handoffs_and_credits_end_the_stream() -> None:
         replica.session.on_request(pb.AttachRequest(credit_slots=[1]), replica.now_s)
 
 
-def test_frames_gather_a_step_and_never_mix_two() -> None:
-    """A frame waits for the step's other slots; who reports again sends what is there first."""
+def test_frames_collect_one_step_and_never_mix_two() -> None:
+    """A frame waits for the other slots of the step. A second report of a slot first sends the collected frame."""
     replica = Replica(DecodeLimits(coalesce_max_s=1.0))
     ahead, behind = replica.submit(1, LOCAL, output=20), replica.submit(2, LOCAL, output=20)
     replica.engine.step(replica.now_s)
@@ -669,8 +669,8 @@ def _only(replica: Replica, number: int) -> str:
     return replica.session.slots[number].submitted.request_id
 
 
-def test_load_report_tells_the_truth_and_follows_changes() -> None:
-    """On opening, 50 ms after a change, and each second."""
+def test_the_load_report_is_correct_and_follows_changes() -> None:
+    """It is sent at the start, 50 ms after a change, and every second."""
     replica = Replica()
     replica.read()
     assert len(replica.reader.loads) == 1 and replica.reader.loads[0].engine_ready
@@ -686,8 +686,8 @@ def test_load_report_tells_the_truth_and_follows_changes() -> None:
     assert len(replica.reader.loads) == count + 2
 
 
-def test_drain_waits_for_what_runs() -> None:
-    """A draining replica is idle when nothing but finished logs is left."""
+def test_drain_waits_for_running_slots() -> None:
+    """A draining replica is idle when only finished logs are left."""
     replica = Replica()
     replica.submit(1, LOCAL)
     replica.core.drain()
@@ -699,7 +699,7 @@ def test_drain_waits_for_what_runs() -> None:
 @pytest.mark.parametrize("phase", [GENERATION, LOCAL])
 @pytest.mark.parametrize("at", [0, 1, 4])
 def test_the_first_token_outside_the_vocabulary_ends_the_slot(phase: pb.Phase.ValueType, at: int) -> None:
-    """What came before it is sent; the engine is told to stop, and nothing is held."""
+    """The tokens before it are sent. The engine call is stopped, and no slot is held."""
     replica = Replica()
     replica.engine.lie = lambda _: (FOREIGN, at)
     view = replica.submit(1, phase, vocabulary_size=VOCABULARY)
@@ -712,8 +712,8 @@ def test_the_first_token_outside_the_vocabulary_ends_the_slot(phase: pb.Phase.Va
     assert replica.is_empty() and not replica.engine.live
 
 
-def test_a_caller_that_tells_no_vocabulary_gets_every_id() -> None:
-    """A frontend of the release before checks by itself."""
+def test_a_caller_without_a_vocabulary_gets_every_id() -> None:
+    """A frontend of the previous release checks the ids itself."""
     replica = Replica()
     replica.engine.lie = lambda _: (FOREIGN, 2)
     view = replica.submit(1, LOCAL)

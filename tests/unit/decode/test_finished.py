@@ -1,4 +1,4 @@
-"""What is kept of finished requests: bounded in number, in bytes and in time."""
+"""Logs of finished requests: bounded in number, in bytes and in time."""
 
 import random
 
@@ -17,7 +17,7 @@ def slot_with(tokens: int) -> DecodeSlot:
 
 
 def test_the_newest_logs_are_kept_within_both_bounds() -> None:
-    """Whatever comes and goes: the newest stay, as many as number and bytes allow, and the newest one always."""
+    """As many of the newest logs stay as number and bytes allow, and the newest one always."""
     for seed in range(100):
         rng = random.Random(seed)
         logs, twin = FinishedLogs(logs_max=8, bytes_max=4000), list[DecodeSlot]()
@@ -40,7 +40,7 @@ def test_the_newest_logs_are_kept_within_both_bounds() -> None:
 
 
 def test_a_forgotten_log_is_gone_from_the_replica() -> None:
-    """Beyond the bound the oldest cannot be adopted any more, the newest can; after the orphan time nothing is left."""
+    """Above the limit the oldest log cannot be taken over, the newest can. After the detached time no log is left."""
     replica = Replica()
     replica.core.slot_table.finished = FinishedLogs(bytes_max=50)
     for number in range(1, 6):

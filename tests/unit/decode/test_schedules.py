@@ -1,4 +1,4 @@
-"""The decode core under random schedules: cut streams, adopts, cancels, deadlines, crossing attempts, faults."""
+"""The decode core under random schedules: lost streams, takeovers, cancels, deadlines, crossing attempts, faults."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Request:
     request_id: str
     prompt: list[int]
     output: list[int]
-    """Everything it will ever generate."""
+    """All tokens that it will generate."""
     attempt: int
 
 
@@ -40,9 +40,9 @@ class Stream:
     session: CallerSession[DecodeSlot]
     reader: Reader
     owner: dict[int, Request] = field(default_factory=dict)
-    """By slot."""
+    """Requests by slot."""
     handoffs: dict[int, bytes] = field(default_factory=dict)
-    """What prefill made for a slot."""
+    """The handoff of a slot from prefill."""
     last: int = 0
 
     def number(self) -> int:
@@ -67,7 +67,7 @@ class World:
         self.requests: list[Request] = []
         self.finished = 0
         self.cuts = 0
-        """Slots that were cut because too many windows were closed."""
+        """Slots that ended because too many windows were closed."""
 
     def act(self) -> None:
         """Do one random thing, then check."""
@@ -98,7 +98,7 @@ class World:
             self.streams.append(Stream(session, Reader(outbox)))
 
     def cut(self) -> None:
-        """Break a stream; what waited in its outbox is lost."""
+        """Break a stream. The rows in its outbox are lost."""
         if self.streams:
             stream = self.streams.pop(self.rng.randrange(len(self.streams)))
             stream.session.on_closed(self.now_s)
@@ -139,7 +139,7 @@ class World:
             headroom_permille=rng.choice((0, 50, 150)),
             estimate_s=rng.choice((0.0, 0.05)),
         )
-        # Behind a handoff the caller has the first token already: it came from prefill.
+        # After a handoff the caller has the first token already, from prefill.
         stream.reader.open(number, start if is_local else start + 1, max(credit, start + 1))
         stream.owner[number] = request
         if not is_local:
@@ -148,7 +148,7 @@ class World:
         stream.session.on_request(pb.AttachRequest(submits=[message]), self.now_s)
 
     def hand_over(self) -> None:
-        """Deliver a handoff, sometimes twice, sometimes from nowhere."""
+        """Deliver a handoff, sometimes twice, sometimes an unknown one."""
         for stream in self.streams:
             waiting = [
                 number for number, slot in stream.session.slots.items() if slot.state is DecodeState.PENDING
@@ -178,7 +178,7 @@ class World:
             self.deliver(self.rng.choice(self.streams))
 
     def deliver(self, stream: Stream) -> None:
-        """Read one stream and compare the tokens of every slot with what they must be."""
+        """Read one stream, and compare the tokens of every slot with the expected ones."""
         stream.reader.read(self.now_s)
         for number, request in list(stream.owner.items()):
             view = stream.reader.slots[number]
@@ -194,7 +194,7 @@ class World:
                 del stream.owner[number]
 
     def cancel(self) -> None:
-        """Cancel a slot, an unknown one too."""
+        """Cancel a slot, or an unknown one."""
         if self.streams:
             stream = self.rng.choice(self.streams)
             number = self.rng.randrange(1, stream.last + 3)
@@ -202,7 +202,7 @@ class World:
             stream.session.on_request(pb.AttachRequest(cancels=[row]), self.now_s)
 
     def credit(self) -> None:
-        """Grant credit, sometimes less than before."""
+        """Grant a window, sometimes a lower one than before."""
         for stream in self.streams:
             for number, view in stream.reader.slots.items():
                 if self.rng.random() < 0.5 and number in stream.session.slots:
@@ -212,7 +212,7 @@ class World:
                     stream.session.on_request(message, self.now_s)
 
     def close_windows(self) -> None:
-        """Say that the windows of some clients are closed, of slots that are gone, too."""
+        """Report closed windows of some clients, also for ended slots."""
         for stream in self.streams:
             numbers = [*stream.session.slots, stream.last + 1]
             numbers = self.rng.sample(numbers, self.rng.randint(1, len(numbers)))
@@ -223,7 +223,7 @@ class World:
             assert self.core.slow_reader_cuts["share"] == before or len(closed) == closed.slots_max
 
     def adopt(self) -> None:
-        """Take a request over, from a position its frontend may have or from a wrong one."""
+        """Take a request over, from a possible position of its frontend or from a wrong one."""
         if not self.streams or not self.requests:
             return
         rng, stream, request = self.rng, self.rng.choice(self.streams), self.rng.choice(self.requests)
@@ -252,11 +252,11 @@ class World:
             self.engine.fail(self.rng.choice(list(self.engine.live)), EngineError("fault"), self.now_s)
 
     def wait(self) -> None:
-        """Let time pass, with all its timers."""
+        """Let time pass, with all timers."""
         self.until(self.now_s + self.rng.choice((0.001, 0.005, 0.05, 0.4)))
 
     def until(self, end_s: float) -> None:
-        """Move the clock to `end_s`, calling the core whenever it asked for it."""
+        """Move the clock to `end_s`, and call the core at the times that it requests."""
         rounds = 0
         while (at_s := self.core.next_wake_s()) is not None and at_s <= end_s:
             self.now_s = max(self.now_s, at_s)
@@ -269,7 +269,7 @@ class World:
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_random_schedules_neither_repeat_nor_lose_nor_leak(seed: int) -> None:
-    """Whatever happens, every slot's tokens are right, without gap or repeat, and in the end nothing is held."""
+    """The tokens of every slot are right, without gap or repeat. At the end no slot is held."""
     print(f"seed={seed}")
     world = World(seed)
     for _ in range(STEPS):
@@ -287,8 +287,8 @@ def test_random_schedules_neither_repeat_nor_lose_nor_leak(seed: int) -> None:
     assert core.next_wake_s() is None
 
 
-def test_random_schedules_get_somewhere() -> None:
-    """The schedules do what they are for: requests finish, slots are adopted, orphans and refusals happen."""
+def test_random_schedules_reach_every_outcome() -> None:
+    """Requests finish, slots are taken over, and streams are detached and refused."""
     finished = adopted = cuts = 0
     for seed in range(10):
         world = World(seed)
@@ -300,8 +300,8 @@ def test_random_schedules_get_somewhere() -> None:
     assert finished > 50 and adopted > 20 and cuts, (finished, adopted, cuts)
 
 
-def test_view_of_a_slot() -> None:
-    """The reader refuses a repeat: the checks of this file can fail."""
+def test_the_reader_refuses_a_repeat() -> None:
+    """The checks of this file can fail."""
     reader = Reader(DownwardOutbox())
     reader.open(1, 0)
     reader.outbox.tokens(1, 0, b"\x01\x00\x00\x00")

@@ -1,4 +1,4 @@
-"""Where decode may pull KV blocks from."""
+"""Addresses from which decode may pull KV blocks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.unit.membership.test_view import member
 
 
 def test_an_address_stays_allowed_while_handoffs_may_be_held_there() -> None:
-    """A prefill that drains or has lost its name is not listed any more; its handoffs can still be taken, for KEPT_S."""
+    """A prefill that drains or has lost its name is no longer listed. Its handoffs can still be pulled, for KEPT_S."""
     one, two = (
         msgspec.structs.replace(member(name), role="prefill", kv_address=f"kv:{name}") for name in ("a", "b")
     )

@@ -1,4 +1,4 @@
-"""When a step frame is flushed."""
+"""Flushes of a step frame (coalescing window)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from services.decode.step_batch import StepBatch
 
 
 def gather_of(*keys: str, max_s: float = 0.010) -> StepBatch[str]:
-    """Return a gather that waits for `keys`."""
+    """Return a step batch that waits for `keys`."""
     step_batch: StepBatch[str] = StepBatch(max_s)
     for key in keys:
         step_batch.join(key)
@@ -18,7 +18,7 @@ def gather_of(*keys: str, max_s: float = 0.010) -> StepBatch[str]:
 
 
 def test_frame_is_complete_when_every_live_slot_reported() -> None:
-    """The last of three reports makes the frame, the second does not."""
+    """The last of three reports completes the frame, the second does not."""
     step_batch = gather_of("a", "b", "c")
     step_batch.report("a", 0.0)
     step_batch.report("b", 0.001)
@@ -29,7 +29,7 @@ def test_frame_is_complete_when_every_live_slot_reported() -> None:
 
 
 def test_frame_is_due_at_the_bound_while_the_step_is_unknown() -> None:
-    """Nothing waits longer than the bound behind the step's first report."""
+    """No report waits longer than the limit after the first report of the step."""
     step_batch = gather_of("a", "b", "c", max_s=0.010)
     assert step_batch.due_s() is None
     step_batch.report("a", 5.0)
@@ -38,7 +38,7 @@ def test_frame_is_due_at_the_bound_while_the_step_is_unknown() -> None:
 
 
 def test_frame_is_due_after_half_a_measured_step() -> None:
-    """A step of 8 ms is waited for 4 ms, one of 100 ms no longer than the bound."""
+    """A frame of an 8 ms step waits 4 ms. A frame of a 100 ms step waits no longer than the limit."""
     for step_s, wait_s in ((0.008, 0.004), (0.100, 0.010)):
         step_batch = gather_of("a", "b", max_s=0.010)
         for step in range(50):
@@ -50,7 +50,7 @@ def test_frame_is_due_after_half_a_measured_step() -> None:
 
 
 def test_several_tokens_in_one_report_are_several_steps() -> None:
-    """Deltas that piled up do not make the step look longer."""
+    """Several tokens in one report do not make the measured step longer."""
     step_batch = gather_of("a")
     for step in range(20):
         step_batch.report("a", step * 0.030, tokens=3)
@@ -59,7 +59,7 @@ def test_several_tokens_in_one_report_are_several_steps() -> None:
 
 
 def test_leaving_slots_are_not_waited_for() -> None:
-    """A slot that ended completes the frame of the others, and the measuring goes on with another slot."""
+    """A slot that ended completes the frame of the others, and another slot continues the measurement."""
     step_batch = gather_of("a", "b")
     step_batch.report("a", 0.0)
     step_batch.leave("b")
@@ -69,7 +69,7 @@ def test_leaving_slots_are_not_waited_for() -> None:
 
 
 def test_a_second_report_begins_the_next_step() -> None:
-    """Who reports again belongs to the next frame: what is there must go first."""
+    """A second report of a slot belongs to the next frame. So the collected frame is sent first."""
     step_batch = gather_of("a", "b")
     step_batch.report("a", 0.0)
     assert step_batch.starts_step("a") and not step_batch.starts_step("b")
@@ -77,7 +77,7 @@ def test_a_second_report_begins_the_next_step() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_no_report_waits_longer_than_the_bound(seed: int) -> None:
-    """Under any order of reports, joins and leaves, what is collected is due within the bound, and nothing is lost."""
+    """In any order of reports, joins and leaves, a collected report is due within the limit, and none is lost."""
     print(f"seed={seed}")
     rng = random.Random(seed)
     step_batch: StepBatch[int] = StepBatch(0.010)

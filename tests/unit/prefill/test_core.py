@@ -1,4 +1,4 @@
-"""What a prefill replica answers, case by case."""
+"""Answers of a prefill replica, case by case."""
 
 from __future__ import annotations
 
@@ -78,17 +78,17 @@ class Replica:
         self.read()
 
     def read(self) -> None:
-        """Read the stream and check the books."""
+        """Read the stream and check the counts."""
         self.reader.read(self.now_s)
         self.core.assert_consistent()
 
     def is_empty(self) -> bool:
-        """True if nothing is held, here or in the engine."""
+        """True if neither the core nor the engine holds anything."""
         return not self.core.slot_table.slots and not self.engine.live and not self.engine.held
 
 
 def test_first_token_comes_with_its_handoff_and_the_hit() -> None:
-    """Accepted, started, answered; the handoff is held until decode has it."""
+    """The slot is accepted, started and answered. The handoff is held until decode has pulled it."""
     replica = Replica()
     view = replica.submit(1, PROMPT * 2)
     assert view.is_accepted and view.is_started
@@ -105,7 +105,7 @@ def test_first_token_comes_with_its_handoff_and_the_hit() -> None:
 
 
 def test_an_answer_that_is_only_its_end_token_ends_well_without_a_token() -> None:
-    """TensorRT's kernels never output the end token: a final answer without one is a complete answer, and an empty one."""
+    """TensorRT's kernels never output the end token. So a final answer without tokens is complete and empty."""
     replica = Replica(hides_end_token=True)
     view = replica.submit(1, end_token_id=next_token(PROMPT))
     replica.step()
@@ -118,8 +118,8 @@ def test_an_answer_that_is_only_its_end_token_ends_well_without_a_token() -> Non
 @pytest.mark.parametrize(
     ("end_token_id", "output", "is_fine"), [(next_token(PROMPT), 8, True), (-1, 1, True), (-1, 8, False)]
 )
-def test_only_an_answer_that_goes_on_needs_a_handoff(end_token_id: int, output: int, is_fine: bool) -> None:
-    """A first token that ends the answer is sent without one; nothing of the slot is held then."""
+def test_only_an_answer_that_continues_needs_a_handoff(end_token_id: int, output: int, is_fine: bool) -> None:
+    """A first token that ends the answer is sent without a handoff. The slot is not held then."""
     replica = Replica()
     view = replica.submit(1, end_token_id=end_token_id, output=output)
     (call_id,) = replica.engine.live
@@ -135,7 +135,7 @@ def test_only_an_answer_that_goes_on_needs_a_handoff(end_token_id: int, output: 
 
 
 def test_first_token_has_the_position_of_a_resumed_request() -> None:
-    """A resumed request goes on at its position, and its sampling is the engine's."""
+    """A resumed request continues at its position, and the engine does its sampling."""
     replica = Replica()
     view = replica.submit(1, start=4)
     replica.step()
@@ -144,7 +144,7 @@ def test_first_token_has_the_position_of_a_resumed_request() -> None:
 
 @pytest.mark.parametrize("phase", ["queued", "running", "held"])
 def test_cancel_frees_everything_in_every_phase(phase: str) -> None:
-    """Only a held handoff needs a release of its own; nothing more is said of the slot."""
+    """Only a held handoff needs a release. No more rows follow for the slot."""
     replica = Replica()
     if phase == "queued":
         replica.submit(1)
@@ -156,8 +156,8 @@ def test_cancel_frees_everything_in_every_phase(phase: str) -> None:
     assert replica.is_empty() and len(replica.engine.released) == (phase == "held")
 
 
-def test_lost_stream_cancels_work_but_keeps_handoffs_for_a_moment() -> None:
-    """Decode may be pulling: a handoff outlives its stream by the orphan time, then it is released."""
+def test_a_lost_stream_cancels_work_but_keeps_handoffs_for_some_time() -> None:
+    """Decode may be pulling. So a handoff is released only some time after its stream was lost."""
     replica = Replica()
     view = replica.submit(1)
     replica.step()
@@ -171,8 +171,8 @@ def test_lost_stream_cancels_work_but_keeps_handoffs_for_a_moment() -> None:
     assert replica.is_empty()
 
 
-def test_handoff_nobody_takes_is_given_up_and_told() -> None:
-    """After its timeout it is released, and the router learns that it is lost."""
+def test_an_abandoned_handoff_is_released_and_reported() -> None:
+    """After its timeout it is released, and the router gets its loss."""
     replica = Replica()
     view = replica.submit(1)
     replica.step()
@@ -181,8 +181,8 @@ def test_handoff_nobody_takes_is_given_up_and_told() -> None:
     assert replica.is_empty()
 
 
-def test_queue_is_bounded_and_says_when_to_come_again() -> None:
-    """One runs, three wait, the fifth is refused."""
+def test_the_queue_is_bounded_and_states_a_retry_delay() -> None:
+    """One prompt runs, three wait, and the fifth is refused."""
     replica = Replica()
     for slot in range(1, 5):
         replica.submit(slot)
@@ -192,7 +192,7 @@ def test_queue_is_bounded_and_says_when_to_come_again() -> None:
 
 
 def test_queue_waits_for_blocks_of_held_handoffs() -> None:
-    """No more is run than the engine has blocks for; a transfer makes room at once."""
+    """The core starts no more prompts than the engine has blocks for. A transfer frees blocks at once."""
     replica = Replica(model=facts(kv_blocks=20))
     first, second = replica.submit(1, PROMPT * 8), replica.submit(2, PROMPT * 8)
     replica.step()
@@ -202,8 +202,8 @@ def test_queue_waits_for_blocks_of_held_handoffs() -> None:
     assert second.is_started
 
 
-def test_deadlines_refuse_what_waits_and_finish_what_runs() -> None:
-    """Never started: refused. Started: cancelled in the engine, finished with the reason."""
+def test_deadlines_refuse_waiting_prompts_and_finish_running_ones() -> None:
+    """A waiting prompt is refused. A running one is cancelled in the engine, and finished with the reason."""
     replica = Replica()
     running = replica.submit(1, remaining_ms=2000, ttft_ms=1000)
     waiting = replica.submit(2, remaining_ms=1000)
@@ -223,7 +223,7 @@ def test_a_first_token_in_time_ends_the_deadline_here() -> None:
 
 
 def test_higher_attempt_ends_a_lower_one_in_every_phase() -> None:
-    """The lower one's handoff is released; equal and lower attempts are refused."""
+    """The handoff of the lower attempt is released. Equal and lower attempts are refused (fencing)."""
     replica = Replica()
     first = replica.submit(1, request_id="a" * 32, attempt=1)
     replica.step()
@@ -235,8 +235,8 @@ def test_higher_attempt_ends_a_lower_one_in_every_phase() -> None:
         assert view.refusal is not None and view.refusal.reason == pb.Refusal.REASON_SUPERSEDED
 
 
-def test_engine_faults_fail_the_slot_and_the_queue_goes_on() -> None:
-    """An error has its code; a busy engine has not touched the request."""
+def test_engine_faults_fail_the_slot_and_the_queue_continues() -> None:
+    """An error has its code. A busy engine has not touched the request."""
     replica = Replica()
     views = [replica.submit(slot) for slot in range(1, 4)]
     for error in (EngineError("x"), EngineBusy("x"), InvalidRequest("x")):
@@ -251,8 +251,8 @@ def test_engine_faults_fail_the_slot_and_the_queue_goes_on() -> None:
     assert replica.is_empty()
 
 
-def test_lost_engine_fails_what_waits_and_another_boot_forgets_handoffs() -> None:
-    """Nobody waits for an engine that is gone, and nobody for KV it has lost."""
+def test_a_lost_engine_fails_waiting_prompts_and_another_boot_forgets_handoffs() -> None:
+    """No prompt waits for a lost engine, and no handoff for its lost KV blocks."""
     replica = Replica()
     held, running, waiting = replica.submit(1), replica.submit(2), replica.submit(3)
     replica.engine.step(replica.now_s, chosen=lambda call_id: call_id == 1)
@@ -264,8 +264,8 @@ def test_lost_engine_fails_what_waits_and_another_boot_forgets_handoffs() -> Non
     assert replica.is_empty()
 
 
-def test_silent_engine_is_noticed() -> None:
-    """30 s, and twice the estimate on top, without an answer."""
+def test_a_silent_engine_is_found() -> None:
+    """The limit without an answer is 30 s and twice the estimate."""
     replica = Replica()
     view = replica.submit(1, remaining_ms=600_000)
     replica.pass_time(29.9)
@@ -275,7 +275,7 @@ def test_silent_engine_is_noticed() -> None:
 
 
 def test_refusals_name_what_is_wrong() -> None:
-    """Version, phase, block size, length, deadline, drain: each with its reason."""
+    """Version, phase, block size, length, deadline and drain: each has its reason."""
     replica = Replica()
     stale = replica.submit(1, model_version="v2")
     size = replica.submit(2, block_tokens=8)
@@ -297,16 +297,16 @@ def test_refusals_name_what_is_wrong() -> None:
     ]
 
 
-def test_adopts_are_not_for_prefill() -> None:
-    """A prefill runs nothing that can be adopted."""
+def test_prefill_refuses_takeovers() -> None:
+    """A prefill replica has no streams that can be taken over."""
     replica = Replica()
     view = replica.reader.open(1, 0)
     replica.send(adopts=[pb.Adopt(slot=1, request_id="a" * 32, attempt=1)])
     assert view.refusal is not None and view.refusal.reason == pb.Refusal.REASON_UNKNOWN_REQUEST
 
 
-def test_what_a_budget_says_orders_the_queue() -> None:
-    """Its band, absent the middle one; then its tenant's turn by tokens over weight."""
+def test_the_budget_of_a_submit_orders_the_queue() -> None:
+    """First its priority class, by default the middle one. Then its tenant's share by tokens over weight."""
     replica = Replica(PrefillLimits(engine_concurrency=1), facts(kv_blocks=4096))
     views = {"running": replica.submit(1, tenant="a")}
     for number, (name, changes) in enumerate(
@@ -341,7 +341,7 @@ def test_what_a_budget_says_orders_the_queue() -> None:
 
 
 def starts(replica: Replica, views: dict[str, SlotView]) -> list[str]:
-    """Let the engine work until all have started; return who started, in order."""
+    """Let the engine work until all prompts have started, and return them in order."""
     order: list[str] = []
     while len(order) < len(views):
         order += [name for name, view in views.items() if view.is_started and name not in order]
@@ -350,7 +350,7 @@ def starts(replica: Replica, views: dict[str, SlotView]) -> list[str]:
 
 
 def test_the_shortest_goes_first_by_the_routers_estimate_or_by_a_guess() -> None:
-    """Without an estimate the replica's own measure orders, also where it is too far off to refuse anything by it."""
+    """Without an estimate the replica's own measure orders the queue, even if it is too rough for refusals."""
     replica = Replica(PrefillLimits(engine_concurrency=1), facts(kv_blocks=4096))
     replica.submit(1, PROMPT)  # 0.5 s for 6 tokens
     replica.step()
@@ -367,15 +367,15 @@ def test_the_shortest_goes_first_by_the_routers_estimate_or_by_a_guess() -> None
 
 
 def test_first_come_first_served_if_the_configuration_says_so() -> None:
-    """What a prompt takes is of no matter then."""
+    """The length of a prompt does not count then."""
     replica = Replica(PrefillLimits(engine_concurrency=1, order_key=fifo), facts(kv_blocks=4096))
     seconds = (1.0, 3.0, 0.2, 2.0)
     views = {str(number): replica.submit(number, estimate_s=seconds[number - 1]) for number in range(1, 5)}
     assert starts(replica, views) == ["1", "2", "3", "4"]
 
 
-def test_load_report_tells_the_truth() -> None:
-    """What waits, runs and is held, in requests and tokens."""
+def test_the_load_report_is_correct() -> None:
+    """It has waiting, running and held prompts, in requests and tokens."""
     replica = Replica()
     for slot in range(1, 4):
         replica.submit(slot)
@@ -388,7 +388,7 @@ def test_load_report_tells_the_truth() -> None:
 
 @pytest.mark.parametrize("vocabulary_size", [VOCABULARY, 0])
 def test_a_first_token_outside_the_vocabulary_is_a_fault_of_the_engine(vocabulary_size: int) -> None:
-    """The handoff is given up, and the next prompt runs. A caller that tells no vocabulary gets the token."""
+    """The handoff is released, and the next prompt runs. A caller without a vocabulary gets the token."""
     replica = Replica()
     replica.engine.lie = lambda _: (FOREIGN, 0)
     view = replica.submit(1, vocabulary_size=vocabulary_size)

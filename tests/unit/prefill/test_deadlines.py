@@ -1,4 +1,4 @@
-"""What cannot be done in time never reaches the engine."""
+"""Prompts that cannot end in time never reach the engine."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.unit.triton.reader import SlotView
 
 
 def estimate_of(view: SlotView) -> int:
-    """Return the estimate of a refusal for want of time."""
+    """Return the estimate in a refusal for lack of time."""
     assert view.refusal is not None and view.refusal.reason == pb.Refusal.REASON_DEADLINE, view
     return view.refusal.estimate_ms
 
 
 def test_a_prompt_that_takes_longer_than_is_left_is_refused_with_the_estimate() -> None:
-    """By the deadline and by that of the first token; what just fits is taken."""
+    """Both the deadline and that of the first token count. A prompt that just fits is accepted."""
     replica = Replica()
     assert estimate_of(replica.submit(1, remaining_ms=200, estimate_s=0.2)) == 200
     assert estimate_of(replica.submit(2, ttft_ms=200, estimate_s=0.3)) == 300
@@ -31,8 +31,8 @@ def test_a_prompt_that_takes_longer_than_is_left_is_refused_with_the_estimate() 
     assert replica.submit(4, remaining_ms=210, estimate_s=0.2).is_started
 
 
-def test_a_prompt_whose_time_ran_out_in_the_queue_is_refused_then() -> None:
-    """Not at its deadline but when its prefill could not end before it any more; with what it would have needed."""
+def test_a_prompt_is_refused_in_the_queue_once_its_time_is_too_short() -> None:
+    """The refusal comes once its prefill can no longer end before the deadline. It has the time that the prompt needs."""
     replica = Replica()
     replica.submit(1)
     late = replica.submit(2, ttft_ms=1005, estimate_s=0.4)
@@ -44,8 +44,8 @@ def test_a_prompt_whose_time_ran_out_in_the_queue_is_refused_then() -> None:
     assert replica.engine.started_total == 1 and len(replica.core.slot_table.slots) == 1
 
 
-def test_without_an_estimate_what_was_measured_here_counts_while_it_is_fresh() -> None:
-    """Unknown is optimistic: before the first prefill, after a pause, and for prompts much longer than any before."""
+def test_without_an_estimate_the_own_measure_counts_while_it_is_fresh() -> None:
+    """An unknown rate refuses nothing: before the first prefill, after a pause, and for much longer prompts."""
     replica = Replica(model=facts(kv_blocks=4096, max_sequence_tokens=4096))
     prompt = PROMPT * 4
     assert replica.submit(1, prompt, remaining_ms=10_000).is_started
@@ -60,7 +60,7 @@ def test_without_an_estimate_what_was_measured_here_counts_while_it_is_fresh() -
 
 @pytest.mark.parametrize("seed", range(40))
 def test_no_prompt_starts_with_less_time_than_its_prefill_takes(seed: int) -> None:
-    """Random queues: at each start the time left covers the estimate, and a refusal says what would have been needed."""
+    """Random queues: at each start the remaining time covers the estimate. A refusal has the needed time."""
     print(f"seed={seed}")
     rng = random.Random(seed)
     limits = PrefillLimits(queue_max_requests=6, engine_concurrency=rng.choice((1, 2)), detached_s=1.0)
@@ -73,7 +73,7 @@ def test_no_prompt_starts_with_less_time_than_its_prefill_takes(seed: int) -> No
         for number, view in list(views.items()):
             if view.is_started:
                 slot = replica.core.slot_table.slots.get(ids[number])
-                if slot is None:  # it started, and its time was over before anybody looked
+                if slot is None:  # it started, and its time was over before the check
                     assert view.finish is not None and not estimates[number], view
                 else:
                     left_s = ends_s[number] - slot.called_s
@@ -95,7 +95,7 @@ def test_no_prompt_starts_with_less_time_than_its_prefill_takes(seed: int) -> No
         remaining_ms, ttft_ms = rng.randrange(1, 3000), rng.choice((None, rng.randrange(1, 2000)))
         first_ms = min(remaining_ms, ttft_ms or remaining_ms)
         ends_s[number] = replica.now_s + first_ms / 1000 - HOP_MARGIN_S
-        # The replica measures too, for those without an estimate: what it found is in the slot.
+        # The replica measures too, for prompts without an estimate. The slot has its result.
         ids[number] = f"{number:032x}"
         views[number] = replica.submit(
             number,
@@ -118,7 +118,7 @@ def test_no_prompt_starts_with_less_time_than_its_prefill_takes(seed: int) -> No
         check()
         action = rng.random()
         if action < 0.4:
-            for _ in range(20):  # refusals come when they are due, not when somebody looks
+            for _ in range(20):  # refusals come when they are due, not at the next event
                 replica.pass_time(rng.uniform(0.0, 0.02))
                 check()
         elif action < 0.8:

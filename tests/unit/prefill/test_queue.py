@@ -48,7 +48,7 @@ def slot(
 
 
 def served(queue: PrefillQueue, count: int = 1 << 30) -> list[PrefillSlot]:
-    """Give the engine up to `count` slots and return them in order."""
+    """Pass up to `count` slots to the engine, and return them in order."""
     taken: list[PrefillSlot] = []
     while len(taken) < count and (head := queue.head()) is not None:
         taken.append(head)
@@ -56,8 +56,8 @@ def served(queue: PrefillQueue, count: int = 1 << 30) -> list[PrefillSlot]:
     return taken
 
 
-def test_bands_go_first_then_resumed_then_priority_then_first_come() -> None:
-    """Higher bands first, resumed at the head of their band, shadows behind all, whatever they claim."""
+def test_classes_precede_resumed_then_priority_then_arrival() -> None:
+    """Higher classes come first, resumed requests at the head of their class, and shadow traffic last in any class."""
     queue = PrefillQueue(16)
     for one in (
         slot("late", priority=-5),
@@ -84,8 +84,8 @@ def test_bands_go_first_then_resumed_then_priority_then_first_come() -> None:
     ]
 
 
-def test_of_a_tenant_the_shortest_goes_first_until_others_have_waited() -> None:
-    """A second of waiting is worth AGING seconds of prefill; resumed ones go by the same rule among themselves."""
+def test_the_shortest_prompt_of_a_tenant_goes_first_until_others_have_aged() -> None:
+    """A second of waiting counts AGING seconds of prefill. Resumed requests have the same order among themselves."""
     queue = PrefillQueue(16)
     for one in (
         slot("long", expected_s=2.0),
@@ -102,8 +102,8 @@ def test_of_a_tenant_the_shortest_goes_first_until_others_have_waited() -> None:
     assert order[3:] == ["short", "short, later", "long", "short, too late"]
 
 
-def test_tenants_take_turns_whatever_their_prompts_take() -> None:
-    """Who has had less goes first though its prompts are longer; of those that have had the same the shortest goes."""
+def test_tenants_share_fairly_with_prompts_of_any_length() -> None:
+    """The tenant with less service goes first, even with longer prompts. At equal service the shortest prompt goes."""
     queue = PrefillQueue(16)
     for number in range(3):
         queue.push(slot(f"short {number}", tenant="a", tokens=100, expected_s=0.1 * number))
@@ -113,8 +113,8 @@ def test_tenants_take_turns_whatever_their_prompts_take() -> None:
     ]
 
 
-def test_a_burst_of_one_tenant_does_not_stand_before_anothers_prompt() -> None:
-    """Ten long prompts are there when another tenant's short ones come: these wait for one of them at most."""
+def test_a_burst_of_one_tenant_does_not_delay_another_tenant() -> None:
+    """Ten long prompts wait when short ones of another tenant come. These wait for one long prompt at most."""
     queue = PrefillQueue(64)
     for number in range(10):
         queue.push(slot(f"a{number}", tenant="a", tokens=1000))
@@ -126,8 +126,8 @@ def test_a_burst_of_one_tenant_does_not_stand_before_anothers_prompt() -> None:
     assert order.index("b0") <= 1, order
 
 
-def test_who_comes_back_has_saved_nothing_up() -> None:
-    """A tenant that was away while another was served gets its half from now on, not all of it."""
+def test_an_idle_tenant_saves_no_share_up() -> None:
+    """A tenant that was idle while another was served gets its half from now on, and no more."""
     queue = PrefillQueue(64)
     for number in range(40):
         queue.push(slot(f"a{number}", tenant="a"))
@@ -138,7 +138,7 @@ def test_who_comes_back_has_saved_nothing_up() -> None:
 
 
 def test_full_queue_refuses() -> None:
-    """The bound holds, and a place is free again when one leaves."""
+    """The limit holds, and a slot is free again when a prompt leaves."""
     queue = PrefillQueue(2)
     first = slot("a")
     queue.push(first)
@@ -152,7 +152,7 @@ def test_full_queue_refuses() -> None:
 
 
 class Twin:
-    """The same order, looked up in a list, by what each has waited now."""
+    """The same order from a list, by the present waiting times."""
 
     def __init__(self, order: str = "shortest") -> None:
         self.is_fifo = order == "fifo"
@@ -160,7 +160,7 @@ class Twin:
         self.had: dict[tuple[int, str], float] = {}
         self.floor: dict[int, float] = {}
         self.started: dict[int, int] = {}
-        """By band: starts before its last one, or before it began to wait."""
+        """By class: starts since its last one, or since it began to wait."""
         self.taken = 0
 
     def in_band(self, one: PrefillSlot) -> list[PrefillSlot]:
@@ -172,7 +172,7 @@ class Twin:
         ]
 
     def turns(self, one: PrefillSlot) -> list[PrefillSlot]:
-        """Those whose tenants take turns with that of `one`."""
+        """Prompts of the tenants that share with that of `one`."""
         return [other for other in self.in_band(one) if not other.submitted.is_resumed]
 
     def push(self, one: PrefillSlot, arrival: int) -> None:
@@ -197,7 +197,7 @@ class Twin:
         return min(users, key=lambda entry: self.rank(entry, now_s))[1]
 
     def length(self, one: PrefillSlot, now_s: float) -> float:
-        """What the wait leaves of a prompt's length."""
+        """The length of a prompt minus its aging."""
         waited_s = now_s - one.submitted.submitted_s
         return -waited_s if self.is_fifo else one.submitted.expected_s - AGING * waited_s
 
@@ -239,7 +239,7 @@ class Twin:
 @pytest.mark.parametrize("order", sorted(ORDERS))
 @pytest.mark.parametrize("seed", range(8))
 def test_queue_agrees_with_a_list(seed: int, order: str) -> None:
-    """Under random pushes, turns and removals the head is the list's, nothing is lost, and nothing grows with the dead."""
+    """Under random pushes, starts and removals the head equals that of the list, and no removed prompt keeps memory."""
     print(f"seed={seed}")
     rng = random.Random(seed)
     queue, twin = PrefillQueue(16, ORDERS[order]), Twin(order)
@@ -288,8 +288,8 @@ def test_queue_agrees_with_a_list(seed: int, order: str) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_no_band_starves_but_the_shadows(seed: int) -> None:
-    """Whatever more important work keeps coming, of k bands that wait each starts one within k times FLOOR_EVERY."""
+def test_no_class_starves_except_shadow_traffic(seed: int) -> None:
+    """Under any load of higher classes, each of k waiting classes starts a prompt within k times FLOOR_EVERY."""
     print(f"seed={seed}")
     rng = random.Random(seed)
     queue = PrefillQueue(30)
@@ -320,12 +320,12 @@ def test_no_band_starves_but_the_shadows(seed: int) -> None:
                 del since[head.submitted.priority_class]
         late = [priority_class for priority_class, at in since.items() if started + 1 - at >= FLOOR_EVERY * 6]
         assert not late, (late, started)
-    assert lowest > 50, "the lower bands are what this is about"
+    assert lowest > 50, "lower classes must occur"
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_tenants_that_wait_have_had_their_shares(seed: int) -> None:
-    """While two tenants both wait, their tokens over their weights differ by one prompt at most."""
+def test_waiting_tenants_have_had_their_shares(seed: int) -> None:
+    """While two tenants wait, their tokens over weights differ by one prompt at most."""
     print(f"seed={seed}")
     rng = random.Random(seed)
     queue = PrefillQueue(64)

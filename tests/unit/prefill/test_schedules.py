@@ -1,4 +1,4 @@
-"""The prefill core under random schedules: cut streams, cancels, deadlines, crossing attempts, faults."""
+"""The prefill core under random schedules: lost streams, cancels, deadlines, crossing attempts, faults."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Stream:
     session: CallerSession[PrefillSlot]
     reader: Reader
     prompts: dict[int, list[int]]
-    """By slot."""
+    """Requests by slot."""
     last: int = 0
 
 
@@ -70,7 +70,7 @@ class World:
         self.check()
 
     def check(self) -> None:
-        """Nothing is held in the engine that the core does not know of."""
+        """Check that the core knows everything that the engine holds."""
         self.core.assert_consistent()
         assert set(self.core.prefilling.calls) == set(self.engine.live)
         assert {slot.context_phase_params for slot in self.core.slot_table.held} >= set(self.engine.held)
@@ -150,7 +150,7 @@ class World:
                 del stream.prompts[number]
 
     def cancel(self) -> None:
-        """Cancel a slot in whatever phase it is, an unknown one too."""
+        """Cancel a slot in any phase, or an unknown one."""
         if self.streams:
             stream = self.rng.choice(self.streams)
             number = self.rng.randrange(1, stream.last + 3)
@@ -166,11 +166,11 @@ class World:
             self.engine.fail(self.rng.choice(list(self.engine.live)), error, self.now_s)
 
     def wait(self) -> None:
-        """Let time pass, with all its timers."""
+        """Let time pass, with all timers."""
         self.until(self.now_s + self.rng.choice((0.001, 0.02, 0.3)))
 
     def until(self, end_s: float) -> None:
-        """Move the clock to `end_s`, calling the core whenever it asked for it."""
+        """Move the clock to `end_s`, and call the core at the times that it requests."""
         rounds = 0
         while (at_s := self.core.next_wake_s()) is not None and at_s <= end_s:
             self.now_s = max(self.now_s, at_s)
@@ -182,8 +182,8 @@ class World:
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_random_schedules_keep_the_books_and_leak_no_handoff(seed: int) -> None:
-    """Whatever happens, counts agree, first tokens are right, and in the end neither replica nor engine holds anything."""
+def test_random_schedules_keep_the_counts_and_leak_no_handoff(seed: int) -> None:
+    """Counts agree, and first tokens are right. At the end neither replica nor engine holds anything."""
     print(f"seed={seed}")
     world = World(seed)
     for _ in range(STEPS):
@@ -200,8 +200,8 @@ def test_random_schedules_keep_the_books_and_leak_no_handoff(seed: int) -> None:
     assert core.next_wake_s() is None
 
 
-def test_random_schedules_get_somewhere() -> None:
-    """The schedules do what they are for: first tokens come and handoffs are transferred."""
+def test_random_schedules_reach_every_outcome() -> None:
+    """First tokens come, and handoffs are transferred."""
     first_tokens = transferred = 0
     for seed in range(10):
         world = World(seed)

@@ -1,4 +1,4 @@
-"""Nobody waits in the prefill queue for longer than is promised: kvmesh.queue_order and services.prefill.queue."""
+"""No prompt waits in the prefill queue beyond the bound of kvmesh.queue_order and services.prefill.queue."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ class Run:
     really_s: float
     started_s: float = float("inf")
     rank: int = -1
-    """Starts before its own."""
+    """Number of starts before its own."""
 
     @property
     def came_s(self) -> float:
-        """When it came."""
+        """Time of its arrival."""
         return self.one.submitted.submitted_s
 
     @property
     def wait_s(self) -> float:
-        """How long it waited."""
+        """Its waiting time."""
         return self.started_s - self.came_s
 
     def may_go_before(self, other: Run) -> bool:
-        """True if it may start before `other` of the same tenant and band, though both wait."""
+        """True if it may start before `other` of the same tenant and class while both wait."""
         if self.one.submitted.priority != other.one.submitted.priority and not self.one.submitted.is_resumed:
             return self.one.submitted.priority > other.one.submitted.priority
         later_s = self.came_s - other.came_s
@@ -51,7 +51,7 @@ class Run:
 
 
 def run(queue: PrefillQueue, prompts: Iterable[Run], concurrency: int) -> list[Run]:
-    """Serve `prompts`, ordered by arrival, with `concurrency` engine places that are never idle while one waits."""
+    """Serve `prompts`, ordered by arrival, with `concurrency` engine slots that are never idle while a prompt waits."""
     by_slot: dict[PrefillSlot, Run] = {}
     running: list[float] = []
     started: list[Run] = []
@@ -83,7 +83,7 @@ def run(queue: PrefillQueue, prompts: Iterable[Run], concurrency: int) -> list[R
 def prompts(
     rng: random.Random, count: int, load: float, make: Callable[[int, float, float], PrefillSlot]
 ) -> list[Run]:
-    """Return prompts in bursts, few of them very long, whose real seconds are not quite those predicted."""
+    """Return prompts in bursts, few of them very long. Their real seconds differ a little from the predicted ones."""
     made, now_s = [], 1000 * rng.random()
     for number in range(count):
         expected_s = min(20.0, 0.01 + rng.lognormvariate(-1.5, 1.3))
@@ -94,7 +94,7 @@ def prompts(
 
 
 def bound_s(prompt: Run, prompts_all: list[Run], concurrency: int) -> float:
-    """Return how long `prompt` may wait at most, in a queue with one tenant and one band."""
+    """Return the longest wait of `prompt` in a queue with one tenant and one class."""
     came_s = prompt.came_s
     total = 0.0
     for other in prompts_all:
@@ -108,8 +108,8 @@ def bound_s(prompt: Run, prompts_all: list[Run], concurrency: int) -> float:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_nobody_waits_beyond_the_bound(seed: int) -> None:
-    """Whatever comes: a prompt waits for what it finds and what may overtake it, and nobody overtakes it later."""
+def test_no_prompt_waits_beyond_the_bound(seed: int) -> None:
+    """A prompt waits for earlier prompts and those that may overtake it. No other prompt overtakes it."""
     print(f"seed={seed}")
     rng = random.Random(seed)
     concurrency, load = rng.choice((1, 2, 3)), rng.choice((0.8, 1.2, 3.0))
@@ -125,12 +125,12 @@ def test_nobody_waits_beyond_the_bound(seed: int) -> None:
         assert all(one.may_go_before(prompt) or one.started_s == prompt.came_s for one in before), prompt
         overtaken += any(one.came_s > prompt.came_s for one in before)
         assert prompt.wait_s <= bound_s(prompt, started, concurrency) + 1e-6, prompt
-    assert overtaken > 20, "overtaking is what this is about"
+    assert overtaken > 20, "overtaking must occur"
 
 
 @pytest.mark.parametrize("concurrency", [1, 4])
-def test_a_long_prompt_gets_through_a_flood_of_short_ones(concurrency: int) -> None:
-    """More short work comes than can be done: the long one starts when nobody may overtake it any more."""
+def test_a_long_prompt_is_served_in_a_flood_of_short_ones(concurrency: int) -> None:
+    """More short prompts come than can be served. The long one starts once no prompt may overtake it."""
     long = Run(slot("long", expected_s=6.0, at_s=1.0), 6.0)
     flood = [
         Run(slot(str(number), expected_s=0.3, at_s=0.1 * number / concurrency), 0.3)
@@ -140,14 +140,14 @@ def test_a_long_prompt_gets_through_a_flood_of_short_ones(concurrency: int) -> N
     run(PrefillQueue(10_000), prompts_all, concurrency)
     allowed_s = overtaken_s(6.0, 0.3)
     assert long.wait_s <= bound_s(long, prompts_all, concurrency) + 1e-6
-    assert long.wait_s > allowed_s, "it should have been overtaken for as long as that is allowed"
+    assert long.wait_s > allowed_s, "it should be overtaken for the allowed time"
     last = max(one.came_s for one in flood if one.started_s < long.started_s)
     assert allowed_s - 0.2 <= last - long.came_s <= allowed_s
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_other_tenants_bands_and_resumed_ones_delay_as_much_as_promised(seed: int) -> None:
-    """Until a prompt starts, its tenant starts what may go before it, others their turns, other bands their starts."""
+def test_other_tenants_classes_and_resumed_prompts_delay_within_the_bound(seed: int) -> None:
+    """Before a prompt, its tenant starts only prompts that may precede it. Other tenants and classes start their shares."""
     print(f"seed={seed}")
     rng = random.Random(seed)
     weights = {name: rng.choice((0.25, 1.0, 4.0)) for name in ("a", "b", "c", "d")}
@@ -199,8 +199,8 @@ def test_other_tenants_bands_and_resumed_ones_delay_as_much_as_promised(seed: in
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_shortest_first_is_what_makes_the_mean_small(seed: int) -> None:
-    """At four fifths of what the engine can do the mean wait is well below that of first come, first served."""
+def test_shortest_job_first_makes_the_mean_wait_small(seed: int) -> None:
+    """At 80 % load the mean wait is well below that of first come, first served."""
     print(f"seed={seed}")
     means = []
     for key in (fifo, shortest):
