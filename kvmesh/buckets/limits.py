@@ -1,4 +1,4 @@
-"""Nested limits: those of a key inside those of its tenant, inside those of its organisation. Pure."""
+"""Nested rate limits and concurrency limits: those of a key inside its tenant's, inside its organisation's. Pure."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ the next step.
        ▲                      │
        └─ broken, unresponsive ┘   resend: with the resume token and the ids, or, before `started`, with the same key
 
-INVARIANT: the chunks handed out, joined, are positions [0, len(ids)) without repeat or gap, after any failures. Their text
-is the text of exactly these ids. Once finished, it includes the end of the text.
+INVARIANT: each token is handed out exactly once. The chunks, joined, are positions [0, len(ids)) without repeat or gap,
+after any failures. Their text is the text of these ids, and once finished, with the end of the text.
 """
 
 from __future__ import annotations

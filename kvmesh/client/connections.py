@@ -130,11 +130,10 @@ class Connections:
         self._retry_policy = retry_policy
         self._open_channel = open_channel
         self._peers: dict[str, _Peer] = {}
-        self._watch: asyncio.Task[None] | None = None
+        self._failure_detector: asyncio.Task[None] | None = None
         self._probes: set[asyncio.Task[None]] = set()
         self._awaiting_status: set[Any] = set()
         """Calls that have received their last message and wait for their status."""
-
         self._status_reads: set[asyncio.Task[None]] = set()
         """Tasks that wait for these statuses."""
         self.remaining: RemainingQuota | None = None
@@ -163,8 +162,10 @@ class Connections:
         self.frontends.on_open(address)
         peer.streams.add(stream)
         self._has_streams.set()
-        if self._watch is None:
-            self._watch = asyncio.create_task(self._detect_failures(), name="kvmesh-client-watch")
+        if self._failure_detector is None:
+            self._failure_detector = asyncio.create_task(
+                self._detect_failures(), name="kvmesh-client-failure-detector"
+            )
         try:
             yield stream
         finally:
@@ -204,7 +205,11 @@ class Connections:
     async def close(self) -> None:
         """End all streams and connections. Idempotent."""
         self.is_closed = True
-        tasks = [*self._probes, *self._status_reads, *([self._watch] if self._watch is not None else [])]
+        tasks = [
+            *self._probes,
+            *self._status_reads,
+            *([self._failure_detector] if self._failure_detector is not None else []),
+        ]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,8 +1,9 @@
 """Store of the operator's overrides in Redis, followed by every frontend. A thin shell around `overrides.read`.
 
 `{mesh}:tenants` is a hash with one entry per table ("tenant:search" -> Override as JSON). `{mesh}:tenants-news` is a
-channel that announces changes. While Redis is unavailable, the overrides known last stay in force. Every frontend restores
-overrides that Redis has lost.
+pub/sub channel that announces changes, for a hot reload. While Redis is unavailable, the overrides known last stay in
+force. Every frontend restores overrides that Redis has lost.
+
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Interceptor that authorizes calls between processes of the mesh by the role in the caller's certificate."""
+"""Authorization of calls between processes of the mesh: an interceptor that checks the role in the peer's certificate."""
 
 from __future__ import annotations
 
