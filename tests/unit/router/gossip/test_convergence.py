@@ -1,5 +1,8 @@
-"""Routers that tell each other what they dispatched, through a wire that loses, repeats and swaps; routers and replicas
-that die; clocks that differ. Once the wire is whole again, everybody's estimate is the truth within a second."""
+"""Gossip between routers over a wire that loses, repeats and reorders entries; routers and replicas are lost; clocks
+differ.
+
+Once the wire loses no more entries, each router's estimate is the truth within a second.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ LATE_S = 0.3
 """The latest entry arrives within this."""
 
 REPAIRED_S = 2 * DIGEST_INTERVAL_S
-"""In which everybody knows the truth, counted from the last lost entry: a roll call, an ask, the answer."""
+"""Time until every router has the true state after the last lost entry: a digest, a repair request, the answer."""
 
 
 @dataclass
@@ -95,7 +98,7 @@ class Router:
             self.exchange.schedule_digest()
         self.exchange.peer_routers.detect_failures(self.now_s)
         for _ in zip(range(self.world.rng.randrange(3)), self.policy.local_index.maintain(), strict=False):
-            pass  # what is left stays for another time
+            pass  # the rest is done in later calls
         while (entry := self.exchange.next_entry(self.now_s)) is not None:
             self.world.send(self.exchange.encoded(entry, self.now_s))
 
@@ -112,7 +115,7 @@ class Router:
 
 
 class World:
-    """Replicas, and routers that place at them at random."""
+    """Replicas, and routers that dispatch to them at random."""
 
     def __init__(self, seed: int, loss: float, routers: int = 3, replicas: int = 3) -> None:
         self.rng = random.Random(seed)
@@ -125,7 +128,7 @@ class World:
         self.wire: list[tuple[float, str, bytes]] = []
         self.boots = 0
         self.lag_s = TICK_S / 2
-        """Of each entry, until it is read; the same for those who wrote it."""
+        """Delay of each entry until it is read, also by its writer."""
         for index in range(routers):
             self.boot(f"r{index}")
 
@@ -207,7 +210,7 @@ class World:
         router.tell(Finished(prompt.router, prompt.request_id, router.now_s, hit))
 
     def again(self) -> None:
-        """A replica gave a prompt back: the same request goes elsewhere."""
+        """A replica returned a prompt: the same request goes to another one."""
         if self.prompts:
             prompt = self.rng.choice(self.prompts)
             self.end(prompt)
@@ -223,7 +226,7 @@ class World:
             )
 
     def kill_router(self) -> None:
-        """It is not heard any more; its streams broke, and the replicas forgot what it had sent."""
+        """Lose a router. Its streams break, and the replicas forget its prompts."""
         if len(self.routers) > 1:
             name = self.rng.choice(list(self.routers))
             del self.routers[name]
@@ -231,7 +234,7 @@ class World:
             self.dead_since[name] = self.now_s
 
     def restart_replica(self) -> None:
-        """Every router sees its stream break, at a moment of its own."""
+        """Restart a replica. Each router notices that its stream broke."""
         name = self.rng.choice(self.replicas)
         for prompt in [one for one in self.prompts if one.replica == name]:
             self.end(prompt)
@@ -256,7 +259,7 @@ class World:
             self.tick()
 
     def rest(self, seconds: float) -> None:
-        """Nothing is lost any more, and nothing new happens."""
+        """Let time pass without losses and new events."""
         self.loss = 0.0
         for _ in range(round(seconds / TICK_S)):
             self.tick()
@@ -264,8 +267,8 @@ class World:
 
 @settings(max_examples=60)
 @given(st.integers(0, 2**32), st.sampled_from((0.05, 0.15, 0.3)), st.integers(2, 4))
-def test_estimates_are_the_truth_a_moment_after_the_last_loss(seed: int, loss: float, routers: int) -> None:
-    """Of every live router: which prompts are where, and which of them run; nothing of the dead."""
+def test_estimates_converge_within_a_second_of_the_last_loss(seed: int, loss: float, routers: int) -> None:
+    """Each live router knows the place of every prompt and whether it runs, and nothing of lost routers."""
     world = World(seed, loss, routers)
     world.run(300)
     world.rest(SILENT_S + LATE_S if world.dead_since else REPAIRED_S + LATE_S)
@@ -284,8 +287,8 @@ def test_estimates_are_the_truth_a_moment_after_the_last_loss(seed: int, loss: f
 
 @settings(max_examples=20)
 @given(st.integers(0, 2**32))
-def test_without_losses_nobody_is_ever_asked_or_healed(seed: int) -> None:
-    """Order alone suffices: entries tell everything once, and roll calls confirm it."""
+def test_without_losses_nothing_is_requested_or_repaired(seed: int) -> None:
+    """Entries in order need no repair requests; digests confirm them."""
     world = World(seed, 0.0)
     world.rest(0.1)
     for _ in range(200):
@@ -297,8 +300,8 @@ def test_without_losses_nobody_is_ever_asked_or_healed(seed: int) -> None:
         assert router.believed() == world.truth()
 
 
-def test_a_new_router_knows_what_its_neighbours_have_dispatched() -> None:
-    """One that starts asks, and one that stood alone until then answers; ages survive clocks that differ by a day."""
+def test_a_new_router_learns_the_dispatches_of_its_peers() -> None:
+    """A starting router asks, and a router that was alone until then answers. Ages survive clocks that differ by a day."""
     world = World(3, 0.0, routers=1)
     alone = world.routers["r0"]
     for _ in range(5):
@@ -319,8 +322,8 @@ def test_a_new_router_knows_what_its_neighbours_have_dispatched() -> None:
     assert world.routers["r1"].believed() == world.truth()
 
 
-def test_who_asks_again_while_all_is_told_makes_it_no_longer() -> None:
-    """So much is open that to tell it takes longer than who starts waits; each ask for all is not answered anew."""
+def test_repeated_repair_requests_do_not_restart_the_full_answer() -> None:
+    """The full answer takes longer than a starting router waits. Further requests for everything do not restart it."""
     peer_routers = PeerRouters("r0", "boot-0", lambda _: None, lambda _: {}, lambda _: True)
     exchange = Exchange("r0", "boot-0", peer_routers)
     exchange.set_routers([("r0", "boot-0"), ("r1", "boot-1")], 0.0)
@@ -343,8 +346,8 @@ def test_who_asks_again_while_all_is_told_makes_it_no_longer() -> None:
 
 @settings(max_examples=20)
 @given(st.integers(0, 2**32), st.floats(0.0, 0.5))
-def test_the_way_through_redis_counts_in_the_age_of_a_dispatch(seed: int, lag_s: float) -> None:
-    """Whatever the clocks say: everybody knows when something was dispatched, and how late that is heard."""
+def test_the_propagation_delay_counts_in_the_age_of_a_dispatch(seed: int, lag_s: float) -> None:
+    """Every router knows the time of a dispatch and its propagation delay, for any difference of clocks."""
     world = World(seed, 0.0)
     world.lag_s = lag_s
     world.rest(10 * DIGEST_INTERVAL_S)
@@ -368,8 +371,8 @@ def test_the_way_through_redis_counts_in_the_age_of_a_dispatch(seed: int, lag_s:
 
 @settings(max_examples=20)
 @given(st.integers(0, 2**32))
-def test_what_is_told_again_is_no_news_to_those_who_know_it(seed: int) -> None:
-    """A router that starts asks for all; for the others nothing began or was dispatched anew."""
+def test_repeated_dispatches_change_nothing_where_they_are_known(seed: int) -> None:
+    """A full answer for a starting router changes no start or dispatch at the other routers."""
     world = World(seed, 0.0)
     world.rest(0.1)
     for _ in range(60):
@@ -393,8 +396,8 @@ def test_what_is_told_again_is_no_news_to_those_who_know_it(seed: int) -> None:
     assert {name: known(world.routers[name]) for name in before} == before
 
 
-def test_a_new_router_knows_what_prompts_take() -> None:
-    """It is told what was measured lately: its estimates are those of its neighbours before it has placed anything."""
+def test_a_new_router_learns_prefill_costs() -> None:
+    """A starting router gets the latest measurements. Before its first dispatch its estimates are those of its peers."""
     world = World(5, 0.0, routers=2)
     old = world.routers["r0"]
     for index in range(40):
@@ -419,7 +422,8 @@ def test_a_new_router_knows_what_prompts_take() -> None:
 
 
 def test_a_router_that_falls_silent_is_forgotten_and_comes_back() -> None:
-    """Its lease still stands; what it had dispatched counts no more after a moment, and again once it is heard."""
+    """The lease of a silent router still stands. Its dispatches stop counting after a moment, and return with its next
+    entry."""
     world = World(4, 0.0, routers=2)
     for _ in range(6):
         world.dispatch()
@@ -440,8 +444,8 @@ REPLICA = "p0"
 
 @settings(max_examples=60)
 @given(st.integers(0, 2**32), st.sampled_from((0.05, 0.3, 1.0)))
-def test_load_reports_alone_bound_what_is_believed_of_others(seed: int, loss: float) -> None:
-    """Redis is away for good: after two reports no more prompts are believed there than there are."""
+def test_load_reports_alone_bound_the_believed_dispatches_of_peers(seed: int, loss: float) -> None:
+    """Redis is unavailable for good. After two reports no more prompts are believed at a replica than are there."""
     rng = random.Random(seed)
     backlog, policy = _policy()
     there: dict[str, bool] = {}
@@ -497,8 +501,9 @@ def _policy() -> tuple[Backlog, CostPolicy]:
     return policy.backlog, policy
 
 
-def test_a_fresh_dispatch_is_not_denied_by_a_report_that_came_before_it() -> None:
-    """The replica had not heard of it yet; one it has finished is forgotten a moment later, its hit still counts."""
+def test_a_fresh_dispatch_is_not_refuted_by_an_early_report() -> None:
+    """The replica had not received the prompt at its report. A prompt that it has finished is forgotten later, with its
+    hit."""
     backlog, policy = _policy()
     name = "a" * 32
     policy.observe(Dispatched("r1", name, REPLICA, (1, 2), 0.5, 10.0, 70.0))

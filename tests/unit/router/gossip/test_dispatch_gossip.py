@@ -1,4 +1,4 @@
-"""The shell of what routers tell each other lets the event loop breathe, whatever is read."""
+"""The shell of the gossip yields to the event loop, whatever entries it reads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EVERYBODY = [("r0", "boot-0"), ("r1", "boot-1")]
 
 
 class FullRedis:
-    """Its stream has what another router wrote; all of it comes with one answer."""
+    """Its stream has the entries of another router, and returns all of them in one answer."""
 
     def __init__(self, entries: list[Entry]) -> None:
         self.answer: Any = [
@@ -42,8 +42,8 @@ def dispatched(number: int, blocks: int = 0) -> Dispatched:
 
 
 @pytest.mark.parametrize("entries", (1, NOTES))
-async def test_what_is_read_at_once_is_taken_in_slices(entries: int) -> None:
-    """Sixty notes that cost a millisecond each do not take the loop for themselves, in however many entries they came."""
+async def test_entries_read_at_once_are_applied_in_slices(entries: int) -> None:
+    """Sixty messages of a millisecond each leave turns to the event loop, in however many entries they came."""
     each = NOTES // entries
     told = [
         Entry("r1", "boot-1", 1 + at, [dispatched(at * each + message) for message in range(each)])
@@ -53,7 +53,7 @@ async def test_what_is_read_at_once_is_taken_in_slices(entries: int) -> None:
 
 
 async def turns_until(told: list[Entry], count: int) -> int:
-    """Return how often the loop ran while `told` was read, until `count` notes were heard."""
+    """Return the number of turns of the loop while `told` was read, until `count` messages were observed."""
     heard: list[Event] = []
     redis: Any = FullRedis(told)
     dispatches = DispatchGossip(
@@ -72,15 +72,15 @@ async def turns_until(told: list[Entry], count: int) -> int:
     return turns
 
 
-async def test_what_nobody_wants_takes_the_loop_no_longer() -> None:
-    """Entries of a router that is not known here are read all the same, to find that out."""
+async def test_entries_of_unknown_routers_take_no_turn() -> None:
+    """Entries of an unknown router take no turn of the loop."""
     told = [Entry("r9", "boot-9", seq, [dispatched(seq)]) for seq in range(1, NOTES)]
     told.append(Entry("r1", "boot-1", NOTES, [dispatched(0)]))
     assert await turns_until(told, 1) >= NOTES * 0.001 / (2 * SLICE_S)
 
 
-def test_what_is_left_of_an_entry_is_nobodys_when_its_router_goes() -> None:
-    """It was forgotten between two notes: nothing of it comes back."""
+def test_the_rest_of_an_entry_is_dropped_when_its_router_is_lost() -> None:
+    """A router is forgotten between two messages: its remaining messages are dropped."""
     heard: list[Event] = []
     peer_routers = PeerRouters("r0", "boot-0", heard.append, lambda _: {}, lambda _: True)
     peer_routers.set_routers({"r1": "boot-1"}, 0.0)
@@ -92,7 +92,7 @@ def test_what_is_left_of_an_entry_is_nobodys_when_its_router_goes() -> None:
 
 
 def test_entries_are_short() -> None:
-    """One is encoded and decoded in one go: neither many small notes nor many blocks are in it."""
+    """An entry is encoded and decoded without a yield. It has neither many small messages nor many blocks."""
     for blocks, count in ((0, 2000), (512, 200), (20_000, 3)):
         exchange = Exchange("r1", "boot-1", PeerRouters("r1", "boot-1", print, lambda _: {}, lambda _: True))
         exchange.set_routers(EVERYBODY, 0.0)
@@ -102,7 +102,7 @@ def test_entries_are_short() -> None:
         while (entry := exchange.next_entry(0.0)) is not None:
             found = [message for message in entry.messages if isinstance(message, Dispatched)]
             told += len(found)
-            assert exchange.has_rest == (told < count), "who has more to write need not wait for it"
+            assert exchange.has_rest == (told < count), "a router with more to write does not wait for it"
             assert len(entry.messages) <= 256
             assert len(found) <= 1 or len(messages.encode(entry, 0.0)) < 100_000
         assert told == count

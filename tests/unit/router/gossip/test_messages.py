@@ -1,4 +1,4 @@
-"""Notes between routers survive the way through bytes; damaged ones are one typed error; times travel as ages."""
+"""Gossip messages survive encoding; damaged ones are one typed error; times travel as ages."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ AGES = st.integers(0, 6)
 
 
 def at(clock_s: float) -> st.SearchStrategy[list[Message]]:
-    """Return notes in whose times `clock_s` is now."""
+    """Return messages with times relative to `clock_s` as now."""
     moments = AGES.map(lambda age: clock_s - age)
     return st.lists(
         st.one_of(
@@ -67,7 +67,7 @@ def at(clock_s: float) -> st.SearchStrategy[list[Message]]:
 
 
 @given(at(HERE_S))
-def test_notes_come_back_as_they_were(found: list[Message]) -> None:
+def test_messages_survive_encoding(found: list[Message]) -> None:
     """Every field survives."""
     entry = Entry("r", "boot", 2**40, found)
     assert decode(encode(entry, HERE_S), HERE_S, 60.0) == entry
@@ -75,7 +75,7 @@ def test_notes_come_back_as_they_were(found: list[Message]) -> None:
 
 @given(st.data())
 def test_times_are_of_the_readers_clock(data: st.DataObject) -> None:
-    """What happened three seconds before the sending did so for the reader, whatever the clocks of the two hosts say."""
+    """An event three seconds before the sending is three seconds old for the reader, whatever the two clocks."""
     seed = data.draw(st.integers(0, 5))
     there, here = (
         Entry(
@@ -94,8 +94,8 @@ def test_times_are_of_the_readers_clock(data: st.DataObject) -> None:
 
 
 @given(at(HERE_S), st.data())
-def test_damaged_notes_are_a_value_or_a_typed_error(found: list[Message], data: st.DataObject) -> None:
-    """Cut, flipped, extended and foreign bytes never raise anything but NoteError."""
+def test_damaged_messages_are_a_value_or_a_typed_error(found: list[Message], data: st.DataObject) -> None:
+    """Cut, flipped, extended and foreign bytes raise only GossipError."""
     damaged = bytearray(encode(Entry("r", "boot", 1, found), HERE_S))
     for _ in range(data.draw(st.integers(0, 4))):
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))

@@ -1,4 +1,4 @@
-"""How long entries are under way, told by own ones, some of which are lost, late or read again."""
+"""The propagation delay of entries, measured by own entries, of which some are lost, late or read again."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from services.router.gossip.propagation_delay import IN_TRANSIT_MAX, Propagation
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_it_is_what_most_own_entries_took(seed: int) -> None:
-    """A tenth of them is lost, a tenth waits for a stall, some are read twice."""
+def test_the_delay_is_that_of_most_own_entries(seed: int) -> None:
+    """A tenth of the entries is lost, a tenth waits for a stall, and some are read twice."""
     rng = random.Random(seed)
     delay, now_s = PropagationDelay(), rng.uniform(-1e5, 1e5)
     usual_s = rng.uniform(0.001, 0.5)
@@ -28,8 +28,8 @@ def test_it_is_what_most_own_entries_took(seed: int) -> None:
     assert delay.seconds == pytest.approx(usual_s, rel=0.11)
 
 
-def test_several_are_under_way_at_once() -> None:
-    """Entries come more often than one takes; those that are never read do not pile up."""
+def test_several_entries_are_in_transit_at_once() -> None:
+    """Entries come more often than one is delivered. Entries that are never read do not pile up."""
     delay = PropagationDelay()
     for seq in range(1, 3 * IN_TRANSIT_MAX):
         delay.sent(seq, float(seq))

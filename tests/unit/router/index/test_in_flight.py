@@ -1,4 +1,4 @@
-"""Expected blocks under random schedules, against a plain list of who expects what."""
+"""In-flight blocks under random schedules, against a plain list of additions."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from services.router.index.local_index import LocalPrefixIndex
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_what_leaves_by_and_by_leaves_once(seed: int) -> None:
-    """Whatever happens between two slices, also to the same blocks and replica, what is expected in the end is what it
-    would be if all had left at once; before that more is expected, never less.
+def test_deferred_removals_remove_once(seed: int) -> None:
+    """Deferred removals have the result of immediate ones, whatever happens between two slices.
+
+    This holds for changes of the same blocks and replica, too. Until the end the masks may have more bits, never fewer.
     """
     rng = random.Random(seed)
     in_flight, bits, free = InFlightBlocks(), {"a": 1, "b": 2}, [4, 8, 16]
@@ -60,8 +61,8 @@ def test_what_leaves_by_and_by_leaves_once(seed: int) -> None:
     assert in_flight.masks == masks() and not in_flight.has_removals
 
 
-def test_no_slice_takes_out_more_than_its_share() -> None:
-    """A thousand blocks leave in a slice, of however many requests, and none before its descendants."""
+def test_no_slice_removes_more_than_its_share() -> None:
+    """A slice removes a thousand blocks, of however many requests, and no block before its descendants."""
     local_index = LocalPrefixIndex()
     local_index.add("p0")
     prompts = [tuple(range(index << 20, (index << 20) + 3000)) for index in range(20)]

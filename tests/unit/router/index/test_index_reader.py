@@ -1,4 +1,4 @@
-"""The reader of the index lets the event loop breathe, and forgets what nobody wants."""
+"""The reader of the index yields to the event loop, and forgets replicas that are not followed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.unit.prefix_index.test_publisher import MemoryRedis
 
 
 class SlowClock:
-    """Each look costs a millisecond, as if every batch did."""
+    """Each reading of the clock costs a millisecond, as if every batch did."""
 
     def __init__(self) -> None:
         self.looked_s = 0.0
@@ -74,14 +74,14 @@ async def caught_up(reader: IndexReader) -> int:
 
 
 async def kept_up(local_index: LocalPrefixIndex) -> None:
-    """Return when the reader has nothing left to tidy."""
+    """Return when the reader has no maintenance left to do."""
     async with asyncio.timeout(5):
         while local_index.needs_maintenance:
             await asyncio.sleep(0)
 
 
 async def test_a_replay_is_cut_into_slices() -> None:
-    """A page of batches that costs 255 ms is not taken in one turn of the loop."""
+    """A page of batches that costs 255 ms is not applied in one turn of the loop."""
     local_index = LocalPrefixIndex()
     reader, task = await follow(StoredRedis(), local_index)
     turns = await caught_up(reader)
@@ -92,7 +92,7 @@ async def test_a_replay_is_cut_into_slices() -> None:
 
 
 async def test_a_replica_that_comes_back_while_it_is_loaded_is_loaded_again() -> None:
-    """What was read for its predecessor does not count for it, and one that left is not waited for."""
+    """The blocks read for the replica's previous process do not count for it. A replica that left delays no load."""
     local_index, redis = LocalPrefixIndex(), StoredRedis()
     reader, task = await follow(redis, local_index)
     async with asyncio.timeout(5):
@@ -117,7 +117,7 @@ async def test_a_replica_that_comes_back_while_it_is_loaded_is_loaded_again() ->
 
 
 class RewrittenRedis(StoredRedis):
-    """Writes the snapshot anew, with other content, before every second part of it is read."""
+    """Rewrites the snapshot with other content before every second part of it is read."""
 
     def __init__(self, block_count: int) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ class RewrittenRedis(StoredRedis):
 
 @pytest.mark.parametrize(("rewrites", "reads_whole"), [(0, False), (1, False), (10**9, True)])
 async def test_a_snapshot_read_in_parts_is_never_a_mixture(rewrites: int, reads_whole: bool) -> None:
-    """One that is written anew meanwhile is read again, and in one go if that does not stop."""
+    """A snapshot that is rewritten meanwhile is read again, and whole if the rewriting does not stop."""
     block_count = 3 * CHUNK_BYTES // 8 + 5
     local_index, redis = LocalPrefixIndex(), RewrittenRedis(block_count)
     redis.rewrites_left = rewrites
@@ -161,7 +161,7 @@ async def test_a_snapshot_read_in_parts_is_never_a_mixture(rewrites: int, reads_
 
 @pytest.mark.parametrize("change", ["cut", "longer", "foreign"])
 async def test_a_damaged_snapshot_leaves_what_was_known(change: str) -> None:
-    """Whatever its first part promised, one that does not keep it changes nothing and is counted."""
+    """A snapshot that breaks the promise of its head changes nothing, and is counted."""
     local_index, redis = LocalPrefixIndex(), RewrittenRedis(CHUNK_BYTES // 8 + 100)
     redis.rewrites_left = 0
     if change == "cut":
@@ -190,8 +190,8 @@ class AwayRedis(StoredRedis):
         raise RedisUnavailable("it is away")
 
 
-async def test_the_mirror_is_kept_up_while_redis_is_away() -> None:
-    """What is expected no more is taken out all the same."""
+async def test_the_index_is_maintained_while_redis_is_unavailable() -> None:
+    """Ended in-flight blocks are removed all the same."""
     local_index, many = LocalPrefixIndex(), tuple(range(100_000))
     _, task = await follow(AwayRedis(), local_index)
     local_index.add_in_flight("p", many)
@@ -203,7 +203,7 @@ async def test_the_mirror_is_kept_up_while_redis_is_away() -> None:
 
 
 async def test_a_batch_of_many_blocks_is_cut_into_slices() -> None:
-    """One entry with 60,000 blocks does not take the loop for itself, be it replayed or read as news."""
+    """An entry of 60,000 blocks leaves turns to the event loop, whether it is replayed or new."""
     many = tuple(index << 40 for index in range(60_000))
     local_index, redis = LocalPrefixIndex(), StoredRedis()
     redis.entries = [(b"5-1", {events.FIELD: events.encode_batch(Batch("p", "e", 0, 1, Op.STORED, many))})]
@@ -215,8 +215,8 @@ async def test_a_batch_of_many_blocks_is_cut_into_slices() -> None:
     await asyncio.wait([task])
 
 
-async def test_a_full_mirror_is_kept_within_its_bound_while_it_loads() -> None:
-    """A snapshot of many times the bound never makes the mirror much larger than the bound."""
+async def test_a_full_index_stays_within_its_bound_while_it_loads() -> None:
+    """A snapshot of many times the bound never makes the index much larger than the bound."""
     local_index, redis = LocalPrefixIndex(20_000), RewrittenRedis(CHUNK_BYTES // 8 * 3)
     redis.rewrites_left = 0
     reader, task = await follow(redis, local_index)
@@ -233,17 +233,17 @@ async def test_a_full_mirror_is_kept_within_its_bound_while_it_loads() -> None:
 
 
 class TalkingRedis(MemoryRedis):
-    """Tells a block of "b" with each command, and notes with each how many of them the mirror has."""
+    """Publishes a block of "b" with each command, and records how many of them the index has."""
 
     def __init__(self, local_index: LocalPrefixIndex) -> None:
         super().__init__()
         self.local_index = local_index
         self.seq = 0
         self.seen: list[tuple[str, int]] = []
-        """Command, and how many blocks the mirror lags behind."""
+        """Command, and the number of blocks that the index is behind."""
 
     def store(self, name: str, block_count: int, numbered: int) -> None:
-        """Write a snapshot of so many blocks."""
+        """Write a snapshot of `block_count` blocks."""
         hashes = tuple(numbered << 52 | index << 30 for index in range(block_count))
         stored = Snapshot(name, "e", 0, (self.entry, 0), blocks.pack(hashes))
         self.keys[f"m:snap:{name}"] = events.encode_snapshot(stored)
@@ -261,7 +261,7 @@ class TalkingRedis(MemoryRedis):
 
 
 async def reloaded(redis: TalkingRedis, *names: str) -> None:
-    """Load `names`, and then "a" again, which has missed something."""
+    """Load `names`, and then "a" again, which has missed events."""
     link: Any = redis
     reader = IndexReader(link, "m", redis.local_index, SlowClock())
     reader.set_replicas(names)
@@ -282,7 +282,7 @@ async def reloaded(redis: TalkingRedis, *names: str) -> None:
 
 
 async def test_events_of_others_do_not_wait_for_a_snapshot() -> None:
-    """While a large one is loaded, the mirror is never more than a few commands behind with another replica."""
+    """While a large snapshot is loaded, the index is at most a few commands behind with another replica."""
     redis = TalkingRedis(LocalPrefixIndex())
     redis.store("a", CHUNK_BYTES // 8 * 12, 1)
     redis.store("b", 0, 2)
@@ -293,7 +293,7 @@ async def test_events_of_others_do_not_wait_for_a_snapshot() -> None:
 
 
 async def test_events_of_others_do_not_wait_for_a_replay() -> None:
-    """While a replica's events are looked for in a long stream, those of another are taken."""
+    """While a replica's events are searched in a long stream, events of another replica are applied."""
     redis = TalkingRedis(LocalPrefixIndex())
     redis.store("a", 1, 1)
     redis.store("b", 0, 2)
@@ -305,8 +305,8 @@ async def test_events_of_others_do_not_wait_for_a_replay() -> None:
     assert max(lags) <= 3
 
 
-async def test_who_is_loaded_does_not_wait_for_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Among many that are loaded, the first ones follow the stream before the last ones are loaded."""
+async def test_a_loaded_replica_does_not_wait_for_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Among many replicas that load, the first follow the stream before the last are loaded."""
     monkeypatch.setattr("services.router.index.index_reader.LOAD_ROUND_S", 0.05)
     redis = TalkingRedis(LocalPrefixIndex())
     names = [f"r{index:02}" for index in range(30)]
@@ -330,10 +330,10 @@ async def test_who_is_loaded_does_not_wait_for_all_others(monkeypatch: pytest.Mo
     await asyncio.wait([task])
 
 
-async def test_a_load_that_never_helps_does_not_keep_others_from_theirs(
+async def test_a_useless_snapshot_does_not_delay_the_loads_of_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Who has waited longest is loaded first, not who has failed last."""
+    """The replica that has waited longest is loaded first, not the one that failed last."""
     monkeypatch.setattr("services.router.index.index_reader.LOAD_ROUND_S", 0.0)
     monkeypatch.setattr("services.router.index.index_reader.RELOAD_PAUSE_S", 0.0)
     redis = TalkingRedis(LocalPrefixIndex())

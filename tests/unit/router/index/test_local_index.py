@@ -1,4 +1,4 @@
-"""The mirror against a dumb twin: plain sets, scanned block by block."""
+"""The local index against a plain twin: sets, scanned block by block."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from services.router.index.local_index import BatchOutcome, LocalPrefixIndex, Sn
 
 
 def apply(local_index: LocalPrefixIndex, batch: Batch, entry_id: tuple[int, int]) -> BatchOutcome:
-    """Apply a batch in one go."""
+    """Apply a batch without a pause."""
     slices = local_index.applying(batch, entry_id)
     while True:
         try:
@@ -44,7 +44,7 @@ class Tree:
 
 
 class Cache:
-    """A replica's true cache: closed, leaf first out; it numbers what it publishes."""
+    """A replica's true cache, in which every block has its ancestors. It numbers its published events."""
 
     def __init__(self, name: str, rng: random.Random, tree: Tree) -> None:
         self.name, self.rng, self.tree = name, rng, tree
@@ -77,7 +77,7 @@ class Cache:
 
 
 def deepest(local_index: LocalPrefixIndex, hashes: Sequence[int]) -> int:
-    """Return how many leading blocks the replica has that has most."""
+    """Return the leading blocks held by the deepest replica."""
     return max(local_index.matched(hashes).values(), default=0)
 
 
@@ -89,7 +89,7 @@ def depth(request: list[int], held: set[int]) -> int:
 
 
 class Twin:
-    """Caches that tell a mirror what they do, by a way that loses, repeats and delays; and what each truly holds."""
+    """Caches that publish their changes over a channel with losses, repeats and delays, and their true contents."""
 
     def __init__(self, seed: int, local_index: LocalPrefixIndex) -> None:
         self.rng = rng = random.Random(seed)
@@ -102,13 +102,13 @@ class Twin:
         self.dirty = set(names)
         """Replicas with an open gap, and those without a lease."""
         self.loads: dict[str, tuple[SnapshotLoad, Snapshot, list[tuple[int, Batch]]]] = {}
-        """Snapshots half taken, and the entries of their replicas since."""
+        """Snapshots in loading, and the entries of their replicas since."""
         self.entry = 0
         for name in names:
             local_index.add(name)
 
     def step(self) -> None:
-        """Do one thing."""
+        """Do one random thing."""
         self.entry += 1
         rng, name = self.rng, self.rng.choice(list(self.caches))
         kind = rng.random()
@@ -147,7 +147,7 @@ class Twin:
             self.in_flight[other] -= Counter(request)
 
     def tell(self, batch: Batch) -> None:
-        """An entry of the stream, which waits while the snapshot of its replica is being taken."""
+        """Publish an entry, which waits while the snapshot of its replica is being loaded."""
         name = batch.replica
         if name in self.loads:
             self.loads[name][2].append((self.entry, batch))
@@ -159,7 +159,7 @@ class Twin:
             assert outcome is not BatchOutcome.RELOAD or name in self.dirty
 
     def go_on(self, name: str) -> None:
-        """Take some more of a snapshot; at its end, the entries that waited."""
+        """Load more of a snapshot; at its end, apply the entries that waited."""
         load, snapshot, waiting = self.loads[name]
         hashes = blocks.unpack(snapshot.packed)[load.position :]
         if hashes and self.rng.random() < 0.8:
@@ -174,7 +174,7 @@ class Twin:
             assert apply(self.local_index, batch, (entry, 0)) is not BatchOutcome.RELOAD
 
     def cancel(self, name: str) -> None:
-        """Give up taking a snapshot: what it would have healed stays as it is."""
+        """Cancel a load. The gap that it would have closed stays open."""
         if name in self.loads:
             load, _, waiting = self.loads.pop(name)
             self.local_index.cancel_load(load)
@@ -183,7 +183,7 @@ class Twin:
                 self.dirty.add(name)
 
     def drop(self, name: str) -> None:
-        """A replica leaves, and another comes by its name."""
+        """Drop a replica, and add another one of its name."""
         self.local_index.drop(name)
         if name in self.loads:
             load, _, _ = self.loads.pop(name)
@@ -195,7 +195,7 @@ class Twin:
         self.dispatched = [(other, request) for other, request in self.dispatched if other != name]
 
     def true_depths(self, request: list[int]) -> dict[str, int]:
-        """Return what a lookup should find, of the replicas without an open gap and of which no entry waits."""
+        """Return the depths that a lookup should find, of replicas without an open gap and without waiting entries."""
         behind = {name for name, (_, _, waiting) in self.loads.items() if waiting}
         return {
             name: depth(request, set(cache.held) | set(self.in_flight[name]))
@@ -206,7 +206,7 @@ class Twin:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_depths_are_exact_under_events_losses_duplicates_and_reboots(seed: int) -> None:
-    """In whatever order events, losses, repeats, reboots and slices of reloads come, a replica without a gap is exact."""
+    """A replica without a gap is exact, in any order of events, losses, repeats, reboots and slices of reloads."""
     local_index = LocalPrefixIndex()
     twin = Twin(seed, local_index)
     maintain: Iterator[None] = iter(())
@@ -236,8 +236,10 @@ def test_depths_are_exact_under_events_losses_duplicates_and_reboots(seed: int) 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_a_bounded_index_promises_no_block_that_is_not_there(seed: int) -> None:
-    """Above its bound the mirror finds less than there is, never more; and what is missing asks for no reload."""
-    rng = random.Random(f"bound {seed}")  # not the twin's: its tree's blocks would come again as fresh ones
+    """Above its bound the index finds less than there is, never more. The missing blocks cause no reload."""
+    rng = random.Random(
+        f"bound {seed}"
+    )  # not the twin's generator: its tree's blocks would come again as new ones
     bound = rng.choice((8, 20, 40))
     local_index = LocalPrefixIndex(bound)
     twin = Twin(seed, local_index)
@@ -261,8 +263,8 @@ def keep_within(local_index: LocalPrefixIndex) -> None:
         list(local_index.maintain())
 
 
-def test_what_is_used_outlives_what_is_not() -> None:
-    """Chains that requests go on hitting stay whole however much comes after them; the others are gone."""
+def test_used_blocks_outlive_unused_ones() -> None:
+    """Chains that requests keep hitting stay whole, however many blocks come after them; unused chains are evicted."""
     rng = random.Random(5)
     chains = [[rng.getrandbits(64) for _ in range(30)] for _ in range(100)]
     local_index = LocalPrefixIndex(4000)
@@ -280,7 +282,7 @@ def test_what_is_used_outlives_what_is_not() -> None:
 
 
 def test_of_snapshots_beyond_the_bound_every_replica_keeps_the_first_blocks() -> None:
-    """No replica is left out because it was loaded late; ancestors stay, so that what is kept can be found."""
+    """A replica that is loaded late keeps its share too. Ancestors stay, so that the kept blocks can be found."""
     rng = random.Random(6)
     local_index = LocalPrefixIndex(4000)
     caches = {
@@ -300,7 +302,7 @@ def test_of_snapshots_beyond_the_bound_every_replica_keeps_the_first_blocks() ->
 
 
 def test_an_old_entry_is_not_applied_behind_its_snapshot() -> None:
-    """Entries up to the snapshot's place in the stream are history, even of another epoch."""
+    """Entries up to the snapshot's position in the stream are skipped, even those of another epoch."""
     local_index = LocalPrefixIndex()
     local_index.add("a")
     list(local_index.load(Snapshot("a", "new", 5, (10, 0), blocks.pack((1, 2)))))
@@ -313,7 +315,7 @@ def test_an_old_entry_is_not_applied_behind_its_snapshot() -> None:
 
 
 def test_a_drifted_count_asks_for_a_reload() -> None:
-    """Bits that no event would ever clear are found by the audit in each snapshot's note."""
+    """Bits that no event would ever clear are found by the audit in each snapshot's batch."""
     local_index = LocalPrefixIndex()
     local_index.add("a")
     list(local_index.load(Snapshot("a", "e", 5, (1, 0), blocks.pack(tuple(range(100))))))
@@ -324,7 +326,7 @@ def test_a_drifted_count_asks_for_a_reload() -> None:
 
 
 def test_real_hits_correct_the_index() -> None:
-    """A hit sets what was missing, clears what was not there, counts both, and leaves no false depth elsewhere."""
+    """A hit sets missing blocks, clears absent ones, counts both, and leaves no false depth elsewhere."""
     local_index = LocalPrefixIndex()
     local_index.add("a")
     local_index.add("b")
@@ -343,7 +345,7 @@ def test_real_hits_correct_the_index() -> None:
 
 
 def test_a_cleared_block_in_the_middle_of_other_chains_is_not_jumped_over() -> None:
-    """After a hit showed that an ancestor is missing, long chains are scanned, not bisected, until the next snapshot."""
+    """After a hit showed a missing ancestor, long chains are scanned, not bisected, until the next snapshot."""
     local_index = LocalPrefixIndex()
     local_index.add("a")
     chain, branch = list(range(1, 40)), [*range(1, 20), *range(100, 120)]
@@ -355,7 +357,7 @@ def test_a_cleared_block_in_the_middle_of_other_chains_is_not_jumped_over() -> N
 
 
 def test_content_of_an_engine_that_is_gone_answers_nothing_while_the_new_is_loaded() -> None:
-    """A load of another epoch hides the old blocks at once, one of the same epoch only when it is complete."""
+    """A load of another epoch hides the old blocks at once, a load of the same epoch only when it is complete."""
     local_index = LocalPrefixIndex()
     local_index.add("a")
     list(local_index.load(Snapshot("a", "one", 1, (1, 0), blocks.pack((1, 2, 3)))))
@@ -374,7 +376,7 @@ def test_content_of_an_engine_that_is_gone_answers_nothing_while_the_new_is_load
 
 
 def test_a_dropped_replicas_bit_is_given_away_only_after_the_sweep() -> None:
-    """A new replica never inherits blocks of a dead one, swept or not."""
+    """A new replica never inherits blocks of a dropped one, swept or not."""
     local_index = LocalPrefixIndex()
     for name in ("a", "b"):
         local_index.add(name)
@@ -394,7 +396,7 @@ def test_a_dropped_replicas_bit_is_given_away_only_after_the_sweep() -> None:
 
 
 def test_a_replica_dropped_while_it_loads_leaves_nothing() -> None:
-    """A load that is overtaken by a drop ends, and a sweep removes what it had set."""
+    """A load that is overtaken by a drop ends, and a sweep removes its blocks."""
     local_index = LocalPrefixIndex()
     local_index.add("a")
     local_index.store("a", [1])
@@ -410,12 +412,12 @@ def test_a_replica_dropped_while_it_loads_leaves_nothing() -> None:
 
 
 def test_masks_that_were_seen_once_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under many replicas that come to share blocks in all combinations, what is kept beside the blocks is bounded."""
+    """With replicas that come to share blocks in all combinations, the number of interned masks is bounded."""
     monkeypatch.setattr(masks, "MASKS_MIN", 50)
     rng = random.Random(4)
     local_index = LocalPrefixIndex()
     for index in range(9):
-        local_index.add(f"idle{index}")  # Python keeps the integers up to 256 itself
+        local_index.add(f"idle{index}")  # CPython keeps the integers up to 256 itself
     names = [f"p{index}" for index in range(12)]
     held: dict[str, set[int]] = {name: set() for name in names}
     for name in names:

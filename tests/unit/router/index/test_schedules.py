@@ -1,4 +1,4 @@
-"""The reader of the index under random schedules: whatever happened, after fresh snapshots the mirror is the caches."""
+"""The index reader under random schedules: after fresh snapshots the index equals the caches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAMES = ("a", "b", "c", "d", "e")
 
 
 class StepClock:
-    """Goes on by a millisecond at each look."""
+    """Advances by a millisecond at each reading."""
 
     def __init__(self) -> None:
         self.looked_s = 0.0
@@ -51,7 +51,7 @@ class WildRedis:
         self.stream.append((self.entry, events.encode_batch(batch)))
 
     def write(self, name: str) -> None:
-        """Write a snapshot and tell the stream of it, at once as the publisher does."""
+        """Write a snapshot and announce it in the stream at once, as the publisher does."""
         cache = self.caches[name]
         self.snapshots[name] = events.encode_snapshot(cache.snapshot(self.entry))
         self.append(cache.note())
@@ -108,10 +108,10 @@ class WildRedis:
 
 
 @pytest.mark.parametrize("seed", range(30))
-async def test_after_fresh_snapshots_the_mirror_is_the_caches(
+async def test_after_fresh_snapshots_the_index_equals_the_caches(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Parts of snapshots between events, losses, repeats, reboots, breaks and replicas that come and go leave no trace."""
+    """Parts of snapshots between events, losses, repeats, reboots, breaks and changes of replicas leave no trace."""
     monkeypatch.setattr(index_reader, "CHUNK_BYTES", 96)
     monkeypatch.setattr(index_reader, "READ_COUNT", 7)
     monkeypatch.setattr(index_reader, "OUTAGE_PAUSE_S", 0.0)
