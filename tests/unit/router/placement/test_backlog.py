@@ -1,4 +1,4 @@
-"""The backlog's running totals against a walk over everything."""
+"""The running totals of the backlog, against a walk over all work."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HIGH = Precedence(6)
 
 @pytest.mark.parametrize("seed", range(10))
 def test_totals_are_what_a_walk_finds(seed: int) -> None:
-    """Random dispatches, starts, ends and expiries: what is ahead, behind and in all agrees with the dumb sum."""
+    """Random dispatches, starts, ends and expiries: the seconds ahead, behind and in all equal those of a plain sum."""
     rng = random.Random(seed)
     key = ORDERS[rng.choice(("fifo", "shortest"))]
     backlog, now_s = Backlog("r0", key), 0.0
@@ -69,8 +69,8 @@ def test_totals_are_what_a_walk_finds(seed: int) -> None:
             assert (replica in backlog.ends_s) == bool(there)
 
 
-def test_the_work_of_a_router_is_found_without_a_search() -> None:
-    """What `by` returned once goes on telling: it is no copy, made by a walk over everybody's work."""
+def test_the_work_of_a_router_is_a_live_view() -> None:
+    """The result of `by` follows later changes: it is not a copy, made by a walk over the work of all routers."""
     backlog = Backlog("r0")
     for router in ("r0", "r1"):
         backlog.add(Work((router, "a"), "p", (), 0.1, 1.0, 60.0))
@@ -80,8 +80,8 @@ def test_the_work_of_a_router_is_found_without_a_search() -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_recent_work_is_the_same_in_whatever_order_it_is_told(seed: int) -> None:
-    """Others tell late what they dispatched before."""
+def test_recent_work_does_not_depend_on_the_order_of_reports(seed: int) -> None:
+    """Peer routers report earlier dispatches late."""
     rng = random.Random(seed)
     works = [
         Work(("r1", str(index)), "p", (), rng.random(), rng.uniform(-50.0, 50.0), 1e9) for index in range(20)

@@ -1,4 +1,4 @@
-"""What is kept of a sequence of replicas, against a look at each of them."""
+"""The values cached for a sequence of replicas, against a look at each replica."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from services.router.placement.policy import ReplicaState
 
 
 class Counted(list[ReplicaState]):
-    """Counts how often it is gone through."""
+    """Counts how often it is iterated."""
 
     looks = 0
 
@@ -22,8 +22,8 @@ class Counted(list[ReplicaState]):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_risks_are_those_of_a_look_at_each(seed: int) -> None:
-    """Routers and replicas come and go: one that sees the same sequence answers like one that sees a copy each time."""
+def test_cached_risks_equal_computed_ones(seed: int) -> None:
+    """Routers and replicas come and go. With the same sequence the answers are those with a copy each time."""
     rng = random.Random(seed)
     kept, anew = CollisionRisk("r1"), CollisionRisk("r1")
     names, now_s = [f"p{index}" for index in range(12)], 100.0
@@ -46,7 +46,7 @@ def test_risks_are_those_of_a_look_at_each(seed: int) -> None:
         assert [kept.risk(one) for one in names] == [anew.risk(one) for one in names], seed
 
 
-def test_a_sequence_is_gone_through_once() -> None:
+def test_a_sequence_is_iterated_once() -> None:
     """A decision among a thousand replicas must not look at each of them."""
     risks, replicas = CollisionRisk("r1"), Counted(ReplicaState(f"p{index}") for index in range(8))
     for moment in range(20):
@@ -59,8 +59,8 @@ def test_a_sequence_is_gone_through_once() -> None:
 
 
 @pytest.mark.parametrize("gap_s", [0.01, 0.1, 1.0])
-def test_only_the_way_of_the_news_counts_and_not_the_time_until_the_next_decision(gap_s: float) -> None:
-    """Heard at once nothing is dearer, however seldom is decided; heard late it is the dearer the later."""
+def test_the_lag_counts_and_not_the_time_until_the_next_decision(gap_s: float) -> None:
+    """Without lag no replica costs more, however rare decisions are. With more lag the risk is higher."""
     names, chances = [f"p{index}" for index in range(6)], []
     for lag_s in (0.0, 0.05, 0.5):
         risks, now_s = CollisionRisk("r1"), 0.0
@@ -72,8 +72,8 @@ def test_only_the_way_of_the_news_counts_and_not_the_time_until_the_next_decisio
     assert chances[0] == 0.0 < chances[1] < chances[2]
 
 
-def test_what_is_told_again_changes_nothing() -> None:
-    """After a loss others tell all that is still open, which is old: live news alone says how late and how many."""
+def test_repeated_dispatches_change_no_risk() -> None:
+    """After a loss peer routers repeat all open dispatches, which are old. Only live messages tell the lag and the rate."""
     risks, replicas, now_s = CollisionRisk("r1"), [ReplicaState(f"p{index}") for index in range(6)], 100.0
 
     def risk() -> float:

@@ -14,7 +14,7 @@ from services.router.placement.cost_model import B_PER_A_MAX, PRIOR, CostModel
     ("c0", "a", "b"), [(0.01, 32e-6, 1e-9), (0.002, 1e-3, 0.0), (0.05, 5e-6, 0.0), (0.0005, 20e-6, 5e-9)]
 )
 def test_the_fit_predicts_an_engine_it_has_watched(c0: float, a: float, b: float) -> None:
-    """After some hundred noisy prefills of all lengths, estimates are within 20 % wherever it was watched."""
+    """After some hundred noisy prefills of all lengths, estimates are within 20 % in the observed range."""
     rng, model = random.Random(7), CostModel()
     for _ in range(400):
         total = rng.choice((20, 100, 500, 2000, 8000))
@@ -30,7 +30,7 @@ def test_the_fit_predicts_an_engine_it_has_watched(c0: float, a: float, b: float
 
 @pytest.mark.parametrize("seed", range(6))
 def test_outliers_do_not_bend_the_fit(seed: int) -> None:
-    """Random coefficients, 10 % noise, and one prefill in twenty that took 3 to 100 times as long: still within 15 %."""
+    """Random coefficients, 10 % noise, and one prefill in twenty of 3 to 100 times the seconds: still within 15 %."""
     rng, model = random.Random(seed), CostModel()
     c0 = 10 ** rng.uniform(-3, -1)
     a = 10 ** rng.uniform(-5.5, -3.5)
@@ -52,7 +52,7 @@ def test_outliers_do_not_bend_the_fit(seed: int) -> None:
 
 
 def test_one_stall_moves_nothing() -> None:
-    """A single value, 100 times too long, changes no estimate by more than some per cent, whenever the next fit comes."""
+    """A single value, 100 times too long, changes no estimate by more than some per cent at any later fit."""
     rng, model = random.Random(3), CostModel()
     for _ in range(128):
         uncached = rng.randint(10, 4000)
@@ -65,7 +65,7 @@ def test_one_stall_moves_nothing() -> None:
 
 
 def test_rare_long_prompts_are_learnt_although_all_others_are_short() -> None:
-    """What is far from the estimates because these are wrong is no outlier: fit by fit they come to it."""
+    """Observations far from wrong estimates are not outliers: the estimates approach them fit by fit."""
     rng, model = random.Random(5), CostModel()
     for index in range(1500):
         uncached = 20_000 if index % 50 == 0 else rng.randint(5, 50)
@@ -74,7 +74,7 @@ def test_rare_long_prompts_are_learnt_although_all_others_are_short() -> None:
 
 
 def test_it_follows_an_engine_that_changes() -> None:
-    """After an engine became four times slower, some hundred prefills later the estimates are, too."""
+    """Some hundred prefills after an engine became four times slower, the estimates are four times as long."""
     rng, model = random.Random(1), CostModel()
     for factor in (1, 4):
         for _ in range(900):
@@ -102,7 +102,7 @@ def test_an_engine_far_from_the_prior_is_learnt_as_it_is(exponents: Sequence[flo
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_floor_below_short_prompts_is_not_taken_for_attention(seed: int) -> None:
-    """A GPU takes as long for 1 token as for 300: who saw short prompts only does not take long ones for far longer."""
+    """A GPU takes as long for 1 token as for 300. Short prompts alone do not make the estimates of long ones far longer."""
     rng, model = random.Random(seed), CostModel()
 
     def true_s(tokens: int) -> float:
@@ -115,8 +115,8 @@ def test_a_floor_below_short_prompts_is_not_taken_for_attention(seed: int) -> No
         assert 0.8 < model.estimate_s(tokens, tokens) / true_s(tokens) < most, (tokens, model.coefficients)
 
 
-def test_a_model_of_narrow_layers_is_off_by_what_the_bound_keeps_from_it() -> None:
-    """Where layers are narrower than some 300 channels, a pair of tokens costs more beside a token than is believed."""
+def test_the_bound_limits_the_fit_of_narrow_layers() -> None:
+    """In layers narrower than some 300 channels, a pair of tokens costs more beside a token than the bound allows."""
     model, a, b = CostModel(), 1e-4, 1e-7
     for tokens in [*range(100, 2000, 50)] * 4:
         model.observe(tokens, tokens, 0.01 + tokens * (a + b * tokens / 2))
@@ -130,7 +130,7 @@ def test_a_model_of_narrow_layers_is_off_by_what_the_bound_keeps_from_it() -> No
 
 @pytest.mark.parametrize("seed", range(8))
 def test_nonsense_is_forgotten(seed: int) -> None:
-    """A window of absurd prefills bends everything; two windows later nothing of it is left."""
+    """A window of absurd prefills bends all estimates; two windows later they are as before."""
     rng, model = random.Random(seed), CostModel()
     for _ in range(128):
         total = rng.choice((1, 10, 10_000, 10_000_000))

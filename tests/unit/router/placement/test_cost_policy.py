@@ -1,4 +1,4 @@
-"""The policy: fastest start on an idle pool, caches kept to in a backlog, own and foreign dispatches counted."""
+"""The cost policy: fastest start on an idle pool, cache affinity in a backlog, own and foreign dispatches counted."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def placed(answer: Placement | Wait) -> Placement:
 
 
 def test_an_idle_pool_takes_the_longest_match() -> None:
-    """Without queues the replica with the deepest prefix starts soonest, and the match is told."""
+    """Without queues the replica with the deepest prefix starts soonest, and the match is reported."""
     policy = policy_of()
     policy.observe(Stored("p1", tuple(range(40))))
     policy.observe(Stored("p2", tuple(range(70))))
@@ -98,8 +98,8 @@ def test_equal_replicas_share_at_random() -> None:
         assert all(abs(count - expected) < 70 for count in counts.values()), counts
 
 
-def test_a_short_queue_is_left_and_a_backlog_is_kept_to() -> None:
-    """kappa: with an idle cluster the holder's queue sends a request elsewhere; in a general backlog it stays."""
+def test_a_short_queue_is_left_and_in_a_backlog_affinity_holds() -> None:
+    """Congestion weight: on an idle pool the holder's queue sends a request elsewhere; in a general backlog it stays."""
     policy = policy_of()
     policy.observe(Stored("p0", tuple(range(90))))
     cold_s = policy.costs.estimate_s(1000, 1000)
@@ -112,8 +112,8 @@ def test_a_short_queue_is_left_and_a_backlog_is_kept_to() -> None:
     assert placed(policy.place(request(), view_of(), 0.0)).prefill == "p0"
 
 
-def test_what_was_dispatched_is_expected_there() -> None:
-    """The overlay: a second request with the same prefix goes where the first is queued, if that is worth it."""
+def test_dispatched_blocks_count_as_in_flight() -> None:
+    """In-flight blocks: a second request with the same prefix goes to the replica of the first, if this saves time."""
     policy = policy_of()
     policy.observe(dispatched(1, "p1", 0.001, tuple(range(100))))
     answer = placed(policy.place(request(2), view_of(), 0.0))
@@ -135,8 +135,8 @@ def test_release_stops_at_the_dispatch_ahead_or_one_request() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_who_has_waited_long_goes_where_it_does_not_fit(seed: int) -> None:
-    """A second of waiting takes AGEING off its length; what waits at the replica still has to be within the bound."""
+def test_a_request_that_waited_long_goes_where_it_does_not_fit(seed: int) -> None:
+    """A second of waiting takes AGING off its length. The waiting work at the replica still has to be within the bound."""
     rng, policy = random.Random(seed), policy_of(prefills=1, ahead_s=1.0)
     waiting_s = 0.0
     for name in range(rng.randint(1, 6)):
@@ -155,8 +155,8 @@ def test_who_has_waited_long_goes_where_it_does_not_fit(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_who_falls_silent_is_not_preferred(seed: int) -> None:
-    """Its last report is too old to refuse by, but it is no reason to take it for empty."""
+def test_a_silent_replica_is_not_preferred(seed: int) -> None:
+    """The last report of a silent replica is too old to refuse by, but the replica is not taken for empty."""
     rng = random.Random(seed)
     policy, view = policy_of(4, 4, seed=seed), view_of(4, 4)
     for decode in view.decode:
@@ -178,8 +178,8 @@ def test_who_falls_silent_is_not_preferred(seed: int) -> None:
     assert all(28 <= counts[one.name] <= 32 for one in view.decode), counts
 
 
-def test_only_a_place_that_can_run_a_prompt_tells_what_it_will_take() -> None:
-    """Decode has the last reply too, but does not run what is long; a replica that drains has it for nobody."""
+def test_only_replicas_that_can_run_a_prompt_count_in_its_estimate() -> None:
+    """Decode has the last reply too, but does not run long prompts. A draining replica does not count."""
     policy, view = policy_of(2, 1, local=100), view_of(2, 1)
     for name, depth in (("d0", 90), ("p1", 50), ("p0", 20)):
         policy.local_index.store(name, tuple(range(depth)))
@@ -199,7 +199,7 @@ def test_only_a_place_that_can_run_a_prompt_tells_what_it_will_take() -> None:
 
 
 def test_decode_that_is_short_enough_runs_a_prompt_though_a_longer_one_there_were_cheaper() -> None:
-    """One decode replica has less left, behind a prompt that runs; the other is idle, and has too much left to run it."""
+    """One decode replica has fewer uncached tokens, behind a running prompt. The idle one has too many."""
     policy, view = policy_of(1, 2, local=512), view_of(1, 2)
     hashes = tuple(range(18))
     policy.local_index.store("d0", hashes)
@@ -230,7 +230,7 @@ def test_decode_goes_where_most_is_free_counting_what_it_holds() -> None:
 
 
 def test_blocks_that_decode_holds_need_not_move() -> None:
-    """Beside a prefill elsewhere it costs the handoff, the blocks that it lacks, and how full it would be."""
+    """For a prefill elsewhere the cost of decode is the handoff, the blocks that it lacks, and its occupancy."""
     local_index = LocalPrefixIndex()
     local_index.add("holder")
     local_index.store("holder", (1, 2, 3))
@@ -254,7 +254,7 @@ def test_short_uncached_prompts_run_on_decode_where_that_is_no_later() -> None:
 
 
 def test_a_first_token_teaches_cost_and_index() -> None:
-    """The real hit sets index bits, the real time moves the estimates, and the error can be read."""
+    """The actual hit sets index bits, the measured time moves the estimates, and the error is reported."""
     policy = policy_of()
     policy.observe(dispatched(1, "p0", 0.06, tuple(range(100))))
     policy.observe(Finished("router-0", f"{1:032x}", 1.0, Hit(400, 600, 40, 0.6)))
@@ -264,8 +264,8 @@ def test_a_first_token_teaches_cost_and_index() -> None:
     assert policy.costs.estimate_s(600, 1000) == pytest.approx(0.6, rel=0.1)
 
 
-def test_nothing_of_the_dead_is_waited_for() -> None:
-    """Dead replicas, dead routers, denied and expired work leave no queue and no overlay."""
+def test_lost_replicas_and_routers_leave_no_work() -> None:
+    """Lost replicas, lost routers, refuted and expired work leave no queue and no in-flight blocks."""
     policy = policy_of()
     for name, router in enumerate(("router-0", "router-1", "router-2", "router-3")):
         policy.observe(dispatched(name, "p0", 1.0, (1, 2), router))
@@ -289,7 +289,7 @@ def test_nothing_of_the_dead_is_waited_for() -> None:
 
 
 def test_running_work_shrinks_and_long_waiting_work_is_not_overtaken() -> None:
-    """Q counts what is left of the running prompt, and of the queue what is served first: shortest, aged."""
+    """Q counts the rest of the running prompt, and the waiting prompts that are served first: shortest first with aging."""
     policy = policy_of()
     policy.observe(dispatched(1, "p0", 1.0))
     policy.observe(Started("router-0", f"{1:032x}", 0.0))

@@ -1,4 +1,4 @@
-"""Those who come to a replica for its cache, and what work there costs them."""
+"""Displaced demand: cache-affine requests of a replica, and the cost of other work there to them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from services.router.placement.displaced_demand import BUSY_MAX, MEMORY_S, Displ
 
 
 def test_the_closed_form_is_the_integral() -> None:
-    """waited_s is the sum over small steps of what one who comes then loses, and never falls."""
+    """loss_integral is the sum over small steps of the loss of a request that comes then, and never falls."""
     rng = random.Random(1)
     for _ in range(50):
         work_s, loss_s = rng.uniform(0, 5), rng.uniform(0, 5)
@@ -19,8 +19,8 @@ def test_the_closed_form_is_the_integral() -> None:
         assert loss_integral(work_s, loss_s) == pytest.approx(total, abs=1e-4)
 
 
-def test_work_delays_those_who_come_and_only_as_long_as_they_would_wait() -> None:
-    """One a second for long, each of whom would lose 2 s elsewhere: 10 s of work cost 10 * 2 - 2, later on less."""
+def test_work_delays_affine_requests_as_long_as_they_would_wait() -> None:
+    """One request a second that would lose 2 s elsewhere: 10 s of work cost 10 * 2 - 2, later on less."""
     displaced = DisplacedDemand()
     for second in range(300):
         displaced.record("p0", 2.0, 0.1, float(second))
@@ -34,17 +34,18 @@ def test_work_delays_those_who_come_and_only_as_long_as_they_would_wait() -> Non
     assert displaced.delay_s("p0", 0.0, 10.0, 0.0, 299.0) == 0
 
 
-def test_who_loses_nothing_elsewhere_is_no_regular() -> None:
-    """Requests that could have gone elsewhere as well will do so when the replica is busy."""
+def test_a_request_without_a_loss_elsewhere_is_not_affine() -> None:
+    """Requests that are as well off elsewhere go elsewhere when the replica is busy."""
     displaced = DisplacedDemand()
     displaced.record("p0", 0.0, 0.1, 1.0)
     assert displaced.delay_s("p0", 1.0, 1.0, 0.5, 1.0) == 0
 
 
-def test_shortest_first_only_the_regulars_lengthen_their_wait() -> None:
-    """What loses little elsewhere goes elsewhere: half of the time is its work, and next to nothing is added for it.
+def test_shortest_first_only_affine_work_lengthens_the_wait() -> None:
+    """Requests that lose little elsewhere take half of the time and go elsewhere. They add next to nothing.
 
-    Regulars of 0.1 s that would lose 2 s count with nearly all of their seconds. First come, first served all work counts.
+    Cache-affine requests of 0.1 s that would lose 2 s count with nearly all of their seconds. First come, first served
+    counts all work.
     """
     displaced, guests = DisplacedDemand(), DisplacedDemand()
     for tick in range(3000):
@@ -62,7 +63,7 @@ def test_shortest_first_only_the_regulars_lengthen_their_wait() -> None:
 
 
 def test_a_busy_replica_lengthens_a_wait_within_a_bound() -> None:
-    """Whatever the share of busy time: at most 1 / (1 - BUSY_MAX) of what the work costs by itself."""
+    """For any share of busy time, the loss is at most 1 / (1 - BUSY_MAX) of the loss by the work itself."""
     displaced = DisplacedDemand()
     for tick in range(3000):
         displaced.record("p0", 2.0, 5.0, tick / 10)

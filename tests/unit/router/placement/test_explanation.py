@@ -1,4 +1,4 @@
-"""What is told of a placement: the chosen one first, what it was compared with, and why it won."""
+"""The explanation of a placement: the chosen replica first, the compared candidates, and the reason."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ NOBODY_WAITS = candidate("p1", 0.0, 0.1, 0.1)
     ],
 )
 def test_the_reason_names_what_decided(made: Placement, told: str) -> None:
-    """Time, cache, recent work, chance, or that there was no choice."""
+    """Time, cache, other requests, chance, or that there was no choice."""
     assert why(made, waited_s=0.0, waited_for="").startswith(told)
 
 
@@ -157,9 +157,7 @@ def test_the_reason_names_what_decided(made: Placement, told: str) -> None:
         ([("d0", 0, 0.2, 0.1), ("d1", 0, 0.2, 0.1)], "d0 decodes, chosen at random among equals."),
     ],
 )
-def test_the_decode_replica_is_told_with_its_reason(
-    decodes: list[tuple[str, int, float, float]], told: str
-) -> None:
+def test_the_decode_replica_is_explained(decodes: list[tuple[str, int, float, float]], told: str) -> None:
     """The table has the prefill side alone."""
     made = placement(COLD)._replace(decode_candidates=tuple(DecodeCandidate(*one) for one in decodes))
     assert why(made, waited_s=0.0, waited_for="").endswith(f"requests. {told}")
@@ -208,8 +206,8 @@ def history(seed: int) -> Iterator[Placement]:
         running.append(told)
 
 
-def test_what_is_claimed_is_so_after_any_history() -> None:
-    """Who is first, as soon, sooner, by how much, and that what is shown of the chosen one is the least."""
+def test_claims_are_true_after_any_history() -> None:
+    """Claims about the first, the time difference and the losses are true, and the chosen replica has the least score."""
     seen = set[str]()
     for made in (made for seed in range(20) for made in history(seed)):
         told = why(made, waited_s=0.0, waited_for="")
@@ -240,14 +238,14 @@ def test_what_is_claimed_is_so_after_any_history() -> None:
     assert seen == {*CLAIMS}
 
 
-def test_a_wait_is_told_with_what_it_was_for() -> None:
-    """It was placed later than it came, and where it would have gone."""
+def test_a_wait_is_explained() -> None:
+    """The text tells the wait and its reason."""
     told = why(placement(COLD), waited_s=0.42, waited_for="p0 has work ahead")
     assert told.startswith("After 420.0 ms at the router (p0 has work ahead): p1 is")
 
 
-def test_a_request_that_waited_is_explained_as_one_that_did_not() -> None:
-    """The candidates are those of the moment it was placed, and the wait is told."""
+def test_a_request_that_waited_is_explained_too() -> None:
+    """The candidates are those of the moment of placement, and the wait is reported."""
     desk = Desk()
     desk.submit(tokens=4000)
     (row,) = desk.told().placements
@@ -269,7 +267,7 @@ def test_a_request_that_waited_is_explained_as_one_that_did_not() -> None:
 
 
 def test_a_prompt_that_decode_runs_is_explained() -> None:
-    """The decode replica comes first, whatever the scores; what prefill would have taken stands beside it."""
+    """The decode replica comes first, whatever the scores. The pairs with prefill replicas are listed beside it."""
     desk = Desk(local=64)
     desk.submit(B, explain=True)
     (row,) = desk.told().placements

@@ -1,4 +1,4 @@
-"""How much slower prompts are where decode runs them."""
+"""Speed factors of decode replicas that run prompts."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from tests.unit.router.desk import Desk, first
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_each_is_learnt_and_who_is_new_is_like_most(seed: int) -> None:
-    """Twice as slow all of them, one six times, with noise and stalls; another name is taken for one of them."""
+def test_each_factor_is_learnt_and_a_new_replica_is_like_all(seed: int) -> None:
+    """All are twice as slow, one six times, with noise and stalls. An unknown replica has the factor of all."""
     rng, speeds, now_s = random.Random(seed), LocalSpeeds(), 100.0
     for _ in range(200):
         for name, factor in (("d0", 2.0), ("d1", 2.0), ("d2", 6.0), ("d3", 2.0)):
@@ -39,8 +39,8 @@ def test_each_is_learnt_and_who_is_new_is_like_most(seed: int) -> None:
     assert speeds.factor("d2", now_s) == speeds.factor("new", now_s)
 
 
-def test_one_wild_value_moves_little_and_bad_input_nothing() -> None:
-    """A prompt that took 100 times as long makes nobody slow."""
+def test_one_outlier_moves_little_and_bad_input_nothing() -> None:
+    """A single prompt of 100 times the seconds makes no replica slow."""
     speeds = LocalSpeeds()
     for seconds in (100.0, 0.0, -1.0):
         speeds.observe("d0", 1.0, seconds, 1.0)
@@ -48,8 +48,8 @@ def test_one_wild_value_moves_little_and_bad_input_nothing() -> None:
     assert speeds.factor("d0", 1.0) == 1.0
 
 
-def test_what_was_seen_fades() -> None:
-    """Nobody asked it for long: it is taken for a usual one again, and what happens then is learnt as before."""
+def test_factors_fade() -> None:
+    """A replica without prompts for long counts as usual again, and is learnt as before."""
     speeds = LocalSpeeds()
     for _ in range(100):
         speeds.observe("d0", 1.0, 8.0, 1.0)
@@ -64,7 +64,7 @@ TOKENS = 300
 
 
 class Mesh:
-    """A policy, and replicas that take as long as the test says."""
+    """A policy, and replicas with prefill times set by the test."""
 
     def __init__(self, prefills: int) -> None:
         self.policy = CostPolicy(
@@ -101,7 +101,7 @@ class Mesh:
 
 
 def test_decode_that_is_slow_gets_next_to_no_prompts_until_it_is_quick_again() -> None:
-    """Decode takes sixty times what was thought: prefill replicas run the prompts, and cost what they did."""
+    """Decode takes sixty times the estimate: prefill replicas run the prompts, and their costs stay."""
     mesh = Mesh(prefills=1)
     assert all(mesh.run(0.025).prefill is None for _ in range(50))
     for _ in range(50):
@@ -114,7 +114,7 @@ def test_decode_that_is_slow_gets_next_to_no_prompts_until_it_is_quick_again() -
 
 
 def test_without_prefill_replicas_estimates_follow_what_decode_takes() -> None:
-    """All prompts take a second; the costs of prefills, which nobody measured, stay unknown."""
+    """All prompts take a second. The costs of prefill replicas, which are not measured, stay unknown."""
     mesh = Mesh(prefills=0)
     for _ in range(200):
         mesh.run(1.0)
@@ -123,7 +123,7 @@ def test_without_prefill_replicas_estimates_follow_what_decode_takes() -> None:
 
 
 def test_a_prompt_of_decode_is_not_charged_with_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two at once the second took what came after the first; of two first tokens at a time one counts."""
+    """If two prompts run at once, the second took the time after the first. If two first tokens coincide, one counts."""
     desk, seen = Desk(prefills=0), []
     monkeypatch.setattr(desk.policy.local_speeds, "observe", lambda *told: seen.append((told[0], told[2])))
     monkeypatch.setattr(desk.links["decode-1"][0], "is_draining", True)
@@ -146,7 +146,7 @@ def test_a_prompt_of_decode_is_not_charged_with_the_one_before(monkeypatch: pyte
 def test_prompts_that_one_step_computes_take_as_long_as_the_step(
     batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their first tokens come one message after another: the first tells what the step took, the others tell nothing."""
+    """The first tokens of a step come one message after another. Only the first one measures the step."""
     desk, seen = Desk(prefills=0), list[float]()
     monkeypatch.setattr(desk.policy.local_speeds, "observe", lambda *told: seen.append(told[2]))
     monkeypatch.setattr(desk.links["decode-1"][0], "is_draining", True)
@@ -168,8 +168,8 @@ def test_prompts_that_one_step_computes_take_as_long_as_the_step(
     assert sum(seconds > 0.0 for seconds in seen) == 5
 
 
-def test_what_was_learnt_against_a_guess_is_forgotten_with_it() -> None:
-    """Decode ran all prompts before a prefill replica came: once that was measured, decode is as quick as it is."""
+def test_factors_against_a_guess_are_forgotten_with_it() -> None:
+    """Decode ran all prompts before a prefill replica came. After its measurement the factor of decode is reset."""
     mesh = Mesh(prefills=0)
     for _ in range(100):
         mesh.run(0.2)

@@ -1,4 +1,4 @@
-"""What holds of every placement, whatever happened before: random histories, and pairs that differ in one thing."""
+"""Properties of every placement, after random histories, and of pairs of histories that differ in one thing."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def fits(one: ReplicaState, blocks: int, headroom_permille: int) -> bool:
 
 
 def remembered(thing: object, name: str, seen: set[int]) -> str:
-    """Return where in `thing` a dict has the key `name`; empty if none has."""
+    """Return the path in `thing` of a dict with the key `name`; empty if there is none."""
     if id(thing) in seen or isinstance(thing, str | int | float | random.Random):
         return ""
     seen.add(id(thing))
@@ -105,8 +105,8 @@ def remembered(thing: object, name: str, seen: set[int]) -> str:
     return next((f"{part}.{where}" for part, where in found if where), "")
 
 
-def test_nobody_remembers_a_replica_that_is_gone() -> None:
-    """Names come and go for years."""
+def test_no_state_remembers_a_lost_replica() -> None:
+    """Replica names come and go for years."""
     policy = policy_of(["p0", "p1"])
     policy.prefills._dispatch_ahead_s = 0.0
     view = PoolView([ReplicaState("p0")], [ReplicaState("d0", 400)], 1)
@@ -128,7 +128,7 @@ def test_nobody_remembers_a_replica_that_is_gone() -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_only_those_in_view_with_room_are_chosen(seed: int) -> None:
-    """Draining and dead replicas are not in the view; excluded ones are the last choice; decode has room for it."""
+    """Draining and lost replicas are not in the view. Excluded ones are the last choice. Decode has room for it."""
     rng = random.Random(seed)
     count = rng.choice((2, 5, 40))
     prefills = [ReplicaState(f"p{index}", 10_000) for index in range(count)]
@@ -181,7 +181,7 @@ def scores(
 
 @pytest.mark.parametrize("seed", range(30))
 def test_more_match_and_less_queue_are_never_worse(seed: int) -> None:
-    """Of two equal histories one holds more of the prompt at one replica, or has more work there: its score follows."""
+    """Two equal histories, one with a longer match or more work at one replica: its score follows."""
     names = [f"p{index}" for index in range(4)]
     view = PoolView([ReplicaState(name, 10_000) for name in names], [ReplicaState("d0", 10_000)])
     found = []
@@ -218,7 +218,7 @@ def _work(policy: CostPolicy, replica: str, seconds: float, now_s: float) -> Wor
 
 
 def test_a_cold_start_spreads() -> None:
-    """As many equal prompts as replicas, nothing known: each replica gets one; different routers, different ones first."""
+    """As many equal prompts as replicas, without history: each replica gets one. Routers differ in their first choice."""
     names = [f"p{index}" for index in range(8)]
     view = PoolView([ReplicaState(name, 10_000) for name in names], [ReplicaState("d0", 10_000)])
     for seed in range(10):
@@ -234,7 +234,7 @@ def test_a_cold_start_spreads() -> None:
 
 
 def test_conversations_stay_where_their_cache_is() -> None:
-    """Twenty conversations, turns in random order, half the capacity used: nineteen turns in twenty stay."""
+    """Twenty conversations in random order, half the capacity used: nineteen turns in twenty stay at their replica."""
     rng = random.Random(4)
     names = [f"p{index}" for index in range(4)]
     view = PoolView([ReplicaState(name, 10_000) for name in names], [ReplicaState("d0", 10_000)])
@@ -263,13 +263,13 @@ def test_conversations_stay_where_their_cache_is() -> None:
 
 
 def test_routers_that_hear_each_other_late_take_different_idle_replicas() -> None:
-    """Four routers know of each other, and not of the last 100 ms: of sixteen idle replicas few are taken twice."""
+    """Four routers do not know the last 100 ms of each other: of sixteen idle replicas few are taken twice."""
     names = [f"p{index:02}" for index in range(16)]
     view = PoolView([ReplicaState(name, 10_000) for name in names], [ReplicaState("d0", 10_000)])
     twice = 0
     for seed in range(10):
         policies = [policy_of([*names, "d0"], 10 * seed + index, f"router-{index}") for index in range(4)]
-        for index in range(200):  # what each heard of the others, 100 ms late
+        for index in range(200):  # dispatches of the others, heard 100 ms late
             for policy in policies:
                 other = f"router-{index % 4}"
                 if other != policy.backlog._own_router:
@@ -294,7 +294,7 @@ def test_routers_that_hear_each_other_late_take_different_idle_replicas() -> Non
 
 
 def test_of_many_replicas_the_deepest_holder_and_a_light_one_are_compared() -> None:
-    """Two hundred replicas: an idle pool takes the one that holds most, a busy holder is left for an idle one."""
+    """Two hundred replicas: an idle pool takes the deepest holder; a busy holder is left for an idle replica."""
     names = [f"p{index}" for index in range(200)]
     view = PoolView([ReplicaState(name, 10_000) for name in names], [ReplicaState("d0", 10_000)])
     policy = policy_of([*names, "d0"], 1)
@@ -343,12 +343,10 @@ def test_a_slow_replica_gets_less() -> None:
 
 @pytest.mark.parametrize("order_key", [shortest, fifo])
 @pytest.mark.parametrize("is_cached", [False, True])
-def test_shortest_first_only_those_who_come_for_a_cache_are_regulars(
-    order_key: OrderKey, *, is_cached: bool
-) -> None:
-    """One replica is idle, three are busy, and prompts go to the idle one: for its cache, or for its short queue alone.
+def test_shortest_first_only_requests_for_a_cache_are_affine(order_key: OrderKey, *, is_cached: bool) -> None:
+    """One replica is idle, three are busy. Prompts go to the idle one for its cache, or for its short queue alone.
 
-    First come, first served the queue elsewhere is a loss; shortest first a short prompt passes most of it.
+    With first come, first served the queue elsewhere is a loss. With shortest first a short prompt overtakes most of it.
     """
     names = [f"p{index}" for index in range(4)]
     view = PoolView([ReplicaState(name, 10_000) for name in names], [ReplicaState("d0", 10_000)])

@@ -1,4 +1,4 @@
-"""The scores of replicas, which are computed from what is kept up to date, against the formula read off the page."""
+"""The incrementally computed scores of replicas, against a direct evaluation of the formula."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ BANDS = (
 
 
 class Twin:
-    """Computes scores from the records of a policy, and from what it was told, each time from the beginning."""
+    """Computes scores from the records and events of a policy, each time from the beginning."""
 
     def __init__(self, policy: CostPolicy, *, is_in_order: bool) -> None:
         self.policy = policy
@@ -67,9 +67,9 @@ class Twin:
     def scores(
         self, request: PlacementRequest, view: PoolView, now_s: float
     ) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
-        """Return scores without the blind risks's, the queue's seconds, and those until all were done, by name.
+        """Return scores without the collision risk, the queue's seconds, and the seconds until all is done, by name.
 
-        Ask before the policy is asked.
+        Must be called before the policy places the request.
         """
         policy, held = self.policy, self.policy.prefills._held
         policy._expire(now_s)
@@ -112,7 +112,7 @@ class Twin:
 def plain_line(
     backlog: Backlog, name: str, seconds: float, now_s: float, precedence: Precedence
 ) -> tuple[float, int, int, float, float]:
-    """Seconds ahead, prompts behind, prompts that wait, their seconds, those of all: by a walk over the work."""
+    """Return seconds ahead, prompts behind, waiting prompts, their seconds, and seconds of all, by a walk over the work."""
     order = backlog._order_key(seconds, now_s)
     ahead = WorkAhead(precedence, order)
     running_s = there_s = 0.0
@@ -132,7 +132,7 @@ def plain_line(
 @pytest.mark.parametrize("is_in_order", [False, True])
 @pytest.mark.parametrize("seed", range(12))
 def test_scores_are_those_of_the_formula(seed: int, *, is_in_order: bool) -> None:
-    """Random histories with bands, tenants, held requests, silent queues and other routers: equal within 1e-9."""
+    """Random histories with classes, tenants, held requests, silent queues and other routers: equal within 1e-9."""
     rng = random.Random(seed)
     prefill = [ReplicaState(f"p{index}") for index in range(rng.choice((2, 4, 12)))]
     policy = CostPolicy(
@@ -193,7 +193,7 @@ def test_scores_are_those_of_the_formula(seed: int, *, is_in_order: bool) -> Non
         assert answer.candidates[0].score <= min(scored.score for scored in answer.candidates) * (1 + 1e-9)
         beside = [one for one in answer.candidates if one.replica != answer.prefill]
         soonest_s = min(ends[one.replica] for one in beside)
-        lost_s = {  # several values where the next best ones are equally soon
+        lost_s = {  # several values where the next best replicas are equally soon
             soonest_s - answer.prefill_s if is_in_order or one.matched_blocks < answer.matched_blocks else 0.0
             for one in beside
             if ends[one.replica] <= soonest_s + 1e-9

@@ -1,4 +1,4 @@
-"""Of many replicas some are compared: everybody gets a turn, and the best place is among them."""
+"""The shortlist of many replicas: each replica gets its turn, and the best one is on it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.unit.router.placement.test_cost_policy import (
 
 @pytest.mark.parametrize("decodes", [COMPARE_ALL_MAX, COMPARE_ALL_MAX + 1, 24, 32, 48, 49, 80])
 def test_equal_decode_replicas_share_however_many_there_are(decodes: int) -> None:
-    """Who has most room is chosen of those that are looked at, and all are looked at in turn."""
+    """The replica with most room on the shortlist is chosen, and all replicas are short-listed in turn."""
     policy, view = policy_of(1, decodes, seed=decodes), view_of(1, decodes)
     by_name = {one.name: one for one in view.decode}
     counts: Counter[str] = Counter()
@@ -36,7 +36,7 @@ def test_equal_decode_replicas_share_however_many_there_are(decodes: int) -> Non
 
 @pytest.mark.parametrize("seed", range(6))
 def test_an_idle_holder_of_a_block_less_is_compared(seed: int) -> None:
-    """Those that hold most are all busy; what one of the next recomputes is nothing against waiting for them."""
+    """The deepest holders are all busy. A holder of one block less recomputes little, compared with waiting for them."""
     rng = random.Random(seed)
     count, deepest = rng.choice((40, 64, 300)), rng.choice((8, 30))
     policy = policy_of(count, 1, seed=seed)
@@ -57,7 +57,7 @@ def test_an_idle_holder_of_a_block_less_is_compared(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_holders_are_few_and_the_deepest_is_among_them(seed: int) -> None:
-    """No more are compared than is said, nobody twice, each with what it holds."""
+    """No more replicas are compared than the bound, none twice, each with its held blocks."""
     rng, local_index = random.Random(seed), LocalPrefixIndex()
     replicas = [ReplicaState(f"p{index}") for index in range(rng.randint(COMPARE_ALL_MAX + 1, 120))]
     hashes = tuple(range(60))

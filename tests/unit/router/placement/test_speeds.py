@@ -1,4 +1,4 @@
-"""What one replica is slower by than the others."""
+"""Speed factors of single replicas."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from services.router.placement.speeds import Speeds
 
 
 def test_a_slow_replica_is_noticed_and_the_others_are_not_blamed() -> None:
-    """One of four is 2.5 times as slow, with noise and stalls: its factor says so after 100 prompts; forgotten, it is 1."""
+    """One of four is 2.5 times as slow, with noise and stalls. Its factor follows after 100 prompts; forgotten, it is 1."""
     rng, speeds = random.Random(2), Speeds()
     for _ in range(100):
         for name, factor in (("p0", 1.0), ("p1", 1.0), ("p2", 2.5), ("p3", 1.0)):
@@ -22,8 +22,8 @@ def test_a_slow_replica_is_noticed_and_the_others_are_not_blamed() -> None:
     assert speeds.factor("p2") == 1.0
 
 
-def test_what_all_have_in_common_is_nobodys() -> None:
-    """Estimates that are wrong for everybody, or for the only one, are the pool's to correct."""
+def test_a_common_error_belongs_to_the_pool() -> None:
+    """Estimates that are wrong for all replicas, or for the only one, are corrected in the pool's costs."""
     speeds = Speeds()
     for _ in range(200):
         for name in ("p0", "p1", "p2"):
@@ -35,8 +35,8 @@ def test_what_all_have_in_common_is_nobodys() -> None:
         assert alone.factor("p0") == pytest.approx(1.0)
 
 
-def test_one_wild_value_moves_little() -> None:
-    """A prompt that took 100 times as long makes nobody slow, nor do small differences; bad input is ignored."""
+def test_one_outlier_moves_little() -> None:
+    """One prompt of 100 times the seconds makes no replica slow, nor do small differences; bad input is ignored."""
     speeds = Speeds()
     for _ in range(50):
         speeds.observe("p0", 1.0, 1.0)
@@ -67,12 +67,12 @@ def test_a_factor_converges_to_the_truth_through_noise(sigma: float, seed: int) 
             alike += sum(speeds.factor(f"p{index}") == 1.0 for index in range(1, 8))
             asked += 7
     assert sum(factors) / len(factors) == pytest.approx(2.0, rel=0.03)
-    assert alike >= 0.95 * asked, "chance makes one of equals everybody's first choice"
+    assert alike >= 0.95 * asked, "chance makes one of equal replicas the first choice"
 
 
 @pytest.mark.parametrize(("sigma", "prompts"), [(0.1, 100), (0.5, 200)])
 def test_a_change_is_followed_however_much_was_seen_before(sigma: float, prompts: int) -> None:
-    """A replica that was twice as slow for 3,000 prompts, and is not any more, is like the others after some tens."""
+    """A replica that was twice as slow for 3,000 prompts, and then is not, is like the others after some tens."""
     rng, speeds = random.Random(5), Speeds()
     for _ in range(3000):
         observe(speeds, rng, sigma, 2.0)

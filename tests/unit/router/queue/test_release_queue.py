@@ -1,4 +1,4 @@
-"""The release queue: its order against a plain list, its fairness, its floor, and who must go when it is full."""
+"""The release queue: its order against a plain list, fairness, the floor of lower classes, and victims of a full queue."""
 
 from __future__ import annotations
 
@@ -54,10 +54,11 @@ def release_next(queue: Queue) -> Item:
     return item
 
 
-def test_one_tenant_is_served_by_band_then_resumed_then_priority_then_length_then_arrival() -> None:
-    """Under random adds, returns to the head and removals, the order is that of a plain list per lane.
+def test_one_tenant_is_served_by_class_then_resumed_then_priority_then_length_then_arrival() -> None:
+    """Under random adds, returns to the head and removals, the order is that of a plain list per queue.
 
-    Resumed ones go by length alone: no client's priority puts its own before other tenants'. Who comes back is first.
+    Resumed requests go by length alone: a client's priority does not put them before those of other tenants. Requeued
+    requests go first.
     """
     for seed in range(20):
         rng = random.Random(seed)
@@ -73,7 +74,7 @@ def test_one_tenant_is_served_by_band_then_resumed_then_priority_then_length_the
                 item.ticket.order = rng.choice((0.0, 1.0, rng.random(), 0.001 * name))
                 queue.add(item)
                 twin.setdefault(lane_of(item), []).append(item)
-                # Of equals as they came; who came back is before all of its lane.
+                # Equal requests go by arrival; a requeued one goes before all of its queue.
                 twin[lane_of(item)].sort(key=lambda one: -1.0 if one in returned else one.ticket.order)
             elif kind < 0.6 and outside:
                 item = outside.pop(rng.randrange(len(outside)))
@@ -96,7 +97,7 @@ def test_one_tenant_is_served_by_band_then_resumed_then_priority_then_length_the
 
 
 def test_the_least_served_tenant_is_first_whatever_happens() -> None:
-    """Random tenants, corrections, refunds and removals: heaps with lazy entries choose as a full scan would."""
+    """Random tenants, corrections, refunds and removals: the heaps with lazy entries choose as a full scan would."""
     for seed in range(15):
         rng = random.Random(seed)
         queue: Queue = ReleaseQueue(10_000)
@@ -145,12 +146,12 @@ def test_the_least_served_tenant_is_first_whatever_happens() -> None:
                 item = waiting.pop(rng.randrange(len(waiting)))
                 queue.remove(item)
             queue.assert_consistent()
-            assert bool(list(queue.heads())) == bool(waiting), "work waits and nobody may go"
+            assert bool(list(queue.heads())) == bool(waiting), "work waits and no tenant may release"
 
 
 @pytest.mark.parametrize("dominant", ["prompts", "outputs", "each its own"])
 def test_two_tenants_that_always_wait_are_served_equally_by_weight(dominant: str) -> None:
-    """Whatever they send, what each was charged differs by no more than one request of each; weights hold."""
+    """The charges of two tenants differ by no more than one request of each, for any requests; weights hold."""
     for seed in range(8):
         rng = random.Random(seed)
         weights = {"a": 1.0, "b": rng.choice((1.0, 3.0))}
@@ -189,8 +190,8 @@ def test_two_tenants_that_always_wait_are_served_equally_by_weight(dominant: str
             assert gap <= bound + slack, f"{seed=}: {served}"
 
 
-def test_who_comes_back_is_next_and_starves_nobody() -> None:
-    """A tenant that was idle has no right to what it did not use, and waits for one request at most."""
+def test_a_returning_tenant_is_next_and_starves_no_other() -> None:
+    """A tenant that was idle has no claim to unused capacity, and waits for one request at most."""
     queue: Queue = ReleaseQueue(10_000)
     queue.add(Item(tenant="back", token_count=100))
     release_next(queue)
@@ -205,8 +206,9 @@ def test_who_comes_back_is_next_and_starves_nobody() -> None:
     assert all(one != other for one, other in pairwise(order[1:])), "they alternate"
 
 
-def test_a_resumed_request_says_nothing_of_whose_turn_it_is() -> None:
-    """It goes first though its tenant had far more than others: who comes and goes still alternates with who waits."""
+def test_a_resumed_request_does_not_advance_virtual_time() -> None:
+    """A resumed request goes first even if its tenant had far more service. A returning and a waiting tenant still
+    alternate."""
     queue: Queue = ReleaseQueue(10_000)
     queue.add(Item(tenant="served", output_tokens_max=100_000))
     queue.settle_output(release_next(queue), 100_000)
@@ -222,8 +224,8 @@ def test_a_resumed_request_says_nothing_of_whose_turn_it_is() -> None:
     assert 14 <= order.count("comes") <= 16, order
 
 
-def test_a_change_of_kind_earns_no_credit() -> None:
-    """Who used prompts alone for long gets no outputs for free: a pool that was not used is not saved up."""
+def test_a_change_of_pool_earns_no_service() -> None:
+    """A tenant that used prefill alone for long gets no output for free: unused capacity of a pool is not saved up."""
     queue: Queue = ReleaseQueue(100_000)
     for number in range(600):
         for tenant in ("changing", "steady"):
@@ -239,8 +241,8 @@ def test_a_change_of_kind_earns_no_credit() -> None:
     assert served["changing"] <= 10, f"its outputs count ten times as much as the prompts: {served}"
 
 
-def test_lower_bands_get_their_floor_unless_they_may_be_shed() -> None:
-    """Of any FLOOR_EVERY releases one is of each lower band that waits; none is of sheddable ones."""
+def test_lower_classes_get_their_floor_unless_they_are_sheddable() -> None:
+    """Each waiting lower class gets one of any FLOOR_EVERY releases; a class of sheddable requests gets none."""
     queue: Queue = ReleaseQueue(100_000)
     for number in range(2000):
         queue.add(Item(number, priority_class=6, tenant=f"t{number % 3}"))
@@ -259,8 +261,8 @@ def test_lower_bands_get_their_floor_unless_they_may_be_shed() -> None:
     assert 1 not in priority_classes
 
 
-def test_a_tenant_that_may_not_go_holds_up_nobody() -> None:
-    """Others of its band go, and lower bands once nobody of a higher one may; resumed requests are never held."""
+def test_a_held_tenant_holds_up_no_other() -> None:
+    """Others of its class go, and lower classes when no request of a higher one may; resumed requests are never held."""
     queue: Queue = ReleaseQueue(100)
     for tenant in ("held", "free"):
         queue.add(Item(tenant=tenant))
@@ -272,8 +274,8 @@ def test_a_tenant_that_may_not_go_holds_up_nobody() -> None:
     assert next(queue.heads(lambda *_: False)) is again
 
 
-def test_a_full_queue_says_so_and_still_takes_back() -> None:
-    """The bounds are for what is new; resumed ones have as many places of their own, and one item always fits."""
+def test_a_full_queue_still_takes_requeued_items() -> None:
+    """The bounds apply to new requests. Resumed requests have the same bounds of their own. One item always fits."""
     queue: Queue = ReleaseQueue(2, tokens_max=10)
     first = Item(1, token_count=50)
     assert queue.victims(first) == []
@@ -286,7 +288,8 @@ def test_a_full_queue_says_so_and_still_takes_back() -> None:
 
 
 def test_the_least_important_goes_first() -> None:
-    """Sheddable before others, low bands before high ones, then who is served last; never for an equal or a lesser one."""
+    """Sheddable before others, low classes before high ones, then the last to be served; never for an equal or a lesser
+    one."""
     for seed in range(20):
         rng = random.Random(seed)
         queue: Queue = ReleaseQueue(30, tokens_max=3000)
@@ -329,11 +332,11 @@ def test_the_least_important_goes_first() -> None:
                     one.tenant != item.tenant
                     for one in victims
                     if lane_of(one)[0] == -item.priority_class and one.is_sheddable == item.is_sheddable
-                ), "nobody drives out its own"
+                ), "no tenant evicts its own requests"
                 tenant_queues: dict[tuple[str, int, bool], list[Item]] = defaultdict(list)
                 for one in before:
                     tenant_queues[one.tenant, one.priority_class, one.is_sheddable].append(one)
-                for lane in tenant_queues.values():  # of each tenant those that it would have served last
+                for lane in tenant_queues.values():  # of each tenant the items that it would have served last
                     lane.sort(key=lambda one: (-one.priority, one.ticket.order))
                     gone = [one for one in lane if one in victims]
                     assert gone == lane[len(lane) - len(gone) :], f"{seed=}"
@@ -348,7 +351,7 @@ def test_the_least_important_goes_first() -> None:
 
 
 def test_the_largest_backlog_makes_room_for_the_smallest() -> None:
-    """In one band the newest of the tenant that fills the queue goes; a tenant cannot drive out others by sending more."""
+    """In one class the newest of the tenant that fills the queue goes; a tenant cannot evict others by sending more."""
     queue: Queue = ReleaseQueue(10)
     flood = [Item(name, tenant="flood", token_count=100) for name in range(10)]
     for item in flood:
@@ -361,8 +364,10 @@ def test_the_largest_backlog_makes_room_for_the_smallest() -> None:
 
 
 @pytest.mark.parametrize("counted", [16, 0])
-def test_what_is_ahead_is_what_will_be_released_before(counted: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The estimate against the real order: right to within the largest request of each tenant; of many never less."""
+def test_the_estimate_ahead_is_the_work_released_before(
+    counted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The estimate is right to within the largest request of each tenant; with many tenants it is never too low."""
     monkeypatch.setattr(tenant_queues, "TENANTS_COUNTED", counted)
     for seed in range(15):
         rng = random.Random(seed)
@@ -392,8 +397,8 @@ def test_what_is_ahead_is_what_will_be_released_before(counted: int, monkeypatch
         assert estimate <= sum(one.token_count for one in made)
 
 
-def test_of_one_tenant_it_is_known_to_the_token_what_is_ahead() -> None:
-    """Priority, length, what came back, resumed and sheddable ones: as they will be released, without what is cached."""
+def test_the_estimate_ahead_is_exact_for_one_tenant() -> None:
+    """Priority, length, requeued, resumed and sheddable requests count in the order of release, without cached tokens."""
     for seed in range(30):
         rng = random.Random(seed)
         queue: Queue = ReleaseQueue(10_000)
@@ -422,8 +427,8 @@ def test_of_one_tenant_it_is_known_to_the_token_what_is_ahead() -> None:
         assert estimate == real, f"{seed=}"
 
 
-def test_a_long_request_is_passed_by_for_as_long_as_is_promised() -> None:
-    """More short work comes than goes: the long one is released when nobody may overtake it any more, and not before."""
+def test_a_long_request_is_overtaken_only_within_the_bound() -> None:
+    """More short work comes than goes. The long request is released once no request may overtake it, not before."""
     long_s, short_s, now_s = 6.0, 0.3, 1.0
     queue: Queue = ReleaseQueue(10_000)
     long = Item(-1, order=shortest(long_s, now_s))
@@ -444,8 +449,8 @@ def test_a_long_request_is_passed_by_for_as_long_as_is_promised() -> None:
     assert all(came_s[item] - 1.0 >= overtaken_s(long_s, short_s) - 1e-9 for item in waiting)
 
 
-def test_nobody_is_overtaken_later_than_is_promised() -> None:
-    """Random lengths, arrivals and releases: who goes before an older one came within its time and is that much shorter."""
+def test_no_request_is_overtaken_later_than_the_bound() -> None:
+    """Random lengths, arrivals and releases: a request that overtakes an older one came in time and is shorter enough."""
     for seed in range(15):
         rng = random.Random(seed)
         queue: Queue = ReleaseQueue(10_000)
@@ -473,7 +478,7 @@ def test_nobody_is_overtaken_later_than_is_promised() -> None:
 
 
 def test_tenants_that_left_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many tenants come by, a bounded number is remembered."""
+    """With any number of tenants, a bounded number is remembered."""
     monkeypatch.setattr(fairness, "IDLE_ACCOUNTS_MAX", 10)
     queue: Queue = ReleaseQueue(10_000)
     for name in range(200):

@@ -1,4 +1,4 @@
-"""Which replicas a tenant may hold while others are about."""
+"""The replicas that a tenant may hold while other tenants are active."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from services.router.queue.replica_reservation import (
 
 A, B, LOW, HIGH = ("a", 4), ("b", 4), ("low", 2), ("high", 6)
 GREED = 1_000_000
-"""Prompt tokens that wait: more than others have the patience for."""
+"""Waiting prompt tokens: more than the bound of a burst."""
 
 POOL = ["p0", "p1", "p2", "p3"]
 
@@ -26,12 +26,12 @@ POOL = ["p0", "p1", "p2", "p3"]
 def use(
     shares: ReplicaReservation, tenant: tuple[str, int], seconds: float, now_s: float, weight: float = 1.0
 ) -> None:
-    """Let `tenant` have used `seconds` of prefill lately, and hold nothing."""
+    """Record `seconds` of prefill lately used by `tenant`, which holds nothing."""
     shares.end(shares.dispatch(tenant, weight, "p9", seconds, 1000, now_s), now_s)
 
 
-def test_a_tenant_alone_is_held_by_nothing() -> None:
-    """It may have every replica, and an anonymous one as much ahead as the policy lets it."""
+def test_a_tenant_alone_is_not_held() -> None:
+    """It may hold every replica, and an anonymous tenant may have as much work ahead as the policy allows."""
     shares = ReplicaReservation()
     for name in POOL:
         shares.dispatch(A, 1.0, name, 1.0, 1000, 0.0)
@@ -41,8 +41,8 @@ def test_a_tenant_alone_is_held_by_nothing() -> None:
     assert anonymous.wait_s(("", 4), "p0", 0.0) == 0.0
 
 
-def test_what_others_used_is_kept_for_them_up_to_their_share() -> None:
-    """More use keeps more replicas, never more than leaves a tenant its weighted share."""
+def test_replicas_are_reserved_for_others_up_to_their_share() -> None:
+    """More use by others reserves more replicas, never more than leaves a tenant its weighted share."""
     last = 4
     for used_s in (0.1, 1.0, 5.0, 50.0):
         shares = ReplicaReservation()
@@ -58,8 +58,9 @@ def test_what_others_used_is_kept_for_them_up_to_their_share() -> None:
     assert heavy.allowance(A, 4, 0.0, GREED) == 3, "three parts of four by weight"
 
 
-def test_it_keeps_to_what_it_holds_once_it_holds_its_part() -> None:
-    """The replicas it holds stay open to it; the others are for others until it lets go, or they were idle for long."""
+def test_a_tenant_keeps_its_replicas_once_it_holds_its_allowance() -> None:
+    """The replicas it holds stay open to it. The others are reserved until it releases one, or until they were idle for
+    long."""
     shares = ReplicaReservation()
     use(shares, B, 5.0, 0.0)
     held = [shares.dispatch(A, 1.0, name, 1.0, 1000, 0.0) for name in POOL[:2]]
@@ -76,7 +77,7 @@ def test_it_keeps_to_what_it_holds_once_it_holds_its_part() -> None:
 
 
 def test_a_burst_is_held_at_the_prompt_that_makes_it_one() -> None:
-    """What runs and what waits of a tenant, over all replicas, against the patience of others: no past is needed."""
+    """Running and waiting work of a tenant, over all replicas, against the burst bound: no history is needed."""
     shares = ReplicaReservation()
     for number in range(10):
         use(shares, B, 0.1, 0.1 * number)
@@ -90,11 +91,11 @@ def test_a_burst_is_held_at_the_prompt_that_makes_it_one() -> None:
     assert shares.allowance(A, 4, 1.0 + 0.1 * patience) == 4, "some of it is done"
     shares.end(third, 1.0)
     assert shares.allowance(A, 4, 1.0) == 4
-    assert shares.allowance(A, 4, 1.0, waiting_tokens=1000) < 4, "what waits counts as what runs does"
+    assert shares.allowance(A, 4, 1.0, waiting_tokens=1000) < 4, "waiting work counts like running work"
 
 
-def test_one_that_sends_many_short_prompts_makes_nobody_else_a_burst() -> None:
-    """Each tenant's mean counts by its weight, not by how many prompts it sends."""
+def test_many_short_prompts_make_no_burst_of_other_tenants() -> None:
+    """Each tenant's mean counts by its weight, not by its number of prompts."""
     shares = ReplicaReservation()
     for number in range(200):
         use(shares, B, 0.01, 0.01 * number)
@@ -106,8 +107,8 @@ def test_one_that_sends_many_short_prompts_makes_nobody_else_a_burst() -> None:
     assert shares.allowance(A, 4, 2.0) < 4
 
 
-def test_lower_bands_leave_room_for_higher_ones_and_not_the_other_way_round() -> None:
-    """A higher band owes nothing to a lower one."""
+def test_lower_classes_leave_room_for_higher_ones_and_not_the_reverse() -> None:
+    """A higher class reserves nothing for a lower one."""
     shares = ReplicaReservation()
     use(shares, HIGH, 5.0, 0.0)
     use(shares, LOW, 5.0, 0.0)
@@ -116,7 +117,7 @@ def test_lower_bands_leave_room_for_higher_ones_and_not_the_other_way_round() ->
 
 
 def test_the_next_prompt_goes_when_the_last_one_is_nearly_done() -> None:
-    """Prompts of an engine run one after the other: the second's time begins when the first one ends."""
+    """Prompts of an engine run one after the other: the time of the second begins when the first ends."""
     shares = ReplicaReservation()
     first = shares.dispatch(A, 1.0, "p0", 1.0, 1000, 0.0)
     shares.start(first, 0.0)
@@ -126,7 +127,7 @@ def test_the_next_prompt_goes_when_the_last_one_is_nearly_done() -> None:
     shares.start(second, 1.0 - LATE_BINDING_S)
     assert shares.end(first, 1.2) == math.inf, "news of its start may be late: its replica knows better"
     assert shares.wait_s(A, "p0", 1.2) == pytest.approx(0.5 - LATE_BINDING_S)
-    assert shares.end(second, 1.7) == pytest.approx(0.5), "what it waited in the engine is not its own time"
+    assert shares.end(second, 1.7) == pytest.approx(0.5), "its wait in the engine is not its own time"
 
 
 def test_erlang() -> None:
@@ -137,7 +138,7 @@ def test_erlang() -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_whatever_happens_the_counts_are_right(seed: int) -> None:
+def test_counts_are_right_under_random_schedules(seed: int) -> None:
     """Random dispatches, starts, ends and pauses; in the end nothing is left."""
     draw, shares, now_s = random.Random(seed), ReplicaReservation(), 0.0
     prompts: list[Prompt] = []

@@ -1,4 +1,4 @@
-"""Entries in short runs, against a list that is sorted after each change."""
+"""Sorted runs, against a list that is sorted after each change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.unit.router.queue.test_release_queue import Item
 def test_entries_are_in_order_whatever_comes_and_goes(
     seed: int, run_max: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Order, order from the end, and the work in front of any rank: as in a sorted list."""
+    """Order, order from the end, and the work before any rank are those of a sorted list."""
     monkeypatch.setattr(sorted_runs, "RUN_MAX", run_max)
     rng = random.Random(seed)
     runs: SortedRuns[Item] = SortedRuns()
