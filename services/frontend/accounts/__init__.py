@@ -1,1 +1,1 @@
-"""What requests are charged to which account: budgets, executions, settlement."""
+"""Charges requests to accounts: budgets, executions, settlement."""

@@ -1,6 +1,7 @@
-"""Budgets of requests from their reservation to their settlement: what is taken is given back or paid, on every path.
+"""Accounting of each request from its reservation to its settlement.
 
-A shell around `Budgets` and `Settlements`. A caller without limits touches none of the former.
+A shell around `Budgets` and `Settlements`. INVARIANT: every reservation is given back or paid, on every path. A caller
+without limits makes no reservation.
 """
 
 from __future__ import annotations
@@ -23,25 +24,25 @@ from services.frontend.requests.request import LiveRequest
 from services.frontend.requests.request_spec import EarlierExecution, RequestSpec
 
 NEVER: Final = 1 << 62
-"""Output position that no request reaches."""
+"""An output position beyond that of any request."""
 
 
 @dataclass(slots=True)
 class Hold:
-    """What one request holds. Owned by who serves it: `close` or `release` ends it, on every path, once."""
+    """The holdings of one request, owned by its handler. `close` or `release` ends them, on every path, once."""
 
     reservation: Reservation | None = None
     received: int = 0
-    """Output the client had already; the reservation counts from there."""
+    """Output that the client received before; the reservation counts from there."""
     is_successor: bool = False
-    """True if the execution that gave it has paid for it, or will."""
+    """True for a successor execution: its predecessor pays for the received output and the prompt."""
     spec: RequestSpec | None = None
-    """What it is held for, until that is over."""
+    """The request with these holdings, until it is over."""
     report_progress_at: int = NEVER
-    """Output position at which Redis is told how far it came."""
+    """Output position of the next progress report to Redis."""
 
     def trailers(self) -> Mapping[str, str]:
-        """Return what is left of the budget, to be told the client."""
+        """Return the trailers with the remaining budget."""
         return {} if self.reservation is None else of_remaining(self.reservation.remaining)
 
     @property
@@ -60,11 +61,11 @@ class Accounting:
         self._settlements = settlements
 
     def check(self, caller: Caller) -> None:
-        """Raise MeshError if no new request of `caller`, who has limits, has a chance now, however small it is."""
+        """Raise MeshError if even the smallest new request of `caller`, which has limits, would be refused now."""
         self._budgets.check(caller)
 
     async def reserve(self, hold: Hold, spec: RequestSpec) -> RequestSpec:
-        """Reserve what `spec` may use, in `hold`; return it with its reservation.
+        """Reserve the tokens that `spec` may use, in `hold`; return `spec` with the name of its reservation.
 
         Raises MeshError with the quota that is used up.
         """
@@ -73,8 +74,8 @@ class Accounting:
             return spec
         hold.spec, hold.received = spec, len(spec.received_ids)
         received = hold.received
-        # Who has output goes on, whatever is left: the tenant pays it back. What a client cannot show that it had is
-        # computed and paid as its prompt is.
+        # A successor continues whatever is left: the tenant owes the tokens. Received output without proof of an earlier
+        # execution is computed and paid as part of the prompt.
         hold.is_successor = spec.goes_ahead
         prompt = spec.prompt_tokens + (0 if hold.is_successor else received)
         asked = caller, spec.rid, prompt, spec.max_output_tokens - received, hold.is_successor
@@ -92,7 +93,7 @@ class Accounting:
         return replace(spec, reservation_id=reservation.id)
 
     def progress(self, hold: Hold, position: int) -> int:
-        """Tell how far the output came; return the position at which to tell again."""
+        """Take the position of the output; return the position at which to call again."""
         reservation, spec = hold.reservation, hold.spec
         assert reservation is not None and spec is not None
         if position >= hold.report_progress_at:
@@ -103,19 +104,19 @@ class Accounting:
         return hold.progress_at
 
     def release(self, hold: Hold) -> None:
-        """Give everything back: the request never became live. May be called twice."""
+        """Give everything back: the request was never admitted. May be called twice."""
         reservation, hold.reservation = hold.reservation, None
         spec, hold.spec = hold.spec, None
         if reservation is not None:
             self._pay(reservation, NOT_STARTED, 0, None)
         if spec is not None and _is_numbered(spec):
-            # Else it would seem to have died: each execution after it would hear of it, and lower its reservation.
+            # Without a report it would count as dead: each later execution would lower its reservation.
             inherited = hold.received if hold.is_successor else 0
             nothing = Report(spec.request_id, spec.epoch, spec.owner, 0, 0, 0, False, inherited)
             self._settlements.add(nothing)
 
     def close(self, hold: Hold, request: LiveRequest) -> None:
-        """Report and pay what the client of a request that is over was given, also of one that goes on elsewhere."""
+        """Report and pay the delivered output of a request that is over here, even if it continues elsewhere."""
         if request.outcome is None:  # a bug on its way out
             self.release(hold)
             return
@@ -123,7 +124,7 @@ class Accounting:
         bill, spec = bills.of(request), request.spec
         hold.spec = None
         inherited = min(hold.received, bill.output_tokens) if hold.is_successor else 0
-        # Who is owed nothing may have given something: its tokens were on their way. Its heir must not leave them for it.
+        # Tokens of an execution without a charge may be in flight. Its successor must not leave them to it.
         if bill.is_nothing and not (request.progress.ids or _is_numbered(spec)):
             if reservation is not None:
                 self._pay(reservation, bill, inherited, None)
@@ -139,7 +140,7 @@ class Accounting:
             inherited,
         )
         if reservation is not None and not bill.is_nothing:
-            # It pays for the request instead of those whose output its client let go. Who hangs up at once does not.
+            # It pays in place of executions with output that the client discarded, if it has a charge at all.
             received, output = hold.received, bill.output_tokens
             for each, tokens in dues(
                 spec.earlier, spec.prompt_tokens, received, output, is_successor=hold.is_successor
@@ -158,10 +159,10 @@ class Accounting:
         self._budgets.lower(spec.caller, earlier.owner or spec.request_id, tokens)
 
     def _pay(self, reservation: Reservation, bill: Bill, inherited: int, charge: Charge | None) -> None:
-        """Settle with what is this execution's to pay.
+        """Settle the part of the charge that this execution pays.
 
-        The first `inherited` tokens of output, and the prompt, are on the reservation of the execution that gave them. If
-        that one has told how much it was, what lies above is paid here, whatever the client says that it had.
+        The first `inherited` tokens of output, and the prompt, are charged to the reservation of the predecessor. If the
+        predecessor has reported, all tokens above its report are paid here, whatever the client says that it received.
         """
         if charge is None:
             prompt = 0 if inherited else bill.prompt_tokens
@@ -174,14 +175,14 @@ class Accounting:
 
 
 def _is_numbered(spec: RequestSpec) -> bool:
-    """True if Redis has noted it among the executions of the request."""
+    """True if Redis has the execution in its record of the request."""
     return spec.is_fenced and (spec.is_keyed or spec.is_resumed)
 
 
 def _is_only(request: LiveRequest, bill: Bill) -> bool:
-    """True if no other execution can have been charged for the request: its client read it to the end.
+    """True if no other execution can have been charged for the request, because its client read it to the end.
 
-    Then nobody need be asked, and its place is free when the client reads that end.
+    The charge then needs no question to Redis, and the slot is free when the client reads the end.
     """
     spec = request.spec
     was_read = bill.is_complete and request.progress.delivered >= bill.output_tokens

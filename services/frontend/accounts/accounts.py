@@ -48,24 +48,24 @@ class Accounts:
         _watch_executions(metrics, self.executions, self.settlements)
 
     async def run(self) -> None:
-        """Ask and tell Redis until cancelled."""
+        """Serve executions, settlements and budgets until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.executions.run(), name="executions")
             tasks.create_task(self.settlements.run(), name="settlements")
             tasks.create_task(self.budgets.run(), name="budgets")
 
     async def flush(self, timeout_s: float) -> None:
-        """Wait until Redis knows every settlement, at most `timeout_s`."""
+        """Wait until no settlement waits for Redis, at most `timeout_s`."""
         await self.settlements.flush(timeout_s / 2)
         await self.budgets.flush(timeout_s / 2)
 
 
 def _watch_executions(metrics: Metrics, executions: Executions, settlements: Settlements) -> None:
-    """Export what Redis was not asked in time, or did not take."""
+    """Export requests without a number, and waiting and dropped settlements."""
     metrics.total(
         "unfenced_requests",
-        "Requests that started without a number of Redis's.",
+        "Requests that started without an execution number from Redis.",
         lambda: executions.unfenced_total,
     )
-    metrics.gauge("settlements_waiting", "Reports that wait for Redis.", lambda: len(settlements))
-    metrics.total("settlements_dropped", "Reports that were given up.", lambda: settlements.dropped_total)
+    metrics.gauge("settlements_waiting", "Settlements that wait for Redis.", lambda: len(settlements))
+    metrics.total("settlements_dropped", "Settlements that were dropped.", lambda: settlements.dropped_total)

@@ -1,7 +1,7 @@
-"""What an execution of a request costs its tenant, by how it ended.
+"""The bill of an execution: the tokens that its tenant is charged, by its outcome.
 
-Pure. Nothing is charged for what the mesh failed at, or for what no engine began; who leaves pays for what was computed for
-it: the prompt, if it was run, and the output that `charge` counts.
+Pure. A request that the mesh failed before its first token is free, and so is one that no engine began. A client that
+leaves pays for the computed tokens: the prompt if it was run, and the output that `charge` counts.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from services.frontend.requests import charge
 from services.frontend.requests.request import LiveRequest
 
 OURS: Final = frozenset({"UNAVAILABLE", "INTERNAL", "RESOURCE_EXHAUSTED", "INVALID_ARGUMENT"})
-"""Ends that are the mesh's doing, or its refusal: before the first token they cost nothing."""
+"""Codes of outcomes that the mesh caused: without a token they cost nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """What one execution gave its client, counted from the request's beginning; and whether it counts as a request."""
+    """The tokens of one execution, counted from the request's beginning, and whether it counts as a request."""
 
     prompt_tokens: int
     cached_tokens: int
-    """Of the prompt, found in cache."""
+    """Prompt tokens found in the prefix cache."""
     output_tokens: int
     is_request_refunded: bool
     is_complete: bool
@@ -37,7 +37,7 @@ NOT_STARTED: Final = Bill(0, 0, 0, is_request_refunded=True, is_complete=False)
 
 
 def of(request: LiveRequest) -> Bill:
-    """Return the bill of a request whose client's side ended."""
+    """Return the bill of a request that has ended for its client."""
     outcome, progress = request.outcome, request.progress
     assert outcome is not None, f"{request} has not ended"
     is_complete = outcome.error is None

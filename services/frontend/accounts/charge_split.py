@@ -4,7 +4,7 @@ Pure. settle_execution.lua does the same for the executions that report. A reque
 
 A successor continues the output of an earlier execution, its predecessor. The predecessor pays for that output and for the
 prompt, whenever it reports. A successor that reports first leaves that amount for its predecessor alone. An execution that
-never reports has died: its reservation is charged what was left for it (see Earlier).
+never reports has died: its reservation is charged what was left for it (see EarlierExecution).
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ def dues(
     *,
     is_successor: bool,
 ) -> list[tuple[EarlierExecution, int]]:
-    """Return what each of `earlier` is charged at most if it has died, beside a later execution of the request.
+    """Return the maximum charge of each of `earlier` if it has died, beside a later execution of the request.
 
-    That one went on behind `received` tokens and came to `output_tokens`. An heir leaves the prompt and the received
-    tokens to their giver; any other pays from the beginning. What an earlier one gave beyond is its own, each token once.
+    The later execution continued behind `received` tokens and reached `output_tokens`. A successor leaves the prompt and
+    the received tokens to its predecessor; any other execution pays from the beginning. An earlier execution pays for the
+    output that it gave beyond, each token once.
     """
     found, reach = list[tuple[EarlierExecution, int]](), output_tokens
     for each in sorted(earlier, key=lambda one: one.given):

@@ -1,11 +1,11 @@
-"""Which execution of a request counts: a number by compare-and-set in Redis, and the news of higher ones.
+"""Numbers the executions of a request by compare-and-set in Redis, and announces higher ones.
 
-A shell. `{mesh}:exec:<request id>` is a hash that expires; it is made when a request is resumed or its key is sent, and
-when it is settled (see settlement). A request that the client neither named nor resumed is nobody else's: it starts without
-asking. Where Redis is away, slow or has forgotten, the request starts all the same: attempt numbers fence at decode.
+A shell. `{mesh}:exec:<request id>` is a hash that expires. It is created for a request that is resumed or has an
+idempotency key, and at the settlement. A request with neither can have no other execution and starts without a question. A
+request also starts if Redis is unavailable, slow or lost its data: decode fences by attempt numbers (decision 0010).
 
-All questions of a process share one connection: those that come while one batch is under way make up the next. When a
-frontend dies, its streams ask all at once.
+All claims of a process share one connection. Claims that arrive while one batch is in flight form the next batch. When a
+frontend dies, the claims of its streams arrive all at once.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ log = logging.getLogger(__name__)
 _BEGIN: Final = Script.beside(__file__, "begin_execution.lua")
 
 PAUSE_S: Final = 1.0
-"""After a wait in vain, requests start without asking for this long."""
+"""Time after a timeout in which requests start without asking Redis (open circuit)."""
 
 AGAIN_MAX: Final = 3
-"""Executions of a request that has ended well already: a client may have lost its answer on the way."""
+"""Executions of a request after its good end, because the client may have lost its answer."""
 
 BATCH_MAX: Final = 128
 
 SLACK_S: Final = 60.0
-"""A request is known for its longest runtime and this."""
+"""Time for which the record of a request outlives its longest runtime."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Who wants to execute what."""
+    """A claim to execute a request."""
 
     request_id: str
     digest: int
-    """Of all that shapes the output: two requests of one name must be the same."""
+    """Digest of all that shapes the output: two requests with one id must be equal."""
     seed: int
     is_seed_asked: bool
     """True if the client gave the seed."""
@@ -58,11 +58,11 @@ class Claim:
     """Least number of the execution."""
     owner: str
     inherited: int = 0
-    """Output that an earlier execution gave and pays."""
+    """Output of the predecessor, which pays for it."""
     predecessor: int = -1
-    """Number of the execution that gave it, by the client's token; -1: the client brings none."""
+    """Epoch of the predecessor by the client's token; -1: the client has no token."""
     age_s: float = 0.0
-    """Age of that token; infinite if it is not dated."""
+    """Age of the token; infinite without a time of issue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,21 +72,21 @@ class Execution:
     epoch: int
     seed: int
     is_fenced: bool
-    """True if Redis gave the number: no other execution has it, and earlier ones were told."""
+    """True if Redis gave the number (fencing): no other execution has it, and earlier ones were notified."""
     earlier: tuple[EarlierExecution, ...] = ()
-    """Those that have not reported, from the giver on."""
+    """Executions without a report, from the predecessor on."""
     is_shown: bool = True
-    """False if the client's token is older than the record of the execution that gave the output: it proves nothing."""
+    """False if the client's token is older than the record, and thus proves no output of the predecessor."""
 
 
 Answer: TypeAlias = list[Any] | None
-"""What Redis said to a claim; None if it did not take it."""
+"""Answer of Redis to a claim; None without one."""
 
 
 class Executions:
-    """Hands numbers out and follows the news: `on_news(request_id, epoch, owner)` hears of every later execution.
+    """Numbers executions. `on_news(request_id, epoch, owner)` is called for every later execution.
 
-    Where Redis answered too late, the news tells an execution its own number.
+    An execution with a claim that was answered too late gets its own number from this announcement.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Executions:
         answer_s: float = ANSWER_S,
     ) -> None:
         self.unfenced_total = 0
-        """Requests that started without a number of Redis's."""
+        """Requests that started without a number from Redis."""
         self._redis = redis
         self._mesh = mesh
         self._boot_id = boot_id
@@ -112,18 +112,18 @@ class Executions:
         self._channel = key(mesh, "exec-news")
         self._numbers = itertools.count(1)
         self._waiting: dict[str, tuple[Claim, asyncio.Future[Answer]]] = {}
-        """Questions that were not sent yet, by owner. One whose answer came late still names the owner."""
+        """Claims to send, by owner; also those of requests that stopped waiting."""
         self._sending: asyncio.Task[None] | None = None
         self._answered_total = 0
-        """Questions that Redis answered."""
+        """Claims that Redis answered."""
         self._pause_until_s = float("-inf")
 
     def new_owner(self) -> str:
-        """Return a name for an execution that no other has."""
+        """Return a unique name for an execution."""
         return f"{self._boot_id}-{next(self._numbers)}"
 
     async def begin(self, claim: Claim) -> Execution:
-        """Return the number of a new execution; earlier ones of the request end where they are.
+        """Return a new execution with its number; earlier ones of the request end at their frontends.
 
         Raises MeshError if the request's name is another request's (IDEMPOTENCY_KEY_REUSED), or it has ended and was
         executed again often enough (ALREADY_FINISHED).
@@ -155,15 +155,15 @@ class Executions:
         return Execution(int(answer[1]), int(answer[2]), is_fenced=True, earlier=earlier, is_shown=is_shown)
 
     def _is_old(self, claim: Claim) -> bool:
-        """True if every execution that was alive when the token of `claim` was made is over, and may be forgotten."""
+        """True if every execution of the time when the claim's token was made is over, and its record may have expired."""
         return claim.age_s * 1000 > self._ttl_ms
 
     def forget(self, owner: str) -> None:
-        """The execution `owner` is over: what was not asked for it yet must not end a later one."""
+        """Drop the unsent claim of the execution `owner`, which is over and must not end a later one."""
         self._waiting.pop(owner, None)
 
     async def run(self) -> None:
-        """Follow the news until cancelled. No answer of Redis ends it."""
+        """Follow the announcements of executions until cancelled. No answer of Redis ends it."""
         try:
             await persist(self._follow, "news of executions", pause_s=0.25)
         finally:
@@ -190,7 +190,7 @@ class Executions:
         return answer.result() if answer.done() else None
 
     async def _send(self) -> None:
-        """Ask all that waits, batch by batch, over one connection."""
+        """Send all waiting claims, batch by batch, over one connection."""
         while self._waiting:
             batch = list(islice(self._waiting.values(), BATCH_MAX))
             for claim, _ in batch:
@@ -210,7 +210,7 @@ class Executions:
         except RedisUnavailable:
             if not self._redis.is_connected or len(claims) == 1:
                 return [None] * len(claims)
-        # It refuses one of them at least. Those that it took are numbered again, which costs nothing but a number.
+        # Redis rejects at least one of them. The others get a second number, which costs nothing else.
         return [(await self._answers([each]))[0] for each in claims]
 
     def _call(self, claim: Claim) -> Call:
@@ -239,7 +239,7 @@ class Executions:
                 if isinstance(data, bytes):
                     self._take(data)
         finally:
-            with suppress(Exception):  # closing a broken connection tells nothing new
+            with suppress(Exception):  # errors of a broken connection are known
                 await subscription.aclose()
 
     def _take(self, data: bytes) -> None:
@@ -256,5 +256,5 @@ def execution_key(mesh: str, request_id: str) -> str:
 
 
 def ttl_ms(runtime_max_s: float) -> int:
-    """Return how long a request is known, in milliseconds."""
+    """Return the life of a request's record, in milliseconds."""
     return round((runtime_max_s + SLACK_S) * 1000)

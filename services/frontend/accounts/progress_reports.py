@@ -1,9 +1,8 @@
-"""How far executions have come that a client may begin again: told to Redis, in case their frontend is killed.
+"""Reports the output position of executions to Redis, in case their frontend is killed.
 
-A shell. An execution that is killed reports nothing, and its reservation stays. A later execution of the same request
-lowers that reservation to what the client had been given beyond the later one's output, which the note tells. One note each
-NOTE_TOKENS, of requests with a key or a resume token alone. A note that is lost makes the charge as much smaller. The note
-of an execution that reports is never read; the report removes it.
+A shell. A killed execution settles nothing, and its reservation stays. A later execution of the request lowers that
+reservation to the reported output beyond its own. Only requests with a key or a resume token have reports, one each
+PROGRESS_TOKENS. A lost report makes the charge smaller by as much. The settlement of an execution removes its report.
 """
 
 from __future__ import annotations
@@ -20,40 +19,40 @@ from services.frontend.accounts.executions import execution_key
 _REPORT_PROGRESS: Final = Script.beside(__file__, "report_progress.lua")
 
 PROGRESS_TOKENS: Final = 256
-"""Output tokens from one note of an execution to the next: what a killed one may have given without a trace."""
+"""Output tokens between two reports of an execution: the output of a killed execution that may go unrecorded."""
 
 WAITING_MAX: Final = 65_536
 BATCH_MAX: Final = 128
 COALESCE_S: Final = 0.05
-"""Notes of so long travel together."""
+"""Coalescing window of reports."""
 
 
 class ProgressReports:
-    """Takes positions at any time and tells Redis while `run` runs."""
+    """Takes positions at any time and sends them to Redis while `run` runs."""
 
     def __init__(self, redis: RedisLink, mesh: str) -> None:
         self._redis = redis
         self._mesh = mesh
         self._waiting: dict[str, tuple[str, int]] = {}
-        """By owner: request and position."""
+        """Request and position, by owner."""
         self._ready = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def add(self, request_id: str, owner: str, position: int) -> None:
-        """Tell that the execution `owner` gave its client everything below `position`."""
+        """Report that the execution `owner` gave its client all output below `position`."""
         if owner in self._waiting or len(self._waiting) < WAITING_MAX:
             self._waiting[owner] = request_id, position
             self._ready.set()
 
     def forget(self, owner: str) -> None:
-        """The execution `owner` reports: what was not told of it yet would be of no use."""
+        """Drop the unsent report of the execution `owner`, which is being settled."""
         self._waiting.pop(owner, None)
 
     async def run(self) -> None:
-        """Tell what waits, until cancelled. What Redis does not take is dropped: a later note says more."""
-        await persist(self._send, "progress notes", pause_s=0.25, on_failure=self._waiting.clear)
+        """Send waiting reports until cancelled. A failed batch is dropped: a later report says more."""
+        await persist(self._send, "progress reports", pause_s=0.25, on_failure=self._waiting.clear)
 
     async def _send(self) -> None:
         while True:

@@ -1,13 +1,13 @@
-"""What a request is charged: every token once, whichever frontends executed it, and however often.
+"""Settles requests in Redis: every token is charged exactly once, whatever frontends executed the request, and how often.
 
-A shell. Each execution that ends for its client reports what the client was given of the whole request; Redis keeps the
-highest that was settled and charges what lies above it. So a request that went through three frontends is charged once;
-one that was given up, or that a later execution has superseded, is charged what was streamed; an execution that died
-charges nothing. Who reports first does not change who pays (see shares). Recomputed tokens are counted and never charged.
+A shell. Each execution that ends for its client reports the totals of the whole request. Redis keeps the highest settled
+totals and charges the tokens above them. A request that went through three frontends is thus charged once. A request that
+was abandoned, or that a later execution superseded, is charged its streamed tokens. A dead execution charges nothing. The
+order of reports does not decide which execution pays (see charge_split). Recomputed tokens are counted and never charged.
 
-Reports wait in memory while Redis is away or takes none, WAITING_MAX of them; the oldest are dropped, which charges the
-client less. So is a report that Redis calls wrong. Who waits for what a report comes to does not wait for Redis to come
-back: it is told that nobody knows.
+Up to WAITING_MAX reports wait in memory while Redis is unavailable or rejects writes. Beyond that the oldest is dropped,
+which charges the client less. A report that Redis rejects for good is dropped too. A request that waits for its charge does
+not wait for Redis to come back: it gets None.
 """
 
 from __future__ import annotations
@@ -35,52 +35,52 @@ WAITING_MAX: Final = 65_536
 BATCH_MAX: Final = 128
 
 COALESCE_S: Final = 0.05
-"""A frontend that is killed charges nothing for what ended in its last moments."""
+"""Coalescing window of reports. A killed frontend charges nothing for requests that ended in its last window."""
 
 COALESCE_AWAITED_S: Final = 0.002
-"""The same where somebody waits for the charge."""
+"""The same if a request waits for its charge."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What one execution gave its client, counted from the request's beginning."""
+    """The totals of one execution, counted from the request's beginning."""
 
     request_id: str
     epoch: int
     owner: str
-    """Name of the execution: the same report sent twice counts once."""
+    """Name of the execution, which makes the report idempotent."""
     prompt_tokens: int
     output_tokens: int
     recomputed_tokens: int
     is_complete: bool
     """True if the request ended well."""
     inherited: int = 0
-    """Of the output, what an earlier execution gave and pays, with the prompt."""
+    """Output of the predecessor, which pays for it and for the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """What a report added to what was settled before."""
+    """The tokens that a report added to those already settled."""
 
     prompt_tokens: int
     output_tokens: int
     recomputed_tokens: int
-    """Told apart; not charged."""
+    """Counted, not charged."""
     is_superseded: bool
-    """True if a later execution is known: that one decides whether the request has ended well."""
+    """True if a later execution is known, which decides whether the request has ended well."""
     paid_prompt_tokens: int = 0
-    """Of the prompt, what the execution pays itself: not what it leaves for who gave it, but what others left for it."""
+    """Prompt tokens that the execution pays: without those left to its predecessor, with those left to it."""
     paid_output_tokens: int = 0
 
 
 class Settlements:
-    """Takes reports at any time and settles them in Redis while `run` runs. `on_charge` hears of each, once."""
+    """Takes reports at any time and settles them in Redis while `run` runs. `on_charge` is called once for each."""
 
     def __init__(
         self, redis: RedisLink, mesh: str, runtime_max_s: float, on_charge: Callable[[Charge], None]
     ) -> None:
         self.dropped_total = 0
-        """Reports that were never settled."""
+        """Dropped reports."""
         self._redis = redis
         self._mesh = mesh
         self._ttl_ms = ttl_ms(runtime_max_s)
@@ -99,7 +99,8 @@ class Settlements:
     def add(self, report: Report, on_charge: Callable[[Charge | None], None] | None = None) -> None:
         """Settle `report` as soon as Redis takes it.
 
-        `on_charge` is called once with what it came to, perhaps at once; with None if Redis is away or does not take it.
+        `on_charge` is called once with the charge, perhaps at once; with None if Redis is unavailable or rejects the
+        report.
         """
         self.progress_reports.forget(report.owner)
         if len(self._waiting) >= WAITING_MAX:
@@ -115,13 +116,13 @@ class Settlements:
         self._ready.set()
 
     async def run(self) -> None:
-        """Settle what waits, and tell the notes, until cancelled. No answer of Redis ends it."""
+        """Settle waiting reports and send progress reports until cancelled. No answer of Redis ends it."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.progress_reports.run(), name="progress-notes")
             tasks.create_task(persist(self._settle, "settlement", pause_s=0.25), name="settle")
 
     async def flush(self, timeout_s: float) -> bool:
-        """Wait until nothing waits, at most `timeout_s`; return whether that is so."""
+        """Wait until no report waits, at most `timeout_s`; return False at the timeout."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._empty.wait()
@@ -146,12 +147,12 @@ class Settlements:
                 answers = [await self._alone(each.report) for each in batch]
             self._is_unavailable = False
             for waiting, answer in zip(batch, answers, strict=True):
-                if self._waiting and self._waiting[0] is waiting:  # else it was dropped meanwhile
+                if self._waiting and self._waiting[0] is waiting:  # otherwise it was dropped
                     self._waiting.popleft()
                 waiting.notify(None if answer is None else self._take(waiting.report, answer))
 
     async def _coalesce(self) -> None:
-        """Wait a moment: what ends together is settled in one round trip."""
+        """Wait for the coalescing window: reports of one moment are settled in one round trip."""
         with suppress(TimeoutError):
             async with asyncio.timeout(COALESCE_S):
                 await self._awaited.wait()
@@ -159,13 +160,13 @@ class Settlements:
         self._awaited.clear()
 
     def _go_without(self) -> None:
-        """Redis is away: nobody waits for it until it answers again."""
+        """Give None to all waiting requests: Redis is unavailable. New ones get None until it answers again."""
         self._is_unavailable = True
         for waiting in self._waiting:
             waiting.notify(None)
 
     async def _alone(self, report: Report) -> Any:
-        """Settle one report of a batch in which Redis refused something."""
+        """Settle one report of a batch with a rejected report."""
         try:
             (answer,) = await self._redis.scripts(_SETTLE, [self._call(report)])
             return answer
@@ -197,7 +198,7 @@ class Settlements:
 
 
 class _Waiting:
-    """A report that is not settled yet, and who waits for what it comes to."""
+    """A waiting report, and the receiver of its charge."""
 
     __slots__ = ("_on_charge", "report")
 
@@ -206,7 +207,7 @@ class _Waiting:
         self._on_charge = on_charge
 
     def notify(self, charge: Charge | None) -> None:
-        """Tell who waits, once."""
+        """Give the charge to the receiver, once."""
         on_charge, self._on_charge = self._on_charge, None
         if on_charge is not None:
             on_charge(charge)

@@ -1,4 +1,4 @@
-"""What a frontend counts by tenant: few series, fixed at start, however many tenants there are."""
+"""Metrics by tenant, with bounded cardinality: few series, fixed at start, whatever the number of tenants."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvmesh.tenants.labels import ANONYMOUS, NAMES_MAX, OTHER, Labels
 from services.frontend.requests.request import LiveRequest
 
 QUOTA: Final = ("REQUEST_RATE_EXCEEDED", "TOKEN_RATE_EXCEEDED", "CONCURRENCY_EXCEEDED")
-"""Refusals that are the tenant's own limit; all others are "refused"."""
+"""Refusals by the tenant's own limits; all others count as REFUSED."""
 
 REFUSED: Final = "REFUSED"
 OK: Final = "OK"
@@ -30,7 +30,7 @@ class _Series:
 
 
 class TenantMetrics:
-    """Counts for the tenants that have a label of their own, and for the others together."""
+    """Counters of the tenants with a label of their own, and of all others together."""
 
     def __init__(self, metrics: Metrics, tenants: Iterable[str]) -> None:
         """`tenants`: in the order of the configuration."""
@@ -40,7 +40,7 @@ class TenantMetrics:
         self._series = {name: _series(metrics, name) for name in shown}
 
     def on_end(self, request: LiveRequest) -> None:
-        """Count a request whose client's side ended."""
+        """Count a request that has ended for its client."""
         assert request.outcome is not None
         series = self._of(request.spec.caller)
         series.outcomes[OK if request.outcome.error is None else FAILED].value += 1
@@ -51,7 +51,7 @@ class TenantMetrics:
         series.live_s.value += request.ended_s - spec.arrived_s
 
     def on_refused(self, error: MeshError, caller: Caller | None) -> None:
-        """Count a request that was refused before it became live; one of nobody's counts for no tenant."""
+        """Count a request that was refused before its admission; without a caller it counts for no tenant."""
         if caller is not None:
             reason = error.reason if error.reason in QUOTA else REFUSED
             self._of(caller).outcomes[reason].value += 1
@@ -63,16 +63,20 @@ class TenantMetrics:
 def _series(metrics: Metrics, name: str) -> _Series:
     def requests(outcome: str) -> Counter:
         return metrics.counter(
-            "tenant_requests", "Requests of a tenant that ended.", tenant=name, outcome=outcome
+            "tenant_requests", "Ended requests of a tenant, by outcome.", tenant=name, outcome=outcome
         )
 
     def tokens(kind: str) -> Counter:
-        return metrics.counter("tenant_tokens", "Tokens of a tenant's requests.", tenant=name, kind=kind)
+        return metrics.counter(
+            "tenant_tokens", "Tokens of a tenant's requests, by kind.", tenant=name, kind=kind
+        )
 
     return _Series(
         {outcome: requests(outcome) for outcome in (OK, FAILED, REFUSED, *QUOTA)},
         tokens("prompt"),
         tokens("cached"),
         tokens("output"),
-        metrics.counter("tenant_live_seconds", "Seconds that a tenant's requests were live.", tenant=name),
+        metrics.counter(
+            "tenant_live_seconds", "Time of a tenant's requests from arrival to end.", tenant=name
+        ),
     )

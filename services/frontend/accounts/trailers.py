@@ -1,6 +1,6 @@
-"""What a call's trailing metadata tells of the budget that is left: on success as on refusal.
+"""Trailers of a call with the remaining budget, on success and on refusal.
 
-Pure. The smallest over the caller's scopes; what is not limited is not told.
+Pure. Each value is the minimum over the caller's scopes. Kinds without a limit send no trailer.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ TOKENS: Final = "kvmesh-remaining-tokens"
 """Tokens that may be reserved now; 0 while a debt is being paid back."""
 
 CONCURRENCY: Final = "kvmesh-remaining-concurrency"
-"""Requests that may run beside those that do."""
+"""Requests that may run beside the running ones."""
 
 
 class Left(Protocol):
-    """What is left; None: not limited. A `RemainingBudget` of kvmesh.buckets is one."""
+    """A remaining budget; None: no limit. Implemented by `RemainingBudget` of kvmesh.buckets."""
 
     @property
     def requests(self) -> float | None: ...
