@@ -25,7 +25,7 @@ from tests.simulation.streams import Stream, settle, tick
 from tests.unit.triton.fake_engine import END_TOKEN, VOCABULARY, FakeEngine, expected, facts
 
 BLOCK_TOKENS = 4
-ORPHAN_S = 1.0
+DETACHED_S = 1.0
 KV_ADDRESS = "127.0.0.1:9"
 MODEL_VERSION = "v1"
 TOKEN_BYTES = [bytes([65 + token % 26]) for token in range(VOCABULARY)]
@@ -85,7 +85,7 @@ class Mesh:
                 queue_max_requests=16,
                 engine_concurrency=2,
                 handoff_timeout_s=5.0,
-                detached_s=ORPHAN_S,
+                detached_s=DETACHED_S,
                 first_token_timeout_s=20.0,
             )
             core = PrefillCore(name, facts(), limits)
@@ -96,7 +96,7 @@ class Mesh:
                 facts(),
                 DecodeLimits(
                     slots_max=8,
-                    detached_s=ORPHAN_S,
+                    detached_s=DETACHED_S,
                     slow_reader_s=60.0,
                     first_token_timeout_s=20,
                     token_timeout_s=20,
@@ -108,7 +108,7 @@ class Mesh:
             core = self._router(name)
         else:
             core = FrontendCore(
-                Limits(8, ORPHAN_S, BLOCK_TOKENS),
+                Limits(8, DETACHED_S, BLOCK_TOKENS),
                 limit=64,
                 retries=RetryBudget(0.5, 10.0, self.now_s),
                 jitter=self.draw.random,
@@ -129,7 +129,7 @@ class Mesh:
             local_prefill_tokens_max=8,
         )
         router_core = ForwardingCore(
-            name, MODEL_VERSION, BLOCK_TOKENS, policy, ForwardingLimits(32, 30.0, ORPHAN_S)
+            name, MODEL_VERSION, BLOCK_TOKENS, policy, ForwardingLimits(32, 30.0, DETACHED_S)
         )
         for replica_name in (*self.prefill_names, *self.decode_names):
             role = "prefill" if replica_name.startswith("prefill") else "decode"

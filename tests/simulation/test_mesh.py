@@ -11,7 +11,7 @@ from services.frontend.accounts import bill
 from services.frontend.requests.progress import FLOW_CONTROL_WINDOW
 from services.frontend.requests.request import LiveRequest
 from services.router.forwarding.core import ForwardingCore
-from tests.simulation.mesh import ORPHAN_S, Mesh
+from tests.simulation.mesh import DETACHED_S, Mesh
 from tests.simulation.streams import Stream
 
 pytestmark = pytest.mark.timeout(240)  # all CPU: a busy machine takes its time
@@ -60,7 +60,7 @@ class Schedule:
             if all(client.is_done for client in mesh.clients) and not mesh.held():
                 break
             mesh.advance(0.05)
-        mesh.advance(ORPHAN_S)
+        mesh.advance(DETACHED_S)
 
     def step(self) -> None:
         """Do one thing."""
@@ -114,7 +114,7 @@ class Schedule:
                 client.has_left = True
                 client.core.leave(client.request, mesh.now_s)
         elif choice == 11:
-            mesh.advance(draw.choice((0.5, ORPHAN_S, 3.5)))
+            mesh.advance(draw.choice((0.5, DETACHED_S, 3.5)))
         elif choice == 12:
             name = draw.choice(list(mesh.engines))
             engine = mesh.engines[name]
@@ -198,7 +198,7 @@ def test_a_late_adopt_of_a_lost_router_disturbs_nobody() -> None:
         go(mesh)
     assert client.ids == mesh.oracle(client.spec)
     assert (len(request.attempts), request.takeovers) == (1, 1)
-    mesh.advance(ORPHAN_S)
+    mesh.advance(DETACHED_S)
     mesh.assert_consistent()
 
 

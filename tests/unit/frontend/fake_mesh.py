@@ -25,7 +25,7 @@ from services.frontend.requests.request_spec import RequestSpec
 END_ID = 1
 VOCABULARY = 300
 TOKEN_BYTES = [b""] * 4 + [bytes([each % 256]) for each in range(4, VOCABULARY)]
-ORPHAN_S = 3.0
+DETACHED_S = 3.0
 COMPUTED_STRIDE = 32
 """Number of tokens that an attempt computes beyond its flow-control window before it reports them."""
 
@@ -72,7 +72,7 @@ class Run:
     log: TokenLog
     history: bytes
     stage: str = "queued"  # then accepted, placed, started, running, finished
-    orphan_until_s: float | None = None
+    detached_until_s: float | None = None
     reason: int = 0
     told: int = 0
     """Position computed beyond the flow-control window that its router was told last."""
@@ -120,7 +120,7 @@ class FakeMesh:
         for run in list(router.runs.values()):
             run.router = None
             if run.stage in ("running", "finished"):
-                run.orphan_until_s = self.now_s + ORPHAN_S
+                run.detached_until_s = self.now_s + DETACHED_S
             else:
                 self.runs.remove(run)
         router.runs.clear()
@@ -179,7 +179,7 @@ class FakeMesh:
             if run.stage == "finished" and run.log.is_drained():
                 router.down.finish(slot, run.log.end, run.reason)  # type: ignore[arg-type]
                 router.runs.pop(slot)
-                run.router, run.orphan_until_s = None, self.now_s + ORPHAN_S
+                run.router, run.detached_until_s = None, self.now_s + DETACHED_S
         message = router.down.take(self.now_s)
         if message is not None:
             router.downward.append(message)
@@ -275,7 +275,7 @@ class FakeMesh:
             self.core.on_timer(self.now_s)
         self.now_s = until_s
         for run in list(self.runs):
-            if run.router is None and run.orphan_until_s is not None and run.orphan_until_s <= until_s:
+            if run.router is None and run.detached_until_s is not None and run.detached_until_s <= until_s:
                 self.runs.remove(run)
 
     def settle(self, rounds: int = 1) -> None:
@@ -319,7 +319,7 @@ class FakeMesh:
                 run.router.runs.pop(run.slot)
             run.log.rewind(adopt.position, adopt.credit_position)
             run.told = 0
-            run.router, run.slot, run.orphan_until_s = router, adopt.slot, None
+            run.router, run.slot, run.detached_until_s = router, adopt.slot, None
             router.runs[adopt.slot] = run
             router.down.accept(adopt.slot)
             return

@@ -7,7 +7,7 @@ import pytest
 from kvmesh.attach.v1 import attach_pb2 as pb
 from services.frontend.requests.resume_token import ATTEMPT_STRIDE
 from services.frontend.requests.takeover import AttemptLocation
-from tests.unit.frontend.fake_mesh import ORPHAN_S, Client, FakeMesh, spec
+from tests.unit.frontend.fake_mesh import DETACHED_S, Client, FakeMesh, spec
 from tests.unit.frontend.test_request import LONG, begin, finish, mesh_of, run, whole
 
 
@@ -75,7 +75,7 @@ def test_a_lost_attempt_is_computed_again_above_the_earlier_numbers() -> None:
 
 
 def test_an_attempt_without_a_takeover_is_cancelled_in_the_end() -> None:
-    """A yielded attempt that no frontend takes over is cancelled after ORPHAN_S."""
+    """A yielded attempt that no frontend takes over is cancelled after DETACHED_S."""
     mesh = mesh_of()
     client = begin(mesh)
     run(mesh, client, 10)
@@ -83,7 +83,7 @@ def test_an_attempt_without_a_takeover_is_cancelled_in_the_end() -> None:
     assert client.request.outcome is not None and client.request.outcome.name == "SUPERSEDED"
     mesh.settle()
     assert mesh.cancels == []
-    mesh.advance(ORPHAN_S)
+    mesh.advance(DETACHED_S)
     mesh.settle()
     assert mesh.cancels == [pb.Cancel.REASON_SUPERSEDED]
     assert not mesh.core.admitted.leaving

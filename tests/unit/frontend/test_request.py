@@ -25,7 +25,7 @@ from services.frontend.requests.request_spec import RequestSpec
 from services.frontend.requests.retry_budget import RetryBudget
 from services.frontend.requests.retry_state import Limits
 from services.frontend.surface import messages
-from tests.unit.frontend.fake_mesh import ORPHAN_S, TOKEN_BYTES, Client, FakeMesh, oracle, spec
+from tests.unit.frontend.fake_mesh import DETACHED_S, TOKEN_BYTES, Client, FakeMesh, oracle, spec
 
 LONG = 4
 """Number of a request with at least 60 output tokens (checked below)."""
@@ -33,7 +33,7 @@ LONG = 4
 
 def mesh_of(routers: int = 1, *, attempts_max: int = 4, limit: int = 8, retries: float = 3.0) -> FakeMesh:
     core = FrontendCore(
-        Limits(attempts_max, ORPHAN_S, 16),
+        Limits(attempts_max, DETACHED_S, 16),
         limit=limit,
         retries=RetryBudget(0.0, retries, 1000.0),
         jitter=lambda: 0.5,
@@ -115,7 +115,7 @@ def test_an_undisturbed_request_takes_one_attempt() -> None:
     assert client.request.progress.recomputed_tokens == 0
 
 
-def test_a_lost_router_is_adopted_through_another_without_recomputing() -> None:
+def test_a_stream_of_a_lost_router_is_taken_over_without_recomputing() -> None:
     """After its router is lost, a running attempt is taken over through another; the client sees nothing."""
     mesh = mesh_of(2)
     client = begin(mesh)
@@ -127,13 +127,13 @@ def test_a_lost_router_is_adopted_through_another_without_recomputing() -> None:
     assert client.request.progress.recomputed_tokens == 0
 
 
-def test_a_restarted_router_adopts_when_it_is_back() -> None:
+def test_a_restarted_router_takes_streams_over() -> None:
     """With one router, the request waits for its return; nothing is recomputed."""
     mesh = mesh_of()
     client = begin(mesh)
     run(mesh, client, 10)
     cut_home(mesh)
-    mesh.advance(ORPHAN_S / 2)
+    mesh.advance(DETACHED_S / 2)
     mesh.open(mesh.routers[0])
     assert finish(mesh, client) == "LENGTH"
     assert client.ids == whole(client)
@@ -148,7 +148,7 @@ def test_a_request_resumes_when_a_router_comes_after_the_detached_time() -> None
     run(mesh, client, 10)
     had = len(client.ids)
     cut_home(mesh)
-    mesh.advance(ORPHAN_S + 1)
+    mesh.advance(DETACHED_S + 1)
     mesh.open(mesh.routers[0])
     assert finish(mesh, client) == "LENGTH"
     assert client.ids == whole(client)
@@ -161,7 +161,7 @@ def test_a_request_resumes_when_a_router_comes_after_the_detached_time() -> None
     assert client.request.progress.recomputed_tokens == len(ids) - 1
 
 
-def test_a_refused_adopt_resumes_at_once() -> None:
+def test_a_refused_takeover_resumes_at_once() -> None:
     """After a refused takeover the request resumes at once, not after the detached time.
 
     The decode replica is gone, too.
@@ -358,7 +358,7 @@ def test_the_detached_stream_of_a_client_that_left_is_cancelled_when_a_router_is
     run(mesh, client, 10)
     cut_home(mesh)
     mesh.core.leave(client.request, mesh.now_s)
-    mesh.advance(ORPHAN_S)
+    mesh.advance(DETACHED_S)
     assert not mesh.core.admitted.leaving and mesh.core.next_wake_s() is None
 
 
@@ -539,14 +539,14 @@ def steal(mesh: FakeMesh) -> None:
     assert router is not None
     router.runs.clear()
     router.downward.clear()
-    attempt.router, attempt.orphan_until_s = None, mesh.now_s + ORPHAN_S
+    attempt.router, attempt.detached_until_s = None, mesh.now_s + DETACHED_S
     answer = pb.AttachResponse()
     answer.finishes.add(slot=slot, end_position=attempt.log.end, reason=pb.Finish.REASON_ADOPTED)
     mesh.core.on_response(router, answer, mesh.now_s)
     mesh.core.assert_consistent()
 
 
-def test_a_late_adopt_of_the_request_itself_is_only_a_lost_slot() -> None:
+def test_a_late_takeover_of_the_request_itself_is_only_a_lost_slot() -> None:
     """A late adopt by the request itself is only a lost slot: it is adopted again.
 
     The client sees nothing.
@@ -735,7 +735,7 @@ def test_the_retry_budget_is_a_share_and_a_trickle() -> None:
     assert budget.spent_total + budget.refused_total == 400
 
 
-def test_an_adopt_asks_for_the_missing_tokens() -> None:
+def test_a_takeover_asks_for_the_missing_tokens() -> None:
     """An adopt asks for tokens from the first missing position, not from the start."""
     mesh = mesh_of()
     client = begin(mesh)
@@ -763,7 +763,7 @@ def test_a_finish_before_the_last_tokens_is_a_gap() -> None:
     assert client.request.attempts[0].fault == "GAP" and len(mesh.submits) == 2
 
 
-def test_a_replica_only_one_router_lost_is_adopted_through_another() -> None:
+def test_a_replica_only_one_router_lost_is_reached_through_another() -> None:
     """The router that reported the replica's loss is the last one asked for a takeover."""
     for seed in range(8):
         mesh = mesh_of(2)
@@ -776,7 +776,7 @@ def test_a_replica_only_one_router_lost_is_adopted_through_another() -> None:
         router.down.fail(
             attempt.slot, pb.Failure.CODE_REPLICA_LOST, "lost", replica="decode-0", untouched=False
         )
-        attempt.router, attempt.orphan_until_s = None, mesh.now_s + ORPHAN_S
+        attempt.router, attempt.detached_until_s = None, mesh.now_s + DETACHED_S
         mesh.settle()
         assert home(mesh) != first
         assert finish(mesh, client) == "LENGTH"
@@ -785,7 +785,7 @@ def test_a_replica_only_one_router_lost_is_adopted_through_another() -> None:
 
 
 @pytest.mark.parametrize("row", ["finish", "failure"])
-def test_an_adopt_that_is_answered_by_an_end_leaves_nothing(row: str) -> None:
+def test_a_takeover_that_is_answered_by_an_end_leaves_nothing(row: str) -> None:
     """An end that comes before the acceptance of an adopt leaves nothing behind."""
     mesh = mesh_of(2)
     client = begin(mesh)
@@ -840,7 +840,7 @@ def test_a_router_that_never_knows_the_replica_costs_the_detached_time() -> None
     cut_home(mesh)
     (router,) = mesh.routers
     mesh.open(router)
-    until_s = mesh.now_s + ORPHAN_S
+    until_s = mesh.now_s + DETACHED_S
     while mesh.now_s < until_s:
         message = router.outbox.take(mesh.now_s)
         if message is not None:

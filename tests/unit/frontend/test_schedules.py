@@ -11,7 +11,7 @@ from kvmesh.inference.v1 import inference_pb2
 from services.frontend.requests.core import FrontendCore
 from services.frontend.requests.retry_budget import RetryBudget
 from services.frontend.requests.retry_state import Limits
-from tests.unit.frontend.fake_mesh import ORPHAN_S, Client, FakeMesh, Router, oracle, spec
+from tests.unit.frontend.fake_mesh import DETACHED_S, Client, FakeMesh, Router, oracle, spec
 
 REFUSALS = [
     pb.Refusal.REASON_QUEUE_FULL,
@@ -34,7 +34,7 @@ FAILURES = [
 
 def core_of(draw: random.Random, attempts_max: int = 8) -> FrontendCore:
     return FrontendCore(
-        Limits(attempts_max, ORPHAN_S, 16),
+        Limits(attempts_max, DETACHED_S, 16),
         limit=64,
         retries=RetryBudget(0.1, 3.0, 1000.0),
         jitter=draw.random,
@@ -71,7 +71,7 @@ class Schedule:
                 break
             self.mesh.advance(0.05)
         self.mesh.settle()
-        self.mesh.advance(ORPHAN_S)
+        self.mesh.advance(DETACHED_S)
 
     def step(self) -> None:
         """Take one random step."""

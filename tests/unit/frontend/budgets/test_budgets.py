@@ -203,9 +203,9 @@ def test_a_frontend_that_is_cut_off_spends_no_more_than_stated(seed: int) -> Non
         await close(redis, frontends)
         uses = [use for frontend in frontends for use in frontend.uses]
         share = local_buckets.SHARE / count
-        away_s = cut_s + local_buckets.TOGETHER_S + 1.5
+        outage_s = cut_s + local_buckets.TOGETHER_S + 1.5
         estimate_max = max(use.estimate for use in uses)
-        bound = max(share * BURST, estimate_max) + share * LIMIT / 60 * away_s
+        bound = max(share * BURST, estimate_max) + share * LIMIT / 60 * outage_s
         check_from_start(uses, started_s, local=bound)
         local = [use for use in uses if use.holder is Holder.LOCAL]
         assert sum(min(use.actual, use.estimate) for use in local) <= bound

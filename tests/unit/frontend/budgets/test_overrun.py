@@ -204,10 +204,10 @@ def test_quota_leases_promise_no_more_overrun_than_they_hold(seed: int) -> None:
             await asyncio.sleep(0.05)
             known = [frontend.budgets._account_states.known(who.account) for frontend in attack.frontends]
             most = max(most, sum(account_state.open_overrun for account_state in known if account_state))
-        from_slabs = sum(frontend.budgets.metrics.quota_lease.value for frontend in attack.frontends)
+        from_leases = sum(frontend.budgets.metrics.quota_lease.value for frontend in attack.frontends)
         await attack.stop()
-        print(f"{most} of {overrun} open, {from_slabs} of {attack.admitted} admitted from quota leases")
-        assert attack.refusals and 4 * from_slabs > attack.admitted
+        print(f"{most} of {overrun} open, {from_leases} of {attack.admitted} admitted from quota leases")
+        assert attack.refusals and 4 * from_leases > attack.admitted
         assert overrun / 2 < most <= overrun + PROMPT + output_max
 
     simulate(main())
