@@ -18,25 +18,25 @@ STALL_S: Final = 0.75
 class FailureDetector:
     """Detects `limit_s` without a heartbeat. Call `check` every CHECK_INTERVAL_S."""
 
-    __slots__ = ("_heard_s", "_looked_s", "limit_s")
+    __slots__ = ("_checked_s", "_heartbeat_s", "limit_s")
 
     def __init__(self, limit_s: float, now_s: float) -> None:
         self.limit_s = limit_s
-        self._heard_s = now_s
-        self._looked_s = now_s
+        self._heartbeat_s = now_s
+        self._checked_s = now_s
 
     def heartbeat(self, now_s: float) -> None:
         """Take a message of the peer; any message is a heartbeat."""
-        self._heard_s = now_s
+        self._heartbeat_s = now_s
 
     def check(self, now_s: float) -> bool:
         """Return True if no heartbeat came for the limit. Time in which this process stood still does not count."""
-        gap_s = now_s - self._looked_s
-        self._looked_s = now_s
+        gap_s = now_s - self._checked_s
+        self._checked_s = now_s
         if gap_s > STALL_S:
-            self._heard_s = min(now_s, self._heard_s + gap_s)
-        return now_s - self._heard_s >= self.limit_s
+            self._heartbeat_s = min(now_s, self._heartbeat_s + gap_s)
+        return now_s - self._heartbeat_s >= self.limit_s
 
     def silent_s(self, now_s: float) -> float:
         """Return the time since the last heartbeat, corrected at the last check."""
-        return max(0.0, now_s - self._heard_s)
+        return max(0.0, now_s - self._heartbeat_s)
