@@ -16,11 +16,11 @@ FRESH_S: Final = 3.0
 class EngineView:
     """The last report of an engine. `last` stays at any age, because the boot id in it does not become stale."""
 
-    __slots__ = ("_heard_s", "last")
+    __slots__ = ("_reported_s", "last")
 
     def __init__(self) -> None:
         self.last: EngineLoad | None = None
-        self._heard_s = float("-inf")
+        self._reported_s = float("-inf")
 
     @property
     def boot_id(self) -> str:
@@ -30,12 +30,12 @@ class EngineView:
     def take(self, load: EngineLoad, now_s: float) -> bool:
         """Keep a report. Return True if it differs from the last one."""
         known, self.last = self.last, load
-        self._heard_s = now_s
+        self._reported_s = now_s
         return load != known
 
     def fresh(self, now_s: float) -> EngineLoad | None:
         """Return the report, or None if it is older than FRESH_S."""
-        return self.last if now_s - self._heard_s <= FRESH_S else None
+        return self.last if now_s - self._reported_s <= FRESH_S else None
 
     def step_s(self, now_s: float) -> float:
         """Return the step duration that the engine reports. 0: unknown, or the engine runs no sequence."""
