@@ -72,7 +72,7 @@ class Election:
         """Boot id of the holder at the first read. Empty: no process held the name. None: not read yet."""
         self._replaces = b""
         """The lease that the next bid may replace."""
-        self._asked_s = float("-inf")
+        self._bid_s = float("-inf")
         """Time of the last bid. Redis wrote it then or later."""
         self._lease_end_s = float("-inf")
         """Time at which the lease of this process expires unless it is renewed."""
@@ -84,7 +84,7 @@ class Election:
 
     def bid(self, now_s: float, *, is_draining: bool = False) -> Bid | None:
         """Return the bid to write now. None: only read. A draining process keeps its lease and takes no name."""
-        self._asked_s = now_s
+        self._bid_s = now_s
         if self._is_outranking and now_s >= self._lease_end_s:
             self._replaces = b""
         if self.state is ElectionState.HOLDER:
@@ -159,7 +159,7 @@ class Election:
 
     def _hold(self, term: int, left_s: float) -> None:
         self.state, self.holder, self._term = ElectionState.HOLDER, None, term
-        self._lease_end_s = self._asked_s + left_s
+        self._lease_end_s = self._bid_s + left_s
 
     def _stand_by(self, lease: Member, found: bytes, left_s: float, now_s: float) -> None:
         self.state, self.holder = ElectionState.STANDBY, lease

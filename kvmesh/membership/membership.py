@@ -70,14 +70,14 @@ class Membership:
             await self._redis.guarded(subscription.subscribe(key(self._mesh, "proc-news")))
             while True:
                 await self.poll()
-                news = await self._redis.guarded(subscription.get_message(timeout=POLL_S))
-                data = news.get("data") if news else None
+                message = await self._redis.guarded(subscription.get_message(timeout=POLL_S))
+                data = message.get("data") if message else None
                 left_boot_id = ""
                 if isinstance(data, bytes) and data.startswith(LEAVE_PREFIX):
                     left_boot_id = data.removeprefix(LEAVE_PREFIX).decode(errors="replace")
                     self._view.leave(left_boot_id)
                 if data is not None and self._own is not None:
-                    self._own.on_news(left_boot_id)
+                    self._own.on_lease_change(left_boot_id)
         finally:
             with suppress(Exception):  # the failure of a broken connection is known already
                 await subscription.aclose()
@@ -102,17 +102,17 @@ async def read_members(redis: RedisLink, mesh: str) -> list[Member]:
         return []
     leases = await redis.execute("MGET", *(key(mesh, "proc", name) for name in names))
     members = []
-    gone = []
+    expired = []
     for name, lease in zip(names, leases, strict=True):
         if lease is None:
-            gone.append(name)
+            expired.append(name)
             continue
         member = read(name, lease)
         if member is None:
             log.warning("the lease of %s is unreadable or has another name", name)
         else:
             members.append(member)
-    if gone:  # a live process adds its name again at its next renewal
+    if expired:  # a live process adds its name again at its next renewal
         with suppress(RedisUnavailable):  # a read-only Redis still serves the reads
-            await redis.execute("SREM", key(mesh, "procs"), *gone)
+            await redis.execute("SREM", key(mesh, "procs"), *expired)
     return members

@@ -83,7 +83,7 @@ class Registration:
             self.member, self._has_changed = member, True
             self._changed.set()
 
-    def on_news(self, left_boot_id: str) -> None:
+    def on_lease_change(self, left_boot_id: str) -> None:
         """Take the news of a changed lease. A standby then reads its lease at once.
 
         `left_boot_id`: the boot id of a process that gave its lease back, or empty.
