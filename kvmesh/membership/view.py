@@ -54,5 +54,5 @@ class View:
         return changed
 
     def _is_sudden(self, now_s: float) -> bool:
-        silent = [member for member in self.members.values() if member.boot_id not in self._left]
-        return bool(silent) and now_s >= self._removals_suspended_until_s + LEASE_S
+        unexplained = [member for member in self.members.values() if member.boot_id not in self._left]
+        return bool(unexplained) and now_s >= self._removals_suspended_until_s + LEASE_S
