@@ -49,7 +49,7 @@ class DeferredCalls:
         return due
 
 
-def _add(owed: dict[str, None] | dict[bytes, None], what: str | bytes) -> None:
-    if len(owed) >= DEFERRED_MAX:
-        del owed[next(iter(owed))]  # type: ignore[arg-type]  # the key has the table's own type
-    owed[what] = None  # type: ignore[index]
+def _add(deferred: dict[str, None] | dict[bytes, None], call: str | bytes) -> None:
+    if len(deferred) >= DEFERRED_MAX:
+        del deferred[next(iter(deferred))]  # type: ignore[arg-type]  # the key has the table's own type
+    deferred[call] = None  # type: ignore[index]
