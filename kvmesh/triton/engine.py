@@ -244,8 +244,8 @@ class TritonEngine:
             reason = self._liveness.check(now_s)
             if reason:
                 self._on_lost(reason, now_s)
-            is_asked = self._probing is not None and not self._probing.done()
-            if not is_asked and (self._liveness.wants_probe(now_s) or not self._facts.load_report):
+            is_probing = self._probing is not None and not self._probing.done()
+            if not is_probing and (self._liveness.wants_probe(now_s) or not self._facts.load_report):
                 self._probing = asyncio.create_task(self._probe(), name="engine-probe")
 
     async def _probe(self) -> None:

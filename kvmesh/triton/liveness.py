@@ -63,14 +63,14 @@ class EngineLiveness:
 
     def check(self, now_s: float) -> str:
         """Return the reason at the moment of a loss, otherwise an empty text."""
-        silences = [silence for silence in (self._server, self._model) if silence.check(now_s)]
-        if self._missed < MISSED_PROBES and self._server in silences:
-            silences.remove(self._server)
-        if self.is_lost or not silences:
+        lost = [detector for detector in (self._server, self._model) if detector.check(now_s)]
+        if self._missed < MISSED_PROBES and self._server in lost:
+            lost.remove(self._server)
+        if self.is_lost or not lost:
             return ""
         self.is_lost = True
-        who = "engine" if silences[0] is self._server else "model"
-        return f"no message from the {who} for {silences[0].silent_s(now_s):.1f} s"
+        source = "engine" if lost[0] is self._server else "model"
+        return f"no message from the {source} for {lost[0].silent_s(now_s):.1f} s"
 
     def wants_probe(self, now_s: float) -> bool:
         """Return True if the server should be probed now."""

@@ -47,7 +47,7 @@ class Subscription:
 
     async def run(self) -> None:
         """Follow the stream until cancelled."""
-        told, what = "", self._what
+        logged, what = "", self._what
         while True:
             try:
                 stream = self._client.stream(
@@ -55,7 +55,7 @@ class Subscription:
                 )
                 async with opened(stream):
                     is_long_enough = await self._read(stream)
-                    told = ""
+                    logged = ""
                 if is_long_enough:
                     continue
                 reason = "the stream ended"
@@ -67,9 +67,9 @@ class Subscription:
             except Exception as error:
                 log.exception("engine stream %s cannot be read", what)
                 reason = f"{type(error).__name__}"
-            if reason != told:
+            if reason != logged:
                 log.info("engine stream %s broke: %s", what, reason)
-            told = reason
+            logged = reason
             self._policy.reset()
             self.on_broken()
             await asyncio.sleep(RETRY_S)
