@@ -24,8 +24,8 @@ def is_cluster(url: str) -> bool:
 def cluster_client(url: str, *, timeout_s: float, connections_max: int) -> RedisCluster:
     """Return a client for `url` that retries only commands that another node must answer. Raises ValueError."""
     scheme, _, rest = url.partition(_MARK)
-    place, question, query = rest.partition("?")
-    user, at, hosts = place.rpartition("@")
+    authority, question, query = rest.partition("?")
+    user, at, hosts = authority.rpartition("@")
     names = hosts.rstrip("/").split(",")
     others = [_node(name) for name in names[1:]]
     return RedisCluster.from_url(
