@@ -70,9 +70,9 @@ def check_submit(
         return _invalid("block_tokens", submit.block_tokens, f"{facts.tokens_per_block} is served here")
     output = submit.budget.max_output_tokens
     prompt = len(submit.token_ids) // 4
-    room = facts.max_sequence_tokens - prompt
-    if not 1 <= output <= room:
-        return _invalid("budget.max_output_tokens", output, f"1 to {room} fits behind {prompt} prompt tokens")
+    space = facts.max_sequence_tokens - prompt
+    if not 1 <= output <= space:
+        return _invalid("budget.max_output_tokens", output, f"1 to {space} fits behind {prompt} prompt tokens")
     if blocks > facts.kv_blocks:
         return _invalid(
             "token_ids", f"{prompt} tokens", f"{blocks} KV blocks needed, {facts.kv_blocks} exist"
