@@ -64,11 +64,11 @@ def _error_info(reason: str, domain: str, metadata: Pairs) -> bytes:
     return _any(_kind("ErrorInfo"), info)
 
 
-def _failure(kind: bytes, pairs: Pairs, room: int) -> bytes:
+def _failure(kind: bytes, pairs: Pairs, space: int) -> bytes:
     made = b""
     for name, description in pairs[:VIOLATIONS_MAX]:
         one = _field(b"\x0a", _pair(name, description, MESSAGE_BYTES_MAX))
-        if len(made) + len(one) > room - len(kind) - 8:
+        if len(made) + len(one) > space - len(kind) - 8:
             break
         made += one
     return _any(kind, made) if made else b""

@@ -72,7 +72,9 @@ def check_submit(
     prompt = len(submit.token_ids) // 4
     space = facts.max_sequence_tokens - prompt
     if not 1 <= output <= space:
-        return _invalid("budget.max_output_tokens", output, f"1 to {space} fits behind {prompt} prompt tokens")
+        return _invalid(
+            "budget.max_output_tokens", output, f"1 to {space} fits behind {prompt} prompt tokens"
+        )
     if blocks > facts.kv_blocks:
         return _invalid(
             "token_ids", f"{prompt} tokens", f"{blocks} KV blocks needed, {facts.kv_blocks} exist"
