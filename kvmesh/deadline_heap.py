@@ -44,7 +44,7 @@ class DeadlineHeap(Generic[Item]):
             heapq.heapify(self._heap)
 
     def at_s(self, item: Item) -> float | None:
-        """Return when `item` is to be looked at, or None."""
+        """Return the time of the next check of `item`, or None."""
         return self._at_s.get(item)
 
     def next_s(self) -> float | None:

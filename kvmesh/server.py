@@ -1,4 +1,4 @@
-"""Shell of a service: a grpc.aio server with health checks, connection limits and graceful shutdown; and channels to it.
+"""Shell of a service: a grpc.aio server with health checks, connection limits and graceful shutdown. Also opens channels.
 
 A service's main builds a `MeshServer` and registers its servicers on `.grpc`. It calls `listen`, opens its connections,
 and then calls `run`. No decisions are made here.
@@ -32,7 +32,7 @@ from kvmesh.tasks import end
 log = logging.getLogger(__name__)
 
 DRAIN_S: Final = 30.0
-"""Longest drain: the wait for running requests at a graceful shutdown. Later requests are cancelled."""
+"""Longest drain: the wait for running requests at a graceful shutdown. Requests that still run then are cancelled."""
 
 STOP_GRACE_S: Final = 1.0
 """Time for streams to end after a drain, before their calls are cancelled."""

@@ -154,7 +154,7 @@ class UpwardOutbox(Outbox):
             self._add_lazy()
 
     def is_waiting(self, slot: int) -> bool:
-        """Return whether the submit or adopt of `slot` has not been sent."""
+        """Return True if the submit or adopt of `slot` has not been sent."""
         return slot in self._submits or slot in self._adopts
 
     def cancel(self, slot: int, reason: pb.Cancel.Reason.ValueType) -> bool:

@@ -1,8 +1,8 @@
 -- Writes the lease of a process's name by compare-and-set, and returns the previous lease.
 --
 -- The lease is written if there is no lease, or if the present lease is the process's own. It is also written over the
--- one lease that may be replaced. A new lease is announced. So the other processes find this process at once, for example after
--- a freeze.
+-- one lease that may be replaced. A new lease is announced. So the other processes find this process at once, for example
+-- after a freeze.
 --
 -- KEYS: 1 the lease, 2 the set of names.
 --

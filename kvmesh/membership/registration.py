@@ -164,7 +164,7 @@ class Registration:
         if reason and reason != was:
             log.log(logging.INFO if self.member.draining else logging.ERROR, "%s", reason)
         elif was and not reason:
-            log.info("%s has its name back", self.member.process_id)
+            log.info("%s holds its name again", self.member.process_id)
         if reason != was:
             await self._on_name_state(reason)
 
@@ -175,5 +175,5 @@ class Registration:
             return ""
         return (
             f"superseded: another process named {name} (boot {holder.boot_id}, at {holder.address}) holds the name; "
-            "this one keeps its streams and takes the name when that one ends"
+            "this process keeps its streams, and takes the name when the other process ends"
         )
