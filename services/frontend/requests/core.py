@@ -25,7 +25,7 @@ from services.frontend.requests.request import LiveRequest
 from services.frontend.requests.request_spec import RequestSpec
 from services.frontend.requests.retry_budget import RetryBudget
 from services.frontend.requests.retry_state import Limits
-from services.frontend.requests.router_peers import Link, Peer, Peers
+from services.frontend.requests.router_peers import Peer, Peers, RouterLink
 from services.frontend.requests.verdicts import Verdict, Verdicts
 
 log = logging.getLogger(__name__)
@@ -149,7 +149,7 @@ class FrontendCore:
 
     # Routers.
 
-    def add_router(self, link: Link) -> Peer[LiveRequest]:
+    def add_router(self, link: RouterLink) -> Peer[LiveRequest]:
         """Add a link to a router; the link's events must come to the sink methods below."""
         return self.peers.add(link)
 
@@ -157,14 +157,14 @@ class FrontendCore:
         """Forget a router after its link was lost and closed."""
         self.peers.remove(name)
 
-    def on_attached(self, link: Link, peer: pb.Hello, now_s: float) -> None:
+    def on_attached(self, link: RouterLink, peer: pb.Hello, now_s: float) -> None:
         """Handle a router that came up: requests that wait for a router continue."""
         waiting, self._unrouted = self._unrouted, {}
         for request in waiting:
             self._guard(request, lambda each: each.on_router_up(now_s), now_s)
         self.on_event()
 
-    def on_response(self, link: Link, message: pb.AttachResponse, now_s: float) -> None:
+    def on_response(self, link: RouterLink, message: pb.AttachResponse, now_s: float) -> None:
         """Take the rows of one message, in the order of the protocol. Raises FrameError."""
         peer = self.peers.get(link.name)
         if peer is None:
@@ -183,7 +183,7 @@ class FrontendCore:
                 peer.queue_delay_s, peer.step_s = value.queue_delay_us / 1e6, value.step_p95_us / 1e6
         self.on_event()
 
-    def on_lost(self, link: Link, reason: str, now_s: float) -> None:
+    def on_lost(self, link: RouterLink, reason: str, now_s: float) -> None:
         """Handle a broken stream to a router: its slots are void, their requests continue through other routers."""
         peer = self.peers.get(link.name)
         if peer is None or not peer.slots:

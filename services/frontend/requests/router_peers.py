@@ -16,7 +16,7 @@ Owner = TypeVar("Owner")
 """The request that owns a slot."""
 
 
-class Link(Protocol):
+class RouterLink(Protocol):
     """The part of an AttachLink that a peer uses; a simulation has its own."""
 
     name: str
@@ -30,7 +30,7 @@ class Peer(Generic[Owner]):
 
     __slots__ = ("is_draining", "link", "queue_delay_s", "slots", "step_s")
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: RouterLink) -> None:
         self.link = link
         self.slots: dict[int, Owner] = {}
         self.is_draining = False
@@ -71,7 +71,7 @@ class Peers(Generic[Owner]):
     def __len__(self) -> int:
         return len(self._by_name)
 
-    def add(self, link: Link) -> Peer[Owner]:
+    def add(self, link: RouterLink) -> Peer[Owner]:
         """Add a router; its name must be new."""
         assert link.name not in self._by_name, f"router {link.name} was added already"
         peer: Peer[Owner] = Peer(link)
