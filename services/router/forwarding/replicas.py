@@ -19,7 +19,7 @@ from services.router.placement.policy import LoadReported
 log = logging.getLogger(__name__)
 
 
-class Link(Protocol):
+class ReplicaLink(Protocol):
     """A stream to a replica. `outbox` takes requests at any time and is a new one after each loss."""
 
     outbox: UpwardOutbox
@@ -33,7 +33,7 @@ class ForwardedSlot(Protocol):
     next_position: int
 
 
-Slot = TypeVar("Slot", bound=ForwardedSlot)
+SlotT = TypeVar("SlotT", bound=ForwardedSlot)
 
 
 class Eligibility(Protocol):
@@ -43,25 +43,25 @@ class Eligibility(Protocol):
     def trust_changed(self) -> None: ...
 
 
-class AnswerTaker(Protocol[Slot]):
+class AnswerTaker(Protocol[SlotT]):
     """Takes what a replica answers about its slots. `takers`: by field of AttachResponse."""
 
     @property
-    def takers(self) -> Mapping[str, Callable[[Slot, Replica[Slot], Any, float], None]]: ...
-    def on_gap(self, slot: Slot, replica: Replica[Slot], message: str, now_s: float, /) -> None: ...
+    def takers(self) -> Mapping[str, Callable[[SlotT, Replica[SlotT], Any, float], None]]: ...
+    def on_gap(self, slot: SlotT, replica: Replica[SlotT], message: str, now_s: float, /) -> None: ...
     def on_load(self, seen: LoadReported, /) -> None: ...
     def on_lost(
-        self, replica: Replica[Slot], slots: Sequence[Slot], reason: str, now_s: float, /
+        self, replica: Replica[SlotT], slots: Sequence[SlotT], reason: str, now_s: float, /
     ) -> None: ...
 
 
-class ReplicaOwner(Protocol[Slot]):
+class ReplicaOwner(Protocol[SlotT]):
     """What a replica calls of the router's core."""
 
     ejection_total: int
 
     @property
-    def answers(self) -> AnswerTaker[Slot]: ...
+    def answers(self) -> AnswerTaker[SlotT]: ...
     @property
     def eligible(self) -> Eligibility: ...
     def after_event(self, now_s: float) -> None: ...
@@ -92,7 +92,7 @@ class _Flag:
             replica.eligibility_changed()
 
 
-class Replica(Generic[Slot]):
+class Replica(Generic[SlotT]):
     """A Sink of its link (see kvmesh.attach.client). `connect` the link before the first event.
 
     `slots`: attempts by our number of them in the present stream. A lost lease (`is_listed`) masks it for new
@@ -109,7 +109,7 @@ class Replica(Generic[Slot]):
 
     def __init__(
         self,
-        core: ReplicaOwner[Slot],
+        core: ReplicaOwner[SlotT],
         name: str,
         role: Literal["prefill", "decode"],
         *,
@@ -121,7 +121,7 @@ class Replica(Generic[Slot]):
         self.role = role
         self.address = address
         self.kv_address = kv_address
-        self.slots: dict[int, Slot] = {}
+        self.slots: dict[int, SlotT] = {}
         self.load = ReplicaLoad(name)
         self.last_seen_s = 0.0
         """When its present stream last brought something."""
@@ -139,12 +139,12 @@ class Replica(Generic[Slot]):
         self.handoffs = HandoffHistory()
         self.computed_s = float("-inf")
         """When this decode last had computed a prompt of its own."""
-        self._link: Link | None = None
+        self._link: ReplicaLink | None = None
 
     def __repr__(self) -> str:
         return f"Replica({self.name}, {'up' if self.is_up else 'down'}, {len(self.slots)} slots)"
 
-    def connect(self, link: Link) -> None:
+    def connect(self, link: ReplicaLink) -> None:
         """Set the stream whose sink this is."""
         self._link = link
 
@@ -199,12 +199,12 @@ class Replica(Generic[Slot]):
             self._trust_changed()
             log.info("replica readmitted", extra={"replica": self.name})
 
-    def sent(self, attempt: Slot, now_s: float) -> None:
+    def sent(self, attempt: SlotT, now_s: float) -> None:
         """`attempt` is placed here."""
         if self.ejection.sent(attempt, now_s):
             self._trust_changed()
 
-    def left(self, attempt: Slot) -> None:
+    def left(self, attempt: SlotT) -> None:
         """`attempt` is not here any more."""
         if self.ejection.left(attempt):
             self._trust_changed()
@@ -218,7 +218,7 @@ class Replica(Generic[Slot]):
 
     # Sink.
 
-    def on_attached(self, link: Link, peer: pb.Hello, now_s: float) -> None:
+    def on_attached(self, link: ReplicaLink, peer: pb.Hello, now_s: float) -> None:
         """The stream is up."""
         self.is_up = True
         self.last_seen_s = now_s
@@ -226,7 +226,7 @@ class Replica(Generic[Slot]):
         self.down_since_s = None
         self._core.after_event(now_s)
 
-    def on_response(self, link: Link, message: pb.AttachResponse, now_s: float) -> None:
+    def on_response(self, link: ReplicaLink, message: pb.AttachResponse, now_s: float) -> None:
         """Take one message, in the protocol's order. Raises FrameError."""
         self.last_seen_s = now_s
         if message.computed_slots:
@@ -244,7 +244,7 @@ class Replica(Generic[Slot]):
                 self._on_load(value, now_s)
         self._core.after_event(now_s)
 
-    def on_lost(self, link: Link | None, reason: str, now_s: float) -> None:
+    def on_lost(self, link: ReplicaLink | None, reason: str, now_s: float) -> None:
         """Every slot of the stream is void."""
         if self.is_up or self.down_since_s is None:
             self.down_since_s = now_s
@@ -286,7 +286,7 @@ class Replica(Generic[Slot]):
             if attempt is not None and attempt.outbox is not None and self.role == "decode":
                 attempt.outbox.computed(attempt.slot, position)
 
-    def _on_odd_row(self, attempt: Slot, row: frames.Row, now_s: float) -> None:
+    def _on_odd_row(self, attempt: SlotT, row: frames.Row, now_s: float) -> None:
         """Drop what is known already; tokens missing in between end the attempt."""
         try:
             rest = admit(row, attempt.next_position)
