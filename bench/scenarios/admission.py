@@ -92,42 +92,42 @@ class Probe:
         await asyncio.wait([self.running])
         await self.link.close()
 
-    async def reserve(self, who: Caller) -> Reservation:
+    async def reserve(self, account: Caller) -> Reservation:
         """Admit a request as the frontend does: at once if possible, otherwise by Redis."""
-        of_request = (who, f"r{next(self._numbers)}", PROMPT_TOKENS, MAX_OUTPUT_TOKENS)
+        of_request = (account, f"r{next(self._numbers)}", PROMPT_TOKENS, MAX_OUTPUT_TOKENS)
         return self.budgets.try_reserve(*of_request) or await self.budgets.reserve(*of_request)
 
     def settle(self, reservation: Reservation) -> None:
         """Settle a request with a typical output."""
         self.budgets.settle(reservation, PROMPT_TOKENS, 0, OUTPUT_TOKENS)
 
-    async def one(self, who: Caller, requests: int) -> dict[str, float]:
+    async def one(self, account: Caller, requests: int) -> dict[str, float]:
         """Run requests one after another. Return CPU per request and median latency of a reserve, in microseconds."""
-        await self.warm(who)
+        await self.warm(account)
         latencies, quota_lease = [], self.budgets.metrics.quota_lease.value
         cpu_ns = time.process_time_ns()
         for _ in range(requests):
             began_ns = time.perf_counter_ns()
-            reservation = await self.reserve(who)
+            reservation = await self.reserve(account)
             latencies.append(time.perf_counter_ns() - began_ns)
             self.settle(reservation)
             await asyncio.sleep(0)
         cpu_us = (time.process_time_ns() - cpu_ns) / 1e3 / requests
         hits = (self.budgets.metrics.quota_lease.value - quota_lease) / requests
-        return {"latency_us": statistics.median(latencies) / 1e3, "cpu_us": cpu_us, "slab_share": hits}
+        return {"latency_us": statistics.median(latencies) / 1e3, "cpu_us": cpu_us, "lease_share": hits}
 
-    async def many(self, who: Caller, requests: int) -> dict[str, float]:
+    async def many(self, account: Caller, requests: int) -> dict[str, float]:
         """Run BATCH requests at a time. Return microseconds of CPU per request: in all, of reserve, of settle."""
-        await self.warm(who)
+        await self.warm(account)
         admit_ns = settle_ns = 0
         began_ns = time.process_time_ns()
         for _ in range(requests // BATCH):
             rids = [f"r{next(self._numbers)}" for _ in range(BATCH)]
             at_ns = time.process_time_ns()
-            held = [self.budgets.try_reserve(who, rid, PROMPT_TOKENS, MAX_OUTPUT_TOKENS) for rid in rids]
+            held = [self.budgets.try_reserve(account, rid, PROMPT_TOKENS, MAX_OUTPUT_TOKENS) for rid in rids]
             admit_ns += time.process_time_ns() - at_ns
             rest = [rid for rid, reservation in zip(rids, held, strict=True) if reservation is None]
-            asked = [self.budgets.reserve(who, rid, PROMPT_TOKENS, MAX_OUTPUT_TOKENS) for rid in rest]
+            asked = [self.budgets.reserve(account, rid, PROMPT_TOKENS, MAX_OUTPUT_TOKENS) for rid in rest]
             given = [reservation for reservation in held if reservation is not None]
             if asked:
                 given += await asyncio.gather(*asked)
@@ -143,23 +143,23 @@ class Probe:
             "settle_us": settle_ns / per,
         }
 
-    async def refuse(self, who: Caller, requests: int) -> dict[str, float]:
+    async def refuse(self, account: Caller, requests: int) -> dict[str, float]:
         """Refuse requests of an exhausted account. Return microseconds of CPU per refusal."""
         refused, cpu_ns = 0, time.process_time_ns()
         for number in range(requests):
             try:
-                await self.reserve(who)
+                await self.reserve(account)
             except MeshError:
                 refused += 1
             if not number % BATCH:
                 await asyncio.sleep(0)
         return {"cpu_us": (time.process_time_ns() - cpu_ns) / 1e3 / requests, "refused": refused / requests}
 
-    async def warm(self, who: Caller) -> None:
+    async def warm(self, account: Caller) -> None:
         """Send requests until the demand is known."""
         end_s = time.monotonic() + WARM_S
         while time.monotonic() < end_s:
-            reservation = await self.budgets.reserve(who, f"w{next(self._numbers)}", PROMPT_TOKENS, 16)
+            reservation = await self.budgets.reserve(account, f"w{next(self._numbers)}", PROMPT_TOKENS, 16)
             self.settle(reservation)
             await asyncio.sleep(0.0005)
 
@@ -180,7 +180,7 @@ PLENTY = Limit(6e7, 1e7, 6e10, 1e10, 0)
 FRONTENDS = 16
 """Number of frontends that share the limits."""
 
-NO_SLAB = Limit(6e7, 100, 6e10, 1e10, 0)
+NO_LEASE = Limit(6e7, 100, 6e10, 1e10, 0)
 """A burst too small for a quota lease of each frontend: every request goes to Redis."""
 NOTHING = Limit(60, 1, 60_000, 2_000, 0)
 
@@ -256,7 +256,7 @@ async def serve() -> None:
     async def admission(redis: str, requests: int) -> Mapping[str, Any]:
         probe = Probe(redis)
         try:
-            leased, unleased = caller("leased", PLENTY), caller("unleased", NO_SLAB)
+            leased, unleased = caller("leased", PLENTY), caller("unleased", NO_LEASE)
             gc.collect()
             gc.freeze()
             one = {

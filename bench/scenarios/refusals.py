@@ -38,7 +38,7 @@ TABLES: dict[str, dict[str, Any]] = {
 }
 """A tenant with a limit of one request a minute."""
 
-CASES = {"unknown key": "kvm_nobody", "in-flight cap": KEY, "quota": KEY}
+CASES = {"unknown key": "kvm_unknown", "in-flight cap": KEY, "quota": KEY}
 """The caller's key, by case."""
 
 OWN_BATCH = 500
