@@ -117,8 +117,8 @@ class Limited(Table, frozen=True, kw_only=True):
     tokens_burst: Annotated[
         float,
         Allowed(
-            "Tokens that may come at once after a pause; 0 takes the amount of burst_s, and at least the "
-            "smaller of 4096 and the amount of a minute. A request that needs more is always refused.",
+            "Tokens that may come at once after a pause; 0 takes the amount of burst_s, but at least 4096 or a minute's "
+            "amount, whichever is smaller. A request that needs more is always refused.",
             0,
             1e12,
             "tokens",

@@ -86,7 +86,7 @@ async def test_a_replay_takes_the_costs_of_a_running_mesh(tmp_path: Path) -> Non
         code, table, err = await replay(router)
         assert code == 0, err
         code, _, err = await replay(mesh.parts["frontend-0"].address)
-        assert code == 2 and "is no router." in err
+        assert code == 2 and "is not a router." in err
     told = json.loads(out)
     measured, cost = told["measured"], told["comparison"][0]["row"]["cost"]
     assert (measured["router"], measured["address"]) == ("router-0", router)
