@@ -1,4 +1,4 @@
-"""A whole mesh of real cores on a virtual clock: frontends, routers, prefill and decode; only engines are fakes."""
+"""A whole mesh of real cores on a virtual clock: frontends, routers, prefill and decode. Only engines are fakes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TOKEN_BYTES = [bytes([65 + token % 26]) for token in range(VOCABULARY)]
 
 
 class Client:
-    """Reads one request as a handler would, and checks what every client may rely on."""
+    """Reads one request as a handler would, and checks the guarantees to every client."""
 
     def __init__(self, core: FrontendCore, spec: RequestSpec, now_s: float) -> None:
         self.core, self.spec = core, spec
@@ -43,11 +43,11 @@ class Client:
 
     @property
     def is_done(self) -> bool:
-        """True if there is nothing more to read."""
+        """Return True if there is nothing more to read."""
         return self.request.outcome is not None and not self.request.output.has_waiting()
 
     def read(self, now_s: float) -> None:
-        """Take what waits, and say so."""
+        """Take the waiting tokens, and report their delivery."""
         tokens = self.request.output.take()
         if tokens is not None:
             assert tokens.position == len(self.ids), f"{self.request}: a gap or a repeat"
@@ -56,7 +56,7 @@ class Client:
 
 
 class Mesh:
-    """Processes by name; a killed one is replaced by a new boot at once, its streams are cut."""
+    """Processes by name. A killed one is replaced by a new boot at once, and its streams are cut."""
 
     def __init__(
         self, draw: random.Random, *, frontends: int, routers: int, prefills: int, decodes: int
@@ -149,7 +149,7 @@ class Mesh:
         self.engines[name] = engine
 
     def kill(self, name: str) -> None:
-        """kill -9 and start again: its memory and its engine's are gone, its peers notice now or later."""
+        """kill -9 and start again: its memory and its engine's are lost, its peers notice now or later."""
         for stream in self.streams:
             if stream.name == name:
                 stream.half_dead.clear()
@@ -167,7 +167,7 @@ class Mesh:
         self.boot(name)
 
     def settle(self) -> None:
-        """What every shell does after each event: run the timers that are due."""
+        """Run the timers that are due, as every shell does after each event."""
         for core in self.cores.values():
             settle(core, self.now_s)
             tick(core, self.now_s)
@@ -194,7 +194,7 @@ class Mesh:
             stream.open(self.cores[stream.name], f"{stream.name}.{self.boots}")
 
     def travel(self) -> None:
-        """Let everything that waits travel one hop in both directions."""
+        """Let all waiting messages travel one hop in both directions."""
         for stream in self.streams:
             stream.write_up(self.now_s)
             while stream.up and stream.server is not None and not stream.frozen:
@@ -205,7 +205,7 @@ class Mesh:
         self.settle()
 
     def assert_consistent(self) -> None:
-        """Ask every core whether its books are right."""
+        """Ask every core whether its state is consistent."""
         for core in self.cores.values():
             core.assert_consistent()
 
@@ -232,7 +232,7 @@ class Mesh:
         end_token_id: int = END_TOKEN,
         **fields: Any,
     ) -> Client:
-        """Send a request for `output` tokens behind `prompt` through a random frontend. `fields`: of its order."""
+        """Send a request for `output` tokens behind `prompt` through a random frontend. `fields`: of its request spec."""
         spec = RequestSpec(
             request_id=f"{self.draw.getrandbits(128):032x}",
             prompt_ids=frames.pack_ids(prompt),
@@ -252,11 +252,11 @@ class Mesh:
         return client
 
     def oracle(self, spec: RequestSpec) -> list[int]:
-        """Return what `spec` gives on an engine alone."""
+        """Return the output of `spec` on an engine alone."""
         return expected(frames.unpack_ids(spec.prompt_ids), spec.max_output_tokens, spec.end_token_id)
 
     def held(self) -> list[str]:
-        """Return what the mesh still holds for requests."""
+        """Return the resources that the mesh still holds for requests."""
         left = [f"{name}: engine calls {engine.live}" for name, engine in self.engines.items() if engine.live]
         left += [f"{name}: handoffs {engine.held}" for name, engine in self.engines.items() if engine.held]
         for name in self.frontend_names:

@@ -1,6 +1,6 @@
-"""One router, real prefill cores and engines that take their time, on a virtual clock: who gets a first token when.
+"""One router, real prefill cores and engines with prefill times, on a virtual clock, to measure times to first token.
 
-Messages travel in no time; every request asks for one token, so that the end of its prompt is the end of it.
+Messages travel in no time. Every request asks for one token, so that the end of its prompt is its own end.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.unit.triton.fake_engine import facts
 BLOCK_TOKENS = 32
 BASE_S = 0.005
 TOKEN_S = 0.0005
-"""What a prompt costs an engine: `BASE_S` and so much for each token."""
+"""Cost of a prompt in an engine: `BASE_S`, and `TOKEN_S` for each token."""
 
 VERSION = "v1"
 MODEL = facts(tokens_per_block=BLOCK_TOKENS, kv_blocks=100_000, max_sequence_tokens=100_000)
@@ -46,7 +46,7 @@ class Arrival(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Asked:
-    """A request, and what became of it."""
+    """A request and its result."""
 
     arrival: Arrival
     first_s: float | None = None
@@ -54,7 +54,7 @@ class Asked:
     refusal: pb.Refusal | None = None
     refused_s: float = 0.0
     is_late: bool = False
-    """Its deadline passed in the engine."""
+    """True if its deadline passed in the engine."""
 
     @property
     def ttft_s(self) -> float | None:
@@ -63,7 +63,7 @@ class Asked:
 
 @dataclass(slots=True)
 class TimedEngine:
-    """An EnginePort that runs one prompt after the other, as they come, as chunked prefill does in order of admission."""
+    """An EnginePort that runs one prompt after the other in order of admission, as with chunked prefill."""
 
     sink: EngineSink
     name: str
@@ -99,7 +99,7 @@ class TimedEngine:
         )
 
     def finish(self) -> None:
-        """The first prompt is done."""
+        """Finish the first prompt."""
         call_id, call = self.waiting.popleft()
         self.computed_tokens += len(call.token_ids) // 4
         self._begin()
@@ -118,7 +118,7 @@ class TimedEngine:
 
 
 class Frontend:
-    """The far end of the router's session: notes what it is told."""
+    """The frontend's side of the router's session: records the messages that it gets."""
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
@@ -186,7 +186,7 @@ class Pool:
         self.learn()
 
     def learn(self) -> None:
-        """Let the router see what prompts cost, one after the other."""
+        """Let the router measure the cost of prompts, one after the other."""
         for number in range(40):
             tokens = 100 + 100 * (number % 20)
             self.run([Arrival(self.now_s, "", tokens)])
@@ -268,7 +268,7 @@ class Pool:
         self.policy.local_index.add(name)
 
     def _flow(self) -> None:
-        """Deliver everything, and run the timers that are due, until nothing moves."""
+        """Deliver all messages, and run the timers that are due, until nothing moves."""
         for stream in self.streams:
             stream.open(self.services[stream.name], "b")
         moved = True

@@ -1,4 +1,4 @@
-"""Attach streams without sockets: messages travel when the schedule says so, and streams break where it says so.
+"""Attach streams without sockets: the schedule decides when messages travel and where streams break.
 
 Messages cross as bytes, in order. The two ends of a stream notice a break each in their own time.
 """
@@ -14,7 +14,7 @@ from kvmesh.attach.v1 import attach_pb2 as pb
 
 
 class ServerEnd:
-    """What the server has of one stream."""
+    """The server's end of one stream."""
 
     def __init__(self, service: Any, hello: pb.Hello) -> None:
         self.service = service
@@ -30,7 +30,7 @@ class ServerEnd:
         settle(self.service, now_s)
 
     def close(self, now_s: float) -> None:
-        """The server notices that the stream is gone."""
+        """Let the server notice that the stream is lost."""
         if self.session is not None:
             self.session.on_closed(now_s)
             self.session = None
@@ -38,9 +38,9 @@ class ServerEnd:
 
 
 class Stream:
-    """A caller's link (what an AttachLink is to its sink) and the way to the server.
+    """A caller's link (like an AttachLink to its sink), and the connection to the server.
 
-    `frozen`: nothing travels, as if the peer were stopped.
+    `frozen`: no message travels, as if the peer were stopped.
     """
 
     def __init__(self, name: str, caller: str, sink: Any) -> None:
@@ -54,7 +54,7 @@ class Stream:
         self.down: deque[bytes] = deque()
         self.server: ServerEnd | None = None
         self.half_dead: list[ServerEnd] = []
-        """Server ends whose caller has gone and who do not know it yet."""
+        """Server ends that have not noticed that their caller is lost."""
         self.outbox = self._new_outbox()
 
     def __repr__(self) -> str:
@@ -72,7 +72,7 @@ class Stream:
             )
 
     def cut(self, now_s: float, *, server_knows: bool = True) -> None:
-        """Break the stream: what travels is lost, the caller notices now, the server now or later."""
+        """Break the stream: messages on the way are lost, the caller notices now, the server now or later."""
         if not self.is_open:
             return
         server, self.server = self.server, None
@@ -88,20 +88,20 @@ class Stream:
                 self.half_dead.append(server)
 
     def write_up(self, now_s: float) -> None:
-        """The caller's writer takes its outbox."""
+        """Let the caller's writer take its outbox."""
         message = self.outbox.take(now_s) if self.is_open else None
         if message is not None:
             self.up.append(message.SerializeToString())
 
     def write_down(self, now_s: float) -> None:
-        """The server's writer takes its outbox."""
+        """Let the server's writer take its outbox."""
         if self.server is not None and self.server.session is not None:
             message = self.server.outbox.take(now_s)
             if message is not None:
                 self.down.append(message.SerializeToString())
 
     def arrive_up(self, now_s: float) -> None:
-        """The server reads one message."""
+        """Let the server read one message."""
         if self.up and self.server is not None and not self.frozen:
             try:
                 self.server.take(self.up.popleft(), now_s)
@@ -109,7 +109,7 @@ class Stream:
                 raise AssertionError(f"{self} broke the protocol upward: {error}") from error
 
     def arrive_down(self, now_s: float) -> None:
-        """The caller reads one message."""
+        """Let the caller read one message."""
         if self.down and not self.frozen:
             message = pb.AttachResponse.FromString(self.down.popleft())
             if message.HasField("hello"):
@@ -118,14 +118,14 @@ class Stream:
             self.sink.on_response(self, message, now_s)
 
     def notice(self, now_s: float) -> None:
-        """Servers notice callers that have gone."""
+        """Let servers notice lost callers."""
         for server in self.half_dead:
             server.close(now_s)
         self.half_dead.clear()
 
 
 def settle(service: Any, now_s: float) -> None:
-    """What a shell does after each event."""
+    """Do the work of a shell after each event."""
     after_event = getattr(service, "after_event", None)
     if after_event is not None:
         after_event(now_s)

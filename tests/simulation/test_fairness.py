@@ -35,7 +35,7 @@ def p95_of(asked: list[Asked], tenant: str) -> float:
 def both(
     seed: int, prefills: int, every_s: float = 15.0, count: int = 40, gap_s: float = 0.001
 ) -> tuple[float, float, list[Asked]]:
-    """Return b's 95th percentile alone and beside a's bursts, and what was asked then."""
+    """Return b's 95th percentile alone and beside a's bursts, and the requests of the second run."""
     p95, asked = [], []
     for is_alone in (True, False):
         pool = Pool(seed, prefills=prefills)
@@ -49,7 +49,7 @@ def both(
 
 
 def test_a_burst_of_long_prompts_leaves_others_their_first_tokens() -> None:
-    """40 prompts ten times as long, each 15 s: b's 95th percentile stays within 1.3 of what it is alone."""
+    """40 prompts ten times as long, each 15 s: b's 95th percentile stays within 1.3 of its value alone."""
     alone_s, beside_s, asked = both(1, 4)
     assert beside_s <= 1.3 * alone_s, (alone_s, beside_s)
     tokens = sum(one.arrival.tokens for one in asked if one.arrival.tenant == "a")
@@ -68,7 +68,7 @@ def test_small_and_slow_bursts_are_not_felt_either(every_s: float, count: int, g
 
 
 def test_the_first_burst_after_others_were_silent_leaves_room_for_them() -> None:
-    """b comes back after half a minute, in the middle of a's first burst: it finds a replica at leisure."""
+    """b comes back after half a minute, in the middle of a's first burst, and finds an idle replica."""
     pool = Pool(4)
     known_s = pool.now_s
     first = [Arrival(known_s + 0.5 * number, "b", SHORT) for number in range(4)]
@@ -80,8 +80,8 @@ def test_the_first_burst_after_others_were_silent_leaves_room_for_them() -> None
     assert own[-1] <= 1.1 * own[0], own
 
 
-def test_ordinary_traffic_is_held_by_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight tenants with prompts of all lengths, together less than half of the replicas: as if there were no shares."""
+def test_ordinary_traffic_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight tenants with prompts of all lengths, together less than half of the replicas: as without reservations."""
     means = []
     for busy_max in (replica_reservation.BUSY_MAX, 1.0):
         monkeypatch.setattr(replica_reservation, "BUSY_MAX", busy_max)
@@ -96,8 +96,8 @@ def test_ordinary_traffic_is_held_by_nothing(monkeypatch: pytest.MonkeyPatch) ->
     assert means[0] <= 1.03 * means[1], means
 
 
-def test_without_shares_the_burst_would_be_felt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test above can fail: the order of release alone does not protect anybody from prompts that run."""
+def test_without_reservations_the_burst_would_be_felt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test above can fail: the order of release alone does not protect others from running prompts."""
     monkeypatch.setattr(replica_reservation, "BUSY_MAX", 1.0)
     monkeypatch.setattr(replica_reservation, "LATE_BINDING_S", math.inf)
     alone_s, beside_s, _ = both(1, 4)
@@ -105,7 +105,7 @@ def test_without_shares_the_burst_would_be_felt(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_one_replica_costs_others_no_more_than_the_rest_of_one_prompt() -> None:
-    """Where nothing can be kept free, whoever comes next is next."""
+    """With one replica none can be reserved. The next request waits for the rest of one prompt."""
     alone_s, beside_s, _ = both(2, 1)
     assert beside_s <= 1.3 * alone_s + 0.005 + 0.0005 * LONG + replica_reservation.LATE_BINDING_S, (
         alone_s,
@@ -114,7 +114,7 @@ def test_one_replica_costs_others_no_more_than_the_rest_of_one_prompt() -> None:
 
 
 def test_tenants_with_more_than_they_get_share_by_weight() -> None:
-    """Three tenants that always wait, one of them with long prompts, one with twice the weight: tokens go by weight."""
+    """Three tenants that always wait, one with long prompts, one with twice the weight: tokens go by weight."""
     pool = Pool(3, prefills=3)
     begin_s = pool.now_s
     many = [

@@ -1,4 +1,4 @@
-"""What the router foresees of a prefill queue, against that queue itself."""
+"""The router's estimate of a prefill queue, against the queue itself."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ class Engine:
     queue: PrefillQueue
     depth: int
     seconds: dict[str, float] = field(default_factory=dict)
-    """What each prompt really takes."""
+    """Actual seconds of each prompt."""
     held: list[str] = field(default_factory=list)
     begun_s: dict[str, float] = field(default_factory=dict)
     given: list[tuple[str, float]] = field(default_factory=list)
-    """To the engine, and when."""
+    """Prompts given to the engine, and the times."""
     ended: list[tuple[str, float]] = field(default_factory=list)
 
     def submit(self, one: PrefillSlot, seconds: float, now_s: float) -> None:
-        """A prompt comes."""
+        """Queue a prompt."""
         self.seconds[one.submitted.request_id] = seconds
         self.queue.push(one)
         self.pump(now_s)
 
     def ends_s(self) -> float:
-        """When what is computed is done."""
+        """Return when the running prompt is done."""
         return self.begun_s[self.held[0]] + self.seconds[self.held[0]] if self.held else float("inf")
 
     def until(self, now_s: float) -> None:
@@ -49,7 +49,7 @@ class Engine:
             self.pump(end_s)
 
     def pump(self, now_s: float) -> None:
-        """Give the engine what it may have."""
+        """Give the engine prompts up to its depth."""
         while len(self.held) < self.depth and (head := self.queue.head()) is not None:
             self.queue.take(head)
             self.held.append(head.submitted.request_id)
@@ -58,7 +58,7 @@ class Engine:
             self.begun_s.setdefault(self.held[0], now_s)
 
     def begins_s(self, request_id: str) -> float:
-        """When it would be computed, if nothing came any more."""
+        """Return when the prompt would start if no prompt came any more."""
         alone = copy.deepcopy(self)
         alone.until(1e12)
         return alone.begun_s[request_id]
@@ -66,7 +66,7 @@ class Engine:
 
 @dataclass
 class Foreseen:
-    """One prompt: its wait as the router foresaw it, without later ones, and as it was."""
+    """One prompt: its wait as estimated by the router, without later prompts, and its actual wait."""
 
     name: str
     precedence: Precedence
@@ -74,14 +74,14 @@ class Foreseen:
     came_s: float
     router_s: float
     blind_s: float
-    """The same as if everything were one tenant's, of one band."""
+    """The estimate as if all prompts were of one tenant and one priority class."""
     alone_s: float
 
 
 def schedule(
     rng: random.Random, key: OrderKey, tenants: dict[str, float], *, count: int, load: float
 ) -> tuple[Engine, list[Foreseen]]:
-    """Serve random prompts, asking the router about each before it is sent. It hears of starts and ends at once."""
+    """Serve random prompts, with the router's estimate before each is sent. The router hears of starts and ends at once."""
     engine = Engine(PrefillQueue(10_000, key), depth=rng.choice((1, 2)))
     backlog, blind = Backlog("r0", key), Backlog("r1", key)
     seen: list[Foreseen] = []
@@ -129,7 +129,7 @@ def schedule(
 
 
 def tell(engine: Engine, *backlogs: Backlog) -> None:
-    """Tell the routers of starts and ends, in the order in which they were."""
+    """Tell the routers of starts and ends, in their order."""
     events = [(at_s, 1, name) for name, at_s in engine.given] + [
         (at_s, 0, name) for name, at_s in engine.ended
     ]
@@ -146,8 +146,8 @@ def tell(engine: Engine, *backlogs: Backlog) -> None:
 
 @pytest.mark.parametrize("order", sorted(ORDERS))
 @pytest.mark.parametrize("seed", range(4))
-def test_the_router_foresees_the_start_of_a_prompt(seed: int, order: str) -> None:
-    """To the microsecond, if nothing comes any more; what does come delays the short ones little."""
+def test_the_router_estimates_the_start_of_a_prompt(seed: int, order: str) -> None:
+    """To the microsecond, if no prompt comes any more. Later prompts delay short ones little."""
     print(f"seed={seed}")
     engine, seen = schedule(random.Random(seed), ORDERS[order], {"": 1.0}, count=200, load=0.85)
     waits = [engine.begun_s[one.name] - one.came_s for one in seen]
@@ -163,7 +163,7 @@ def test_the_router_foresees_the_start_of_a_prompt(seed: int, order: str) -> Non
 
 @pytest.mark.parametrize("seed", range(6))
 def test_among_tenants_it_is_off_by_little(seed: int) -> None:
-    """Bands, resumed ones and priorities are known, and how many turns others may take; what tenants have had is not."""
+    """Classes, resumed prompts, priorities and weights are known. The service that tenants have had is not."""
     print(f"seed={seed}")
     rng = random.Random(seed)
     tenants = {name: rng.choice((0.5, 1.0, 2.0)) for name in ("a", "b", "c")}

@@ -46,7 +46,7 @@ class Schedule:
             stream.frozen = False
         for name, core in list(mesh.cores.items()):
             if (core.admission if isinstance(core, ForwardingCore) else core).is_draining:
-                mesh.kill(name)  # what drains ends, and is started again
+                mesh.kill(name)  # a draining process ends, and is started again
         for _ in range(3000):
             for stream in mesh.streams:
                 stream.notice(mesh.now_s)
@@ -63,7 +63,7 @@ class Schedule:
         mesh.advance(DETACHED_S)
 
     def step(self) -> None:
-        """Do one thing."""
+        """Do one random thing."""
         draw, mesh = self.draw, self.mesh
         if draw.random() < self.fault_share:
             self.fault()
@@ -91,7 +91,7 @@ class Schedule:
             mesh.advance(draw.choice((0.001, 0.01, 0.05)))
 
     def fault(self) -> None:
-        """Break something, or mend something."""
+        """Break something, or repair something."""
         draw, mesh = self.draw, self.mesh
         self.faults += 1
         stream: Stream = draw.choice(mesh.streams)
@@ -127,7 +127,7 @@ class Schedule:
 
 @pytest.mark.parametrize(("fault_share", "whole_share"), [(0.0, 0.6), (0.01, 0.6), (0.05, 0.5), (0.15, 0.3)])
 def test_every_token_once_and_nothing_left(fault_share: float, whole_share: float) -> None:
-    """Whatever breaks: no repeat, no gap, one end for each request, equal tokens, and the mesh holds nothing at the end."""
+    """Under any faults: no repeat, no gap, one end for each request, equal tokens, and nothing held at the end."""
     ends: list[str] = []
     whole = takeovers = resumes = 0
     for seed in range(40):
@@ -142,7 +142,7 @@ def test_every_token_once_and_nothing_left(fault_share: float, whole_share: floa
                 if end.finish_reason in WHOLE and not client.has_left:
                     assert client.ids == wanted, f"{client.request} ended early as {end.name}"
                     whole += 1
-                # Streams keep order here: a gap can only be a side that went on at the wrong position.
+                # Streams keep order here: a gap can only be a side that continued at the wrong position.
                 assert all(attempt.fault != "GAP" for attempt in client.request.attempts), (
                     f"{client.request}: a gap"
                 )
@@ -165,8 +165,9 @@ def test_every_token_once_and_nothing_left(fault_share: float, whole_share: floa
         )
 
 
-def test_a_late_adopt_of_a_lost_router_disturbs_nobody() -> None:
-    """Router 1 is lost, router 2 takes the adopt and is lost, router 3 adopts; then router 2's adopt reaches decode."""
+def test_a_late_takeover_of_a_lost_router_disturbs_no_attempt() -> None:
+    """Router 1 is lost, router 2 takes the request over and is lost, router 3 takes it over; then router 2's takeover
+    arrives."""
     mesh = Mesh(random.Random(3), frontends=1, routers=3, prefills=1, decodes=1)
     mesh.connect()
     mesh.travel()
@@ -187,7 +188,7 @@ def test_a_late_adopt_of_a_lost_router_disturbs_nobody() -> None:
     late.frozen = True
     second.cut(mesh.now_s, server_knows=False)
     late.write_up(mesh.now_s)
-    assert late.up, "the adopt is on its way"
+    assert late.up, "the takeover is on its way"
     for _ in range(4):
         mesh.travel()
     assert (request.state.value, request.takeovers) == ("attached", 1)

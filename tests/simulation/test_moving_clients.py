@@ -22,15 +22,15 @@ class Reader(Client):
     def __init__(self, core: FrontendCore, spec: RequestSpec, now_s: float) -> None:
         super().__init__(core, spec, now_s)
         self.location: AttemptLocation | None = spec.location
-        """Where its request runs, as it was told last."""
+        """Location of the running attempt, as reported last."""
 
     @property
     def whole(self) -> list[int]:
-        """What the client has of the whole answer."""
+        """The client's tokens of the whole answer."""
         return [*self.spec.received_ids, *self.ids]
 
     def read(self, now_s: float) -> None:
-        """Take what waits, and where it comes from."""
+        """Take the waiting tokens, and their origin."""
         tokens = self.request.output.take()
         if tokens is None:
             return
@@ -59,7 +59,7 @@ class Moving(Schedule):
         self.news: list[tuple[str, str, int]] = []
         """(frontend, request, epoch) on its way."""
         self.redis_share = redis_share
-        """How often Redis gives the number and the news arrive."""
+        """Share of cases in which Redis returns the number and the news arrive."""
 
     def step(self) -> None:
         """Do one thing more."""
@@ -80,7 +80,7 @@ class Moving(Schedule):
             self.move(draw.choice(running if running and draw.random() < 0.8 else self.journeys))
 
     def move(self, journey: CallState) -> None:
-        """The client goes on elsewhere: its frontend is killed, or frozen, or only cut off from it."""
+        """Move the client to another frontend. Its own is killed, frozen, or only cut off from it."""
         mesh, draw, old = self.mesh, self.draw, journey.reader
         if old.is_done or old.has_left or old.request.outcome is not None:
             return
@@ -122,11 +122,11 @@ class Moving(Schedule):
         mesh.clients.append(journey.reader)
 
     def lives(self, client: Client) -> bool:
-        """True if the frontend of `client` was not killed."""
+        """Return True if the frontend of `client` was not killed."""
         return any(core is client.core for core in self.mesh.cores.values())
 
     def kill(self, name: str) -> None:
-        """kill -9 of a frontend: the calls there are over, and their clients go on elsewhere or not at all."""
+        """kill -9 of a frontend: its calls end, and their clients go to another frontend or give up."""
         mesh, core = self.mesh, self.mesh.cores[name]
         mesh.kill(name)
         mesh.clients[:] = [each for each in mesh.clients if each.core is not core]
@@ -135,12 +135,12 @@ class Moving(Schedule):
                 journey.reader.has_left = True
 
     def tell(self, news: tuple[str, str, int]) -> None:
-        """The news of an execution reach a frontend."""
+        """Deliver the news of an execution to a frontend."""
         name, request_id, epoch = news
         self.mesh.cores[name].supersede(request_id, epoch, self.mesh.now_s)
 
     def run(self, steps: int) -> None:
-        """Take random steps; at rest, all calls that were left have been noticed."""
+        """Take random steps. At rest, the end of every left call has been noticed."""
         for _ in range(steps):
             self.step()
             self.mesh.settle()
@@ -155,7 +155,7 @@ class Moving(Schedule):
 
 
 def test_a_client_that_moves_gets_every_token_once() -> None:
-    """Whatever happens to its frontends: the last call, behind those before, gives the oracle's tokens."""
+    """After any faults of frontends, the tokens of the last call, behind the earlier ones, are the oracle's."""
     moves = takeovers = whole = superseded = 0
     for fault_share in (0.0, 0.02, 0.08):
         for redis_share in (1.0, 0.5):

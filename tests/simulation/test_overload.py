@@ -20,12 +20,12 @@ LIMITS = ForwardingLimits(queue_max_requests=200, queue_delay_max_s=3.0)
 
 
 def good(asked: list[Asked]) -> int:
-    """Return how many had their first token within the deadline."""
+    """Return the number of first tokens within the deadline."""
     return sum(one.ttft_s is not None and one.ttft_s <= DEADLINE_S for one in asked)
 
 
 def offer(load: float, seed: int = 1) -> tuple[list[Asked], Pool]:
-    """Offer `load` times what the replicas can take, from three tenants."""
+    """Offer `load` times the capacity of the replicas, from three tenants."""
     pool = Pool(seed, prefills=PREFILLS, limits=LIMITS)
     draw, start_s = random.Random(seed), pool.now_s
     each = load * CAPACITY / 3
@@ -36,8 +36,8 @@ def offer(load: float, seed: int = 1) -> tuple[list[Asked], Pool]:
     return pool.run(merged(*arrivals)), pool
 
 
-def test_three_times_the_load_costs_no_goodput_and_every_refusal_says_when_to_come_back() -> None:
-    """Overload turns into typed refusals at once; what is taken is served in time."""
+def test_three_times_the_load_costs_no_goodput_and_every_refusal_has_a_retry_after() -> None:
+    """Overload turns into typed refusals at once (load shedding); admitted requests are served in time."""
     once, _ = offer(1.0)
     thrice, pool = offer(3.0)
     assert good(thrice) >= 0.95 * good(once), (good(thrice), good(once))
@@ -56,7 +56,7 @@ def test_three_times_the_load_costs_no_goodput_and_every_refusal_says_when_to_co
 
 
 def test_under_overload_tenants_are_refused_by_what_they_offer() -> None:
-    """A tenant within its share loses next to nothing while another offers five times what there is."""
+    """A tenant within its share loses next to nothing while another offers five times the capacity."""
     pool = Pool(2, prefills=PREFILLS, limits=LIMITS)
     draw, start_s = random.Random(2), pool.now_s
     terms = {"remaining_ms": round(DEADLINE_S * 1000)}
@@ -71,8 +71,8 @@ def test_under_overload_tenants_are_refused_by_what_they_offer() -> None:
     assert ends["greedy", False] > ends["greedy", True]
 
 
-def test_sheddable_work_goes_first() -> None:
-    """In a full queue sheddable requests are driven out for others; they are told so."""
+def test_sheddable_work_is_evicted_first() -> None:
+    """In a full queue sheddable requests are evicted for others, with the reason."""
     limits = ForwardingLimits(queue_max_requests=20, queue_delay_max_s=600.0)
     pool = Pool(3, prefills=1, limits=limits)
     draw, start_s = random.Random(3), pool.now_s

@@ -1,4 +1,4 @@
-"""Replicas that refuse what others serve, or make token ids that do not exist, on a virtual clock with real cores."""
+"""Replicas that refuse valid requests, or generate unknown token ids, on a virtual clock with real cores."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CROWD = 30
 """Requests at once: more than twice what the spare half of the retry budget pays for."""
 
 POISON = pack_ids((VOCABULARY - 1,) * 3)
-"""How a prompt begins that every engine refuses."""
+"""Beginning of a prompt that every engine refuses."""
 
 LIES = {
     "decode, first token": ("decode-0", FOREIGN, 0),
@@ -42,14 +42,14 @@ LIES = {
 
 
 class Pool(Mesh):
-    """A mesh with the retry budget of the default configuration, whose liars count what they lie about."""
+    """A mesh with the default retry budget. Lying engines record the calls with a lie."""
 
     def __init__(self, seed: int, *, routers: int = 1, replicas: int = 2) -> None:
         super().__init__(
             random.Random(seed), frontends=1, routers=routers, prefills=replicas, decodes=replicas
         )
         self.lied: list[tuple[str, str]] = []
-        """(replica, request) of each call that was lied about."""
+        """(replica, request) of each call with a lie."""
         self.frontend = self.cores["frontend-0"]
         self.frontend.retries = RetryBudget(0.1, 3.0, self.now_s)
         self.connect()
@@ -66,7 +66,7 @@ class Pool(Mesh):
         self.engines[name].lie = told
 
     def request(self, begin: bytes = b"") -> Client:
-        """Send a request whose prompt a prefill replica runs, and whose output no end token cuts short."""
+        """Send a request with a prompt for a prefill replica, and with an output that no end token cuts short."""
         prompt = [self.draw.randrange(1, VOCABULARY) for _ in range(self.draw.choice((9, 20, 40)))]
         return self.ask([*unpack_ids(begin), *prompt], 20, end_token_id=-1)
 
@@ -105,10 +105,8 @@ class Pool(Mesh):
 
 @pytest.mark.parametrize("lie", LIES)
 @pytest.mark.parametrize("routers", [1, 2])
-def test_a_replica_whose_word_others_contradict_is_ejected_and_no_request_fails(
-    lie: str, routers: int
-) -> None:
-    """One request at a time: the third that it fails ejects it; every request has its tokens."""
+def test_a_contradicted_replica_is_ejected_and_no_request_fails(lie: str, routers: int) -> None:
+    """One request at a time: the third failure ejects the replica; every request has its tokens."""
     name, kind, at = LIES[lie]
     for seed in range(2):
         pool = Pool(seed, routers=routers)
@@ -125,7 +123,7 @@ def test_a_replica_whose_word_others_contradict_is_ejected_and_no_request_fails(
 
 @pytest.mark.parametrize("lie", LIES)
 def test_a_crowd_that_meets_a_liar_at_once_is_served(lie: str) -> None:
-    """Far more requests than the retry budget pays for: the first contradiction frees those that wait for it."""
+    """Far more requests than the retry budget pays for: the first contradiction frees the waiting requests."""
     name, kind, at = LIES[lie]
     for seed in range(2):
         pool = Pool(seed)
@@ -153,7 +151,7 @@ def test_liars_of_both_roles_fail_no_request(kinds: tuple[str, str]) -> None:
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 @pytest.mark.parametrize("kind", [INVALID, FOREIGN])
-def test_what_every_engine_refuses_ejects_nothing(role: str, kind: str) -> None:
+def test_requests_that_every_engine_refuses_eject_nothing(role: str, kind: str) -> None:
     """1,000 requests that all engines refuse end with the error, and cost at most the retry budget more."""
     pool = Pool(1, replicas=3)
     for name in pool.prefill_names if role == "prefill" else pool.decode_names:
@@ -173,7 +171,7 @@ def test_what_every_engine_refuses_ejects_nothing(role: str, kind: str) -> None:
 
 @pytest.mark.parametrize("liar", ["", "decode-0", "prefill-0"])
 def test_crafted_requests_eject_nothing_and_hide_no_liar(liar: str) -> None:
-    """Half of all requests are such that every engine refuses them: the others are served, and only a liar is ejected."""
+    """Every engine refuses half of all requests. The others are served, and only a liar is ejected."""
     for seed in range(2):
         pool = Pool(seed)
 
@@ -197,7 +195,7 @@ def test_crafted_requests_eject_nothing_and_hide_no_liar(liar: str) -> None:
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-def test_the_word_of_a_replica_without_a_peer_is_final(role: str) -> None:
+def test_the_verdict_of_a_replica_without_a_peer_is_final(role: str) -> None:
     """One replica of the role: each refused request is computed once, and nothing is ejected."""
     pool = Pool(1, replicas=1)
     pool.spoil(f"{role}-0", INVALID, 0)
@@ -208,12 +206,12 @@ def test_the_word_of_a_replica_without_a_peer_is_final(role: str) -> None:
 
 
 def roomy(permille: int) -> Caller:
-    """Return a caller whose class keeps so much of a replica's KV cache free beside each request."""
+    """Return a caller with a class that keeps `permille` of a replica's KV cache free as headroom."""
     return replace(NOBODY, service_class=replace(NOBODY.service_class, kv_headroom=permille / 1000))
 
 
 @pytest.mark.parametrize("liar", ["", "prefill-0", "decode-0"])
-def test_nothing_gets_around_the_headroom_of_its_class(liar: str) -> None:
+def test_no_request_gets_around_the_headroom_of_its_class(liar: str) -> None:
     """A request too large beside its headroom runs nowhere and ejects nothing, also where an engine lies about others."""
     for seed in range(2):
         pool = Pool(seed)
@@ -232,7 +230,7 @@ def test_nothing_gets_around_the_headroom_of_its_class(liar: str) -> None:
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_only_what_was_generated_for_is_resumed(lie: str) -> None:
+def test_only_requests_with_tokens_are_resumed(lie: str) -> None:
     """The attempt that tests a verdict has the limits of a new one, until a token of the request was made."""
     name, kind, at = LIES[lie]
     pool = Pool(3)
@@ -250,13 +248,13 @@ def test_only_what_was_generated_for_is_resumed(lie: str) -> None:
 def _listen(
     submits: list[Submit], take: Callable[..., None], session: object, submit: Submit, now_s: float
 ) -> None:
-    """Note `submit`, then take it."""
+    """Record `submit`, then take it."""
     submits.append(submit)
     take(session, submit, now_s)
 
 
 class Lying(Schedule):
-    """The random schedule of the mesh, faults included, with one replica whose engine lies about a share of its calls."""
+    """The random schedule of the mesh, faults included, with one replica that lies about a share of its calls."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed, fault_share=0.02)
@@ -265,7 +263,7 @@ class Lying(Schedule):
         self.lies = 0
 
     def step(self) -> None:
-        self.mesh.engines[self.liar].lie = self.lie  # it may have been started anew
+        self.mesh.engines[self.liar].lie = self.lie  # it may have been restarted
         super().step()
 
     def lie(self, _: EngineCall) -> tuple[str, int]:
@@ -276,7 +274,7 @@ class Lying(Schedule):
 
 
 def test_no_schedule_lets_a_lie_through_or_leaves_anything_behind() -> None:
-    """Streams cut, processes killed, routers gone, and a lying engine: true tokens only, one end each, nothing held."""
+    """Streams cut, processes killed, routers lost, and a lying engine: true tokens only, one end each, nothing held."""
     lies = contested = contradicted = 0
     for seed in range(10):
         schedule = Lying(seed)

@@ -1,4 +1,4 @@
-"""The log of a cache against a dumb twin: a dict that keeps the order, and a copy of it for each reader."""
+"""The log of a cache against a plain twin: an ordered dict, and a copy of it for each reader."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvmesh.prefix_index.block_log import PART_BLOCKS, STEP_BLOCKS, BlockLog
 
 @pytest.mark.parametrize("seed", range(40))
 def test_a_reader_sees_one_moment_whatever_happens(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks come, go, come again and are all forgotten between the parts; gaps are closed in between."""
+    """Blocks are added, removed, added again and cleared between the parts of a snapshot; gaps are compacted in between."""
     part_blocks = random.Random(seed).choice((1, 3, 16))
     monkeypatch.setattr(block_log, "PART_BLOCKS", part_blocks)
     monkeypatch.setattr(block_log, "SHARDS", 7)
@@ -24,7 +24,7 @@ def test_a_reader_sees_one_moment_whatever_happens(seed: int, monkeypatch: pytes
     stores = rng.choice((0.3, 0.5, 0.7))
 
     def change() -> bool:
-        """Do one thing; True if everything was forgotten."""
+        """Do one random thing. Return True after a clear."""
         key, kind = rng.choice(keys), rng.random()
         if kind < 0.004:
             twin.clear()
@@ -64,8 +64,8 @@ def test_a_reader_sees_one_moment_whatever_happens(seed: int, monkeypatch: pytes
     assert all(log.get(key) == twin.get(key) for key in keys)
 
 
-def test_gaps_are_closed_a_few_at_a_time_and_the_log_stays_short() -> None:
-    """A cache that turns over for ever takes no more places than twice its blocks and some; no removal does much."""
+def test_gaps_are_compacted_a_few_at_a_time_and_the_log_stays_short() -> None:
+    """An endless turnover takes no more positions than twice the blocks and some. No removal does much work."""
     log, held = BlockLog(), 20_000
     for key in range(held):
         log.put(key << 10, key + 1)
@@ -81,8 +81,8 @@ def test_gaps_are_closed_a_few_at_a_time_and_the_log_stays_short() -> None:
     assert len(log) == 10 and log.size <= PART_BLOCKS + 20
 
 
-def test_what_goes_while_a_reader_is_behind_is_settled_part_by_part() -> None:
-    """A cache that is emptied between two parts leaves nothing big to do at the end."""
+def test_removals_behind_a_reader_are_applied_part_by_part() -> None:
+    """A cache that is emptied between two parts of a snapshot leaves no large piece of work for its end."""
     log = BlockLog()
     for key in range(3 * PART_BLOCKS):
         log.put(key, key + 1)
@@ -98,7 +98,7 @@ def test_what_goes_while_a_reader_is_behind_is_settled_part_by_part() -> None:
 
 
 def test_one_removal_moves_few_blocks() -> None:
-    """However many gaps there are."""
+    """A removal moves few blocks, however many gaps there are."""
     moves = 0
 
     class Counted(dict[int, int]):

@@ -1,4 +1,4 @@
-"""What is written is read again, and any other bytes are refused with one typed error."""
+"""Batches and snapshots survive encoding; any other bytes are refused with one typed error."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def batches(draw: st.DrawFn) -> Batch:
 
 
 @given(batches())
-def test_a_batch_comes_back_as_it_was(batch: Batch) -> None:
-    """Every field survives the way through bytes."""
+def test_a_batch_survives_encoding(batch: Batch) -> None:
+    """Every field survives encoding."""
     assert decode_batch(encode_batch(batch)) == batch
 
 
 @given(NAMES, NAMES, U64, st.tuples(U64, U64), HASHES, st.integers(1, 7))
-def test_a_snapshot_comes_back_as_it_was(
+def test_a_snapshot_survives_encoding(
     replica: str, epoch: str, seq: int, stream_id: tuple[int, int], hashes: tuple[int, ...], size: int
 ) -> None:
     """Every field survives, and chunks give all hashes in order."""
@@ -59,7 +59,7 @@ def test_a_snapshot_comes_back_as_it_was(
 
 @given(st.data())
 def test_damaged_bytes_are_a_value_or_a_typed_error(data: st.DataObject) -> None:
-    """Cut, flipped and foreign bytes never raise anything but EventError."""
+    """Cut, flipped and foreign bytes raise only EventError."""
     whole = encode_batch(data.draw(batches()))
     if data.draw(st.booleans()):
         whole = encode_snapshot(Snapshot("r", "e", 5, (1, 2), blocks.pack((1, 2, 3))))
@@ -88,7 +88,7 @@ def test_any_stream_id_is_two_numbers_or_an_error(raw: bytes) -> None:
         assert parse_stream_id(format_stream_id(parse_stream_id(raw)).encode()) == parse_stream_id(raw)
 
 
-def test_what_cannot_be_written_is_refused() -> None:
+def test_unencodable_values_are_refused() -> None:
     """Numbers and texts outside their range raise before anything is sent."""
     for batch in (
         Batch("", "e", 0, 1, Op.STORED, ()),

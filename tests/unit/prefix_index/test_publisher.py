@@ -1,4 +1,4 @@
-"""The publisher under random schedules: each snapshot is one moment of the cache, and readers learn the rest."""
+"""The publisher under random schedules: each snapshot is one moment of the cache, and the stream has the later events."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def read_snapshot(data: bytes) -> Snapshot:
 
 
 class MemoryRedis:
-    """The commands of publisher and reader, on a dict and a list. `before` each, and `on_snapshot` for each written."""
+    """The commands of publisher and reader, on a dict and a list. `before` runs before each, `on_snapshot` after each
+    snapshot."""
 
     def __init__(self) -> None:
         self.break_total = 0
@@ -51,7 +52,7 @@ class MemoryRedis:
         self.written: list[int] = []
         """Bytes of each round trip of the publisher."""
         self.commands: list[int] = []
-        """Commands in each."""
+        """Number of commands in each."""
 
     async def execute(self, *command: Any) -> Any:
         await asyncio.sleep(0)
@@ -109,7 +110,7 @@ class MemoryRedis:
 
 
 class StepClock:
-    """Goes on by a millisecond at each look."""
+    """Advances by a millisecond at each reading."""
 
     def __init__(self) -> None:
         self.looked_s = 0.0
@@ -120,7 +121,7 @@ class StepClock:
 
 
 class World:
-    """An engine that goes on with each command to Redis, and what it held after each of its events."""
+    """An engine that advances with each command to Redis, and its content after each of its events."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -249,7 +250,7 @@ async def test_a_snapshot_is_one_moment_and_the_stream_tells_the_rest(seed: int)
 
 
 def chain(count: int, boot_id: str = "boot") -> dict[str, Any]:
-    """Return an engine's snapshot of `count` blocks behind each other."""
+    """Return an engine's snapshot of a chain of `count` blocks."""
     stored = [{"block_hash": index, "tokens": [index] * BLOCK} for index in range(count)]
     return {
         "boot_id": boot_id,
@@ -259,7 +260,7 @@ def chain(count: int, boot_id: str = "boot") -> dict[str, Any]:
 
 
 async def test_of_two_publishers_with_one_name_only_the_holder_is_heard() -> None:
-    """While one is mute the router's copy is the other's cache; it is its own again as soon as that one is."""
+    """While one publisher is mute, the router's copy is the cache of the other; afterwards it is its own again."""
     one, two = World(1), World(2)
     two.redis = one.redis
     for world in (one, two):
@@ -293,7 +294,7 @@ async def test_of_two_publishers_with_one_name_only_the_holder_is_heard() -> Non
 async def test_no_turn_of_the_loop_takes_more_than_a_part(
     gaps: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A large cache is read a part per turn, and no message to Redis is longer than two of them."""
+    """A large cache is read a part per turn, and no message to Redis is longer than two parts."""
     count = 6 * PART_BLOCKS + 5
     redis = MemoryRedis()
     link: Any = redis
@@ -333,7 +334,7 @@ async def test_no_turn_of_the_loop_takes_more_than_a_part(
 
 
 async def test_events_do_not_wait_for_a_large_snapshot() -> None:
-    """What happens while it is written is in the stream before it is there, and behind the entry that it names."""
+    """Events during the writing are in the stream before the snapshot is there, and behind the entry that it names."""
     redis = MemoryRedis()
     link: Any = redis
     one = Publisher(link, "m", "p", BLOCK, SALT, clock=VirtualClock())
@@ -361,7 +362,7 @@ async def test_events_do_not_wait_for_a_large_snapshot() -> None:
 
 
 async def test_events_behind_dropped_ones_wait_for_the_snapshot() -> None:
-    """Readers that miss something find a snapshot that helps as soon as they see it."""
+    """Readers that detect the gap find a useful snapshot at once."""
     redis = MemoryRedis()
     link: Any = redis
     one = Publisher(link, "m", "p", BLOCK, SALT, clock=VirtualClock())
@@ -383,8 +384,8 @@ async def test_events_behind_dropped_ones_wait_for_the_snapshot() -> None:
 
 
 @pytest.mark.parametrize("is_snapshot", [False, True])
-async def test_what_waited_for_a_slow_redis_is_sent_in_parts(is_snapshot: bool) -> None:
-    """Thousands of events, or some with many blocks, are not one message; after the last one the index is up to date."""
+async def test_a_backlog_after_a_slow_redis_is_sent_in_parts(is_snapshot: bool) -> None:
+    """Thousands of events, or some with many blocks, are not one message. After the last one the index is up to date."""
     redis, clock = MemoryRedis(), VirtualClock()
     link: Any = redis
     one = Publisher(link, "m", "p", BLOCK, SALT, clock=clock)
@@ -416,7 +417,7 @@ async def test_what_waited_for_a_slow_redis_is_sent_in_parts(is_snapshot: bool) 
 
 
 async def test_a_snapshot_is_given_up_when_its_engine_is_unknown(caplog: pytest.LogCaptureFixture) -> None:
-    """A message that is missing while the last events before it are sent leaves the snapshot that was there."""
+    """A message is lost while the last events before it are sent: the previous snapshot stays."""
     redis = MemoryRedis()
     link: Any = redis
     one = Publisher(link, "m", "p", BLOCK, SALT, clock=VirtualClock())
@@ -438,8 +439,8 @@ async def test_a_snapshot_is_given_up_when_its_engine_is_unknown(caplog: pytest.
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
-async def test_metrics_tell_what_routers_were_told() -> None:
-    """Blocks told as events, snapshots, and blocks that a snapshot told instead."""
+async def test_metrics_count_published_blocks_and_snapshots() -> None:
+    """Blocks published as events, snapshots, and blocks replaced by a snapshot."""
     link: Any = MemoryRedis()
     one = Publisher(link, "m", "p", BLOCK, SALT, clock=VirtualClock())
     metrics = Metrics("prefill")

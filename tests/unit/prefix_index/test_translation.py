@@ -1,4 +1,4 @@
-"""An engine's events, whatever its own hashes are, become the mesh's hashes."""
+"""An engine's events become the mesh's hashes, whatever the engine's own hashes are."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ def content(translation: Translation) -> set[int]:
         return {value for part in parts for value in blocks.unpack(part)}
 
 
-def test_the_told_changes_lead_to_the_engines_content() -> None:
-    """Applying the changes to a plain set gives the chained hashes of what the engine holds, after every message."""
+def test_the_changes_lead_to_the_engines_content() -> None:
+    """Applying the changes to a plain set gives the chained hashes of the engine's content, after every message."""
     for seed in range(60):
         engine = FakeEngine(random.Random(seed))
         for _ in range(5):
@@ -106,7 +106,7 @@ def test_the_told_changes_lead_to_the_engines_content() -> None:
 
 
 def test_a_missing_or_foreign_message_asks_for_a_new_subscription() -> None:
-    """A gap in ids, another boot, an unknown parent and nonsense raise; only a snapshot helps then."""
+    """A gap in ids, another boot, an unknown parent and nonsense raise. Only a snapshot ends this state."""
     for seed in range(20):
         engine = FakeEngine(random.Random(seed))
         translation = Translation(BLOCK, SALT)
@@ -129,7 +129,7 @@ def test_a_missing_or_foreign_message_asks_for_a_new_subscription() -> None:
             translation.apply(other.step())
 
 
-def test_a_partial_block_is_not_told() -> None:
+def test_a_partial_block_is_not_published() -> None:
     """Frontends hash full blocks only."""
     translation = Translation(BLOCK, SALT)
     translation.apply({"boot_id": "b", "event_id": 0, "snapshot": []})
@@ -140,7 +140,7 @@ def test_a_partial_block_is_not_told() -> None:
 
 
 def test_a_snapshot_in_parts_is_known_with_its_last_part() -> None:
-    """Cut anywhere, it adds up to the whole; a part that is missing or of another snapshot ends the subscription."""
+    """Cut anywhere, the parts add up to the whole. A missing part, or one of another snapshot, ends the subscription."""
     for seed in range(50):
         rng = random.Random(seed)
         engine = FakeEngine(rng)
