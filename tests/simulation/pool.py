@@ -45,7 +45,7 @@ class Arrival(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Asked:
+class RequestResult:
     """A request and its result."""
 
     arrival: Arrival
@@ -122,7 +122,7 @@ class Frontend:
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
-        self.asked: dict[int, Asked] = {}
+        self.results: dict[int, RequestResult] = {}
         self.stream = Stream("router-0", "frontend-0", self)
         self.delay_us = 0
 
@@ -131,12 +131,12 @@ class Frontend:
 
     def on_response(self, link: Any, message: pb.AttachResponse, now_s: float) -> None:
         for first in message.first_tokens:
-            self.asked[first.slot].first_s = now_s
+            self.results[first.slot].first_s = now_s
         for refusal in message.refusals:
-            asked = self.asked[refusal.slot]
-            asked.refusal, asked.refused_s = refusal, now_s
+            results = self.results[refusal.slot]
+            results.refusal, results.refused_s = refusal, now_s
         for finish in message.finishes:
-            self.asked[finish.slot].is_late = self.asked[finish.slot].first_s is None
+            self.results[finish.slot].is_late = self.results[finish.slot].first_s is None
         for failure in message.failures:
             raise AssertionError(f"a request failed: {failure}")
         if message.HasField("load_report"):
@@ -192,18 +192,18 @@ class Pool:
             self.run([Arrival(self.now_s, "", tokens)])
         self.advance(60.0)
 
-    def run(self, arrivals: Iterable[Arrival], drain_s: float = 600.0) -> list[Asked]:
+    def run(self, arrivals: Iterable[Arrival], drain_s: float = 600.0) -> list[RequestResult]:
         """Send `arrivals`, in order of their times, and wait until all have ended."""
-        asked = []
+        results = []
         for arrival in arrivals:
             self.advance_to(max(arrival.at_s, self.now_s))
-            asked.append(self._submit(arrival))
+            results.append(self._submit(arrival))
             self._flow()
         end_s = self.now_s + drain_s
-        while any(one.first_s is None and one.refusal is None and not one.is_late for one in asked):
+        while any(one.first_s is None and one.refusal is None and not one.is_late for one in results):
             assert self.now_s < end_s, "requests never end"
             self.advance(0.5)
-        return asked
+        return results
 
     def advance(self, seconds: float) -> None:
         """Let time pass."""
@@ -229,7 +229,7 @@ class Pool:
         for engine in self.engines.values():
             engine.now_s = now_s
 
-    def _submit(self, arrival: Arrival) -> Asked:
+    def _submit(self, arrival: Arrival) -> RequestResult:
         stream, draw = self.frontend.stream, self.draw
         slot = stream.outbox.new_slot()
         submit = pb.Submit(
@@ -250,9 +250,9 @@ class Pool:
         submit.budget.tenant = arrival.tenant
         for name, value in arrival.terms.items():
             setattr(submit.budget, name, value)
-        asked = self.frontend.asked[slot] = Asked(arrival)
+        results = self.frontend.results[slot] = RequestResult(arrival)
         stream.outbox.submit(submit, self.now_s + submit.budget.remaining_ms / 1000)
-        return asked
+        return results
 
     def _add(self, role: Literal["prefill", "decode"], name: str, core: Any) -> None:
         engine = TimedEngine(core.sink, name, now_s=self.now_s)

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from services.router.queue import replica_reservation
-from tests.simulation.pool import Arrival, Asked, Pool, merged, poisson, quantile
+from tests.simulation.pool import Arrival, Pool, RequestResult, merged, poisson, quantile
 
 SHORT, LONG = 200, 2000
 """Prompt tokens: about 0.1 s and 1 s of prefill."""
@@ -25,36 +25,36 @@ def burst(pool: Pool, every_s: float, times: int, count: int = 40, gap_s: float 
     ]
 
 
-def p95_of(asked: list[Asked], tenant: str) -> float:
+def p95_of(results: list[RequestResult], tenant: str) -> float:
     """Return the 95th percentile of the tenant's seconds to a first token."""
     return quantile(
-        [one.ttft_s for one in asked if one.arrival.tenant == tenant and one.ttft_s is not None], 0.95
+        [one.ttft_s for one in results if one.arrival.tenant == tenant and one.ttft_s is not None], 0.95
     )
 
 
 def both(
     seed: int, prefills: int, every_s: float = 15.0, count: int = 40, gap_s: float = 0.001
-) -> tuple[float, float, list[Asked]]:
+) -> tuple[float, float, list[RequestResult]]:
     """Return b's 95th percentile alone and beside a's bursts, and the requests of the second run."""
-    p95, asked = [], []
+    p95, results = [], []
     for is_alone in (True, False):
         pool = Pool(seed, prefills=prefills)
         start_s = pool.now_s
         quiet = poisson(random.Random(seed), "b", 2.0, SHORT, start_s, start_s + 75.0)
         bursts = burst(pool, every_s, int(75.0 / every_s), count, gap_s)
-        asked = pool.run(merged(quiet, () if is_alone else bursts))
-        p95.append(p95_of(asked, "b"))
+        results = pool.run(merged(quiet, () if is_alone else bursts))
+        p95.append(p95_of(results, "b"))
         pool.router_core.assert_consistent()
-    return p95[0], p95[1], asked
+    return p95[0], p95[1], results
 
 
 def test_a_burst_of_long_prompts_leaves_others_their_first_tokens() -> None:
     """40 prompts ten times as long, each 15 s: b's 95th percentile stays within 1.3 of its value alone."""
-    alone_s, beside_s, asked = both(1, 4)
+    alone_s, beside_s, results = both(1, 4)
     assert beside_s <= 1.3 * alone_s, (alone_s, beside_s)
-    tokens = sum(one.arrival.tokens for one in asked if one.arrival.tenant == "a")
-    last_s = max(one.first_s for one in asked if one.arrival.tenant == "a" and one.first_s is not None)
-    begin_s = min(one.arrival.at_s for one in asked if one.arrival.tenant == "a")
+    tokens = sum(one.arrival.tokens for one in results if one.arrival.tenant == "a")
+    last_s = max(one.first_s for one in results if one.arrival.tenant == "a" and one.first_s is not None)
+    begin_s = min(one.arrival.at_s for one in results if one.arrival.tenant == "a")
     assert tokens / (last_s - begin_s) >= 2 * 0.95 / 0.0005, "a has its half of the replicas all the time"
 
 
@@ -74,8 +74,8 @@ def test_the_first_burst_after_others_were_silent_leaves_room_for_them() -> None
     first = [Arrival(known_s + 0.5 * number, "b", SHORT) for number in range(4)]
     long = [Arrival(known_s + 30.0 + 0.001 * number, "a", LONG) for number in range(40)]
     again = [Arrival(known_s + 30.5, "b", SHORT)]
-    asked = pool.run(merged(first, long, again))
-    own = [one.ttft_s for one in asked if one.arrival.tenant == "b"]
+    results = pool.run(merged(first, long, again))
+    own = [one.ttft_s for one in results if one.arrival.tenant == "b"]
     assert own[-1] is not None and own[0] is not None
     assert own[-1] <= 1.1 * own[0], own
 
@@ -125,9 +125,9 @@ def test_tenants_with_more_than_they_get_share_by_weight() -> None:
             ("c", 500, 2.0, 360),
         )
     ]
-    asked = pool.run(merged(*many))
+    results = pool.run(merged(*many))
     served: Counter[str] = Counter()
-    for one in asked:
+    for one in results:
         if one.first_s is not None and one.first_s <= begin_s + 25.0:
             served[one.arrival.tenant] += one.arrival.tokens
     shares_of = [served["a"], served["b"], served["c"] / 2]

@@ -65,7 +65,7 @@ class Engine:
 
 
 @dataclass
-class Foreseen:
+class EstimatedWait:
     """One prompt: its wait as estimated by the router, without later prompts, and its actual wait."""
 
     name: str
@@ -80,11 +80,11 @@ class Foreseen:
 
 def schedule(
     rng: random.Random, key: OrderKey, tenants: dict[str, float], *, count: int, load: float
-) -> tuple[Engine, list[Foreseen]]:
+) -> tuple[Engine, list[EstimatedWait]]:
     """Serve random prompts, with the router's estimate before each is sent. The router hears of starts and ends at once."""
     engine = Engine(PrefillQueue(10_000, key), depth=rng.choice((1, 2)))
     backlog, blind = Backlog("r0", key), Backlog("r1", key)
-    seen: list[Foreseen] = []
+    seen: list[EstimatedWait] = []
     now_s = 1000 * rng.random()
     for number in range(count):
         now_s += rng.expovariate(1) * 0.5 / load
@@ -98,7 +98,7 @@ def schedule(
             )
         engine.until(now_s)
         tell(engine, backlog, blind)
-        foreseen_s = backlog.queue_s(REPLICA, seconds, now_s, precedence)
+        estimated_s = backlog.queue_s(REPLICA, seconds, now_s, precedence)
         blind_s = blind.queue_s(REPLICA, seconds, now_s)
         tokens = round(1000 * seconds)
         work = Work(("r0", name), REPLICA, (), seconds, now_s, 1e12, precedence=precedence, tokens=tokens)
@@ -121,7 +121,7 @@ def schedule(
         )
         tell(engine, backlog, blind)
         alone_s = engine.begins_s(name) - now_s
-        seen.append(Foreseen(name, precedence, seconds, now_s, foreseen_s, blind_s, alone_s))
+        seen.append(EstimatedWait(name, precedence, seconds, now_s, estimated_s, blind_s, alone_s))
     engine.until(1e12)
     tell(engine, backlog, blind)
     assert not len(backlog) and not len(blind)

@@ -7,7 +7,7 @@ from collections import Counter
 
 from kvmesh.attach.v1 import attach_pb2 as pb
 from services.router.forwarding.admission import ForwardingLimits
-from tests.simulation.pool import BASE_S, TOKEN_S, Asked, Pool, merged, poisson
+from tests.simulation.pool import BASE_S, TOKEN_S, Pool, RequestResult, merged, poisson
 
 TOKENS = 400
 PREFILLS = 2
@@ -19,12 +19,12 @@ DEADLINE_S = 6.0
 LIMITS = ForwardingLimits(queue_max_requests=200, queue_delay_max_s=3.0)
 
 
-def good(asked: list[Asked]) -> int:
+def good(results: list[RequestResult]) -> int:
     """Return the number of first tokens within the deadline."""
-    return sum(one.ttft_s is not None and one.ttft_s <= DEADLINE_S for one in asked)
+    return sum(one.ttft_s is not None and one.ttft_s <= DEADLINE_S for one in results)
 
 
-def offer(load: float, seed: int = 1) -> tuple[list[Asked], Pool]:
+def offer(load: float, seed: int = 1) -> tuple[list[RequestResult], Pool]:
     """Offer `load` times the capacity of the replicas, from three tenants."""
     pool = Pool(seed, prefills=PREFILLS, limits=LIMITS)
     draw, start_s = random.Random(seed), pool.now_s
@@ -60,13 +60,13 @@ def test_under_overload_tenants_are_refused_by_what_they_offer() -> None:
     pool = Pool(2, prefills=PREFILLS, limits=LIMITS)
     draw, start_s = random.Random(2), pool.now_s
     terms = {"remaining_ms": round(DEADLINE_S * 1000)}
-    asked = pool.run(
+    results = pool.run(
         merged(
             poisson(draw, "greedy", 5 * CAPACITY, TOKENS, start_s, start_s + 20.0, **terms),
             poisson(draw, "modest", 0.2 * CAPACITY, TOKENS, start_s, start_s + 20.0, **terms),
         )
     )
-    ends = Counter((one.arrival.tenant, one.refusal is None) for one in asked)
+    ends = Counter((one.arrival.tenant, one.refusal is None) for one in results)
     assert ends["modest", False] <= 0.05 * ends["modest", True], ends
     assert ends["greedy", False] > ends["greedy", True]
 
@@ -77,15 +77,15 @@ def test_sheddable_work_is_evicted_first() -> None:
     pool = Pool(3, prefills=1, limits=limits)
     draw, start_s = random.Random(3), pool.now_s
     rate = 2 * CAPACITY / PREFILLS
-    asked = pool.run(
+    results = pool.run(
         merged(
             poisson(draw, "batch", rate, TOKENS, start_s, start_s + 30.0, sheddable=True, band=2),
             poisson(draw, "chat", rate, TOKENS, start_s, start_s + 30.0, band=4),
         )
     )
-    evicted = [one for one in asked if one.refusal is not None and one.refusal.evicted]
+    evicted = [one for one in results if one.refusal is not None and one.refusal.evicted]
     assert evicted and {one.arrival.tenant for one in evicted} == {"batch"}
     served = Counter(
-        one.arrival.tenant for one in asked if one.first_s is not None and one.first_s < start_s + 30.0
+        one.arrival.tenant for one in results if one.first_s is not None and one.first_s < start_s + 30.0
     )
     assert served["chat"] >= 0.95 * 30.0 * CAPACITY / PREFILLS - 20
