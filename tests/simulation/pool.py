@@ -133,8 +133,8 @@ class Frontend:
         for first in message.first_tokens:
             self.results[first.slot].first_s = now_s
         for refusal in message.refusals:
-            results = self.results[refusal.slot]
-            results.refusal, results.refused_s = refusal, now_s
+            result = self.results[refusal.slot]
+            result.refusal, result.refused_s = refusal, now_s
         for finish in message.finishes:
             self.results[finish.slot].is_late = self.results[finish.slot].first_s is None
         for failure in message.failures:
@@ -250,9 +250,9 @@ class Pool:
         submit.budget.tenant = arrival.tenant
         for name, value in arrival.terms.items():
             setattr(submit.budget, name, value)
-        results = self.frontend.results[slot] = RequestResult(arrival)
+        result = self.frontend.results[slot] = RequestResult(arrival)
         stream.outbox.submit(submit, self.now_s + submit.budget.remaining_ms / 1000)
-        return results
+        return result
 
     def _add(self, role: Literal["prefill", "decode"], name: str, core: Any) -> None:
         engine = TimedEngine(core.sink, name, now_s=self.now_s)
