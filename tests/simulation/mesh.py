@@ -216,7 +216,7 @@ class Mesh:
         if draw.random() < 0.5:
             prompt = [7] * 16 + prompt
         seconds = draw.choice((0.3, 2.0, 600.0, 600.0, 600.0))
-        return self.ask(
+        return self.send(
             prompt,
             draw.choice((1, 2, 8, 40, 60)),
             seconds,
@@ -224,7 +224,7 @@ class Mesh:
             is_clients_deadline=draw.random() < 0.5,
         )
 
-    def ask(
+    def send(
         self,
         prompt: list[int],
         output: int,

@@ -54,7 +54,7 @@ class Moving(Schedule):
 
     def __init__(self, seed: int, fault_share: float, redis_share: float) -> None:
         super().__init__(seed, fault_share)
-        self.journeys: list[CallState] = []
+        self.calls: list[CallState] = []
         self.epochs: dict[str, int] = {}
         self.news: list[tuple[str, str, int]] = []
         """(frontend, request, epoch) on its way."""
@@ -65,23 +65,23 @@ class Moving(Schedule):
         """Do one thing more."""
         super().step()
         mesh, draw = self.mesh, self.draw
-        known = {id(one) for journey in self.journeys for one in (journey.reader, *journey.left)}
+        known = {id(one) for call in self.calls for one in (call.reader, *call.left)}
         for at, client in enumerate(mesh.clients):
             if id(client) not in known and not isinstance(client, Reader):
                 client.__class__ = Reader
                 reader = mesh.clients[at]
                 assert isinstance(reader, Reader)
                 reader.location = None
-                self.journeys.append(CallState(reader))
+                self.calls.append(CallState(reader))
         if self.news and draw.random() < 0.3:
             self.tell(self.news.pop(draw.randrange(len(self.news))))
-        if self.journeys and draw.random() < 0.02:
-            running = [each for each in self.journeys if each.reader.ids and not each.reader.is_done]
-            self.move(draw.choice(running if running and draw.random() < 0.8 else self.journeys))
+        if self.calls and draw.random() < 0.02:
+            running = [each for each in self.calls if each.reader.ids and not each.reader.is_done]
+            self.move(draw.choice(running if running and draw.random() < 0.8 else self.calls))
 
-    def move(self, journey: CallState) -> None:
+    def move(self, call: CallState) -> None:
         """Move the client to another frontend. Its own is killed, frozen, or only cut off from it."""
-        mesh, draw, old = self.mesh, self.draw, journey.reader
+        mesh, draw, old = self.mesh, self.draw, call.reader
         if old.is_done or old.has_left or old.request.outcome is not None:
             return
         request_id = old.spec.request_id
@@ -116,10 +116,10 @@ class Moving(Schedule):
             location=old.location,
         )
         old.has_left = True
-        journey.left.append(old)
-        journey.moves += 1
-        journey.reader = Reader(mesh.cores[draw.choice(mesh.frontend_names)], spec, mesh.now_s)
-        mesh.clients.append(journey.reader)
+        call.left.append(old)
+        call.moves += 1
+        call.reader = Reader(mesh.cores[draw.choice(mesh.frontend_names)], spec, mesh.now_s)
+        mesh.clients.append(call.reader)
 
     def lives(self, client: Client) -> bool:
         """Return True if the frontend of `client` was not killed."""
@@ -130,9 +130,9 @@ class Moving(Schedule):
         mesh, core = self.mesh, self.mesh.cores[name]
         mesh.kill(name)
         mesh.clients[:] = [each for each in mesh.clients if each.core is not core]
-        for journey in self.journeys:
-            if journey.reader.core is core:
-                journey.reader.has_left = True
+        for call in self.calls:
+            if call.reader.core is core:
+                call.reader.has_left = True
 
     def tell(self, news: tuple[str, str, int]) -> None:
         """Deliver the news of an execution to a frontend."""
@@ -147,8 +147,8 @@ class Moving(Schedule):
             self.mesh.assert_consistent()
         for news in self.news:
             self.tell(news)
-        for journey in self.journeys:
-            for old in journey.left:
+        for call in self.calls:
+            for old in call.left:
                 if self.lives(old):
                     old.core.leave(old.request, self.mesh.now_s)
         super().run(0)
@@ -164,14 +164,14 @@ def test_a_client_that_moves_gets_every_token_once() -> None:
                 try:
                     schedule.run(600)
                     mesh = schedule.mesh
-                    for journey in schedule.journeys:
-                        reader = journey.reader
+                    for call in schedule.calls:
+                        reader = call.reader
                         wanted, end = mesh.oracle(reader.spec), reader.request.outcome
-                        for each in (reader, *journey.left):
+                        for each in (reader, *call.left):
                             assert each.whole == wanted[: len(each.whole)], f"{each.request}: wrong tokens"
-                        moves += journey.moves
+                        moves += call.moves
                         takeovers += sum(
-                            each.request.takeovers for each in (reader, *journey.left) if each.spec.location
+                            each.request.takeovers for each in (reader, *call.left) if each.spec.location
                         )
                         if end is None or reader.has_left:
                             continue

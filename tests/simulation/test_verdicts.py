@@ -68,7 +68,7 @@ class Pool(Mesh):
     def request(self, begin: bytes = b"") -> Client:
         """Send a request with a prompt for a prefill replica, and with an output that no end token cuts short."""
         prompt = [self.draw.randrange(1, VOCABULARY) for _ in range(self.draw.choice((9, 20, 40)))]
-        return self.ask([*unpack_ids(begin), *prompt], 20, end_token_id=-1)
+        return self.send([*unpack_ids(begin), *prompt], 20, end_token_id=-1)
 
     def serve(self, clients: Sequence[Client]) -> None:
         """Go on until all of `clients` are done."""
@@ -220,7 +220,7 @@ def test_no_request_gets_around_the_headroom_of_its_class(liar: str) -> None:
         large: list[Client] = []
         for _ in range(10):
             prompt = [pool.draw.randrange(1, VOCABULARY) for _ in range(40)]
-            large.append(pool.ask(prompt, 20, end_token_id=-1, caller=roomy(800)))
+            large.append(pool.send(prompt, 20, end_token_id=-1, caller=roomy(800)))
             pool.serve([large[-1], pool.request()])
         assert {one.request.outcome.name for one in large if one.request.outcome} == {"ENGINE_REFUSED"}
         assert all(len(one.request.attempts) == 1 and not one.ids for one in large)
