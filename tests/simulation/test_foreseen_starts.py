@@ -36,7 +36,7 @@ class Engine:
         """Queue a prompt."""
         self.seconds[one.submitted.request_id] = seconds
         self.queue.push(one)
-        self.pump(now_s)
+        self.fill(now_s)
 
     def ends_s(self) -> float:
         """Return when the running prompt is done."""
@@ -46,9 +46,9 @@ class Engine:
         """Let time pass."""
         while (end_s := self.ends_s()) <= now_s and self.held:
             self.ended.append((self.held.pop(0), end_s))
-            self.pump(end_s)
+            self.fill(end_s)
 
-    def pump(self, now_s: float) -> None:
+    def fill(self, now_s: float) -> None:
         """Give the engine prompts up to its depth."""
         while len(self.held) < self.depth and (head := self.queue.head()) is not None:
             self.queue.take(head)
