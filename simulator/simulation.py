@@ -27,7 +27,7 @@ from services.router.placement.policy import (
     PlacementRequest,
     PoolView,
     Removed,
-    ReplicaGone,
+    ReplicaLost,
     ReplicaState,
     Started,
     Stored,
@@ -366,7 +366,7 @@ class Simulation:
         self._replicas = [one for one in self._replicas if one.name != name]
         lost = self._servers[replica].lose(self._now_s)
         for policy in self._policies:
-            policy.observe(ReplicaGone(name))
+            policy.observe(ReplicaLost(name))
             if isinstance(policy, LocalIndexed):
                 policy.local_index.drop(name)
         for index in lost:

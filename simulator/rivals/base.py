@@ -17,7 +17,7 @@ from services.router.placement.policy import (
     PlacementRequest,
     PoolView,
     Removed,
-    ReplicaGone,
+    ReplicaLost,
     ReplicaState,
     Started,
     Stored,
@@ -158,7 +158,7 @@ class Rival(ABC):
                 self.local_index.store(event.replica, event.hashes)
             case Removed() if self.uses_index:
                 self.local_index.remove(event.replica, event.hashes)
-            case ReplicaGone():
+            case ReplicaLost():
                 self.gone(event.replica)
 
     def dispatched(self, event: Dispatched) -> None:

@@ -16,7 +16,7 @@ from services.router.forwarding.replicas import Replica
 from services.router.forwarding.reports import VERDICTS, blame, clamp, handed_over, hit_of
 from services.router.forwarding.rows import US_MAX
 from services.router.forwarding.work_reports import WorkReports
-from services.router.placement.policy import LoadReported, PlacementPolicy, ReplicaGone
+from services.router.placement.policy import LoadReported, PlacementPolicy, ReplicaLost
 
 RESCHEDULING_REFUSALS: Final = (
     pb.Refusal.REASON_KV_FULL,
@@ -266,7 +266,7 @@ class Answers:
                 attempt.detach(replica)
                 self._completion.fail(attempt, pb.Failure.CODE_REPLICA_LOST, reason, replica.name, now_s)
         if not replica.is_retired:
-            self._policy.observe(ReplicaGone(replica.name))
+            self._policy.observe(ReplicaLost(replica.name))
         self._attempts.is_dispatch_due = True
 
     def _hand_over(self, attempt: Attempt, prefill: Replica[Attempt], handoff: bytes) -> None:

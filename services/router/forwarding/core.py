@@ -25,7 +25,7 @@ from services.router.forwarding.replicas import Replica
 from services.router.forwarding.rows import as_us
 from services.router.forwarding.timeouts import Timeouts
 from services.router.forwarding.work_reports import WorkReports
-from services.router.placement.policy import DispatchEvent, PlacementPolicy, ReplicaGone
+from services.router.placement.policy import DispatchEvent, PlacementPolicy, ReplicaLost
 from services.router.queue.release_queue import ReleaseQueue
 
 
@@ -103,7 +103,7 @@ class ForwardingCore(AttachedCore[Attempt]):
                 attempt.routing.placement.prefill or attempt.routing.placement.decode
             ):
                 self.attempts.is_dispatch_due |= self.work.settle(attempt, self._now_s)
-        self.policy.observe(ReplicaGone(replica.name))
+        self.policy.observe(ReplicaLost(replica.name))
         if self.replicas.get(replica.name) is replica:
             del self.replicas[replica.name]
         self.eligible.changed()

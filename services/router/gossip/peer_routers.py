@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 from services.router.gossip.messages import Digest, Entry, RepairRequest
 from services.router.placement.backlog import Backlog
-from services.router.placement.policy import Dispatched, Event, Finished, Measured, RouterGone, Started
+from services.router.placement.policy import Dispatched, Event, Finished, Measured, RouterLost, Started
 
 DIGEST_INTERVAL_S: Final = 0.5
 """Period of a router's digests."""
@@ -100,7 +100,7 @@ class PeerRouters:
         for name, one in list(self._routers.items()):
             if boot_ids.get(name) != one.boot_id:
                 del self._routers[name]
-                self._observe(RouterGone(name))
+                self._observe(RouterLost(name))
         for name, boot_id in boot_ids.items():
             if name not in self._routers:
                 self._routers[name] = _Router(name, boot_id, now_s, now_s)
@@ -180,7 +180,7 @@ class PeerRouters:
         for one in self._routers.values():
             if not one.is_silent and now_s - one.heard_s > SILENT_S:
                 one.is_silent = True
-                self._observe(RouterGone(one.name))
+                self._observe(RouterLost(one.name))
 
     def has_repair_requests(self, now_s: float) -> bool:
         """Return True if `repair_requests` would return some."""

@@ -30,9 +30,9 @@ from services.router.placement.policy import (
     PlacementRequest,
     PoolView,
     Removed,
-    ReplicaGone,
+    ReplicaLost,
     ReplicaState,
-    RouterGone,
+    RouterLost,
     Started,
     Stored,
     Wait,
@@ -166,7 +166,7 @@ class CostPolicy:
                 self.local_index.store(event.replica, event.hashes)
             case Removed():
                 self.local_index.remove(event.replica, event.hashes)
-            case ReplicaGone():
+            case ReplicaLost():
                 self._forget(self.backlog.of(event.replica))
                 for each in (
                     self.backlog,
@@ -176,7 +176,7 @@ class CostPolicy:
                     self.prefills,
                 ):
                     each.forget(event.replica)
-            case RouterGone():
+            case RouterLost():
                 self.prefills.forget_router(event.router)
                 self._forget(list(self.backlog.by(event.router).values()))
 

@@ -225,14 +225,14 @@ class LoadReported:
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicaGone:
+class ReplicaLost:
     """A replica's process is lost, and its queue with it."""
 
     replica: str
 
 
 @dataclass(frozen=True, slots=True)
-class RouterGone:
+class RouterLost:
     """A peer router is lost. Its dispatches do not count any more."""
 
     router: str
@@ -242,7 +242,7 @@ DispatchEvent = Dispatched | Started | Finished
 """Events of own dispatches that a router publishes to its peer routers."""
 
 Event = (
-    Dispatched | Started | Finished | Measured | Stored | Removed | LoadReported | ReplicaGone | RouterGone
+    Dispatched | Started | Finished | Measured | Stored | Removed | LoadReported | ReplicaLost | RouterLost
 )
 
 

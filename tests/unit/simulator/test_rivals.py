@@ -14,7 +14,7 @@ from services.router.placement.policy import (
     PlacementPolicy,
     PlacementRequest,
     PoolView,
-    ReplicaGone,
+    ReplicaLost,
     ReplicaState,
     Started,
     Stored,
@@ -282,7 +282,7 @@ def test_a_replica_that_is_gone_and_comes_back_has_no_past() -> None:
         scene.store("a", PROMPT)
         for _ in range(3):
             scene.send("a", fresh(30), starts=True)
-        scene.policy.observe(ReplicaGone("a"))
+        scene.policy.observe(ReplicaLost("a"))
         assert isinstance(scene.policy, Rival)
         scene.policy.local_index.drop("a")
         scene.policy.local_index.add("a")

@@ -19,7 +19,7 @@ from services.router.placement.policy import (
     PlacementRequest,
     PoolView,
     Removed,
-    ReplicaGone,
+    ReplicaLost,
     ReplicaState,
     Started,
     Stored,
@@ -253,8 +253,8 @@ def test_a_lost_replica_loses_its_queue_and_its_cache_and_returns_empty() -> Non
     result, _ = run(load, Cluster(2, 100, FLAT, outages=[away]), [policy])
     assert result.ttft_s == pytest.approx([2.0 + 4.0, 1.0 + 4.0 + 4.0, 4.0])
     assert result.busy_s == pytest.approx([2.0 + 4.0, 8.0])
-    gone = [event for event in policy.told if isinstance(event, ReplicaGone)]
-    assert gone == [ReplicaGone("prefill-0")]
+    gone = [event for event in policy.told if isinstance(event, ReplicaLost)]
+    assert gone == [ReplicaLost("prefill-0")]
     finished = [event.request_id for event in policy.told if isinstance(event, Finished)]
     assert len(finished) == len(set(finished)) == 3
 

@@ -26,7 +26,7 @@ from services.router.placement.policy import (
     LoadReported,
     PlacementRequest,
     PoolView,
-    ReplicaGone,
+    ReplicaLost,
     ReplicaState,
     Started,
 )
@@ -239,7 +239,7 @@ class World:
         for prompt in [one for one in self.prompts if one.replica == name]:
             self.end(prompt)
         for router in self.routers.values():
-            router.policy.observe(ReplicaGone(name))
+            router.policy.observe(ReplicaLost(name))
 
     def truth(self) -> set[tuple[str, str, str, bool]]:
         return {(one.replica, one.router, one.request_id, one.is_started) for one in self.prompts}

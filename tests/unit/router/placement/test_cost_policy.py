@@ -20,9 +20,9 @@ from services.router.placement.policy import (
     Placement,
     PlacementRequest,
     PoolView,
-    ReplicaGone,
+    ReplicaLost,
     ReplicaState,
-    RouterGone,
+    RouterLost,
     Started,
     Stored,
     Wait,
@@ -270,7 +270,7 @@ def test_lost_replicas_and_routers_leave_no_work() -> None:
     for name, router in enumerate(("router-0", "router-1", "router-2", "router-3")):
         policy.observe(dispatched(name, "p0", 1.0, (1, 2), router))
     assert policy.queue_s("p0", 0.0) == 4.0
-    policy.observe(RouterGone("router-1"))
+    policy.observe(RouterLost("router-1"))
     assert policy.queue_s("p0", 0.0) == 3.0
     policy.observe(LoadReported("p0", 0, 0, 2.0))
     policy.observe(LoadReported("p0", 0, 0, 3.0))
@@ -281,7 +281,7 @@ def test_lost_replicas_and_routers_leave_no_work() -> None:
     policy.place(request(), view_of(), 1001.0)
     assert policy.queue_s("p0", 1001.0) == policy.queue_s("p1", 1001.0) == 0
     policy.observe(dispatched(8, "p2", 1.0, (6,)))
-    policy.observe(ReplicaGone("p2"))
+    policy.observe(ReplicaLost("p2"))
     assert len(policy.backlog) == 0
     list(policy.local_index.maintain())
     assert policy.local_index.in_flight_block_count == 0

@@ -20,7 +20,7 @@ from services.router.placement.policy import (
     Placement,
     PlacementRequest,
     PoolView,
-    ReplicaGone,
+    ReplicaLost,
     ReplicaState,
     Started,
     Stored,
@@ -120,7 +120,7 @@ def test_no_state_remembers_a_lost_replica() -> None:
         policy.observe(LoadReported("p0", 1, 1, float(index)))
     assert len(policy.prefills._held) and remembered(policy, "p0", set())
     policy.local_index.drop("p0")
-    policy.observe(ReplicaGone("p0"))
+    policy.observe(ReplicaLost("p0"))
     policy.place(request_of(9, (7, 8)), PoolView([ReplicaState("p1")], view.decode, 0), 9.0)
     assert list(policy.local_index.maintain())
     assert not remembered(policy, "p0", set())
@@ -142,7 +142,7 @@ def test_only_those_in_view_with_room_are_chosen(seed: int) -> None:
             end(policy, running.pop(rng.randrange(len(running))), now_s, rng.uniform(0.001, 0.1))
         if rng.random() < 0.02:
             gone = rng.choice(prefills).name
-            policy.observe(ReplicaGone(gone))
+            policy.observe(ReplicaLost(gone))
             running = [one for one in running if one.replica != gone]
         seen = [one for one in prefills if rng.random() < 0.7]
         ready = [one for one in decodes if rng.random() < 0.7]
