@@ -258,7 +258,7 @@ class Simulation:
             expires_s,
             request.precedence,
             request.token_count,
-            heard_s=now_s + self._cluster.delay_s,
+            received_s=now_s + self._cluster.delay_s,
         )
         self._policies[router].observe(dispatched)
         if len(self._policies) > 1:

@@ -202,7 +202,7 @@ class _Reader:
         expires_s = self._now_s + self._life_s + 10 * prefill_s
         precedence = self._precedence()
         sent = router, request_id, replica, hashes, prefill_s, at_s, expires_s, precedence, tokens
-        return Dispatched(*sent, heard_s=self._now_s)
+        return Dispatched(*sent, received_s=self._now_s)
 
     def _precedence(self) -> Precedence | None:
         is_known, priority_class, is_resumed, priority, weight, size = struct.unpack(

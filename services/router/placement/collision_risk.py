@@ -33,7 +33,7 @@ class CollisionRisk:
 
     def __init__(self, router: str) -> None:
         self._own = router
-        self._heard_s: dict[str, float] = {}
+        self._last_dispatch_s: dict[str, float] = {}
         self._count = 0.0
         self._counted_s = 0.0
         self._lags: deque[float] = deque(maxlen=LAG_SAMPLES)
@@ -51,16 +51,16 @@ class CollisionRisk:
         """Routers that dispatch, this one included."""
         return self._routers
 
-    def record_dispatch(self, router: str, at_s: float, heard_s: float | None = None) -> None:
-        """Record a dispatch of another router at `at_s`. This router heard of it at `heard_s`; None: at once."""
+    def record_dispatch(self, router: str, at_s: float, received_s: float | None = None) -> None:
+        """Record a dispatch of another router at `at_s`. This router heard of it at `received_s`; None: at once."""
         if router == self._own:
             return
-        is_new = router not in self._heard_s
-        self._heard_s[router] = max(at_s, self._heard_s.get(router, -math.inf))
+        is_new = router not in self._last_dispatch_s
+        self._last_dispatch_s[router] = max(at_s, self._last_dispatch_s.get(router, -math.inf))
         last_s = max(at_s, self._counted_s)
         self._count = self._faded(last_s) + math.exp((at_s - last_s) / RATE_S)
         self._counted_s = last_s
-        lag_s = max(0.0, heard_s - at_s) if heard_s is not None else 0.0
+        lag_s = max(0.0, received_s - at_s) if received_s is not None else 0.0
         if lag_s < REPAIRED_S:
             self._lags.append(lag_s)
         if is_new:
@@ -68,29 +68,31 @@ class CollisionRisk:
 
     def forget_router(self, router: str) -> None:
         """Forget a router that dispatches no more."""
-        if self._heard_s.pop(router, None) is not None:
+        if self._last_dispatch_s.pop(router, None) is not None:
             self._renumber()
 
     def update(self, replicas: Sequence[ReplicaState], idle: int, now_s: float) -> None:
         """Prepare a decision among `replicas`, of which `idle` have no known work."""
-        if not self._heard_s:
+        if not self._last_dispatch_s:
             return
-        if now_s - min(self._heard_s.values()) > SILENT_S:
-            self._heard_s = {one: at_s for one, at_s in self._heard_s.items() if now_s - at_s <= SILENT_S}
+        if now_s - min(self._last_dispatch_s.values()) > SILENT_S:
+            self._last_dispatch_s = {
+                one: at_s for one, at_s in self._last_dispatch_s.items() if now_s - at_s <= SILENT_S
+            }
             self._renumber()
-            if not self._heard_s:
+            if not self._last_dispatch_s:
                 return
         if replicas is not self._ranked:
             self._ranked, names = replicas, {one.name for one in replicas}
             if not self._ranks.keys() >= names:  # all routers rank them alike: by name
                 self._ranks = {name: rank for rank, name in enumerate(sorted({*self._ranks, *names}))}
-        rate = self._faded(now_s) / RATE_S / len(self._heard_s)
+        rate = self._faded(now_s) / RATE_S / len(self._last_dispatch_s)
         shares = min(self._routers, max(1, len(self._ranks)))
         self._taken = rate * min(self._lags, default=0.0) / max(1.0, idle / shares)
 
     def risk(self, name: str) -> float:
         """Return the probability that another router has just dispatched to replica `name`."""
-        if not self._heard_s:
+        if not self._last_dispatch_s:
             return 0.0
         shares = min(self._routers, max(1, len(self._ranks)))
         owners = self._routers / shares
@@ -108,5 +110,5 @@ class CollisionRisk:
         return self._count * math.exp(min(0.0, self._counted_s - now_s) / RATE_S)
 
     def _renumber(self) -> None:
-        names = sorted((*self._heard_s, self._own))
+        names = sorted((*self._last_dispatch_s, self._own))
         self._routers, self._index = len(names), names.index(self._own)

@@ -152,7 +152,7 @@ class Dispatched:
     """None: unknown."""
     token_count: int = 0
     """Prompt tokens."""
-    heard_s: float | None = None
+    received_s: float | None = None
     """When this router heard of it; None: at once."""
 
 

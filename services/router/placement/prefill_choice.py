@@ -227,7 +227,7 @@ class PrefillChoice:
     def dispatched(self, event: Dispatched, *, is_own: bool) -> None:
         """Record a dispatch of this router or of a peer router."""
         if not is_own:
-            self._collision_risk.record_dispatch(event.router, event.at_s, event.heard_s)
+            self._collision_risk.record_dispatch(event.router, event.at_s, event.received_s)
             return
         self._dispatch_total += 1
         smoothing = max(TYPICAL_SMOOTHING, 1 / (TYPICAL_START + self._dispatch_total))

@@ -194,7 +194,9 @@ def history(seed: int) -> Iterator[Placement]:
         hashes = tuple(range(start, start + rng.choice((1, 10, 90))))
         if has_others and rng.random() < 0.5:
             name = rng.choice(prefill).name
-            other = Dispatched("r1", f"x{index}", name, hashes, 0.1, now_s - 0.05, now_s + 3, heard_s=now_s)
+            other = Dispatched(
+                "r1", f"x{index}", name, hashes, 0.1, now_s - 0.05, now_s + 3, received_s=now_s
+            )
             policy.observe(other)
         request = PlacementRequest(f"{index}", hashes, len(hashes) * BLOCK + 5, 50, explain=True)
         answer = policy.place(request, PoolView(prefill, decode, rng.choice((0, 3))), now_s)

@@ -274,7 +274,7 @@ def test_routers_that_hear_each_other_late_take_different_idle_replicas() -> Non
                 other = f"router-{index % 4}"
                 if other != policy.backlog._own_router:
                     sent = other, f"{index:032x}", "p00", (), 0.0, index * 0.02, 1e6
-                    told = Dispatched(*sent, heard_s=index * 0.02 + 0.1)
+                    told = Dispatched(*sent, received_s=index * 0.02 + 0.1)
                     policy.observe(told)
                     policy.observe(Finished(other, f"{index:032x}", index * 0.02))
                 policy.place(request_of(7, (1,)), view, index * 0.02 + 0.1)
