@@ -52,7 +52,7 @@ class _Router:
     name: str
     boot_id: str
     since_s: float
-    heard_s: float
+    last_entry_s: float
     seq: int = 0
     is_silent: bool = False
     has_synced: bool = False
@@ -122,7 +122,7 @@ class PeerRouters:
         if one.seq:
             self.gap_total += entry.seq - one.seq - 1
         one.seq = entry.seq
-        one.heard_s = now_s
+        one.last_entry_s = now_s
         one.is_silent = False
         for message in entry.messages:
             if self._routers.get(one.name) is not one:
@@ -178,7 +178,7 @@ class PeerRouters:
     def detect_failures(self, now_s: float) -> None:
         """Forget the dispatches of routers that are silent."""
         for one in self._routers.values():
-            if not one.is_silent and now_s - one.heard_s > SILENT_S:
+            if not one.is_silent and now_s - one.last_entry_s > SILENT_S:
                 one.is_silent = True
                 self._observe(RouterLost(one.name))
 
