@@ -199,15 +199,15 @@ class Simulation:
         if now_s < self._not_before_s[router]:
             self._wake_by(router, self._not_before_s[router])
             return
-        is_any_gone = False
+        is_any_dispatched = False
         while len(queue):
-            again_s, has_gone = self._dispatch_heads(router)
-            if not has_gone:
+            again_s, has_dispatched = self._dispatch_heads(router)
+            if not has_dispatched:
                 if not self._pending_events:
                     self._wake_by(router, max(again_s, now_s + DISPATCH_PAUSE_S))
                 break
-            is_any_gone = True
-        if not is_any_gone:
+            is_any_dispatched = True
+        if not is_any_dispatched:
             self._not_before_s[router] = now_s + DISPATCH_PAUSE_S
 
     def _dispatch_all(self) -> None:
@@ -216,15 +216,15 @@ class Simulation:
 
     def _dispatch_heads(self, router: int) -> tuple[float, bool]:
         """Try the heads of the queue. Return when to try again, and whether one of them was dispatched."""
-        queue, again_s, has_gone = self._queues[router], float("inf"), False
+        queue, again_s, has_dispatched = self._queues[router], float("inf"), False
         for queued in queue.heads():
             until_s = self._try(router, queued.index)
             if until_s is None:
                 queue.release(queued, queued.ticket.work)
-                has_gone = True
+                has_dispatched = True
             else:
                 again_s = min(again_s, until_s)
-        return again_s, has_gone
+        return again_s, has_dispatched
 
     def _wake_by(self, router: int, at_s: float) -> None:
         if at_s < self._wake_s[router]:
@@ -345,7 +345,7 @@ class Simulation:
         depth = server.hit_blocks
         self.result.ttft_s[index] = now_s - load.arrivals_s[index] * self._scale
         self.result.hit_blocks[index] = depth
-        added, gone = server.cache.use(load.hashes[index])
+        added, evicted = server.cache.use(load.hashes[index])
         cached = min(depth * load.block_tokens, load.tokens[index] - 1)
         by = index % len(self._policies)
         finished = Finished(
@@ -357,7 +357,7 @@ class Simulation:
         server.running = None
         started = self._start(replica, server.pop()) if len(server) else None
         stored = Stored(name, added) if added else None
-        removed = Removed(name, gone) if gone else None
+        removed = Removed(name, evicted) if evicted else None
         self._publish(replica, finished, stored, removed, started)
 
     def _lose_replica(self, replica: int) -> None:

@@ -159,7 +159,7 @@ class Rival(ABC):
             case Removed() if self.uses_index:
                 self.local_index.remove(event.replica, event.hashes)
             case ReplicaLost():
-                self.gone(event.replica)
+                self.lost(event.replica)
 
     def dispatched(self, event: Dispatched) -> None:
         """Record a dispatch of this router or another one."""
@@ -184,7 +184,7 @@ class Rival(ABC):
             if self.counts_in_flight:
                 self.local_index.remove_in_flight(replica, prompt.event.hashes)
 
-    def gone(self, replica: str) -> None:
+    def lost(self, replica: str) -> None:
         """Forget the queue and the cache of a lost replica, which may come back empty."""
         for key, prompt in self.loads.pop(replica).prompts.items():
             del self._replica_of[key]

@@ -54,9 +54,9 @@ class CacheAware(Rival):
         super().dispatched(event)
         self._trees[event.replica].use(event.hashes)
 
-    def gone(self, replica: str) -> None:
+    def lost(self, replica: str) -> None:
         """Clear the tree of a lost replica."""
-        super().gone(replica)
+        super().lost(replica)
         self._trees[replica] = BlockCache(self.setup.capacity)
 
 

@@ -101,8 +101,8 @@ class CongestionAware(Rival):
         cold_s = self.cost.seconds(prompt.tokens, prompt.tokens)
         self._saved[event.replica].add(max(0.0, cold_s - event.prefill_s), event.at_s)
 
-    def gone(self, replica: str) -> None:
+    def lost(self, replica: str) -> None:
         """Forget the history of a lost replica."""
-        super().gone(replica)
+        super().lost(replica)
         self._work[replica] = _Fading(WORK_MEMORY_S)
         self._saved[replica] = _Fading(SAVED_MEMORY_S)

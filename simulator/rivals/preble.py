@@ -87,7 +87,7 @@ class Preble(Rival):
         self._windows[event.replica].add(event.at_s, event.prefill_s, len(event.hashes), depth)
         super().dispatched(event)
 
-    def gone(self, replica: str) -> None:
+    def lost(self, replica: str) -> None:
         """Forget the history of a lost replica."""
-        super().gone(replica)
+        super().lost(replica)
         self._windows[replica] = _Window()
