@@ -84,7 +84,7 @@ class PrefillChoice:
         self._held = Backlog(router, order_key)
         """Requests held here, at the replicas they wait for. Their next try may find a better replica."""
         self._dispatch_total = 0
-        self._asked_since = "", 0.0
+        self._scored_since = "", 0.0
         """The request of the last call of `score`, and since when it is held."""
         self._chosen = "", 0.0
         """The last placed request, and the seconds it would have lost at the next best replica. With shortest first the
@@ -114,7 +114,7 @@ class PrefillChoice:
             for entry in held.expired(now_s):
                 held.remove(entry.key)
         since_s = self._since_s(request, now_s) if held.ends_s else now_s
-        self._asked_since = request.request_id, since_s
+        self._scored_since = request.request_id, since_s
         is_alone = self._collision_risk.routers == 1
         if not is_alone:
             self._look(allowed, now_s)
@@ -197,7 +197,7 @@ class PrefillChoice:
     def hold(self, request: PlacementRequest, replica: str, prefill_s: float, now_s: float) -> None:
         """Hold the request here for the busy `replica`, where other held requests are to count it."""
         until_s = now_s + HELD_LIFE_S
-        known, since_s = self._asked_since
+        known, since_s = self._scored_since
         assert known == request.request_id, "held without being scored"
         self._held.add(
             Work(
