@@ -55,11 +55,11 @@ class MeasuredCost:
             )
         if self.factors:
             farthest = sorted(self.factors.items(), key=lambda one: -max(one[1], 1 / one[1]))
-            told = ", ".join(f"{name} {factor:.2f}" for name, factor in farthest[:FACTORS_SHOWN_MAX])
+            listed = ", ".join(f"{name} {factor:.2f}" for name, factor in farthest[:FACTORS_SHOWN_MAX])
             more = len(farthest) - FACTORS_SHOWN_MAX
-            told += f", and {more} more" if more > 0 else ""
+            listed += f", and {more} more" if more > 0 else ""
             sentences.append(
-                f"All replicas are simulated as usual ones. These take longer or shorter by a factor: {told}."
+                f"All replicas are simulated as usual ones. These take longer or shorter by a factor: {listed}."
             )
         return sentences
 
@@ -81,13 +81,13 @@ def measured(option: str, address: str, status: pb.GetStatusResponse, base: Cost
         raise BadOption(
             f'{option} = "{address}": {status.router} is of a release that does not report prefill costs.'
         )
-    told = status.prefill_costs
-    if told.measured_prompt_count < PROMPTS_MIN:
+    costs = status.prefill_costs
+    if costs.measured_prompt_count < PROMPTS_MIN:
         raise BadOption(
-            f'{option} = "{address}": {status.router} has measured {told.measured_prompt_count} prompts since it started '
+            f'{option} = "{address}": {status.router} has measured {costs.measured_prompt_count} prompts since it started '
             f"or last discarded its estimates; {PROMPTS_MIN} are needed. Let it serve more, or use --cost."
         )
-    c0_s, a_s, b_s = (float(f"{value:.{DIGITS}g}") for value in (told.c0_s, told.a_s, told.b_s))
+    c0_s, a_s, b_s = (float(f"{value:.{DIGITS}g}") for value in (costs.c0_s, costs.a_s, costs.b_s))
     return MeasuredCost(
         router=status.router,
         address=address,
@@ -99,9 +99,9 @@ def measured(option: str, address: str, status: pb.GetStatusResponse, base: Cost
             slo_floor_s=base.slo_floor_s,
             kv_bytes=base.kv_bytes,
         ),
-        prompts=told.measured_prompt_count,
-        fitted=told.fitted_prompt_count,
-        uncached_tokens=(told.uncached_tokens_min, told.uncached_tokens_max),
+        prompts=costs.measured_prompt_count,
+        fitted=costs.fitted_prompt_count,
+        uncached_tokens=(costs.uncached_tokens_min, costs.uncached_tokens_max),
         factors={
             view.replica: view.prefill_factor
             for view in status.replicas

@@ -193,8 +193,8 @@ class Plan:
         span_s, where = min(spans)
         if span_s >= SHORT * longest_s:
             return []
-        told = f"less than {SHORT} times its longest prefill ({longest_s:.3g} s)"
-        return [f"Trace too short: at {where} it lasts {span_s:.3g} s, {told}."]
+        limit = f"less than {SHORT} times its longest prefill ({longest_s:.3g} s)"
+        return [f"Trace too short: at {where} it lasts {span_s:.3g} s, {limit}."]
 
     def _times(self) -> str:
         return f"{f'{self.row.speed:g} times ' if self.row.speed != 1 else ''}the trace's rate"

@@ -227,7 +227,7 @@ class Publisher:
             return
         # The snapshot has the content of this moment. Every later event is in the stream behind `stream_id`.
         is_gap, self._is_snapshot_due = self._is_snapshot_due, False
-        note = self._snapshot_batch()
+        batch = self._snapshot_batch()
         head = (self._replica, self._cache.epoch, self._cache.seq, stream_id, self._cache.block_count)
         data, size = bytearray(events.encode_snapshot_head(*head)), 0
         with self._cache.snapshot() as parts:
@@ -244,19 +244,19 @@ class Publisher:
             size = await self._append(data, size, with_events=not is_gap)
             if self._is_snapshot_due:
                 return
-        told: list[Command] = []
+        events_before: list[Command] = []
         if not is_gap:  # else they follow
-            told = self._take_pending()
+            events_before = self._take_pending()
             while self._pending:
-                await self._redis.pipeline(told)
+                await self._redis.pipeline(events_before)
                 if self._is_snapshot_due:
                     return
-                told = self._take_pending()
-            note = self._snapshot_batch()
-        commands = [*self._put(data, size), *told]
+                events_before = self._take_pending()
+            batch = self._snapshot_batch()
+        commands = [*self._put(data, size), *events_before]
         oldest = self._retention.oldest(stream_id, self._clock.now_s())
         trimmed = ("XADD", self._stream, "MINID", "~", events.format_stream_id(oldest), "*")
-        commands.append((*trimmed, events.FIELD, events.encode_batch(note)))
+        commands.append((*trimmed, events.FIELD, events.encode_batch(batch)))
         commands.append(("EXPIRE", self._stream, self._ttl_s))
         await self._redis.pipeline(commands, atomic=True)
         if self._pending:
