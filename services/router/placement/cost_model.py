@@ -126,7 +126,7 @@ class CostModel:
         prior = PRIOR_WEIGHT * (ratio / len(self._seen)) ** 2  # on the scale of the weighted observations
         gram = [[g00 + prior, g01, g02], [g01, g11 + prior, g12], [g02, g12, g22 + prior]]
         p0, p1, p2 = (
-            prior * usual / unit for usual, unit in zip(_unknowns(PRIOR), (s0, s1, s2), strict=True)
+            prior * typical / unit for typical, unit in zip(_unknowns(PRIOR), (s0, s1, s2), strict=True)
         )
         best = _minimum(gram, [t0 + p0, t1 + p1, t2 + p2])
         if best is not None:
@@ -139,14 +139,14 @@ class CostModel:
         expected = [c0 + a * tokens + b * products for tokens, products, _ in self._seen]
         by_size = sorted(range(len(expected)), key=expected.__getitem__)
         log_errors = [log(self._seen[index][2] / expected[index]) for index in by_size]
-        usual = [
+        typical = [
             median(log_errors[max(0, position - SIZE_NEIGHBOURS) : position + SIZE_NEIGHBOURS + 1])
             for position in range(len(log_errors))
         ]
-        spread = 1.5 * median(abs(one - middle) for one, middle in zip(log_errors, usual, strict=True))
+        spread = 1.5 * median(abs(one - middle) for one, middle in zip(log_errors, typical, strict=True))
         threshold = OUTLIER_SPREADS * max(SPREAD_MIN, spread)
         plausible_s = expected
-        for index, log_error, middle in zip(by_size, log_errors, usual, strict=True):
+        for index, log_error, middle in zip(by_size, log_errors, typical, strict=True):
             plausible_s[index] *= exp(min(middle + threshold, max(middle - threshold, log_error)))
         return plausible_s
 
