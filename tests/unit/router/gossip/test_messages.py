@@ -83,7 +83,7 @@ def test_times_are_of_the_readers_clock(data: st.DataObject) -> None:
             "b",
             1,
             [
-                Dispatched("r", "a" * 32, "p", (1,), 0.5, clock_s - seed, clock_s + 65, heard_s=clock_s),
+                Dispatched("r", "a" * 32, "p", (1,), 0.5, clock_s - seed, clock_s + 65, received_s=clock_s),
                 Started("r", "a" * 32, clock_s - seed),
                 Digest({"p": {"a" * 32: clock_s - seed, "b" * 32: None}}),
             ],
