@@ -19,7 +19,7 @@ from kvmesh.tasks import end
 
 log = logging.getLogger(__name__)
 
-LOOK_S: Final = 1.0
+CHECK_INTERVAL_S: Final = 1.0
 """Longest time between two checks of a link that was kept."""
 
 Peer = TypeVar("Peer")
@@ -120,7 +120,7 @@ class LinkManager(Generic[Peer]):
                 except Exception:  # a bug with one peer must not end the process with all its streams
                     log.exception("bug in the link manager: the links do not match the members")
                 try:
-                    async with asyncio.timeout(LOOK_S):
+                    async with asyncio.timeout(CHECK_INTERVAL_S):
                         await self._changed.wait()
                 except TimeoutError:
                     pass

@@ -144,7 +144,7 @@ async def test_a_bug_with_one_replica_ends_neither_the_links_nor_the_process(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An error while the links are updated is logged and retried; the other streams stay open."""
-    monkeypatch.setattr("kvmesh.attach.link_manager.LOOK_S", 0.05)
+    monkeypatch.setattr("kvmesh.attach.link_manager.CHECK_INTERVAL_S", 0.05)
     async with (
         replica("decode-0", "A") as (_, known),
         replica("decode-1", "B") as (_, odd),
