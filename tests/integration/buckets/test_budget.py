@@ -474,7 +474,7 @@ async def test_a_script_that_redis_forgot_is_sent_again(budget: Budget) -> None:
 
 
 async def test_redis_is_unavailable(free_port: int) -> None:
-    """All callers get RedisAway and no other error."""
+    """All callers get RedisUnavailable and no other error."""
     link = RedisLink(f"redis://127.0.0.1:{free_port}/0")
     with pytest.raises(RedisUnavailable):
         await Ledger(link, MESH).run([Show(ACCOUNT)])

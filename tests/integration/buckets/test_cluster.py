@@ -92,7 +92,7 @@ async def test_a_budget_survives_the_move_of_its_slot(cluster: Cluster, link: Re
 
 
 async def test_a_frozen_node_raises_redis_away(cluster: Cluster, link: RedisLink) -> None:
-    """Operations on budgets of this node raise RedisAway; the budgets are intact when the node is back."""
+    """Operations on budgets of this node raise RedisUnavailable; the budgets are intact when the node is back."""
     ledger = Ledger(link, MESH)
     accounts = [account(f"away-{index}") for index in range(12)]
     here = {cluster.node_of(keys(MESH, each.organisation)[0]): each for each in accounts}

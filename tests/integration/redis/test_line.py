@@ -120,7 +120,7 @@ async def test_a_cancel_at_any_turn_leaves_the_connection_in_order(link: RedisLi
 
 
 async def test_user_password_and_database_are_those_of_the_url(redis_url: str, other: RedisLink) -> None:
-    """The same as for all other commands; a wrong password raises RedisAway, and is not quoted."""
+    """The same as for all other commands; a wrong password raises RedisUnavailable, and is not quoted."""
     place = urlsplit(redis_url).netloc
     await other.execute("ACL", "SETUSER", "liner", "on", ">secret-horse", "~*", "+@all")
     try:

@@ -114,7 +114,7 @@ async def test_every_loop_survives_a_redis_that_rejects_writes(
 
 
 async def test_every_error_of_redis_raises_redis_away(redis_server: Any, control: RedisLink) -> None:
-    """For every kind of command the error is RedisAway, the one error that callers handle."""
+    """For every kind of command the error is RedisUnavailable, the one error that callers handle."""
     link = RedisLink(redis_server.url)
     command = ("SET", "x", "1")
     script = ("EVAL", "redis.call('GET', KEYS[1]) redis.call('SET', KEYS[1], 1)", 1, "x")

@@ -132,7 +132,7 @@ async def _indexed(mesh: Mesh) -> bool:
 async def test_a_rejected_login_raises_redis_away_without_the_password(
     redis_url: str, spoil: str, tmp_path: Path
 ) -> None:
-    """Wrong password, unknown user, no certificate, another authority, plain text: RedisAway, at once."""
+    """Wrong password, unknown user, no certificate, another authority, plain text: RedisUnavailable, at once."""
     other = Folder(tmp_path / "other")
     authority = redis_url.partition("ssl_ca_certs=")[2].partition("&")[0]
     wrong = {
