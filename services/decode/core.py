@@ -171,7 +171,7 @@ class DecodeCore(AttachedCore[DecodeSlot]):
             session.outbox.refuse(adopt.slot, pb.Refusal.REASON_UNKNOWN_REQUEST, message)
             return
         if adopt.adoption < slot.takeover:
-            message = f"adoption {slot.takeover} of the request is known here; {adopt.adoption} came late"
+            message = f"takeover {slot.takeover} of the request is known here; {adopt.adoption} came late"
             session.outbox.refuse(adopt.slot, pb.Refusal.REASON_SUPERSEDED, message)
             return
         log = slot.log
