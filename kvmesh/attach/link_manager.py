@@ -53,6 +53,10 @@ class Host(Protocol[Peer]):
         """True if the link of a process without a lease, or of a replaced process, can be closed without loss."""
         ...
 
+    def on_closing(self, peer: Peer, now_s: float) -> None:
+        """Note that the manager closes the link now: its end is no failure of the peer."""
+        ...
+
     def on_closed(self, peer: Peer, now_s: float) -> None:
         """Note that the link is closed. The last call for `peer`."""
         ...
@@ -169,6 +173,7 @@ class LinkManager(Generic[Peer]):
         return Linked(name, member, peer, link, task)
 
     async def _close(self, linked: Linked[Peer]) -> None:
+        self._host.on_closing(linked.peer, self._clock.now_s())
         await end([linked.task])
         self._host.on_closed(linked.peer, self._clock.now_s())
 

@@ -201,7 +201,7 @@ class Frontend(MeshProcess):
         """Return the tasks of the links, of the state in Redis, and of readiness."""
         yield "router-links", self.links.run()
         yield "mesh-secret", self._secret.run()
-        yield "accounts", self.accounts.run()
+        yield from self.accounts.background()
         yield "tenants", self.tenants.run()
         yield "readiness", follow_routers(self.core.peers, self.clock, self.server.set_serving)
 

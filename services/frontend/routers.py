@@ -93,6 +93,9 @@ class RouterHost:
         is_unused = not peer.slots and not peer.link.outbox.waiting_bytes
         return not peer.link.is_up or (is_replaced and is_unused)
 
+    def on_closing(self, peer: Router, now_s: float) -> None:
+        """Do nothing: the end of the stream moves its requests."""
+
     def on_closed(self, peer: Router, now_s: float) -> None:
         self._core.remove_router(peer.name)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
 
 from kvmesh.buckets.ledger import Ledger
 from kvmesh.clock import Clock
@@ -20,7 +20,7 @@ from services.frontend.accounts.settlement import Charge, Settlements
 
 
 class Accounts:
-    """Built by main, started by `run`. `accounting` serves the requests.
+    """Built by main, run by the tasks of `background`. `accounting` serves the requests.
 
     `on_news`: as of Executions. `on_charge`: as of Settlements. `answer_s`: longest wait for an answer of Redis.
     """
@@ -47,12 +47,14 @@ class Accounts:
         watch_budgets(metrics, self.budgets)
         _watch_executions(metrics, self.executions, self.settlements)
 
-    async def run(self) -> None:
-        """Serve executions, settlements and budgets until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.executions.run(), name="executions")
-            tasks.create_task(self.settlements.run(), name="settlements")
-            tasks.create_task(self.budgets.run(), name="budgets")
+    def background(self) -> Iterable[tuple[str, Coroutine[Any, Any, None]]]:
+        """Return the tasks of executions, settlements and budgets, by name.
+
+        Each is a task of its own: `kvmesh.tasks.end` cancels it again if a cancellation is swallowed.
+        """
+        yield "executions", self.executions.run()
+        yield "settlements", self.settlements.run()
+        yield "budgets", self.budgets.run()
 
     async def flush(self, timeout_s: float) -> None:
         """Wait until no settlement waits for Redis, at most `timeout_s`."""

@@ -105,8 +105,11 @@ class ReplicaHost:
             return is_down or not (peer.slots or peer.outbox.waiting_bytes)
         return is_down and now_s - (peer.down_since_s or 0.0) >= GONE_S
 
-    def on_closed(self, peer: Replica[Attempt], now_s: float) -> None:
+    def on_closing(self, peer: Replica[Attempt], now_s: float) -> None:
+        """Remove the replica before its stream ends, so that outlier ejection does not count that end as a failure."""
         self._core.remove_replica(peer, now_s)
+
+    def on_closed(self, peer: Replica[Attempt], now_s: float) -> None:
         log.info("replica gone", extra={"replica": peer.name, "address": peer.address})
 
     def on_settled(self, names: list[str], now_s: float) -> None:

@@ -99,7 +99,8 @@ async def serving_frontend(
     address = await frontend.server.listen("127.0.0.1:0")
     running = [asyncio.create_task(frontend.links.run())]
     if redis_url:
-        running += [asyncio.create_task(each.run()) for each in (frontend.accounts, frontend.tenants)]
+        works = [*(work for _, work in frontend.accounts.background()), frontend.tenants.run()]
+        running += map(asyncio.create_task, works)
     channel = grpc.aio.insecure_channel(address, options=[("grpc.max_send_message_length", -1)])
     try:
         yield Serving(frontend, address, channel, inference_pb2_grpc.InferenceServiceStub(channel))

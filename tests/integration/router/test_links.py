@@ -124,6 +124,23 @@ async def test_a_process_that_lost_its_name_is_left_when_it_runs_no_slot() -> No
         assert len(links) == 1
 
 
+async def test_a_link_that_the_router_closes_is_no_failure_of_the_replica() -> None:
+    """Outlier ejection counts no failure of a live process that lost its name."""
+    async with (
+        replica("decode-0", "A") as (old, old_member),
+        replica("decode-0", "B") as (_, new_member),
+        linked() as (links, core),
+    ):
+        links.update([old_member])
+        await until(lambda: "decode-0" in core.replicas and core.replicas["decode-0"].is_up)
+        failures: list[str] = []
+        first: Any = core.replicas["decode-0"]
+        first.failed = lambda began_s, now_s, reason: failures.append(reason)
+        links.update([new_member])
+        await until(lambda: old.stream_count == 0 and core.replicas["decode-0"].is_up)
+        assert core.replicas["decode-0"] is not first and not failures
+
+
 async def test_another_process_at_the_address_is_not_the_replica() -> None:
     """An address that another process or a later boot has now gets no request."""
     async with replica("prefill-9", "C") as (_, other), linked() as (links, core):

@@ -21,7 +21,7 @@ class Peer:
         self.is_unused = False
         self.is_listed = True
         self.is_replaced = False
-        self.is_closed = False
+        self.is_closing = self.is_closed = False
 
     async def run(self) -> None:
         await asyncio.Event().wait()
@@ -58,6 +58,9 @@ class Peers:
     def may_close(self, peer: Peer, now_s: float, *, is_replaced: bool) -> bool:
         assert is_replaced == peer.is_replaced
         return not peer.is_up or (is_replaced and peer.is_unused)
+
+    def on_closing(self, peer: Peer, now_s: float) -> None:
+        peer.is_closing = True
 
     def on_closed(self, peer: Peer, now_s: float) -> None:
         assert not peer.is_closed
@@ -122,7 +125,7 @@ async def test_a_replaced_process_is_linked_until_it_is_unused() -> None:
         old.is_unused = True
         links.update([member(boot_id="B")])
         await until(lambda: old.is_closed)
-        assert len(links) == 1 and not new.is_closed
+        assert old.is_closing and len(links) == 1 and not new.is_closing
 
 
 async def test_a_process_that_holds_its_name_again_keeps_its_link_if_it_may() -> None:
