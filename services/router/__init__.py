@@ -1,1 +1,1 @@
-"""The router: sees every replica's cache, queues, places and relays. Never touches text."""
+"""The router: queues requests, places them by cache and load, and forwards tokens. It never touches text."""

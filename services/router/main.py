@@ -33,7 +33,7 @@ from services.router.status import SERVICE_NAME, RouterStatus
 log = logging.getLogger(__name__)
 
 WARM_UP_S: Final = 2.0
-"""A router registers when it is attached to the replicas it found and has loaded their index, or after this."""
+"""Longest time until a router registers. Until then it attaches to the replicas and loads their index."""
 
 POLL_S: Final = 0.02
 IDLE_POLL_S: Final = 0.05
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class Router(process.MeshProcess):
-    """One router, built but not started: everything but its sockets, Redis and tasks."""
+    """One router, built but not started: its sockets and tasks belong to `serve`."""
 
     def __init__(self, options: ServiceOptions) -> None:
         config = options.config
@@ -60,7 +60,7 @@ class Router(process.MeshProcess):
         self._is_warmed_up = False
         self._routers: list[tuple[str, str]] = []
         self.has_other_router = False
-        """True while another router is there that takes new requests."""
+        """True while another router of the model version takes new requests."""
         name, section, mesh = options.process_id, config.router, config.mesh.name
         block_tokens = config.engine.block_tokens
         dialer = Dialer(self.clock, self.networks)
@@ -141,7 +141,7 @@ class Router(process.MeshProcess):
             self.dispatches.set_routers(self._routers)
 
     def on_replicas(self, names: Sequence[str]) -> None:
-        """Take the replicas there are: what other routers have dispatched to them means something from now on."""
+        """Take the present replicas: dispatches of peer routers to them count from now on."""
         self.index.set_replicas(names)
         self._telemetry.set_replicas(names)
         self.dispatches.set_routers(self._routers)
@@ -158,15 +158,18 @@ class Router(process.MeshProcess):
         await self.set_serving()
 
     async def warm_up(self) -> None:
-        """Wait until the replicas that are there are attached, their index is loaded, and the other routers have told what
-        they have dispatched; at most WARM_UP_S.
+        """Wait, at most WARM_UP_S, until the router is warm.
+
+        Then the replicas are attached, their index is loaded, and the peer routers have reported their open dispatches.
         """
         try:
             async with asyncio.timeout(WARM_UP_S):
                 while not self._is_warm():
                     await asyncio.sleep(POLL_S)
         except TimeoutError:
-            log.warning("serving before every replica is attached and known")
+            log.warning(
+                "warm-up timed out: serving before all replicas are attached and their index is loaded"
+            )
         self._is_warmed_up = True
         self.dispatches.set_routers(self._routers)
 
@@ -177,19 +180,19 @@ class Router(process.MeshProcess):
         return is_attached and self.dispatches.is_caught_up()
 
     async def drain(self) -> None:
-        """Refuse new requests and wait until the last one ended, or until another router can take over what is left."""
+        """Graceful shutdown: refuse new requests; return when none is left, or another router can take over the rest."""
         self.core.drain()
         while not self.core.is_idle():
             if self.has_other_router and self.core.can_be_taken_over():
-                log.info("the other routers take over", extra={"requests": self.core.placed_count})
+                log.info("drained: the other routers take over", extra={"requests": self.core.placed_count})
                 return
             await asyncio.sleep(IDLE_POLL_S)
 
     async def close(self) -> None:
-        """Stop the timer and export the last spans."""
+        """Stop the timer, and close what every process has."""
         self._timer.close()
         await super().close()
 
 
 def _log_bug(error: Exception) -> None:
-    log.error("bug in a timer", exc_info=error)
+    log.error("timer failed", exc_info=error)

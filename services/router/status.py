@@ -1,4 +1,4 @@
-"""The router.v1 service: tells what the router sees and holds."""
+"""The router.v1 service: a snapshot of the router's replicas, queue, index and estimates."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SERVICE_NAME = "kvmesh.router.v1.RouterService"
 
 
 class RouterStatus(router_pb2_grpc.RouterServiceServicer):
-    """Reads the core; changes nothing."""
+    """Serves GetStatus from the core. Read-only."""
 
     def __init__(
         self, core: ForwardingCore, policy: CostPolicy, attach: AttachService, redis: RedisLink, clock: Clock

@@ -1,4 +1,4 @@
-"""Metrics and spans of the router, made from attempts that ended and read from the core at a scrape."""
+"""Metrics and spans of the router: counted at the end of attempts, or read from the core at a scrape."""
 
 from __future__ import annotations
 
@@ -30,64 +30,71 @@ ADMISSION_REASONS: Final = (
 )
 
 SPREAD_PROMPTS: Final = 3
-"""Less work than this many typical prompts per replica says nothing of how it is spread."""
+"""Least work per replica, in typical prompts, that the imbalance is computed from."""
 
 NO_ERROR = frozenset(
     ("REASON_END_TOKEN", "REASON_LENGTH", "REASON_ADOPTED", "REASON_SUPERSEDED", "cancelled")
 )
-"""Outcomes that are no errors."""
+"""Outcomes that a span does not report as errors."""
 
 
 class ForwardingTelemetry:
-    """A Record (see services.router.forwarding.attempt_table)."""
+    """Counts attempts that ended and records their spans. A Record (services.router.forwarding.attempt_table)."""
 
     def __init__(self, metrics: Metrics, tracing: Tracing, block_tokens: int) -> None:
         self._metrics = metrics
         self._tracing = tracing
         self._block_tokens = block_tokens
-        self._queue = metrics.histogram("queue_seconds", "Wait of attempts until they were released.")
-        self._first = metrics.histogram("first_token_seconds", "From release to the first token.")
+        self._queue = metrics.histogram("queue_seconds", "Time of attempts in the router's queue.")
+        self._first = metrics.histogram(
+            "first_token_seconds", "Time from the release to replicas to the first token."
+        )
         self._placements = {
-            kind: metrics.counter("placements", "Attempts that were placed.", kind=kind)
+            kind: metrics.counter("placements", "Attempts placed on replicas, by kind.", kind=kind)
             for kind in ("prefill", "local", "takeover")
         }
         self._rescheduled = metrics.counter(
             "rescheduled_requests", "Placements after the first one of an attempt."
         )
-        self._prompt = metrics.counter(
-            "prompt_tokens", "Prompt tokens of attempts whose prompt was computed."
+        self._prompt = metrics.counter("prompt_tokens", "Prompt tokens of prompts that were computed.")
+        self._cached = metrics.counter(
+            "cached_tokens", "Prompt tokens of the same attempts that were found in the prefix cache."
         )
-        self._cached = metrics.counter("cached_tokens", "Those of them that were found in cache.")
         self._expected = metrics.counter(
-            "expected_cached_tokens", "Prompt tokens of the same attempts that were expected in cache."
+            "expected_cached_tokens",
+            "Prompt tokens of the same attempts that the router expected in the prefix cache.",
         )
-        self._matched = metrics.counter("matched_blocks", "Blocks expected in cache at placements.")
+        self._matched = metrics.counter(
+            "matched_blocks", "KV blocks that placements expected in the prefix cache."
+        )
         self._late = metrics.histogram(
-            "first_token_late_seconds", "By how much first tokens came later than estimated at the release."
+            "first_token_late_seconds", "Lateness of first tokens against the estimate at the release."
         )
         self._early = metrics.histogram(
-            "first_token_early_seconds", "By how much first tokens came sooner than estimated."
+            "first_token_early_seconds", "Earliness of first tokens against the estimate at the release."
         )
         self._placed_seconds: dict[str, Counter] = {}
         self._ended: dict[str, Counter] = {}
 
     def set_replicas(self, names: Iterable[str]) -> None:
-        """Count the work of these replicas and no others: names of those that left do not pile up."""
+        """Count the work of these replicas alone. The series of others are dropped: cardinality stays bounded."""
         wanted = set(names)
         for name in self._placed_seconds.keys() - wanted:
             del self._placed_seconds[name]
             self._metrics.forget("placed_seconds", replica=name)
         for name in sorted(wanted - self._placed_seconds.keys()):
             self._placed_seconds[name] = self._metrics.counter(
-                "placed_seconds", "Expected prefill seconds of prompts computed at a replica.", replica=name
+                "placed_seconds",
+                "Estimated prefill seconds of the prompts that a replica computed.",
+                replica=name,
             )
 
     def __call__(self, attempt: Attempt, outcome: str, now_s: float) -> None:
-        """Count the attempt, and record its span if its trace is sampled."""
+        """Count an attempt that ended, and record its span if its trace is sampled."""
         ended = self._ended.get(outcome)
         if ended is None:
             ended = self._ended[outcome] = self._metrics.counter(
-                "forwarded_requests", "Attempts that ended.", outcome=outcome
+                "forwarded_requests", "Attempts that ended, by outcome.", outcome=outcome
             )
         ended.value += 1
         self._rescheduled.value += attempt.routing.rescheduled_requests
@@ -155,51 +162,73 @@ def export(
     metrics: Metrics,
     clock: Clock,
 ) -> None:
-    """Export what the core holds, read at each scrape."""
+    """Export the state of the core, read at each scrape."""
     attempts, local_index = core.attempts, policy.local_index
-    metrics.gauge("queued_requests", "Attempts that wait to be released.", lambda: len(core.queue))
+    metrics.gauge("queued_requests", "Attempts that wait in the queue.", lambda: len(core.queue))
     export_queue(core, metrics)
     export_sharing(dispatches, policy, metrics)
     metrics.gauge(
         "imbalance",
-        "Work dispatched lately to the prefill replica with the most, over the mean of all; 0 while there is too little.",
+        "Work recently dispatched to the busiest prefill replica, over the mean of all; 0 while there is too little.",
         lambda: imbalance(core, policy, clock.now_s()),
     )
-    metrics.gauge("live_requests", "Attempts placed and not ended.", lambda: core.placed_count)
-    metrics.gauge("detached_requests", "Attempts whose frontend is lost.", lambda: attempts.detached_count)
-    metrics.gauge("index_blocks", "Distinct blocks in the index.", lambda: local_index.block_count)
-    metrics.total("evicted_blocks", "Blocks forgotten at the bound.", lambda: local_index.evicted_block_total)
-    metrics.gauge("in_flight_blocks", "Blocks expected soon.", lambda: local_index.in_flight_block_count)
-    metrics.total(
-        "repaired_blocks", "Blocks that real hits corrected.", lambda: local_index.repaired_block_total
+    metrics.gauge("live_requests", "Attempts that are placed and have not ended.", lambda: core.placed_count)
+    metrics.gauge(
+        "detached_requests",
+        "Attempts without a frontend's stream: a takeover may follow.",
+        lambda: attempts.detached_count,
     )
-    metrics.total("index_reloads", "Snapshots loaded.", lambda: index.reload_total)
-    metrics.total("unreadable_entries", "Entries that could not be read.", lambda: index.unreadable_total)
-    metrics.total("estimated_seconds", "Prefill seconds expected.", lambda: policy.estimate_total_s)
-    metrics.total("measured_seconds", "The real ones of the same prompts.", lambda: policy.measured_total_s)
-    metrics.gauge("backlog_requests", "Dispatched prompts not computed.", lambda: len(policy.backlog))
-    metrics.total("ejections", "Times a replica was ejected.", lambda: core.ejection_total)
+    metrics.gauge("index_blocks", "Distinct KV blocks in the local index.", lambda: local_index.block_count)
+    metrics.total(
+        "evicted_blocks",
+        "KV blocks evicted from the local index at its bound.",
+        lambda: local_index.evicted_block_total,
+    )
+    metrics.gauge(
+        "in_flight_blocks",
+        "KV blocks of prompts in flight, expected in the index soon.",
+        lambda: local_index.in_flight_block_count,
+    )
+    metrics.total(
+        "repaired_blocks",
+        "Index entries that measured hits corrected.",
+        lambda: local_index.repaired_block_total,
+    )
+    metrics.total("index_reloads", "Index snapshots loaded from Redis.", lambda: index.reload_total)
+    metrics.total(
+        "unreadable_entries", "Index entries that could not be parsed.", lambda: index.unreadable_total
+    )
+    metrics.total(
+        "estimated_seconds", "Estimated prefill seconds of computed prompts.", lambda: policy.estimate_total_s
+    )
+    metrics.total(
+        "measured_seconds", "Measured prefill seconds of the same prompts.", lambda: policy.measured_total_s
+    )
+    metrics.gauge(
+        "backlog_requests", "Dispatched prompts that are not computed yet.", lambda: len(policy.backlog)
+    )
+    metrics.total("ejections", "Outlier ejections of replicas.", lambda: core.ejection_total)
     metrics.total(
         "contradictions",
-        "Verdicts of replicas that another replica contradicted, as frontends told.",
+        "Verdicts of replicas that a second replica contradicted, as reported by frontends.",
         lambda: core.contradiction_total,
     )
     metrics.gauge(
         "ejected_replicas",
-        "Replicas that are not trusted with new requests.",
+        "Replicas in outlier ejection: they get no new requests.",
         lambda: sum(replica.ejection.is_ejected for replica in core.replicas.values()),
     )
     metrics.gauge(
         "placeable_replicas",
-        "Replicas that may take new requests.",
+        "Replicas that may get new requests, ejected ones included.",
         lambda: sum(replica.is_placeable() for replica in core.replicas.values()),
     )
 
 
 def imbalance(core: ForwardingCore, policy: CostPolicy, now_s: float) -> float:
-    """Return the most work that a placeable prefill replica was sent lately by anybody, over the mean.
+    """Return the most work that a prefill replica was recently sent by all routers, over the mean of all replicas.
 
-    0 while that is less than some typical prompts per replica, and half of what a replica can do in the time that counts.
+    0 while the mean is below SPREAD_PROMPTS typical prompts, and below half of what a replica can do in UTILISATION_S.
     """
     names = [one.name for one in core.replicas.values() if one.role == "prefill" and one.is_placeable()]
     work_s = [policy.backlog.recent_s(name, now_s) for name in names]
@@ -209,51 +238,71 @@ def imbalance(core: ForwardingCore, policy: CostPolicy, now_s: float) -> float:
 
 
 def export_sharing(dispatches: DispatchGossip, policy: CostPolicy, metrics: Metrics) -> None:
-    """Export what routers tell each other, and what of it was lost."""
+    """Export the gossip among routers, and its losses."""
     peer_routers, exchange = dispatches.peer_routers, dispatches.exchange
-    metrics.gauge("peer_routers", "Routers that hold a lease beside this one.", lambda: len(peer_routers))
-    metrics.gauge("silent_peer_routers", "Those that are not heard.", lambda: peer_routers.silent_count)
-    metrics.gauge("open_dispatches", "Own prompts not computed, as others hear.", lambda: len(exchange.open))
-    metrics.total(
-        "gossip_messages_dropped", "Notes not told, Redis being away.", lambda: exchange.dropped_total
+    metrics.gauge("peer_routers", "Other routers that hold a lease.", lambda: len(peer_routers))
+    metrics.gauge(
+        "silent_peer_routers",
+        "Peer routers without gossip messages: the failure detector counts them as silent.",
+        lambda: peer_routers.silent_count,
     )
-    metrics.total("gossip_messages_missed", "Of other routers.", lambda: peer_routers.gap_total)
+    metrics.gauge(
+        "open_dispatches",
+        "Own dispatched prompts that are not computed yet, as peer routers are told.",
+        lambda: len(exchange.open),
+    )
     metrics.total(
-        "gossip_messages_unreadable", "Of other routers, of no use.", lambda: dispatches.unreadable_total
+        "gossip_messages_dropped",
+        "Gossip messages dropped because Redis is unavailable.",
+        lambda: exchange.dropped_total,
+    )
+    metrics.total(
+        "gossip_messages_missed",
+        "Gossip messages of peer routers that were lost.",
+        lambda: peer_routers.gap_total,
+    )
+    metrics.total(
+        "gossip_messages_unreadable",
+        "Gossip messages of peer routers that could not be parsed.",
+        lambda: dispatches.unreadable_total,
     )
     metrics.total(
         "repaired_dispatches",
-        "Dispatches, starts and finishes of other routers found out by roll calls.",
+        "Dispatches, starts and finishes of peer routers that anti-entropy digests repaired.",
         lambda: peer_routers.repaired_total,
     )
     metrics.total(
         "refuted_dispatches",
-        "Dispatches of other routers that load reports denied.",
+        "Dispatches of peer routers that load reports refuted.",
         lambda: policy.reconciliation.refuted_total,
     )
 
 
 def export_queue(core: ForwardingCore, metrics: Metrics) -> None:
-    """Export what waits, what is released, and what is refused."""
+    """Export the queue, releases, evictions and refusals."""
     queue, admission = core.queue, core.admission
-    metrics.gauge("queued_tokens", "Prompt tokens of attempts that wait.", lambda: queue.tokens)
+    metrics.gauge("queued_tokens", "Prompt tokens of the attempts in the queue.", lambda: queue.tokens)
     metrics.gauge(
         "queue_delay_seconds",
-        "Expected wait of a request of the default priority class from a tenant of which nothing waits.",
+        "Estimated wait of a default-class request of a tenant with an empty queue.",
         lambda: core.queue_delay_us() / 1e6,
     )
-    metrics.total("evicted_requests", "Attempts that gave their place away.", lambda: queue.evicted_total)
+    metrics.total(
+        "evicted_requests",
+        "Attempts evicted from the queue by more important ones.",
+        lambda: queue.evicted_total,
+    )
     for priority_class in range(PRIORITY_CLASS_MAX + 1):
         metrics.total(
             "released_requests",
-            "Releases by priority class.",
+            "Attempts released to replicas, by priority class.",
             partial(queue.released_totals.__getitem__, priority_class),
             priority_class=str(priority_class),
         )
     for reason in ADMISSION_REASONS:
         metrics.total(
             "refused_requests",
-            "Attempts refused at the door, by reason.",
+            "Attempts refused at admission, by reason.",
             partial(admission.refusals.__getitem__, reason),
             reason=name_of(pb.Refusal.Reason, reason),
         )

@@ -1,1 +1,1 @@
-"""The way of an attempt through the router: admitted, released to replicas, answered, ended."""
+"""Forwarding of attempts: admission control, dispatch to replicas, answers, completion, failover."""

@@ -1,4 +1,8 @@
-"""What frontends ask of the router: new attempts, takeovers, cancels, and what their loss means. Pure."""
+"""Admission control: new attempts, stream takeovers, cancels and lost streams of frontends. Pure.
+
+Load shedding: a new attempt is refused if the queue is full, or if its estimated queue delay or time to first token is
+too long.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ from services.router.forwarding.work_reports import WorkReports
 from services.router.queue.queue_item import PRIORITY_CLASS_DEFAULT, PRIORITY_CLASS_MAX
 
 MISSED_S: Final = 2.0
-"""A replica reports each second: one that missed this much is not asked for a running attempt."""
+"""Silence after which a replica is not asked for a running attempt. A replica reports each second."""
 
 HEADROOM_MAX: Final = 900
 
@@ -32,20 +36,20 @@ MAX_OUTPUT_TOKENS: Final = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class ForwardingLimits:
-    """Bounds of a router; times in seconds."""
+    """Bounds of a router."""
 
     queue_max_requests: int = 1024
     queue_max_wait_s: float = 60.0
     detached_s: float = 3.0
     queue_max_tokens: int = 8_000_000
     queue_delay_max_s: float = 20.0
-    """A new request that would wait longer is refused at the door."""
+    """Queue-delay admission control: a new request with a longer estimated wait is refused."""
     order_key: OrderKey = shortest
-    """In which order a tenant's requests go."""
+    """Order of a tenant's requests (kvmesh.queue_order)."""
 
 
 class Admission:
-    """Takes the rows of frontends."""
+    """Applies the rows of frontends to the attempt table."""
 
     def __init__(
         self,
@@ -59,7 +63,7 @@ class Admission:
     ) -> None:
         self.is_draining = False
         self.refusals: Counter[pb.Refusal.Reason.ValueType] = Counter()
-        """New attempts refused at the door, by reason."""
+        """New attempts refused at admission, by reason."""
         self._attempts = attempts
         self._work = work
         self._dispatcher = dispatcher
@@ -100,11 +104,11 @@ class Admission:
         session.outbox.accept(submit.slot, urgent=False)
 
     def adopt(self, session: CallerSession[Attempt], adopt: pb.Adopt, now_s: float) -> None:
-        """Ask the decode replica for a running attempt."""
+        """Stream takeover: ask the decode replica for a running attempt."""
         decode = self._replicas.get(adopt.decode_replica)
         if decode is None or decode.role != "decode":
-            # Not REASON_UNKNOWN_REQUEST: a router that just started knows nobody yet, and the frontend shall ask again.
-            message = f"decode replica {adopt.decode_replica!r} is not known here"
+            # Not REASON_UNKNOWN_REQUEST: a router that just started knows no replicas yet, and the frontend must retry.
+            message = f"decode replica {adopt.decode_replica!r} is unknown to this router"
             session.outbox.refuse(adopt.slot, pb.Refusal.REASON_NO_REPLICA, message)
             return
         known = self._attempts.latest.get(adopt.request_id)
@@ -112,8 +116,8 @@ class Admission:
             superseded_by(known.submitted.attempt).send(session.outbox, adopt.slot)
             return
         if decode.open_failures if not decode.is_up else now_s - decode.last_seen_s >= MISSED_S:
-            # Tried and not there, or about to be lost here too: waiting for it would cost the frontend the time in which
-            # a new attempt goes on elsewhere.
+            # The replica is unreachable, or its stream is about to break here too. Waiting for its answer would delay
+            # the new attempt with which the frontend continues.
             message = f"{adopt.decode_replica} cannot be reached"
             session.outbox.refuse(adopt.slot, pb.Refusal.REASON_UNKNOWN_REQUEST, message)
             return
@@ -144,17 +148,17 @@ class Admission:
         self._attempts.add(attempt)
 
     def cancel(self, attempt: Attempt, reason: pb.Cancel.Reason.ValueType, now_s: float) -> None:
-        """End `attempt` everywhere, without a word to its frontend."""
+        """End `attempt` at its replicas and here. Nothing is sent to its frontend."""
         attempt.cancel(reason)
         self._attempts.end(attempt, now_s, "cancelled")
 
     def close_session(self, session: CallerSession[Attempt], now_s: float) -> None:
-        """The stream of `session` is gone."""
+        """Handle a lost stream: its running attempts become detached streams, all others end."""
         for attempt in list(session.slots.values()):
             is_running = attempt.stage in (Stage.TRANSFERRING, Stage.GENERATING)
             if attempt.stage is Stage.TAKING_OVER and attempt.decode.replica is not None:
-                # Not to be sent any more: it would come late, behind the adopt of another router. One that was sent is
-                # not cancelled: the cancel would end what the other router adopts.
+                # An adopt that is not sent yet is dropped: it would arrive behind the adopt of another router. One that
+                # was sent is not cancelled: the cancel would end the attempt that the other router takes over.
                 is_running = not attempt.decode.replica.outbox.is_waiting(attempt.decode.slot)
             if is_running:
                 self._attempts.keep_detached(attempt, now_s + self._limits.detached_s)
@@ -208,7 +212,7 @@ class Admission:
         return attempt
 
     def _supersede(self, attempt: Attempt, now_s: float) -> None:
-        """A higher attempt took its place."""
+        """End `attempt`, because a higher attempt of its request has come."""
         attempt.cancel(pb.Cancel.REASON_SUPERSEDED)
         if attempt.outbox is not None:
             attempt.outbox.finish(attempt.slot, attempt.next_position, pb.Finish.REASON_SUPERSEDED)
@@ -236,14 +240,17 @@ class Admission:
     def _capacity_refusal(
         self, attempt: Attempt, victims: list[Attempt] | None, now_s: float
     ) -> SubmitRefusal | None:
-        """Return why `attempt` cannot wait here: it would wait too long, or nobody less important makes room for it."""
+        """Return why `attempt` cannot wait here: the queue is full, or the estimated delay is too long.
+
+        `victims`: attempts to evict for it; None: eviction makes no room.
+        """
         queue, queue_delay, is_resumed = (
             self._attempts.queue,
             self._dispatcher.queue_delay,
             attempt.submitted.is_resumed,
         )
         if victims is None:
-            # Whether an attempt is resumed is what its client says: it goes ahead, and is bounded all the same.
+            # The client says whether an attempt is resumed, so the number of resumed ones is bounded too.
             count, kind = queue.count(is_resumed=is_resumed), "resumed" if is_resumed else "new"
             message = (
                 f"router queue full: {count}/{queue.requests_max} {kind} requests, {queue.tokens} tokens"
@@ -257,7 +264,8 @@ class Admission:
         wait_s = queue_delay.wait_s(ahead, now_s)
         if wait_s is not None and wait_s > self._limits.queue_delay_max_s:
             message = (
-                f"it would wait {wait_s:.1f} s at the router, at most {self._limits.queue_delay_max_s:g} s"
+                f"queue delay too long: {wait_s:.1f} s estimated at the router, at most "
+                f"{self._limits.queue_delay_max_s:g} s allowed (router.queue_delay_max_s)"
             )
             retry_ms = queue_delay.retry_after_ms(ahead, now_s)
             return SubmitRefusal(pb.Refusal.REASON_QUEUE_FULL, message, retry_after_ms=retry_ms)
@@ -266,8 +274,8 @@ class Admission:
             return None
         left_s = attempt.submitted.first_by_s - now_s
         message = (
-            f"the first token would take {late_ttft_s:.3f} s, {wait_s or 0.0:.3f} s of it in the queue; "
-            f"{left_s:.3f} s are left"
+            f"deadline too short: {left_s:.3f} s left, the first token needs {late_ttft_s:.3f} s, "
+            f"{wait_s or 0.0:.3f} s of it in the router's queue"
         )
         estimate_ms = round(min(MS_MAX, late_ttft_s * 1000))
         retry_ms = queue_delay.retry_after_ms(ahead, now_s) if wait_s else 0
@@ -276,11 +284,11 @@ class Admission:
         )
 
     def _evict(self, attempt: Attempt, now_s: float) -> None:
-        """A more important request needs its place."""
+        """Evict `attempt` from the queue in favour of a more important request."""
         queue = self._attempts.queue
         queue.evicted_total += 1
         if attempt.outbox is not None:
-            message = f"it gave its place in the router's queue of {len(queue)} to a more important request"
+            message = f"evicted from the router's queue of {len(queue)} by a more important request"
             retry_ms = self._dispatcher.retry_after_ms(now_s)
             attempt.outbox.refuse(
                 attempt.slot, pb.Refusal.REASON_QUEUE_FULL, message, retry_after_ms=retry_ms, evicted=True
@@ -289,7 +297,7 @@ class Admission:
 
 
 def _priority_class_of(budget: budget_pb2.Budget) -> int:
-    """Return the band `budget` asks for; copied requests wait in the lowest."""
+    """Return the priority class that `budget` asks for. Shadow requests get the lowest."""
     if budget.shadow:
         return 0
     return min(PRIORITY_CLASS_MAX, budget.band) if budget.HasField("band") else PRIORITY_CLASS_DEFAULT

@@ -1,4 +1,4 @@
-"""What follows from each answer of a replica, and from the loss of its stream. Pure."""
+"""Handles each answer of a replica, and the loss of its stream. Pure."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ RESCHEDULING_REFUSALS: Final = (
     pb.Refusal.REASON_QUEUE_FULL,
     pb.Refusal.REASON_DRAINING,
 )
-"""Refusals of decode after which another decode replica is tried."""
+"""Refusals of decode after which the router tries another decode replica."""
 
 FINAL_FAILURES: Final = (*VERDICTS, pb.Failure.CODE_INTERNAL)
-"""Failures after which the router places nothing again: whether to ask another replica is for the frontend to say."""
+"""Failures after which the router does not reschedule: the frontend decides about another replica."""
 
 SUPERSEDED: Final = pb.Cancel.REASON_SUPERSEDED
 
 
 class Answers:
-    """Takes the rows of replicas. `replica` is always the one whose slot it is: the decode or the prefill of `attempt`."""
+    """Applies the rows of replicas. `replica` is always the decode or the prefill replica of `attempt`."""
 
     def __init__(
         self,
@@ -58,12 +58,12 @@ class Answers:
             "failures": self.on_failure,
             "refusals": self.on_refusal,
         }
-        """Who takes the rows of a field of AttachResponse."""
+        """The handler of each field of AttachResponse."""
 
     def on_accepted(
         self, attempt: Attempt, replica: Replica[Attempt], _: pb.Acceptance, now_s: float
     ) -> None:
-        """Decode holds KV blocks: prefill may start. Prefill's own acceptance tells nothing new."""
+        """Decode has reserved KV blocks: prefill may start. An acceptance of prefill is ignored."""
         if replica is not attempt.decode.replica:
             return
         replica.load.on_answered(attempt.decode.slot)
@@ -81,13 +81,13 @@ class Answers:
                 self._completion.fail(
                     attempt,
                     pb.Failure.CODE_REPLICA_LOST,
-                    "its stream broke",
+                    "the stream to the replica broke",
                     attempt.prefill.replica.name,
                     now_s,
                 )
 
     def on_start(self, attempt: Attempt, replica: Replica[Attempt], start: pb.Start, now_s: float) -> None:
-        """The engine has the prompt. Decode's start of a generation is no news to a frontend."""
+        """The engine has the prompt. The start of a generation at decode is not forwarded."""
         if replica is attempt.prefill.replica or attempt.is_local:
             attempt.outcome.was_taken = True
             self._attempts.is_dispatch_due = True
@@ -98,7 +98,7 @@ class Answers:
     def on_first_token(
         self, attempt: Attempt, replica: Replica[Attempt], first: pb.FirstToken, now_s: float
     ) -> None:
-        """The prompt is computed: pass the token on, the handoff to decode; or end it, if the token did."""
+        """The prompt is computed: forward the token, and the handoff to decode unless the token ended the attempt."""
         is_prefill = replica is attempt.prefill.replica
         if is_prefill and attempt.stage is not Stage.PREFILLING:
             return
@@ -138,7 +138,7 @@ class Answers:
     def on_transfer(
         self, attempt: Attempt, replica: Replica[Attempt], transfer: pb.Transfer, now_s: float
     ) -> None:
-        """Decode has the KV blocks: prefill may forget them."""
+        """The KV transfer is done: prefill may free its blocks."""
         if attempt.stage is Stage.TRANSFERRING:
             attempt.stage = Stage.GENERATING
         attempt.decode.is_transferred = True
@@ -148,14 +148,14 @@ class Answers:
             attempt.outbox.transfer(attempt.slot, min(transfer.transfer_us, US_MAX))
 
     def on_finish(self, attempt: Attempt, replica: Replica[Attempt], finish: pb.Finish, now_s: float) -> None:
-        """The attempt is over at `replica`."""
+        """The attempt ended at `replica`."""
         reason = finish.reason
         if replica is attempt.prefill.replica:
             if attempt.stage is not Stage.PREFILLING:
-                # Only the handoff ended, which decode has or will miss.
+                # Only the handoff ended. Decode has pulled it, or will report the loss.
                 self._completion.on_prefill_ended(attempt, now_s)
                 return
-            if reason == pb.Finish.REASON_END_TOKEN:  # before its first token, which the engine left out
+            if reason == pb.Finish.REASON_END_TOKEN:  # the end token is the first one, and not delivered
                 replica.ended_well(attempt.routing.released_s)
             attempt.detach_prefill()
             attempt.cancel_decode(SUPERSEDED)
@@ -176,7 +176,7 @@ class Answers:
     def on_failure(
         self, attempt: Attempt, replica: Replica[Attempt], failure: pb.Failure, now_s: float
     ) -> None:
-        """Something broke at `replica`."""
+        """The attempt failed at `replica`: reschedule it if it is untouched, else end it."""
         if replica is attempt.prefill.replica and attempt.stage is not Stage.PREFILLING:
             self._completion.on_prefill_ended(attempt, now_s)
             return
@@ -197,14 +197,14 @@ class Answers:
     def on_refusal(
         self, attempt: Attempt, replica: Replica[Attempt], refusal: pb.Refusal, now_s: float
     ) -> None:
-        """`replica` does not take it. Decode's refusal is answered by another placement, everything else goes on up."""
+        """`replica` refused. A refusal of decode leads to another placement; every other goes to the frontend."""
         if replica is attempt.decode.replica and attempt.stage in (Stage.RESERVING, Stage.PREFILLING):
             if refusal.reason in RESCHEDULING_REFUSALS:
                 attempt.cancel_prefill(SUPERSEDED)
                 self._dispatcher.requeue(attempt, now_s)
                 return
         elif replica is attempt.decode.replica and attempt.stage is Stage.TRANSFERRING:
-            # Its prompt was computed before decode said no: tokens are out, so this is no refusal any more.
+            # The prompt was computed before decode refused: a token was delivered, so the attempt has failed.
             attempt.detach(replica)
             self._completion.fail(attempt, pb.Failure.CODE_HANDOFF_LOST, refusal.message, replica.name, now_s)
             return
@@ -216,8 +216,8 @@ class Answers:
             self._dispatcher.reschedule(attempt, replica.name, now_s)
             return
         if refusal.reason == pb.Refusal.REASON_SUPERSEDED and attempt.routing.rescheduled_requests:
-            # It has not noticed yet that the stream is gone through which it got this attempt before.
-            message = "it still holds what was taken from it"
+            # The replica has not noticed yet that the stream is lost on which it got this attempt before.
+            message = "the replica still holds an earlier submit of the attempt"
             self._completion.fail(attempt, pb.Failure.CODE_REPLICA_LOST, message, replica.name, now_s)
             return
         attempt.cancel(SUPERSEDED)
@@ -234,22 +234,22 @@ class Answers:
         self._attempts.end(attempt, now_s, name_of(pb.Refusal.Reason, refusal.reason))
 
     def on_gap(self, attempt: Attempt, replica: Replica[Attempt], message: str, now_s: float) -> None:
-        """Tokens are missing: the attempt has failed."""
+        """Fail the attempt: tokens are missing."""
         replica.failed(attempt.routing.released_s, now_s, message)
         self._completion.fail(attempt, pb.Failure.CODE_GAP, message, replica.name, now_s)
 
     def on_load(self, seen: LoadReported) -> None:
-        """A replica reported its load."""
+        """Report a replica's load to the placement policy."""
         self._policy.observe(seen)
         self._attempts.is_dispatch_due = True
 
     def on_lost(
         self, replica: Replica[Attempt], attempts: Sequence[Attempt], reason: str, now_s: float
     ) -> None:
-        """The stream to `replica` broke; `attempts` were on it."""
+        """Handle the loss of the stream to `replica` with `attempts` on it."""
         for attempt in attempts:
             if replica is attempt.prefill.replica and attempt.stage is not Stage.PREFILLING:
-                # Its engine may be giving the blocks away at this moment.
+                # Decode may be pulling the blocks from the engine at this moment.
                 self._completion.on_prefill_ended(attempt, now_s)
             elif attempt.stage is Stage.TRANSFERRING:
                 self._completion.fail_and_hold_handoff(attempt, reason, now_s)
@@ -270,7 +270,7 @@ class Answers:
         self._attempts.is_dispatch_due = True
 
     def _hand_over(self, attempt: Attempt, prefill: Replica[Attempt], handoff: bytes) -> None:
-        """Give decode the handoff."""
+        """Send the handoff to decode."""
         assert attempt.decode.replica is not None, attempt
         attempt.stage, attempt.message = Stage.TRANSFERRING, None
         attempt.decode.replica.outbox.handoff(
@@ -283,14 +283,14 @@ class Answers:
         )
 
     def _complete(self, attempt: Attempt, reason: pb.Finish.Reason.ValueType, now_s: float) -> None:
-        """The first token ended it: nobody is needed any more."""
+        """Finish an attempt that its first token ended: both replicas are released."""
         if attempt.prefill.replica is not None:
             attempt.prefill.replica.ended_well(attempt.routing.released_s)
         attempt.cancel(pb.Cancel.REASON_COMPLETE)
         self._completion.finish(attempt, reason, now_s)
 
     def _taken_over(self, attempt: Attempt, now_s: float) -> None:
-        """Decode gave it to us - too late, if a higher attempt came through here meanwhile."""
+        """Decode accepted the takeover. If a higher attempt has come meanwhile, the taken one is cancelled."""
         known = self._attempts.latest.get(attempt.submitted.request_id)
         if known is not None and known.submitted.attempt > attempt.submitted.attempt:
             attempt.cancel_decode(SUPERSEDED)

@@ -1,4 +1,4 @@
-"""One attempt on its way through the router: from its submit to its end. Pure."""
+"""An attempt in the router, from its submit to its end: what was submitted, its placement, its legs, its outcome. Pure."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ from services.router.queue.queue_item import PRIORITY_CLASS_DEFAULT, Ticket
 
 
 class Stage(Enum):
-    """Where an attempt is.
+    """State machine of an attempt.
 
-    QUEUED -> RESERVING -> PREFILLING -> TRANSFERRING -> GENERATING -> ENDED; a refused reservation goes back to QUEUED.
-    Without a prefill replica: QUEUED -> RESERVING -> GENERATING. An adopted one: ADOPTING -> GENERATING.
+    QUEUED -> RESERVING -> PREFILLING -> TRANSFERRING -> GENERATING -> ENDED. A refused reservation goes back to QUEUED.
+    Without a prefill replica: QUEUED -> RESERVING -> GENERATING. Stream takeover: TAKING_OVER -> GENERATING.
     """
 
     QUEUED = "queued"
     RESERVING = "reserving"
-    """Submitted to decode, which has not answered."""
+    """Submitted to decode; no answer yet."""
     PREFILLING = "prefilling"
-    """Decode holds KV for it, or has so much room that it will; submitted to prefill."""
+    """Submitted to prefill. Decode has reserved KV blocks, or has so many free that it will."""
     TRANSFERRING = "transferring"
     """Decode has the handoff; the KV blocks are moving."""
     GENERATING = "generating"
     TAKING_OVER = "taking_over"
-    """Asked of decode, which has not answered."""
+    """Decode was asked for the running attempt; no answer yet."""
     HELD_HANDOFF = "held_handoff"
-    """Only its handoff is left: decode may be pulling it for somebody else."""
+    """Only the handoff is left: decode may be pulling it for the attempt's next stream."""
     ENDED = "ended"
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """An attempt as its frontend asked for it: a new one, or the takeover of a running one."""
+    """An attempt as its frontend submitted it: a new one, or the takeover of a running one."""
 
     request_id: str
     attempt: int
     arrived_s: float
     token_count: int = 0
-    """Of the prompt."""
+    """Length of the prompt."""
     start_position: int = 0
     output_tokens_max: int = 0
     end_token_id: int = -1
@@ -54,27 +54,27 @@ class Submission:
     weight: float = 1.0
     is_sheddable: bool = False
     kv_headroom_permille: int = 0
-    """Of a decode replica's blocks, how many must stay free beside the attempt."""
+    """Headroom: of 1,000 KV blocks of a decode replica, how many must stay free beside the attempt."""
     priority: int = 0
     is_resumed: bool = False
-    """It goes ahead of others in the queue."""
+    """Resumed attempts go first within their priority class."""
     cross_checked: frozenset[str] = frozenset()
-    """Replicas whose verdicts on the request this attempt cross-checks: it goes elsewhere."""
+    """Replicas with a verdict on the request that this attempt cross-checks. Other replicas are preferred."""
     deadline_s: float = float("inf")
     ttft_deadline_s: float | None = None
     queue_until_s: float = float("inf")
-    """It is refused if it still waits then."""
+    """End of its wait in the queue: at that time it is refused."""
     traceparent: str = ""
     is_takeover: bool = False
 
     @property
     def first_by_s(self) -> float:
-        """When its first token must have come."""
+        """Latest time for the first token: the earlier of both deadlines."""
         return self.deadline_s if self.ttft_deadline_s is None else min(self.deadline_s, self.ttft_deadline_s)
 
     @property
     def precedence(self) -> Precedence:
-        """Its precedence in the queue of a prefill replica."""
+        """Precedence in the queue of a prefill replica."""
         if (
             not (self.tenant or self.is_resumed or self.priority)
             and self.priority_class == DEFAULT_PRECEDENCE.priority_class
@@ -85,91 +85,91 @@ class Submission:
 
 @dataclass(slots=True, eq=False)
 class Routing:
-    """The placement of an attempt: the present one, and what is known for the next."""
+    """The current placement of an attempt, and the constraints on its next one."""
 
     expected_s: float = 0.0
-    """Prefill seconds where most of the prompt is in cache, as expected when it came; 0: not known."""
+    """Expected prefill seconds at the replica with the longest cached prefix, estimated at arrival. 0: unknown."""
     is_probe: bool = False
-    """True if it is late by the estimates, and shows whether they hold."""
+    """True if the estimates say that it is late, and it runs all the same: its result shows whether they are right."""
     excluded: frozenset[str] = frozenset()
-    """Replicas that did not take it just now."""
+    """Replicas that have just refused it, or given it back."""
     not_before_s: float = 0.0
-    """It is not placed before: decode replicas just refused it."""
+    """Earliest time of the next placement, after decode replicas refused it."""
     waited_for: str = ""
-    """Why it was not placed when that was last asked."""
+    """Reason of the last placement decision to wait."""
     rescheduled_requests: int = 0
-    """Times a replica gave it back untouched, or did not answer."""
+    """Times that a replica gave it back untouched, or did not answer."""
     placement: Placement | None = None
     released_s: float = 0.0
     is_dispatched: bool = False
-    """The policy counts it as work."""
+    """True while the placement policy counts the prompt as work of a replica."""
     reservation: Prompt | None = None
-    """Its prompt among those of its tenant, from the placement until it is computed."""
+    """The prompt in the replica reservation, from the placement until it is computed."""
 
 
 @dataclass(slots=True, eq=False)
 class DecodeLeg:
-    """An attempt at its decode replica. `slot`: its number in the replica's stream; 0: it has none there."""
+    """An attempt at its decode replica. `slot`: its number in the replica's stream. 0: none."""
 
     replica: Replica[Attempt] | None = None
     slot: int = 0
     blocks: int = 0
-    """KV blocks it will need."""
+    """KV blocks that the attempt needs."""
     is_transferred: bool = False
-    """Decode said that it has the KV blocks."""
+    """True once decode has reported the KV transfer."""
 
 
 @dataclass(slots=True, eq=False)
 class PrefillLeg:
-    """An attempt at its prefill replica. `slot`: its number in the replica's stream; 0: it has none there."""
+    """An attempt at its prefill replica. `slot`: its number in the replica's stream. 0: none."""
 
     replica: Replica[Attempt] | None = None
-    """Set from the placement on; `slot` only from the submit on."""
+    """Set from the placement on. `slot` is set from the submit on."""
     slot: int = 0
     start_by_s: float = float("inf")
-    """Prefill has started it by then."""
+    """Latest start of the prompt, after which the router checks the replica."""
 
 
 @dataclass(slots=True, eq=False)
 class Outcome:
-    """What came of an attempt."""
+    """The outcome of an attempt, for decisions about it and for its record."""
 
     was_taken: bool = False
-    """An engine had it."""
+    """True once an engine had the prompt: the attempt is not untouched."""
     first_token_s: float = 0.0
-    """0: not yet."""
+    """0: no token yet."""
     cached_tokens: int = 0
-    """Hit that the replica reported."""
+    """Cached prefix that the replica reported, in tokens."""
     name: str = ""
-    """How it ended; empty: it has not."""
+    """Reason, code or word for its end. Empty: it has not ended."""
 
 
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """An attempt on its way through the router.
+    """An attempt that the router forwards.
 
-    `slot` is the frontend's number of it, `decode.slot` and `prefill.slot` are the router's at the replicas.
-    Invariants: it is in `session.slots`, `decode.replica.slots`, `prefill.replica.slots` exactly under these numbers;
-    everything below `next_position` went into `outbox`.
+    `slot` is its number in the frontend's stream, `decode.slot` and `prefill.slot` are those in the replicas' streams.
+    INVARIANT: it is in `session.slots`, `decode.replica.slots` and `prefill.replica.slots` exactly under these numbers.
+    INVARIANT: every token below `next_position` went into `outbox`.
     """
 
     submitted: Submission
     slot: int
     session: CallerSession[Attempt] | None
-    """None: an orphan, its frontend's stream broke."""
+    """None: detached, because the frontend's stream broke."""
     outbox: DownwardOutbox | None
     next_position: int
     window_end: int
-    """Position below which its frontend takes tokens."""
+    """End of the flow-control window: the frontend takes tokens below this position."""
     stage: Stage
     is_window_closed: bool = False
-    """Its client's flow-control window is closed, as its frontend told; decode is told, wherever it comes."""
+    """True while the client's flow-control window is closed. Each decode replica of the attempt is told."""
     message: pb.Submit | None = None
-    """The submit as it came; None once both replicas have theirs, and for a takeover."""
+    """The submit as received. None for a takeover, and once both replicas have got theirs."""
     hashes: tuple[int, ...] = ()
-    """Of the full blocks; empty once the prompt is computed."""
+    """Hashes of the prompt's full blocks. Empty once the prompt is computed."""
     expire_s: float = float("inf")
-    """An orphan ends then."""
+    """End of a detached stream or a held handoff."""
     ticket: Ticket = field(default_factory=Ticket)
     routing: Routing = field(default_factory=Routing)
     decode: DecodeLeg = field(default_factory=DecodeLeg)
@@ -178,57 +178,57 @@ class Attempt:
 
     @property
     def is_local(self) -> bool:
-        """True if decode runs the prompt itself."""
+        """True if the decode replica runs the prompt too."""
         placement = self.routing.placement
         return placement is not None and placement.prefill is None
 
     @property
     def is_detached(self) -> bool:
-        """True if nobody reads it and it still runs."""
+        """True if the attempt runs without a frontend's stream."""
         return self.session is None and self.stage not in (Stage.HELD_HANDOFF, Stage.ENDED)
 
     def detach_session(self) -> None:
-        """Take it off its frontend's stream: nobody reads it any more."""
+        """Remove the attempt from its frontend's stream."""
         if self.session is not None:
             self.session.slots.pop(self.slot, None)
         self.session = self.outbox = None
 
     def detach_decode(self) -> None:
-        """Take it off its decode, which holds it no more, or will not be heard about it."""
+        """Remove the attempt from its decode replica: it ended there, or later answers about it are dropped."""
         leg = self.decode
         if leg.replica is not None:
             leg.replica.forget(leg.slot, leg.blocks)
             leg.replica, leg.slot = None, 0
 
     def detach_prefill(self) -> None:
-        """Take it off its prefill, which holds it no more, or will not be heard about it."""
+        """Remove the attempt from its prefill replica: it ended there, or later answers about it are dropped."""
         leg = self.prefill
         if leg.replica is not None:
             leg.replica.slots.pop(leg.slot, None)
-            leg.replica.left(self)  # also one that waits for decode's word: it may be the trial
+            leg.replica.left(self)  # also before its submit: it may be the half-open probe
             leg.replica, leg.slot = None, 0
 
     def detach(self, replica: Replica[Attempt]) -> None:
-        """Take it off `replica`, its prefill or its decode."""
+        """Remove the attempt from `replica`, its prefill or its decode."""
         if replica is self.prefill.replica:
             self.detach_prefill()
         else:
             self.detach_decode()
 
     def cancel(self, reason: pb.Cancel.Reason.ValueType) -> None:
-        """Tell the replicas that have it that it is not wanted any more."""
+        """Cancel the attempt at both replicas."""
         self.cancel_decode(reason)
         self.cancel_prefill(reason)
 
     def cancel_decode(self, reason: pb.Cancel.Reason.ValueType) -> None:
-        """Tell decode that it is not wanted any more."""
+        """Cancel the attempt at its decode replica, if it has one."""
         leg = self.decode
         if leg.replica is not None:
             leg.replica.outbox.cancel(leg.slot, reason)
             self.detach_decode()
 
     def cancel_prefill(self, reason: pb.Cancel.Reason.ValueType) -> None:
-        """Tell prefill, if it has it, that it is not wanted any more."""
+        """Cancel the attempt at its prefill replica, if it was submitted there."""
         leg = self.prefill
         if leg.replica is not None:
             if leg.slot:

@@ -1,4 +1,4 @@
-"""What the router holds: all attempts by identity, and when to look at which. Pure."""
+"""The attempt table: all attempts of the router, by identity, and the deadline of each. Pure."""
 
 from __future__ import annotations
 
@@ -12,36 +12,39 @@ from services.router.forwarding.work_reports import WorkReports
 from services.router.queue.release_queue import ReleaseQueue
 
 CLOSED_ORDER: Final = 1e6
-"""Added to the order in the queue of a request whose client does not read: more than any order is apart from another."""
+"""Added to the queue order of a request with a slow reader. Larger than the distance of any two orders."""
 
 Record = Callable[[Attempt, str, float], None]
-"""Hears of each attempt that ended: the attempt, how, when."""
+"""Records an attempt that ended: the attempt, its outcome, the time."""
 
 
 class AttemptTable:
-    """Keeps the attempts. Every way an attempt ends goes through `end`, which takes it out of everything."""
+    """The open attempts. Every attempt ends through `end`, which removes it from queue, streams, deadlines and table."""
 
     def __init__(self, queue: ReleaseQueue[Attempt], work: WorkReports, record: Record) -> None:
         self.queue = queue
         self.open: set[Attempt] = set()
         self.latest: dict[str, Attempt] = {}
-        """Request id -> its highest attempt."""
+        """By request id: its highest attempt."""
         self.deadlines: DeadlineHeap[Attempt] = DeadlineHeap()
         self.failed_replicas = FailedReplicas()
         self.detached_count = 0
         self.is_dispatch_due = False
-        """True if something changed that may let a waiting request go."""
+        """True if something changed that may let the dispatcher release a waiting request."""
         self._work = work
         self._record = record
 
     def add(self, attempt: Attempt) -> None:
-        """Hold `attempt` from now on."""
+        """Add `attempt` to the table and to its frontend's stream."""
         self.open.add(attempt)
         if attempt.session is not None:
             attempt.session.slots[attempt.slot] = attempt
 
     def set_window(self, attempt: Attempt, *, is_closed: bool) -> None:
-        """The window of its client closed or opened. While it is closed, others of its tenant and priority go first."""
+        """Note that the client's flow-control window closed or opened.
+
+        While it is closed, other requests of the same tenant and priority go first.
+        """
         attempt.is_window_closed = is_closed
         is_queued = attempt.stage is Stage.QUEUED
         if is_queued:
@@ -52,7 +55,7 @@ class AttemptTable:
             self.is_dispatch_due = True
 
     def end(self, attempt: Attempt, now_s: float, outcome: str) -> None:
-        """Hold `attempt` no more. Reports and records the end; sends nothing."""
+        """Remove `attempt`. Reports and records the end; sends nothing to the frontend."""
         if attempt.stage is Stage.ENDED:
             return
         self._work.settle(attempt, now_s)
@@ -79,17 +82,17 @@ class AttemptTable:
             self._record(attempt, outcome, now_s)
 
     def keep_detached(self, attempt: Attempt, until_s: float) -> None:
-        """Its frontend's stream broke: keep it for whoever adopts it."""
+        """Keep a detached stream until `until_s`: its frontend's stream broke, and a takeover may follow."""
         attempt.detach_session()
         attempt.expire_s = until_s
         self.detached_count += 1
         self.deadlines.by(attempt, until_s)
 
     def hold_handoff(self, attempt: Attempt, now_s: float, until_s: float, outcome: str) -> None:
-        """Keep only its handoff until then; it has ended for everybody else."""
+        """End `attempt`, but keep its handoff until `until_s`: decode may still be pulling it."""
         prefill, prefill_slot = attempt.prefill.replica, attempt.prefill.slot
         if prefill is not None:
-            prefill.left(attempt)  # its handoff tells nothing more of the replica
+            prefill.left(attempt)  # a held handoff says nothing about the health of the replica
         attempt.prefill.replica, attempt.prefill.slot = None, 0
         self.end(attempt, now_s, outcome)
         attempt.prefill.replica, attempt.prefill.slot, attempt.stage = (
@@ -102,12 +105,12 @@ class AttemptTable:
         self.deadlines.by(attempt, until_s)
 
     def assert_consistent(self) -> None:
-        """Raise AssertionError if an attempt is somewhere it should not be, or not where it should."""
+        """Raise AssertionError if the table, the queue and the streams disagree about an attempt."""
         self.queue.assert_consistent()
         self._work.reservations.assert_consistent()
         assert set(self.queue) == {attempt for attempt in self.open if attempt.stage is Stage.QUEUED}
         assert self.detached_count == sum(attempt.is_detached for attempt in self.open), (
-            "orphans are miscounted"
+            "detached attempts are miscounted"
         )
         for request_id, attempt in self.latest.items():
             assert attempt in self.open and attempt.submitted.request_id == request_id, attempt

@@ -1,4 +1,4 @@
-"""The ways a placed attempt ends: what its replicas and its frontend are told of it. Pure."""
+"""The ends of a placed attempt, as told to its replicas and its frontend. Pure."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from services.router.forwarding.reports import failed_at
 
 
 class Completion:
-    """An attempt whose handoff is on the move lingers behind its end: decode may be pulling it for somebody else."""
+    """Ends attempts. A handoff in transfer is held behind the end: decode may be pulling it for the next stream."""
 
     def __init__(self, attempts: AttemptTable, detached_s: float) -> None:
         self._attempts = attempts
         self._detached_s = detached_s
 
     def finish(self, attempt: Attempt, reason: pb.Finish.Reason.ValueType, now_s: float) -> None:
-        """It ended as `reason` says; its replicas know."""
+        """End an attempt that its replicas have finished, and tell its frontend."""
         if attempt.outbox is not None:
             attempt.outbox.finish(attempt.slot, attempt.next_position, reason)
         self._attempts.end(attempt, now_s, name_of(pb.Finish.Reason, reason))
@@ -33,7 +33,10 @@ class Completion:
         untouched: bool | None = None,
         contestable: bool = False,
     ) -> None:
-        """End it on both sides and tell its frontend."""
+        """Fail an attempt: cancel it at its replicas and tell its frontend.
+
+        `untouched`: no engine had it; None: as recorded. `contestable`: another replica can cross-check the verdict.
+        """
         if untouched is None:
             untouched = not attempt.outcome.was_taken
         self._attempts.failed_replicas.add(
@@ -47,7 +50,10 @@ class Completion:
         self._attempts.end(attempt, now_s, name_of(pb.Failure.Code, code))
 
     def fail_and_hold_handoff(self, attempt: Attempt, reason: str, now_s: float) -> None:
-        """Decode is lost while it pulls the blocks: somebody may adopt it, so the handoff is kept as long as an orphan."""
+        """Fail an attempt that lost decode during the KV transfer.
+
+        The handoff is held as long as a detached stream: a takeover may follow.
+        """
         assert attempt.decode.replica is not None, attempt
         name = attempt.decode.replica.name
         self._attempts.failed_replicas.add(attempt.submitted.request_id, (name,), now_s)
@@ -57,7 +63,10 @@ class Completion:
         self._hold_handoff(attempt, now_s, "CODE_REPLICA_LOST")
 
     def taken_over_elsewhere(self, attempt: Attempt, now_s: float) -> None:
-        """Another stream reads it now, perhaps another one of ours. Its handoff may still be on the move."""
+        """End an attempt that another stream has taken over, perhaps one of this router.
+
+        Its handoff may still be in transfer. It passes to the successor if that is here.
+        """
         attempt.detach_decode()
         if attempt.outbox is not None:
             attempt.outbox.finish(attempt.slot, attempt.next_position, pb.Finish.REASON_ADOPTED)
@@ -85,7 +94,7 @@ class Completion:
             self._attempts.end(attempt, now_s, "REASON_ADOPTED")
 
     def on_prefill_ended(self, attempt: Attempt, now_s: float) -> None:
-        """Prefill holds nothing for it any more; decode has what it needs, or will say so."""
+        """Release the prefill leg. Decode has pulled the handoff, or will report the loss."""
         attempt.detach_prefill()
         if attempt.stage is Stage.HELD_HANDOFF:
             self._attempts.end(attempt, now_s, attempt.outcome.name)

@@ -1,7 +1,7 @@
-"""The router's core: puts admission, release, the answers of replicas and their absence together.
+"""The router's core: joins admission, dispatcher, the answers of replicas and timeouts.
 
-Pure: no I/O, no clock. Events come in through sessions (frontends), replicas (sinks of their links) and `on_timer`;
-effects leave through outboxes alone. After every event the shell looks at `next_wake_s`.
+Pure: no I/O, no clock. Events come in through sessions (frontends), replicas (sinks of their links) and `on_timer`.
+Effects leave through outboxes alone. The shell reads `next_wake_s` after every event.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from services.router.queue.release_queue import ReleaseQueue
 
 
 def _unheard(event: DispatchEvent) -> None:
-    """Nobody else needs to know."""
+    """Discard the event: there is no peer router."""
 
 
 def _unrecorded(attempt: Attempt, outcome: str, now_s: float) -> None:
-    """Nobody counts."""
+    """Discard the record."""
 
 
 class ForwardingCore(AttachedCore[Attempt]):
@@ -52,14 +52,14 @@ class ForwardingCore(AttachedCore[Attempt]):
         record: Record = _unrecorded,
         forecast: Forecast | None = None,
     ) -> None:
-        """`publish` hears of every dispatch, start and finish, for the other routers; `record` of every attempt that ended.
+        """`publish` takes every dispatch, start and finish, for the peer routers. `record` takes every attempt that ended.
 
-        Without a `forecast` nothing is refused because its deadline cannot be met.
+        `forecast`: estimates for deadlines; None: no request is refused by an estimate.
         """
         self.router = router
         self.policy = policy
         self.on_change: Callable[[], None] = lambda: None
-        """Called after every event: the place to look at `next_wake_s`."""
+        """Called after every event: the time to read `next_wake_s`."""
         self.replicas: dict[str, Replica[Attempt]] = {}
         self.sessions: list[CallerSession[Attempt]] = []
         self.queue: ReleaseQueue[Attempt] = ReleaseQueue(limits.queue_max_requests, limits.queue_max_tokens)
@@ -81,14 +81,14 @@ class ForwardingCore(AttachedCore[Attempt]):
         self._now_s = 0.0
 
     def __repr__(self) -> str:
-        return f"Relay({self.router}, {len(self.attempts.open)} attempts, {len(self.queue)} queued)"
+        return f"ForwardingCore({self.router}, {len(self.attempts.open)} attempts, {len(self.queue)} queued)"
 
     # Replicas
 
     def add_replica(
         self, name: str, role: Literal["prefill", "decode"], *, address: str = "", kv_address: str = ""
     ) -> Replica[Attempt]:
-        """Return a new replica of that name; connect a link to it. One that had the name must have been removed."""
+        """Return a new replica; the caller connects a link to it. An earlier replica of that name must be removed."""
         assert name not in self.replicas, f"{name} is there already"
         replica = self.replicas[name] = Replica[Attempt](
             self, name, role, address=address, kv_address=kv_address
@@ -96,9 +96,9 @@ class ForwardingCore(AttachedCore[Attempt]):
         return replica
 
     def retire_replica(self, replica: Replica[Attempt]) -> None:
-        """A newer process takes the name of `replica`, which goes on with what it has until its stream is lost."""
+        """Retire `replica`, because a newer process has its name. It serves its attempts until its stream is lost."""
         replica.is_retired = True
-        for attempt in replica.slots.values():  # they are no work of the newer one
+        for attempt in replica.slots.values():  # not work of the newer process
             if attempt.routing.placement is not None and replica.name == (
                 attempt.routing.placement.prefill or attempt.routing.placement.decode
             ):
@@ -109,7 +109,7 @@ class ForwardingCore(AttachedCore[Attempt]):
         self.eligible.changed()
 
     def remove_replica(self, replica: Replica[Attempt], now_s: float) -> None:
-        """Forget `replica`, whose stream is lost or will not be read any more: what ran there has failed."""
+        """Remove `replica` after the loss of its stream: attempts that ran there have failed."""
         replica.on_lost(None, "removed", now_s)
         if self.replicas.get(replica.name) is replica:
             del self.replicas[replica.name]
@@ -125,7 +125,7 @@ class ForwardingCore(AttachedCore[Attempt]):
         return session
 
     def close_session(self, session: CallerSession[Attempt], now_s: float) -> None:
-        """The stream of `session` is gone: what waits or is in prefill ends, what runs becomes an orphan."""
+        """Handle a lost stream: running attempts become detached streams, all others end."""
         self.sessions.remove(session)
         self._heartbeat.has_listener = bool(self.sessions)
         self.admission.close_session(session, now_s)
@@ -143,14 +143,14 @@ class ForwardingCore(AttachedCore[Attempt]):
         self.admission.submit(session, submit, now_s)
 
     def contradict(self, contradiction: pb.Contradiction, now_s: float) -> None:
-        """A frontend says that another replica served what one called invalid."""
+        """Count a verdict against its replica: a frontend reports that a second replica served the request."""
         self.contradiction_total += 1
         replica = self.replicas.get(contradiction.replica)
         if replica is not None:
             replica.contradicted(now_s - contradiction.age_ms / 1000, now_s)
 
     def grant(self, slot: Attempt, position: int, now_s: float) -> None:
-        """Pass the flow-control window of the client on to decode."""
+        """Forward the client's flow-control window to decode."""
         if position <= slot.window_end and not slot.is_window_closed:
             return
         slot.window_end = max(position, slot.window_end)
@@ -167,13 +167,13 @@ class ForwardingCore(AttachedCore[Attempt]):
                 slot.decode.replica.outbox.close_window(slot.decode.slot)
 
     def after_message(self, now_s: float) -> None:
-        """Move the time forward; the shell calls `after_event` when the core has taken all of the event."""
+        """Move the time forward. The shell calls `after_event` once the core has taken the whole event."""
         self._now_s = max(self._now_s, now_s)
 
     # Timer and effects
 
     def after_event(self, now_s: float | None = None) -> None:
-        """Release what may go now, and tell the shell. Called once after each event."""
+        """Dispatch waiting attempts and notify the shell. Called once after each event."""
         if now_s is not None:
             self.after_message(now_s)
         self.dispatcher.dispatch_waiting(self._now_s)
@@ -186,7 +186,7 @@ class ForwardingCore(AttachedCore[Attempt]):
         )
 
     def on_timer(self, now_s: float) -> None:
-        """Do what is due."""
+        """Handle due deadlines, dispatch waiting attempts, and send the load heartbeat."""
         self._now_s = max(self._now_s, now_s)
         for attempt in self.attempts.deadlines.due(now_s):
             self.timeouts.check(attempt, now_s)
@@ -198,7 +198,7 @@ class ForwardingCore(AttachedCore[Attempt]):
                     session.outbox.load(report)
 
     def load_report(self) -> pb.LoadReport:
-        """Return what frontends hear each second: by its absence they know a router that is there no more."""
+        """Return the load report that frontends get each second. Their failure detector notices its absence."""
         return pb.LoadReport(
             queued_request_count=len(self.queue),
             running_request_count=self.placed_count,
@@ -212,20 +212,20 @@ class ForwardingCore(AttachedCore[Attempt]):
         )
 
     def queue_delay_us(self) -> int:
-        """Return how long a request of the default band, of a tenant that is new here, would wait; 0 if unknown."""
+        """Return the estimated wait of a default-class request of a new tenant. 0: unknown."""
         ahead = self.queue.ahead_of_newcomer()
         return as_us(self.dispatcher.queue_delay.wait_s(ahead, self._now_s) or 0.0)
 
     def drain(self) -> None:
-        """Refuse what is new from now on; adopts are still welcome."""
+        """Refuse new attempts from now on. Takeovers are still accepted."""
         self.admission.is_draining = True
 
     def is_idle(self) -> bool:
-        """True if no attempt is left that a frontend reads."""
+        """True if no frontend's stream has an attempt."""
         return not any(session.slots for session in self.sessions)
 
     def can_be_taken_over(self) -> bool:
-        """True if everything frontends read here can be adopted through another router, and nothing computed again."""
+        """True if another router can take over every stream here without recomputing anything."""
         return all(
             attempt.stage is Stage.GENERATING for one in self.sessions for attempt in one.slots.values()
         )
@@ -236,7 +236,7 @@ class ForwardingCore(AttachedCore[Attempt]):
         return sum(attempt.stage not in (Stage.QUEUED, Stage.HELD_HANDOFF) for attempt in self.attempts.open)
 
     def assert_consistent(self) -> None:
-        """Raise AssertionError if a count or an index disagrees with what it counts."""
+        """Raise AssertionError if a count or an index disagrees with the attempts."""
         self.attempts.assert_consistent()
         self.eligible.assert_consistent()
         for replica in self.replicas.values():

@@ -1,4 +1,4 @@
-"""Lets waiting attempts go: asks the policy, submits to the chosen replicas. Pure."""
+"""Dispatches waiting attempts: asks the placement policy, and submits to the chosen replicas. Pure."""
 
 from __future__ import annotations
 
@@ -29,48 +29,51 @@ from services.router.queue.tenant_queues import MayRelease
 log = logging.getLogger(__name__)
 
 DISPATCH_PAUSE_S: Final = 0.002
-"""After nobody could go, the queue is not looked at again for this long: a backlog must not cost a look per event."""
+"""Pause after a pass that released no attempt: a backlog must not cost a pass per event."""
 
 REFUSED_WAIT_S: Final = 0.05
-"""An attempt that two decode replicas refused waits this long before it is placed again."""
+"""Wait of an attempt that two decode replicas refused, before its next placement."""
 
 ACCEPT_S: Final = 3.0
-"""Decode says within this whether it takes an attempt: it looks at what it has, and waits for nothing."""
+"""Longest time until decode accepts or refuses a submit. Decode decides at once by its own state."""
 
 START_S: Final = 5.0
-"""Prefill starts an attempt within this and thrice the expected time: no more than `dispatch_ahead_s` waits before it."""
+"""Longest time until prefill starts an attempt, beside three times the estimate: at most `dispatch_ahead_s` waits there."""
 
 MOVE_PAUSE_S: Final = 1.0
-"""Between two prompts that leave a prefill which is busy: what it has left is known by then."""
+"""Time between two prompts that are moved away from one busy prefill: by then its load is reported again."""
 
 RESCHEDULES_MAX: Final = 3
-"""Times an attempt is given to other replicas because one gave it back, or did not answer."""
+"""Times that an attempt is rescheduled because a replica gave it back, or did not answer."""
 
 
 @runtime_checkable
 class Forecast(Protocol):
-    """What is known of how long prompts take."""
+    """Estimates of prefill times, for admission control by deadline."""
 
     def knows_costs(self) -> bool:
-        """True once enough prompts were measured to refuse work by the estimates."""
+        """Return True once enough prompts were measured to refuse work by the estimates."""
         ...
 
     def may_refuse(self, now_s: float) -> bool:
-        """Return whether a request may be refused by the estimates; False: it is to try them."""
+        """Return whether a request may be refused by the estimates. False: it runs as a probe of them."""
         ...
 
     def expected(
         self, hashes: Sequence[int], token_count: int, prefill: Sequence[ReplicaState]
     ) -> tuple[int, float]:
-        """Return how many tokens of a prompt would be computed where most of it is in cache, and in how many seconds.
+        """Return tokens to compute and prefill seconds of a prompt at the replica with the longest cached prefix.
 
-        `prefill`: who may run it.
+        `prefill`: the eligible prefill replicas.
         """
         ...
 
 
 class Dispatcher:
-    """Moves attempts from QUEUED to RESERVING, and on to PREFILLING."""
+    """The dispatch loop: moves attempts from QUEUED to RESERVING, and on to PREFILLING.
+
+    A tenant waits while its part of the replica reservation is used up (services.router.queue.replica_reservation).
+    """
 
     def __init__(
         self,
@@ -94,15 +97,15 @@ class Dispatcher:
         self._not_before_s = float("-inf")
 
     def retry_after_ms(self, now_s: float) -> int:
-        """Return after how long what waits now is likely to have drained."""
+        """Return the estimated milliseconds until the present queue has drained."""
         return self.queue_delay.retry_after_ms(self._attempts.queue.work, now_s)
 
     def expect(self, attempt: Attempt) -> None:
-        """Look up what the prompt of `attempt`, which is new, will take.
+        """Estimate the work of a new attempt: the tokens to compute, and the prefill seconds.
 
-        Once: its place in the queue and whether it is in time follow from it, however long it waits, and whatever comes
-        into or leaves the caches meanwhile. The policy looks anew when it is released; if that is at once, the mirror has
-        the answer of this look ready.
+        The estimate is made once. Queue order and deadline check use it however long the attempt waits, and however the
+        caches change. The policy looks up the prefix again at the release. At an immediate release, the local index has
+        that answer ready from this lookup.
         """
         if self.forecast is None:
             attempt.ticket.work = attempt.submitted.token_count
@@ -113,9 +116,9 @@ class Dispatcher:
             )
 
     def late_ttft_s(self, attempt: Attempt, wait_s: float) -> float | None:
-        """Return the seconds to the first token of `attempt` after a wait of `wait_s`, if it is known and too long.
+        """Return the estimated seconds to the first token after a wait of `wait_s`, if they exceed the deadline.
 
-        It may take as long as the deadlines leave; a resumed one is never too late.
+        None: in time, or unknown. A resumed attempt is never too late.
         """
         forecast = self.forecast
         submitted, routing = attempt.submitted, attempt.routing
@@ -129,11 +132,11 @@ class Dispatcher:
         return None if routing.is_probe else seconds
 
     def next_wake_s(self) -> float | None:
-        """Return when the queue is to be looked at even if nothing happens, or None."""
+        """Return the time of the next pass over the queue if no event comes before; None: the queue is empty."""
         return self._dispatch_at_s if len(self._attempts.queue) else None
 
     def dispatch_waiting(self, now_s: float) -> None:
-        """Let go what may go, if something changed or the time has come."""
+        """Release the waiting attempts that may go, if something changed or the time has come."""
         attempts = self._attempts
         is_anything_waiting = len(attempts.queue) > 0
         self.queue_delay.waits(is_anything_waiting, now_s)
@@ -156,14 +159,14 @@ class Dispatcher:
         attempts.is_dispatch_due = False
 
     def _try_heads(self, now_s: float) -> bool:
-        """Try the heads of the queue once; True if one of them went."""
+        """Try the heads of the queue once. Return True if one of them was released or ended."""
         self._dispatch_at_s = float("inf")
         has_gone = False
         for attempt in self._attempts.queue.heads(self._may_release(now_s)):
             try:
                 is_gone = self._try_dispatch(attempt, now_s)
             except Exception as bug:
-                # Whoever happened to pump - a stream, a timer - has nothing to do with it.
+                # The event behind this pass, on a stream or a timer, is not the cause: only the attempt fails.
                 request_id = attempt.submitted.request_id
                 log.exception("an attempt could not be placed", extra={"request_id": request_id})
                 message = f"bug: {type(bug).__name__}"
@@ -173,7 +176,7 @@ class Dispatcher:
         return has_gone
 
     def _try_dispatch(self, attempt: Attempt, now_s: float) -> bool:
-        """Let `attempt` go if it may; True if it did."""
+        """Release `attempt` if the policy places it. Return True if it left the queue."""
         answer = self._choose(attempt, now_s)
         if isinstance(answer, Wait):
             attempt.routing.waited_for = answer.reason
@@ -189,7 +192,7 @@ class Dispatcher:
         return True
 
     def _is_late(self, attempt: Attempt, placement: Placement, now_s: float) -> bool:
-        """End `attempt` if its first token would come too late, before anything is taken for it; True if it would."""
+        """End `attempt`, before any reservation, if its first token would come too late. Return True if it would."""
         forecast, submitted, routing = self.forecast, attempt.submitted, attempt.routing
         if forecast is None or submitted.is_resumed or routing.is_probe or not forecast.knows_costs():
             return False
@@ -201,8 +204,8 @@ class Dispatcher:
             return False
         if attempt.outbox is not None:
             message = (
-                f"the first token would take {placement.estimate_s:.3f} s after {waited_s:.3f} s in the "
-                f"router's queue; {max(0.0, last_s - now_s):.3f} s are left"
+                f"deadline too short: {max(0.0, last_s - now_s):.3f} s left after {waited_s:.3f} s in the router's "
+                f"queue, the first token needs {placement.estimate_s:.3f} s"
             )
             attempt.outbox.refuse(
                 attempt.slot,
@@ -215,7 +218,7 @@ class Dispatcher:
         return True
 
     def _may_release(self, now_s: float) -> MayRelease:
-        """Return the question whether a tenant may have another prompt at some replica: False saves asking the policy."""
+        """Return a predicate: may a tenant have another prompt at some replica? False saves a call of the policy."""
         reservations = self._work.reservations
         if len(reservations) < 2:
             return allow_all
@@ -270,7 +273,10 @@ class Dispatcher:
         return answer
 
     def _avoided(self, attempt: Attempt, view: PoolView, now_s: float) -> frozenset[str]:
-        """Return who did not take it just now, and where attempts of it failed, if that leaves others of the role."""
+        """Return the replicas to avoid.
+
+        Excluded ones always; those with failed attempts of the request, or a verdict, if the role has others.
+        """
         submitted, excluded = attempt.submitted, attempt.routing.excluded
         failed = self._attempts.failed_replicas.of(submitted.request_id, now_s) | submitted.cross_checked
         avoided = excluded
@@ -286,12 +292,12 @@ class Dispatcher:
         return any(one.name != replica.name for one in (prefill if replica.role == "prefill" else decode))
 
     def view(self, now_s: float) -> PoolView:
-        """Return the replicas that may be sent new requests now. The last ones of a role are not ejected."""
+        """Return the replicas that may get new requests now. The last ones of a role are never left out as ejected."""
         prefill, decode = self._eligible.current(now_s)
         return PoolView(prefill, decode, max(0, len(self._attempts.queue) - 1))
 
     def _release(self, attempt: Attempt, placement: Placement, now_s: float) -> None:
-        """Submit to decode, which reserves KV; where it runs the prompt too, that is all."""
+        """Submit to decode, which reserves KV blocks. Decode runs the prompt too if no prefill was chosen."""
         assert attempt.message is not None and attempt.outbox is not None, attempt
         decode = self._replicas[placement.decode]
         prefill = self._replicas[placement.prefill] if placement.prefill is not None else None
@@ -303,7 +309,7 @@ class Dispatcher:
         decode.slots[slot] = attempt
         decode.load.reserve(slot, attempt.decode.blocks)
         decode.sent(attempt, now_s)
-        if prefill is not None:  # now, not when decode has accepted it: others are placed meanwhile
+        if prefill is not None:  # counted before decode accepts: other attempts are placed meanwhile
             prefill.sent(attempt, now_s)
         self._attempts.deadlines.by(attempt, now_s + ACCEPT_S)
         phase = pb.PHASE_CONTEXT_AND_GENERATION if prefill is None else pb.PHASE_GENERATION_ONLY
@@ -314,11 +320,11 @@ class Dispatcher:
         attempt.outbox.placement(placement_row(attempt, placement, now_s))
         self._work.dispatched(attempt, now_s)
         if prefill is not None and decode.load.state.has_ample_room():
-            # Decode will not refuse: waiting for its word would cost a round trip before every first token.
+            # Decode will accept: its answer would cost a round trip before every first token.
             self.prefill(attempt, now_s)
 
     def prefill(self, attempt: Attempt, now_s: float) -> None:
-        """Decode holds KV for it, or surely will: submit to prefill."""
+        """Submit to prefill: decode has reserved KV blocks, or has so many free that it will."""
         prefill = attempt.prefill.replica
         assert prefill is not None and attempt.stage is Stage.RESERVING, attempt
         attempt.stage = Stage.PREFILLING
@@ -331,7 +337,7 @@ class Dispatcher:
         prefill.outbox.submit(submit, attempt.submitted.deadline_s, attempt.submitted.ttft_deadline_s)
 
     def requeue(self, attempt: Attempt, now_s: float) -> None:
-        """A decode replica refused it: back to the head of its lane, to be placed elsewhere, or later."""
+        """Put an attempt that decode refused back to the head of its queue, for another replica or a later time."""
         assert attempt.decode.replica is not None, attempt
         refused_by, routing = attempt.decode.replica.name, attempt.routing
         if routing.excluded:
@@ -342,9 +348,9 @@ class Dispatcher:
         self._enqueue(attempt, now_s)
 
     def may_move(self, prefill: Replica[Attempt], now_s: float) -> bool:
-        """Return whether a prompt that waits at a busy prefill goes to another, which has fewer: one each LEAVE_S.
+        """Return whether a prompt moves from a busy prefill to one with fewer prompts: one each MOVE_PAUSE_S.
 
-        All at once would be the other's queue, and come back.
+        Moved all at once, the prompts would queue at the other replica and move back.
         """
         if now_s - prefill.moved_s < MOVE_PAUSE_S:
             return False
@@ -359,7 +365,7 @@ class Dispatcher:
         return may_move
 
     def can_reschedule(self, attempt: Attempt) -> bool:
-        """True if no engine had `attempt`, its frontend waits, and other replicas may be asked."""
+        """Return True if no engine had `attempt`, its frontend waits, and RESCHEDULES_MAX is not reached."""
         return (
             attempt.stage in (Stage.RESERVING, Stage.PREFILLING)
             and not attempt.outcome.was_taken
@@ -368,7 +374,10 @@ class Dispatcher:
         )
 
     def reschedule(self, attempt: Attempt, by: str, now_s: float) -> None:
-        """Replica `by` did not take it, and holds nothing of it any more: to others at once, without a retry."""
+        """Place an attempt on another replica at once, without a retry of the frontend.
+
+        `by`: the replica that did not take the attempt, and holds nothing of it.
+        """
         assert self.can_reschedule(attempt), attempt
         attempt.cancel(pb.Cancel.REASON_SUPERSEDED)
         attempt.routing.rescheduled_requests += 1
@@ -385,7 +394,7 @@ class Dispatcher:
         if attempt.outbox is not None:
             attempt.outbox.placement(
                 pb.Placement(slot=attempt.slot)
-            )  # none: it may wait here as long as a new one
+            )  # an empty row: it may wait here as long as a new one
         attempts.queue.add(attempt, at_head=True)
         attempts.deadlines.by(attempt, attempt.submitted.queue_until_s)
         self._not_before_s = float("-inf")
@@ -399,12 +408,12 @@ class Dispatcher:
         submit.slot = slot
         submit.phase = phase
         submit.credit_position = attempt.window_end
-        # Replicas would refuse by it: by what nobody knows, or what is to be tried.
+        # Replicas refuse by this estimate. It is left out while costs are unknown, and for a probe of the estimates.
         if not is_probe and (self.forecast is None or self.forecast.knows_costs()):
             submit.prefill_estimate_us = as_us(placement.prefill_s)
         return submit
 
 
 def prompts_at(replica: Replica[Attempt]) -> int:
-    """Return how many prompts `replica` has, as reported or as known here."""
+    """Return how many prompts `replica` has: as reported, at least those that this router sent."""
     return replica.load.prompt_count(sum(one.stage is Stage.PREFILLING for one in replica.slots.values()))

@@ -1,6 +1,6 @@
-"""Which replicas may be sent new requests now. They are gone through only when one of them changed, or may be tried again.
+"""The replicas that may get new requests now, kept as lists until one changes or an ejected one may be probed.
 
-Pure. A decision looks at a handful of replicas; asking each of a thousand whether it is there would cost more than that.
+Pure. A decision looks at a handful of replicas; a check of each of a thousand would cost more than the decision.
 """
 
 from __future__ import annotations
@@ -14,37 +14,40 @@ from services.router.forwarding.replicas import Replica
 from services.router.placement.policy import ReplicaState
 
 STALE_S: Final = 1.25
-"""A report is at most this old: one comes each second. An older one does not tell how full the replica is."""
+"""Largest age of a load report that counts; one comes each second. An older one is a stale read of the load."""
 
 
 class EligibleReplicas:
-    """The replicas of both roles, as views have them: the same lists until one changed."""
+    """The eligible replicas of both roles: the same lists until one changes."""
 
     def __init__(self, replicas: Mapping[str, Replica[Attempt]]) -> None:
-        """`replicas`: by name, kept by the caller, who tells what is `changed`."""
+        """`replicas`: by name. The caller owns the mapping, and calls `changed` after each change."""
         self._replicas = replicas
         self._is_known = False
         self._prefill: list[Replica[Attempt]] = []
         self._decode: list[Replica[Attempt]] = []
         self._states: tuple[list[ReplicaState], list[ReplicaState]] | None = None
-        """What is to be answered as long as nothing changes; None: trust has changed."""
+        """The answer while nothing changes. None: an ejection has changed."""
         self._trusted_s = 0.0
-        """When that was found."""
+        """Time of that answer."""
         self._next_probe_s = 0.0
-        """When the next ejected one may be tried."""
+        """Time at which the next ejected replica may be probed."""
         self._oldest_s = 0.0
-        """No report that was fresh when they were looked at is older."""
+        """Lower bound of the times of all reports that were fresh at the last check."""
 
     def changed(self) -> None:
-        """A replica came, went, or may be sent requests no more, or again."""
+        """Note that a replica came, went, or changed its eligibility."""
         self._is_known = False
 
     def trust_changed(self) -> None:
-        """A replica was ejected or readmitted, or its trial began or ended."""
+        """Note that an ejection began or ended, or that a half-open probe did."""
         self._states = None
 
     def current(self, now_s: float) -> tuple[Sequence[ReplicaState], Sequence[ReplicaState]]:
-        """Return prefill and decode. The last ones of a role are not ejected. Old reports are marked as stale."""
+        """Return the prefill and the decode replicas. Reports older than STALE_S are marked as stale.
+
+        At least half of a role is returned, ejected or not (see `trusted`).
+        """
         if not self._is_known:
             placeable = [one for one in self._replicas.values() if one.is_placeable()]
             self._prefill = [one for one in placeable if one.role == "prefill"]
@@ -73,22 +76,22 @@ class EligibleReplicas:
         self._oldest_s = oldest_s
 
     def assert_consistent(self) -> None:
-        """Raise AssertionError if what is kept is not what is there."""
+        """Raise AssertionError if the kept lists differ from fresh ones."""
         if not self._is_known:
             return
         placeable = [one for one in self._replicas.values() if one.is_placeable()]
-        assert self._prefill == [one for one in placeable if one.role == "prefill"], "a change was not told"
-        assert self._decode == [one for one in placeable if one.role == "decode"], "a change was not told"
+        assert self._prefill == [one for one in placeable if one.role == "prefill"], "a change was missed"
+        assert self._decode == [one for one in placeable if one.role == "decode"], "a change was missed"
         if self._states is not None:
             for role, kept in zip((self._prefill, self._decode), self._states, strict=True):
                 found = trusted(role, self._trusted_s)
-                assert [*map(id, kept)] == [*map(id, found)], "a change of trust was not told"
+                assert [*map(id, kept)] == [*map(id, found)], "a change of an ejection was missed"
 
 
 def trusted(replicas: list[Replica[Attempt]], now_s: float) -> list[ReplicaState]:
-    """Return those that are not ejected, and of the others so many that half of all are there; all, if none is trusted.
+    """Return the replicas that are not ejected, and of the others as many as make up half of all. All if none is trusted.
 
-    Failures of most replicas at a time tell of the load, or of the network, and the rest could not carry it alone.
+    Failures of most replicas at once point to the load or the network, and the rest could not carry the load alone.
     """
     trusted: list[Replica[Attempt]] = []
     ejected: list[Replica[Attempt]] = []

@@ -1,4 +1,4 @@
-"""One attached replica as the router sees it: its slots, its load, and the reader of what it answers. Pure."""
+"""One attached replica: its slots, load and outlier ejection, and the reader of its answers. Pure."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ log = logging.getLogger(__name__)
 
 
 class ReplicaLink(Protocol):
-    """A stream to a replica. `outbox` takes requests at any time and is a new one after each loss."""
+    """A stream to a replica. `outbox` takes requests at any time; after each loss it is a new one."""
 
     outbox: UpwardOutbox
 
 
 class ForwardedSlot(Protocol):
-    """An attempt as its replica's frames reach it: the way to its frontend. `slot`: the frontend's number of it."""
+    """An attempt as the reader of frames needs it: the way to its frontend. `slot`: its number there."""
 
     slot: int
     outbox: DownwardOutbox | None
@@ -37,14 +37,14 @@ SlotT = TypeVar("SlotT", bound=ForwardedSlot)
 
 
 class Eligibility(Protocol):
-    """Is told what decides whether replicas may be sent new requests."""
+    """Takes notice of changes that decide about new requests at replicas."""
 
     def changed(self) -> None: ...
     def trust_changed(self) -> None: ...
 
 
 class AnswerTaker(Protocol[SlotT]):
-    """Takes what a replica answers about its slots. `takers`: by field of AttachResponse."""
+    """Takes the answers of a replica about its slots. `takers`: the handler of each field of AttachResponse."""
 
     @property
     def takers(self) -> Mapping[str, Callable[[SlotT, Replica[SlotT], Any, float], None]]: ...
@@ -56,7 +56,7 @@ class AnswerTaker(Protocol[SlotT]):
 
 
 class ReplicaOwner(Protocol[SlotT]):
-    """What a replica calls of the router's core."""
+    """The router's core, as far as a replica calls it."""
 
     ejection_total: int
 
@@ -69,16 +69,16 @@ class ReplicaOwner(Protocol[SlotT]):
 
 @dataclass(slots=True)
 class HandoffHistory:
-    """What the router saw of a replica's handoffs; tells whether prefill or decode is to blame for a lost one."""
+    """The handoffs of a replica so far. Decides whether prefill or decode caused a lost one."""
 
     last_given_s: float = float("-inf")
-    """When a decode last said that it has KV blocks of this prefill."""
+    """Time of the last KV transfer that a decode reported from this prefill."""
     lost: dict[str, float] = field(default_factory=dict)
-    """Prefills whose handoffs this decode lost since it last got one, and when it lost the first of each."""
+    """Prefills with handoffs that this decode lost since its last KV transfer, with the time of the first loss."""
 
 
 class _Flag:
-    """Something that decides whether a replica may be sent new requests. Who keeps those that may hears of a change."""
+    """A flag that decides about new requests at a replica. A change is reported to the eligible replicas."""
 
     def __set_name__(self, owner: type[Replica[Any]], name: str) -> None:
         self._name = name
@@ -93,19 +93,19 @@ class _Flag:
 
 
 class Replica(Generic[SlotT]):
-    """A Sink of its link (see kvmesh.attach.client). `connect` the link before the first event.
+    """A replica, and the Sink of its link (kvmesh.attach.client). `connect` the link before the first event.
 
-    `slots`: attempts by our number of them in the present stream. A lost lease (`is_listed`) masks it for new
-    placements and leaves its streams alone.
+    `slots`: its attempts by their number in the present stream. A lost lease clears `is_listed`: the replica gets no new
+    attempts, its stream stays.
     """
 
     is_up = _Flag()
     is_listed = _Flag()
     is_draining = _Flag()
     is_retired = _Flag()
-    """A newer process has the name: this one serves what it has, and tells nothing about the name any more."""
+    """A newer process has the name. This one serves its attempts; its reports say nothing about the name any more."""
     is_ready = _Flag()
-    """What it said last about its engine; True before."""
+    """Its last report about its engine. True before the first one."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class Replica(Generic[SlotT]):
         self.slots: dict[int, SlotT] = {}
         self.load = ReplicaLoad(name)
         self.last_seen_s = 0.0
-        """When its present stream last brought something."""
+        """Time of the last message of the present stream."""
         self.is_up = False
         self.is_listed = True
         self.is_draining = False
@@ -132,54 +132,54 @@ class Replica(Generic[SlotT]):
         self.is_ready = True
         self.down_since_s: float | None = None
         self.open_failures = 0
-        """Times in a row that its stream could not be opened."""
+        """Consecutive failures to open its stream."""
         self.ejection = OutlierEjection()
         self.moved_s = float("-inf")
-        """When a prompt last left it for a shorter queue."""
+        """Time at which a prompt was last moved to a shorter queue."""
         self.handoffs = HandoffHistory()
         self.computed_s = float("-inf")
-        """When this decode last had computed a prompt of its own."""
+        """Time at which this decode last finished a prompt that it ran itself."""
         self._link: ReplicaLink | None = None
 
     def __repr__(self) -> str:
         return f"Replica({self.name}, {'up' if self.is_up else 'down'}, {len(self.slots)} slots)"
 
     def connect(self, link: ReplicaLink) -> None:
-        """Set the stream whose sink this is."""
+        """Set the link; this replica is its sink."""
         self._link = link
 
     @property
     def outbox(self) -> UpwardOutbox:
-        """The way to the replica."""
+        """The outbox of the present stream."""
         assert self._link is not None, f"{self.name} has no link"
         return self._link.outbox
 
     def is_here(self) -> bool:
-        """True if it may be sent new requests, now or as soon as its stream is up."""
+        """Return True if it may get new requests, now or once its stream is up."""
         return self.is_listed and not self.is_draining and not self.is_retired
 
     def is_placeable(self) -> bool:
-        """True if it may be sent new requests, whether it is trusted with them or not."""
+        """Return True if it may get new requests, apart from outlier ejection."""
         return self.is_up and self.is_here() and self.is_ready
 
     def eligibility_changed(self) -> None:
-        """Another answer of `is_placeable`, or another state."""
+        """Report that `is_placeable` or the state object changed."""
         self._core.eligible.changed()
 
     def _trust_changed(self) -> None:
         self._core.eligible.trust_changed()
 
-    # Whether it is trusted.
+    # Outlier ejection: a circuit breaker per replica.
 
     def failed(self, sent_s: float, now_s: float, why: str) -> None:
-        """It failed something of its own doing that was sent to it at `sent_s`."""
+        """Count a failure that the replica caused, of an attempt that was sent at `sent_s`."""
         if self.ejection.on_failure(sent_s, now_s):
             self._ejected(now_s, why)
 
     def contradicted(self, verdict_s: float, now_s: float) -> None:
-        """Another replica served what this one called invalid at `verdict_s`."""
+        """Count a verdict of `verdict_s` that a second replica contradicted: the request was served there."""
         if self.ejection.on_contradiction(verdict_s, now_s):
-            self._ejected(now_s, "its verdicts were contradicted")
+            self._ejected(now_s, "a second replica contradicted its verdicts")
 
     def _ejected(self, now_s: float, why: str) -> None:
         self._trust_changed()
@@ -188,29 +188,29 @@ class Replica(Generic[SlotT]):
         log.warning("replica ejected", extra={"replica": self.name, "for_s": round(for_s, 3), "why": why})
 
     def answered_well(self, sent_s: float) -> None:
-        """It began well what was sent to it at `sent_s`."""
+        """Count a good start of an attempt that was sent at `sent_s`."""
         if self.ejection.on_answer(sent_s):
             self._trust_changed()
-            log.info("replica readmitted", extra={"replica": self.name})
+            log.info("replica ejection ended", extra={"replica": self.name})
 
     def ended_well(self, sent_s: float) -> None:
-        """It ended well what was sent to it at `sent_s`."""
+        """Count a good end of an attempt that was sent at `sent_s`."""
         if self.ejection.on_success(sent_s):
             self._trust_changed()
-            log.info("replica readmitted", extra={"replica": self.name})
+            log.info("replica ejection ended", extra={"replica": self.name})
 
     def sent(self, attempt: SlotT, now_s: float) -> None:
-        """`attempt` is placed here."""
+        """Note that `attempt` is placed here. It may be the half-open probe."""
         if self.ejection.sent(attempt, now_s):
             self._trust_changed()
 
     def left(self, attempt: SlotT) -> None:
-        """`attempt` is not here any more."""
+        """Note that `attempt` is not here any more."""
         if self.ejection.left(attempt):
             self._trust_changed()
 
     def forget(self, slot: int, blocks: int) -> None:
-        """A slot is over; its `blocks` come back."""
+        """Remove a slot that is over, and give its KV `blocks` back."""
         attempt = self.slots.pop(slot, None)
         if attempt is not None:
             self.left(attempt)
@@ -219,7 +219,7 @@ class Replica(Generic[SlotT]):
     # Sink.
 
     def on_attached(self, link: ReplicaLink, peer: pb.Hello, now_s: float) -> None:
-        """The stream is up."""
+        """Take a new stream. Called by the link."""
         self.is_up = True
         self.last_seen_s = now_s
         self.open_failures = 0
@@ -232,7 +232,7 @@ class Replica(Generic[SlotT]):
         if message.computed_slots:
             self._on_computed(message)
         slots, takers = self.slots, self._core.answers.takers
-        for column, value in message.ListFields():  # what is there, by number: the protocol's order
+        for column, value in message.ListFields():  # set fields by number: the protocol's order
             take = takers.get(column.name)
             if take is not None:
                 for row in value:
@@ -245,7 +245,7 @@ class Replica(Generic[SlotT]):
         self._core.after_event(now_s)
 
     def on_lost(self, link: ReplicaLink | None, reason: str, now_s: float) -> None:
-        """Every slot of the stream is void."""
+        """Take the loss of the stream: every slot of it is void."""
         if self.is_up or self.down_since_s is None:
             self.down_since_s = now_s
         if self.is_up and link is not None:
@@ -262,7 +262,7 @@ class Replica(Generic[SlotT]):
         self._core.after_event(now_s)
 
     def _on_frame(self, frame: pb.StepFrame, now_s: float) -> None:
-        """Pass the rows on. The hottest loop of the router: rows are looked at by their columns."""
+        """Forward the rows of a step frame. The hottest loop of the router: it reads columns and builds no rows."""
         frames.rows(frame)  # checks the columns; nothing is iterated here
         slots, tokens, logprobs = self.slots, frame.token_ids, frame.logprobs
         at = 0
@@ -279,7 +279,7 @@ class Replica(Generic[SlotT]):
             at = end
 
     def _on_computed(self, message: pb.AttachResponse) -> None:
-        """Pass on what the engine computed beyond the credit. Raises FrameError."""
+        """Forward how far the engine computed beyond the flow-control window. Raises FrameError."""
         check_computed(message)
         for slot, position in zip(message.computed_slots, message.computed_positions, strict=True):
             attempt = self.slots.get(slot)
@@ -287,7 +287,7 @@ class Replica(Generic[SlotT]):
                 attempt.outbox.computed(attempt.slot, position)
 
     def _on_odd_row(self, attempt: SlotT, row: frames.Row, now_s: float) -> None:
-        """Drop what is known already; tokens missing in between end the attempt."""
+        """Forward the new tokens of a row that overlaps; fail the attempt if tokens are missing."""
         try:
             rest = admit(row, attempt.next_position)
         except Gap as gap:

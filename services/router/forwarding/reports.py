@@ -1,4 +1,4 @@
-"""What a replica claims of an attempt, cut down to what can be, and what speaks against the replica. Pure."""
+"""Reports of replicas about an attempt: limited to possible values, and counted for or against the replica. Pure."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ OWN_FAULTS: Final = (
     pb.Failure.CODE_ENGINE_ERROR,
     pb.Failure.CODE_STALLED,
 )
-"""Failures that are the replica's own doing."""
+"""Failures caused by the replica itself."""
 
 VERDICTS: Final = (pb.Failure.CODE_INVALID, pb.Failure.CODE_INVALID_TOKEN)
-"""Failures that say something of the request, as one replica sees it: they count once another one contradicted them."""
+"""Failures caused by the request, as one replica sees it. They count once a second replica contradicts them."""
 
 TOGETHER_S: Final = 0.02
-"""First tokens of one decode replica that come closer together than this may be of one step of its engine."""
+"""First tokens of one decode replica within this time may be of one step of its engine."""
 
 
 def clamp(first: pb.FirstToken, attempt: Attempt, now_s: float) -> None:
-    """Cut what a replica claims down to what can be: it is learned from, and goes on into narrower fields."""
+    """Limit a replica's report to possible values: cost estimates learn from it, and narrower fields take it."""
     cached = min(first.cached_token_count, attempt.submitted.token_count)
     computed = min(first.computed_token_count, attempt.submitted.token_count - cached)
     prefill_us = min(first.prefill_us, max(0, round((now_s - attempt.routing.released_s) * 1e6)))
@@ -37,7 +37,7 @@ def clamp(first: pb.FirstToken, attempt: Attempt, now_s: float) -> None:
 
 
 def hit_of(first: pb.FirstToken, replica: Replica[Attempt], block_tokens: int, now_s: float) -> Hit:
-    """Return what the prompt's computation by `replica` teaches."""
+    """Return the measured hit of a prompt that `replica` computed."""
     prefill_s, local_s = first.prefill_us / 1e6, 0.0
     if replica.role == "decode":
         prefill_s, local_s = 0.0, _local_s(prefill_s, replica, now_s)
@@ -51,9 +51,9 @@ def hit_of(first: pb.FirstToken, replica: Replica[Attempt], block_tokens: int, n
 
 
 def _local_s(seconds: float, decode: Replica[Attempt], now_s: float) -> float:
-    """Return what of `seconds` `decode` can have spent on it: not the time before it had computed the prompt before.
+    """Return how many of the `seconds` `decode` can have spent on the prompt: the time since its previous prompt.
 
-    0: not known. Prompts that an engine computes in one step are told one after another, but took it as long as the first.
+    0: unknown. Prompts of one engine step are reported one after another, and each took as long as the step.
     """
     gap_s, decode.computed_s = now_s - decode.computed_s, now_s
     if gap_s >= seconds:
@@ -62,9 +62,9 @@ def _local_s(seconds: float, decode: Replica[Attempt], now_s: float) -> float:
 
 
 def blame(attempt: Attempt, replica: Replica[Attempt], failure: pb.Failure, now_s: float) -> None:
-    """Count what failed against whose doing it was."""
+    """Count a failure against the replica that caused it."""
     if failure.untouched and not (attempt.is_local and attempt.outcome.was_taken):
-        return  # it had no room, or gave back what it had not begun
+        return  # the replica was full, or gave the attempt back before its start
     name = name_of(pb.Failure.Code, failure.code)
     if failure.code in OWN_FAULTS:
         replica.failed(attempt.routing.released_s, now_s, name)
@@ -73,8 +73,8 @@ def blame(attempt: Attempt, replica: Replica[Attempt], failure: pb.Failure, now_
         and replica is attempt.decode.replica
         and attempt.prefill.replica is not None
     ):
-        # Rather the one that did not give. Decode, too, where others tell so: it cannot take from another prefill
-        # either, or that prefill could give elsewhere.
+        # The prefill that did not deliver is blamed. Decode is blamed too if it also lost handoffs of another prefill,
+        # or if this prefill delivered to another decode meanwhile.
         prefill = attempt.prefill.replica
         prefill.failed(attempt.routing.released_s, now_s, name)
         since_s = replica.handoffs.lost.setdefault(prefill.name, now_s)
@@ -83,7 +83,7 @@ def blame(attempt: Attempt, replica: Replica[Attempt], failure: pb.Failure, now_
 
 
 def handed_over(attempt: Attempt, decode: Replica[Attempt], now_s: float) -> None:
-    """`decode` has the KV blocks: that is the good end of what prefill does, and a good beginning at decode."""
+    """Count a KV transfer as success of prefill, and as a good start of `decode`."""
     decode.answered_well(attempt.routing.released_s)
     decode.handoffs.lost.clear()
     if attempt.prefill.replica is not None:
@@ -92,7 +92,7 @@ def handed_over(attempt: Attempt, decode: Replica[Attempt], now_s: float) -> Non
 
 
 def failed_at(attempt: Attempt, code: pb.Failure.Code.ValueType, replica: str) -> tuple[str, ...]:
-    """Return the replicas that the next attempt should keep away from, after `replica` failed this one."""
+    """Return the replicas that the request's next attempt avoids, after `replica` failed this one."""
     if code == pb.Failure.CODE_HANDOFF_LOST and attempt.routing.placement is not None:
         return (attempt.routing.placement.prefill or replica, attempt.routing.placement.decode)
     if code in OWN_FAULTS or code in VERDICTS or code in (pb.Failure.CODE_GAP, pb.Failure.CODE_REPLICA_LOST):

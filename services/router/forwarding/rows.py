@@ -1,4 +1,4 @@
-"""What the router tells of a placement, and times as they fit the wire. Pure."""
+"""The Placement row for the frontend, and times in the units and ranges of the wire. Pure."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from services.router.placement.policy import Placement
 MS_MAX: Final = (1 << 32) - 1
 
 US_MAX: Final = 1 << 53
-"""Times on the wire are bounded by this (285 years), whatever somebody claimed: it fits every field on the way."""
+"""Upper bound of reported times on the wire (285 years). It fits every field on the way."""
 
 
 def placement_row(attempt: Attempt, placement: Placement, now_s: float) -> pb.Placement:
-    """Return what the frontend hears of `placement`."""
+    """Return `placement` as the frontend gets it."""
     row = pb.Placement(
         slot=attempt.slot,
         prefill_replica=placement.prefill or "",
@@ -44,7 +44,7 @@ def placement_row(attempt: Attempt, placement: Placement, now_s: float) -> pb.Pl
 
 
 def as_ms(seconds: float) -> int:
-    """Return milliseconds for a field of 32 bits."""
+    """Return milliseconds, from 0 to MS_MAX."""
     return round(min(max(0.0, seconds * 1e3), MS_MAX))
 
 

@@ -1,4 +1,4 @@
-"""What follows when nothing comes: for one that waits in the queue, from its replicas, or from who would adopt it. Pure."""
+"""Timeouts of attempts: in the queue, at silent replicas, and of detached streams. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from services.router.forwarding.replicas import Replica
 
 
 class Timeouts:
-    """Looks at attempts when the timetable says so."""
+    """Checks attempts when their deadline in the heap is due."""
 
     def __init__(self, attempts: AttemptTable, dispatcher: Dispatcher, completion: Completion) -> None:
         self._attempts = attempts
@@ -20,7 +20,7 @@ class Timeouts:
         self._completion = completion
 
     def check(self, attempt: Attempt, now_s: float) -> None:
-        """The time has come that was noted for `attempt`; it may have been noted for something that is past."""
+        """Check `attempt`, which is due. The deadline may have been set for an earlier stage."""
         if attempt.stage is Stage.QUEUED:
             self._end_wait(attempt, now_s)
         elif attempt.expire_s <= now_s:
@@ -31,12 +31,12 @@ class Timeouts:
             self._check_placed(attempt, now_s)
 
     def _end_wait(self, attempt: Attempt, now_s: float) -> None:
-        """It waited in the queue as long as it may."""
+        """Refuse an attempt that has waited in the queue as long as it may."""
         if now_s < attempt.submitted.queue_until_s:
             self._attempts.deadlines.by(attempt, attempt.submitted.queue_until_s)
             return
         waited_s = now_s - attempt.submitted.arrived_s
-        reason, why = pb.Refusal.REASON_QUEUE_TIMEOUT, "it was not placed"
+        reason, why = pb.Refusal.REASON_QUEUE_TIMEOUT, "not placed"
         if now_s >= attempt.submitted.first_by_s:
             reason, why = pb.Refusal.REASON_DEADLINE, "the deadline passed"
         if attempt.outbox is not None:
@@ -46,13 +46,13 @@ class Timeouts:
         self._attempts.end(attempt, now_s, name_of(pb.Refusal.Reason, reason))
 
     def _expire(self, attempt: Attempt, now_s: float) -> None:
-        """Nobody adopted it, or nobody needs its handoff any more."""
+        """End a detached stream without a takeover, or a held handoff."""
         attempt.cancel_decode(pb.Cancel.REASON_ABANDONED)
         attempt.cancel_prefill(pb.Cancel.REASON_COMPLETE)
         self._attempts.end(attempt, now_s, "abandoned")
 
     def _check_placed(self, attempt: Attempt, now_s: float) -> None:
-        """Give a placed attempt up where a replica says nothing about it, though its stream is up."""
+        """Abandon a placement if the replica is silent about the attempt, though its stream is up."""
         decode, prefill = attempt.decode.replica, attempt.prefill.replica
         if decode is not None and decode.load.is_unanswered(attempt.decode.slot):
             if attempt.routing.released_s + ACCEPT_S <= now_s:
@@ -70,7 +70,7 @@ class Timeouts:
                 self._abandon(attempt, prefill, "a prompt was not started", now_s)
             elif self._dispatcher.may_move(prefill, now_s):
                 self._dispatcher.reschedule(attempt, prefill.name, now_s)
-            else:  # busy, as the others are: that is nobody's fault, and moving the prompt would gain nothing
+            else:  # all prefill replicas are busy: moving the prompt would gain nothing
                 attempt.prefill.start_by_s = now_s + MOVE_PAUSE_S
                 self._attempts.deadlines.by(attempt, attempt.prefill.start_by_s)
 

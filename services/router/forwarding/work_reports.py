@@ -1,4 +1,4 @@
-"""What the policy and the other routers are told of this router's work: each dispatch, start and finish. Pure."""
+"""Reports of this router's work to its placement policy and its peer routers: each dispatch, start and finish. Pure."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from services.router.queue.replica_reservation import ReplicaReservation
 
 
 class WorkReports:
-    """Reports the prompts of attempts, and charges tenants for what was computed.
+    """Reports the prompts of attempts, and charges tenants for the computed tokens.
 
-    Each dispatch is followed by one finish. `reservations`: the prompts at replicas, by tenant.
+    INVARIANT: each dispatch is followed by exactly one finish. `reservations`: the prompts at replicas, by tenant.
     """
 
     def __init__(
@@ -30,14 +30,14 @@ class WorkReports:
         router: str,
         policy: PlacementPolicy,
         queue: ReleaseQueue[Attempt],
-        note: Callable[[DispatchEvent], None],
+        publish: Callable[[DispatchEvent], None],
     ) -> None:
-        """`note`: takes each event for the other routers."""
+        """`publish`: takes each event for the peer routers."""
         self.reservations = ReplicaReservation()
         self._router = router
         self._policy = policy
         self._queue = queue
-        self._publish_to_peers = note
+        self._publish_to_peers = publish
 
     def dispatched(self, attempt: Attempt, now_s: float) -> None:
         """Report that `attempt` was sent to the replica that runs its prompt."""
@@ -82,7 +82,7 @@ class WorkReports:
             alone_s = self.reservations.end(routing.reservation, now_s)
             routing.reservation = None
             if hit is not None and hit.prefill_s > alone_s:
-                # The rest of it the engine was busy with the prompts before.
+                # The engine spent the remaining time on earlier prompts.
                 hit = replace(hit, prefill_s=alone_s)
         if hit is not None:
             self._queue.settle_prefill(attempt, hit.computed_tokens)
