@@ -97,7 +97,7 @@ class ForwardingTelemetry:
                 "forwarded_requests", "Attempts that ended, by outcome.", outcome=outcome
             )
         ended.value += 1
-        self._rescheduled.value += attempt.routing.rescheduled_requests
+        self._rescheduled.value += attempt.routing.reschedule_count
         placement = attempt.routing.placement
         if attempt.submitted.is_takeover:
             self._placements["takeover"].value += 1

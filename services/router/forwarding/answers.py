@@ -215,7 +215,7 @@ class Answers:
         if refusal.reason == pb.Refusal.REASON_DRAINING and self._dispatcher.can_reschedule(attempt):
             self._dispatcher.reschedule(attempt, replica.name, now_s)
             return
-        if refusal.reason == pb.Refusal.REASON_SUPERSEDED and attempt.routing.rescheduled_requests:
+        if refusal.reason == pb.Refusal.REASON_SUPERSEDED and attempt.routing.reschedule_count:
             # The replica has not noticed yet that the stream is lost on which it got this attempt before.
             message = "the replica still holds an earlier submit of the attempt"
             self._completion.fail(attempt, pb.Failure.CODE_REPLICA_LOST, message, replica.name, now_s)

@@ -97,7 +97,7 @@ class Routing:
     """Earliest time of the next placement, after decode replicas refused it."""
     waited_for: str = ""
     """Reason of the last placement decision to wait."""
-    rescheduled_requests: int = 0
+    reschedule_count: int = 0
     """Times that a replica gave it back untouched, or did not answer."""
     placement: Placement | None = None
     released_s: float = 0.0

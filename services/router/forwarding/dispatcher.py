@@ -370,7 +370,7 @@ class Dispatcher:
             attempt.stage in (Stage.RESERVING, Stage.PREFILLING)
             and not attempt.outcome.was_taken
             and attempt.outbox is not None
-            and attempt.routing.rescheduled_requests < RESCHEDULES_MAX
+            and attempt.routing.reschedule_count < RESCHEDULES_MAX
         )
 
     def reschedule(self, attempt: Attempt, by: str, now_s: float) -> None:
@@ -380,7 +380,7 @@ class Dispatcher:
         """
         assert self.can_reschedule(attempt), attempt
         attempt.cancel(pb.Cancel.REASON_SUPERSEDED)
-        attempt.routing.rescheduled_requests += 1
+        attempt.routing.reschedule_count += 1
         attempt.routing.excluded = frozenset((by,))
         self._enqueue(attempt, now_s)
 
