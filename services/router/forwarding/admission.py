@@ -233,7 +233,7 @@ class Admission:
         if not 1 <= budget.max_output_tokens <= MAX_OUTPUT_TOKENS:
             message = f"max_output_tokens is {budget.max_output_tokens}; 1 to {MAX_OUTPUT_TOKENS} is allowed"
             return SubmitRefusal(pb.Refusal.REASON_INVALID, message, field="budget.max_output_tokens")
-        if not any(one.role == "decode" and one.is_here() for one in self._replicas.values()):
+        if not any(one.role == "decode" and one.is_in_service() for one in self._replicas.values()):
             return SubmitRefusal(pb.Refusal.REASON_NO_REPLICA, "no decode replica is there")
         return None
 

@@ -154,13 +154,13 @@ class Replica(Generic[SlotT]):
         assert self._link is not None, f"{self.name} has no link"
         return self._link.outbox
 
-    def is_here(self) -> bool:
+    def is_in_service(self) -> bool:
         """Return True if it may get new requests, now or once its stream is up."""
         return self.is_listed and not self.is_draining and not self.is_retired
 
     def is_placeable(self) -> bool:
         """Return True if it may get new requests, apart from outlier ejection."""
-        return self.is_up and self.is_here() and self.is_ready
+        return self.is_up and self.is_in_service() and self.is_ready
 
     def eligibility_changed(self) -> None:
         """Report that `is_placeable` or the state object changed."""
