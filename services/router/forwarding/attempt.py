@@ -205,7 +205,7 @@ class Attempt:
         leg = self.prefill
         if leg.replica is not None:
             leg.replica.slots.pop(leg.slot, None)
-            leg.replica.left(self)  # also before its submit: it may be the half-open probe
+            leg.replica.on_left(self)  # also before its submit: it may be the half-open probe
             leg.replica, leg.slot = None, 0
 
     def detach(self, replica: Replica[Attempt]) -> None:

@@ -92,7 +92,7 @@ class AttemptTable:
         """End `attempt`, but keep its handoff until `until_s`: decode may still be pulling it."""
         prefill, prefill_slot = attempt.prefill.replica, attempt.prefill.slot
         if prefill is not None:
-            prefill.left(attempt)  # a held handoff says nothing about the health of the replica
+            prefill.on_left(attempt)  # a held handoff says nothing about the health of the replica
         attempt.prefill.replica, attempt.prefill.slot = None, 0
         self.end(attempt, now_s, outcome)
         attempt.prefill.replica, attempt.prefill.slot, attempt.stage = (

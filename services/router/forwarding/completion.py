@@ -86,7 +86,7 @@ class Completion:
                 Stage.TRANSFERRING,
             )
             prefill.slots[successor.prefill.slot] = successor
-            prefill.left(attempt)
+            prefill.on_left(attempt)
             attempt.prefill.replica, attempt.prefill.slot = None, 0
         if attempt.prefill.replica is not None:
             self._hold_handoff(attempt, now_s, "REASON_ADOPTED")

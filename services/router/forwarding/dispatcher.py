@@ -308,9 +308,9 @@ class Dispatcher:
         slot = attempt.decode.slot = decode.outbox.new_slot()
         decode.slots[slot] = attempt
         decode.load.reserve(slot, attempt.decode.blocks)
-        decode.sent(attempt, now_s)
+        decode.on_sent(attempt, now_s)
         if prefill is not None:  # counted before decode accepts: other attempts are placed meanwhile
-            prefill.sent(attempt, now_s)
+            prefill.on_sent(attempt, now_s)
         self._attempts.deadlines.by(attempt, now_s + ACCEPT_S)
         phase = pb.PHASE_CONTEXT_AND_GENERATION if prefill is None else pb.PHASE_GENERATION_ONLY
         submit = self._submit(attempt, slot, phase)

@@ -53,14 +53,14 @@ class OutlierEjection:
         """Return whether the replica may get a new request: closed, or the time is over and no probe runs."""
         return self.until_s is None or (now_s >= self.until_s and self.probe is None)
 
-    def sent(self, request: object, now_s: float) -> bool:
+    def on_sent(self, request: object, now_s: float) -> bool:
         """Note that `request` is sent there. Return True if it is the half-open probe: the first one after the time."""
         if self.until_s is None or not self.may_take(now_s):
             return False
         self.probe = request
         return True
 
-    def left(self, request: object) -> bool:
+    def on_left(self, request: object) -> bool:
         """Note that `request` has left the replica. Return True if it was the probe: another may follow."""
         if self.probe is not request:
             return False

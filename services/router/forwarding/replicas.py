@@ -199,21 +199,21 @@ class Replica(Generic[SlotT]):
             self._trust_changed()
             log.info("replica ejection ended", extra={"replica": self.name})
 
-    def sent(self, attempt: SlotT, now_s: float) -> None:
+    def on_sent(self, attempt: SlotT, now_s: float) -> None:
         """Note that `attempt` is placed here. It may be the half-open probe."""
-        if self.ejection.sent(attempt, now_s):
+        if self.ejection.on_sent(attempt, now_s):
             self._trust_changed()
 
-    def left(self, attempt: SlotT) -> None:
+    def on_left(self, attempt: SlotT) -> None:
         """Note that `attempt` is not here any more."""
-        if self.ejection.left(attempt):
+        if self.ejection.on_left(attempt):
             self._trust_changed()
 
     def forget(self, slot: int, blocks: int) -> None:
         """Remove a slot that is over, and give its KV `blocks` back."""
         attempt = self.slots.pop(slot, None)
         if attempt is not None:
-            self.left(attempt)
+            self.on_left(attempt)
             self.load.release(slot, blocks)
 
     # Sink.

@@ -145,7 +145,7 @@ def test_a_trial_whose_handoff_passes_to_an_adopter_is_over() -> None:
         prefill.failed(desk.now_s, desk.now_s, "x")
     desk.now_s += 2
     desk.down(decode, load_report=pb.LoadReport(engine_ready=True))
-    prefill.sent(item, desk.now_s)
+    prefill.on_sent(item, desk.now_s)
     assert not prefill.ejection.may_take(desk.now_s)
     desk.ask(
         adopts=[

@@ -26,7 +26,7 @@ def test_the_state_is_what_the_history_says(seed: int) -> None:
         choice = draw.randrange(5)
         if choice < 2 and ejection.may_take(now_s):
             assert until_s is None or (now_s >= until_s and probe is None)
-            ejection.sent(number, now_s)
+            ejection.on_sent(number, now_s)
             probe = number if until_s is not None else None
         elif choice == 2:
             was_out = until_s is not None and now_s < until_s
@@ -44,7 +44,7 @@ def test_the_state_is_what_the_history_says(seed: int) -> None:
             assert ejection.on_success(now_s) == (until_s is not None)
             until_s, probe, row, level = None, None, 0, 0
         elif probe is not None and draw.random() < 0.2:
-            ejection.left(probe)
+            ejection.on_left(probe)
             probe = None
         assert ejection.is_ejected == (until_s is not None) and ejection.failures == row
         assert ejection.may_take(now_s) == (until_s is None or (now_s >= until_s and probe is None))
@@ -56,9 +56,9 @@ def test_what_was_sent_before_says_nothing() -> None:
     eject(ejection, 10.0)
     assert not ejection.on_failure(9.0, 11.5) and not ejection.on_success(9.0) and not ejection.on_answer(9.0)
     assert ejection.is_ejected and ejection.may_take(11.0) and not ejection.may_take(10.9)
-    ejection.sent("trial", 11.0)
+    ejection.on_sent("trial", 11.0)
     assert not ejection.may_take(11.0)
-    ejection.left("another")
+    ejection.on_left("another")
     assert not ejection.may_take(11.0)
     assert ejection.on_failure(11.0, 11.2) and ejection.until_s == pytest.approx(13.2)
 
@@ -80,8 +80,8 @@ def test_the_many_requests_of_one_stall_count_once(seed: int) -> None:
     draw = random.Random(seed)
     ejection, now_s = OutlierEjection(), 100.0
     for stall in range(1, EJECT_AFTER):
-        sent = sorted(now_s + draw.random() for _ in range(draw.randrange(1, 30)))
-        for number, sent_s in enumerate(sent):
+        on_sent = sorted(now_s + draw.random() for _ in range(draw.randrange(1, 30)))
+        for number, sent_s in enumerate(on_sent):
             assert not ejection.on_failure(sent_s, now_s + 5 + 0.1 * number)
         assert ejection.failures == stall, f"seed={seed}"
         now_s += 20.0
