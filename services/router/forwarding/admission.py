@@ -84,7 +84,7 @@ class Admission:
         refusal = self._refusal(submit)
         if refusal is None:
             attempt = self._take(session, submit, now_s)
-            self._dispatcher.expect(attempt)
+            self._dispatcher.estimate_work(attempt)
             attempt.ticket.order = self._limits.order_key(attempt.routing.expected_s, now_s)
             victims = self._attempts.queue.victims(attempt)
             refusal = self._capacity_refusal(attempt, victims, now_s)

@@ -100,7 +100,7 @@ class Dispatcher:
         """Return the estimated milliseconds until the present queue has drained."""
         return self.queue_delay.retry_after_ms(self._attempts.queue.work, now_s)
 
-    def expect(self, attempt: Attempt) -> None:
+    def estimate_work(self, attempt: Attempt) -> None:
         """Estimate the work of a new attempt: the tokens to compute, and the prefill seconds.
 
         The estimate is made once. Queue order and deadline check use it however long the attempt waits, and however the
