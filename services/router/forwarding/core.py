@@ -29,11 +29,11 @@ from services.router.placement.policy import DispatchEvent, PlacementPolicy, Rep
 from services.router.queue.release_queue import ReleaseQueue
 
 
-def _unheard(event: DispatchEvent) -> None:
+def _discard_event(event: DispatchEvent) -> None:
     """Discard the event: there is no peer router."""
 
 
-def _unrecorded(attempt: Attempt, outcome: str, now_s: float) -> None:
+def _discard_record(attempt: Attempt, outcome: str, now_s: float) -> None:
     """Discard the record."""
 
 
@@ -48,8 +48,8 @@ class ForwardingCore(AttachedCore[Attempt]):
         policy: PlacementPolicy,
         limits: ForwardingLimits,
         *,
-        publish: Callable[[DispatchEvent], None] = _unheard,
-        record: Record = _unrecorded,
+        publish: Callable[[DispatchEvent], None] = _discard_event,
+        record: Record = _discard_record,
         forecast: Forecast | None = None,
     ) -> None:
         """`publish` takes every dispatch, start and finish, for the peer routers. `record` takes every attempt that ended.
