@@ -166,7 +166,7 @@ def export(
     attempts, local_index = core.attempts, policy.local_index
     metrics.gauge("queued_requests", "Attempts that wait in the queue.", lambda: len(core.queue))
     export_queue(core, metrics)
-    export_sharing(dispatches, policy, metrics)
+    export_gossip(dispatches, policy, metrics)
     metrics.gauge(
         "imbalance",
         "Work recently dispatched to the busiest prefill replica, over the mean of all; 0 while there is too little.",
@@ -237,7 +237,7 @@ def imbalance(core: ForwardingCore, policy: CostPolicy, now_s: float) -> float:
     return max(work_s) * len(work_s) / total_s if 0 < enough_s <= total_s else 0.0
 
 
-def export_sharing(dispatches: DispatchGossip, policy: CostPolicy, metrics: Metrics) -> None:
+def export_gossip(dispatches: DispatchGossip, policy: CostPolicy, metrics: Metrics) -> None:
     """Export the gossip among routers, and its losses."""
     peer_routers, exchange = dispatches.peer_routers, dispatches.exchange
     metrics.gauge("peer_routers", "Other routers that hold a lease.", lambda: len(peer_routers))
