@@ -80,8 +80,8 @@ def test_the_many_requests_of_one_stall_count_once(seed: int) -> None:
     draw = random.Random(seed)
     ejection, now_s = OutlierEjection(), 100.0
     for stall in range(1, EJECT_AFTER):
-        on_sent = sorted(now_s + draw.random() for _ in range(draw.randrange(1, 30)))
-        for number, sent_s in enumerate(on_sent):
+        sent = sorted(now_s + draw.random() for _ in range(draw.randrange(1, 30)))
+        for number, sent_s in enumerate(sent):
             assert not ejection.on_failure(sent_s, now_s + 5 + 0.1 * number)
         assert ejection.failures == stall, f"seed={seed}"
         now_s += 20.0
