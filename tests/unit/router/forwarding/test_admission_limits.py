@@ -1,4 +1,4 @@
-"""What the router takes into its queue, and what it says of the rest."""
+"""Admission control and load shedding at the router: its queue bounds, its deadline check, its refusals."""
 
 from __future__ import annotations
 
@@ -50,15 +50,18 @@ def name(number: int) -> str:
 
 
 def busy(desk: Desk, count: int, **fields: Any) -> None:
-    """Let one request be at prefill and `count` wait, so that their order and not their placement is tested."""
+    """Let one request be at prefill and `count` wait: this tests their order, not their placement."""
     desk.reserved(request_id=name(1000))
     for number in range(count):
         desk.submit(request_id=name(number), **fields)
     assert not desk.told().refusals
 
 
-def test_a_full_queue_gives_the_place_of_the_least_important_one_away() -> None:
-    """A sheddable request leaves for another, which waits now; the next equal one finds nobody less important."""
+def test_a_full_queue_evicts_the_least_important_request() -> None:
+    """A sheddable request is evicted for a new one.
+
+    The next sheddable one finds no less important request and is refused.
+    """
     desk = Desk(queue=3)
     busy(desk, 2)
     desk.submit(request_id=name(7), sheddable=True)
@@ -73,8 +76,8 @@ def test_a_full_queue_gives_the_place_of_the_least_important_one_away() -> None:
     assert len(desk.core.queue) == 3
 
 
-def test_a_queue_is_full_of_tokens_too() -> None:
-    """The bound of tokens holds for what is new, a single long prompt is taken all the same."""
+def test_the_queue_is_bounded_in_tokens_too() -> None:
+    """The bound of tokens holds for new requests. A single long prompt is taken all the same."""
     desk = Desk()
     desk.core.queue.tokens_max = 50
     busy(desk, 1, tokens=400)
@@ -85,8 +88,11 @@ def test_a_queue_is_full_of_tokens_too() -> None:
     assert not desk.told().refusals
 
 
-def test_who_would_wait_too_long_is_refused_at_the_door() -> None:
-    """Measured by what drains; a higher band and a resumed request do not wait behind it."""
+def test_a_request_with_a_long_queue_delay_is_refused() -> None:
+    """The delay is estimated from the drain rate.
+
+    A higher priority class and a resumed request do not wait behind the backlog.
+    """
     desk = Desk(queue=100)
     queue_delay = desk.core.dispatcher.queue_delay
     busy(desk, 30, tokens=200)
@@ -106,8 +112,8 @@ def test_who_would_wait_too_long_is_refused_at_the_door() -> None:
     assert desk.core.load_report().queue_delay_us > 0
 
 
-def test_nobody_is_refused_for_the_wait_of_those_that_it_overtakes() -> None:
-    """Half a minute of work waits; a short request has none of it before it, a long one all."""
+def test_a_request_is_not_refused_for_work_that_it_overtakes() -> None:
+    """Half a minute of work waits. None of it is ahead of a short request, all of it is ahead of a long one."""
     desk = Desk(queue=100)
     desk.core.dispatcher.forecast = Told(0.01)
     busy(desk, 30, tokens=200)
@@ -122,8 +128,8 @@ def test_nobody_is_refused_for_the_wait_of_those_that_it_overtakes() -> None:
 
 
 @pytest.mark.parametrize("limit", [{"remaining_ms": 1500}, {"ttft_ms": 1500}])
-def test_who_cannot_meet_its_deadline_is_refused_with_the_estimate(limit: dict[str, int]) -> None:
-    """Before anything is taken for it; unknown costs, a cached prompt and a resumed request are given the chance."""
+def test_a_request_that_cannot_meet_its_deadline_is_refused_with_the_estimate(limit: dict[str, int]) -> None:
+    """It is refused before any reservation. With unknown costs, a cached prompt or a resumed request, it is admitted."""
     desk = Desk()
     forecast = Told(0.1)
     desk.core.dispatcher.forecast = forecast
@@ -141,8 +147,8 @@ def test_who_cannot_meet_its_deadline_is_refused_with_the_estimate(limit: dict[s
     assert not desk.told().refusals
 
 
-def test_the_deadline_is_looked_at_again_at_release() -> None:
-    """What waited until too little was left is refused when its turn comes, and the next one goes."""
+def test_the_deadline_is_checked_again_at_release() -> None:
+    """A request that waited until too little time was left is refused at its release, and the next one is released."""
     desk = Desk()
     desk.core.dispatcher.forecast = Told(0.0)
     desk.reserved(request_id=name(1000))
@@ -158,8 +164,8 @@ def test_the_deadline_is_looked_at_again_at_release() -> None:
     assert desk.placed()[1].request_id == name(2)
 
 
-def test_what_no_engine_had_is_given_back_and_what_one_had_is_not() -> None:
-    """A cancel before the start costs a tenant nothing, one after it the prompt and what was made."""
+def test_charges_of_untouched_prompts_are_refunded_and_others_are_not() -> None:
+    """A cancel before the start costs a tenant nothing. A cancel after the start costs the prompt and the output so far."""
     desk = Desk()
     desk.reserved(request_id=name(1), tenant="a")
     (item,) = desk.core.attempts.open
@@ -174,8 +180,8 @@ def test_what_no_engine_had_is_given_back_and_what_one_had_is_not() -> None:
     assert item.ticket.counters is counters and counters.prefill == 20 and counters.decode == 0
 
 
-def test_copied_requests_wait_in_the_lowest_band_and_leave_first() -> None:
-    """Whatever band they claim."""
+def test_shadow_requests_wait_in_the_lowest_priority_class_and_are_evicted_first() -> None:
+    """The priority class in their budget is ignored."""
     desk = Desk(queue=2)
     busy(desk, 1)
     desk.submit(request_id=name(5), priority_class=7, shadow=True)
@@ -184,8 +190,11 @@ def test_copied_requests_wait_in_the_lowest_band_and_leave_first() -> None:
     assert refusal.evicted and [item.submitted.request_id for item in desk.core.queue] == [name(0), name(6)]
 
 
-def test_head_room_is_kept_free_unless_the_replica_is_empty() -> None:
-    """By the reserved blocks of the last report, or by own ones if it is old; an old report is never read as full."""
+def test_headroom_is_kept_free_unless_the_replica_is_empty() -> None:
+    """Reserved blocks of the last report count, or own ones if the report is stale.
+
+    A stale report is never read as full.
+    """
 
     def has_room(state: ReplicaState, blocks: int, permille: int) -> bool:
         choice = DecodeChoice(1, 0.0, random.Random(1))
@@ -195,14 +204,14 @@ def test_head_room_is_kept_free_unless_the_replica_is_empty() -> None:
     state = ReplicaState("d", block_total=100, block_reserved=80)
     assert has_room(state, 15, 50) and not has_room(state, 15, 100)
     assert not has_room(ReplicaState("d", block_total=100, block_reserved=1), 95, 100)
-    assert has_room(ReplicaState("d", block_total=100), 95, 100), "nothing else is there"
+    assert has_room(ReplicaState("d", block_total=100), 95, 100), "the replica is empty"
     state = ReplicaState("d", block_total=100, block_reserved=100, block_own=10, is_stale=True)
     assert has_room(state, 85, 50)
-    assert has_room(ReplicaState("d"), 1000, 100), "how many it has is not known yet"
+    assert has_room(ReplicaState("d"), 1000, 100), "its block count is unknown yet"
 
 
-def test_a_class_with_head_room_waits_where_another_is_placed() -> None:
-    """And what it asks for reaches the policy, a resumed request's does not."""
+def test_a_class_with_headroom_waits_where_another_is_placed() -> None:
+    """The headroom of a request reaches the policy. That of a resumed request does not."""
     asked: list[PlacementRequest] = []
 
     class Listening(CostPolicy):
@@ -221,11 +230,13 @@ def test_a_class_with_head_room_waits_where_another_is_placed() -> None:
     desk.submit(request_id=name(2), tokens=20, kv_head_room_permille=100, resumed=True, attempt=2)
     desk.wait(0.06)
     assert any(one.kv_headroom_permille == 0 for one in asked)
-    assert [item.submitted.request_id for item in desk.core.queue] == [name(1)], "the resumed one went"
+    assert [item.submitted.request_id for item in desk.core.queue] == [name(1)], (
+        "the resumed one was released"
+    )
 
 
 def slow_desk() -> Desk:
-    """Return a desk whose prefills were seen to take 3 s, a moment ago."""
+    """Return a desk at which prefills have just taken 3 s."""
     desk = Desk()
     desk.core.dispatcher.forecast = desk.policy
     for _ in range(100):
@@ -235,14 +246,16 @@ def slow_desk() -> Desk:
 
 
 def submits(desk: Desk) -> list[pb.Submit]:
-    """Return what decode was sent since the last look."""
+    """Return the submits that decode got since the last call."""
     return [each for name_ in ("decode-0", "decode-1") for each in desk.up(name_).submits]
 
 
-def test_estimates_that_keep_everybody_away_are_tried() -> None:
-    """Prefills were slow, and every deadline is shorter: nothing would be measured again. After a while one may try.
+def test_estimates_that_refuse_every_request_are_probed() -> None:
+    """Prefills were slow, and every deadline is shorter: no further prompt would be measured.
 
-    Replicas are not told the old estimate, by which they would refuse, too. If it was quick, estimates are learnt anew.
+    After a while one runs as a probe.
+
+    Replicas do not get the old estimate, by which they would refuse too. A quick probe resets the estimates.
     """
     desk = slow_desk()
     desk.submit(request_id=name(1), ttft_ms=1000)
@@ -254,16 +267,16 @@ def test_estimates_that_keep_everybody_away_are_tried() -> None:
     (submit,) = submits(desk)
     assert submit.request_id == name(2) and not submit.prefill_estimate_us
     desk.submit(request_id=name(3), ttft_ms=1000)
-    assert len(desk.told().refusals) == 1 and not submits(desk), "one is enough"
+    assert len(desk.told().refusals) == 1 and not submits(desk), "one probe is enough"
     desk.policy.observe(Measured("prefill-0", Hit(0, 10, 0, 0.01), desk.now_s))
-    assert not desk.policy.knows_costs(), "whoever comes may try"
+    assert not desk.policy.knows_costs(), "the next request is the probe"
     for _ in range(20):
         desk.policy.costs.observe(10, 10, 0.01)
     assert desk.policy.knows_costs() and desk.policy.costs.estimate_s(10, 10) < 0.05
 
 
-def test_who_cannot_be_in_time_is_refused_though_nobody_else_comes() -> None:
-    """A minute of nothing but hopeless requests, none of which is ever measured: one in ten seconds is tried in vain."""
+def test_hopeless_requests_are_refused_without_other_traffic() -> None:
+    """A minute of hopeless requests alone, none of which is measured: one in ten seconds runs as a probe, in vain."""
     desk = slow_desk()
     tried, refused = 0, 0
     for number in range(180):
@@ -278,12 +291,14 @@ def test_who_cannot_be_in_time_is_refused_though_nobody_else_comes() -> None:
             assert submit.request_id == name(number)
         desk.wait(1 / 3)
     assert 5 <= tried <= 6 and tried + refused == 180
-    assert desk.policy.costs.estimate_s(10, 10) > 1, "what was learnt is kept"
+    assert desk.policy.costs.estimate_s(10, 10) > 1, "the estimates are kept"
 
 
 @pytest.mark.parametrize(("seconds", "is_refuted"), [(2.9, False), (1.6, False), (1.4, True), (0.01, True)])
-def test_a_late_measurement_refutes_only_what_is_far_too_much(seconds: float, is_refuted: bool) -> None:
-    """Sparse traffic is measured late, too; chance does not make it forget what it knows."""
+def test_a_late_measurement_refutes_only_estimates_that_are_far_too_long(
+    seconds: float, is_refuted: bool
+) -> None:
+    """Sparse traffic is measured late too. A chance result does not reset the estimates."""
     desk = slow_desk()
     desk.wait(11)
     desk.policy.observe(Measured("prefill-0", Hit(0, 10, 0, seconds), desk.now_s))
@@ -291,7 +306,7 @@ def test_a_late_measurement_refutes_only_what_is_far_too_much(seconds: float, is
 
 
 def test_a_quicker_replica_refutes_nothing() -> None:
-    """What it takes is what was foreseen there, however far from what others take."""
+    """Its time is as estimated for that replica, however far from the times of others."""
     desk = Desk(prefills=3)
     policy, draw = desk.policy, random.Random(1)
     factors = {"prefill-0": 1.0, "prefill-1": 1.0, "prefill-2": 0.33}
@@ -309,8 +324,8 @@ def test_a_quicker_replica_refutes_nothing() -> None:
         assert policy.knows_costs()
 
 
-def test_a_prompt_that_decode_ran_refutes_what_it_would_be_refused_by() -> None:
-    """Without prefill replicas nothing else is ever measured."""
+def test_a_prompt_that_decode_ran_refutes_the_estimate_that_would_refuse_it() -> None:
+    """Without prefill replicas no other prompt is measured."""
     desk = slow_desk()
     desk.wait(11)
     work = Dispatched("r", "a" * 32, "decode-0", (), 3.0, desk.now_s, desk.now_s + 60, token_count=10)
@@ -319,15 +334,15 @@ def test_a_prompt_that_decode_ran_refutes_what_it_would_be_refused_by() -> None:
     assert not desk.policy.knows_costs()
 
 
-def test_old_news_make_no_measurement_old() -> None:
-    """Another router tells again what it saw minutes ago."""
+def test_a_repeated_old_event_does_not_age_the_measurements() -> None:
+    """A peer router repeats an event of minutes ago."""
     desk = slow_desk()
     desk.policy.observe(Measured("prefill-0", Hit(0, 10, 0, 3.0), desk.now_s - 300))
     assert desk.policy.may_refuse(desk.now_s)
 
 
 def test_old_reports_do_not_stop_placement() -> None:
-    """A replica that said it is full, and then nothing for longer than a report may take, is asked all the same."""
+    """A replica reported that it is full, and then nothing for longer than STALE_S. It gets requests all the same."""
     desk = Desk()
     for decode in ("decode-0", "decode-1"):
         report = pb.LoadReport(block_total_count=100, block_reserved_count=100, engine_ready=True)
@@ -335,11 +350,11 @@ def test_old_reports_do_not_stop_placement() -> None:
     desk.submit(request_id=name(1))
     assert len(desk.core.queue) == 1
     desk.wait(1.3)
-    assert len(desk.core.queue) == 0, "decode decides whether it has room"
+    assert len(desk.core.queue) == 0, "decode decides by its own free blocks"
 
 
-def test_random_bands_weights_and_tenants_leave_nothing_behind() -> None:
-    """Whatever they ask for, every request ends and every charge is corrected."""
+def test_random_classes_weights_and_tenants_leave_nothing_behind() -> None:
+    """With any mix of budgets, every request ends and every charge is corrected."""
     desk, draw = Desk(queue=30), random.Random(4)
     for number in range(60):
         desk.submit(
@@ -355,8 +370,8 @@ def test_random_bands_weights_and_tenants_leave_nothing_behind() -> None:
     assert not desk.core.attempts.open and not len(desk.core.queue)
 
 
-def test_frontends_hear_how_long_a_step_takes_on_the_slowest_decode() -> None:
-    """95 of 100 of its last reports; 0 as long as nobody told, and when they are older than a minute."""
+def test_load_reports_hold_the_step_time_of_the_slowest_decode() -> None:
+    """The 95th percentile of its last reports. 0 without any, and when they are older than a minute."""
     desk = Desk()
     assert desk.core.load_report().step_p95_us == 0
     for step_us in range(1000, 1020):

@@ -1,4 +1,4 @@
-"""The session of an attached frontend applies messages; the shell around it lets the relay act, once for each."""
+"""The core takes messages of frontends, and dispatches once for each."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from kvmesh.attach.v1 import attach_pb2 as pb
 from tests.unit.router.desk import Desk
 
 
-def test_the_relay_releases_once_per_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    """AttachService calls `after_event` behind each message and at the end; a session that does so too releases twice."""
+def test_the_core_dispatches_once_per_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """AttachService calls `after_event` after each message and at the end.
+
+    A session that did so too would dispatch twice.
+    """
     desk = Desk()
     passes: list[float] = []
     monkeypatch.setattr(desk.core.dispatcher, "dispatch_waiting", passes.append)

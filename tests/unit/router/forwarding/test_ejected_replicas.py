@@ -1,4 +1,4 @@
-"""Replicas that fail are left alone, tried and readmitted."""
+"""Outlier ejection in the core: replicas that fail get no requests, are probed, and return."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.unit.router.desk import A, B, Desk, asked_prefill, first
 
 
 def fail_on(desk: Desk, name: str) -> None:
-    """Let one request fail at decode replica `name`, by its own doing; wherever else it is placed it is taken back."""
+    """Let one request fail at decode replica `name`, by the replica's fault. Elsewhere it is cancelled."""
     for _ in range(40):
         desk.submit(request_id=f"{desk.slot + 1:032x}")
         decode, submit = desk.placed()
@@ -24,11 +24,11 @@ def fail_on(desk: Desk, name: str) -> None:
             return
         desk.ask(cancels=[pb.Cancel(slot=desk.slot, reason=pb.Cancel.REASON_CLIENT)])
         desk.up(decode)
-    raise AssertionError(f"{name} is never chosen")
+    raise AssertionError(f"{name} was never chosen")
 
 
 def places(desk: Desk, count: int = 30) -> set[str]:
-    """Return where requests go now."""
+    """Return the replicas that get requests now."""
     chosen = set()
     for _ in range(count):
         desk.submit(request_id=f"{desk.slot + 1:032x}")
@@ -39,8 +39,8 @@ def places(desk: Desk, count: int = 30) -> set[str]:
     return chosen
 
 
-def test_a_replica_that_fails_in_a_row_is_left_alone_tried_and_readmitted() -> None:
-    """One of two is ejected for a second; then one request tries it, and its good end readmits it."""
+def test_a_replica_with_consecutive_failures_is_ejected_probed_and_returns() -> None:
+    """One of two is ejected for a second. Then one request is the half-open probe, and its good end closes the circuit."""
     desk = Desk(prefills=0)
     for _ in range(3):
         fail_on(desk, "decode-0")
@@ -53,15 +53,15 @@ def test_a_replica_that_fails_in_a_row_is_left_alone_tried_and_readmitted() -> N
         if decode == "decode-0":
             break
     else:
-        raise AssertionError("no trial")
-    assert places(desk) == {"decode-1"}, "one trial at a time"
+        raise AssertionError("no probe")
+    assert places(desk) == {"decode-1"}, "one probe at a time"
     finish = pb.Finish(slot=submit.slot, end_position=0, reason=pb.Finish.REASON_LENGTH)
     desk.down("decode-0", finishes=[finish])
     assert places(desk) == {"decode-0", "decode-1"}
 
 
 def test_the_last_replica_of_a_role_is_not_ejected() -> None:
-    """Both fail: both are chosen all the same; so is one whose only peer is gone."""
+    """Both fail: both get requests all the same. So does a replica without a peer in its role."""
     desk = Desk(prefills=0)
     for _ in range(3):
         fail_on(desk, "decode-0")
@@ -74,7 +74,7 @@ def test_the_last_replica_of_a_role_is_not_ejected() -> None:
 
 
 def test_another_boot_of_the_engine_starts_clean() -> None:
-    """What the old one failed says nothing of the new one."""
+    """Failures of the old engine do not count for the new one."""
     desk = Desk()
     desk.down("decode-0", load_report=pb.LoadReport(engine_ready=True, engine_boot_id="a"))
     for _ in range(3):
@@ -85,8 +85,8 @@ def test_another_boot_of_the_engine_starts_clean() -> None:
     assert "decode-0" in places(desk)
 
 
-def test_refusals_and_faults_of_clients_eject_nobody() -> None:
-    """No room, another's mistake, a drain: the replica is as good as before."""
+def test_refusals_and_client_errors_do_not_eject() -> None:
+    """Full replicas, errors of clients and drains are no failures of the replica."""
     desk = Desk()
     for number in range(12):
         desk.submit(request_id=f"{number + 1:032x}")
@@ -99,8 +99,11 @@ def test_refusals_and_faults_of_clients_eject_nobody() -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_one_prompt_at_a_time_tries_a_prefill(seed: int) -> None:
-    """Decodes are so full that their word is waited for: a prompt that waits for it tries its prefill already."""
+def test_one_prompt_at_a_time_probes_a_prefill(seed: int) -> None:
+    """Decodes are so full that their answers are awaited.
+
+    A prompt that waits for one is the probe of its prefill already.
+    """
     rng, desk, tried = random.Random(seed), Desk(prefills=2, queue=64), set()
     desk.policy.prefills._dispatch_ahead_s = 100.0
     full = pb.LoadReport(
@@ -116,7 +119,7 @@ def test_one_prompt_at_a_time_tries_a_prefill(seed: int) -> None:
     for _ in range(60):
         if rng.random() < 0.6:
             submit_another(desk)
-        else:  # the trial, too: then another may go there
+        else:  # also the probe: then another may follow
             slots = [item.slot for item in desk.core.attempts.open if item.prefill.replica is ejected]
             slot = rng.choice([*slots, 1 + rng.randrange(desk.slot + 1)])
             desk.ask(cancels=[pb.Cancel(slot=slot, reason=pb.Cancel.REASON_CLIENT)])
@@ -131,11 +134,11 @@ def test_one_prompt_at_a_time_tries_a_prefill(seed: int) -> None:
         assert len(there) <= 1, seed
         tried |= {item.submitted.request_id for item in there}
         desk.wait(0.06)
-    assert len(tried) >= 3, "what left made room for no other"
+    assert len(tried) >= 3, "no probe followed one that left"
 
 
-def test_a_trial_whose_handoff_passes_to_an_adopter_is_over() -> None:
-    """Another stream adopts the request while decode pulls from the prefill that is tried."""
+def test_a_probe_ends_when_a_takeover_inherits_its_handoff() -> None:
+    """Another stream takes the request over while decode pulls from the prefill that is probed."""
     desk = Desk()
     decode, decode_slot, prefill_slot = desk.handed_over()
     prefill = desk.links["prefill-0"][0]
@@ -161,14 +164,14 @@ def test_a_trial_whose_handoff_passes_to_an_adopter_is_over() -> None:
 
 
 def submit_another(desk: Desk, **changes: Any) -> None:
-    """Submit a request with a prompt that was never seen."""
+    """Submit a request with a new prompt."""
     ids = pack_ids(range(1000 * desk.slot, 1000 * desk.slot + 20))
     hashes = blocks.pack(blocks.chain(ids, 4, "m"))
     desk.submit(request_id=f"{desk.slot + 1:032x}", token_ids=ids, block_hashes=hashes, **changes)
 
 
 def pull(desk: Desk, broken: str) -> set[str]:
-    """Run one request; its handoff is lost if one of its replicas is `broken`. Return its replicas."""
+    """Run one request. Its handoff is lost if one of its replicas is `broken`. Return its replicas."""
     decode, submit = desk.placed()
     desk.down(decode, acceptances=[pb.Acceptance(slot=submit.slot)])
     prefill, slot = asked_prefill(desk)
@@ -187,8 +190,8 @@ def pull(desk: Desk, broken: str) -> set[str]:
 
 
 @pytest.mark.parametrize("broken", ["prefill-0", "prefill-1", "decode-0", "decode-1"])
-def test_who_cannot_hand_over_is_ejected_and_nobody_else(broken: str) -> None:
-    """A first token is no good end of a prefill; of the two sides of a lost handoff the others tell which it was."""
+def test_only_the_side_that_loses_handoffs_is_ejected(broken: str) -> None:
+    """A first token is no good end of a prefill. Other transfers decide which side of a lost handoff failed."""
     desk, asked = Desk(prefills=2, queue=64), 0
     for _ in range(90):
         submit_another(desk)
@@ -205,7 +208,7 @@ def test_who_cannot_hand_over_is_ejected_and_nobody_else(broken: str) -> None:
 
 
 def test_a_decode_that_fails_prompts_of_its_own_before_their_first_token_is_ejected() -> None:
-    """Nothing was streamed, so the failure is untouched; the engine had it all the same."""
+    """No token was streamed, so the failure is untouched. The engine had the prompt all the same."""
     desk = Desk(queue=64, local=1000)
     for _ in range(40):
         submit_another(desk)
@@ -223,8 +226,8 @@ def test_a_decode_that_fails_prompts_of_its_own_before_their_first_token_is_ejec
 
 
 @pytest.mark.parametrize("prefills", [1, 2, 4])
-def test_prefills_that_are_busy_and_say_so_are_trusted(prefills: int) -> None:
-    """Prompts wait longer than was thought, everywhere alike: nobody is ejected and no prompt is handed round."""
+def test_prefills_that_report_being_busy_are_not_ejected(prefills: int) -> None:
+    """Prompts wait longer than estimated at every prefill: none is ejected, and no prompt moves around."""
     desk, submits = Desk(prefills=prefills, queue=256), 0
     desk.policy.prefills._dispatch_ahead_s = 100.0
     busy = pb.LoadReport(engine_ready=True, queued_request_count=50, running_request_count=1)
@@ -244,7 +247,7 @@ def test_prefills_that_are_busy_and_say_so_are_trusted(prefills: int) -> None:
 
 @pytest.mark.parametrize("count", range(2, 8))
 def test_half_of_a_role_is_ejected_at_most(count: int) -> None:
-    """Of two, one may be; where most fail, the ones whose time is over first are asked beside the trusted ones."""
+    """One of two is ejected. If most fail, those with the earliest end of ejection get requests beside the trusted ones."""
     desk = Desk(prefills=0)
     names = [f"decode-{index}" for index in range(count)]
     for name in names[2:]:
@@ -258,8 +261,8 @@ def test_half_of_a_role_is_ejected_at_most(count: int) -> None:
         desk.wait(0.01)
 
 
-def test_a_handoff_that_lingers_is_no_trial() -> None:
-    """The ejected prefill computed the prompt and decode was lost: others may try it while the handoff waits."""
+def test_a_held_handoff_is_no_probe() -> None:
+    """The ejected prefill ran the prompt and decode was lost: another request may probe it while the handoff is held."""
     desk = Desk(prefills=2)
     ejected, other = desk.links["prefill-0"][0], desk.links["prefill-1"][0]
     for _ in range(3):
@@ -276,7 +279,7 @@ def test_a_handoff_that_lingers_is_no_trial() -> None:
 
 
 def verdict(desk: Desk, replica: str, slot: int, code: Any = pb.Failure.CODE_INVALID) -> pb.Failure:
-    """Let `replica` fail `slot` by a verdict; return what the frontend is told."""
+    """Let `replica` fail `slot` by a verdict. Return the failure that the frontend gets."""
     desk.down(replica, failures=[pb.Failure(slot=slot, code=code, message="m", replica=replica)])
     (failure,) = desk.told().failures
     assert failure.code == code and failure.replica == replica
@@ -284,8 +287,8 @@ def verdict(desk: Desk, replica: str, slot: int, code: Any = pb.Failure.CODE_INV
 
 
 @pytest.mark.parametrize("code", [pb.Failure.CODE_INVALID, pb.Failure.CODE_INVALID_TOKEN])
-def test_a_verdict_can_be_contested_while_another_replica_of_the_role_is_there(code: Any) -> None:
-    """Two decode replicas: yes. The only prefill replica: no. The only decode replica that is trusted: no."""
+def test_a_verdict_can_be_cross_checked_if_the_role_has_another_replica(code: Any) -> None:
+    """Two decode replicas: yes. The only prefill replica: no. The only decode replica that is not ejected: no."""
     desk = Desk()
     decode, slot = desk.generating()
     assert verdict(desk, decode, slot, code).contestable
@@ -296,11 +299,11 @@ def test_a_verdict_can_be_contested_while_another_replica_of_the_role_is_there(c
     desk.links[other][0].is_listed = False
     assert not verdict(desk, decode, slot, code).contestable
     assert not any(replica.ejection.failures for replica, _ in desk.links.values()), (
-        "a verdict counts nothing"
+        "a verdict alone does not count"
     )
 
 
-def test_a_refusal_as_invalid_says_which_replica_it_is_of() -> None:
+def test_a_refusal_as_invalid_names_its_replica() -> None:
     """A refusal of the router itself names none."""
     desk = Desk()
     desk.submit()
@@ -314,8 +317,8 @@ def test_a_refusal_as_invalid_says_which_replica_it_is_of() -> None:
     assert told.reason == pb.Refusal.REASON_INVALID and not told.replica
 
 
-def test_an_attempt_keeps_away_from_the_replica_whose_verdict_it_tests() -> None:
-    """At a router that knows nothing of the verdict, too; without another replica it goes there all the same."""
+def test_an_attempt_avoids_the_replica_that_it_cross_checks() -> None:
+    """Also at a router that does not know the verdict. Without another replica, the attempt goes there all the same."""
     desk = Desk(prefills=0)
     for number in range(20):
         desk.submit(request_id=f"{number + 1:032x}", contested_replicas=["decode-0"])
@@ -329,7 +332,10 @@ def test_an_attempt_keeps_away_from_the_replica_whose_verdict_it_tests() -> None
 
 
 def test_contradictions_eject_and_old_or_foreign_ones_do_not() -> None:
-    """Three in a row, of one moment; none of a replica that is unknown, none from before another boot of its engine."""
+    """Three consecutive ones of one moment eject.
+
+    Those of an unknown replica, or from before an engine's boot, do not count.
+    """
     desk = Desk(prefills=0)
     desk.down("decode-0", load_report=pb.LoadReport(engine_ready=True, engine_boot_id="a"))
     desk.wait(1.0)

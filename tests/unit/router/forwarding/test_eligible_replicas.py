@@ -1,4 +1,4 @@
-"""The replicas that views have, against a look at each of them."""
+"""The kept lists of eligible replicas, against a check of each replica."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.unit.router.desk import Desk
 
 
 def plain(desk: Desk, role: str) -> list[tuple[str, bool]]:
-    """Those of a role that may be sent requests, by asking each, and whether their reports are too old."""
+    """Return the eligible replicas of a role, by a check of each, and whether their reports are stale."""
     there = [one for one in desk.core.replicas.values() if one.role == role and one.is_placeable()]
     trusted = [one for one in there if one.ejection.may_take(desk.now_s)]
     missing = len(there) - len(there) // 2 - len(trusted)
@@ -24,8 +24,8 @@ def plain(desk: Desk, role: str) -> list[tuple[str, bool]]:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_views_have_what_a_look_at_each_finds(seed: int) -> None:
-    """Streams come and go, members leave and drain, engines report, fail and are trusted again, in any order."""
+def test_the_kept_lists_match_a_check_of_each_replica(seed: int) -> None:
+    """Streams come and go, members leave and drain, engines report, fail and return, in any order."""
     rng = random.Random(seed)
     desk = Desk(prefills=4)
     kept = 0
@@ -60,12 +60,12 @@ def test_views_have_what_a_look_at_each_finds(seed: int) -> None:
         kept += view.prefill is before.prefill
         assert [(one.name, one.is_stale) for one in view.prefill] == plain(desk, "prefill"), seed
         assert [(one.name, one.is_stale) for one in view.decode] == plain(desk, "decode"), seed
-    assert kept > 200, "the lists are made anew each time"
+    assert kept > 200, "the lists are rebuilt each time"
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_lists_are_kept_until_a_trial_begins_or_ends(seed: int) -> None:
-    """Requests come, wait for decode's word, go back and end, while replicas are ejected and tried."""
+def test_lists_are_kept_until_a_probe_begins_or_ends(seed: int) -> None:
+    """Requests come, wait for decode's answer, go back and end, while replicas are ejected and probed."""
     rng = random.Random(seed)
     desk = Desk(prefills=4, queue=64)
     desk.policy.prefills._dispatch_ahead_s = 100.0
@@ -106,11 +106,14 @@ def test_lists_are_kept_until_a_trial_begins_or_ends(seed: int) -> None:
         kept += view.prefill is before.prefill
         assert [(one.name, one.is_stale) for one in view.prefill] == plain(desk, "prefill"), seed
         assert [(one.name, one.is_stale) for one in view.decode] == plain(desk, "decode"), seed
-    assert kept > 200, "the lists are made anew each time"
+    assert kept > 200, "the lists are rebuilt each time"
 
 
-def test_a_report_that_grows_old_is_found_without_a_change() -> None:
-    """One replica reports for ever, the other once: that is stale when its time is over, and the lists stay the same."""
+def test_a_report_gets_stale_without_a_change() -> None:
+    """One replica reports forever, the other once.
+
+    That report is stale after STALE_S, and the lists stay the same objects.
+    """
     desk = Desk(prefills=2)
     report = pb.LoadReport(engine_ready=True, block_total_count=100)
     for name in desk.links:

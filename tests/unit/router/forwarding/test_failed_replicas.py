@@ -1,4 +1,4 @@
-"""What is remembered of failed attempts: the places of each request, for a while, and of not too many."""
+"""FailedReplicas: the replicas of each request's failures, bounded in time and number."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from services.router.forwarding.failed_replicas import REMEMBER_S, REMEMBERED_MA
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_places_are_remembered_for_their_time(seed: int) -> None:
-    """Each failure adds to those that are remembered and renews their time; then they are forgotten together."""
+def test_replicas_are_remembered_for_remember_s(seed: int) -> None:
+    """Each failure adds its replicas and renews the time of all. They are forgotten together."""
     draw = random.Random(seed)
     places, model, now_s = FailedReplicas(), dict[str, tuple[float, set[str]]](), 100.0
     for _ in range(200):
@@ -26,7 +26,7 @@ def test_places_are_remembered_for_their_time(seed: int) -> None:
 
 
 def test_the_memory_is_bounded() -> None:
-    """The oldest are forgotten first, by number and by time."""
+    """The oldest entries are forgotten first, by number and by time."""
     places = FailedReplicas()
     for number in range(REMEMBERED_MAX + 10):
         places.add(f"r-{number}", ("decode-0",), 1.0)

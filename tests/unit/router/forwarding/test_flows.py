@@ -1,4 +1,4 @@
-"""The way of a request through the relay, step by step: what each message makes it send."""
+"""A request through the core step by step: each message, and the messages that follow."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from services.router.forwarding.rows import US_MAX, as_us
 from tests.unit.router.desk import B, Desk, first, frame, with_room
 
 
-def test_a_request_goes_its_way() -> None:
+def test_a_request_from_submit_to_finish() -> None:
     """Accepted, placed, started, first token without the handoff, transferred, tokens, finished."""
     desk = Desk()
     slot = desk.submit(explain=True, credit_position=3)
@@ -45,7 +45,7 @@ def test_a_request_goes_its_way() -> None:
     desk.down(decode, frame=frame(submit.slot, 1, 2))
     desk.down(decode, frame=frame(submit.slot, 1, 3))
     rows = desk.told().frame
-    assert (list(rows.positions), list(rows.counts)) == ([1, 3], [2, 1]), "what is known is not sent again"
+    assert (list(rows.positions), list(rows.counts)) == ([1, 3], [2, 1]), "a known position is not sent again"
     desk.ask(credit_slots=[slot], credit_positions=[9])
     sent = desk.up(decode)
     assert (list(sent.credit_slots), list(sent.credit_positions)) == ([submit.slot], [9])
@@ -63,8 +63,11 @@ def test_a_request_goes_its_way() -> None:
     assert desk.ended == ["REASON_LENGTH"]
 
 
-def test_what_is_computed_beyond_the_credit_is_passed_on() -> None:
-    """By the frontend's slot, also beside its finish; an unknown slot is ignored, uneven columns are refused."""
+def test_positions_computed_beyond_the_window_are_forwarded() -> None:
+    """Under the frontend's slot, also beside its finish.
+
+    An unknown slot is ignored, columns of unequal length are refused.
+    """
     desk = Desk()
     decode, slot = desk.generating()
     desk.told()
@@ -81,7 +84,7 @@ def test_what_is_computed_beyond_the_credit_is_passed_on() -> None:
 
 @pytest.mark.parametrize(("token_id", "output", "reason"), [(7, 10, "END_TOKEN"), (1, 1, "LENGTH")])
 def test_a_first_token_that_ends_the_request_needs_no_decode(token_id: int, output: int, reason: str) -> None:
-    """Both sides are released without a generation, and the finish follows the token."""
+    """Both replicas are released without a generation, and the finish follows the token."""
     desk = Desk()
     decode, decode_slot, prefill_slot = desk.reserved(output=output)
     desk.down("prefill-0", first_tokens=[first(prefill_slot, token_id)])
@@ -96,7 +99,7 @@ def test_a_first_token_that_ends_the_request_needs_no_decode(token_id: int, outp
 
 
 def test_an_answer_that_ended_before_its_first_token_needs_no_decode() -> None:
-    """An engine that leaves end tokens out: prefill's finish is the answer's end, and counts for the replica."""
+    """An engine that omits end tokens: prefill's finish ends the attempt, and counts as a success of the replica."""
     desk = Desk()
     decode, decode_slot, prefill_slot = desk.reserved()
     ejection = desk.links["prefill-0"][0].ejection
@@ -111,8 +114,11 @@ def test_an_answer_that_ended_before_its_first_token_needs_no_decode() -> None:
     desk.assert_empty()
 
 
-def test_decode_is_told_of_a_closed_window_wherever_the_request_is() -> None:
-    """Once each: at decode, and before it is placed there; the next row of credit opens it, whatever it grants."""
+def test_decode_is_told_of_a_closed_window_in_every_stage() -> None:
+    """Once each: at decode, and before the placement.
+
+    The next flow-control update opens the window, whatever its position.
+    """
     desk = Desk(queue=64)
     decode, decode_slot = desk.generating(credit_position=3)
     desk.ask(closed_slots=[1])
@@ -122,7 +128,7 @@ def test_decode_is_told_of_a_closed_window_wherever_the_request_is() -> None:
     message = desk.up(decode)
     assert (list(message.credit_slots), list(message.credit_positions)) == ([decode_slot], [3])
     desk.ask(credit_slots=[1], credit_positions=[3])
-    assert not desk.up(decode).credit_slots, "it is open, and this is no more"
+    assert not desk.up(decode).credit_slots, "the window is open, and this does not widen it"
     desk.ask(closed_slots=[99])
     waiting = desk.submit(request_id=B)
     for _ in range(2):
@@ -136,7 +142,7 @@ def test_decode_is_told_of_a_closed_window_wherever_the_request_is() -> None:
 
 
 def test_without_prefill_decode_runs_the_prompt() -> None:
-    """A local decode: one submit, its start and first token go up, no handoff anywhere."""
+    """A local decode: one submit. Its start and first token are forwarded, and there is no handoff."""
     desk = Desk(prefills=0)
     slot = desk.submit()
     decode, submit = desk.placed()
@@ -153,8 +159,8 @@ def test_without_prefill_decode_runs_the_prompt() -> None:
     desk.assert_empty()
 
 
-def test_prefill_does_not_wait_for_a_decode_that_has_ample_room() -> None:
-    """Both get the attempt at once; the first token may come before decode's acceptance, the handoff follows the submit."""
+def test_prefill_does_not_wait_for_a_decode_with_many_free_blocks() -> None:
+    """Both get the attempt at once. The first token may come before decode's acceptance; the handoff follows the submit."""
     desk = Desk()
     with_room(desk)
     desk.submit()
@@ -167,8 +173,8 @@ def test_prefill_does_not_wait_for_a_decode_that_has_ample_room() -> None:
 
 
 @pytest.mark.parametrize("phase", ["submit", "reserved", "handed_over", "generating"])
-def test_a_cancel_ends_it_everywhere_in_every_phase(phase: str) -> None:
-    """The reason reaches whoever has a part of it, and nothing is said to the frontend."""
+def test_a_cancel_ends_an_attempt_at_all_replicas_in_every_phase(phase: str) -> None:
+    """The reason reaches every replica with a part of the attempt. Nothing is sent to the frontend."""
     desk = Desk()
     getattr(desk, phase)()
     asked = {name for name in desk.links if desk.links[name][0].slots}
@@ -185,8 +191,8 @@ def test_a_cancel_ends_it_everywhere_in_every_phase(phase: str) -> None:
 
 
 @pytest.mark.parametrize("microseconds", [10**12, 2**64 - 1])
-def test_a_prefill_that_lies_about_its_time_teaches_nothing_impossible(microseconds: int) -> None:
-    """A first token's counts and time are cut to what can be, for the cost model and for the frontend alike."""
+def test_impossible_reports_of_a_prefill_are_limited(microseconds: int) -> None:
+    """Counts and time of a first token are limited to possible values, for the cost model and for the frontend alike."""
     desk = Desk()
     _, _, prefill_slot = desk.reserved()
     desk.wait(0.5)
@@ -201,8 +207,8 @@ def test_a_prefill_that_lies_about_its_time_teaches_nothing_impossible(microseco
     desk.reserved(request_id=B)
 
 
-def test_times_beyond_the_wire_are_cut() -> None:
-    """What a replica claims to have waited is bounded, and so is an estimate beyond all measure."""
+def test_times_are_limited_to_the_range_of_the_wire() -> None:
+    """A replica's reported wait is bounded, and so is a huge estimate."""
     desk = Desk()
     decode, decode_slot, prefill_slot = desk.reserved()
     desk.told()
@@ -215,8 +221,8 @@ def test_times_beyond_the_wire_are_cut() -> None:
         assert as_us(seconds) == microseconds
 
 
-def test_frontends_hear_of_the_router_each_second() -> None:
-    """Its load report is its heartbeat, also while nothing happens."""
+def test_frontends_get_a_load_report_each_second() -> None:
+    """The load report is the router's heartbeat, also without any other event."""
     desk = Desk()
     desk.told()
     for _ in range(5):
@@ -225,8 +231,11 @@ def test_frontends_hear_of_the_router_each_second() -> None:
 
 
 @pytest.mark.parametrize("late_s", [0.0, 0.02, 0.05])
-def test_a_prompt_that_was_alone_took_what_its_replica_says(late_s: float) -> None:
-    """News of a start may be late, or come with the first token; only what an engine did before is not the prompt's."""
+def test_a_prompt_that_ran_alone_took_the_time_that_its_replica_reported(late_s: float) -> None:
+    """A start may be reported late, or with the first token.
+
+    Only time that the engine spent on earlier prompts is deducted.
+    """
     desk = Desk()
     _, _, slot = desk.reserved()
     desk.wait(late_s)

@@ -1,4 +1,4 @@
-"""Replicas that are lost, replaced or wrong: each attempt ends once, and no other one with it."""
+"""Replicas that are lost, replaced or wrong: each attempt ends once, and no other attempt ends with it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from tests.unit.router.desk import A, B, Desk, frame
 
 
 @pytest.mark.parametrize("phase", ["handed_over", "generating"])
-def test_a_lost_decode_fails_what_it_had(phase: str) -> None:
-    """The frontend is told whether an engine had it; prefill is freed, at once or when nobody can adopt any more."""
+def test_a_lost_decode_fails_its_attempts(phase: str) -> None:
+    """The frontend is told whether an engine had the prompt.
+
+    Prefill is released at once, or after the time for a takeover.
+    """
     desk = Desk()
     reached: Callable[[], tuple[Any, ...]] = getattr(desk, phase)
     decode = reached()[0]
@@ -26,7 +29,7 @@ def test_a_lost_decode_fails_what_it_had(phase: str) -> None:
     assert (failure.code, failure.replica) == (pb.Failure.CODE_REPLICA_LOST, decode)
     assert not failure.untouched
     if phase == "handed_over":
-        assert not desk.cancels("prefill-0"), "an orphan may be pulling the blocks"
+        assert not desk.cancels("prefill-0"), "a detached stream may be pulling the blocks"
         desk.wait(3.1)
     assert [reason for _, reason in desk.cancels("prefill-0")] == {
         "handed_over": [pb.Cancel.REASON_COMPLETE],
@@ -35,8 +38,8 @@ def test_a_lost_decode_fails_what_it_had(phase: str) -> None:
     desk.assert_empty()
 
 
-def test_a_lost_prefill_fails_what_it_had_not_handed_over() -> None:
-    """Before the first token the attempt fails; afterwards decode goes on and will say if it misses the blocks."""
+def test_a_lost_prefill_fails_attempts_before_their_first_token() -> None:
+    """Before the first token the attempt fails. After it decode continues, and reports if blocks are missing."""
     desk = Desk()
     decode, decode_slot, _ = desk.handed_over()
     desk.told()
@@ -60,8 +63,8 @@ def test_a_lost_prefill_fails_what_it_had_not_handed_over() -> None:
 
 
 @pytest.mark.parametrize("part", ["finishes", "failures", "refusals"])
-def test_a_number_of_a_newer_replica_ends_the_attempt_and_not_the_stream(part: str) -> None:
-    """An unknown finish, failure or refusal goes up as it came; the attempt is over and nothing of it is left."""
+def test_an_unknown_enum_value_ends_the_attempt_and_not_the_stream(part: str) -> None:
+    """An unknown finish, failure or refusal is forwarded unchanged. The attempt is over and leaves nothing behind."""
     desk = Desk()
     decode, slot = desk.generating()
     rows = {
@@ -81,7 +84,7 @@ def test_a_number_of_a_newer_replica_ends_the_attempt_and_not_the_stream(part: s
 
 
 def test_a_bug_with_one_attempt_fails_that_attempt_alone(caplog: pytest.LogCaptureFixture) -> None:
-    """Whether the choice or the release raises: it fails with INTERNAL, is logged, and its neighbours are placed."""
+    """Raised by the placement or by the release: the attempt fails with INTERNAL, is logged, and the others are placed."""
     desk = Desk()
     desk.links["decode-1"][0].is_draining = True
     real_place, real_submit = desk.policy.place, desk.core.dispatcher._submit
@@ -112,7 +115,7 @@ def test_a_bug_with_one_attempt_fails_that_attempt_alone(caplog: pytest.LogCaptu
 
 
 def test_a_gap_in_the_log_fails_the_attempt() -> None:
-    """Tokens that are missing, in a frame or at the finish, are never papered over."""
+    """Tokens that are missing, in a frame or at the finish, fail the attempt."""
     for rows in (
         {"frame": frame(1, 2, 1)},
         {"finishes": [pb.Finish(slot=1, end_position=5, reason=pb.Finish.REASON_LENGTH)]},
@@ -128,7 +131,7 @@ def test_a_gap_in_the_log_fails_the_attempt() -> None:
 
 
 def test_a_malformed_frame_ends_the_stream() -> None:
-    """Columns that disagree raise before anything is passed on."""
+    """Columns that disagree raise before anything is forwarded."""
     desk = Desk()
     decode, decode_slot = desk.generating()
     desk.told()
@@ -139,8 +142,8 @@ def test_a_malformed_frame_ends_the_stream() -> None:
     assert desk.told() == pb.AttachResponse()
 
 
-def test_a_masked_replica_keeps_its_streams() -> None:
-    """A lost lease keeps new requests away and cuts nothing."""
+def test_a_replica_without_lease_keeps_its_streams() -> None:
+    """It gets no new requests, and no stream is cut."""
     desk = Desk()
     decode, decode_slot = desk.generating()
     desk.links[decode][0].is_listed = False
@@ -153,8 +156,8 @@ def test_a_masked_replica_keeps_its_streams() -> None:
     assert list(desk.told().frame.counts) == [2]
 
 
-def test_a_replica_with_a_new_boot_takes_the_name_and_the_old_one_ends_what_it_has() -> None:
-    """Two processes of one name for a moment: new requests go to the new one."""
+def test_a_new_boot_takes_the_name_and_the_old_one_finishes_its_attempts() -> None:
+    """Two processes have one name for a moment. New requests go to the new one."""
     desk = Desk(prefills=1)
     decode, decode_slot = desk.generating()
     old, old_link = desk.links[decode]

@@ -1,4 +1,4 @@
-"""Ejection against the rules in its own words, under random histories."""
+"""OutlierEjection against its rules, written a second time, under random histories."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from services.router.forwarding.outlier_ejection import EJECT_AFTER, EJECT_MAX_S
 
 
 def eject(ejection: OutlierEjection, now_s: float) -> None:
-    """Fail as often as it takes."""
+    """Fail often enough to eject."""
     assert not any(ejection.on_failure(now_s, now_s) for _ in range(EJECT_AFTER - 1))
     assert ejection.on_failure(now_s, now_s)
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_the_state_is_what_the_history_says(seed: int) -> None:
-    """Trusted below the limit; one trial at a time; ejected 1 s, then twice as long, never longer than the maximum."""
+def test_the_state_follows_from_the_history(seed: int) -> None:
+    """Closed below the limit; one probe at a time; ejected for 1 s, then twice as long, up to the maximum."""
     draw = random.Random(seed)
     ejection, now_s = OutlierEjection(), 100.0
     level, row, until_s, probe = 0, 0, None, None
@@ -50,8 +50,8 @@ def test_the_state_is_what_the_history_says(seed: int) -> None:
         assert ejection.may_take(now_s) == (until_s is None or (now_s >= until_s and probe is None))
 
 
-def test_what_was_sent_before_says_nothing() -> None:
-    """The crowd that failed together ejects once; its stragglers neither fail nor pass the trial."""
+def test_requests_sent_before_the_ejection_do_not_count() -> None:
+    """Requests that failed together eject once. Later results of the same time neither fail nor pass the probe."""
     ejection = OutlierEjection()
     eject(ejection, 10.0)
     assert not ejection.on_failure(9.0, 11.5) and not ejection.on_success(9.0) and not ejection.on_answer(9.0)
@@ -64,7 +64,7 @@ def test_what_was_sent_before_says_nothing() -> None:
 
 
 def test_probation_ends_with_a_request_that_ended_well() -> None:
-    """After a trial one failure is enough; after an end it takes as many as ever, and the time is short again."""
+    """After a probe one failure ejects. After a good end it takes EJECT_AFTER again, and the time is short again."""
     ejection = OutlierEjection()
     eject(ejection, 10.0)
     assert ejection.on_answer(11.0) and ejection.on_failure(11.1, 11.2)
@@ -76,7 +76,7 @@ def test_probation_ends_with_a_request_that_ended_well() -> None:
 
 @pytest.mark.parametrize("seed", range(50))
 def test_the_many_requests_of_one_stall_count_once(seed: int) -> None:
-    """Whatever was in flight when a failure was noticed fails with it; only what is sent later can fail again."""
+    """Requests in flight at a counted failure fail with it. Only requests that are sent later count again."""
     draw = random.Random(seed)
     ejection, now_s = OutlierEjection(), 100.0
     for stall in range(1, EJECT_AFTER):
@@ -89,8 +89,11 @@ def test_the_many_requests_of_one_stall_count_once(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_each_contradiction_counts_unless_a_newer_state_knows_better(seed: int) -> None:
-    """Verdicts of one moment count one by one, older ones than the state do not; a good end between them forgives."""
+def test_each_contradiction_counts_unless_it_is_older_than_the_state(seed: int) -> None:
+    """Verdicts of one moment count one by one, those older than the state do not.
+
+    A good end between them resets the count.
+    """
     draw, ejection, now_s = random.Random(seed), OutlierEjection(50.0), 60.0
     row = 0
     while row < EJECT_AFTER:
@@ -105,5 +108,5 @@ def test_each_contradiction_counts_unless_a_newer_state_knows_better(seed: int) 
         assert ejection.failures == row
     assert ejection.is_ejected and not ejection.on_contradiction(59.9, 62.0)
     assert ejection.failures == EJECT_AFTER, (
-        "what was said before the ejection does not count against the trial"
+        "a verdict from before the ejection does not count against the probe"
     )

@@ -1,4 +1,4 @@
-"""What may wait at the relay, in which order, and for how long."""
+"""The router's queue: which requests may wait, in which order, and how long."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from services.router.queue.queue_delay import QueueDelay
 from tests.unit.router.desk import A, Desk
 
 
-def test_a_higher_attempt_takes_the_place_of_a_lower_one() -> None:
-    """The lower one ends with SUPERSEDED wherever it is; equal and lower ones are refused."""
+def test_a_higher_attempt_supersedes_a_lower_one() -> None:
+    """The lower one ends with SUPERSEDED at every stage. Equal and lower ones are refused."""
     desk = Desk()
     decode, decode_slot = desk.generating()
     desk.told()
@@ -26,8 +26,8 @@ def test_a_higher_attempt_takes_the_place_of_a_lower_one() -> None:
         assert [row.reason for row in desk.told().refusals] == [pb.Refusal.REASON_SUPERSEDED]
 
 
-def test_what_cannot_be_served_is_refused_before_anything_is_held() -> None:
-    """Deadline, version, blocks, output, replicas, drain: each has its reason, and no replica hears of it."""
+def test_requests_that_cannot_be_served_are_refused_before_any_reservation() -> None:
+    """Deadline, version, blocks, output, replicas, drain: each has its reason, and no replica gets a message."""
     reasons = pb.Refusal
     desk = Desk()
     for changes, reason, field in (
@@ -51,8 +51,8 @@ def test_what_cannot_be_served_is_refused_before_anything_is_held() -> None:
     desk.assert_empty()
 
 
-def test_who_does_not_read_goes_behind_all_others_of_its_tenant_until_it_reads() -> None:
-    """A burst of such requests keeps nobody waiting; one whose window opens again has its place back."""
+def test_a_request_with_a_closed_window_goes_behind_all_others_of_its_tenant() -> None:
+    """A burst of such requests delays no other. A request with a reopened window has its order back."""
     desk = Desk(queue=64)
     for name in ("decode-0", "decode-1"):
         desk.lose(name)
@@ -76,8 +76,8 @@ def test_who_does_not_read_goes_behind_all_others_of_its_tenant_until_it_reads()
     desk.assert_empty()
 
 
-def test_waiting_ends_by_deadline_or_by_the_queues_patience() -> None:
-    """What is not placed in time is refused; a full queue refuses at once and says when to come again."""
+def test_waiting_ends_at_the_deadline_or_at_the_longest_wait() -> None:
+    """A request that is not placed in time is refused. A full queue refuses at once, with a Retry-After."""
     desk = Desk(queue=3, max_wait_s=1.0)
     for name in ("decode-0", "decode-1"):
         desk.lose(name)
@@ -97,8 +97,8 @@ def test_waiting_ends_by_deadline_or_by_the_queues_patience() -> None:
     desk.assert_empty()
 
 
-def test_higher_bands_go_first_and_a_resumed_one_at_the_head_of_its_band() -> None:
-    """With one request's room at prefill, the order of release is bands, then first come, resumed ones before."""
+def test_higher_classes_go_first_and_resumed_requests_first_in_their_class() -> None:
+    """With one request at prefill at a time, the release order is: class, resumed ones, then first come, first served."""
     desk = Desk()
     desk.reserved(request_id="0" * 32)
     for name, changes in (("1", {}), ("2", {"priority_class": 6}), ("3", {"resumed": True, "attempt": 2})):
@@ -107,7 +107,7 @@ def test_higher_bands_go_first_and_a_resumed_one_at_the_head_of_its_band() -> No
 
 
 def test_resumed_attempts_go_by_length_and_are_bounded_too() -> None:
-    """They go ahead of new ones, whatever their priority; beyond the queue's places they are refused as all others."""
+    """They go before new ones, whatever their priority. Beyond the queue's bound they are refused as all others."""
     desk = Desk(queue=2)
     desk.core.dispatcher.forecast = desk.policy
     for name in ("decode-0", "decode-1"):
@@ -123,7 +123,10 @@ def test_resumed_attempts_go_by_length_and_are_bounded_too() -> None:
 
 @pytest.mark.parametrize(("order", "released"), [("shortest", "2314"), ("fifo", "1234")])
 def test_a_short_prompt_overtakes_a_long_one_that_waits(order: str, released: str) -> None:
-    """Short is what takes little where most of it is in cache. After its time nobody overtakes the long one any more."""
+    """Short: little to compute at the replica with the longest cached prefix.
+
+    After its time no prompt overtakes the long one.
+    """
     desk = Desk(order_key=ORDERS[order])
     desk.policy.local_index.store("prefill-0", blocks.chain(pack_ids(range(8000)), 4, "m"))
     desk.reserved(request_id="0" * 32)
@@ -140,8 +143,8 @@ def test_a_short_prompt_overtakes_a_long_one_that_waits(order: str, released: st
     assert release_all(desk, 4) == released
 
 
-def test_a_prompt_that_does_not_fit_goes_when_its_time_has_come() -> None:
-    """A short one waits at the replica; the long one is held until its length over AGEING has gone by, and no longer."""
+def test_a_long_prompt_is_released_once_it_has_aged() -> None:
+    """A short one waits at the replica. The long one is held for its length over AGEING, and no longer."""
     desk = Desk()
     desk.policy.prefills._dispatch_ahead_s = 0.02
     desk.reserved(request_id="0" * 32)
@@ -156,8 +159,8 @@ def test_a_prompt_that_does_not_fit_goes_when_its_time_has_come() -> None:
     assert long.routing.released_s == desk.now_s
 
 
-def test_the_drain_is_told_of_what_is_to_be_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a prompt of 404 tokens with 400 in cache 4: in the unit in which those that wait are counted."""
+def test_the_queue_delay_counts_the_tokens_to_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt of 404 tokens with 400 in cache counts 4, in the unit of the waiting work."""
     desk, told = Desk(), []
     desk.core.dispatcher.forecast = desk.policy
     desk.policy.local_index.store("prefill-0", blocks.chain(pack_ids(range(400)), 4, "m"))
@@ -167,7 +170,7 @@ def test_the_drain_is_told_of_what_is_to_be_computed(monkeypatch: pytest.MonkeyP
 
 
 def release_all(desk: Desk, count: int) -> str:
-    """Let prefill start one after the other; return the first letters of their names, in that order."""
+    """Let prefill start one request after the other. Return the first letters of their names in that order."""
     order = ""
     for _ in range(count):
         current = max(desk.links["prefill-0"][0].slots)
@@ -181,7 +184,7 @@ def release_all(desk: Desk, count: int) -> str:
 
 
 def test_slots_must_ascend_within_a_stream() -> None:
-    """A repeated slot, or one for two purposes, is a broken protocol."""
+    """A repeated slot, or one for two purposes, breaks the protocol."""
     desk = Desk()
     desk.submit()
     adopt = pb.Adopt(slot=1, request_id=A, attempt=1, decode_replica="decode-0")

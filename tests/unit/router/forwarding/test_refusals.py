@@ -1,4 +1,4 @@
-"""What replicas refuse: who is asked instead, and what becomes of the other side."""
+"""Refusals of replicas: the next replica, and the release of the other leg."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tests.unit.router.desk import B, Desk, first, with_room
 
 
 def test_a_refused_reservation_is_tried_once_elsewhere_and_then_waits() -> None:
-    """The other decode replica is asked at once; when it refuses, too, the request waits a little at its band's head."""
+    """The other decode replica is tried at once. If it refuses too, the request waits a little at the head of its class."""
     desk = Desk()
     desk.submit()
     asked = []
@@ -26,7 +26,7 @@ def test_a_refused_reservation_is_tried_once_elsewhere_and_then_waits() -> None:
     assert not told.refusals and len(told.acceptances) == 1
 
 
-def test_a_decode_that_refuses_beside_a_running_prefill_costs_the_prefill() -> None:
+def test_a_decode_that_refuses_cancels_the_running_prefill() -> None:
     """The prefill is cancelled, and the attempt is placed on the other decode replica."""
     desk = Desk()
     with_room(desk)
@@ -34,15 +34,15 @@ def test_a_decode_that_refuses_beside_a_running_prefill_costs_the_prefill() -> N
     decode, submit = desk.placed()
     (prefill,) = desk.up("prefill-0").submits
     desk.down(decode, refusals=[pb.Refusal(slot=submit.slot, reason=pb.Refusal.REASON_KV_FULL)])
-    reschedule, _ = desk.placed()
-    assert reschedule != decode
+    second_decode, _ = desk.placed()
+    assert second_decode != decode
     told = desk.up("prefill-0")
     assert [row.slot for row in told.cancels] == [prefill.slot] and len(told.submits) == 1
     assert not desk.told().refusals
 
 
-def test_a_decode_that_refuses_behind_the_first_token_fails_the_attempt() -> None:
-    """A token is out: the frontend resumes behind it, and the handoff is released."""
+def test_a_decode_that_refuses_after_the_first_token_fails_the_attempt() -> None:
+    """A token was delivered: the frontend resumes after it, and the handoff is released."""
     desk = Desk()
     with_room(desk)
     desk.submit()
@@ -55,7 +55,7 @@ def test_a_decode_that_refuses_behind_the_first_token_fails_the_attempt() -> Non
     assert [row.slot for row in desk.up("prefill-0").cancels] == [prefill.slot]
 
 
-def test_other_refusals_go_up_and_free_the_other_side() -> None:
+def test_other_refusals_go_to_the_frontend_and_release_the_other_replica() -> None:
     """Decode's INVALID and prefill's QUEUE_FULL end the attempt with their numbers."""
     desk = Desk()
     slot = desk.submit()

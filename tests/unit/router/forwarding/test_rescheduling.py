@@ -1,4 +1,4 @@
-"""Attempts that no engine had: placed again without a word to their frontend."""
+"""Attempts that no engine had: placed on other replicas without a message to their frontend."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tests.unit.router.desk import Desk, asked_prefill, first, other, with_room
 
 @pytest.mark.parametrize("how", ["lost", "draining", "untouched", "silent"])
 @pytest.mark.parametrize("by", ["decode", "prefill"])
-def test_what_no_engine_had_goes_elsewhere_without_a_word_to_its_frontend(how: str, by: str) -> None:
-    """Given back, lost on the way or never answered: placed on the other replicas at once, and nothing stays behind."""
+def test_an_untouched_attempt_is_rescheduled_without_a_failure(how: str, by: str) -> None:
+    """Given back, lost on the way or never answered: placed on other replicas at once, and nothing stays behind."""
     desk = Desk(prefills=2)
     desk.submit()
     decode, submit = desk.placed()
@@ -42,29 +42,29 @@ def test_what_no_engine_had_goes_elsewhere_without_a_word_to_its_frontend(how: s
     assert submit.attempt == 1
     told = desk.told()
     assert [bool(row.decode_replica) for row in told.placements] == [False, True], (
-        "back in the queue, and out"
+        "into the queue, and out again"
     )
     assert not told.failures and not told.refusals
     desk.ask(cancels=[pb.Cancel(slot=desk.slot, reason=pb.Cancel.REASON_CLIENT)])
     desk.assert_empty()
 
 
-def test_a_replica_that_still_holds_what_was_taken_from_it_costs_an_attempt_and_not_the_request() -> None:
-    """Placed again where it had been: the old slot is not given up yet. The frontend hears of a loss, not of a rival."""
+def test_a_replica_with_an_old_slot_of_the_attempt_fails_the_attempt() -> None:
+    """Rescheduled to a replica that has not released the old slot: the frontend gets a lost replica, not SUPERSEDED."""
     desk = Desk()
     desk.submit()
     decode, _ = desk.placed()
     desk.lose(decode)
-    reschedule, submit = other(desk, decode)
-    desk.down(reschedule, refusals=[pb.Refusal(slot=submit.slot, reason=pb.Refusal.REASON_SUPERSEDED)])
+    second_decode, submit = other(desk, decode)
+    desk.down(second_decode, refusals=[pb.Refusal(slot=submit.slot, reason=pb.Refusal.REASON_SUPERSEDED)])
     told = desk.told()
     assert not told.refusals
     assert [(row.code, row.untouched) for row in told.failures] == [(pb.Failure.CODE_REPLICA_LOST, True)]
     desk.assert_empty()
 
 
-def test_placing_again_ends() -> None:
-    """A mesh that gives everything back is told on: the frontend decides."""
+def test_rescheduling_is_bounded() -> None:
+    """If every replica gives the attempt back, the frontend gets the refusal and decides."""
     desk = Desk(prefills=2)
     slot = desk.submit()
     for _ in range(4):
@@ -78,8 +78,8 @@ def test_placing_again_ends() -> None:
     desk.assert_empty()
 
 
-def test_a_silent_decode_behind_the_first_token_fails_the_attempt() -> None:
-    """It never said that it took the attempt; a token is out: the frontend resumes behind it."""
+def test_a_silent_decode_after_the_first_token_fails_the_attempt() -> None:
+    """Decode never accepted the attempt. A token was delivered: the frontend resumes after it."""
     desk = Desk()
     with_room(desk)
     desk.submit()
@@ -94,8 +94,8 @@ def test_a_silent_decode_behind_the_first_token_fails_the_attempt() -> None:
 
 
 @pytest.mark.parametrize("code", [pb.Failure.CODE_HANDOFF_LOST, pb.Failure.CODE_ENGINE_ERROR])
-def test_the_next_attempt_leaves_the_replicas_of_the_failed_one(code: pb.Failure.Code.ValueType) -> None:
-    """Whatever is cached there; one attempt later than the memory lasts, the cache counts again."""
+def test_the_next_attempt_avoids_the_replicas_of_the_failed_one(code: pb.Failure.Code.ValueType) -> None:
+    """Cached or not. After REMEMBER_S the cache decides again."""
     desk = Desk(prefills=2)
     desk.submit()
     decode, submit = desk.placed()
@@ -108,15 +108,15 @@ def test_the_next_attempt_leaves_the_replicas_of_the_failed_one(code: pb.Failure
     desk.up("prefill-0"), desk.up("prefill-1")
     desk.wait(9.0)
     desk.submit(attempt=2)
-    reschedule, submit = desk.placed()
-    assert reschedule != decode
-    desk.down(reschedule, acceptances=[pb.Acceptance(slot=submit.slot)])
+    second_decode, submit = desk.placed()
+    assert second_decode != decode
+    desk.down(second_decode, acceptances=[pb.Acceptance(slot=submit.slot)])
     other_prefill, _ = asked_prefill(desk)
     assert (other_prefill != prefill) == (code == pb.Failure.CODE_HANDOFF_LOST)
 
 
-def test_a_request_that_failed_everywhere_is_placed_all_the_same() -> None:
-    """What failed is the last choice, and a choice."""
+def test_a_request_that_failed_at_all_replicas_is_still_placed() -> None:
+    """Replicas with a failed attempt are the last choice, not excluded."""
     desk = Desk(prefills=0)
     asked = []
     for attempt in range(1, 5):
@@ -129,8 +129,8 @@ def test_a_request_that_failed_everywhere_is_placed_all_the_same() -> None:
     assert sorted(asked[:2]) == ["decode-0", "decode-1"]
 
 
-def test_a_prompt_that_waits_at_a_busy_prefill_goes_where_the_queue_is_shorter() -> None:
-    """It is placed again without a word against the one that works."""
+def test_a_prompt_at_a_busy_prefill_moves_to_a_shorter_queue() -> None:
+    """It is rescheduled, and no failure counts against the busy replica."""
     desk = Desk(prefills=2)
     desk.submit()
     decode, submit = desk.placed()

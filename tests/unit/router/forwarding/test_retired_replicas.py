@@ -1,4 +1,4 @@
-"""A replica's process whose name a newer one has: what it runs goes on, and is no work of its successor."""
+"""A replica with a newer process of its name: its attempts go on, and are no work of the newer one."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from services.router.placement.policy import Dispatched
 from tests.unit.router.desk import A, Desk, first
 
 
-def test_the_prompts_of_a_retired_replica_are_not_its_successors() -> None:
-    """The newer process starts with an empty queue, whoever had sent the older one work; its prompts still end well."""
+def test_prompts_of_a_retired_replica_do_not_count_for_its_successor() -> None:
+    """The newer process starts with an empty queue, whichever router had sent work.
+
+    The older one's prompts still end well.
+    """
     desk = Desk()
     slot = desk.submit(A, tokens=400)
     decode, reserved = desk.placed()
@@ -23,7 +26,7 @@ def test_the_prompts_of_a_retired_replica_are_not_its_successors() -> None:
     assert len(desk.policy.backlog) == 0
     new, desk.links["prefill-0"] = desk.links["prefill-0"], old
     desk.policy.observe(Dispatched("router-1", "f" * 32, "prefill-0", (), 1.0, desk.now_s, desk.now_s + 60))
-    for _ in range(3):  # what the older one reports is its own load
+    for _ in range(3):  # the older process reports its own load
         desk.now_s += 1.0
         desk.down("prefill-0", load_report=pb.LoadReport(engine_ready=True))
     assert desk.policy.queue_s("prefill-0", desk.now_s) == 1.0

@@ -1,4 +1,4 @@
-"""The relay under random schedules: messages late, repeated and cut, peers that refuse, fail and vanish."""
+"""The core under random schedules: late, repeated and lost messages; peers that refuse, fail and vanish."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.unit.router.world import World
 
 
 def assert_nothing_left(world: World) -> None:
-    """Every entry, reservation, expectation and estimate is gone once everybody is done and the orphans expired."""
+    """Check that every entry, reservation and estimate is gone once all requests ended and detached streams expired."""
     for request in world.requests:
         if request.state not in ("done", "cancelled"):
             world.cancel(request)
@@ -47,7 +47,7 @@ def assert_nothing_left(world: World) -> None:
 
 
 def finish_all(world: World) -> None:
-    """Without further faults every request must come through."""
+    """Without further faults every request must finish."""
     world.faults = False
     for _ in range(40_000):
         world.step()
@@ -60,7 +60,7 @@ def finish_all(world: World) -> None:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_no_repeat_no_gap_no_leak(seed: int) -> None:
-    """Whatever happens in between, every request that ends has every token once, and nothing of it stays anywhere."""
+    """Under any faults, every request that ends has every token exactly once, and leaves nothing behind."""
     world = World(seed, prefills=seed % 3, decodes=1 + seed % 3, local_tokens=(0, 8, 100)[seed % 3])
     for round_ in range(1200):
         if round_ < 700 and world.rng.random() < 0.05:
@@ -74,7 +74,7 @@ def test_no_repeat_no_gap_no_leak(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_without_faults_every_request_comes_through_in_its_first_attempt(seed: int) -> None:
+def test_without_faults_every_request_finishes_in_its_first_attempt(seed: int) -> None:
     """Delays alone lose nothing and repeat nothing."""
     world = World(seed, faults=False, prefills=seed % 3, decodes=1 + seed % 2)
     for _ in range(15):
@@ -85,8 +85,8 @@ def test_without_faults_every_request_comes_through_in_its_first_attempt(seed: i
 
 
 @pytest.mark.parametrize("seed", range(24))
-def test_no_trial_stays_open(seed: int) -> None:
-    """Replicas are ejected and tried again and again; however a trial ends, a replica can be tried once more."""
+def test_no_probe_stays_open(seed: int) -> None:
+    """Replicas are ejected and probed again and again. After any end of a probe, another probe is possible."""
     world = World(seed, prefills=1 + seed % 3, decodes=1 + seed % 2, local_tokens=(0, 8)[seed % 2])
     trials = 0
     for _ in range(1200):

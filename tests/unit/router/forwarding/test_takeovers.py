@@ -1,4 +1,4 @@
-"""Frontends that are lost, and those that take over what ran for them."""
+"""Lost frontends, and stream takeovers by others."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tests.unit.router.desk import A, B, Desk, frame
 
 
 @pytest.mark.parametrize("phase", ["submit", "reserved", "handed_over", "generating"])
-def test_a_lost_frontend_orphans_what_runs_and_cancels_the_rest(phase: str) -> None:
-    """Queued work and prefills end at once; a running decode lives for the orphan time, then it is cancelled."""
+def test_a_lost_frontend_detaches_running_attempts_and_cancels_the_rest(phase: str) -> None:
+    """Queued work and prefills end at once. A running decode is kept for `detached_s`, then it is cancelled."""
     desk = Desk()
     getattr(desk, phase)()
     for name in desk.links:
@@ -32,8 +32,8 @@ def test_a_lost_frontend_orphans_what_runs_and_cancels_the_rest(phase: str) -> N
     desk.assert_empty()
 
 
-def test_an_adoption_takes_over_an_orphan_of_this_router() -> None:
-    """The adopt goes down, the old slot's finish ends the orphan, tokens go on at the new one."""
+def test_a_takeover_of_a_detached_stream_of_this_router() -> None:
+    """The adopt goes to decode, the old slot's finish ends the detached stream, and tokens continue at the new slot."""
     desk = Desk()
     decode, old_slot = desk.generating()
     desk.session.on_closed(desk.now_s)
@@ -57,8 +57,8 @@ def test_an_adoption_takes_over_an_orphan_of_this_router() -> None:
     desk.assert_empty()
 
 
-def test_an_adoption_while_the_blocks_move_keeps_the_handoff() -> None:
-    """The prefill's slot moves to the adopter and is released when decode says that it has the blocks."""
+def test_a_takeover_during_the_transfer_keeps_the_handoff() -> None:
+    """The prefill's slot moves to the successor. It is released when decode reports the transfer."""
     desk = Desk()
     decode, old_slot, prefill_slot = desk.handed_over()
     desk.slot += 1
@@ -75,8 +75,8 @@ def test_an_adoption_while_the_blocks_move_keeps_the_handoff() -> None:
     assert desk.cancels("prefill-0") == [(prefill_slot, pb.Cancel.REASON_TRANSFERRED)]
 
 
-def test_an_adoption_that_overtakes_the_transfer_releases_the_old_handoff() -> None:
-    """When the adopter hears of the transfer before the old slot's end, prefill is told of it all the same."""
+def test_a_takeover_that_sees_the_transfer_first_releases_the_old_handoff() -> None:
+    """If the successor gets the transfer before the old slot's end, prefill is released all the same."""
     desk = Desk()
     decode, old_slot, prefill_slot = desk.handed_over()
     desk.slot += 1
@@ -91,8 +91,8 @@ def test_an_adoption_that_overtakes_the_transfer_releases_the_old_handoff() -> N
     assert desk.cancels("prefill-0") == [(prefill_slot, pb.Cancel.REASON_TRANSFERRED)]
 
 
-def test_an_adopt_that_was_not_sent_when_its_frontend_is_lost_is_never_sent() -> None:
-    """It would take the slot from whoever adopts through another router. One on its way is not cancelled."""
+def test_an_unsent_takeover_of_a_lost_frontend_is_never_sent() -> None:
+    """It would take the slot from a takeover through another router. A takeover on its way is not cancelled."""
     desk = Desk()
     adopts = [
         pb.Adopt(slot=1, request_id=A, attempt=1, decode_replica="decode-0", adoption=3),
@@ -109,8 +109,8 @@ def test_an_adopt_that_was_not_sent_when_its_frontend_is_lost_is_never_sent() ->
 
 
 @pytest.mark.parametrize("is_late", [False, True])
-def test_an_adoption_of_a_lower_attempt_does_not_hide_a_higher_one(is_late: bool) -> None:
-    """Whether the higher attempt came before the adopt or before decode's answer: it stays the known one."""
+def test_a_takeover_of_a_lower_attempt_does_not_hide_a_higher_one(is_late: bool) -> None:
+    """A higher attempt that came before the adopt, or before decode's answer, stays the latest one."""
     desk = Desk()
     for name in ("decode-0", "decode-1"):
         desk.links[name][0].is_draining = is_late
@@ -132,7 +132,7 @@ def test_an_adoption_of_a_lower_attempt_does_not_hide_a_higher_one(is_late: bool
     assert [row.reason for row in desk.told().refusals] == [pb.Refusal.REASON_SUPERSEDED]
 
 
-def test_an_adoption_nobody_knows_is_refused() -> None:
+def test_a_takeover_of_an_unknown_request_is_refused() -> None:
     """By the router for an unknown or unreachable replica, by decode for an unknown request."""
     desk = Desk()
     unknown = pb.Refusal.REASON_UNKNOWN_REQUEST
@@ -143,7 +143,7 @@ def test_an_adoption_nobody_knows_is_refused() -> None:
         pb.Adopt(slot=4, request_id=B, attempt=1, decode_replica="decode-1"),
     ]
     desk.ask(adopts=adopts)
-    # A router that just started knows nobody yet: its frontend asks again, where decode's own answer would end the matter.
+    # A router that just started knows no replicas yet: the frontend asks again. Decode's own answer would be final.
     no_replica = pb.Refusal.REASON_NO_REPLICA
     assert [(row.slot, row.reason) for row in desk.told().refusals] == [(1, no_replica), (2, no_replica)]
     (sent,) = desk.up("decode-0").adopts
@@ -153,8 +153,11 @@ def test_an_adoption_nobody_knows_is_refused() -> None:
     desk.assert_empty()
 
 
-def test_a_replica_that_could_not_be_reached_is_not_waited_for_by_an_adopt() -> None:
-    """Lost just now it may be back at once; tried in vain, it is refused, and the frontend resumes elsewhere."""
+def test_a_takeover_does_not_wait_for_an_unreachable_replica() -> None:
+    """A replica that was just lost may be back at once.
+
+    After a failed dial the takeover is refused, and the frontend resumes.
+    """
     desk = Desk()
     desk.lose("decode-0")
     adopt = pb.Adopt(slot=1, request_id=A, attempt=1, decode_replica="decode-0")
@@ -168,16 +171,16 @@ def test_a_replica_that_could_not_be_reached_is_not_waited_for_by_an_adopt() -> 
 
 
 @pytest.mark.parametrize("phase", ["submit", "reserved", "handed_over", "generating"])
-def test_a_draining_router_can_be_taken_over_when_everything_generates(phase: str) -> None:
-    """What is adopted through another router must run at its decode replica, with its blocks there."""
+def test_a_draining_router_can_be_taken_over_once_all_attempts_generate(phase: str) -> None:
+    """An attempt that another router takes over must run at its decode replica, with its KV blocks there."""
     desk = Desk()
     assert desk.core.can_be_taken_over()
     getattr(desk, phase)()
     assert desk.core.can_be_taken_over() == (phase == "generating")
 
 
-def test_a_replica_that_has_gone_silent_is_not_asked_for_what_ran_there() -> None:
-    """Another router lost it and this one will: its heartbeats are missing here too."""
+def test_a_silent_replica_is_not_asked_for_a_takeover() -> None:
+    """Another router lost it and this one will too: its heartbeats are missing here as well."""
     desk = Desk()
     desk.down("decode-0", load_report=pb.LoadReport(engine_ready=True))
     desk.wait(1.9)
