@@ -7,8 +7,8 @@ from kvmesh.config import ROOT, MeshConfig, describe
 PAGE = """\
 # Configuration
 
-One strict file, `kvmesh.toml`. A key that is left out takes the default shown here; an unknown key, a value out of range
-or an impossible combination stops the start with one sentence. It names the key, the value and the allowed range.
+One strict file, `kvmesh.toml`. A missing key takes the default shown here. An unknown key, a value out of range or an
+impossible combination stops the start with one sentence. It names the key, the value and the allowed range.
 `kvmesh config` prints the configuration in force. Written by `make docs`.
 
 ```toml

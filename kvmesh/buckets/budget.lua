@@ -1,4 +1,4 @@
--- The budget of one organisation: runs operations of one account in order, each of them atomic.
+-- The budget of one organisation, nested token buckets: runs operations of one account in order, each of them atomic.
 --
 -- Needs no command newer than Redis 6.2, and runs on a Redis Cluster. KEYS, all with one hash tag:
 --   1 levels  Hash of scope -> request level, token level, and the time in ms at which the buckets had them; inf: not

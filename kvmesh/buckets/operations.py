@@ -1,4 +1,4 @@
-"""Operations on an organisation's budget in Redis, and their answers. Pure.
+"""Operations on an organisation's budget (nested token buckets) in Redis, and their answers. Pure.
 
 Every operation is idempotent: after a lost answer it may be sent again, and takes effect exactly once. Tokens and requests
 are whole numbers >= 0, times are seconds. `rid` names a reservation and is never reused, for example the owner of an

@@ -2,7 +2,8 @@
 
 Keepalive pings of HTTP/2 detect a dead or frozen process or host. A frontend with a hanging event loop still answers
 pings. A stream without messages proves nothing, because the model may be slow or the queue long. The failure detector
-therefore probes a frontend without messages on any stream by a health check. Any answer proves that the frontend is alive.
+therefore probes a frontend without messages on any stream by a health check (liveness probe). Any answer proves that
+the frontend is alive.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Mutual TLS between the processes of a mesh: certificates that name roles, and permissions by role."""
+"""Mutual TLS (mTLS) between the processes of a mesh: certificates that name roles, and permissions by role."""

@@ -1,4 +1,4 @@
-"""TLS between clients and a frontend: the frontend's certificate, and the authorities of client certificates."""
+"""TLS and mTLS between clients and a frontend: its certificate, and the authorities of client certificates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Channels and server credentials between processes of the mesh: plain text, or mutual TLS with roles as names."""
+"""Channels and server credentials between processes of the mesh: plain text, or mutual TLS (mTLS)."""
 
 from __future__ import annotations
 

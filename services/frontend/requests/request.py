@@ -1,5 +1,8 @@
 """One admitted request: the frontend owns it from admission to its last token, whatever fails behind the frontend.
 
+Failover of a stream behind its last token: a takeover of the running attempt, else a resume on another replica, else a
+retry. The client sees a pause and no repeated token.
+
 Pure and synchronous. Inputs: the client's events and lost links (here), rows (`answers`) and time (`timers`). Outputs to
 routers: submits, adopts, cancels and flow-control windows (`upstream`). Outputs to the client: ids and text (`progress`,
 `output`), and one end (`outcome`). The diagram of the state machine is in `state`.

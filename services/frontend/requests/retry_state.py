@@ -1,4 +1,4 @@
-"""Retry policy of one request: retry work that no engine took, resume work that an engine took, or give up.
+"""Retry and failover policy of one request: retry work that no engine took, resume work that an engine took, or give up.
 
 Pure. The frontend's retry budget pays for retries. It does not pay for a resume: its bounds are the number of executions
 and, while routers only refuse it, RESUME_WAIT_S. Requests that a router held when it died or drained are not charged

@@ -1,6 +1,7 @@
 """The router's local replica of the prefix index: the blocks that each replica has in cache, and will have soon.
 
-Pure. Long operations run in slices, so that a shell can yield to the event loop between them.
+Pure. Cache-aware routing asks it for the prefix cache hits of a prompt at every replica. Long operations run in slices, so
+that a shell can yield to the event loop between them.
 """
 
 from __future__ import annotations

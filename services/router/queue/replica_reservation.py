@@ -1,4 +1,4 @@
-"""Reserves prefill replicas for other tenants: bounds the replicas that one tenant's prompts may hold.
+"""Reserves prefill replicas for other tenants (bulkhead): bounds the replicas that one tenant's prompts may hold.
 
 Pure. The order of release does not interrupt a running prompt. If one tenant's long prompts run on every replica, any other
 prompt waits for the rest of one of them, however short it is (head-of-line blocking). A tenant with much work at once

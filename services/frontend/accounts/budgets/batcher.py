@@ -1,7 +1,7 @@
 """Batches operations of budgets for Redis: operations that arrive while one batch is in flight form the next batch.
 
 A shell. One batch is in flight at a time, so operations are answered in their order. If a batch has no answer after
-ANSWER_S, Redis counts as unavailable: `on_outage` is called, and the batch still waits for a late answer.
+ANSWER_S, Redis counts as unavailable (circuit breaker): `on_outage` is called, and the batch still waits for a late answer.
 """
 
 from __future__ import annotations

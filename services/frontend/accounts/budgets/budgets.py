@@ -1,4 +1,4 @@
-"""The budgets of callers at one frontend: a rate limit reserves before a request starts and settles at its end.
+"""Rate limits of callers at one frontend, as token buckets: reserved before a request starts, settled at its end.
 
 A shell around quota leases, local buckets and estimates. A request is admitted at once if the quota lease of its account
 has enough free. Otherwise Redis is asked, with many operations in one round trip. While Redis is unavailable, local buckets
