@@ -213,9 +213,9 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_snapshot_is_one_moment_and_the_stream_tells_the_rest(seed: int) -> None:
     """Blocks come and go between the parts; messages, parts and Redis are lost; publishers end and start."""
     world = World(seed)
-    mirror = LocalPrefixIndex()
+    local_index = LocalPrefixIndex()
     redis: Any = world.redis
-    reader = IndexReader(redis, "m", mirror, StepClock())
+    reader = IndexReader(redis, "m", local_index, StepClock())
     reader.set_replicas(["p"])
     reading = asyncio.create_task(reader.run())
     running = asyncio.create_task(world.publisher.run())
@@ -237,10 +237,12 @@ async def test_a_snapshot_is_one_moment_and_the_stream_tells_the_rest(seed: int)
                 await asyncio.sleep(0)
         wanted = world.content()
         async with asyncio.timeout(10):
-            while mirror.blocks_of("p") != len(wanted) or not all(mirror.matched([one]) for one in wanted):
+            while local_index.blocks_of("p") != len(wanted) or not all(
+                local_index.matched([one]) for one in wanted
+            ):
                 await asyncio.sleep(0)
         assert world.snapshots > 3 and world.moved_on and not world.wrong
-        mirror.assert_consistent()
+        local_index.assert_consistent()
         assert all(events.decode_batch(data) for _, data in world.redis.stream)
     finally:
         running.cancel()
@@ -269,7 +271,7 @@ async def test_of_two_publishers_with_one_name_only_the_holder_is_heard() -> Non
         world.publisher = Publisher(redis, "m", "p", BLOCK, SALT, snapshot_interval_s=1e6, clock=StepClock())
         world.subscribe()
     one.redis.before = one.redis.on_snapshot = lambda: None
-    reader = IndexReader(redis, "m", mirror := LocalPrefixIndex(), StepClock())
+    reader = IndexReader(redis, "m", local_index := LocalPrefixIndex(), StepClock())
     reader.set_replicas(["p"])
     tasks = [asyncio.create_task(part.run()) for part in (one.publisher, two.publisher, reader)]
     try:
@@ -281,11 +283,11 @@ async def test_of_two_publishers_with_one_name_only_the_holder_is_heard() -> Non
                     world.step()
                 await asyncio.sleep(0)
             async with asyncio.timeout(10):
-                while mirror.blocks_of("p") != len(holder.content()) or not all(
-                    mirror.matched([each]) for each in holder.content()
+                while local_index.blocks_of("p") != len(holder.content()) or not all(
+                    local_index.matched([each]) for each in holder.content()
                 ):
                     await asyncio.sleep(0)
-            assert mirror.position_of("p")[0] == holder.engine.boot_id
+            assert local_index.position_of("p")[0] == holder.engine.boot_id
     finally:
         await end(tasks)
 
