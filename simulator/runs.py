@@ -16,7 +16,7 @@ from simulator.measures import Measures, measure
 from simulator.pooled import Pooled, bound, capacity_of, pool, scale_for
 from simulator.rivals.base import PolicySetup
 from simulator.servers import ServiceOrder
-from simulator.simulation import Cluster, Outage, Simulation
+from simulator.simulation import Cluster, ReplicaOutage, Simulation
 from simulator.trace import Trace
 from simulator.workload import Workload, workload
 
@@ -139,17 +139,17 @@ class Replay:
         )
 
 
-def restarts(replicas: int, outage_s: float, span_s: float) -> list[Outage]:
+def restarts(replicas: int, outage_s: float, span_s: float) -> list[ReplicaOutage]:
     """Return the outages, spread over `span_s`; none if `outage_s` is 0."""
     if not outage_s:
         return []
     return [
-        Outage((1 + index) % replicas, share * span_s, share * span_s + outage_s)
+        ReplicaOutage((1 + index) % replicas, share * span_s, share * span_s + outage_s)
         for index, share in enumerate(RESTARTS)
     ]
 
 
-def _counted(load: Workload, scale: float, outages: Sequence[Outage]) -> list[int] | None:
+def _counted(load: Workload, scale: float, outages: Sequence[ReplicaOutage]) -> list[int] | None:
     """Return the requests that come in the minute after an outage; None without outages."""
     if not outages:
         return None

@@ -57,7 +57,7 @@ class LocalIndexed(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Outage:
+class ReplicaOutage:
     """A replica is lost with its queue and its cache, and comes back empty."""
 
     replica: int
@@ -80,7 +80,7 @@ class Cluster:
     """Share of the cache events that a router never hears."""
     slowness: float = 1.0
     """Factor on the prefill time at the first replica."""
-    outages: Sequence[Outage] = ()
+    outages: Sequence[ReplicaOutage] = ()
 
     def names(self) -> list[str]:
         """Return the replicas' names."""

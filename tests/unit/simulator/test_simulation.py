@@ -32,7 +32,7 @@ from simulator.pooled import bound, capacity_of, pool, scale_for
 from simulator.processes import Runner, Task
 from simulator.runs import BOUND, Replay, Row
 from simulator.servers import ServiceOrder
-from simulator.simulation import Cluster, Outage, Simulation, SimulationResult
+from simulator.simulation import Cluster, ReplicaOutage, Simulation, SimulationResult
 from simulator.workload import Workload, workload
 from tests.unit.overtaking import overtaken_s
 from tests.unit.simulator import small
@@ -244,7 +244,7 @@ def test_a_lost_replica_loses_its_queue_and_its_cache_and_returns_empty() -> Non
     Their times count from the first arrival. The replica is used again.
     """
     load = by_hand([0.0, 1.0, 20.0], [4000, 4000, 4000])
-    away = Outage(0, 2.0, 10.0)
+    away = ReplicaOutage(0, 2.0, 10.0)
     policy = Watcher(random.Random(0), 0.0)
     places = iter([0, 0, 1, 1, 0])
     policy.place = lambda request, view, now_s: (  # type: ignore[method-assign]
