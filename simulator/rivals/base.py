@@ -58,7 +58,7 @@ class DispatchedPrompt:
 
 
 @dataclass(slots=True)
-class ReplicaLoad:
+class KnownLoad:
     """The work of one replica, as far as is known."""
 
     prompts: dict[tuple[str, str], DispatchedPrompt] = field(default_factory=dict)
@@ -110,7 +110,7 @@ class Rival(ABC):
         self.setup = setup
         self.rng = setup.rng
         self.cost = setup.cost
-        self.loads: dict[str, ReplicaLoad] = {name: ReplicaLoad() for name in setup.names}
+        self.loads: dict[str, KnownLoad] = {name: KnownLoad() for name in setup.names}
         self.local_index = LocalPrefixIndex()
         for name in setup.names:
             self.local_index.add(name)
@@ -190,7 +190,7 @@ class Rival(ABC):
             del self._replica_of[key]
             if self.counts_in_flight:
                 self.local_index.remove_in_flight(replica, prompt.event.hashes)
-        self.loads[replica] = ReplicaLoad()
+        self.loads[replica] = KnownLoad()
 
     def _job(self, router: str, request_id: str) -> DispatchedPrompt | None:
         replica = self._replica_of.get((router, request_id))
