@@ -19,8 +19,8 @@ RETRY_MS_UNKNOWN: Final = 1000
 class QueueDelay:
     """Tokens released per second while requests wait, which is the rate that the replicas can take.
 
-    It counts the tokens that are expected to be computed. The queue releases cached prompts first, so the drain rate of all
-    prompt tokens would differ: higher before a short request than before a long one.
+    It counts the tokens that are expected to be computed. The queue releases cached prompts first. With all prompt tokens,
+    the drain rate would therefore be higher before a short request than before a long one.
     """
 
     def __init__(self) -> None:
