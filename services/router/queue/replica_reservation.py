@@ -1,8 +1,8 @@
 """Reserves prefill replicas for other tenants (bulkhead): bounds the replicas that one tenant's prompts may hold.
 
 Pure. The order of release does not interrupt a running prompt. If one tenant's long prompts run on every replica, a short
-prompt of another tenant waits for the rest of one of them (head-of-line blocking). A tenant with much work at once therefore
-leaves to others the replicas that they need, within its own share:
+prompt of another tenant waits for the rest of one of them (head-of-line blocking). A tenant with much work at once
+therefore leaves to others the replicas that they need, within its own share:
 
     much:      B / R > BURST_PROMPTS * p
     reserved = min(k, R - ceil(R * w / W))     k: the smallest with E(k, d) <= BUSY_MAX
