@@ -43,7 +43,7 @@ def chain_hashes(tokens: Tokens, block_tokens: int, root: int) -> list[int]:
 class BlocksStored:
     """Event: blocks entered the prefix table.
 
-    The parent of block i is block i-1. The parent of the first block is `parent` (None: the root).
+    In `blocks` each block is the child of the one before. `parent`: hash of the first block's parent (None: the root).
     """
 
     parent: int | None

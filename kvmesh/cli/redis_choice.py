@@ -1,7 +1,8 @@
 """The choice of the Redis that a command uses: one rule for all commands. Pure.
 
 The environment takes precedence over the file, and the file over the mesh that runs here. `kvmesh up` starts an embedded
-Redis if neither names one. A running mesh keeps the Redis of its start, and a command refuses a URL that differs from it.
+Redis if neither names one. A running mesh keeps the Redis of its start, and a command refuses a URL that differs from it. A
+`redis.url` of a file named by --config is the exception: that command works on the mesh of the file.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def redis_url_of(mesh: MeshFile | None, named: NamedRedis, *, is_file_given: boo
     """Return the URL for a command that works on a mesh. `mesh`: the mesh that runs here, or None.
 
     `is_file_given`: the command line has --config. The `redis.url` of that file then precedes the running mesh.
-    Raises BadOption if no Redis is named, if two different ones are named, or if the password is not known.
+    Raises BadOption if no Redis is named, if `named` is not the Redis of the running mesh, or if the password is not known.
     """
     found = _url_in(mesh) if mesh is not None else ""
     if not found:

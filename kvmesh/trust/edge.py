@@ -18,7 +18,10 @@ log = logging.getLogger(__name__)
 
 
 class Edge:
-    """TLS between a frontend and its clients. Without `frontend.certificate` they use plain text, also in a TLS mesh."""
+    """TLS between a frontend and its clients.
+
+    Without `frontend.certificate` clients use plain text, also if the processes of the mesh use TLS among themselves.
+    """
 
     def __init__(self, config: MeshConfig, trust: Trust) -> None:
         """Read the files. Raises ConfigError."""

@@ -1,4 +1,4 @@
-"""Certificate, key and authority of a process: read, tested, and reloaded while it runs (hot reload).
+"""Certificate, key and authority of a process: read, tested, and reloaded while it runs (certificate rotation).
 
 New files are tested by a handshake in memory, with both ends in this process. A fault that a peer would refuse is found
 first, with one sentence. A half-written renewal is not used.

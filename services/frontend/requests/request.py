@@ -67,7 +67,10 @@ class Hub(Protocol):
         ...
 
     def contradict(self, verdict: Verdict, now_s: float) -> None:
-        """Tell all routers that another replica served the request that `verdict` called invalid."""
+        """Tell all connected routers that another replica served the request on which `verdict` was given.
+
+        The routers count a failure of the verdict's replica.
+        """
         ...
 
     def take_retry(self, request: LiveRequest, now_s: float) -> bool:

@@ -59,7 +59,7 @@ class ResumeTokenError(ValueError):
 class Seal:
     """Signs tokens with the mesh's secret, and verifies signatures.
 
-    After a change of the secret the previous one is still accepted, so that running streams can be resumed here.
+    Key rotation: after a change of the secret the previous one is still accepted, so that running streams can be resumed.
     """
 
     def __init__(self, secret: bytes) -> None:

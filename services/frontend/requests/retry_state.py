@@ -3,7 +3,7 @@
 Pure. The frontend's retry budget pays for retries. It does not pay for a resume: its bounds are the number of executions
 and, while routers only refuse it, RESUME_WAIT_S. Requests that a router held when it died or drained are not charged
 either, because they must not pay for a lost process. Their number does not matter. Attempts without a new token use
-exponential backoff with jitter.
+exponential backoff with jitter. The bound on executions also stops a poison request (query of death) that kills replicas.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class RequestTrace:
-    """Trace of one call, which arrived `arrived_ns` nanoseconds after 1970. `traceparent` goes to the routers."""
+    """Trace of one call. `arrived_ns`: its arrival, Unix time in nanoseconds. `traceparent` goes to the routers."""
 
     __slots__ = ("_arrived_ns", "_context", "_parent_span_id", "_tracing", "traceparent")
 

@@ -183,8 +183,8 @@ def _fields(
 ) -> Iterator[tuple[str, FieldDescriptor | None, bytes | None]]:
     """Yield (path, field, value) of every field in the encoded message `data`, outer ones first. Raises _Truncated.
 
-    The field is None if the proto does not have it. In this case, and for a bare number (value None), the path is that of
-    the message.
+    The field is None if the proto does not have it. In this case, and for a value that is not length-delimited (value
+    None), the path is that of the message.
     """
     counts: dict[int, int] = {}
     at = 0

@@ -1,7 +1,7 @@
 """Propagation delay of a gossip entry between routers, from its encoding until it is read. Pure.
 
 A router reads its own entries from the same stream, and takes their delay for that of all entries. No clock of another
-machine is compared.
+machine is compared, so clock skew does no harm.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Keeps the local prefix index up to date from Redis: snapshots first, then the stream of batches.
 
 A shell around `local_index`. One reader applies the stream strictly in its order, also while snapshots are loaded. Events
-of other replicas do not wait for the loads. While Redis is unavailable, the local index stays as it is (a stale read).
+of other replicas do not wait for the loads. Anti-entropy: a gap in the batches, or drift from a replica's own block count,
+loads its snapshot again (resync). While Redis is unavailable, the local index stays as it is (a stale read).
 Between slices of work the reader yields to the event loop.
 """
 

@@ -27,7 +27,7 @@ SLICE_BLOCKS: Final = 256
 
 AUDIT_BLOCKS: Final = 16
 AUDIT_SHARE: Final = 0.01
-"""Audit: a replica with a block count that differs by more than both from its own report is loaded again."""
+"""Audit (anti-entropy): the router resyncs a replica whose reported block count differs by more than both."""
 
 
 class BatchOutcome(Enum):

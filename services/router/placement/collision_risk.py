@@ -29,7 +29,10 @@ REPAIRED_S: Final = 1.0
 
 
 class CollisionRisk:
-    """Measures the lag of other routers' dispatches, and divides the replicas among the routers."""
+    """Estimates the probability that another router has just taken a replica.
+
+    The estimate uses the lag of gossip and a fixed division of the replicas among the routers.
+    """
 
     def __init__(self, router: str) -> None:
         self._own = router

@@ -1,8 +1,9 @@
 """Cost policy (cache-aware routing, disaggregated prefill): chooses the cheapest pair of replicas, or decode alone.
 
 Pure; randomness is injected. A prompt goes to the replica with its prefix cached, unless the queue there costs more
-than the prefix cache saves (load balancing). A pair is a prefill and a decode replica, with their costs in
-prefill_choice.py and decode_choice.py. This module has the shared parts: the backlog, and the learnt costs of prompts.
+than the prefix cache saves (load balancing). A popular prefix therefore spreads over several replicas: no hot spot. A
+pair is a prefill and a decode replica, with their costs in prefill_choice.py and decode_choice.py. This module has the
+shared parts: the backlog, and the learnt costs of prompts.
 """
 
 from __future__ import annotations

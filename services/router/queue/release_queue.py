@@ -8,10 +8,10 @@ Pure. The next request is chosen in these steps:
     4. of the tenant the highest priority
     5. then shortest job first with aging (kvmesh.queue_order), as at the prefill replicas
 
-A waiting lower class gets one of FLOOR_EVERY releases, unless all its requests are sheddable. Requests and tokens are
-bounded here; `queue_until_s` of each item bounds the time. When the queue is full, `victims` returns the items to evict
-(load shedding). An operation costs O(log n) of the tenants and of the requests, and a shift in a short run
-(sorted_runs.py). `victims` costs that much per victim.
+No starvation: a waiting lower class gets one of FLOOR_EVERY releases, unless all its requests are sheddable. Requests
+and tokens are bounded here; `queue_until_s` of each item bounds the time. When the queue is full, `victims` returns the
+items to evict (load shedding). An operation costs O(log n) of the tenants and of the requests, and a shift in a short
+run (sorted_runs.py). `victims` costs that much per victim.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Local buckets: admission control of a frontend while Redis is unavailable (degraded mode), and the outage itself.
 
-Pure. Each scope has a local token bucket at SHARE of its limit, divided by the number of frontends. The bucket starts with
-the same share of the level that Redis last reported. After OUTAGE_S requests of sheddable classes are refused (load
+Pure. Each scope has a local token bucket at SHARE / frontends of its limit. The bucket starts with SHARE / frontends of the
+level that Redis last reported. After OUTAGE_S requests of sheddable classes are refused (load
 shedding). When Redis is back, the local spending is taken from its levels, never below 0. For a moment longer requests are
 admitted locally. All frontends have then reported their spending before the first one asks Redis again.
 
@@ -9,12 +9,12 @@ Bound on overspending, for each scope, of one frontend that is cut off for T sec
 
     charged locally <= max(SHARE x burst / frontends, largest request) + SHARE x limit / 60 / frontends x T
 
-A request takes the most that it may use, so no overrun is opened. One frontend alone admits requests larger than the
-bucket.
+A request takes the most that it may use, so it opens no overrun (decision 0025). For each organisation one frontend, chosen
+by hash, admits requests larger than the bucket.
 
-If all frontends are cut off together, no other tokens are charged. Any window w then holds at most limit x w + burst. It
-holds at most SHARE x burst more where the levels were lower than the frontends had last heard. Concurrency limit: a
-frontend admits while fewer than SHARE x limit / frontends of its requests run, and always one.
+If all frontends are cut off together, no other tokens are charged. Any window w then holds at most limit x w + burst. The
+window holds at most SHARE x burst more if the levels were lower than last reported to the frontends. Concurrency limit: at
+most max(1, floor(SHARE x limit / frontends)) requests of a frontend run at a time.
 """
 
 from __future__ import annotations
