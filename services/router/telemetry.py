@@ -97,24 +97,25 @@ class ForwardingTelemetry:
                 "forwarded_requests", "Attempts that ended, by outcome.", outcome=outcome
             )
         ended.value += 1
-        self._rescheduled.value += attempt.routing.reschedule_count
-        placement = attempt.routing.placement
-        if attempt.submitted.is_takeover:
+        submitted, routing, first_s = attempt.submitted, attempt.routing, attempt.outcome.first_token_s
+        self._rescheduled.value += routing.reschedule_count
+        placement = routing.placement
+        if submitted.is_takeover:
             self._placements["takeover"].value += 1
         elif placement is not None:
             self._placements["local" if placement.prefill is None else "prefill"].value += 1
             self._matched.value += placement.matched_blocks
-            self._queue.observe(attempt.routing.released_s - attempt.submitted.arrived_s)
-            if attempt.outcome.first_token_s:
-                self._first.observe(attempt.outcome.first_token_s - attempt.routing.released_s)
-                self._prompt.value += attempt.submitted.token_count
+            self._queue.observe(routing.released_s - submitted.arrived_s)
+            if first_s:
+                self._first.observe(first_s - routing.released_s)
+                self._prompt.value += submitted.token_count
                 self._cached.value += attempt.outcome.cached_tokens
                 matched = placement.matched_blocks * self._block_tokens
-                self._expected.value += min(matched, attempt.submitted.token_count - 1)
-                late_s = attempt.outcome.first_token_s - attempt.routing.released_s - placement.estimate_s
+                self._expected.value += min(matched, submitted.token_count - 1)
+                late_s = first_s - routing.released_s - placement.estimate_s
                 (self._late if late_s >= 0 else self._early).observe(abs(late_s))
                 self._count_placed_seconds(placement)
-        if attempt.submitted.traceparent:
+        if submitted.traceparent:
             self._record_span(attempt, outcome, now_s)
 
     def _count_placed_seconds(self, placement: Placement) -> None:
@@ -126,27 +127,28 @@ class ForwardingTelemetry:
         parent = parse_traceparent(attempt.submitted.traceparent)
         if parent is None or not parent.sampled:
             return
-        end_ns, placement = wall_ns(), attempt.routing.placement
+        submitted, placement, first_s = (
+            attempt.submitted,
+            attempt.routing.placement,
+            attempt.outcome.first_token_s,
+        )
+        end_ns, arrived_s, released_s = wall_ns(), submitted.arrived_s, attempt.routing.released_s
         self._tracing.record_span(
             "route",
             self._tracing.child(parent),
-            end_ns - round((now_s - attempt.submitted.arrived_s) * 1e9),
+            end_ns - round((now_s - arrived_s) * 1e9),
             end_ns,
             {
-                "request_id": attempt.submitted.request_id,
-                "attempt": attempt.submitted.attempt,
+                "request_id": submitted.request_id,
+                "attempt": submitted.attempt,
                 "prefill_replica": (placement.prefill or "") if placement is not None else "",
                 "decode_replica": placement.decode if placement is not None else "",
                 "matched_blocks": placement.matched_blocks if placement is not None else 0,
                 "estimate_s": placement.estimate_s if placement is not None else 0.0,
-                "queue_s": attempt.routing.released_s - attempt.submitted.arrived_s
-                if attempt.routing.released_s
-                else now_s - attempt.submitted.arrived_s,
-                "first_token_s": attempt.outcome.first_token_s - attempt.submitted.arrived_s
-                if attempt.outcome.first_token_s
-                else 0.0,
+                "queue_s": (released_s or now_s) - arrived_s,
+                "first_token_s": first_s - arrived_s if first_s else 0.0,
                 "cached_tokens": attempt.outcome.cached_tokens,
-                "tokens": attempt.next_position - attempt.submitted.start_position,
+                "tokens": attempt.next_position - submitted.start_position,
                 "outcome": outcome,
             },
             parent_span_id=parent.span_id,

@@ -244,20 +244,16 @@ class Admission:
 
         `victims`: attempts to evict for it; None: eviction makes no room.
         """
-        queue, queue_delay, is_resumed = (
-            self._attempts.queue,
-            self._dispatcher.queue_delay,
-            attempt.submitted.is_resumed,
-        )
+        queue, queue_delay = self._attempts.queue, self._dispatcher.queue_delay
+        is_resumed = attempt.submitted.is_resumed
         if victims is None:
             # The client says whether an attempt is resumed, so the number of resumed ones is bounded too.
             count, kind = queue.count(is_resumed=is_resumed), "resumed" if is_resumed else "new"
             message = (
                 f"router queue full: {count}/{queue.requests_max} {kind} requests, {queue.tokens} tokens"
             )
-            return SubmitRefusal(
-                pb.Refusal.REASON_QUEUE_FULL, message, retry_after_ms=self._dispatcher.retry_after_ms(now_s)
-            )
+            retry_ms = self._dispatcher.retry_after_ms(now_s)
+            return SubmitRefusal(pb.Refusal.REASON_QUEUE_FULL, message, retry_after_ms=retry_ms)
         if is_resumed:
             return None
         ahead = queue.ahead(attempt)

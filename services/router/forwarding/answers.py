@@ -72,19 +72,15 @@ class Answers:
         elif attempt.stage is Stage.RESERVING and attempt.prefill.replica is None:
             attempt.stage, attempt.message = Stage.GENERATING, None
         elif attempt.stage is Stage.RESERVING:
-            assert attempt.prefill.replica is not None
-            if attempt.prefill.replica.is_up:
+            prefill = attempt.prefill.replica
+            assert prefill is not None
+            if prefill.is_up:
                 self._dispatcher.prefill(attempt, now_s)
             elif self._dispatcher.can_reschedule(attempt):
-                self._dispatcher.reschedule(attempt, attempt.prefill.replica.name, now_s)
+                self._dispatcher.reschedule(attempt, prefill.name, now_s)
             else:
-                self._completion.fail(
-                    attempt,
-                    pb.Failure.CODE_REPLICA_LOST,
-                    "the stream to the replica broke",
-                    attempt.prefill.replica.name,
-                    now_s,
-                )
+                message = "the stream to the replica broke"
+                self._completion.fail(attempt, pb.Failure.CODE_REPLICA_LOST, message, prefill.name, now_s)
 
     def on_start(self, attempt: Attempt, replica: Replica[Attempt], start: pb.Start, now_s: float) -> None:
         """The engine has the prompt. The start of a generation at decode is not forwarded."""
@@ -129,9 +125,8 @@ class Answers:
             self._complete(attempt, pb.Finish.REASON_LENGTH, now_s)
         elif not handoff:
             replica.failed(attempt.routing.released_s, now_s, "no handoff")
-            self._completion.fail(
-                attempt, pb.Failure.CODE_HANDOFF_LOST, "prefill sent no handoff", replica.name, now_s
-            )
+            message = "prefill sent no handoff"
+            self._completion.fail(attempt, pb.Failure.CODE_HANDOFF_LOST, message, replica.name, now_s)
         else:
             self._hand_over(attempt, replica, handoff)
 
@@ -180,9 +175,8 @@ class Answers:
         if replica is attempt.prefill.replica and attempt.stage is not Stage.PREFILLING:
             self._completion.on_prefill_ended(attempt, now_s)
             return
-        untouched = failure.untouched and not (
-            replica is attempt.decode.replica and attempt.outcome.first_token_s
-        )
+        is_decode = replica is attempt.decode.replica
+        untouched = failure.untouched and not (is_decode and attempt.outcome.first_token_s)
         blame(attempt, replica, failure, now_s)
         attempt.detach(replica)
         message, name = failure.message, failure.replica or replica.name

@@ -90,16 +90,13 @@ class AttemptTable:
 
     def hold_handoff(self, attempt: Attempt, now_s: float, until_s: float, outcome: str) -> None:
         """End `attempt`, but keep its handoff until `until_s`: decode may still be pulling it."""
-        prefill, prefill_slot = attempt.prefill.replica, attempt.prefill.slot
+        leg = attempt.prefill
+        prefill, slot = leg.replica, leg.slot
         if prefill is not None:
             prefill.on_left(attempt)  # a held handoff says nothing about the health of the replica
-        attempt.prefill.replica, attempt.prefill.slot = None, 0
+        leg.replica, leg.slot = None, 0
         self.end(attempt, now_s, outcome)
-        attempt.prefill.replica, attempt.prefill.slot, attempt.stage = (
-            prefill,
-            prefill_slot,
-            Stage.HELD_HANDOFF,
-        )
+        leg.replica, leg.slot, attempt.stage = prefill, slot, Stage.HELD_HANDOFF
         attempt.expire_s = until_s
         self.open.add(attempt)
         self.deadlines.by(attempt, until_s)
@@ -120,7 +117,7 @@ class AttemptTable:
 
 
 def _check(attempt: Attempt) -> None:
-    stage = attempt.stage
+    stage, decode, prefill = attempt.stage, attempt.decode, attempt.prefill
     assert stage is not Stage.ENDED, attempt
     assert attempt.routing.reservation is None or attempt.routing.is_dispatched, attempt
     assert (attempt.session is None) == (attempt.outbox is None), attempt
@@ -129,12 +126,12 @@ def _check(attempt: Attempt) -> None:
     if stage in (Stage.QUEUED, Stage.RESERVING, Stage.PREFILLING):
         assert attempt.message is not None and attempt.session is not None, attempt
     has_decode = stage not in (Stage.QUEUED, Stage.HELD_HANDOFF)
-    assert (attempt.decode.replica is not None) == has_decode == bool(attempt.decode.slot), attempt
-    if attempt.decode.replica is not None:
-        assert attempt.decode.replica.slots.get(attempt.decode.slot) is attempt, attempt
+    assert (decode.replica is not None) == has_decode == bool(decode.slot), attempt
+    if decode.replica is not None:
+        assert decode.replica.slots.get(decode.slot) is attempt, attempt
     if stage in (Stage.PREFILLING, Stage.HELD_HANDOFF):
-        assert attempt.prefill.slot, attempt
-    if attempt.prefill.slot:
-        assert attempt.prefill.replica is not None, attempt
-        assert attempt.prefill.replica.slots.get(attempt.prefill.slot) is attempt, attempt
+        assert prefill.slot, attempt
+    if prefill.slot:
+        assert prefill.replica is not None, attempt
+        assert prefill.replica.slots.get(prefill.slot) is attempt, attempt
         assert stage in (Stage.PREFILLING, Stage.TRANSFERRING, Stage.GENERATING, Stage.HELD_HANDOFF), attempt

@@ -71,24 +71,16 @@ class Completion:
         if attempt.outbox is not None:
             attempt.outbox.finish(attempt.slot, attempt.next_position, pb.Finish.REASON_ADOPTED)
         successor = self._attempts.latest.get(attempt.submitted.request_id)
-        prefill = attempt.prefill.replica
+        leg, prefill = attempt.prefill, attempt.prefill.replica
         if successor is not None and successor.decode.is_transferred:
             attempt.cancel_prefill(pb.Cancel.REASON_TRANSFERRED)
-        elif (
-            prefill is not None
-            and successor is not None
-            and successor is not attempt
-            and successor.stage is Stage.GENERATING
-        ):
-            successor.prefill.replica, successor.prefill.slot, successor.stage = (
-                prefill,
-                attempt.prefill.slot,
-                Stage.TRANSFERRING,
-            )
-            prefill.slots[successor.prefill.slot] = successor
+        elif prefill is not None and successor not in (None, attempt) and successor.stage is Stage.GENERATING:
+            successor.prefill.replica, successor.prefill.slot = prefill, leg.slot
+            successor.stage = Stage.TRANSFERRING
+            prefill.slots[leg.slot] = successor
             prefill.on_left(attempt)
-            attempt.prefill.replica, attempt.prefill.slot = None, 0
-        if attempt.prefill.replica is not None:
+            leg.replica, leg.slot = None, 0
+        if leg.replica is not None:
             self._hold_handoff(attempt, now_s, "REASON_ADOPTED")
         else:
             self._attempts.end(attempt, now_s, "REASON_ADOPTED")

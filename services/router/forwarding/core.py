@@ -90,18 +90,16 @@ class ForwardingCore(AttachedCore[Attempt]):
     ) -> Replica[Attempt]:
         """Return a new replica; the caller connects a link to it. An earlier replica of that name must be removed."""
         assert name not in self.replicas, f"{name} is there already"
-        replica = self.replicas[name] = Replica[Attempt](
-            self, name, role, address=address, kv_address=kv_address
-        )
+        replica = Replica[Attempt](self, name, role, address=address, kv_address=kv_address)
+        self.replicas[name] = replica
         return replica
 
     def retire_replica(self, replica: Replica[Attempt]) -> None:
         """Retire `replica`, because a newer process has its name. It serves its attempts until its stream is lost."""
         replica.is_retired = True
         for attempt in replica.slots.values():  # not work of the newer process
-            if attempt.routing.placement is not None and replica.name == (
-                attempt.routing.placement.prefill or attempt.routing.placement.decode
-            ):
+            placement = attempt.routing.placement
+            if placement is not None and replica.name == (placement.prefill or placement.decode):
                 self.attempts.is_dispatch_due |= self.work.settle(attempt, self._now_s)
         self.policy.observe(ReplicaLost(replica.name))
         if self.replicas.get(replica.name) is replica:
@@ -242,10 +240,8 @@ class ForwardingCore(AttachedCore[Attempt]):
         for replica in self.replicas.values():
             probe = replica.ejection.probe
             if probe is not None:
-                assert isinstance(probe, Attempt) and replica in (
-                    probe.decode.replica,
-                    probe.prefill.replica,
-                ), replica
+                assert isinstance(probe, Attempt), replica
+                assert replica in (probe.decode.replica, probe.prefill.replica), replica
             for slot, attempt in replica.slots.items():
                 assert attempt in self.attempts.open, f"{replica} holds {attempt}"
                 mine = attempt.decode.slot if attempt.decode.replica is replica else attempt.prefill.slot

@@ -391,10 +391,8 @@ class Dispatcher:
         attempt.detach_prefill()
         attempt.routing.placement = None
         attempt.stage = Stage.QUEUED
-        if attempt.outbox is not None:
-            attempt.outbox.placement(
-                pb.Placement(slot=attempt.slot)
-            )  # an empty row: it may wait here as long as a new one
+        if attempt.outbox is not None:  # an empty row: it may wait here as long as a new one
+            attempt.outbox.placement(pb.Placement(slot=attempt.slot))
         attempts.queue.add(attempt, at_head=True)
         attempts.deadlines.by(attempt, attempt.submitted.queue_until_s)
         self._not_before_s = float("-inf")

@@ -65,17 +65,12 @@ def blame(attempt: Attempt, replica: Replica[Attempt], failure: pb.Failure, now_
     """Count a failure against the replica that caused it."""
     if failure.untouched and not (attempt.is_local and attempt.outcome.was_taken):
         return  # the replica was full, or gave the attempt back before its start
-    name = name_of(pb.Failure.Code, failure.code)
+    name, prefill = name_of(pb.Failure.Code, failure.code), attempt.prefill.replica
     if failure.code in OWN_FAULTS:
         replica.failed(attempt.routing.released_s, now_s, name)
-    elif (
-        failure.code == pb.Failure.CODE_HANDOFF_LOST
-        and replica is attempt.decode.replica
-        and attempt.prefill.replica is not None
-    ):
+    elif failure.code == pb.Failure.CODE_HANDOFF_LOST and replica is attempt.decode.replica and prefill:
         # The prefill that did not deliver is blamed. Decode is blamed too if it also lost handoffs of another prefill,
         # or if this prefill delivered to another decode meanwhile.
-        prefill = attempt.prefill.replica
         prefill.failed(attempt.routing.released_s, now_s, name)
         since_s = replica.handoffs.lost.setdefault(prefill.name, now_s)
         if len(replica.handoffs.lost) > 1 or prefill.handoffs.last_given_s > since_s:
@@ -93,8 +88,9 @@ def handed_over(attempt: Attempt, decode: Replica[Attempt], now_s: float) -> Non
 
 def failed_at(attempt: Attempt, code: pb.Failure.Code.ValueType, replica: str) -> tuple[str, ...]:
     """Return the replicas that the request's next attempt avoids, after `replica` failed this one."""
-    if code == pb.Failure.CODE_HANDOFF_LOST and attempt.routing.placement is not None:
-        return (attempt.routing.placement.prefill or replica, attempt.routing.placement.decode)
+    placement = attempt.routing.placement
+    if code == pb.Failure.CODE_HANDOFF_LOST and placement is not None:
+        return (placement.prefill or replica, placement.decode)
     if code in OWN_FAULTS or code in VERDICTS or code in (pb.Failure.CODE_GAP, pb.Failure.CODE_REPLICA_LOST):
         return (replica,)
     return ()

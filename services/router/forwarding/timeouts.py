@@ -59,11 +59,8 @@ class Timeouts:
                 self._abandon(attempt, decode, "no answer to a submit", now_s)
                 return
             self._attempts.deadlines.by(attempt, attempt.routing.released_s + ACCEPT_S)
-        if (
-            prefill is not None
-            and attempt.stage is Stage.PREFILLING
-            and self._dispatcher.can_reschedule(attempt)
-        ):
+        is_prefilling = attempt.stage is Stage.PREFILLING
+        if prefill is not None and is_prefilling and self._dispatcher.can_reschedule(attempt):
             if attempt.prefill.start_by_s > now_s:
                 self._attempts.deadlines.by(attempt, attempt.prefill.start_by_s)
             elif not prefill.load.is_running(now_s):
