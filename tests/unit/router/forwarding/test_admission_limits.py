@@ -26,7 +26,7 @@ from services.router.placement.shortlist import Match
 from tests.unit.router.desk import Desk
 
 
-class Told:
+class FixedForecast:
     """A forecast of fixed seconds for each prompt token."""
 
     def __init__(self, token_s: float) -> None:
@@ -115,7 +115,7 @@ def test_a_request_with_a_long_queue_delay_is_refused() -> None:
 def test_a_request_is_not_refused_for_work_that_it_overtakes() -> None:
     """Half a minute of work waits. None of it is ahead of a short request, all of it is ahead of a long one."""
     desk = Desk(queue=100)
-    desk.core.dispatcher.forecast = Told(0.01)
+    desk.core.dispatcher.forecast = FixedForecast(0.01)
     busy(desk, 30, tokens=200)
     for _ in range(20):
         desk.now_s += 0.1
@@ -131,14 +131,14 @@ def test_a_request_is_not_refused_for_work_that_it_overtakes() -> None:
 def test_a_request_that_cannot_meet_its_deadline_is_refused_with_the_estimate(limit: dict[str, int]) -> None:
     """It is refused before any reservation. With unknown costs, a cached prompt or a resumed request, it is admitted."""
     desk = Desk()
-    forecast = Told(0.1)
+    forecast = FixedForecast(0.1)
     desk.core.dispatcher.forecast = forecast
     desk.submit(request_id=name(1), tokens=20, **limit)
     (refusal,) = desk.told().refusals
     assert refusal.reason == pb.Refusal.REASON_DEADLINE and refusal.estimate_ms == 2000
     assert all(not replica.slots for replica, _ in desk.links.values())
     assert desk.core.admission.refusals == {pb.Refusal.REASON_DEADLINE: 1}
-    desk.core.dispatcher.forecast = Told(0.01)
+    desk.core.dispatcher.forecast = FixedForecast(0.01)
     desk.submit(request_id=name(2), tokens=20, **limit)
     desk.core.dispatcher.forecast = forecast
     desk.submit(request_id=name(3), tokens=20, resumed=True, attempt=2, **limit)
@@ -150,7 +150,7 @@ def test_a_request_that_cannot_meet_its_deadline_is_refused_with_the_estimate(li
 def test_the_deadline_is_checked_again_at_release() -> None:
     """A request that waited until too little time was left is refused at its release, and the next one is released."""
     desk = Desk()
-    desk.core.dispatcher.forecast = Told(0.0)
+    desk.core.dispatcher.forecast = FixedForecast(0.0)
     desk.reserved(request_id=name(1000))
     desk.submit(request_id=name(1), remaining_ms=1000)
     desk.submit(request_id=name(2), remaining_ms=60_000)

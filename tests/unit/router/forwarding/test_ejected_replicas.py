@@ -27,7 +27,7 @@ def fail_on(desk: Desk, name: str) -> None:
     raise AssertionError(f"{name} was never chosen")
 
 
-def places(desk: Desk, count: int = 30) -> set[str]:
+def chosen_replicas(desk: Desk, count: int = 30) -> set[str]:
     """Return the replicas that get requests now."""
     chosen = set()
     for _ in range(count):
@@ -45,7 +45,7 @@ def test_a_replica_with_consecutive_failures_is_ejected_probed_and_returns() -> 
     for _ in range(3):
         fail_on(desk, "decode-0")
     assert desk.links["decode-0"][0].ejection.is_ejected and desk.core.ejection_total == 1
-    assert places(desk) == {"decode-1"}
+    assert chosen_replicas(desk) == {"decode-1"}
     desk.wait(1.05)
     for _ in range(40):
         desk.submit(request_id=f"{desk.slot + 1:032x}")
@@ -54,10 +54,10 @@ def test_a_replica_with_consecutive_failures_is_ejected_probed_and_returns() -> 
             break
     else:
         raise AssertionError("no probe")
-    assert places(desk) == {"decode-1"}, "one probe at a time"
+    assert chosen_replicas(desk) == {"decode-1"}, "one probe at a time"
     finish = pb.Finish(slot=submit.slot, end_position=0, reason=pb.Finish.REASON_LENGTH)
     desk.down("decode-0", finishes=[finish])
-    assert places(desk) == {"decode-0", "decode-1"}
+    assert chosen_replicas(desk) == {"decode-0", "decode-1"}
 
 
 def test_the_last_replica_of_a_role_is_not_ejected() -> None:
@@ -66,11 +66,11 @@ def test_the_last_replica_of_a_role_is_not_ejected() -> None:
     for _ in range(3):
         fail_on(desk, "decode-0")
     desk.links["decode-1"][0].is_listed = False
-    assert places(desk) == {"decode-0"}
+    assert chosen_replicas(desk) == {"decode-0"}
     desk.links["decode-1"][0].is_listed = True
     for _ in range(3):
         fail_on(desk, "decode-1")
-    assert places(desk) == {"decode-0", "decode-1"}
+    assert chosen_replicas(desk) == {"decode-0", "decode-1"}
 
 
 def test_another_boot_of_the_engine_starts_clean() -> None:
@@ -80,9 +80,9 @@ def test_another_boot_of_the_engine_starts_clean() -> None:
     for _ in range(3):
         fail_on(desk, "decode-0")
     desk.down("decode-0", load_report=pb.LoadReport(engine_ready=True, engine_boot_id="a"))
-    assert places(desk) == {"decode-1"}
+    assert chosen_replicas(desk) == {"decode-1"}
     desk.down("decode-0", load_report=pb.LoadReport(engine_ready=True, engine_boot_id="b"))
-    assert "decode-0" in places(desk)
+    assert "decode-0" in chosen_replicas(desk)
 
 
 def test_refusals_and_client_errors_do_not_eject() -> None:
@@ -350,4 +350,4 @@ def test_contradictions_eject_and_old_or_foreign_ones_do_not() -> None:
     assert desk.core.ejection_total == 0
     desk.ask(contradictions=rows)
     assert desk.core.ejection_total == 1
-    assert places(desk) == {"decode-1"}
+    assert chosen_replicas(desk) == {"decode-1"}
