@@ -6,6 +6,7 @@ outbox of the session.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Generic, TypeVar
 
 from kvmesh.attach.outbox import DownwardOutbox
@@ -16,27 +17,27 @@ SlotT = TypeVar("SlotT")
 """An attempt as the core keeps it."""
 
 
-class AttachedCore(Generic[SlotT]):
-    """Decides about the slots of its callers. A core overrides the operations that its role serves.
+class AttachedCore(ABC, Generic[SlotT]):
+    """Decides about the slots of its callers. A role overrides the abstract operations, and the others that it serves.
 
     `slot` is always a slot that the session reads. Rows for other slots are dropped: those slots have just ended.
     """
 
+    @abstractmethod
     def cancel(self, slot: SlotT, reason: pb.Cancel.Reason.ValueType, now_s: float) -> None:
         """End `slot` at the request of its caller. Nothing is sent for it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def adopt(self, session: CallerSession[SlotT], adopt: pb.Adopt, now_s: float) -> None:
         """Stream takeover: move a running slot to `session`, or refuse."""
-        raise NotImplementedError
 
+    @abstractmethod
     def submit(self, session: CallerSession[SlotT], submit: pb.Submit, now_s: float) -> None:
         """Take or refuse one attempt."""
-        raise NotImplementedError
 
+    @abstractmethod
     def close_session(self, session: CallerSession[SlotT], now_s: float) -> None:
         """Detach or end the slots of `session` after the loss of its stream."""
-        raise NotImplementedError
 
     def contradict(self, contradiction: pb.Contradiction, now_s: float) -> None:
         """Count a replica's refusal that a second replica contradicted. Ignored by default."""

@@ -53,7 +53,7 @@ SHIPPED = ("kvmesh", "services", "simulator", "engines", "bench")
 """Folders without import cycles."""
 
 SIMULATED = {"queue", "index", "placement", "forwarding"}
-"""What the simulator runs of the router."""
+"""Packages of the router that the simulator runs."""
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -179,7 +179,7 @@ def test_no_module_is_in_an_import_cycle() -> None:
 
 
 def test_the_search_finds_cycles() -> None:
-    """Of any length, and none where there is none."""
+    """The checker finds a cycle of any length, and finds none in a graph without a cycle."""
     assert cycles({"a": {"b"}, "b": {"c"}, "c": set()}) == []
     graph = {"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a", "e"}, "e": {"d"}, "f": {"a", "d"}}
     assert cycles(graph) == [["a", "b", "c"], ["d", "e"]]
