@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import ssl
 from pathlib import Path
-from typing import Any
 
 import grpc
 
@@ -13,6 +12,7 @@ from kvmesh.config import ConfigError, MeshConfig
 from kvmesh.server import channel
 from kvmesh.trust.material import CertificateReloader, Files, Material
 from kvmesh.trust.peers import Trust
+from kvmesh.trust.server_credentials import ServerMaterial, reloading_credentials
 
 log = logging.getLogger(__name__)
 
@@ -40,11 +40,7 @@ class Edge:
         """Return the credentials of the frontend's server; None: plain text."""
         if self._reloader is None:
             return None
-        return grpc.dynamic_ssl_server_credentials(
-            self._configuration(),
-            self._configuration,
-            require_client_authentication=self._clients is not None,
-        )
+        return reloading_credentials(self._material, require_client=self._clients is not None)
 
     def channel(self, address: str) -> grpc.aio.Channel:
         """Return a channel from the mesh's own tools to a frontend. It accepts only the frontend's own certificate."""
@@ -61,15 +57,15 @@ class Edge:
         """Return the Unix time at which the certificate in use ends; 0 without one."""
         return self._reloader.expires_s if self._reloader else 0.0
 
-    def _configuration(self) -> Any:
-        assert self._reloader is not None, "a plain edge has no configuration"
+    def _material(self) -> ServerMaterial:
+        assert self._reloader is not None, "a plain edge has no certificate"
         found: Material = self._reloader.current()
         roots = None
         if self._clients is not None:
             own = self._trust.material()
             # Health checks and `kvmesh status` show certificates of the mesh.
             roots = self._clients.current() + b"\n" + (own.authority if own else b"")
-        return grpc.ssl_server_certificate_configuration([(found.key, found.certificate)], roots)
+        return ServerMaterial(found.key, found.certificate, roots)
 
 
 class Authorities:

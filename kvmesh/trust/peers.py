@@ -15,6 +15,7 @@ from kvmesh.trust.diagnosis import explain
 from kvmesh.trust.guard import PeerGuard
 from kvmesh.trust.material import CertificateReloader, Files, Material
 from kvmesh.trust.names import name_of
+from kvmesh.trust.server_credentials import ServerMaterial, reloading_credentials
 
 log = logging.getLogger(__name__)
 
@@ -75,9 +76,7 @@ class Trust:
         """Return the credentials of the process's server; None: plain text."""
         if self._reloader is None:
             return None
-        return grpc.dynamic_ssl_server_credentials(
-            self._configuration(), self._configuration, require_client_authentication=True
-        )
+        return reloading_credentials(self._server_material, require_client=True)
 
     def guards(self) -> Sequence[grpc.aio.ServerInterceptor[Any, Any]]:
         """Return the interceptors of the process's server."""
@@ -87,8 +86,7 @@ class Trust:
         """Return the Unix time at which the certificate in use ends; 0 without one."""
         return self._reloader.expires_s if self._reloader else 0.0
 
-    def _configuration(self) -> Any:
-        """Return the current certificate. gRPC calls it for each connection, on a thread of its own."""
-        assert self._reloader is not None, "without files there is no configuration"
+    def _server_material(self) -> ServerMaterial:
+        assert self._reloader is not None, "without files there is no certificate"
         found = self._reloader.current()
-        return grpc.ssl_server_certificate_configuration([(found.key, found.certificate)], found.authority)
+        return ServerMaterial(found.key, found.certificate, found.authority)
