@@ -117,6 +117,9 @@ class Repeating:
         answers = await self._ledger.run([*operations, *again])
         for operation, answer in zip(operations, answers, strict=False):
             self._check(operation, answer)
+            if isinstance(operation, Draw | Settle):
+                word = "DRAWN" if isinstance(operation, Draw) else "SETTLED"
+                self._log.write(word, operation.rid, f"{time.time():.6f}")
         return answers[: len(operations)]
 
     def _check(self, operation: Operation, answer: Answer) -> None:
@@ -214,7 +217,8 @@ async def _shell(
                 continue
             output = await _generate(chance)
             budgets.progress(reservation, output)
-            _log_settlement(log, who, prompt + output, reservation.estimate)
+            carrier = reservation.quota_lease.rid if reservation.quota_lease else rid
+            _log_settlement(log, who, prompt + output, reservation.estimate, carrier)
             budgets.settle(reservation, prompt, 0, output)
 
     await asyncio.gather(*(load(task) for task in range(TASKS)))
@@ -248,7 +252,7 @@ async def _bare(
                 await asyncio.sleep(0.02)
                 continue
             output = await _generate(chance)
-            _log_settlement(log, who, prompt + output, estimate)
+            _log_settlement(log, who, prompt + output, estimate, rid)
             await bare.settle(rid, prompt + output)
 
     await asyncio.gather(*(load(task) for task in range(TASKS)))
@@ -266,8 +270,9 @@ async def _generate(chance: random.Random) -> int:
     return MAX_OUTPUT if chance.random() < 0.05 else chance.randint(0, MAX_OUTPUT // 4)
 
 
-def _log_settlement(log: Log, who: Caller, actual: int, estimate: int) -> None:
-    log.write("SETTLE", who.tenant.name, f"{time.time():.6f}", actual, estimate)
+def _log_settlement(log: Log, who: Caller, actual: int, estimate: int, carrier: str) -> None:
+    """`carrier`: the reservation in Redis that is charged: the request's own, or the quota lease."""
+    log.write("SETTLE", who.tenant.name, f"{time.time():.6f}", actual, estimate, carrier)
 
 
 if __name__ == "__main__":

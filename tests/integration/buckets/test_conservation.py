@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -17,21 +18,24 @@ from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from kvmesh.buckets.ledger import Ledger
 from kvmesh.buckets.operations import Denied, Granted, LedgerTotals, Reserve, Settle, Show, Shown
 from kvmesh.redis_binary import redis_binaries, redis_command
 from kvmesh.redis_link import RedisLink, RedisUnavailable
-from tests.integration.buckets.frontend_process import LEASE_S, LIMIT, MAX_OUTPUT, RENEW_S, caller
+from tests.integration.buckets.frontend_process import LEASE_S, LIMIT, MAX_OUTPUT, caller
 
 FRONTENDS, KILLED_EARLY, KILLED_LATE = 8, 2, 2
 LOAD_S = 3.0
 SAMPLE_S = 0.01
 MESH = "conservation"
 RATE_PER_S = LIMIT.tokens_per_min / 60
-LEARNED_S = 2 * RENEW_S
-"""Longest time until Redis learns of the overrun of a request that a quota lease admitted: the next draw."""
+Answered = tuple[str, float]
+"""An answered operation in a log: ("DRAWN" or "SETTLED", time)."""
+
+Floats = npt.NDArray[np.float64]
 
 SEARCH, STRICT = caller("search").account, caller("strict").account
 
@@ -50,15 +54,26 @@ class Sample:
 
 
 @dataclass
+class Overrun:
+    """Tokens that one request used beyond its first reservation."""
+
+    used_s: float
+    """Time before which Redis cannot know of them: just before the frontend settled the request."""
+    told_s: float
+    """Time from which Redis knows of all of them; infinite if the frontend was killed before."""
+    tokens: int
+
+
+@dataclass
 class Trace:
     """The samples of one organisation's budget."""
 
     samples: list[Sample] = field(default_factory=list)
 
-    def worst_excess(self, overruns: list[tuple[float, int]]) -> tuple[float, float]:
+    def worst_excess(self, overruns: list[Overrun]) -> tuple[float, float]:
         """Return the largest excess of any window over its two bounds, in tokens.
 
-        Both bounds are rate x length + burst. The first adds the overruns that Redis can know of in the window, the
+        Both bounds are rate x length + burst. The first adds the overruns of which Redis may learn in the window, the
         second the debt at the window's end. Charged tokens are those taken at admission, less those given back, plus
         usage beyond the reservation.
         """
@@ -66,16 +81,14 @@ class Trace:
         answered_s = np.array([sample.answered_s for sample in self.samples])
         ledgers = [sample.ledger_totals for sample in self.samples]
         charged = np.array([each.reserved + each.extended + each.overrun - each.refunded for each in ledgers])
-        when = np.array([seen_s for seen_s, _ in overruns])
-        total = np.array([0, *accumulate(tokens for _, tokens in overruns)])
-        until = total[np.searchsorted(when, answered_s, side="right")]
-        before = total[np.searchsorted(when, asked_s - LEARNED_S, side="left")]
+        used = _sums([(each.used_s, each.tokens) for each in overruns], answered_s)
+        told = _sums([(each.told_s, each.tokens) for each in overruns], asked_s)
         debt = np.array([sample.debt for sample in self.samples])
         worst, worst_repaid = -np.inf, -np.inf
         for begin in range(len(ledgers) - 1):
             length_s = answered_s[begin + 1 :] - asked_s[begin]
             excess = charged[begin + 1 :] - charged[begin] - RATE_PER_S * length_s - LIMIT.tokens_burst
-            worst = max(worst, float(np.max(excess - until[begin + 1 :] + before[begin])))
+            worst = max(worst, float(np.max(excess - used[begin + 1 :] + told[begin])))
             worst_repaid = max(worst_repaid, float(np.max(excess - debt[begin + 1 :])))
         return worst, worst_repaid
 
@@ -86,8 +99,7 @@ class LoggedTotals:
 
     settled: dict[str, int] = field(default_factory=dict)
     """Tokens by frontend."""
-    overruns: list[tuple[float, int]] = field(default_factory=list)
-    """(time, tokens), in order."""
+    overruns: list[Overrun] = field(default_factory=list)
 
 
 @pytest.fixture(params=[("shell", 0), ("bare", -1)], ids=["shell", "bare"])
@@ -155,15 +167,19 @@ class Load:
         logged_totals = LoggedTotals()
         for name in self.processes:
             logged_totals.settled[name] = 0
-            for line in self._log(name).decode().splitlines():
-                word, *rest = line.split()
+            lines = [line.split() for line in self._log(name).decode().splitlines()]
+            answers: dict[str, list[Answered]] = defaultdict(list)
+            for word, *rest in lines:
+                if word in ("DRAWN", "SETTLED"):
+                    answers[rest[0]].append((word, float(rest[1])))
+            for word, *rest in lines:
                 if word == "SETTLE" and rest[0] == tenant:
-                    at_s, actual, estimate = float(rest[1]), int(rest[2]), int(rest[3])
+                    used_s, actual, estimate, carrier = float(rest[1]), int(rest[2]), int(rest[3]), rest[4]
                     logged_totals.settled[name] += actual
                     assert actual - estimate <= MAX_OUTPUT
                     if actual > estimate:
-                        logged_totals.overruns.append((at_s, actual - estimate))
-        logged_totals.overruns.sort()
+                        told_s = _told_s(answers[carrier], used_s)
+                        logged_totals.overruns.append(Overrun(used_s, told_s, actual - estimate))
         return logged_totals
 
     def lines(self, word: str) -> list[str]:
@@ -234,7 +250,7 @@ async def test_what_frontends_charge_is_bounded_and_conserved(load: Load) -> Non
             <= sum(logged_totals.settled.values())
         )
         excess, excess_repaid = trace.worst_excess(logged_totals.overruns)
-        overrun = sum(tokens for _, tokens in logged_totals.overruns)
+        overrun = sum(each.tokens for each in logged_totals.overruns)
         most_open = max(sample.overrun for sample in trace.samples)
         most_owed = max(sample.debt for sample in trace.samples)
         assert most_open <= LIMIT.tokens_overrun and most_owed <= LIMIT.tokens_overrun
@@ -256,6 +272,24 @@ async def test_what_frontends_charge_is_bounded_and_conserved(load: Load) -> Non
     assert load.count("END") > 0, "no request was rejected: the load did not reach the limits"
     assert load.mode == "bare" or load.count("LEASES") > 0, "no request was admitted from a quota lease"
     await link.close()
+
+
+def _told_s(answers: list[Answered], used_s: float) -> float:
+    """Return when Redis knows of tokens used at `used_s`, by the answers to the reservation's operations; infinite: never.
+
+    A Settle has all tokens of its reservation. The first Draw that is answered may have been made before `used_s`; the
+    next one is made after its answer, and has all tokens used until then.
+    """
+    later = [(word, at_s) for word, at_s in answers if at_s >= used_s]
+    has_all = [at_s for index, (word, at_s) in enumerate(later) if word == "SETTLED" or index > 0]
+    return has_all[0] if has_all else float("inf")
+
+
+def _sums(amounts: list[tuple[float, int]], times_s: Floats) -> Floats:
+    """Return for each time the sum of the amounts until then. `amounts`: (time, tokens)."""
+    amounts = sorted(amounts)
+    total = np.array([0.0, *accumulate(tokens for _, tokens in amounts)])
+    return total[np.searchsorted(np.array([at_s for at_s, _ in amounts]), times_s, side="right")]
 
 
 async def _answers(ledger: Ledger) -> None:
