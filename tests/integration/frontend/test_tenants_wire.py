@@ -24,7 +24,7 @@ from tests.integration.frontend.conftest import CONFIG, Serving, serving_fronten
 from tests.integration.frontend.scripted_router import PHASES, Pool, oracle, serving_router
 from tests.integration.frontend.test_generate import PROMPT, Answer, error_of, request
 
-KEYS = {name: f"kvm_{name}" for name in ("search", "batch", "free", "off")}
+KEYS = {name: f"kvm_{name}" for name in ("search", "agents", "batch", "free", "off")}
 
 
 def key(name: str) -> dict[str, str]:
@@ -46,6 +46,7 @@ TABLES: dict[str, Any] = {
             "concurrency": 4,
             "weight": 2.0,
         },
+        "agents": {"class": "long", "concurrency": 4},
         "batch": {
             "organisation": "acme",
             "class": "long",
@@ -188,10 +189,10 @@ async def test_limits_refuse_with_quota_and_time(served: Serving) -> None:
 async def test_concurrency_counts_running_requests_only(served: Serving, pool: Pool) -> None:
     """Four at a time; one after another always fits: a slot is free when the client reads the end."""
     pool.hold_at = "queued"
-    running = [call(served, request(4)) for _ in range(4)]
+    running = [call(served, request(4), "agents") for _ in range(4)]
     await until(lambda: len(pool.runs) == 4, "four run")
-    details = from_rpc_error(await error_of(call(served, request(4))))
-    assert details.reason == "CONCURRENCY_EXCEEDED" and "tenant:search" in details.quota
+    details = from_rpc_error(await error_of(call(served, request(4), "agents")))
+    assert details.reason == "CONCURRENCY_EXCEEDED" and "tenant:agents" in details.quota
     pool.hold_at = ""
     for each in running:
         await Answer(each).read()
@@ -199,7 +200,7 @@ async def test_concurrency_counts_running_requests_only(served: Serving, pool: P
     for at in range(12):
         keys = [f"{at}-{each}" if at % 2 else "" for each in range(4)]
         asked = [request(2, idempotency_key=each) for each in keys]
-        four = await asyncio.gather(*(Answer(call(served, each)).read() for each in asked))
+        four = await asyncio.gather(*(Answer(call(served, each, "agents")).read() for each in asked))
         assert all(each.finished is not None for each in four)
 
 
