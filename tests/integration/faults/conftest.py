@@ -24,6 +24,8 @@ def lent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LentMesh]:
             "step_s": STEP_S,
             "prefill_token_s": 0.0001,
         },
+        # Long enough for the restart of a process on a machine that has much else to do.
+        decode={"detached_s": 10.0},
         router={"snapshot_interval_s": 2.0},
         frontend={"default_deadline_s": 120.0},
         trust={"networks": ("127.0.0.0/8",)},
