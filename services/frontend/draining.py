@@ -30,7 +30,9 @@ async def drain(core: FrontendCore, clock: Clock, has_other: Callable[[], bool],
         if has_other():
             # A request that still waits for its first token keeps its position in the queue.
             movable = [
-                each for each in core.admitted.serving if each.spec.can_move and each.location is not None
+                each
+                for each in core.admitted.serving
+                if each.spec.execution.can_move and each.location is not None
             ]
             core.hand_over(movable[:BATCH], now_s)
         await asyncio.sleep(CHECK_INTERVAL_S)

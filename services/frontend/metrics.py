@@ -53,12 +53,12 @@ class RequestMetrics:
         self._tenants.on_end(request)
         progress, spec = request.progress, request.spec
         self._outcomes[request.outcome.name].value += 1
-        self._duration.observe(request.ended_s - spec.arrived_s)
-        if progress.first_token_s is not None and not spec.received_ids:
-            self._ttft.observe(progress.first_token_s - spec.arrived_s)
+        self._duration.observe(request.ended_s - spec.timing.arrived_s)
+        if progress.first_token_s is not None and not spec.execution.received_ids:
+            self._ttft.observe(progress.first_token_s - spec.timing.arrived_s)
         self._prompt.value += spec.prompt_tokens
         self._cached.value += progress.cached_tokens or 0
-        self._output.value += len(progress.ids) - len(spec.received_ids)
+        self._output.value += len(progress.ids) - len(spec.execution.received_ids)
         self._recomputed.value += progress.recomputed_tokens
         self._takeovers.value += request.takeovers
         self._resumes.value += request.retry_state.resumes

@@ -12,7 +12,7 @@ from services.frontend.requests.core import FrontendCore
 from services.frontend.requests.detokenizer import Detokenizer
 from services.frontend.requests.output import Output
 from services.frontend.requests.request import LiveRequest
-from services.frontend.requests.request_spec import RequestSpec
+from services.frontend.requests.request_spec import RequestSpec, Sampling, Timing
 from services.frontend.requests.retry_budget import RetryBudget
 from services.frontend.requests.retry_state import Limits
 from services.prefill.core import PrefillCore
@@ -230,21 +230,23 @@ class Mesh:
         output: int,
         seconds: float = 600.0,
         end_token_id: int = END_TOKEN,
+        *,
+        is_clients_deadline: bool = True,
         **fields: Any,
     ) -> Client:
         """Send a request for `output` tokens behind `prompt` through a random frontend. `fields`: of its request spec."""
         spec = RequestSpec(
             request_id=f"{self.draw.getrandbits(128):032x}",
             prompt_ids=frames.pack_ids(prompt),
-            temperature=1.0,
-            top_p=1.0,
-            top_k=0,
-            seed=7,
+            sampling=Sampling(temperature=1.0, top_p=1.0, top_k=0, seed=7),
             max_output_tokens=output,
             model_version=MODEL_VERSION,
             end_token_id=end_token_id,
-            arrived_s=self.now_s,
-            deadline_s=self.now_s + seconds,
+            timing=Timing(
+                arrived_s=self.now_s,
+                deadline_s=self.now_s + seconds,
+                is_clients_deadline=is_clients_deadline,
+            ),
             **fields,
         )
         client = Client(self.cores[self.draw.choice(self.frontend_names)], spec, self.now_s)

@@ -21,13 +21,13 @@ class Reader(Client):
 
     def __init__(self, core: FrontendCore, spec: RequestSpec, now_s: float) -> None:
         super().__init__(core, spec, now_s)
-        self.location: AttemptLocation | None = spec.location
+        self.location: AttemptLocation | None = spec.execution.location
         """Location of the running attempt, as reported last."""
 
     @property
     def whole(self) -> list[int]:
         """The client's tokens of the whole answer."""
-        return [*self.spec.received_ids, *self.ids]
+        return [*self.spec.execution.received_ids, *self.ids]
 
     def read(self, now_s: float) -> None:
         """Take the waiting tokens, and their origin."""
@@ -102,18 +102,23 @@ class Moving(Schedule):
         elif fate == 3 and home:
             old.core.hand_over([old.request], mesh.now_s)
         if draw.random() < self.redis_share:
-            epoch = self.epochs[request_id] = max(self.epochs.get(request_id, 0), old.spec.epoch) + 1
+            epoch = self.epochs[request_id] = (
+                max(self.epochs.get(request_id, 0), old.spec.execution.epoch) + 1
+            )
             self.news += [(name, request_id, epoch) for name in mesh.frontend_names]
             is_fenced = True
         else:
-            epoch, is_fenced = old.spec.epoch + 1, False
+            epoch, is_fenced = old.spec.execution.epoch + 1, False
         spec = dataclasses.replace(
             old.spec,
-            attempt_base=epoch * ATTEMPT_STRIDE,
-            is_resumed=True,
-            is_fenced=is_fenced,
-            received_ids=tuple(old.whole),
-            location=old.location,
+            execution=dataclasses.replace(
+                old.spec.execution,
+                attempt_base=epoch * ATTEMPT_STRIDE,
+                is_resumed=True,
+                is_fenced=is_fenced,
+                received_ids=tuple(old.whole),
+                location=old.location,
+            ),
         )
         old.has_left = True
         call.left.append(old)
@@ -171,7 +176,9 @@ def test_a_client_that_moves_gets_every_token_once() -> None:
                             assert each.whole == wanted[: len(each.whole)], f"{each.request}: wrong tokens"
                         moves += call.moves
                         takeovers += sum(
-                            each.request.takeovers for each in (reader, *call.left) if each.spec.location
+                            each.request.takeovers
+                            for each in (reader, *call.left)
+                            if each.spec.execution.location
                         )
                         if end is None or reader.has_left:
                             continue

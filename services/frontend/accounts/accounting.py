@@ -72,7 +72,7 @@ class Accounting:
         caller = spec.caller
         if not caller.account.scopes:
             return spec
-        hold.spec, hold.received = spec, len(spec.received_ids)
+        hold.spec, hold.received = spec, len(spec.execution.received_ids)
         received = hold.received
         # A successor continues whatever is left: the tenant owes the tokens. Received output without proof of an earlier
         # execution is computed and paid as part of the prompt.
@@ -86,7 +86,7 @@ class Accounting:
         if _is_numbered(spec):
             hold.report_progress_at = received + PROGRESS_TOKENS
         for each, tokens in dues(
-            spec.earlier, spec.prompt_tokens, received, received, is_successor=hold.is_successor
+            spec.execution.earlier, spec.prompt_tokens, received, received, is_successor=hold.is_successor
         ):
             if hold.is_successor and each.is_predecessor:
                 self._lower(spec, each, tokens)
@@ -98,7 +98,7 @@ class Accounting:
         assert reservation is not None and spec is not None
         if position >= hold.report_progress_at:
             hold.report_progress_at = position + PROGRESS_TOKENS
-            self._settlements.progress_reports.add(spec.request_id, spec.owner, position)
+            self._settlements.progress_reports.add(spec.request_id, spec.execution.owner, position)
         if position - hold.received >= reservation.progress_at:
             self._budgets.progress(reservation, position - hold.received)
         return hold.progress_at
@@ -112,7 +112,9 @@ class Accounting:
         if spec is not None and _is_numbered(spec):
             # Without a report it would count as dead: each later execution would lower its reservation.
             inherited = hold.received if hold.is_successor else 0
-            nothing = Report(spec.request_id, spec.epoch, spec.owner, 0, 0, 0, False, inherited)
+            nothing = Report(
+                spec.request_id, spec.execution.epoch, spec.execution.owner, 0, 0, 0, False, inherited
+            )
             self._settlements.add(nothing)
 
     def close(self, hold: Hold, request: LiveRequest) -> None:
@@ -131,8 +133,8 @@ class Accounting:
             return
         report = Report(
             spec.request_id,
-            spec.epoch,
-            spec.owner,
+            spec.execution.epoch,
+            spec.execution.owner,
             bill.prompt_tokens,
             bill.output_tokens,
             request.progress.recomputed_tokens,
@@ -143,7 +145,7 @@ class Accounting:
             # It pays in place of executions with output that the client discarded, if it has a charge at all.
             received, output = hold.received, bill.output_tokens
             for each, tokens in dues(
-                spec.earlier, spec.prompt_tokens, received, output, is_successor=hold.is_successor
+                spec.execution.earlier, spec.prompt_tokens, received, output, is_successor=hold.is_successor
             ):
                 self._lower(spec, each, tokens)
         if reservation is None:
@@ -176,7 +178,7 @@ class Accounting:
 
 def _is_numbered(spec: RequestSpec) -> bool:
     """True if Redis has the execution in its record of the request."""
-    return spec.is_fenced and (spec.is_keyed or spec.is_resumed)
+    return spec.execution.is_fenced and spec.execution.is_repeatable
 
 
 def _is_only(request: LiveRequest, bill: Bill) -> bool:
@@ -186,4 +188,4 @@ def _is_only(request: LiveRequest, bill: Bill) -> bool:
     """
     spec = request.spec
     was_read = bill.is_complete and request.progress.delivered >= bill.output_tokens
-    return was_read and spec.is_fenced and spec.epoch == 0
+    return was_read and spec.execution.is_fenced and spec.execution.epoch == 0

@@ -47,8 +47,8 @@ class TenantMetrics:
         progress, spec = request.progress, request.spec
         series.prompt.value += spec.prompt_tokens
         series.cached.value += progress.cached_tokens or 0
-        series.output.value += len(progress.ids) - len(spec.received_ids)
-        series.live_s.value += request.ended_s - spec.arrived_s
+        series.output.value += len(progress.ids) - len(spec.execution.received_ids)
+        series.live_s.value += request.ended_s - spec.timing.arrived_s
 
     def on_refused(self, error: MeshError, caller: Caller | None) -> None:
         """Count a request that was refused before its admission; without a caller it counts for no tenant."""

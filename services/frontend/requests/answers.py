@@ -207,11 +207,11 @@ def _on_verdict(
 def _refused_in_time(request: LiveRequest, row: attach.Refusal, now_s: float) -> None:
     """Handle a refusal by deadline: a hop cannot serve the request in time, or its time is over."""
     spec, progress = request.spec, request.progress
-    if now_s < spec.deadline_s and progress.ids and not spec.is_clients_deadline:
+    if now_s < spec.timing.deadline_s and progress.ids and not spec.timing.is_clients_deadline:
         # The class ends this request, not the client: estimates err, and the tokens so far are a good answer in the end.
         request.try_again(faults.INFEASIBLE, now_s, untouched=True, after_s=row.retry_after_ms / 1000)
         return
-    left_s, estimate_s = spec.left_s(now_s, is_waiting=not progress.ids), row.estimate_ms / 1000
+    left_s, estimate_s = spec.timing.left_s(now_s, is_waiting=not progress.ids), row.estimate_ms / 1000
     if estimate_s and left_s > 0:
         request.upstream.current.fault = faults.INFEASIBLE
         error = faults.infeasible(left_s, estimate_s, len(progress.ids), row.retry_after_ms / 1000 or None)
@@ -235,7 +235,7 @@ def _may_outbid(request: LiveRequest) -> bool:
     If executions have separate numbers (fencing), a higher attempt belongs to a later execution.
     """
     spec = request.spec
-    is_shared = (spec.is_resumed or spec.is_keyed) and not spec.is_fenced
+    is_shared = spec.execution.is_repeatable and not spec.execution.is_fenced
     return is_shared and len(request.attempts) < request.limits.attempts_max
 
 

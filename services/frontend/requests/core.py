@@ -100,7 +100,7 @@ class FrontendCore:
         self.admitted.check_capacity(now_s)
         request = LiveRequest(spec, output, self, self._limits)
         request.on_ready = on_ready
-        self.supersede(spec.request_id, spec.epoch, now_s)
+        self.supersede(spec.request_id, spec.execution.epoch, now_s)
         self.admitted.admit(request, now_s)
         self.retries.on_request(now_s)
         self._guard(request, lambda each: each.start(now_s), now_s)
@@ -114,9 +114,9 @@ class FrontendCore:
         gets it now.
         """
         for request in self.admitted.executions(request_id):
-            if request.spec.epoch >= epoch:
+            if request.spec.execution.epoch >= epoch:
                 continue
-            if owner and request.spec.owner == owner:
+            if owner and request.spec.execution.owner == owner:
                 request.renumber(epoch)
             else:
                 self._guard(request, lambda each: each.yield_to(faults.superseded(), now_s), now_s)
@@ -248,8 +248,8 @@ class FrontendCore:
         cross_check.close(request)
         self.admitted.end(request, now_s)
         first_s = request.progress.first_token_s
-        if first_s is not None and len(request.attempts) == 1 and not request.spec.received_ids:
-            seconds = first_s - request.spec.arrived_s - request.attempts[0].queue_s
+        if first_s is not None and len(request.attempts) == 1 and not request.spec.execution.received_ids:
+            seconds = first_s - request.spec.timing.arrived_s - request.attempts[0].queue_s
             self._first_tokens.observe(request.spec.prompt_tokens, seconds, now_s)
         if self._observer is not None:
             self._observer.on_end(request)

@@ -107,12 +107,13 @@ def deadline(
 
 def time_over(spec: RequestSpec, progress: Progress, fault: str = "") -> MeshError:
     """Return the error of a request at its deadline, or at the deadline of its first token. `fault`: see `deadline`."""
-    reason, until_s = "DEADLINE", spec.deadline_s
+    timing = spec.timing
+    reason, until_s = "DEADLINE", timing.deadline_s
     is_waiting = progress.first_token_s is None
-    if is_waiting and spec.ttft_deadline_s is not None and spec.ttft_deadline_s < until_s:
-        reason, until_s = "TTFT_TIMEOUT", spec.ttft_deadline_s
-    is_rest = reason == "DEADLINE" and spec.is_clients_deadline and (spec.is_resumed or spec.is_keyed)
-    return deadline(reason, until_s - spec.arrived_s, len(progress.ids), is_rest=is_rest, fault=fault)
+    if is_waiting and timing.ttft_deadline_s is not None and timing.ttft_deadline_s < until_s:
+        reason, until_s = "TTFT_TIMEOUT", timing.ttft_deadline_s
+    is_rest = reason == "DEADLINE" and timing.is_clients_deadline and spec.execution.is_repeatable
+    return deadline(reason, until_s - timing.arrived_s, len(progress.ids), is_rest=is_rest, fault=fault)
 
 
 def too_short(left_s: float, least_s: float, estimate_s: float = 0.0) -> MeshError:

@@ -58,6 +58,6 @@ def by_deadline(spec: RequestSpec, progress: Progress, fault: str = "") -> Outco
 
     `fault`: the reason why the request was not running.
     """
-    if progress.ids and not spec.is_clients_deadline:
+    if progress.ids and not spec.timing.is_clients_deadline:
         return finished(progress, pb.FINISH_REASON_DEADLINE)
     return Outcome(error=faults.time_over(spec, progress, fault))

@@ -91,7 +91,7 @@ class Progress:
 
     def take_received(self, now_s: float) -> None:
         """Start behind the output that the client has from another frontend."""
-        received = self._spec.received_ids
+        received = self._spec.execution.received_ids
         if not received:
             return
         used = self.output.feed(received)

@@ -99,7 +99,7 @@ class LiveRequest:
     def __init__(self, spec: RequestSpec, output: Output, hub: Hub, limits: Limits) -> None:
         self.spec = spec
         self.progress = Progress(spec, output)
-        self.upstream = Upstream(spec.attempt_base)
+        self.upstream = Upstream(spec.execution.attempt_base)
         self.retry_state = RetryState(limits.attempts_max)
         self.on_ready: Callable[[], None] = _nothing
         self.state = State.WAITING
@@ -140,13 +140,13 @@ class LiveRequest:
     def start(self, now_s: float) -> None:
         """Take over the client's running attempt, or submit the first one behind its output. Called once, by the hub."""
         self.progress.take_received(now_s)
-        if self.spec.is_resumed:
+        if self.spec.execution.is_resumed:
             self.upstream.cause = pb.AttemptExplanation.CAUSE_RESUME
         if self.end_if_complete(now_s):
             return
-        location = self.spec.location
+        location = self.spec.execution.location
         if location is None or not self.progress.ids:
-            self.retry_state.resumes += self.spec.is_resumed
+            self.retry_state.resumes += self.spec.execution.is_resumed
             self.submit(now_s)
             return
         self.upstream.continue_attempt(location, self, now_s)
@@ -176,7 +176,8 @@ class LiveRequest:
     def renumber(self, epoch: int) -> None:
         """Take the number of this execution, which Redis gave late: the next attempt is above all earlier ones."""
         base = epoch * ATTEMPT_STRIDE
-        self.spec = dataclasses.replace(self.spec, attempt_base=base, is_fenced=True)
+        execution = dataclasses.replace(self.spec.execution, attempt_base=base, is_fenced=True)
+        self.spec = dataclasses.replace(self.spec, execution=execution)
         self.upstream.renumber(base)
 
     # The router's side; `answers` handles its rows.
@@ -209,7 +210,7 @@ class LiveRequest:
 
     def submit(self, now_s: float) -> None:
         """WAITING -> ATTACHED, or remain WAITING until a router comes up."""
-        left_s, needed_s = self.spec.left_s(now_s), self.limits.start_min_s
+        left_s, needed_s = self.spec.timing.left_s(now_s), self.limits.start_min_s
         if not self.progress.ids and left_s < needed_s:
             error = faults.too_short(left_s, needed_s)
             self.end_with(Outcome(error=error), now_s, attach.Cancel.REASON_DEADLINE)
@@ -283,7 +284,7 @@ class LiveRequest:
         """-> WAITING; the slot is closed. Test the verdict `fault` by one more attempt, which is paid already."""
         self._wait(fault)
         self.progress.count_lost(self.upstream.current)
-        has_tokens = len(self.progress.ids) > len(self.spec.received_ids)
+        has_tokens = len(self.progress.ids) > len(self.spec.execution.received_ids)
         is_resume = self.retry_state.count_cross_check(now_s, has_tokens=has_tokens)
         delay_s = self.retry_state.delay_s(self.hub.jitter(), untouched=False, after_s=0.0)
         self._submit_after(delay_s, now_s, is_resume=is_resume)

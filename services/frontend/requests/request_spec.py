@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from kvmesh import blocks
@@ -52,37 +52,44 @@ class EarlierExecution:
     """Output position below which it is known to have given tokens; 0: no progress report (accounts.progress_reports)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestSpec:
-    """One request of a client: validated, tokenized, with its seed and its deadlines."""
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Sampling parameters of a request."""
 
-    caller: Caller = NOBODY
-    """The charged caller, with its tenant and service class."""
-    reservation_id: str = ""
-    """Id of its budget reservation; empty: no reservation."""
-    request_id: str
-    """32 lower-case hexadecimal digits."""
-    prompt_ids: bytes
-    """32-bit little-endian; at least one token."""
     temperature: float
     top_p: float
     top_k: int
     seed: int
-    stop: tuple[str, ...] = ()
-    max_output_tokens: int
-    """Positions of the whole output: [0, max_output_tokens)."""
-    asked_output_tokens: int = 0
-    """Output tokens that the client asked for; its deadline may leave no time for all. 0: `max_output_tokens`."""
-    model_version: str
-    end_token_id: int
-    priority: int = 0
-    session_id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Arrival and deadlines of a request, in seconds of the frontend's clock."""
+
     arrived_s: float
     deadline_s: float
     """Time at which this frontend ends the request."""
     is_clients_deadline: bool = True
     """False: the deadline is the mesh's own limit, and the tokens generated until then are a good answer."""
     ttft_deadline_s: float | None = None
+
+    @property
+    def hops_deadline_s(self) -> float:
+        """Deadline of the request at the hops behind the frontend (deadline propagation)."""
+        return self.deadline_s if self.is_clients_deadline else self.deadline_s + RUNTIME_GRACE_S
+
+    def left_s(self, now_s: float, *, is_waiting: bool = True) -> float:
+        """Return the time left for the first token if the request still waits for one; else for the whole request."""
+        until_s = self.deadline_s
+        if is_waiting and self.ttft_deadline_s is not None:
+            until_s = min(until_s, self.ttft_deadline_s)
+        return until_s - now_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutionSpec:
+    """One execution of a request: its number, its name, and the output of the executions before it."""
+
     attempt_base: int = 0
     """Attempts are numbered from attempt_base + 1."""
     is_resumed: bool = False
@@ -101,6 +108,42 @@ class RequestSpec:
     """Location of the broken stream's attempt, which may still run."""
     received_ids: tuple[int, ...] = ()
     """Output that the client has already; empty unless `is_resumed`."""
+
+    @property
+    def epoch(self) -> int:
+        """Number of this execution of the request, from 0; executions at other frontends have other numbers."""
+        return self.attempt_base // ATTEMPT_STRIDE
+
+    @property
+    def is_repeatable(self) -> bool:
+        """True if the request may have other executions: the client resumes it, or has a key to send it again."""
+        return self.is_resumed or self.is_keyed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestSpec:
+    """One request of a client: validated, tokenized, with its seed and its deadlines."""
+
+    caller: Caller = NOBODY
+    """The charged caller, with its tenant and service class."""
+    reservation_id: str = ""
+    """Id of its budget reservation; empty: no reservation."""
+    request_id: str
+    """32 lower-case hexadecimal digits."""
+    prompt_ids: bytes
+    """32-bit little-endian; at least one token."""
+    sampling: Sampling
+    stop: tuple[str, ...] = ()
+    max_output_tokens: int
+    """Positions of the whole output: [0, max_output_tokens)."""
+    asked_output_tokens: int = 0
+    """Output tokens that the client asked for; its deadline may leave no time for all. 0: `max_output_tokens`."""
+    model_version: str
+    end_token_id: int
+    priority: int = 0
+    session_id: str = ""
+    timing: Timing
+    execution: ExecutionSpec = field(default_factory=ExecutionSpec)
     logprobs: bool = False
     explain: bool = False
     traceparent: str = ""
@@ -118,11 +161,6 @@ class RequestSpec:
         return len(self.prompt_ids) // 4
 
     @property
-    def epoch(self) -> int:
-        """Number of this execution of the request, from 0; executions at other frontends have other numbers."""
-        return self.attempt_base // ATTEMPT_STRIDE
-
-    @property
     def goes_ahead(self) -> bool:
         """True if an engine had the request. Then no limit refuses it, and it waits at the head of its priority class.
 
@@ -130,9 +168,10 @@ class RequestSpec:
         was made there. It counts for AHEAD_EPOCH_MAX executions, so that it is no way around the limits. A mesh without
         tenants has no limits; there received tokens are enough.
         """
-        if not self.received_ids or not self.caller.tenant.name:
-            return bool(self.received_ids)
-        return self.location is not None and self.epoch <= AHEAD_EPOCH_MAX
+        execution = self.execution
+        if not execution.received_ids or not self.caller.tenant.name:
+            return bool(execution.received_ids)
+        return execution.location is not None and execution.epoch <= AHEAD_EPOCH_MAX
 
     @property
     def rid(self) -> str:
@@ -140,24 +179,12 @@ class RequestSpec:
 
         A request without key or token gets no number from Redis. Its id was drawn for this execution alone.
         """
-        return self.owner if self.is_resumed or self.is_keyed else self.request_id
+        return self.execution.owner if self.execution.is_repeatable else self.request_id
 
     @property
     def affinity(self) -> str:
         """Key of session affinity: related requests go to one router."""
         return self.session_id or self.request_id
-
-    def left_s(self, now_s: float, *, is_waiting: bool = True) -> float:
-        """Return the time left for the first token if the request still waits for one; else for the whole request."""
-        until_s = self.deadline_s
-        if is_waiting and self.ttft_deadline_s is not None:
-            until_s = min(until_s, self.ttft_deadline_s)
-        return until_s - now_s
-
-    @property
-    def hops_deadline_s(self) -> float:
-        """Deadline of the request at the hops behind the frontend (deadline propagation)."""
-        return self.deadline_s if self.is_clients_deadline else self.deadline_s + RUNTIME_GRACE_S
 
     def submission(
         self,
@@ -176,6 +203,7 @@ class RequestSpec:
 
         The remaining times of its budget are set when the submit is written.
         """
+        sampling = self.sampling
         token_ids = self.prompt_ids + frames.pack_ids(received)
         submit = pb.Submit(
             slot=slot,
@@ -186,7 +214,10 @@ class RequestSpec:
             block_hashes=blocks.pack(blocks.chain(token_ids, block_tokens, self.model_version)),
             block_tokens=block_tokens,
             sampling=pb.Sampling(
-                temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, seed=self.seed
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                top_k=sampling.top_k,
+                seed=sampling.seed,
             ),
             phase=pb.PHASE_UNSPECIFIED,
             credit_position=credit_position,
@@ -219,7 +250,12 @@ class RequestSpec:
         `issued_s`: seconds since 1970, used with a location only.
         """
         token = ResumeToken(
-            self.request_id, self.seed, self.attempt_base, self.digest, self.model_version, location
+            self.request_id,
+            self.sampling.seed,
+            self.execution.attempt_base,
+            self.digest,
+            self.model_version,
+            location,
         )
         if location is None:
             return token

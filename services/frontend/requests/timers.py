@@ -41,8 +41,8 @@ def of(request: LiveRequest) -> tuple[Timer, ...]:
         return (takeover_until_s, _stop_takeover), (request.retry_at_s, _ask)
     spec, is_waiting = request.spec, request.progress.first_token_s is None
     return (
-        (spec.deadline_s, _time_over),
-        (spec.ttft_deadline_s if is_waiting else None, _time_over),
+        (spec.timing.deadline_s, _time_over),
+        (spec.timing.ttft_deadline_s if is_waiting else None, _time_over),
         (takeover_until_s, _takeover_failed),
         (_silent_s(request), _too_silent),
         (request.retry_at_s, _ask),

@@ -143,8 +143,8 @@ class Upstream:
             vocabulary_size=progress.output.vocabulary_size,
             contested_replicas=[one.replica for one in self.cross_checked.values()],
         )
-        ttft_s = spec.ttft_deadline_s if progress.first_token_s is None else None
-        peer.link.outbox.submit(row, spec.hops_deadline_s, ttft_s)
+        ttft_s = spec.timing.ttft_deadline_s if progress.first_token_s is None else None
+        peer.link.outbox.submit(row, spec.timing.hops_deadline_s, ttft_s)
 
     def take_over(self, peer: Peer[Any], request: Source) -> None:
         """Send an adopt of the last attempt, which runs at its decode replica."""

@@ -19,7 +19,7 @@ from services.frontend.accounts.executions import Claim, Execution, Executions
 from services.frontend.requests import faults, feasibility
 from services.frontend.requests.core import FrontendCore
 from services.frontend.requests.feasibility import Outlook
-from services.frontend.requests.request_spec import RequestSpec
+from services.frontend.requests.request_spec import ExecutionSpec, RequestSpec, Sampling, Timing
 from services.frontend.requests.resume_token import ATTEMPT_STRIDE, EPOCH_MAX, Seal
 from services.frontend.surface import validation
 from services.frontend.surface.request_parser import Parsed, RequestParser
@@ -95,33 +95,27 @@ class Intake:
         tenant = arrival.caller.tenant
         digest = validation.digest(asked, prompt_ids, asked_tokens, tenant.name)
         validation.check_resumed(asked, digest)
-        resume, arrived_s = asked.resume, arrival.at_s
-        deadline_s, is_clients = _deadline(arrival)
-        timeout_s = asked.ttft_timeout_s
-        ttft_deadline_s = arrived_s + timeout_s if timeout_s is not None else None
-        self._check_time(asked, arrival, deadline_s, ttft_deadline_s, parsed.prompt_tokens)
+        resume, timing = asked.resume, _timing(asked, arrival)
+        self._check_time(asked, arrival, timing, parsed.prompt_tokens)
         request_id = self._request_id(asked, tenant.name)
         max_output_tokens = asked_tokens
         if resume is not None and resume.max_output_tokens:
             # The same limit as the running attempt, which is taken over.
             max_output_tokens = min(asked_tokens, resume.max_output_tokens)
-        elif is_clients and tenant.name and tenant.may_clamp:
+        elif timing.is_clients_deadline and tenant.name and tenant.may_clamp:
             outlook = self._core.outlook(
                 asked.session_id or request_id,
                 arrival.caller.service_class.priority_class,
                 parsed.prompt_tokens,
                 self._clock.now_s(),
             )
-            max_output_tokens = self._clamped(asked, asked_tokens, deadline_s, outlook)
+            max_output_tokens = self._clamped(asked, asked_tokens, timing.deadline_s, outlook)
         execution = await self._begin(asked, request_id, digest, arrival.owner)
         return RequestSpec(
             caller=arrival.caller,
             request_id=request_id,
             prompt_ids=prompt_ids,
-            temperature=asked.temperature,
-            top_p=asked.top_p,
-            top_k=asked.top_k,
-            seed=execution.seed,
+            sampling=Sampling(asked.temperature, asked.top_p, asked.top_k, execution.seed),
             stop=asked.stop,
             max_output_tokens=max_output_tokens,
             asked_output_tokens=asked_tokens,
@@ -129,41 +123,34 @@ class Intake:
             end_token_id=self._parser.end_token_id,
             priority=asked.priority,
             session_id=asked.session_id,
-            arrived_s=arrived_s,
-            deadline_s=deadline_s,
-            is_clients_deadline=is_clients,
-            ttft_deadline_s=ttft_deadline_s,
-            attempt_base=execution.epoch * ATTEMPT_STRIDE,
-            is_resumed=resume is not None,
-            is_fenced=execution.is_fenced,
-            is_keyed=bool(asked.idempotency_key),
-            owner=arrival.owner,
-            earlier=execution.earlier,
-            can_move=arrival.can_move,
-            location=resume.location if resume is not None and execution.is_shown else None,
-            received_ids=asked.received_ids,
+            timing=timing,
+            execution=ExecutionSpec(
+                attempt_base=execution.epoch * ATTEMPT_STRIDE,
+                is_resumed=resume is not None,
+                is_fenced=execution.is_fenced,
+                is_keyed=bool(asked.idempotency_key),
+                owner=arrival.owner,
+                earlier=execution.earlier,
+                can_move=arrival.can_move,
+                location=resume.location if resume is not None and execution.is_shown else None,
+                received_ids=asked.received_ids,
+            ),
             logprobs=asked.logprobs,
             explain=asked.explain,
             traceparent=arrival.traceparent,
             digest=digest,
         )
 
-    def _check_time(
-        self,
-        asked: ValidRequest,
-        arrival: Arrival,
-        deadline_s: float,
-        ttft_deadline_s: float | None,
-        prompt_tokens: int,
-    ) -> None:
+    def _check_time(self, asked: ValidRequest, arrival: Arrival, timing: Timing, prompt_tokens: int) -> None:
         """Raise MeshError if the deadline has passed, or is too short for a start; a running attempt may be taken over."""
         now_s = self._clock.now_s()
-        if deadline_s <= now_s:
+        if timing.deadline_s <= now_s:
             is_rest = asked.resume is not None or bool(asked.idempotency_key)
-            raise faults.deadline("DEADLINE", max(0.0, deadline_s - arrival.at_s), 0, is_rest=is_rest)
+            allowed_s = max(0.0, timing.deadline_s - timing.arrived_s)
+            raise faults.deadline("DEADLINE", allowed_s, 0, is_rest=is_rest)
         if asked.received_ids:
             return
-        left_s = min(deadline_s, deadline_s if ttft_deadline_s is None else ttft_deadline_s) - now_s
+        left_s = timing.left_s(now_s)
         if left_s < self._start_min_s:
             priority_class = arrival.caller.service_class.priority_class
             outlook = self._core.outlook(asked.session_id, priority_class, prompt_tokens, now_s)
@@ -200,7 +187,7 @@ class Intake:
             return Execution(0, seed, is_fenced=True)
         least = resume.epoch + 1 if resume is not None else 0
         for other in self._core.admitted.executions(request_id):
-            least = max(least, min(EPOCH_MAX, other.spec.epoch + 1))
+            least = max(least, min(EPOCH_MAX, other.spec.execution.epoch + 1))
         claim = Claim(request_id, digest, seed, is_seed_asked, least, owner)
         if resume is not None:
             inherited = len(asked.received_ids) if resume.location is not None else 0
@@ -208,6 +195,18 @@ class Intake:
             age_s = wall_s() - resume.issued_s if resume.issued_s else math.inf
             claim = replace(claim, inherited=inherited, predecessor=resume.epoch, age_s=age_s)
         return await self._executions.begin(claim)
+
+
+def _timing(asked: ValidRequest, arrival: Arrival) -> Timing:
+    """Return the arrival and the deadlines of the request."""
+    deadline_s, is_clients = _deadline(arrival)
+    timeout_s = asked.ttft_timeout_s
+    return Timing(
+        arrived_s=arrival.at_s,
+        deadline_s=deadline_s,
+        is_clients_deadline=is_clients,
+        ttft_deadline_s=None if timeout_s is None else arrival.at_s + timeout_s,
+    )
 
 
 def _deadline(arrival: Arrival) -> tuple[float, bool]:

@@ -46,14 +46,14 @@ class Messages:
     def started(self, spec: RequestSpec, issued_s: int) -> pb.GenerateResponse:
         """Return the first message, with a resume token made at `issued_s` seconds since 1970."""
         # A resumed request came with its location, so another break before its next token loses nothing.
-        location = spec.location if spec.received_ids else None
+        location = spec.execution.location if spec.execution.received_ids else None
         return pb.GenerateResponse(
             started=pb.Started(
                 request_id=spec.request_id,
                 resume_token=spec.resume_token(location, issued_s).pack(self._seal),
                 prompt_token_count=spec.prompt_tokens,
                 model_version=spec.model_version,
-                seed=spec.seed,
+                seed=spec.sampling.seed,
                 max_output_tokens=spec.max_output_tokens,
                 is_output_clamped=spec.is_output_clamped,
                 service_class=spec.caller.service_class.name,
@@ -107,8 +107,8 @@ def explanation(request: LiveRequest, frontend: str, region: str) -> pb.Explanat
         frontend=frontend,
         attempts=[attempt.explanation(number) for number, attempt in numbered],
         adoption_count=request.takeovers,
-        total=of_s(request.ended_s - spec.arrived_s),
+        total=of_s(request.ended_s - spec.timing.arrived_s),
     )
     if request.progress.first_token_s is not None:
-        message.time_to_first_token.CopyFrom(of_s(request.progress.first_token_s - spec.arrived_s))
+        message.time_to_first_token.CopyFrom(of_s(request.progress.first_token_s - spec.timing.arrived_s))
     return message

@@ -139,7 +139,7 @@ class InferenceService:
             now_s = self._clock.now_s()
             reader.close()
             try:
-                self._core.leave(request, now_s, was_deadline=now_s >= spec.deadline_s)
+                self._core.leave(request, now_s, was_deadline=now_s >= spec.timing.deadline_s)
             finally:
                 self._core.admitted.dismiss(request, now_s)
                 self._intake.forget(owner)

@@ -271,7 +271,7 @@ async def test_an_execution_without_output_has_no_debt(redis_url: str) -> None:
         await two.start(predecessor=0, is_keyed=False)
         two.end(0, LEFT)
         await _quiet(two)
-        await three.start(received=3000, predecessor=two.spec.epoch, is_keyed=False)
+        await three.start(received=3000, predecessor=two.spec.execution.epoch, is_keyed=False)
         three.end(3010, LEFT)
         await _quiet(three)
         await three.sweep()
@@ -324,7 +324,7 @@ async def test_executions_that_were_never_admitted_are_forgotten(redis_url: str)
     async with Frontend(redis_url, "a") as one:
         for _ in range(5):
             await one.start()
-            assert len(one.spec.earlier) == 0
+            assert len(one.spec.execution.earlier) == 0
             one.accounting.release(one.hold)
             await _quiet(one)
         await one.start()

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import xxhash
 
@@ -20,7 +21,7 @@ from services.frontend.requests.core import FrontendCore
 from services.frontend.requests.detokenizer import Detokenizer
 from services.frontend.requests.output import Output
 from services.frontend.requests.request import LiveRequest
-from services.frontend.requests.request_spec import RequestSpec
+from services.frontend.requests.request_spec import RequestSpec, Sampling, Timing
 
 END_ID = 1
 VOCABULARY = 300
@@ -366,27 +367,31 @@ class Client:
         tokens = self.request.output.take()
         if tokens is None:
             return
-        assert tokens.position == len(self.spec.received_ids) + len(self.ids), "a gap or a repeat"
+        assert tokens.position == len(self.spec.execution.received_ids) + len(self.ids), "a gap or a repeat"
         self.ids += tokens.ids
         self.text += tokens.text
         self.core.deliver(self.request, self.request.output.taken, now_s)
 
 
 def spec(request_id: int, **changes: object) -> RequestSpec:
-    """Return a request spec with a prompt of its own."""
+    """Return a request spec with a prompt of its own. `changes`: fields of the spec or of one of its parts."""
     draw = random.Random(request_id)
     prompt = [draw.randrange(4, VOCABULARY) for _ in range(draw.randint(1, 80))]
-    values: dict[str, object] = {
-        "request_id": f"{request_id:032x}",
-        "prompt_ids": frames.pack_ids(prompt),
-        "temperature": 1.0,
-        "top_p": 1.0,
-        "top_k": 0,
-        "seed": 7,
-        "max_output_tokens": draw.randint(1, 200),
-        "model_version": "v1",
-        "end_token_id": END_ID,
-        "arrived_s": 1000.0,
-        "deadline_s": 1600.0,
-    }
-    return RequestSpec(**{**values, **changes})  # type: ignore[arg-type]
+    made = RequestSpec(
+        request_id=f"{request_id:032x}",
+        prompt_ids=frames.pack_ids(prompt),
+        sampling=Sampling(temperature=1.0, top_p=1.0, top_k=0, seed=7),
+        max_output_tokens=draw.randint(1, 200),
+        model_version="v1",
+        end_token_id=END_ID,
+        timing=Timing(arrived_s=1000.0, deadline_s=1600.0),
+    )
+    return changed(made, **changes)
+
+
+def changed(of: RequestSpec, **changes: Any) -> RequestSpec:
+    """Return `of` with other values for fields of the spec, or of its sampling, timing or execution."""
+    for name, part in (("sampling", of.sampling), ("timing", of.timing), ("execution", of.execution)):
+        own = {each.name: changes.pop(each.name) for each in fields(part) if each.name in changes}
+        changes[name] = replace(part, **own)
+    return replace(of, **changes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -23,7 +23,7 @@ from services.frontend.requests.faults import given_up
 from services.frontend.requests.outcome import Outcome
 from services.frontend.requests.request_spec import RequestSpec
 from services.frontend.requests.takeover import AttemptLocation
-from tests.unit.frontend.fake_mesh import spec
+from tests.unit.frontend.fake_mesh import changed, spec
 
 CALLER = Caller(
     tenant=Tenant(name="t"),
@@ -245,7 +245,7 @@ async def test_a_resume_is_never_refused_and_no_way_around_the_limits() -> None:
         *((8, 3, PLACE), (9, 3, PLACE), (1, 3, None)),
     ):
         asked = spec(1, caller=CALLER, owner=f"o{epoch}-{received}-{location}", received_ids=(5,) * received)
-        await accounting.reserve(Hold(), replace(asked, attempt_base=256 * epoch, location=location))
+        await accounting.reserve(Hold(), changed(asked, attempt_base=256 * epoch, location=location))
     assert budgets.forced == [False, False, False, True, True, False, False]
 
 
@@ -266,7 +266,7 @@ async def test_output_that_a_client_made_up_is_paid(was_told: bool, location: At
         accounting.close(hold, Request(first, 1, 1, WELL))  # type: ignore[arg-type]
         assert await settlements.flush(5)
     asked = spec(1, caller=CALLER, owner="o", received_ids=(5,) * 40, attempt_base=256, location=location)
-    asked = await accounting.reserve(hold := Hold(), replace(asked, is_resumed=True))
+    asked = await accounting.reserve(hold := Hold(), changed(asked, is_resumed=True))
     accounting.close(hold, Request(asked, 43, 43, WELL))  # type: ignore[arg-type]
     assert await settlements.flush(5)
     settling.cancel()

@@ -166,7 +166,7 @@ def test_a_resume_within_its_class_deadline_is_not_ended_by_an_estimate() -> Non
     mesh.settle(6)
     client.read(mesh.now_s)
     assert client.ids
-    until_s = client.spec.deadline_s
+    until_s = client.spec.timing.deadline_s
     mesh.cut(mesh.routers[0])
     mesh.runs.clear()
     mesh.open(mesh.routers[0])

@@ -175,7 +175,7 @@ def test_a_late_epoch_is_this_executions_own() -> None:
     client = begin(mesh, is_keyed=True, owner="me")
     run(mesh, client, 5)
     mesh.core.supersede(client.request.spec.request_id, 1, mesh.now_s, "me")
-    assert client.request.outcome is None and client.request.spec.epoch == 1
+    assert client.request.outcome is None and client.request.spec.execution.epoch == 1
     (attempt,) = mesh.runs
     assert attempt.router is not None
     attempt.router.runs.pop(attempt.slot)
@@ -253,7 +253,7 @@ def test_a_late_epoch_does_not_make_the_attempt_another_executions() -> None:
     client = begin(mesh, is_keyed=True, owner="me")
     run(mesh, client, 10)
     mesh.core.supersede(client.request.spec.request_id, 3, mesh.now_s, "me")
-    assert client.request.spec.attempt_base == 3 * ATTEMPT_STRIDE
+    assert client.request.spec.execution.attempt_base == 3 * ATTEMPT_STRIDE
     assert not client.request.upstream.is_anothers()
     for _ in range(2):
         client.request.upstream.detach()

@@ -487,7 +487,7 @@ def test_a_resumed_client_goes_on_where_it_was() -> None:
     )
     assert finish(first, client) == "SUPERSEDED"
     assert finish(first, second) == "LENGTH"
-    assert [*second.spec.received_ids, *second.ids] == whole(client)
+    assert [*second.spec.execution.received_ids, *second.ids] == whole(client)
     assert first.submits[1].attempt == 257 and first.submits[1].resumed
 
 

@@ -140,7 +140,7 @@ def check(schedule: Schedule, seed: int) -> list[str]:
     for client in schedule.clients:
         asked, request = client.spec, client.request
         whole = oracle(asked.prompt_ids, asked.max_output_tokens)
-        have = [*asked.received_ids, *client.ids]
+        have = [*asked.execution.received_ids, *client.ids]
         assert request.outcome is not None, f"seed={seed} {request} never ended"
         assert have == whole[: len(have)], f"seed={seed} {request}"
         outcomes.append(request.outcome.name)
