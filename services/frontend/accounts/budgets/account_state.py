@@ -13,20 +13,15 @@ from kvmesh.buckets.limits import Account
 from kvmesh.buckets.operations import Denied, RemainingBudget, Spend
 from kvmesh.drain_rate import DrainRate, Stock
 from kvmesh.tenants.caller import Caller
+from services.frontend.accounts.budgets.denial_cache import DenialCache
 from services.frontend.accounts.budgets.quota_lease import QuotaLease
 
 EXTEND_TOKENS: Final = 256
-"""Tokens that a stream reserves ahead, again and again, near the end of its estimate. A sweep therefore charges the output
-of
-a dead frontend's streams, and a debt exists before it is used."""
+"""Tokens that a stream reserves ahead, again and again, near the end of its estimate. A sweep therefore charges the
+output of a dead frontend's streams, and a debt exists before it is used."""
 
 MARGIN_TOKENS: Final = 64
 """Tokens before the end of the reservation at which a stream reserves more; Redis answers meanwhile."""
-
-MEMO_S: Final = 0.1
-"""Time for which a denial is cached. A crowd of refused requests does not reach Redis."""
-
-CONCURRENCY_MEMO_S: Final = 0.02
 
 END_WAIT_S: Final = 1.0
 """Assumed time until a request of the account ends, before any has ended."""
@@ -39,16 +34,8 @@ class AccountState:
     """The state of one account at one frontend."""
 
     __slots__ = (
-        *(
-            "_denied",
-            "_denied_at_s",
-            "_denied_overrun",
-            "_denied_s_per_token",
-            "_denied_tokens",
-            "_denied_until_s",
-        ),
         *("_closed", "_ends", "_remaining", "account", "burst", "has_slots", "has_tokens", "is_spending"),
-        *("current_account", "limits_version"),
+        *("current_account", "denial_cache", "limits_version"),
         *(
             "live",
             "open",
@@ -93,10 +80,7 @@ class AccountState:
         self.has_slots = any(scope.limit.concurrency for scope in account.scopes)
         """True if the account has a concurrency limit."""
         self._remaining = RemainingBudget()
-        self._denied: Denied | None = None
-        self._denied_at_s = self._denied_until_s = 0.0
-        self._denied_tokens = self._denied_overrun = 0
-        self._denied_s_per_token = 0.0
+        self.denial_cache = DenialCache()
         self._closed = DrainRate(Stock.HELD)
         """Drain rate of open overrun here, in tokens."""
         self._ends = DrainRate(Stock.HELD)
@@ -188,36 +172,8 @@ class AccountState:
     def deny(self, denied: Denied, tokens: int, overrun: int, now_s: float, frontends: int) -> Denied:
         """Cache the denial of a request of `tokens` with open `overrun`; return it with the time to wait."""
         denied = self.timed(denied, now_s, frontends)
-        wait_s = denied.wait_s or 0.0
-        self._denied, self._denied_at_s = denied, now_s
-        memo_s = CONCURRENCY_MEMO_S if denied.reason in ("concurrency", "overrun") else MEMO_S
-        self._denied_until_s = now_s + min(wait_s, memo_s)
-        self._denied_tokens, self._denied_overrun = tokens, overrun
-        self._denied_s_per_token = 0.0
-        if denied.reason == "tokens":  # a smaller request waits less
-            limits = (scope.limit for scope in self.account.scopes if scope.name == denied.scope)
-            self._denied_s_per_token = 60 / next(limits).tokens_per_min
+        self.denial_cache.put(denied, self.account, tokens, overrun, now_s)
         return denied
-
-    def known_denial(self, tokens: int, overrun: int, now_s: float) -> Denied | None:
-        """Return the cached denial if it holds for a request of `tokens` and `overrun`, else None."""
-        denied = self._denied
-        if denied is None or now_s >= self._denied_until_s:
-            return None
-        if denied.reason == "overrun" and overrun < self._denied_overrun:
-            return None
-        if denied.is_claimed and tokens > self._denied_tokens:
-            return None  # the claim may be for this request
-        wait_s = (denied.wait_s or 0.0) - (now_s - self._denied_at_s)
-        if denied.reason == "tokens" and not denied.is_claimed:
-            wait_s += (tokens - self._denied_tokens) * self._denied_s_per_token
-        if wait_s <= 0:
-            return None
-        return replace(denied, wait_s=wait_s)
-
-    def forget_denial(self) -> None:
-        """Drop the cached denial: tokens or slots came back."""
-        self._denied = None
 
     def end(self, now_s: float) -> None:
         """Count the end of a running request."""

@@ -133,7 +133,7 @@ class Budgets:
             if error is not None:
                 raise self._refused(error)
         elif not account_state.quota_lease.free_requests:
-            denied = account_state.known_denial(1, 0, now_s)
+            denied = account_state.denial_cache.get(1, 0, now_s)
             if denied is not None and not denied.is_claimed:  # larger requests may use the claim
                 self.metrics.known_refusals.value += 1
                 raise self._refused(denied_error(account_state.account, denied, 0))
@@ -272,7 +272,7 @@ class Budgets:
                 caller, prompt_tokens, cached_tokens, output_tokens, has_overrun=has_overrun
             )
         self.metrics.charge(caller.tenant.name, actual)
-        account_state.forget_denial()
+        account_state.denial_cache.clear()
         quota_lease, overrun = reservation.quota_lease, reservation.overrun
         account_state.close(overrun, self._clock.now_s())
         if quota_lease is None:
@@ -327,7 +327,7 @@ class Budgets:
             return Denied("burst", scope, None, account_state.remaining)
         if self._local_fallback.is_on:
             return None
-        denied = account_state.known_denial(tokens, overrun, now_s)
+        denied = account_state.denial_cache.get(tokens, overrun, now_s)
         if denied is not None:
             self.metrics.known_refusals.value += 1
         return denied

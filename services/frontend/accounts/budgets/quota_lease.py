@@ -21,7 +21,7 @@ are swept when they expire. A request that overruns takes free tokens of the lea
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from kvmesh.buckets.limits import Account
 
@@ -63,6 +63,53 @@ class DrawRequest:
     least_overrun: int = 0
 
 
+class LeaseAmounts(NamedTuple):
+    """Amounts of each of the four resources of a lease. Without a limit an amount is infinite."""
+
+    tokens: float = 0
+    requests: float = 0
+    slots: float = 0
+    overrun: float = 0
+
+
+class LeaseDemand:
+    """The demand of one account at one frontend, as moving averages with HALF_LIFE_S."""
+
+    __slots__ = ("_overrun", "_requests", "_seen_at_s", "_tokens", "overrun_rate", "rate", "token_rate")
+
+    def __init__(self, now_s: float) -> None:
+        self.rate = 0.0
+        """Requests per second."""
+        self.token_rate = self.overrun_rate = 0.0
+        """Tokens per second that requests reserve, and that they may use beyond."""
+        self._requests = self._tokens = self._overrun = 0
+        """Counts since the last measurement."""
+        self._seen_at_s = now_s
+
+    def count(self, tokens: int, overrun: int) -> None:
+        """Count one request."""
+        self._requests += 1
+        self._tokens += tokens
+        self._overrun += overrun
+
+    def measure(self, now_s: float) -> None:
+        """Take the counts into the averages."""
+        passed_s = now_s - self._seen_at_s
+        if passed_s < AGAIN_S:
+            return
+        weight = 1.0 - 0.5 ** (passed_s / HALF_LIFE_S)
+        self.rate += weight * (self._requests / passed_s - self.rate)
+        self.token_rate += weight * (self._tokens / passed_s - self.token_rate)
+        self.overrun_rate += weight * (self._overrun / passed_s - self.overrun_rate)
+        self._requests = self._tokens = self._overrun = 0
+        self._seen_at_s = now_s
+
+    def forget(self) -> None:
+        """Start again without demand."""
+        self.rate = self.token_rate = self.overrun_rate = 0.0
+        self._requests = self._tokens = self._overrun = 0
+
+
 class QuotaLease:
     """The quota lease of one account at one frontend, named `rid` in Redis. Its first draw opens it, once.
 
@@ -70,40 +117,9 @@ class QuotaLease:
     """
 
     __slots__ = (
-        *(
-            "_asked",
-            "_drew_at_s",
-            "_caps",
-            "_low_overrun",
-            "_low_requests",
-            "_low_slots",
-            "_low_tokens",
-            "_number",
-            "_seen_at_s",
-        ),
-        *(
-            "_overrun_rate",
-            "_token_rate",
-            "_told_requests",
-            "_wanted_overrun",
-            "_wanted_requests",
-            "_wanted_tokens",
-            "free_overrun",
-            "free_requests",
-            "free_slots",
-            "free_tokens",
-        ),
-        *(
-            "is_hot",
-            "is_low",
-            "live_slots",
-            "open_requests",
-            "promised_overrun",
-            "promised_tokens",
-            "rate",
-            "rid",
-        ),
-        *("used_requests", "used_tokens"),
+        *("_asked", "_caps", "_demand", "_drew_at_s", "_low", "_number", "_told_requests"),
+        *("free_overrun", "free_requests", "free_slots", "free_tokens", "is_hot", "is_low", "live_slots"),
+        *("open_requests", "promised_overrun", "promised_tokens", "rid", "used_requests", "used_tokens"),
     )
 
     def __init__(self, rid: str, account: Account, frontends: int, now_s: float) -> None:
@@ -118,18 +134,15 @@ class QuotaLease:
         self.is_hot = False
         self.is_low = False
         """True if `draw` is due soon."""
-        self.rate = 0.0
-        """Requests per second of the account at this frontend."""
-        self._token_rate = self._overrun_rate = 0.0
-        self._wanted_requests = self._wanted_tokens = self._wanted_overrun = 0
-        self._seen_at_s = now_s
+        self._demand = LeaseDemand(now_s)
         self._number = 0
         self._told_requests = 0
         self._asked: DrawRequest | None = None
         self._drew_at_s = float("-inf")
-        self._low_tokens = self._low_requests = self._low_slots = 0
-        self._low_overrun = -1
-        self._caps = (0.0, 0.0, 0.0, 0.0)
+        self._low = LeaseAmounts(overrun=-1)
+        """Free amounts from which a draw is due."""
+        self._caps = LeaseAmounts()
+        """Largest free amounts."""
         self.resize(account, frontends)
 
     def __repr__(self) -> str:
@@ -167,7 +180,7 @@ class QuotaLease:
             return SHARE * min(bursts) / frontends if bursts else float("inf")
 
         limits = [scope.limit for scope in account.scopes]
-        self._caps = (
+        self._caps = LeaseAmounts(
             cap([limit.tokens_burst for limit in limits if limit.tokens_per_min]),
             cap([limit.requests_burst for limit in limits if limit.requests_per_min]),
             cap([float(limit.concurrency) for limit in limits if limit.concurrency]),
@@ -176,9 +189,7 @@ class QuotaLease:
 
     def want(self, tokens: int, overrun: int = 0) -> None:
         """Count one request of the account for the demand, admitted from the lease or not."""
-        self._wanted_requests += 1
-        self._wanted_tokens += tokens
-        self._wanted_overrun += overrun
+        self._demand.count(tokens, overrun)
 
     def admit(self, tokens: int, overrun: int = 0) -> bool:
         """Promise `tokens` to one request. False: they are not free, and the request must ask Redis.
@@ -197,11 +208,12 @@ class QuotaLease:
         self.open_requests += 1
         self.free_slots -= 1
         self.live_slots += 1
+        low_tokens, low_requests, low_slots, low_overrun = self._low
         if (
-            free < self._low_tokens
-            or self.free_requests < self._low_requests
-            or self.free_slots < self._low_slots
-            or self.free_overrun < self._low_overrun
+            free < low_tokens
+            or self.free_requests < low_requests
+            or self.free_slots < low_slots
+            or self.free_overrun < low_overrun
         ):
             self.is_low = True
         return True
@@ -248,17 +260,11 @@ class QuotaLease:
         if not may_grow:
             free = (max(0, self.free_tokens), max(0, self.free_requests), self.free_slots, self.free_overrun)
             return self._ask(*free, now_s) if self.is_open and self._is_due(now_s) else None
-        self._measure(now_s)
+        self._demand.measure(now_s)
         tokens, requests, slots, overrun = self._target()
-        self._low_tokens, self._low_requests, self._low_slots = tokens // 2, requests // 2, slots // 2
-        self._low_overrun = overrun // 2 if overrun else -1
+        self._low = LeaseAmounts(tokens // 2, requests // 2, slots // 2, overrun // 2 if overrun else -1)
         free = (self.free_tokens, self.free_requests, self.free_slots, self.free_overrun)
-        is_short = self.is_hot and (
-            free[0] <= self._low_tokens
-            or free[1] <= self._low_requests
-            or free[2] <= self._low_slots
-            or free[3] <= self._low_overrun
-        )
+        is_short = self.is_hot and any(amount <= low for amount, low in zip(free, self._low, strict=True))
         is_idle = not self.is_hot and any(free)
         if not (is_short or self.free_tokens < 0 or (self.is_open and (is_idle or self._is_due(now_s)))):
             return None
@@ -285,8 +291,7 @@ class QuotaLease:
 
     def cool(self) -> None:
         """Forget the demand: the next draw keeps only the tokens of running requests."""
-        self.rate = self._token_rate = self._overrun_rate = 0.0
-        self._wanted_requests = self._wanted_tokens = self._wanted_overrun = 0
+        self._demand.forget()
         self.is_hot = False
         self._drew_at_s = float("-inf")
 
@@ -320,30 +325,20 @@ class QuotaLease:
         assert ask is not None
         return ask
 
-    def _measure(self, now_s: float) -> None:
-        passed_s = now_s - self._seen_at_s
-        if passed_s < AGAIN_S:
-            return
-        weight = 1.0 - 0.5 ** (passed_s / HALF_LIFE_S)
-        self.rate += weight * (self._wanted_requests / passed_s - self.rate)
-        self._token_rate += weight * (self._wanted_tokens / passed_s - self._token_rate)
-        self._overrun_rate += weight * (self._wanted_overrun / passed_s - self._overrun_rate)
-        self._wanted_requests = self._wanted_tokens = self._wanted_overrun = 0
-        self._seen_at_s = now_s
-
     def _target(self) -> tuple[int, int, int, int]:
         """Return the tokens, requests, slots and open overrun that are to be free."""
-        self.is_hot = self.rate >= (HOT_PER_S / 2 if self.is_hot else HOT_PER_S)
+        demand, rate = self._demand, self._demand.rate
+        self.is_hot = rate >= (HOT_PER_S / 2 if self.is_hot else HOT_PER_S)
         tokens_max, requests_max, slots_max, overrun_max = self._caps
         if not self.is_hot:
             return 0, 0, 0, 0
-        needed = _REQUESTS_MIN * self._token_rate / self.rate
-        beyond = _REQUESTS_MIN * self._overrun_rate / self.rate
+        needed = _REQUESTS_MIN * demand.token_rate / rate
+        beyond = _REQUESTS_MIN * demand.overrun_rate / rate
         is_small = tokens_max < needed or requests_max < _REQUESTS_MIN or slots_max < _REQUESTS_MIN
         if is_small or overrun_max < beyond:
             self.is_hot = False
             return 0, 0, 0, 0
-        requests = max(_REQUESTS_MIN, HORIZON_S * self.rate)
-        tokens = min(tokens_max, max(needed, HORIZON_S * self._token_rate))
-        overrun = min(overrun_max, max(beyond, HORIZON_S * self._overrun_rate))
+        requests = max(_REQUESTS_MIN, HORIZON_S * rate)
+        tokens = min(tokens_max, max(needed, HORIZON_S * demand.token_rate))
+        overrun = min(overrun_max, max(beyond, HORIZON_S * demand.overrun_rate))
         return int(tokens), int(min(requests_max, requests)), int(min(slots_max, requests)), int(overrun)

@@ -78,5 +78,5 @@ class RedisOutage:
             return
         self._local_fallback.end()
         for account_state in self._account_states:
-            account_state.forget_denial()
+            account_state.denial_cache.clear()
         on_end(now_s)
