@@ -19,6 +19,7 @@ from kvmesh.prefix_index import events
 from kvmesh.prefix_index.block_log import PART_BLOCKS
 from kvmesh.prefix_index.events import Batch, Op
 from kvmesh.prefix_index.retention import Retention
+from kvmesh.prefix_index.snapshot_schedule import SnapshotSchedule
 from kvmesh.prefix_index.translation import EngineEventError, Translation
 from kvmesh.redis_link import Command, RedisLink, RedisUnavailable, key
 from kvmesh.tasks import persist
@@ -41,9 +42,6 @@ SNAPSHOT_TTL_INTERVALS = 100
 
 NEXT_TTL_S = 60
 """A snapshot in writing that gets no more parts expires after this."""
-
-SETTLE_S = 2.0
-"""A snapshot is written again this long after a takeover of the name. The last holder may have written one meanwhile."""
 
 OUTAGE_PAUSE_S = 0.2
 CLOSE_S = 2.0
@@ -72,7 +70,7 @@ class Publisher:
         self._snapshot_key = key(mesh, "snap", replica)
         self._next_key = key(mesh, "snap-next", replica, secrets.token_hex(4))
         self._replica = replica
-        self._interval_s = snapshot_interval_s
+        self._schedule = SnapshotSchedule(snapshot_interval_s, redis.break_total)
         self._retention = Retention(snapshot_interval_s * RETENTION_INTERVALS)
         self._clock = clock or MonotonicClock()
         self._cache = Translation(block_tokens, salt)
@@ -80,12 +78,8 @@ class Publisher:
         self._pending_blocks = 0
         self._last_seq: int = 0
         """`seq` of the last batch, which is `after` of the next one."""
-        self._is_snapshot_due = False
-        self._snapshot_at_s = float("-inf")
-        self._settle_at_s = float("inf")
         self._audible = asyncio.Event()
         self._audible.set()
-        self._breaks_seen = redis.break_total
         self._wakeup = asyncio.Event()
         self._flush_now = asyncio.Event()
 
@@ -116,9 +110,9 @@ class Publisher:
                 self._last_seq = seq
             if self._pending_blocks > BUFFER_BLOCKS_MAX:
                 self._drop_pending()
-        if self._pending or self._is_snapshot_due:
+        if self._pending or self._schedule.is_due:
             self._wakeup.set()
-        if self._is_snapshot_due or self._pending_blocks >= FLUSH_BLOCKS:
+        if self._schedule.is_due or self._pending_blocks >= FLUSH_BLOCKS:
             self._flush_now.set()
 
     def mute(self) -> None:
@@ -127,7 +121,7 @@ class Publisher:
 
     def unmute(self) -> None:
         """Start publishing, because the process has the name. After a mute, a snapshot comes first."""
-        self._settle_at_s = self._clock.now_s() + SETTLE_S
+        self._schedule.settle(self._clock.now_s())
         if not self._audible.is_set():
             self._drop_pending()
             self._audible.set()
@@ -144,7 +138,7 @@ class Publisher:
             await self._wait()
             if not (self._cache.epoch and self._audible.is_set()):
                 continue
-            if self._needs_snapshot():
+            if self._schedule.take(self._clock.now_s(), self._redis.break_total):
                 await self._write_snapshot()
             elif self._pending:
                 await self._flush()
@@ -167,8 +161,7 @@ class Publisher:
     async def _wait(self) -> None:
         due_s = 1.0
         if self._cache.epoch:
-            next_s = min(self._snapshot_at_s + self._interval_s, self._settle_at_s)
-            due_s = max(0.0, min(due_s, next_s - self._clock.now_s()))
+            due_s = max(0.0, min(due_s, self._schedule.next_s - self._clock.now_s()))
         with suppress(TimeoutError):
             async with asyncio.timeout(due_s):
                 await self._wakeup.wait()
@@ -179,20 +172,11 @@ class Publisher:
         self._wakeup.clear()
         self._flush_now.clear()
 
-    def _needs_snapshot(self) -> bool:
-        if self._redis.break_total != self._breaks_seen:
-            return True  # Redis may have lost both stream and snapshot
-        now_s = self._clock.now_s()
-        if now_s >= self._settle_at_s:
-            self._settle_at_s = float("inf")
-            return True
-        return self._is_snapshot_due or now_s >= self._snapshot_at_s + self._interval_s
-
     def _drop_pending(self) -> None:
         """Drop the waiting events. Readers must load a snapshot instead."""
         self.dropped_block_total += self._pending_blocks
         self._pending, self._pending_blocks = [], 0
-        self._is_snapshot_due = True
+        self._schedule.is_due = True
 
     def _take_pending(self) -> list[Command]:
         """Return the first waiting batches as commands, as many as may be sent at once."""
@@ -226,7 +210,7 @@ class Publisher:
         if not self._cache.epoch:
             return
         # The snapshot has the content of this moment. Every later event is in the stream behind `stream_id`.
-        is_gap, self._is_snapshot_due = self._is_snapshot_due, False
+        is_gap, self._schedule.is_due = self._schedule.is_due, False
         batch = self._snapshot_batch()
         head = (self._replica, self._cache.epoch, self._cache.seq, stream_id, self._cache.block_count)
         data, size = bytearray(events.encode_snapshot_head(*head)), 0
@@ -238,18 +222,18 @@ class Publisher:
                     data = bytearray()
                 else:
                     await asyncio.sleep(0)
-                if self._is_snapshot_due:
+                if self._schedule.is_due:
                     return
         if data and size:
             size = await self._append(data, size, with_events=not is_gap)
-            if self._is_snapshot_due:
+            if self._schedule.is_due:
                 return
         events_before: list[Command] = []
         if not is_gap:  # else they follow
             events_before = self._take_pending()
             while self._pending:
                 await self._redis.pipeline(events_before)
-                if self._is_snapshot_due:
+                if self._schedule.is_due:
                     return
                 events_before = self._take_pending()
             batch = self._snapshot_batch()
@@ -261,8 +245,7 @@ class Publisher:
         await self._redis.pipeline(commands, atomic=True)
         if self._pending:
             self._wakeup.set()
-        self._breaks_seen = breaks
-        self._snapshot_at_s = self._clock.now_s()
+        self._schedule.written(self._clock.now_s(), breaks)
         self.snapshot_total += 1
 
     def _put(self, data: bytearray, size: int) -> list[Command]:
@@ -274,7 +257,7 @@ class Publisher:
     @property
     def _ttl_s(self) -> int:
         """Lifetime of the snapshot and the stream after their last write, in seconds."""
-        return min(86_400, max(60, int(self._interval_s * SNAPSHOT_TTL_INTERVALS)))
+        return min(86_400, max(60, int(self._schedule.interval_s * SNAPSHOT_TTL_INTERVALS)))
 
     async def _append(self, data: bytearray, size: int, *, with_events: bool) -> int:
         """Append `data` to the `size` bytes of the snapshot in writing. Return its new size."""
