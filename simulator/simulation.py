@@ -107,6 +107,19 @@ class SimulationResult:
     """Requests that waited at a router first."""
 
 
+@dataclass(slots=True)
+class SimulatedRouter:
+    """One router: its policy, and the requests that wait there."""
+
+    name: str
+    policy: PlacementPolicy
+    queue: ReleaseQueue[QueuedRequest]
+    not_before_s: float = float("-inf")
+    """Earliest time of the next try to dispatch queued requests."""
+    wake_s: float = float("inf")
+    """Time of the next try by a timer."""
+
+
 class Simulation:
     """One run. `policies`: one per router. Requests go to the routers in turn."""
 
@@ -122,7 +135,6 @@ class Simulation:
         self._load = load
         self._scale = scale
         self._cluster = cluster
-        self._policies = policies
         self._rng = rng
         self._names = cluster.names()
         self._index = {name: index for index, name in enumerate(self._names)}
@@ -133,11 +145,11 @@ class Simulation:
         self._decodes = [ReplicaState(DECODE)]
         count = len(load)
         self._ids = [f"{index:032x}" for index in range(count)]
-        self._router_of = [f"router-{index}" for index in range(len(policies))]
         self._order = ORDERS[cluster.order.value]
-        self._queues: list[ReleaseQueue[QueuedRequest]] = [ReleaseQueue(count + 1) for _ in policies]
-        self._not_before_s = [float("-inf")] * len(policies)
-        self._wake_s = [float("inf")] * len(policies)
+        self._routers = [
+            SimulatedRouter(f"router-{index}", policy, ReleaseQueue(count + 1))
+            for index, policy in enumerate(policies)
+        ]
         self._heap: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
         self._made = 0
         self._pending_events = 0
@@ -168,14 +180,14 @@ class Simulation:
     # Routers
 
     def _arrive(self, index: int) -> None:
-        router = index % len(self._policies)
-        queue, tokens = self._queues[router], self._load.tokens[index]
+        router, tokens = self._router_of(index), self._load.tokens[index]
+        queue = router.queue
         if not len(queue) and self._try(router, index) is None:
             return
         # A queued request is ordered as at the replicas, by its prefill time where most of it is in cache.
-        policy, work, seconds = self._policies[router], tokens, 0.0
-        if isinstance(policy, Forecast):  # other policies hold nothing back
-            work, seconds = policy.expected(self._load.hashes[index], tokens, self._replicas)
+        work, seconds = tokens, 0.0
+        if isinstance(router.policy, Forecast):  # other policies hold nothing back
+            work, seconds = router.policy.expected(self._load.hashes[index], tokens, self._replicas)
         submitted = Submission(
             self._ids[index], 1, self._now_s, token_count=tokens, output_tokens_max=OUTPUT_TOKENS_MAX
         )
@@ -184,20 +196,23 @@ class Simulation:
         self._dispatch_queued(router)
         self.result.queued += bool(queued.ticket.number)
 
-    def _wake(self, router: int) -> None:
-        self._wake_s[router] = float("inf")
+    def _router_of(self, index: int) -> SimulatedRouter:
+        return self._routers[index % len(self._routers)]
+
+    def _wake(self, router: SimulatedRouter) -> None:
+        router.wake_s = float("inf")
         self._dispatch_queued(router)
 
-    def _dispatch_queued(self, router: int) -> None:
+    def _dispatch_queued(self, router: SimulatedRouter) -> None:
         """Release the requests that may go, as the router's dispatcher does.
 
         While events are pending, one of them will trigger the next try. No earlier try is needed.
         """
-        queue, now_s = self._queues[router], self._now_s
+        queue, now_s = router.queue, self._now_s
         if not len(queue):
             return
-        if now_s < self._not_before_s[router]:
-            self._wake_by(router, self._not_before_s[router])
+        if now_s < router.not_before_s:
+            self._wake_by(router, router.not_before_s)
             return
         is_any_dispatched = False
         while len(queue):
@@ -208,15 +223,15 @@ class Simulation:
                 break
             is_any_dispatched = True
         if not is_any_dispatched:
-            self._not_before_s[router] = now_s + DISPATCH_PAUSE_S
+            router.not_before_s = now_s + DISPATCH_PAUSE_S
 
     def _dispatch_all(self) -> None:
-        for router in range(len(self._policies)):
+        for router in self._routers:
             self._dispatch_queued(router)
 
-    def _dispatch_heads(self, router: int) -> tuple[float, bool]:
+    def _dispatch_heads(self, router: SimulatedRouter) -> tuple[float, bool]:
         """Try the heads of the queue. Return when to try again, and whether one of them was dispatched."""
-        queue, again_s, has_dispatched = self._queues[router], float("inf"), False
+        queue, again_s, has_dispatched = router.queue, float("inf"), False
         for queued in queue.heads():
             until_s = self._try(router, queued.index)
             if until_s is None:
@@ -226,12 +241,12 @@ class Simulation:
                 again_s = min(again_s, until_s)
         return again_s, has_dispatched
 
-    def _wake_by(self, router: int, at_s: float) -> None:
-        if at_s < self._wake_s[router]:
-            self._wake_s[router] = at_s
+    def _wake_by(self, router: SimulatedRouter, at_s: float) -> None:
+        if at_s < router.wake_s:
+            router.wake_s = at_s
             self._at(at_s, self._wake, router)
 
-    def _try(self, router: int, index: int) -> float | None:
+    def _try(self, router: SimulatedRouter, index: int) -> float | None:
         """Dispatch the request if the policy places it; else return when to ask again."""
         load, now_s = self._load, self._now_s
         hashes = load.hashes[index]
@@ -242,14 +257,14 @@ class Simulation:
             OUTPUT_TOKENS_MAX,
             waited_s=now_s - load.arrivals_s[index] * self._scale,
         )
-        view = PoolView(self._replicas, self._decodes, max(0, len(self._queues[router]) - 1))
-        answer = self._policies[router].place(request, view, now_s)
+        view = PoolView(self._replicas, self._decodes, max(0, len(router.queue) - 1))
+        answer = router.policy.place(request, view, now_s)
         if isinstance(answer, Wait):
             return answer.until_s
         assert answer.prefill is not None, "decode's own prefill is not simulated"
         expires_s = now_s + DISPATCH_LIFE_S + 10 * answer.prefill_s
         dispatched = Dispatched(
-            self._router_of[router],
+            router.name,
             self._ids[index],
             answer.prefill,
             hashes,
@@ -260,16 +275,16 @@ class Simulation:
             request.token_count,
             received_s=now_s + self._cluster.delay_s,
         )
-        self._policies[router].observe(dispatched)
-        if len(self._policies) > 1:
+        router.policy.observe(dispatched)
+        if len(self._routers) > 1:
             self._at(now_s + self._cluster.delay_s, self._deliver_dispatch, router, dispatched)
         self._submit(self._index[answer.prefill], index, answer.prefill_s)
         return None
 
-    def _deliver_dispatch(self, by: int, dispatched: Dispatched) -> None:
-        for router, policy in enumerate(self._policies):
-            if router != by:
-                policy.observe(dispatched)
+    def _deliver_dispatch(self, by: SimulatedRouter, dispatched: Dispatched) -> None:
+        for router in self._routers:
+            if router is not by:
+                router.policy.observe(dispatched)
 
     def _deliver(
         self,
@@ -286,7 +301,8 @@ class Simulation:
             self._dispatch_all()
             return
         loss, rng = self._cluster.loss, self._rng
-        for router, policy in enumerate(self._policies):
+        for router in self._routers:
+            policy = router.policy
             if finished is not None:
                 policy.observe(finished)
             if stored is not None and not (loss and rng.random() < loss):
@@ -333,7 +349,7 @@ class Simulation:
         server.ends_s = now_s + seconds
         self._pending_events += 1
         self._at(server.ends_s, self._finish, replica, server.generation, index, seconds)
-        return StartedWithHit(self._router_of[index % len(self._policies)], self._ids[index], now_s, depth)
+        return StartedWithHit(self._router_of(index).name, self._ids[index], now_s, depth)
 
     def _finish(self, replica: int, generation: int, index: int, seconds: float) -> None:
         server, load, now_s = self._servers[replica], self._load, self._now_s
@@ -347,9 +363,8 @@ class Simulation:
         self.result.hit_blocks[index] = depth
         added, evicted = server.cache.use(load.hashes[index])
         cached = min(depth * load.block_tokens, load.tokens[index] - 1)
-        by = index % len(self._policies)
         finished = Finished(
-            self._router_of[by],
+            self._router_of(index).name,
             self._ids[index],
             now_s,
             Hit(cached, load.tokens[index] - cached, depth, seconds),
@@ -365,17 +380,17 @@ class Simulation:
         name = self._names[replica]
         self._replicas = [one for one in self._replicas if one.name != name]
         lost = self._servers[replica].lose(self._now_s)
-        for policy in self._policies:
-            policy.observe(ReplicaLost(name))
-            if isinstance(policy, LocalIndexed):
-                policy.local_index.drop(name)
+        for router in self._routers:
+            router.policy.observe(ReplicaLost(name))
+            if isinstance(router.policy, LocalIndexed):
+                router.policy.local_index.drop(name)
         for index in lost:
             self._arrive(index)
 
     def _restore_replica(self, replica: int) -> None:
-        for policy in self._policies:
-            if isinstance(policy, LocalIndexed):
-                policy.local_index.add(self._names[replica])
+        for router in self._routers:
+            if isinstance(router.policy, LocalIndexed):
+                router.policy.local_index.add(self._names[replica])
         here = {one.name for one in self._replicas} | {self._names[replica]}
         self._replicas = [one for one in self._states if one.name in here]
         self._dispatch_all()
