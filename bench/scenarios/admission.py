@@ -104,7 +104,7 @@ class Probe:
     async def one(self, account: Caller, requests: int) -> dict[str, float]:
         """Run requests one after another. Return CPU per request and median latency of a reserve, in microseconds."""
         await self.warm(account)
-        latencies, quota_lease = [], self.budgets.metrics.quota_lease.value
+        latencies = []
         cpu_ns = time.process_time_ns()
         for _ in range(requests):
             began_ns = time.perf_counter_ns()
@@ -113,8 +113,7 @@ class Probe:
             self.settle(reservation)
             await asyncio.sleep(0)
         cpu_us = (time.process_time_ns() - cpu_ns) / 1e3 / requests
-        hits = (self.budgets.metrics.quota_lease.value - quota_lease) / requests
-        return {"latency_us": statistics.median(latencies) / 1e3, "cpu_us": cpu_us, "lease_share": hits}
+        return {"latency_us": statistics.median(latencies) / 1e3, "cpu_us": cpu_us}
 
     async def many(self, account: Caller, requests: int) -> dict[str, float]:
         """Run BATCH requests at a time. Return microseconds of CPU per request: in all, of reserve, of settle."""
