@@ -13,10 +13,13 @@ from bench.gpu.shape import H100_FLOPS, LLAMA_8B
 from services.router.placement.cost_model import PRIOR
 
 LEAST: Final = (1, 256)
-"""Least tokens of a prefill: as in the router, and about the floor of an H100, which reads all weights."""
+"""Least numbers of tokens that a prefill counts as.
+
+1 is that of the router. With fewer than about 256 tokens, an H100 mostly reads the weights, whatever the number.
+"""
 SHOWN: Final = (1, 16, 64, 128, 192, 256, 257, 512, 768, 1024, 2048, 4096, 8192, 16_384, 32_768)
 ASKED: Final = (1024, 4096, 8192, 16_384)
-"""Prompts without cached tokens for which the trained model is asked, seen or unseen."""
+"""Lengths of prompts without cached tokens that the cost model estimates after each run, seen or unseen."""
 
 
 def of_recording(recording: Recording, runs: int = RUNS) -> dict[str, Any]:

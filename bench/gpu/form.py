@@ -81,7 +81,10 @@ def _non_negative(rows: Any) -> Any:
 
 
 class StepFit(NamedTuple):
-    """The line with its errors, and one constant time for all steps with its errors."""
+    """Two estimates of a step's time, each with its errors.
+
+    The line: base_s + stream_s * streams + token_s * tokens of context over all streams. The constant: constant_s.
+    """
 
     base_s: float
     stream_s: float
@@ -92,7 +95,7 @@ class StepFit(NamedTuple):
 
 
 def fit_steps(steps: Sequence[Step]) -> StepFit:
-    """Return the line of least squared relative errors. The constant is the geometric middle of the extremes."""
+    """Return the line of least squared relative errors. The constant is the geometric mean of least and most."""
     seconds = np.array([step.median_s for step in steps])
     rows = np.array([(1.0, step.batch, step.batch * step.context) for step in steps])
     line = np.linalg.lstsq(rows / seconds[:, None], np.ones(len(steps)), rcond=None)[0]

@@ -67,7 +67,11 @@ class Learnt:
 def learn(
     runs: Iterable[Iterable[Prefill]], ask: Sequence[Prefill], after: Sequence[int] = AFTER, least: int = 1
 ) -> Learnt:
-    """Feed each run to a new cost model. `ask`: prefills to estimate at the end, seen or unseen."""
+    """Feed each run to a new cost model, and return the errors of its estimates.
+
+    `ask`: prefills to estimate at the end of a run, seen or unseen. `after`: numbers of prefills seen, after which the
+    error for the next prefill counts. `least`: least number of tokens that a prefill counts as.
+    """
     off: dict[int, list[float]] = {count: [] for count in after}
     beyond: dict[int, list[float]] = {prefill.uncached: [] for prefill in ask}
     for run in runs:

@@ -1,4 +1,4 @@
-"""The timed transformer in plain PyTorch: random weights, a cache, attention aligned to its end."""
+"""The timed transformer in plain PyTorch: random weights, a cache, attention aligned to the end of the cache."""
 # mypy: allow-untyped-calls, allow-untyped-decorators
 
 from __future__ import annotations

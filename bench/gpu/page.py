@@ -25,7 +25,7 @@ CONTEXTS: Final = (128, 1024, 2048, 4096, 8192, 16_384, 32_768)
 
 
 def page(run: dict[str, Any], old: str = "") -> str:
-    """Return the page. `old`: the page before; its hand-written end is kept."""
+    """Return the page. `old`: the previous page; its hand-written end is kept."""
     origin = f"Written by `{run['command']}`, {run['date']}, commit {run['commit']}."
     lines = [TITLE, "", origin, "", QUESTION, "", *((PUBLISHED, "") if run["is_published"] else ())]
     first = run["recordings"][0]

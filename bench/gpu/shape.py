@@ -34,7 +34,7 @@ class Shape:
         return attention + 3 * self.width * self.feed_forward
 
     def prefill_flops(self, uncached: int, total: int) -> float:
-        """Return the operations of a prefill of `uncached` of `total` tokens, with the logits of the last one."""
+        """Return the FLOPs of a prefill of `uncached` of `total` tokens, with the logits of the last one."""
         matrices = 2.0 * self.layers * self.layer_weights * uncached + 2.0 * self.width * self.vocabulary
         pairs = uncached * (total - uncached / 2)
         return matrices + 4.0 * self.layers * self.width * pairs
