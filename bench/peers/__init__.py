@@ -2,5 +2,5 @@
 
 The routers come as wheels from PyPI, each into its own environment. Behind them are mock workers that answer OpenAI
 chat completions (`worker`). kvmesh runs with real engines in Triton. All systems follow the same schedule
-(`experiment`).
+(`experiment`). A second comparison plays conversations on the same systems (`conversations`).
 """

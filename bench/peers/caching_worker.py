@@ -55,7 +55,7 @@ class PromptQueue:
 
 
 class CachingWorker(Worker):
-    """`blocks`: size of its cache, with LRU eviction. `order`: of queued prompts, see kvmesh.queue_order."""
+    """`blocks`: size of the cache, with LRU eviction. `order`: service order of prompts, see kvmesh.queue_order."""
 
     def __init__(
         self, name: str, interval_s: float, blocks: int, cost: Cost = COST, order: str = "fifo"

@@ -28,15 +28,15 @@ class ChatBackend:
         self._idle: list[ChatConnection] = []
 
     def fresh(self, count: int, draw: random.Random) -> list[str]:
-        """See Asker."""
+        """See Backend."""
         return [f"{draw.getrandbits(24):06x}" for _ in range(count)]
 
     def prompt(self, said: Sequence[Sequence[str]]) -> list[str]:
-        """See Asker."""
+        """See Backend."""
         return words_of(messages(said))
 
     async def ask(self, said: Sequence[Sequence[str]], output_tokens: int) -> Reply[str]:
-        """See Asker."""
+        """See Backend."""
         now = asyncio.get_running_loop().time
         connection = self._idle.pop() if self._idle else ChatConnection(self._port, DEADLINE_S)
         record, answer = Stream(0.0), chat.Answer(output_tokens)

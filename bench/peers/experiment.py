@@ -30,7 +30,7 @@ class Schedule:
     interval_s: float = 0.02
     """Between two tokens of a stream at the worker."""
     kill_s: float = 2.0
-    """Earliest kill. It waits until every client is in the middle of a stream."""
+    """Earliest time of the kill. It waits up to MIDDLE_S_MAX for every client to be in the middle of a stream."""
     down_s: float = 3.0
     """From the kill until the worker is started again."""
     watch_s: float = 9.0
@@ -70,9 +70,10 @@ class System(Protocol):
 
 
 async def run(system: System, schedule: Schedule, horizon_s: float, say: Callable[[str], None]) -> Figures:
-    """Run the schedule once. The load goes on for `watch_s` after the return, then until `horizon_s` or the first request.
+    """Run the schedule once. Raises BenchError if the system does not serve.
 
-    Raises BenchError if the system does not serve.
+    The load goes on for `watch_s` after the returned worker is ready. It then goes on until that worker has served a new
+    request, but not past `horizon_s` on the run's clock.
     """
     say("starts")
     await system.start()
@@ -100,7 +101,7 @@ async def run(system: System, schedule: Schedule, horizon_s: float, say: Callabl
 
 
 class _Load:
-    """Clients that each send one request after another."""
+    """Closed-loop load: each client sends its next request when the last one has ended."""
 
     def __init__(self, system: System, schedule: Schedule) -> None:
         self.streams: list[Stream] = []

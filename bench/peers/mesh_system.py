@@ -46,7 +46,7 @@ class MeshSystem:
         self._stub: Any = inference_pb2_grpc.InferenceServiceStub(self._channel)
 
     async def stream(self, slot: int, record: Stream, began_s: float) -> None:
-        """See System. Tokens are compared by `close`, which knows what is right; their count and positions here."""
+        """See System. Here only number and positions of the tokens are checked; `close` compares the tokens."""
         now = asyncio.get_running_loop().time
         ids: list[int] = []
         prompt = generation.random_ids(self._schedule.prompt_words, self._draw)

@@ -60,7 +60,7 @@ COLUMNS = (
 
 
 def page(record: FaultRecord, old: str) -> str:
-    """Return the page. `old`: the page before; its hand-written end is kept."""
+    """Return the page. `old`: the previous page; its hand-written end is kept."""
     lines = [
         "# One of four workers killed: kvmesh and the routers from PyPI",
         "",

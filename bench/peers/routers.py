@@ -35,7 +35,7 @@ POLICIES = (
     Policy("round_robin", ("--policy", "round_robin")),
     Policy("cache_aware, health check and breaker 1 s", ("--policy", "cache_aware", *_QUICK_BACK)),
 )
-"""With the defaults a returned worker waits a minute. The last policy shortens that time."""
+"""With the defaults a returned worker gets no request for about a minute. The last policy shortens that time."""
 
 
 class Unavailable(Exception):

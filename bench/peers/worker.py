@@ -21,7 +21,7 @@ HEAD_BYTES_MAX = 1 << 16
 BODY_BYTES_MAX = 1 << 22
 CHAT = "/v1/chat/completions"
 TOKENIZERS = (f"{CHAT}/render", "/render", "/tokenize")
-"""Paths at which a cache-aware router asks for the ids of a prompt. It gets one made-up id per 4 bytes."""
+"""Paths at which a cache-aware router requests the ids of a prompt. The answer has one made-up id per 4 bytes."""
 
 Head = tuple[str, str, dict[str, str]]
 """Method, path, headers by their lower-case names."""
