@@ -102,7 +102,10 @@ class Probe:
         self.budgets.settle(reservation, PROMPT_TOKENS, 0, OUTPUT_TOKENS)
 
     async def one(self, account: Caller, requests: int) -> dict[str, float]:
-        """Run requests one after another. Return CPU per request and median latency of a reserve, in microseconds."""
+        """Warm up, then reserve and settle `requests` requests one after another (closed loop).
+
+        Return microseconds: `cpu_us`, CPU of the process per request, and `latency_us`, the median time of `reserve`.
+        """
         await self.warm(account)
         latencies = []
         cpu_ns = time.process_time_ns()
@@ -116,7 +119,10 @@ class Probe:
         return {"latency_us": statistics.median(latencies) / 1e3, "cpu_us": cpu_us}
 
     async def many(self, account: Caller, requests: int) -> dict[str, float]:
-        """Run BATCH requests at a time. Return microseconds of CPU per request: in all, of reserve, of settle."""
+        """Warm up, then reserve and settle BATCH requests at a time.
+
+        Return microseconds of CPU per request: `cpu_us` of the process, `admit_us` of reserve, `settle_us` of settle.
+        """
         await self.warm(account)
         admit_ns = settle_ns = 0
         began_ns = time.process_time_ns()
@@ -143,7 +149,7 @@ class Probe:
         }
 
     async def refuse(self, account: Caller, requests: int) -> dict[str, float]:
-        """Refuse requests of an exhausted account. Return microseconds of CPU per refusal."""
+        """Send requests of an exhausted account. Return `cpu_us`, CPU per request, and `refused`, the share refused."""
         refused, cpu_ns = 0, time.process_time_ns()
         for number in range(requests):
             try:
@@ -164,7 +170,7 @@ class Probe:
 
 
 def caller(name: str, limit: Limit) -> Caller:
-    """Return a caller with a key of a tenant of an organisation."""
+    """Return a caller with its own organisation, tenant and key, each with `limit`."""
     scopes = tuple(Scope(f"{scope}:{name}", limit) for scope in ("organisation", "tenant", "key"))
     return Caller(
         tenant=Tenant(name=name, organisation=name),

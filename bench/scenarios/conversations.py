@@ -1,7 +1,8 @@
 """Conversations on a whole mesh: prefix-cache reuse, balance of work, session affinity.
 
-The conversations are those of a recorded trace with one system prompt, lengths divided by 16. Their load is 0.6 of four
-prefill replicas, placed by two routers. Half-way both routers are killed at once and started again.
+The conversations are those of a recorded trace with one system prompt, lengths divided by 16. With perfect reuse, their
+prefill work is 0.6 of the capacity of four prefill replicas. Two routers place it. Half-way both routers are killed at
+once and started again.
 """
 
 from __future__ import annotations

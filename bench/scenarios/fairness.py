@@ -21,7 +21,10 @@ SHORT, LONG = 200, 2000
 BURST, BURST_EVERY_S = 25, 12.0
 SECONDS, QUICK_SECONDS = 60.0, 36.0
 FACTOR = 0.01
-"""Share of the rates of ServeGen's clients, as in aims.SERVEGEN. Without the burstiest they use 44 % of the replicas."""
+"""Share of the rates of ServeGen's clients, as in aims.SERVEGEN.
+
+At these rates all clients but the burstiest use 44 % of the prefill replicas' time (measured once, by hand).
+"""
 
 BACKLOG_S = 15.0
 
@@ -72,7 +75,10 @@ def _compare(
 
 
 def _measure_index(results: ScenarioResults, mesh: TenantMesh) -> None:
-    """Keep a backlog of three tenants with prompts of 200, 1,000 and 2,000 tokens. Add Jain's index of their tokens."""
+    """Keep a backlog of three tenants, with prompts of 200, 1,000 and 2,000 tokens, for BACKLOG_S.
+
+    Add Jain's index of the prompt tokens that each tenant was served in this time.
+    """
     lengths = {"a": LONG, "b": SHORT, "c": 1000}
     tokens_each = round(PREFILLS * BACKLOG_S / tenant_mesh.TOKEN_S)
     arrivals = [

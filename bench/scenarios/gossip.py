@@ -1,7 +1,7 @@
 """Propagation delay of dispatches between routers over a real Redis.
 
-A router is this module as a process, with the policy and the gossip of one. All routers run on one machine and share
-its monotonic clock. The time of a dispatch is part of its request id.
+Each router is played by this module as a process, with a router's policy and gossip. All routers run on one machine and
+share its monotonic clock. The time of a dispatch is part of its request id.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class DispatchProbe:
         self._tell(Finished(self.name, request_id, self._clock.now_s()))
 
     async def tell(self) -> Mapping[str, Any]:
-        """Return the propagation delays (ms), and the dispatches still counted after the end of all."""
+        """Return quantiles of the propagation delay (ms), and the dispatches still counted after all have finished."""
         await asyncio.sleep(OPEN_S + SETTLE_S)
         delays_ms = [1e3 * each for each in self.delays_s]
         if len(delays_ms) < HEARD_MIN:

@@ -219,7 +219,7 @@ class IndexProbe:
         return {"seconds": seconds, "cpu_s": cpu_s, **stalls}
 
     async def lookup(self, depth: int, blocks: int) -> Mapping[str, Any]:
-        """Look up {depth} blocks of random chains, the first half known. Return the median CPU over rounds, in us."""
+        """Look up {depth} blocks of random chains, the first half known. Return the median CPU of a lookup, in us."""
         chains = blocks // CHAIN_BLOCKS
         rounds_us = []
         for _ in range(ROUNDS):

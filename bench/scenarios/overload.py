@@ -1,4 +1,4 @@
-"""Offered load beyond capacity: goodput, refusals by load shedding, and the attempts that retries add.
+"""Open-loop load beyond capacity: goodput, refusals by load shedding, and the attempts that retries add.
 
 Two prefill replicas take 0.5 ms per prompt token. Requests have 400 prompt tokens, one output token and a deadline of 8
 s. Goodput is the number of requests per second that end within their deadline.
@@ -26,7 +26,7 @@ SETTLE_S = 6.0
 """First seconds of a load, which are not counted: the queue fills."""
 
 CAPACITY = 0.95 * PREFILLS / (TOKENS * TOKEN_S)
-"""Requests per second. A twentieth of an engine's time passes between two prompts."""
+"""Requests per second, on the assumption that an engine is idle for a twentieth of its time, between two prompts."""
 
 TENANTS = ("a", "b", "c")
 RETRYABLE = frozenset(("QUEUE_FULL", "QUEUE_TIMEOUT", "SHED", "LIVE_REQUESTS_FULL"))
@@ -59,7 +59,7 @@ def _offer(
     seconds: float,
     disturb: Callable[[], None] | None = None,
 ) -> float:
-    """Offer `per_s` requests for `seconds`, with `disturb` after a third. Return the goodput."""
+    """Offer `per_s` requests a second for `seconds`, call `disturb` after a third of them, and return the goodput."""
     draw = random.Random(len(case))
     arrivals = [
         one
@@ -99,7 +99,7 @@ def _replay(
 
 
 def _counters(mesh: TenantMesh) -> dict[str, float]:
-    """Return the frontend's requests, and its retries and resumes."""
+    """Return totals of the frontend: `asked`, its requests, and `again`, its retries and resumes."""
     metric = mesh.frontend.metric
     return {
         "asked": metric("kvmesh_frontend_request_seconds_count"),

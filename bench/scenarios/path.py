@@ -1,7 +1,7 @@
 """The whole path: client, frontend, router, prefill, decode, and two engines in real Triton servers. No process is pinned.
 
 The client that measures time to first token is this module as a process. It sends requests to the mesh and to Triton in
-turn, one at a time, each with a new prompt without cached blocks.
+turn, one at a time (closed loop), each with a new prompt without cached blocks.
 """
 
 from __future__ import annotations

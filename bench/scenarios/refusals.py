@@ -101,7 +101,7 @@ def request() -> pb.GenerateRequest:
 
 
 class Callers:
-    """Repeats calls as soon as they are answered, some at a time, and counts the answers."""
+    """Closed-loop load: some callers, each of which repeats its call once it is answered. Counts the answers."""
 
     def __init__(self, target: str) -> None:
         self._channel = grpc.aio.insecure_channel(target)
@@ -171,7 +171,7 @@ class OwnCall:
 
 
 class Own:
-    """A frontend in this process, without router, Redis and sockets."""
+    """A frontend in this process, without gRPC and without a router. Its budgets are in the Redis at `redis_url`."""
 
     def __init__(self, redis_url: str) -> None:
         mesh = configuration.MeshConfig()
@@ -186,7 +186,10 @@ class Own:
         self._data = request().SerializeToString()
 
     async def measure(self, case: str, seconds: float) -> Mapping[str, Any]:
-        """Return the least CPU microseconds of a refusal, over batches for `seconds`."""
+        """Refuse batches of OWN_BATCH calls for `seconds`.
+
+        Return `us`, the CPU microseconds per refusal in the cheapest batch, and `reason`, that of the last refusal.
+        """
         least_us = float("inf")
         self._frontend.core.admitted.reading = PLACES if case == "in-flight cap" else 0
         reason, key = "", CASES[case]
