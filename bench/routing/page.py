@@ -156,7 +156,7 @@ def page(
     tail: Sequence[TailResult] = (),
     old: str = "",
 ) -> str:
-    """Return the page. `old`: the page before; its hand-written end is kept."""
+    """Return the page. `old`: the previous page; its hand-written end is kept."""
     known = f"{len(rows)}; seeds per row: {len(SEEDS)}; means over them, ± half the distance of the extremes"
     facts = (f"{name}: {value}" for name, value in {**made, "rows": known}.items())
     origin = f"Made by `{command}`. {INTRODUCTION}"

@@ -27,11 +27,11 @@ POLICY: Final = (ROUTER / "placement" / "cost_policy.py", ROUTER)
 RIVALS: Final = SIMULATOR[1] / "rivals"
 QUEUE_ORDER: Final = ROOT / "kvmesh" / "queue_order.py"
 CATALOGUE: Final = SIMULATOR[1] / "catalogue.py"
-"""Left out, because it imports every policy: a change of one does not affect the runs of the others."""
+"""Left out of the digest, because it imports every policy. A change of kvmesh's policy keeps the runs of the others."""
 
 
 class Record:
-    """The file. Owned by one process."""
+    """The file of runs. One process at a time owns it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

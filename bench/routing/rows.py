@@ -29,7 +29,7 @@ REFERENCE: Final = "kappa-rho"
 """The policy in the comparison of kvmesh's tail."""
 
 TAIL_POLICIES: Final = (OURS, REFERENCE, "ttft-opt", "preble", "llm-d", "ttft")
-"""Policies in the comparison of tails: each has the best mean of some row, except for kvmesh."""
+"""Policies in the comparison of tails."""
 NAMES: Final = (*POLICIES, BOUND)
 AHEAD_S: Final = 1.0
 STALE: Final = {"delay_s": 0.1, "loss": 0.05, "routers": 4}
