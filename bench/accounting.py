@@ -38,7 +38,7 @@ def descendants(pid: int) -> list[int]:
         try:
             stat = (entry / "stat").read_text(encoding="utf-8", errors="replace")
         except OSError:
-            continue  # the process has ended meanwhile
+            continue  # the process ended after it was listed
         parents.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(int(entry.name))
     found: list[int] = []
     waiting = [pid]

@@ -1,6 +1,6 @@
 """Figures of played conversations: prefix-cache reuse, balance of work, session affinity. Pure, except for `simulated`.
 
-Blocks are full blocks unless stated otherwise. A block *could be hit* if an earlier prompt held it, on any replica.
+Blocks are full blocks unless stated otherwise. A block *could be hit* if an earlier prompt contained it, on any replica.
 """
 
 from __future__ import annotations
@@ -69,7 +69,10 @@ def reuse(taken: Iterable[PlayedTurn]) -> Reuse:
 
 
 def imbalance(taken: Iterable[PlayedTurn], replicas: Iterable[str], cost: Cost) -> float:
-    """Return the most prefill seconds of a replica over the mean of all. Cached tokens cost nothing."""
+    """Return the prefill seconds of the busiest of `replicas`, divided by the mean of all.
+
+    Cached tokens are not computed, but uncached tokens attend to them (see simulator.cost.Cost).
+    """
     work_s = dict.fromkeys(replicas, 0.0)
     for one in taken:
         if one.replica in work_s:
@@ -79,10 +82,10 @@ def imbalance(taken: Iterable[PlayedTurn], replicas: Iterable[str], cost: Cost) 
 
 
 def kept(before: Iterable[PlayedTurn], after: Iterable[PlayedTurn]) -> tuple[int, int]:
-    """Return how many turns of `after` kept session affinity, and how many could.
+    """Return how many turns of `after` kept session affinity, and how many could. `before`: the turns played earlier.
 
-    A turn could if its conversation had an earlier turn. It kept affinity if the same replica computed it, or if it found
-    all full blocks of the prompt before.
+    A turn could if its conversation had an earlier turn. It kept affinity if the replica of the previous turn computed
+    it, or if all full blocks of the previous prompt were cached where it was computed.
     """
     last = {(one.conversation, one.turn): one for one in before}
     stayed = turns = 0

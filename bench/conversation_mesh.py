@@ -1,7 +1,7 @@
 """A mesh for conversations, and its client: two routers, four prefill and four decode replicas, costs of an 8B model.
 
 The client is this module as a process. Its commands: open {plan: [[[at_s, fresh tokens, output tokens], ...], ...], seed};
-warm {seed}; play {until_s}. The last returns {taken: [...], stalled_s}, rows of conversation_player.PlayedTurn.
+warm {seed}; play {until_s}. play returns {taken: [...], stalled_s}; `taken` has rows of conversation_player.PlayedTurn.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PREFILLS = DECODES = 4
 ROUTERS = 2
 STEP_S = 0.02
 PREFILL_BLOCKS = 1024
-"""KV cache of a prefill replica: 64 GiB of the 8B model's at the recorded lengths."""
+"""KV cache of a prefill replica. At the recorded lengths, an 8B model takes 64 GiB for these blocks."""
 
 PLAY_TIMEOUT_S = 240.0
 DEADLINE_S = 120.0
@@ -88,21 +88,21 @@ def regret(routers: Sequence[Process]) -> dict[str, float]:
 
 
 class MeshBackend:
-    """Implements Asker with token ids."""
+    """Implements Backend with token ids."""
 
     def __init__(self, stub: generation.Stub) -> None:
         self._stub = stub
 
     def fresh(self, count: int, draw: random.Random) -> list[int]:
-        """See Asker."""
+        """See Backend."""
         return generation.random_ids(count, draw)
 
     def prompt(self, said: Sequence[Sequence[int]]) -> list[int]:
-        """See Asker."""
+        """See Backend."""
         return [token for part in said for token in part]
 
     async def ask(self, said: Sequence[Sequence[int]], output_tokens: int) -> Reply[int]:
-        """See Asker."""
+        """See Backend."""
         request = generation.request(self.prompt(said), output_tokens, explain=True)
         answer = await generation.ask(self._stub, request, DEADLINE_S)
         if answer.finished is None:

@@ -1,4 +1,7 @@
-"""Plays conversations: a turn sends all earlier messages and a new one, at its time or once the last is answered."""
+"""Plays conversations: a turn sends all earlier messages and a new one.
+
+Each conversation is a closed loop: a turn is sent at its time, but not before the previous turn was answered.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ class PlayedTurn(NamedTuple):
     conversation: int
     turn: int
     sent_s: float
-    """After the start, without pauses between two plays."""
+    """Seconds of play before the turn was sent. Pauses between two plays do not count."""
     ttft_s: float | None
     error: str
     """Empty: the turn succeeded."""
@@ -35,7 +38,7 @@ class PlayedTurn(NamedTuple):
     replica: str
     """The replica that computed the prompt."""
     prefill_s: float
-    """Time of the prefill there; 0: unknown."""
+    """Prefill time at that replica; 0: unknown."""
     blocks: list[int]
     """An id per full block of the prompt. The id stands for all tokens up to the block's end."""
 
@@ -60,7 +63,10 @@ class Backend(Protocol[Token]):
         ...
 
     def prompt(self, said: Sequence[Sequence[Token]]) -> list[Token]:
-        """Return the prompt of the messages of system, user, assistant, user, ..., as workers cut it into blocks."""
+        """Return the tokens of the prompt that workers cut into blocks.
+
+        `said`: the messages of system, user, assistant, user, and so on.
+        """
         ...
 
     async def ask(self, said: Sequence[Sequence[Token]], output_tokens: int) -> Reply[Token]:
@@ -114,7 +120,7 @@ class Player(Generic[Token]):
         return failed
 
     async def play(self, until_s: float) -> list[PlayedTurn]:
-        """Send all unsent turns that are due before `until_s`. Return when all are answered."""
+        """Send all unsent turns that are due before `until_s`. Return them when all are answered."""
         began_s = asyncio.get_running_loop().time() - self._clock_s
         taken: list[PlayedTurn] = []
         watching = asyncio.create_task(self.watch.run())

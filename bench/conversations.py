@@ -1,8 +1,8 @@
 """Conversations of a recorded trace, made shorter and faster for a mesh without GPUs. Pure.
 
 A row of the trace continues the conversation that last used its deepest known block. FACTOR divides lengths: a block of
-512 tokens becomes one of 32. COST is that of an 8B model on one H100 with FACTOR times the work per token. A turn therefore
-takes as long as the recorded one on that GPU.
+512 tokens becomes one of 32. COST is that of an 8B model on one H100, with the work per token raised by FACTOR. A prompt
+therefore takes as long as one of the recorded length on that GPU.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def recorded(records: Sequence[Record]) -> list[list[Record]]:
 
 
 def turns_of(records: Sequence[Record]) -> list[Turn]:
-    """Return one conversation in the mesh's lengths, with recorded times. It ends before it would be too long."""
+    """Return one conversation in the mesh's lengths, with recorded times. It ends before SEQUENCE_TOKENS_MAX."""
     turns: list[Turn] = []
     held = 0
     for record in records:
@@ -110,7 +110,10 @@ def turns_of(records: Sequence[Record]) -> list[Turn]:
 
 
 def plan(records: Sequence[Record], count: int, load: float, replicas: int) -> Plan:
-    """Return `count` conversations of the whole trace, sped up to put `load` on the replicas."""
+    """Return up to `count` conversations, spread over the whole trace.
+
+    They are sped up so that their prefill work, with perfect reuse, is `load` of the capacity of `replicas`.
+    """
     known = (turns for turns in map(turns_of, recorded(records)) if len(turns) >= TURNS_MIN)
     usable = [turns for turns in known if len({turn.at_s for turn in turns}) == len(turns)]
     chosen = [usable[len(usable) * number // count] for number in range(min(count, len(usable)))]

@@ -21,7 +21,11 @@ CONFIG: Final[dict[str, Any]] = {"arithmetic": "hashed", "max_sequence_tokens": 
 
 @dataclass(frozen=True, slots=True)
 class EngineCosts:
-    """Times that the engine simulates."""
+    """Times that the engine simulates, and the size of its cache.
+
+    The times are those of engines.reference.cost_model.CostModel: per step, per uncached prompt token, per prefill, and per
+    difference of squared positions.
+    """
 
     step_s: float
     prefill_token_s: float = 0.0

@@ -1,4 +1,4 @@
-"""The counters and the commands of every load generator: open streams, or requests at a rate."""
+"""The counters and the commands of every load generator: open streams, or requests at a rate (open-loop load)."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ class Load(Protocol):
 
 
 async def serve_load(load: Load, seed: int) -> None:
-    """Serve the commands of the bench until stdin ends.
+    """Serve the commands of the bench until stdin ends. A request has {prompt} prompt and {tokens} output tokens.
 
-    open: hold {streams} requests of {tokens} output tokens open. The answer comes when each has its first token.
-    rate: start {per_s} requests of {tokens} output tokens a second, at random moments, until `close`.
-    counters: return the totals. forgive: reset the failures. close: cancel all requests.
+    open: hold {streams} requests open. The answer comes when each has its first token.
+    rate: open-loop load until `close`. Poisson arrivals, {per_s} a second on average, do not wait for earlier requests.
+    counters: return the totals. forgive: reset the failures. close: stop arrivals and cancel all requests.
     """
     draw = random.Random(seed)
     arrivals: asyncio.Task[None] | None = None

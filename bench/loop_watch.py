@@ -12,7 +12,7 @@ class LoopWatch:
     def __init__(self, period_s: float) -> None:
         self.longest_s = 0.0
         self.busiest_s = 0.0
-        """Most CPU of an iteration: a stall without the time that other processes took of the core."""
+        """Most CPU time of the thread in one period: a stall without the time that other processes took on the core."""
         self._period_s = period_s
 
     async def run(self) -> None:

@@ -16,7 +16,7 @@ PACKAGES = (
 
 
 def describe() -> dict[str, str]:
-    """Return the machine, versions, commit and load. It takes a moment: call it outside of a window."""
+    """Return the machine, versions, commit and load. It takes a moment: call it outside of a measurement."""
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)
     return {
         "date": dt.datetime.now(dt.UTC).strftime("%Y-%m-%d %H:%M UTC"),

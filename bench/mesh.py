@@ -20,7 +20,10 @@ class Mesh:
         tables: Mapping[str, Mapping[str, Any]],
         routers: int = 1,
     ) -> None:
-        """Start all. `costs`: of each replica's engine. `tables`: sections of the configuration besides `engine`."""
+        """Start all. `costs`: of each replica's engine, by replica.
+
+        `tables`: sections of the configuration. Without `engine` there, that section is engines.CONFIG.
+        """
         self._fleet = fleet
         self._costs = costs
         fleet.configure({"engine": engines.CONFIG, **tables})

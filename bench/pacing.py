@@ -45,7 +45,7 @@ class Counters:
     late_steps: int = 0
     """Steps that began more than a quarter of a step late; the source was too slow for its rate."""
     stalls: int = 0
-    """Times that the flow-control window kept a token of a stream from being sent."""
+    """Steps of a stream in which its closed flow-control window let no token pass."""
     faults: list[str] = field(default_factory=list)
 
 

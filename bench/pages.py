@@ -73,7 +73,7 @@ def spread(values: Iterable[float | None], digits: int) -> str:
 
 
 def with_notes(lines: Iterable[str], old: str) -> str:
-    """Return the page of `lines` with the hand-written end of `old`, the page before."""
+    """Return the page of `lines` with the hand-written end of `old`, the previous page."""
     return "\n".join([*lines, NOTES]) + (old.partition(NOTES)[2] or "\n")
 
 

@@ -139,7 +139,7 @@ class Process:
         self.wait_until(is_listening, f"does not listen at port {port}", every_s=0.01)
 
     def close(self) -> None:
-        """Wait until the process has ended; kill it after STOP_TIMEOUT_S."""
+        """Ask the process to end, and wait for its end; kill it after STOP_TIMEOUT_S."""
         self.ask_to_stop()
         try:
             self._child.wait(STOP_TIMEOUT_S)
@@ -171,7 +171,7 @@ class Fleet:
         self._stack.close()
 
     def stop(self, *processes: Process) -> None:
-        """Stop `processes` at once, the last started first."""
+        """Stop `processes` together, the last one first, and return when all have ended."""
         for process in reversed(processes):
             process.ask_to_stop()
         for process in reversed(processes):
@@ -189,7 +189,7 @@ class Fleet:
         return process
 
     def module(self, name: str, module: str, core: int, /, **options: object) -> Process:
-        """Start a module with options by name, less a trailing underscore."""
+        """Start a Python module. `options`: its command-line options by name; underscores around a name are dropped."""
         words = [(f"--{name.strip('_').replace('_', '-')}", str(value)) for name, value in options.items()]
         return self.start(name, [sys.executable, "-m", module, *itertools.chain(*words)], core)
 

@@ -65,7 +65,7 @@ class Run:
         return json.dumps(run, indent=2) + "\n"
 
     def page(self, old: str = "") -> str:
-        """Return the run as Markdown. `old`: the page before; its title and hand-written end are kept."""
+        """Return the run as Markdown. `old`: the previous page; its title and hand-written end are kept."""
         results = self.results
         lines = [old.partition("\n")[0] or "# The cost of kvmesh", ""]
         lines += [*pages.origin(self.command, self.seconds, self.machine), METHOD, ""]
@@ -78,7 +78,7 @@ class Run:
 
 
 def sentences(results: Results) -> list[str]:
-    """Return one list item per aim: met or missed, by how much, and the measured parts of the time."""
+    """Return one list item per figure with an aim: met, not judged, or missed by a share, with the measured parts."""
     lines = []
     for figure in results.figures.values():
         if figure.aim is None:

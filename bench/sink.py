@@ -177,10 +177,10 @@ async def serve(
     seed: int = 1,
     certificates: str = "",
 ) -> None:
-    """Serve until stdin ends.
+    """Answer commands on stdin until stdin ends (see `load`).
 
-    `target`: host:port of the process under test. `phase`: phase of the submits. `certificates`: folder of
-    `kvmesh certificates`; empty: plain text.
+    `target`: host:port of the process under test. `phase`: "router" for a router, "local" for a decode replica that runs
+    the prompts itself. `certificates`: folder of `kvmesh certificates`, for a router only; empty: plain text.
     """
     plain = grpc.aio.insecure_channel
     sink = AttachSink(

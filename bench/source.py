@@ -1,7 +1,8 @@
-"""A stub that speaks Attach as a server: a fake decode replica, prefill replica or router without an engine.
+"""A stub server of the Attach protocol: a fake decode replica, prefill replica or router, without an engine.
 
-It answers at once and paces tokens on an absolute schedule. With `--redis` it registers, so the process under test finds
-it. Commands come over stdin (see `control`).
+It accepts every submit at once, and sends one token per stream at multiples of the step time. A fake prefill replica or
+router delays the first token by the constants below. With `--redis` it registers in the mesh, so that the process under
+test finds it. Commands come over stdin (see `control`).
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ PREFILL_S = 0.005
 TRIP_S = 0.002
 """From placement to start at a fake router: the time of decode's reservation and prefill's start."""
 TRANSFER_S = 0.003
+"""From the first token to the end of the KV transfer at a fake router. The other tokens follow."""
 HANDOFF_BYTES = 256
 LOAD_REPORT_S = (0.05, 1.0)
 """Shortest and longest time between two load reports in the protocol."""
@@ -44,7 +46,7 @@ CAPABILITIES = ("disaggregated", "kv_events", "release_handoff", "logprobs", "se
 
 
 class Source:
-    """A fake replica: opens sessions and steps their streams."""
+    """A fake replica or router: opens sessions and steps their streams."""
 
     def __init__(self, name: str, role: str, step_s: float) -> None:
         self.name = name

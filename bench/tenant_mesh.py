@@ -59,7 +59,7 @@ class TenantMesh:
     keys: Mapping[str, str]
 
     def replay(self, arrivals: Sequence[Arrival]) -> list[Answered]:
-        """Send `arrivals` and return their outcomes."""
+        """Send `arrivals` as open-loop load, each at its time, and return their outcomes."""
         longest_s = max(one.at_s + one.deadline_s for one in arrivals)
         answer = self.client.ask("replay", arrivals=arrivals, keys=self.keys, timeout_s=longest_s + 60.0)
         return [Answered(*one) for one in answer["seen"]]
@@ -105,7 +105,7 @@ def poisson(
     output: int = 1,
     deadline_s: float = DEADLINE_S,
 ) -> list[Arrival]:
-    """Return requests at random moments."""
+    """Return the requests of a Poisson process: `per_s` on average, for `seconds`."""
     arrivals, at_s = [], 0.0
     while (at_s := at_s + draw.expovariate(per_s)) < seconds:
         arrivals.append(Arrival(at_s, tenant, tokens, output, deadline_s))
@@ -115,7 +115,7 @@ def poisson(
 async def replay(
     stub: generation.Stub, arrivals: Sequence[Arrival], keys: Mapping[str, str], draw: random.Random
 ) -> list[Answered]:
-    """Send every request at its time; return when all have ended."""
+    """Send every request at its time, whatever is unanswered (open loop); return when all have ended."""
     start_s = time.monotonic()
 
     async def send(arrival: Arrival) -> Answered:
