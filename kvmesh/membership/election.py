@@ -4,22 +4,23 @@ The state machine of one process (docs/decisions/0020). `Registration` sends eac
 compare-and-set.
 
     NEWCOMER -> HOLDER    its bid replaced the lease of its first read, or there was no lease
-    NEWCOMER -> STANDBY   a third process was faster, or this process drains already
+    NEWCOMER -> STANDBY   a third process was faster
     HOLDER   -> STANDBY   its lease was replaced, and not by an older holder
     STANDBY  -> HOLDER    the lease that it saw has expired, or its holder drains, or the lease is invalid
 
 INVARIANT: the holder changes only when a process starts, when the holder has not renewed for LEASE_S, or when it drains.
 INVARIANT: a process replaces the lease of a live holder only at its start, or within LEASE_S of its own last renewal.
-A process claims a held name once, at its start. A lease that disappears before its time was flushed. Its holder writes it
-again within RENEW_S, so a standby waits until that lease would have expired.
+A process claims a held name once, at its start. A newcomer that drains already claims no name and stays NEWCOMER. A lease
+that disappears before its time was flushed. Its holder writes it again within RENEW_S, so a standby waits until that lease
+would have expired.
 
 Terms order the holders (fencing). Each takeover writes a term above all terms that the process has seen. A holder that
-finds a lower term wrote later than that process, and replaces it. Terms end with the leases: a process that starts without
-a lease in Redis begins at 1. So a term orders nothing once its holder has not renewed for LEASE_S, for example after a
-freeze.
+finds a lease with a lower term took the name later than the process of that lease, and replaces the lease. Terms end with
+the leases: a process that starts without a lease in Redis begins at 1. So a term orders nothing once its holder has not
+renewed for LEASE_S, for example after a freeze.
 
-Leases of the previous release have no term (0). Such a process waits for ever once it has seen the lease of another one.
-So it is outranked only by the process that took the name from it.
+Leases of the previous release have no term (0). A process of that release waits for ever once it has seen the lease of
+another process. So a holder replaces a lease without a term only if it took the name from the process of that lease.
 """
 
 from __future__ import annotations
@@ -98,9 +99,10 @@ class Election:
     def take(
         self, bid: Bid | None, *, wrote: bool, found: bytes, left_s: float, now_s: float, is_draining: bool
     ) -> None:
-        """Take the answer to `bid`: whether Redis wrote it, and the previous lease with `left_s` to live.
+        """Take the answer of Redis to `bid`. `bid` None: the lease was only read.
 
-        `found` empty: there was no lease. `left_s` below 0: the lease does not expire.
+        `wrote`: Redis wrote the bid. `found`: the lease before the bid; empty: there was none. `left_s`: remaining life of
+        `found`; below 0: it does not expire.
         """
         lease, is_junk = self._read(found, left_s)
         self._replaces, self._next_s, self._is_outranking = b"", now_s + RENEW_S, False

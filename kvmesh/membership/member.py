@@ -7,9 +7,13 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 LEASE_S = 3.0
+"""Time to live (TTL) of a lease in Redis."""
+
 RENEW_S = 1.0
+"""Time between two renewals of a lease, the heartbeats of its process."""
+
 LEAVE_PREFIX = b"gone:"
-"""Prefix of the message with which a process leaves: the boot id follows. It has given its lease back."""
+"""Prefix of the message of a process that has given its lease back. Its boot id follows."""
 
 TERM_MAX: Final = 1 << 53
 """Largest term. Every JSON reader keeps it exact."""

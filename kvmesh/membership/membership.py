@@ -1,4 +1,4 @@
-"""Keeps a view of all leases in Redis up to date (service discovery). A shell."""
+"""Keeps a view of all leases in Redis up to date (service discovery). `view` decides which members count."""
 
 from __future__ import annotations
 

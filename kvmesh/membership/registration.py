@@ -1,4 +1,4 @@
-"""Keeps the lease of a process in Redis. A shell around `election`."""
+"""Heartbeats of a process: renews its lease in Redis, which has a time to live. `election` decides what to write."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Registration:
         """
         self.member = member
         self.is_refused = False
-        """True while the lease cannot be written. Other processes cannot write theirs then, either."""
+        """True while Redis does not write the lease. It then probably writes no lease of another process, either."""
         self.superseded_total = 0
         """Number of times that another process took the name."""
         self._redis = redis
