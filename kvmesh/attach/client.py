@@ -1,7 +1,7 @@
 """Client end of Attach: one link per peer, opened on first use and opened again after it breaks.
 
-A shell: it moves messages between a stream and a synchronous sink. Reconnects use exponential backoff with jitter. A link
-has a failure detector: the peer's load reports are the heartbeats.
+A link moves messages between a stream and a synchronous sink, which decides. Reconnects use exponential backoff with
+jitter. A link has a failure detector: the peer's load reports are the heartbeats.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ log = logging.getLogger(__name__)
 
 BACKOFF_MIN_S = 0.05
 BACKOFF_MAX_S = 0.5
-"""Time from the start of one attempt to the start of the next. An attempt that lasted longer is followed at once."""
+"""Bounds of the backoff before jitter: the time from the start of a failed attempt to the start of the next one.
+
+After an attempt that lasted longer, the pause is BACKOFF_MIN_S / 2.
+"""
 
 REFUSED_PAUSE_S = 30.0
 """Pause before a host name that may not be dialled is looked up again."""
@@ -278,9 +281,9 @@ class AttachLink:
 async def _probe(address: str) -> None:
     """Return once `address` accepts connections. Raises PeerUnreachable.
 
-    gRPC cannot give up a connection that is being made. A channel that is closed meanwhile leaves the socket behind. When
-    the packets of a peer that was cut off pass again, each such socket becomes a connection that stays (seen with grpcio
-    1.85).
+    gRPC cannot give up a connection that is being made. A channel that is closed before its connection is made leaves the
+    socket behind. When the packets of a peer that was cut off pass again, each such socket becomes a connection that stays
+    (seen with grpcio 1.85).
     """
     host, _, port = address.rpartition(":")
     try:

@@ -2,7 +2,7 @@
 
 INVARIANT: over any window of w seconds at most BURST + RATE_PER_S x w connections are granted.
 
-Two connections belong to one attempt: a probe, then the connection of gRPC. So BURST is a mesh of 64 members at once.
+Two connections belong to one attempt: a probe, then the connection of gRPC. So BURST lets 64 members attach at once.
 Attempts with the fewest failures go first. A process that registers among a thousand dead addresses does not wait for
 their retries.
 """
@@ -29,7 +29,7 @@ class Ticket:
 
 
 class DialBudget:
-    """The token bucket of one process. `enqueue` an attempt, then ask `due` at `next_s`."""
+    """The token bucket of one process. `enqueue` an attempt, then call `due` at `next_s`."""
 
     def __init__(self, now_s: float, rate_per_s: float = RATE_PER_S, burst: float = BURST) -> None:
         self._rate_per_s = rate_per_s

@@ -1,4 +1,4 @@
-"""Queue of dials that wait for connections from one token bucket. A shell around `dial_budget`."""
+"""Queue of dials that wait for connections from one token bucket. `dial_budget` decides their order and time."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Dials for all links of a process: inside the allowed networks, and rate limited. A shell.
+"""Dials for all links of a process: inside the allowed networks, and rate limited.
 
 There are two token buckets. One is for new peers, and for peers with streams that end soon after they began. The other
-is for known peers. A mesh of 128 members that was cut off retries within its rate, and is attached again within its
-burst.
+is for known peers. It suffices for 128 members that were cut off: its rate for their retries, its burst to attach all of
+them again.
 
 INVARIANT: a dial of a peer takes from one of the buckets, and an attempt opens at most CONNECTIONS.
 """

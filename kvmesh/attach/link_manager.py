@@ -1,4 +1,4 @@
-"""Keeps one link to each wanted process. A shell.
+"""Keeps one link to each wanted process.
 
 A link is opened when its process registers, and closed when the process is lost or replaced. A lost lease alone closes no
 link: while its stream lives, the process serves the requests it has. A process that restarted is a new process. It gets a
@@ -27,7 +27,7 @@ Peer = TypeVar("Peer")
 
 
 class Host(Protocol[Peer]):
-    """Owns the peers of a LinkManager. `update` calls `is_wanted` and `on_listed`; `run` calls the others."""
+    """Owns the peers of a LinkManager. `update` calls `is_wanted` and `on_listed`; `run` all but `is_wanted`."""
 
     def is_wanted(self, member: Member) -> bool:
         """True if `member` gets a link."""
@@ -156,7 +156,10 @@ class LinkManager(Generic[Peer]):
         self._host.on_settled(sorted(self._linked), self._clock.now_s())
 
     def _returned(self, member: Member) -> Linked[Peer] | None:
-        """Return the old link to the process of `member`, if that process was replaced and holds its name again."""
+        """Take back the old link to the process of `member`, which lost its name to a newer process and holds it again.
+
+        Return None if there is no such link, or if the host does not allow it (`may_return`).
+        """
         for linked in self._replaced:
             if _is_same(member, linked.member) and self._host.may_return(linked.peer):
                 self._replaced.remove(linked)

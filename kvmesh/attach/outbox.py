@@ -18,7 +18,7 @@ STUCK_S = 2.0
 SOFT_BYTES = 4 << 20
 HARD_BYTES = 16 << 20
 ROW_BYTES = 64
-"""Size that one row counts, beside its variable part."""
+"""Size that one row counts, in addition to its variable part."""
 
 TAKE_BYTES = 4 << 20
 """Bytes of prompts in one message; further prompts go with the next. gRPC ends a stream at a message that is too large."""
@@ -35,7 +35,8 @@ class Outbox:
     """Counts the waiting rows, and finds a peer that stopped reading.
 
     Rows are urgent or lazy (docs/decisions/0008). `on_ready` is called when the first urgent row is added. `on_lazy` is
-    called when an empty outbox gets a lazy row. A shell sets both to wake its writer, now or after the coalescing window.
+    called when an empty outbox gets a lazy row. The writer of the stream sets both, to wake at once or after its coalescing
+    window.
     """
 
     __slots__ = ("_full_since_s", "_left_bytes", "is_urgent", "on_lazy", "on_ready", "waiting_bytes")
@@ -242,7 +243,7 @@ class DownwardOutbox(Outbox):
         self._hello = hello
         self._message = pb.AttachResponse()
         self._computed: dict[int, int] = {}
-        # The columns of the frame are lists: appending to a protobuf field costs three times as much.
+        # The columns of the frame are lists. An append to a protobuf field takes three times the CPU (measured by hand).
         self._slots: list[int] = []
         self._positions: list[int] = []
         self._counts: list[int] = []
@@ -319,7 +320,7 @@ class DownwardOutbox(Outbox):
         untouched: bool = False,
         contestable: bool = False,
     ) -> None:
-        """Add a failure."""
+        """Add a failure. See Failure in attach.proto."""
         self._message.failures.add(
             slot=slot,
             code=code,
@@ -342,7 +343,7 @@ class DownwardOutbox(Outbox):
         evicted: bool = False,
         replica: str = "",
     ) -> None:
-        """Add a refusal."""
+        """Add a refusal. See Refusal in attach.proto."""
         self._message.refusals.add(
             slot=slot,
             reason=reason,

@@ -1,6 +1,6 @@
 """Server end of Attach: one session, one reader and one writer per stream.
 
-A shell: it moves messages between a stream and a synchronous session. The session decides. All answers leave through the
+The server moves messages between a stream and a synchronous session. The session decides. All answers leave through the
 outbox.
 """
 

@@ -1,6 +1,6 @@
 """The single writer of one Attach stream: the rows of its outbox leave as one message per write (batching).
 
-A shell. Urgent rows are written at once. Lazy rows leave with them, or after the coalescing window of `LAZY_S`
+Urgent rows are written at once. Lazy rows leave with them, or after the coalescing window of `LAZY_S`
 (docs/decisions/0008).
 """
 
