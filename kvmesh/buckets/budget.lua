@@ -16,15 +16,15 @@
 -- lease holds free.
 --
 -- The open overrun of a scope is the sum over its open reservations of the tokens that their requests may still use
--- beyond the reservation. A release that does not know open overrun keeps the lines of reservations as they are. It
--- writes the ledger without the epoch whenever it changes anything. The next run of this script then starts a new
--- epoch. Overrun of an older epoch counts as 0, and renewals state it again within seconds.
+-- beyond the reservation. An older release, which does not know open overrun, keeps the lines of reservations as they
+-- are. It writes the ledger without the epoch whenever it changes anything. The next run of this script then starts a
+-- new epoch. Overrun of an older epoch counts as 0, and renewals state it again within seconds.
 --
--- A claim keeps a large request from starving beside small ones. A request leaves a claim if it needs more than half
--- of a burst and is refused for lack of tokens. An organisation's scope takes no claims, because one tenant must not
--- hold up another. While a claim stands, smaller requests are refused, and quota leases get no more tokens. The claim
--- ends when a request of at least its size is admitted, or when its time is over: the Retry-After of the refusal and
--- a margin. For as long again no new claim is taken, so small requests have half of the time.
+-- A claim keeps a large request from starving beside small ones. A request that is refused for lack of tokens leaves
+-- a claim behind, if it needs more than half of a burst. An organisation's scope takes no claims, because one tenant
+-- must not hold up another. While a claim stands, smaller requests are refused, and quota leases get no more tokens.
+-- The claim ends when a request of at least its size is admitted, or when its time is over: the Retry-After of the
+-- refusal and a margin. For as long again no new claim is taken, so small requests have half of the time.
 --
 -- ARGV:
 --   1         Now in ms; 0 takes the clock of the server. Anything else is for tests.
@@ -40,7 +40,7 @@
 --
 -- Slots, reservations and ledger are in one hash so that Redis loses them together. If `leases` does not fit that
 -- hash, both are deleted. Reads come first and writes last, one command each for any number of operations: commands
--- are most of the cost.
+-- take most of the script's time.
 
 redis.replicate_commands()
 -- UNIT: a level's parts of one token or request. LIFE_MS: time after which unused keys expire (25 h), set anew every
@@ -93,7 +93,7 @@ if call('ZCARD', LEASES) ~= ledger[ROWS] then
   values_read, ledger = {}, {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 end
 local rows_before = ledger[ROWS]
--- A release that does not know open overrun writes the ledger without an epoch. A new epoch then starts at `now`.
+-- A release without open overrun writes the ledger without an epoch. A new epoch then starts at `now`.
 local has_epoch = values_read[1] and #values_read[1] > LEDGER_SIZE
 local epoch = has_epoch and read('<d', values_read[1], LEDGER_SIZE + 1) or now
 for i = 2 + 2 * scope_count, #fields_read do stored[fields_read[i]] = values_read[i] or false end
@@ -169,7 +169,7 @@ local function unpack_row(text)
   }
 end
 
--- Returns the reservation or tombstone of `rid` as the operations before left it, or nil.
+-- Returns the reservation or tombstone of `rid` as earlier operations of this call left it, or nil.
 local function find(rid)
   if rows[rid] ~= nil then return unpack_row(rows[rid]) end
   return unpack_row(stored[rid])
@@ -248,7 +248,7 @@ local function sweep(limit)
   if #due > 0 then
     local found = call('HMGET', OPEN, unpack(due))
     for i, rid in ipairs(due) do
-      -- Any other row was renewed or deleted by an operation before.
+      -- Any other row was renewed or deleted by an earlier operation of this call.
       if rows[rid] == nil or rows[rid] and due_ms[rid] <= now then
         local row = unpack_row(rows[rid] or found[i])
         if row and row.state == 'o' then
@@ -440,7 +440,7 @@ local function find_denial(tokens, requests, slots, overrun)
   return index and 'overrun', index, '', 0, excess
 end
 
--- Leaves a claim on `scope` if the request is large enough and the pause after the last claim is over.
+-- Writes a claim on `scope` if the request is large enough and the pause after the last claim is over.
 local function write_claim(scope, tokens, wait)
   if scope.claim == 0 and tokens > CLAIM_SHARE * scope.token_burst and now >= 2 * scope.claim_to - scope.claim_from then
     scope.claim, scope.claim_from = tokens, now

@@ -1,6 +1,7 @@
-"""Budgets in Redis: sends operations, many in one round trip, and returns their answers.
+"""Runs operations on budgets in Redis, many in one round trip, and returns their answers.
 
-A thin shell without decisions. The script in Redis decides, one operation at a time.
+The rules are in the script budget.lua, which runs one operation at a time. The one decision here is to repair a budget with
+unreadable keys, once, and to send the operations again.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class Ledger:
         """Run `operations` in order, in one round trip, and return their answers.
 
         Raises RedisUnavailable if any answer is missing. Operations are idempotent: send all of them again. A budget with
-        unreadable keys is repaired, and the operations are sent again, if all of them are of one account. Raises ValueError
-        for an invalid operation, before anything is sent.
+        unreadable keys is repaired, and the operations are sent again, if all of them concern one organisation. Raises
+        ValueError for an invalid operation, before anything is sent.
         """
         now_ms = self._test_clock_ms() if self._test_clock_ms else 0
         wanted = calls(self._mesh, operations, now_ms)
@@ -51,7 +52,7 @@ class Ledger:
         return answers(operations, replies)
 
     async def _mend(self, wanted: Call, why: RedisUnavailable) -> None:
-        """Remove the unreadable parts of the budget of `wanted`; everything else stays."""
+        """Remove the unreadable parts of the budget that `wanted` concerns; the readable parts stay."""
         budget_keys, (now_ms, *_) = wanted
         log.error(
             "repairing a budget with unreadable keys: %s",

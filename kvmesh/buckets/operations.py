@@ -1,8 +1,8 @@
 """Operations on an organisation's budget (nested token buckets) in Redis, and their answers. Pure.
 
-Every operation is idempotent: after a lost answer it may be sent again, and takes effect exactly once. Tokens and requests
-are whole numbers >= 0, times are seconds. `rid` names a reservation and is never reused, for example the owner of an
-execution. A quota lease is one reservation for many requests (see Draw).
+Every operation is idempotent, except a Spend without `rid`. After a lost answer it may be sent again within five minutes,
+and takes effect exactly once. Tokens and requests are whole numbers >= 0, times are seconds. `rid` names a reservation and
+is never reused, for example the owner of an execution. A quota lease is one reservation for many requests (see Draw).
 """
 
 from __future__ import annotations
@@ -47,7 +47,6 @@ class Settle:
 
     An amount beyond the reservation becomes debt. For a swept reservation only the amount above the estimate is charged.
     An unknown reservation charges nothing, and a late Reserve can no longer make it.
-
     """
 
     account: Account
@@ -94,7 +93,8 @@ class Lower:
 
     Not for quota leases. A successor execution knows the tokens of its predecessor, but not whether the predecessor's
     frontend lives. A living frontend settles its own count; otherwise a sweep charges `tokens`. For a swept reservation
-    the difference is given back. Its open overrun is closed, because the successor's reservation opens the remaining one.
+    too, the difference is given back. The open overrun of the lowered reservation is closed, because the successor's
+    reservation opens the remaining overrun.
     """
 
     account: Account
@@ -194,7 +194,8 @@ class Denied:
 
     reason: Reason
     scope: str
-    """Scope of the limit with the longest wait; among equals the innermost."""
+    """Scope of the limit that denies: of rates the one with the longest wait, of open overrun the one with the largest
+    excess. Among equals, and for other reasons, the innermost."""
     wait_s: float | None
     """Time until the levels suffice, to the millisecond, if no other request takes from them.
     None: not known (concurrency, overrun) or never (burst)."""

@@ -1,8 +1,8 @@
--- Repairs the keys of a budget: removes what another program wrote there, and keeps all that can be read.
+-- Repairs the keys of a budget: removes the parts that another program wrote, and keeps all that can be read.
 --
 -- A key of another type is deleted. A key of the right type loses only the fields that budget.lua cannot read. Slots
 -- and open overrun are sums over reservations, so they are added up anew. A deleted reservation counts as swept: its
--- estimate stays charged. Levels stay as they are, and debts with them.
+-- estimate stays charged. Readable levels stay as they are, and debts with them.
 --
 -- KEYS: as in budget.lua. ARGV: now in ms, as in budget.lua. Returns the number of rows that are left.
 redis.replicate_commands()
