@@ -1,7 +1,7 @@
 """Calls that are deferred until an unreachable engine is back: calls to stop, handoffs to release. Pure.
 
-They are sent when the same boot of the engine answers again (cancellation propagation). Another boot starts without calls
-and handoffs, so it needs none of them.
+Deferred calls are sent when the same boot of the engine answers again (cancellation propagation). Another boot starts
+without calls and handoffs, so it needs none of them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The engine port on a real Triton server: one task per call, long-lived streams for load and KV events. A shell.
+"""The engine port on a real Triton server: one task per call, long-lived streams for load and KV events.
 
 A failure detector (see `liveness`) finds an engine that is stopped or cut off. Then every call fails at once, and the
 channel is replaced. When the same boot answers again, it gets the deferred calls (see `deferred_calls`).
@@ -185,7 +185,10 @@ class TritonEngine:
         return is_final
 
     async def _stop(self, live: _LiveCall) -> None:
-        """Ask the engine to end the call until its stream is over. `_answers` releases a handoff that it still makes."""
+        """Ask the engine to end the call until its stream is over, for up to STOP_GIVE_UP_S.
+
+        `_answers` releases a handoff that the call still makes.
+        """
         gives_up_s = self._clock.now_s() + STOP_GIVE_UP_S
         while not live.task.done() and self._clock.now_s() < gives_up_s:
             try:

@@ -37,7 +37,7 @@ class InvalidToken(CallError):
 
 
 class EngineStalled(CallError):
-    """No token came for the time of the watchdog."""
+    """No token came for the time of the watchdog, or the call took longer than its timeout in the transport."""
 
 
 class EngineError(CallError):

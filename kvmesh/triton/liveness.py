@@ -18,6 +18,8 @@ from kvmesh.failure_detector import FailureDetector
 
 SERVER_TIMEOUT_S: Final = 3.0
 MODEL_TIMEOUT_S: Final = 6.0
+"""Longer than SERVER_TIMEOUT_S: behind a server that answers, a silent model may only be short of CPU."""
+
 PROBE_AFTER_S: Final = 1.2
 """Silence of the server after which it is probed, longer than the time between two load reports."""
 

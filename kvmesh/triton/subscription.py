@@ -1,4 +1,4 @@
-"""A stream of load reports or KV events from an engine. A shell."""
+"""A stream of load reports or KV events from an engine. `subscription_policy` decides when it is renewed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ REPLY_TIMEOUT_S: Final = 1.5
 
 
 class Subscription:
-    """Opened again after it breaks, and after as many bytes as `SubscriptionPolicy` allows. The task of `run` owns it.
+    """One stream, opened again after it breaks or has brought the bytes that `SubscriptionPolicy` allows.
+
+    The task of `run` owns the subscription.
 
     `take` gets each message. An error of `take` breaks the stream. `reconnect` replaces the connection.
     """

@@ -1,7 +1,8 @@
 """When a subscription to load reports or KV events is renewed, and the position at which the next stream continues. Pure.
 
-tritonserver keeps all responses of a request in one queue until the request ends. With 2.51, a subscription that had
-brought 417 MB of KV events held 409 MB. So each subscription must end after some bytes.
+tritonserver keeps all responses of a request in one queue until the request ends. In tritonserver 2.51, a subscription
+that had brought 417 MB of KV events held 409 MB (measured once, by hand). So each subscription must end after some
+bytes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ ABANDON_BYTES: Final = 2 * RENEW_BYTES
 """Bytes, without a snapshot, after which the client ends a subscription that its engine does not end."""
 
 RESPONSE_BYTES: Final = 1024
-"""Memory of the server for one response, beside its payload; 1.1 KB were measured."""
+"""Memory of the server for one response in addition to its payload; 1.1 KB were measured once, by hand."""
 
 
 class SubscriptionPolicy:
