@@ -11,7 +11,7 @@ from kvmesh.config import ConfigError
 from kvmesh.trust.material import Files, client_context, read
 
 HANDSHAKE_S: Final = 1.0
-"""Longest handshake. The caller is in a backoff meanwhile."""
+"""Longest handshake. The link that failed makes no attempt before the diagnosis ends."""
 
 _WRONG_NAME: Final = 62
 """X509_V_ERR_HOSTNAME_MISMATCH."""

@@ -1,7 +1,7 @@
 """Certificate, key and authority of a process: read, tested, and reloaded while it runs (certificate rotation).
 
-New files are tested by a handshake in memory, with both ends in this process. A fault that a peer would refuse is found
-first, with one sentence. A half-written renewal is not used.
+New files are tested by a handshake in memory, with both ends in this process. A fault for which a peer would refuse the
+certificate is found here first, and reported in one sentence. A half-written renewal is not used.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ class Material:
 def read(files: Files, name: str = "") -> Material:
     """Read and test `files`; `name` must be in the certificate (empty: any name).
 
-    Raises ConfigError for a fault that a peer would refuse. Such faults are a key of another certificate, another
-    authority, an expired certificate, or the certificate of another role.
+    Raises ConfigError for a fault for which a peer would refuse the certificate. Such faults are a key of another
+    certificate, another authority, an expired certificate, or the certificate of another role.
     """
     certificate, key, authority = files.read()
     seen = _test_handshake(files)
