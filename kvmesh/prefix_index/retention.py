@@ -1,9 +1,9 @@
 """Decides up to which entry the stream of cache events may be trimmed. Pure.
 
-Entries carry the time of Redis. If the clock of Redis was ahead and is corrected, its time stands still for a while. Then
-no entry ages by it, and the stream would grow by hours of events. The entry that was last `keep_s` ago is therefore old by
-the local clock too, and so are all entries before it. For any clock of Redis, the stream reaches back at most twice as far
-plus two calls.
+The id of an entry is the time of Redis. If the clock of Redis was ahead and is corrected, new ids stand still until the
+clock has caught up. By that clock no entry ages in this time, and the stream would grow by hours of events. The local
+clock therefore counts too: the last entry of a call is old `keep_s` later, and so are all entries before it. With any
+clock of Redis, the stream reaches back at most 2 `keep_s` and two intervals between calls.
 """
 
 from __future__ import annotations

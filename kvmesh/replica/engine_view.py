@@ -10,7 +10,7 @@ from typing import Final
 from kvmesh.triton.port import EngineLoad
 
 FRESH_S: Final = 3.0
-"""An engine with load reports sends one each second."""
+"""Largest age of a fresh report. An engine with load reports sends one each second."""
 
 
 class EngineView:

@@ -1,4 +1,4 @@
-"""Process of a replica: engine, core, Attach, KV events. A shell.
+"""Process of a replica: engine, core, Attach, KV events.
 
 The common part of the programs of prefill and decode. Each role provides a `Build`.
 """

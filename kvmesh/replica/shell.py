@@ -1,4 +1,4 @@
-"""Shell of a replica's core: timer, health and graceful shutdown. Connects Attach and the engine to the core."""
+"""The I/O around a replica's core: timer, engine state and graceful shutdown. Connects Attach and the engine to it."""
 
 from __future__ import annotations
 
