@@ -1,8 +1,8 @@
 """The advertised address of a process: the address that its peers dial. It may differ from the listen address.
 
 A container listens on every interface, and its peers need the one address that reaches it. Without `--advertise` the
-listen address is used. For a wildcard, it is this host's own address on the route to Redis, because every process of the
-mesh reaches Redis. If that is unknown, it is the address of the host's name.
+listen address is used. For a wildcard listen address, it is this host's own address on the route to Redis, because
+every process of the mesh reaches Redis. If that is unknown, it is the address of the host's name.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def peer(address: str, option: str) -> str:
 
 
 def _towards(redis_url: str) -> str:
-    """Return this host's address on the route to Redis. Empty if the name of Redis is unknown. Sends nothing."""
+    """Return this host's address on the route to Redis; empty if it is unknown. Sends nothing to Redis."""
     try:
         parts = urlsplit(redis_url)
         if not parts.hostname:

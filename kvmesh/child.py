@@ -1,8 +1,8 @@
 """Starts a child process that dies with its parent, also if the parent is killed.
 
 `python -m kvmesh.child PARENT_PID COMMAND...` asks the kernel for SIGKILL at the parent's death. Then it becomes COMMAND
-by exec, so the pid stays. It is a small module that runs before the command. A `preexec_fn` would run between fork and
-exec, where code may deadlock in a parent with threads.
+by exec, so the pid stays. A `preexec_fn` would run between fork and exec, where code may deadlock in a parent with
+threads.
 
 PR_SET_PDEATHSIG is tied to the *thread* that forked. So start children from a thread that lives as long as the process,
 in practice the main thread.

@@ -1,4 +1,4 @@
-"""Clocks. This is the only module that reads the monotonic clock."""
+"""Clocks. In the services and in kvmesh without its `cli`, only this module calls time.monotonic."""
 
 from __future__ import annotations
 

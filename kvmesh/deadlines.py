@@ -9,7 +9,10 @@ from __future__ import annotations
 import math
 
 HOP_MARGIN_S = 0.005
-"""Time that each hop keeps for its own answer: a local round trip (measured: 0.7 ms) and a reserve."""
+"""Time that each hop keeps for its own answer: a local round trip and a reserve.
+
+A local round trip over Attach takes some 0.8 ms (docs/measurements/cost.md, Floor).
+"""
 
 RUNTIME_MAX_S = 3600.0
 """Longest a request may run: one hour."""

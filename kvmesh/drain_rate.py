@@ -19,7 +19,7 @@ SEEN_MIN_S: Final = 0.5
 
 RETRY_MS_MIN: Final = 50
 RETRY_MS_MAX: Final = 30_000
-"""Longest delay told to a client. A longer estimate would not hold."""
+"""Longest Retry-After sent to a client. A longer estimate would not be reliable."""
 
 
 class Stock(enum.Enum):
@@ -99,7 +99,7 @@ class DrainRate:
         return units / rate if rate > 0 else math.inf
 
     def retry_ms(self, units: float, now_s: float) -> int:
-        """Return `wait_s` in milliseconds as told to a client, RETRY_MS_MIN to RETRY_MS_MAX. 0: unknown."""
+        """Return `wait_s` in milliseconds for a Retry-After, RETRY_MS_MIN to RETRY_MS_MAX. 0: unknown."""
         wait_s = self.wait_s(units, now_s)
         return 0 if wait_s is None else round(min(RETRY_MS_MAX, max(RETRY_MS_MIN, wait_s * 1000)))
 

@@ -1,7 +1,7 @@
 """Encodes a google.rpc.Status with its details by hand, to make refusals cheap. Pure.
 
-Generated messages would cost three times as much. Field numbers are those of google/rpc/status.proto and
-google/rpc/error_details.proto. A test compares the bytes with the generated classes.
+Generated messages take three times the CPU (measured once, by hand). Field numbers are those of google/rpc/status.proto
+and google/rpc/error_details.proto. A test compares the bytes with the generated classes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Failure detector: a peer without a heartbeat for a time is lost. Pure.
 
-Time in which this process itself stood still (stopped or starved) does not count. It read no messages then, and those of
-the peer still wait to be read.
+Time in which this process itself stood still (stopped, or short of CPU) does not count. It read no messages then, and
+those of the peer still wait to be read.
 """
 
 from __future__ import annotations

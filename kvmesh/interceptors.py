@@ -124,8 +124,8 @@ async def _abort(error: MeshError, context: Any) -> None:
 def _forget_later(abort: grpc.aio.AbortError) -> None:
     """Release the frames in the traceback of `abort`, once its handler is over.
 
-    gRPC keeps `abort` beside the call, and the frames keep the call. Only the cycle collector frees these 15 KB of gRPC's
-    memory, and it does not run while the process is idle.
+    gRPC keeps `abort` beside the call, and the frames keep the call: a cycle with 15 KB of gRPC's memory
+    (docs/decisions/0022). Only the cycle collector would free it, which does not run while the process is idle.
     """
 
     def forget(_: object) -> None:

@@ -1,4 +1,4 @@
-"""Life cycle of a service's process: build, join the mesh, serve, drain, leave. A shell.
+"""Life cycle of a service's process: build, join the mesh, serve, drain, leave.
 
 Router, frontend and replicas build a `MeshProcess`, and `main` runs it.
 """

@@ -1,10 +1,10 @@
 """The order of waiting prompts at the router and at a prefill replica: shortest job first with aging. Pure.
 
-One rule serves both queues, the router's estimate of the replica's queue, and the simulator. It orders the prompts that are
-equal by the rules before it: priority class, resumed, fair queuing, priority. The prompt with the smallest `P - AGING *
+One rule serves both queues, the router's estimate of the replica's queue, and the simulator. It orders prompts that the
+earlier rules leave equal: priority class, resumed, fair queuing, priority. The prompt with the smallest `P - AGING *
 wait` goes next, ties by arrival. P is the prefill time in seconds, as predicted at arrival. All waits grow at the same
-pace. The key `P + AGING * arrival` therefore gives the same order at any time and never changes, so that a heap needs no
-new sorting.
+pace. The key `P + AGING * arrival` therefore gives the same order at any time and never changes, so that a heap needs
+no new sorting.
 
 Bound on the wait. Let r with prediction P arrive at time a. A later prompt o with prediction p, at a', goes before r only
 if p + AGING * a' < P + AGING * a. This is within (P - p) / AGING seconds after r. Hence, for any predictions and arrivals:
@@ -13,10 +13,10 @@ if p + AGING * a' < P + AGING * a. This is within (P - p) / AGING seconds after 
                   + waiting work at a with a smaller key
                   + work that arrives in (a, a + P / AGING), shorter than P by AGING for each second it is later) / c
 
-in the seconds that these prompts really take. c is the number of prompts that the engine runs side by side. No slot of the
-engine is free while r waits. With first come, first served the second line has all work waiting at a, and the third line is
-empty. The router releases a prompt when a replica has little left. There the second and third line count the requests
-before r of its tenant and priority.
+in the seconds that these prompts really take. c is the number of prompts that the engine runs side by side. No slot of
+the engine is free while r waits. With first come, first served the second line has all work waiting at a, and the third
+line is empty. The router releases a prompt when a replica has little work left. At the router, the second and third
+line count the prompts of r's own tenant and priority.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Client of a Redis Cluster, for budgets: each of their operations uses one node only. A shell.
+"""Client of a Redis Cluster, for budgets: each operation on a budget uses one node only.
 
 The URL is `redis+cluster://[[user]:[password]@]host[:port][,host[:port]...]`, or rediss+cluster:// for TLS. Each host
 knows all nodes, so one reachable host is enough.

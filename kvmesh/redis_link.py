@@ -1,4 +1,4 @@
-"""The process's connections to Redis, opened on first use and again after they break. A shell.
+"""The process's connections to Redis, opened on first use and again after they break.
 
 No command is retried implicitly. All failures of Redis become one error, RedisUnavailable, so that no Redis can end a
 process. Commands stay within Redis 6.2. Keys of a mesh start with its name: `key("kvmesh", "proc", "decode-0")`.
@@ -90,7 +90,7 @@ class RedisLink:
         self.shown = without_password(url)
         """The URL without its password, for logs and messages."""
         self.is_connected = False
-        """True if the last command was answered, even with a refusal."""
+        """True if the last command was answered, even with a refusal, but not with an answer of FAILOVER."""
         self.break_total = 0
         """Outages: the connection was lost, or a failover may have happened."""
         self._outage_kind = ""

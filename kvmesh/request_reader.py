@@ -1,6 +1,6 @@
 """Reads the first message of each call, within bounds on time and memory, and parses it (docs/decisions/0022).
 
-A shell around `UnreadCalls`. It protects the process against slowloris clients and floods of calls.
+`UnreadCalls` decides which calls are read. Both protect the process against slowloris clients and floods of calls.
 
 gRPC reads the message of a unary method before any Python code sees the call, at any size and for any time. So every
 method is served as one that streams its input. Clients see no difference.

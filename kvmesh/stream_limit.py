@@ -1,7 +1,7 @@
 """Concurrency limit for open calls of a method that answers one message with a stream, for example Health.Watch. Pure.
 
-Overflow behaviour: a call of a connection with fewer streams evicts the oldest stream of the connection with the most. A
-call of the connection with the most streams is refused.
+Overflow behaviour: a call evicts the oldest stream of the connection with the most streams, if its own connection has
+at least two streams fewer. Any other call is refused.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Long-lived tasks that end exactly at their cancellation: no failure ends or prolongs them.
 
-A shell. `persist` runs work again after any failure. `end` cancels until the tasks are over.
+`persist` runs work again after any failure. `end` cancels until the tasks are over.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ async def persist(
 ) -> NoReturn:
     """Run `work` again after each end or failure, until cancelled. `on_failure` restores its state before the next run.
 
-    Pauses between runs are half to all of `pause_s` (jitter), and up to PAUSE_GROWTH_MAX times as long. A bug in `work` is
-    logged unless its text equals that of the last one. RedisUnavailable is not logged, because its link logs it.
+    Pauses between runs are 0.5 to 1 times `pause_s` (jitter). They double after each short run, up to PAUSE_GROWTH_MAX
+    times as long; a run longer than that starts anew. A bug in `work` is logged unless its text equals that of the last
+    one. RedisUnavailable is not logged, because its link logs it.
     """
     loop = asyncio.get_running_loop()
     growth, logged = 1, ""
@@ -60,7 +61,7 @@ def _recover(on_failure: Callable[[], None], what: str) -> None:
 
 
 async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel `tasks` until they are over. A client library that fails at that moment can swallow a cancellation.
+    """Cancel `tasks` until they are over. A client library that fails during a cancellation can swallow it.
 
     The owner of the tasks handles their results.
     """

@@ -24,7 +24,7 @@ class TimedCore(Protocol):
 class Timer:
     """Keeps one loop timer at the core's next wake time. The service owns it, and must `close` it before the loop ends.
 
-    Call `update` after every event of the core. It costs one comparison unless the wake time is now earlier.
+    Call `update` after every event of the core. Unless the wake time is now earlier, `update` is one comparison.
     """
 
     def __init__(self, core: TimedCore, clock: Clock, on_error: Callable[[Exception], None]) -> None:

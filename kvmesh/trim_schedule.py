@@ -8,7 +8,7 @@ GROWTH_BYTES: Final = 8 << 20
 """Growth since the last trim that causes the next one."""
 
 FOLLOW_UPS: Final = 6
-"""Checks after such a trim that also trim, because the memory behind the growth is freed step by step."""
+"""Trims in a row after growth, the first included, because the memory behind the growth is freed step by step."""
 
 
 class TrimSchedule:

@@ -4,7 +4,7 @@ A call that is being read may hold a whole message in gRPC's memory. A waiting c
 window. Callers share reads and capacity by fair queuing (`FairQueue`; docs/decisions/0022).
 
 Overflow behaviour: a call over the capacity of its caller is refused at once. A call without a read is refused after
-WAIT_S. While calls wait, the caller with the most reads loses its longest one, once that has had READ_MIN_S.
+WAIT_S. While calls wait, the caller with the most reads loses its longest read, once that read has had READ_MIN_S.
 """
 
 from __future__ import annotations
