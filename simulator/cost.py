@@ -23,7 +23,7 @@ class Cost:
     a_s: float
     """Seconds per uncached token."""
     b_s: float
-    """Seconds per pair of an uncached token and a token in front of it."""
+    """Seconds per pair of an uncached token and a token before it, cached or not."""
     slo_floor_s: float = 0.5
     """A first token within this is in time, whatever the prompt."""
     kv_bytes: int = 131_072
@@ -35,7 +35,7 @@ class Cost:
         return self.c0_s + uncached * (self.a_s + self.b_s * (total - uncached / 2))
 
     def slo_s(self, total: int) -> float:
-        """Return the longest time to first token that counts as good: twice the cold prefill on an idle replica."""
+        """Return the longest good time to first token: twice the cold prefill on an idle replica, at least the floor."""
         return max(2 * self.seconds(total, total), self.slo_floor_s)
 
     def gib(self, blocks: float, block_tokens: int) -> float:

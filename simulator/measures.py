@@ -32,7 +32,7 @@ class Measures:
     work: float
     """Busy seconds over those of one pooled cache that serves in order."""
     busy: float
-    """Share of the time until the last first token in which a replica works."""
+    """Share of the time in which a replica works, on average, up to the first token of the last request."""
 
     def as_dict(self) -> dict[str, float]:
         """Return the measures by name."""
@@ -54,8 +54,8 @@ def measure(
 ) -> Measures:
     """Compute the measures of one run.
 
-    `span_s`: seconds from the first arrival to the last. `counted`: the requests with times that count; None: all after the
-    warm-up.
+    `ttft_s`, `hit_blocks`: by request. `busy_s`: by replica. `work_s`: busy seconds of the pooled cache. `span_s`: seconds
+    from the first arrival to the last. `counted`: the requests with times that count; None: all after the warm-up.
     """
     if counted is None:
         counted = range(int(len(load) * WARM_UP), len(load))

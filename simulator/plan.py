@@ -21,7 +21,7 @@ SEED = 1
 """The first seed."""
 
 SHORT: Final = 5
-"""A trace should last this many times its longest prefill. In less time queues still grow when it ends."""
+"""A trace should last this many times its longest prefill. In a shorter trace queues still grow at the end."""
 
 
 class Runs(Protocol):

@@ -1,6 +1,6 @@
-"""Spreads the runs of a replay over processes. The figures do not depend on their number.
+"""Spreads the runs of a replay over processes. The figures do not depend on the number of processes.
 
-A shell: each process gets the traces once and then one task at a time.
+Each process gets the traces once and then one task at a time.
 """
 
 from __future__ import annotations

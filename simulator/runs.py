@@ -28,7 +28,7 @@ RESTARTS: Final = (0.2, 0.45, 0.7)
 """Shares of the trace after which a replica is lost."""
 
 AFTER_S: Final = 60.0
-"""Seconds after a restart in which requests are measured."""
+"""Seconds after the end of an outage in which arriving requests are measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +45,20 @@ class Row:
     order: ServiceOrder = ServiceOrder.FIFO
     routers: int = 1
     delay_s: float = 0.0
+    """Delay until a router hears of events other than its own dispatches."""
     loss: float = 0.0
+    """Share of the cache events that a router never hears."""
     dispatch_ahead_s: float = float("inf")
+    """Unstarted work that kvmesh dispatches to a replica; infinite: requests are dispatched at once."""
     copies: int = 1
+    """Copies of the trace that are overlaid, each with its own blocks."""
     speed: float = 1.0
     """Factor on the trace's own rate, where `load` is None."""
     cost: Cost = COSTS["8b"]
     slowness: float = 1.0
     """Factor on the prefill time at the first replica."""
     outage_s: float = 0.0
-    """Above 0: replicas restart one after the other, each with an outage of this long. The minute after each is measured.
-    """
+    """Above 0: one replica after the other has an outage of this length, at RESTARTS. The AFTER_S after each count."""
 
     def capacity(self, load: Workload) -> int:
         """Return the blocks of cache per replica."""

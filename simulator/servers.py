@@ -30,7 +30,7 @@ class Server:
         self.ends_s = 0.0
         """When the running prompt will be done."""
         self.generation = 0
-        """Number of times that it was lost."""
+        """Number of times that the replica was lost."""
         self._capacity = capacity
         self._key = ORDERS[order.value]
         self._queue: list[tuple[float, int, int]] = []

@@ -1,6 +1,6 @@
-"""Capacity planning: finds the prefill replicas that a trace needs at its own rate for a goodput. Pure.
+"""Capacity planning: finds how many prefill replicas a trace needs at its own rate for a goodput. Pure.
 
-Goodput grows with the number of replicas but for noise. The search grows the number until it suffices, then bisects.
+Goodput grows with the number of replicas, except for noise. The search raises the number until it suffices, then bisects.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ GROWTH: Final = 1.5
 
 @dataclass(slots=True)
 class Search:
-    """Asks for one number of replicas at a time until the smallest sufficient one is known."""
+    """Proposes one number of replicas at a time until the smallest sufficient number is known."""
 
     goodput: float
     first: int
@@ -37,14 +37,14 @@ class Search:
 
     @property
     def found(self) -> int | None:
-        """Return the smallest number that was enough."""
+        """Return the smallest number of replicas with enough goodput so far; None: none was enough."""
         return min(
             (count for count, seen in self.tried.items() if seen.goodput >= self.goodput), default=None
         )
 
     @property
     def measures(self) -> Measures | None:
-        """Return the measures of that number."""
+        """Return the measures of `found` replicas."""
         return self.tried[self.found] if self.found is not None else None
 
     @property

@@ -1,4 +1,4 @@
-"""Asks a running router for its status, as the mesh's operator."""
+"""Requests the status of a running router, as the mesh's operator."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ ROLE: Final = "router"
 
 
 async def status_of(option: str, address: str, config: Path | None) -> pb.GetStatusResponse:
-    """Return the status of the router at `address`. `config` is the mesh's file, for TLS; None: the folder's file.
+    """Return the status of the router at `address`.
 
+    `config`: the configuration file of the mesh, for TLS; None: DEFAULT_CONFIG in the working folder, if it exists.
     Raises BadOption if there is no answer, ConfigError for an invalid address or configuration.
     """
     peer(address, option)

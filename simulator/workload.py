@@ -1,6 +1,6 @@
 """Prepares a trace for the replay: blocks as hashes, spread timestamps, and overlaid copies.
 
-Pure; randomness is injected.
+Pure; randomness is injected. The replay is an open loop: arrivals do not wait for answers.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def spread(records: Sequence[Record], rng: random.Random) -> list[float]:
     """Return arrivals in seconds from the first timestamp.
 
     Timestamps are bins if there are at least twice as many requests as distinct values. The requests of a bin are then
-    spread evenly at random until the next bin, in their order. All at once they would be bursts that never happened.
+    spread evenly at random until the next bin, in their order. Requests at one time would be bursts that never happened.
     """
     stamps = [record.timestamp_ms / 1e3 for record in records]
     first = stamps[0]

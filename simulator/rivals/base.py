@@ -102,7 +102,7 @@ class Rival(ABC):
     uses_index = True
     """False skips the maintenance of a local index."""
     learns_at_start = True
-    """True: a start reports the cached tokens, so that the remaining prefill time is known exactly, but for noise."""
+    """True: a start reports the cached tokens, so that the remaining prefill time is known, except for noise."""
     counts_in_flight = False
     """True: the blocks of dispatched and unfinished prompts count as cached."""
 

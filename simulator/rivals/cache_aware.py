@@ -1,13 +1,13 @@
 """SGLang's cache_aware routing, and the form of smg that reads KV events. Pure.
 
-sglang-router 0.3 (`--help`, docs): if max - min in flight > abs and max > rel * min, the least loaded replica is chosen.
-Else the longest match in a tree of sent prompts per replica counts. A match above the threshold goes there, otherwise to
-the smallest tree. Defaults .3 / 64 / 1.5.
+sglang-router 0.3 (`--help`, docs) keeps a tree of sent prompts per replica. If most - least in flight > abs and
+most > rel * least, the least loaded replica is chosen. Otherwise it is the replica with the longest match, if that match
+is above a share of the prompt. If not, it is the replica with the smallest tree. Defaults: share .3, abs 64, rel 1.5.
 
-smg before 1.13 (its source): the highest overlap by KV events, among equals the least loaded, then the smallest cache. An
-imbalance (32, 1.1, its library's defaults) sends to the least loaded. No minimum share of the prompt is needed. A first
-block that all prompts share therefore keeps new prompts at its holders until counts are uneven. smg 1.13, which is not
-simulated, requires a match above .3.
+smg before 1.13 (its source) chooses the highest overlap by KV events, among equals the least loaded, then the smallest
+cache. With an imbalance (abs 32, rel 1.1, its library's defaults) it chooses the least loaded. No minimum share of the
+prompt is needed. A first block that all prompts share therefore keeps new prompts at its holders until counts are
+uneven. smg 1.13, which is not simulated, requires a match above .3.
 """
 
 from __future__ import annotations

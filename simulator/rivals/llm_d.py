@@ -1,8 +1,8 @@
 """llm-d / Gateway API Inference Extension: weighted scorers, prefix 2, queue 1, KV utilisation 1. Pure.
 
-From the READMEs of the scheduler's plugins (prefix-cache-scorer, queue-scorer, kv-cache-utilization-scorer). The total of
-three scores wins: prefix share, queue depth between the shortest and the longest, and free share of the KV cache. Prefixes
-are the precise ones, from KV events.
+From the READMEs of the scheduler's plugins (prefix-cache-scorer, queue-scorer, kv-cache-utilization-scorer). The
+highest weighted total of three scores wins: prefix share, queue depth between the shortest and the longest, and free
+share of the KV cache. Prefixes are the precise ones, from KV events.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Preble's E2: exploit a long prefix, explore otherwise. Pure.
 
 From Srivatsa et al., "Preble: Efficient Distributed Prompt Scheduling for LLM Serving" (2024). If most of the prompt is
-cached, the least loaded holder of the longest prefix is chosen. If its queue is more than twice as long as it should be,
-the lightest replica is chosen instead. Otherwise the lowest sum of three terms wins. These are the load over a window of 3
-minutes, the evicted blocks by their chance of reuse, and the own prefill. The rule of redirection is a reading of the
-paper.
+cached, the least loaded holder of the longest prefix is chosen. If the queue of that holder takes more than twice the
+shortest queue, and more than twice the prompt without a cache, the replica with the shortest queue is chosen instead.
+If less of the prompt is cached, the lowest sum of three terms wins. These are the load over a window of 3 minutes, the
+evicted blocks by their chance of reuse, and the own prefill. The rule of redirection is a reading of the paper.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Preble(Rival):
         return window.seconds + lost_s + self.prefill_s(request, depth)
 
     def dispatched(self, event: Dispatched) -> None:
-        """Record the work of the last minutes."""
+        """Record the work of a dispatch in the window of its replica."""
         depth = self.local_index.matched(event.hashes).get(event.replica, 0)
         self._windows[event.replica].add(event.at_s, event.prefill_s, len(event.hashes), depth)
         super().dispatched(event)
