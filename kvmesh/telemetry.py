@@ -93,7 +93,7 @@ class Tracing:
     def child(self, parent: TraceContext) -> TraceContext:
         """Return a context with a new span id, for propagation and later for `record_span`.
 
-        An unsampled trace needs ids only for a valid traceparent. This costs one random number.
+        An unsampled trace needs ids too, for a valid traceparent. Each takes one random number.
         """
         return parent._replace(span_id=self._random_bits(64) or 1)
 

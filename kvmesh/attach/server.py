@@ -74,7 +74,10 @@ class AttachService(attach_pb2_grpc.AttachServiceServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)
 
     async def serve(self, call: Call[pb.AttachRequest, pb.AttachResponse]) -> str | None:
-        """Serve one stream until it ends. Return the peer's protocol error, or None. Raises MeshError (CALLS_FULL)."""
+        """Serve one stream until it ends. Return the peer's protocol error, or None.
+
+        Raises MeshError if the first message cannot be read (CALLS_FULL) or parsed (MESSAGE_MALFORMED).
+        """
         try:
             first = await self._request_reader.message(call.read, (call.peer,))
         except MeshError as refusal:

@@ -43,7 +43,7 @@ class Reserve:
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """Ends a reservation: charges the used amount and gives the rest back. Answers Settled.
+    """Ends a reservation: charges the used amount and gives the unused amount back. Answers Settled.
 
     An amount beyond the reservation becomes debt. For a swept reservation only the amount above the estimate is charged.
     An unknown reservation charges nothing, and a late Reserve can no longer make it.
@@ -56,7 +56,7 @@ class Settle:
     refund_request: bool = False
     """True: the request is not charged either, because the mesh failed before the first token."""
     used_requests: int | None = None
-    """For a quota lease: requests since its opening; the rest is given back. None: all."""
+    """For a quota lease: requests since its opening; unused ones are given back. None: all are used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Renew:
 
 @dataclass(frozen=True, slots=True)
 class Lower:
-    """Lowers a reservation to `tokens` and gives the rest back; its lease does not change. Answers Lowered.
+    """Lowers a reservation to `tokens` and gives the difference back; its lease does not change. Answers Lowered.
 
     Not for quota leases. A successor execution knows the tokens of its predecessor, but not whether the predecessor's
     frontend lives. A living frontend settles its own count; otherwise a sweep charges `tokens`. For a swept reservation

@@ -112,7 +112,8 @@ class EnginePort(Protocol):
     def cancel(self, call_id: int) -> None:
         """End a call early. The sink gets no more events of it. Unknown ids are ignored.
 
-        A handoff that the call makes at the same moment is released as well.
+        A handoff that the call makes at the same moment is released as well, if the engine can stop calls
+        (ModelFacts.stop).
         """
         ...
 

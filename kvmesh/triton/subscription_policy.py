@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 RENEW_BYTES: Final = 2 << 20
-"""Bytes after which an engine is asked to end a subscription. Opening the next one costs one request."""
+"""Bytes after which an engine shall end a subscription (`max_bytes`). The next subscription takes one request."""
 
 ABANDON_BYTES: Final = 2 * RENEW_BYTES
 """Bytes, without a snapshot, after which the client ends a subscription that its engine does not end."""
