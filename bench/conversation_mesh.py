@@ -1,4 +1,4 @@
-"""A mesh for conversations, and its client: two routers, four prefill and four decode replicas, costs of an 8B model.
+"""A mesh for conversations, and its client: two routers, four prefill and four decode replicas, prefill costs of 8B.
 
 The client is this module as a process. Its commands: open {plan: [[[at_s, fresh tokens, output tokens], ...], ...], seed};
 warm {seed}; play {until_s}. play returns {taken: [...], stalled_s}; `taken` has rows of conversation_player.PlayedTurn.
