@@ -28,7 +28,7 @@ class AdmittedRequests:
     """Requests with a waiting client, and requests that only clean up behind the frontend (leaving).
 
     A request that is read and a request that is served take one slot each; there are `limit` slots. A request with a
-    handler keeps its slot until the handler is gone, because a client that does not read holds memory beyond its request.
+    handler keeps its slot until the handler is gone: a client that does not read holds memory after the request's end.
     """
 
     def __init__(self, limit: int) -> None:
@@ -44,7 +44,7 @@ class AdmittedRequests:
         self._by_id: dict[str, list[LiveRequest]] = {}
         """Serving requests by their id; several for an id that a client sent again."""
         self.deadlines: DeadlineHeap[LiveRequest] = DeadlineHeap()
-        """Next look at the timers of each request; call `schedule` again after a request was due."""
+        """Next check of the timers of each request. Call `schedule` again after a request was due."""
         self._ends = DrainRate(Stock.HELD)
         self._promised_s = float("-inf")
         """Time at which the last refused client was told to come back."""

@@ -115,7 +115,7 @@ def on_tokens(request: LiveRequest, row: frames.Row, now_s: float) -> None:
 def _has_left(request: LiveRequest) -> bool:
     """Return True, and forget the request, if its client's side is over. The router has just ended the slot.
 
-    An attempt that was sought is found otherwise.
+    If the client's side lives, a request in TAKING_OVER has found its attempt and is ATTACHED again.
     """
     if request.outcome is not None:
         request.gone()
@@ -126,7 +126,7 @@ def _has_left(request: LiveRequest) -> bool:
 
 
 def on_finish(request: LiveRequest, row: attach.Finish, now_s: float) -> None:
-    """Handle a slot that ended well; router and replicas hold nothing for it."""
+    """Handle the Finish of the slot, which is closed: its end token or length, or the reason for an early end."""
     request.upstream.detach()
     if _has_left(request):
         return
@@ -221,7 +221,7 @@ def _refused_in_time(request: LiveRequest, row: attach.Refusal, now_s: float) ->
 
 
 def _may_retry_takeover(request: LiveRequest, row: attach.Refusal) -> bool:
-    """Return True if a router that does not know the replica refused an adopt: it may have just restarted."""
+    """Return True if a router that does not know the replica refused an adopt: the router may have just restarted."""
     return (
         request.state in (State.TAKING_OVER, State.LEAVING)
         and row.reason == attach.Refusal.REASON_NO_REPLICA

@@ -15,17 +15,18 @@ Cause: TypeAlias = pb.AttemptExplanation.Cause.ValueType
 
 @dataclass(slots=True)
 class Attempt:
-    """One execution of a request behind the frontend, as its rows report it."""
+    """One run of a request at a replica, as the router's rows report it."""
 
     number: int
     """Attempt number on the wire; unique in the request, ascending."""
     cause: Cause
     start_position: int
+    """Output tokens before the attempt's first one."""
     context_tokens: int
     """Tokens of the prompt and of the output known at the start."""
     router: str
     last_seen_s: float
-    """Time at which the attempt was sent, or last heard of."""
+    """Time at which the attempt was sent, or of its last row."""
     is_anothers: bool = False
     """True if another frontend started the attempt, and this one took it over."""
     is_accepted: bool = False

@@ -12,7 +12,7 @@ from typing import Final
 
 CLOSED_S: Final = 2.0
 """A transport that holds one message longer than this belongs to a client with a closed flow-control window. The engine
-goes on meanwhile, so such a client pays for all tokens that the engine computes."""
+does not wait for the client, so such a client pays for all tokens that the engine computes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +33,11 @@ class Reach:
 
 
 def output_tokens(reach: Reach, *, is_complete: bool, is_slow_reader: bool, is_ours: bool) -> int:
-    """Return the output tokens to charge.
+    """Return the output tokens to charge: those handed to the transport, unless a later rule says otherwise.
 
-    `is_complete`: the request ended well. `is_slow_reader`: the request ended because its reader was slow.
-    `is_ours`: the mesh failed the request. It is then charged the streamed tokens, whatever the client's window was.
+    `is_complete`: the request ended well, which charges all produced tokens. `is_slow_reader`: the request ended because
+    its reader was slow, which charges all computed tokens, as does a window closed for CLOSED_S. `is_ours`: the mesh
+    failed the request, which charges the handed tokens in any case.
     """
     if is_ours:
         return reach.handed

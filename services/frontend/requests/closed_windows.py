@@ -1,9 +1,9 @@
-"""Clients with a closed flow-control window, as routers and decode replicas are told (decision 0023).
+"""Finds clients with a closed flow-control window, and reports them to the routers (decision 0023).
 
 Pure. A transport that has held one message for CLOSED_S belongs to a client with a closed window. The frontend reports the
-window once per closure and slot. A flow-control row of the slot reports that the window is open again. Admitted requests
-are checked every CHECK_INTERVAL_S, because a timer per message would cost more. A frontend that stood still reports
-nothing, and that time closes no window: writes may have ended meanwhile without its knowledge.
+window once per closure and slot. A flow-control row of the slot reports that the window is open again. One check every
+CHECK_INTERVAL_S looks at all admitted requests, because a timer per message would cost more CPU. The first check after a
+standstill of this process reports nothing. The standstill does not count: a write may have ended in it unnoticed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from services.frontend.requests.router_peers import Peer
 from services.frontend.requests.upstream import Upstream
 
 CLOSED_S: Final = 1.0
-"""Far above the round trip of a client that reads and above the delay of a busy event loop; far below usual deadlines."""
+"""Time that a transport holds one message before its client's window counts as closed.
+
+Far above the round trip of a client that reads and the delay of a busy event loop; far below usual deadlines.
+"""
 
 
 class Stream(Protocol):
@@ -34,7 +37,7 @@ class ClosedWindows:
 
     def __init__(self) -> None:
         self._told: dict[Stream, tuple[Peer[Any], int]] = {}
-        """Requests with a closed window, each with the slot that its router was told of."""
+        """Requests with a closed window, each with the router and the slot of the report."""
         self._checked_s = float("-inf")
 
     def __len__(self) -> int:
@@ -42,11 +45,11 @@ class ClosedWindows:
 
     @property
     def next_s(self) -> float:
-        """Time of the next look, while requests are admitted."""
+        """Time of the next check, while requests are admitted."""
         return self._checked_s + CHECK_INTERVAL_S
 
     def watched_s(self, now_s: float) -> float:
-        """Return the time until which windows were watched: now, or the last look if this process has stood still since."""
+        """Return the time until which windows were watched: now, or the last check if this process stood still since."""
         return now_s if now_s - self._checked_s <= STALL_S else self._checked_s
 
     def check(self, serving: Collection[Stream], attended: Collection[Stream], now_s: float) -> None:

@@ -52,8 +52,8 @@ class Observer(Protocol):
 class FrontendCore:
     """Implements `Hub` for its requests, `Sink` for its links and `TimedCore` for its timer.
 
-    `jitter` returns a random number in [0, 1). `on_event` is called after each event that may have changed the next wake
-    time; the shell sets `on_event` to update its timer.
+    `limit`: most admitted requests. `jitter` returns a random number in [0, 1). `on_event` is called after each event that
+    may have changed the next wake time. The owner of the timer sets `on_event`.
     """
 
     def __init__(
@@ -108,10 +108,10 @@ class FrontendCore:
         return request
 
     def supersede(self, request_id: str, epoch: int, now_s: float, owner: str = "") -> None:
-        """End the earlier executions of a request here: execution `epoch` runs somewhere and may take over their attempts.
+        """End earlier executions of a request at this frontend: execution `epoch` runs and may take over their attempts.
 
         `owner`: name of execution `epoch`. An execution of this frontend with that name started without its number, and
-        gets it now.
+        gets the number now.
         """
         for request in self.admitted.executions(request_id):
             if request.spec.execution.epoch >= epoch:
@@ -131,7 +131,10 @@ class FrontendCore:
         self.on_event()
 
     def outlook(self, affinity: str, priority_class: int, prompt_tokens: int, now_s: float) -> Outlook:
-        """Return the last report of the router for `affinity`, with the first-token times seen here."""
+        """Return the last report of the router for `affinity`, with the first-token times seen at this frontend.
+
+        Without a router all times are unknown.
+        """
         peer = self.peers.choose(affinity)
         if peer is None:
             return Outlook()

@@ -1,9 +1,9 @@
 """Cross-checks the verdict of one engine on a second replica of its role, and ends the request with a final verdict.
 
-Pure (decision 0024). A refusal by the limits of a replica is no verdict: it is final. One more attempt at another replica
-of the role tests the first verdict of a role. The upper half of the retry budget pays for the attempt. A verdict of the
-second replica is final. If the second replica serves the request, the verdict is contradicted. The frontend then tells all
-routers, which count a failure of the first replica. Until then nothing counts.
+Pure (decision 0024). A refusal by the limits of a replica is no verdict: it is final. The first verdict of a role is tested
+by another attempt at another replica of that role. The upper half of the retry budget pays for the attempt. A verdict of
+the second replica is final. If the second replica serves the request, the first verdict is contradicted. The frontend then
+notifies all routers, which count a failure of the first replica. A verdict that is not contradicted counts as no failure.
 
     first verdict of R ──► contested (R is doubted, or the budget pays) ──► another verdict: confirmed, final
             │                    ▲                                    └──► tokens: contradicted, R is doubted
@@ -27,7 +27,7 @@ CHECK_INTERVAL_S: Final = 0.05
 
 
 def on_verdict(request: LiveRequest, verdict: Verdict, now_s: float) -> None:
-    """Cross-check `verdict` on `request`, let it wait, or end the request with it. The slot of `request` is closed."""
+    """Cross-check `verdict`, let it wait, or end `request` with the verdict's error. The slot of `request` is closed."""
     upstream, known = request.upstream, request.hub.verdicts
     before = upstream.cross_checked.get(verdict.role)
     has_waited, upstream.pending_verdict = upstream.pending_verdict is not None, None

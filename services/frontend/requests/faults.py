@@ -29,7 +29,7 @@ ADOPTED: Final = "ADOPTED"
 """A late adopt of the same request took the attempt away from its slot."""
 
 ROUTER_GONE: Final = frozenset({ROUTER_LOST, "DRAINING"})
-"""The router that had the request died, or drains. Each such loss adds one attempt for each request of that router."""
+"""The router that had the request died, or drains. A retry after such a fault takes nothing from the retry budget."""
 
 FULL: Final = frozenset(
     {pb.Refusal.REASON_QUEUE_FULL, pb.Refusal.REASON_KV_FULL, pb.Refusal.REASON_QUEUE_TIMEOUT}
@@ -37,7 +37,7 @@ FULL: Final = frozenset(
 """Refusals of a mesh without capacity: an immediate retry would only add to its load."""
 
 RETRY_AFTER_S: Final = 1.0
-"""Retry-After without a better estimate: longer than the renewal of a lease takes."""
+"""Retry-After without a better estimate: the interval at which processes renew their leases."""
 
 _BUGS: Final = frozenset({"ENGINE_ERROR", "INTERNAL", "GAP"})
 

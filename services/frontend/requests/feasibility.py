@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Final
 
 PRIORITY_CLASS_TOLD: Final = 4
-"""Routers report the queue delay of this priority class. Requests of a higher class do not wait in that queue."""
+"""Routers report the queue delay of this priority class. For a request of a higher class the delay counts as 0."""
 
 STEP_MIN_S: Final = 1e-6
-"""Shortest step: routers report microseconds."""
+"""A shorter step counts as unknown: routers report whole microseconds."""
 
 FRESH_S: Final = 60.0
 """Older observations belong to another load and give no estimate."""
@@ -25,7 +25,7 @@ _STRAY_MAX: Final = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """The last report of a router, and the first-token time seen here. Times in seconds; 0: unknown."""
+    """The last report of a router, and the TTFT seen at this frontend. Times in seconds; 0: unknown."""
 
     queue_delay_s: float = 0.0
     """Time until a new request is released from the router's queue."""
@@ -43,7 +43,7 @@ class Outlook:
 class FirstTokens:
     """Smoothed TTFT at this frontend without the router's queue, and its mean deviation.
 
-    Kept by powers of two of the prompt's length, because short prompts wait less than long ones.
+    Kept by powers of two of the prompt's length, because the TTFT grows with the prompt.
     """
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class _Usual:
 def output_tokens(left_s: float, received: int, wanted: int, outlook: Outlook) -> int:
     """Return the output tokens that the request can have in `left_s`, the `received` ones included.
 
-    At least one more than `received`, and never more than `wanted`.
+    At least one more than `received`, and never more than `wanted`. If the step is unknown: `wanted`.
     """
     if outlook.step_s < STEP_MIN_S:
         return wanted

@@ -54,9 +54,10 @@ def completed(progress: Progress) -> Outcome | None:
 
 
 def by_deadline(spec: RequestSpec, progress: Progress, fault: str = "") -> Outcome:
-    """Return the end of a request at its deadline, here or at a hop behind, which enforces it a little earlier.
+    """Return the end of a request at its deadline, which this frontend or a hop behind it has enforced.
 
-    `fault`: the reason why the request was not running.
+    Good if the deadline is the mesh's own and the request has tokens, else an error. `fault`: the reason why the request
+    was not running.
     """
     if progress.ids and not spec.timing.is_clients_deadline:
         return finished(progress, pb.FINISH_REASON_DEADLINE)

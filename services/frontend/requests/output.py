@@ -1,6 +1,6 @@
 """Output that waits for a client: ids and certain text that accumulated since its last message.
 
-Pure. Bounded by the request's flow-control window: a slow client costs the ids and the text of one window.
+Pure. The request's flow-control window bounds the output that waits: ids and text of one window.
 """
 
 from __future__ import annotations
@@ -87,7 +87,10 @@ class Output:
         return bool(self._ids or self._text or self._tail)
 
     def take(self) -> pb.Tokens | None:
-        """Return all waiting output as one message, or None; it counts as handed out. The tail is a message of its own."""
+        """Return the waiting output as one message, or None; it counts as handed out.
+
+        Text that became certain only by `flush` is a message of its own, the last.
+        """
         if not self._ids and not self._text:
             if not self._tail:
                 return None

@@ -16,7 +16,7 @@ from services.frontend.requests.request_spec import RequestSpec
 FLOW_CONTROL_WINDOW: Final = 64
 """Flow-control window: positions that may be sent ahead of those that the client's transport took.
 
-The allowed position grows by half a window at a time.
+Each extension is at least half a window, except the last one of the output.
 """
 
 
@@ -51,13 +51,13 @@ class Progress:
         self.output = output
         self.ids = array("i")
         self.delivered = 0
-        """Positions [0, delivered) left for the client."""
+        """The client's transport took positions [0, delivered)."""
         self.writing_since_s: float | None = None
-        """Time at which the client's transport got the message that it still holds; later by each standstill."""
+        """Time at which the client's transport got the message that it holds, plus standstills since. None: no message."""
         self.closed_s = 0.0
-        """Seconds that the transport had held the message at the request's end, or later when its client left."""
+        """Seconds that the transport had held its message at the request's end, or at the client's leaving if longer."""
         self.computed_output = 0
-        """Output positions [0, computed_output) were computed, even beyond the flow-control window, as decode reported."""
+        """Decode reported positions [0, computed_output) as computed, perhaps beyond the flow-control window."""
         self.window_end = 0
         """Flow-control window: the running attempt may send positions [0, window_end)."""
         self.previous_window_end = 0
@@ -71,13 +71,13 @@ class Progress:
 
     @property
     def reach(self) -> Reach:
-        """Reach of the output."""
+        """Positions up to which output was handed to the transport, received and computed, for the charge."""
         produced = len(self.ids)
         computed = min(max(produced, self.computed_output), self._spec.max_output_tokens)
         return Reach(self.output.taken, produced, computed, self.closed_s)
 
     def count_closed(self, watched_s: float) -> None:
-        """Note how long the transport has held the last message; called when the request ends or its client leaves.
+        """Note how long the transport has held its message. Called when the request ends and when its client leaves.
 
         `watched_s`: time until which this process was seen to run (`ClosedWindows.watched_s`).
         """
@@ -85,12 +85,12 @@ class Progress:
             self.closed_s = max(self.closed_s, watched_s - self.writing_since_s)
 
     def stood_still(self, gap_s: float, now_s: float) -> None:
-        """Note that this process did not run for `gap_s`: the transport may have taken the message meanwhile."""
+        """Note that this process did not run for `gap_s`: the transport may have taken the message in that time."""
         if self.writing_since_s is not None:
             self.writing_since_s = min(now_s, self.writing_since_s + gap_s)
 
     def take_received(self, now_s: float) -> None:
-        """Start behind the output that the client has from another frontend."""
+        """Start behind the output that the client received before."""
         received = self._spec.execution.received_ids
         if not received:
             return
@@ -121,7 +121,7 @@ class Progress:
         return True
 
     def count_prompt(self, attempt: Attempt, row: attach.FirstToken) -> None:
-        """Count the cost of the attempt's prompt."""
+        """Count the cached tokens of the attempt's prompt, and those that were computed again."""
         if self.cached_tokens is None:
             self.cached_tokens = min(row.cached_token_count, self._spec.prompt_tokens)
         again = min(attempt.context_tokens, self._computed_tokens) - row.cached_token_count
@@ -149,7 +149,10 @@ class Progress:
         return self.window_end
 
     def advance_window(self, delivered: int) -> int | None:
-        """Note that the client's transport took [0, delivered). Return the new `window_end` if it is worth a row."""
+        """Note that the client's transport took [0, delivered). Return the new `window_end`, or None for no change.
+
+        The window changes in steps of at least half a window, and by any step to the end of the output.
+        """
         self.delivered = delivered
         window_end = min(delivered + FLOW_CONTROL_WINDOW, self._spec.max_output_tokens)
         is_last = window_end == self._spec.max_output_tokens and window_end > self.window_end

@@ -41,7 +41,7 @@ class Hub(Protocol):
     """Services of the frontend for an admitted request; the core implements them, and a test may."""
 
     def choose(self, affinity: str, avoid: str = "") -> Peer[LiveRequest] | None:
-        """Return a router that is up."""
+        """Return a router that is up, or None. `affinity` and `avoid`: see `Peers.choose`."""
         ...
 
     def has_other(self, name: str) -> bool:
@@ -63,7 +63,7 @@ class Hub(Protocol):
     """Results of the cross-checks of verdicts."""
 
     def take_spare_retry(self, now_s: float) -> bool:
-        """Spend one retry if the budget is more than half full. False: a verdict is not tested."""
+        """Spend one retry if the retry budget is at least half full. False: a verdict is not tested."""
         ...
 
     def contradict(self, verdict: Verdict, now_s: float) -> None:
@@ -74,7 +74,7 @@ class Hub(Protocol):
         ...
 
     def take_retry(self, request: LiveRequest, now_s: float) -> bool:
-        """Spend one retry of the budget for `request`. False: it must not be sent again."""
+        """Spend one retry of the retry budget for `request`. False: the request must not be sent again."""
         ...
 
     def jitter(self) -> float:
@@ -109,9 +109,9 @@ class LiveRequest:
         self.hub = hub
         self.limits = limits
         self.retry_at_s: float | None = None
-        """Time of the next submit, or of the next adopt of the running attempt."""
+        """Time of the next submit, adopt of the running attempt, or check of a verdict that waits."""
         self.router_until_s: float | None = None
-        """End of the wait for any router."""
+        """End of the wait for a router, in WAITING; None: the request does not wait for a router."""
         self._leave_reason: CancelReason = attach.Cancel.REASON_CLIENT
 
     def __repr__(self) -> str:
@@ -138,7 +138,10 @@ class LiveRequest:
     # The client's side.
 
     def start(self, now_s: float) -> None:
-        """Take over the client's running attempt, or submit the first one behind its output. Called once, by the hub."""
+        """Take over the running attempt that the resume token names, or submit an attempt behind the received output.
+
+        Called once, by the hub.
+        """
         self.progress.take_received(now_s)
         if self.spec.execution.is_resumed:
             self.upstream.cause = pb.AttemptExplanation.CAUSE_RESUME
@@ -153,7 +156,7 @@ class LiveRequest:
         self.start_takeover(faults.FRONTEND_LOST, now_s)
 
     def on_delivered(self, position: int, now_s: float) -> None:
-        """Note that the client's transport took the output below `position`; extend the flow-control window as far."""
+        """Note that the client's transport took the output below `position`; extend the flow-control window."""
         window_end = self.progress.advance_window(position) if self.upstream.peer is not None else None
         if window_end is not None:
             waited = len(self.progress.ids) >= self.progress.previous_window_end
@@ -174,7 +177,7 @@ class LiveRequest:
         self.end_with(Outcome(error=error), now_s, reason)
 
     def renumber(self, epoch: int) -> None:
-        """Take the number of this execution, which Redis gave late: the next attempt is above all earlier ones."""
+        """Take `epoch`, which Redis gave late. The number of the next attempt is above those of all earlier attempts."""
         base = epoch * ATTEMPT_STRIDE
         execution = dataclasses.replace(self.spec.execution, attempt_base=base, is_fenced=True)
         self.spec = dataclasses.replace(self.spec, execution=execution)
@@ -183,7 +186,7 @@ class LiveRequest:
     # The router's side; `answers` handles its rows.
 
     def on_computed(self, position: int) -> None:
-        """Note that decode computed the output below `position`, beyond the flow-control window."""
+        """Note that decode computed the output below `position`, perhaps beyond the flow-control window."""
         self.progress.computed_output = max(self.progress.computed_output, position)
 
     def on_router_up(self, now_s: float) -> None:
@@ -209,7 +212,10 @@ class LiveRequest:
     # Transitions.
 
     def submit(self, now_s: float) -> None:
-        """WAITING -> ATTACHED, or remain WAITING until a router comes up."""
+        """WAITING -> ATTACHED, or remain WAITING until a router comes up.
+
+        The request ends if its first token has less than `start_min_s` left, or if no attempt number is left.
+        """
         left_s, needed_s = self.spec.timing.left_s(now_s), self.limits.start_min_s
         if not self.progress.ids and left_s < needed_s:
             error = faults.too_short(left_s, needed_s)
@@ -230,7 +236,7 @@ class LiveRequest:
         self.hub.schedule(self)
 
     def start_takeover(self, fault: str, now_s: float) -> None:
-        """ATTACHED -> ADOPTING: the attempt still runs at its decode replica; take it over through any router."""
+        """-> TAKING_OVER: the attempt still runs at its decode replica; take it over through any router."""
         self.state, self.upstream.takeover.fault = State.TAKING_OVER, fault
         self.upstream.takeover.until_s = now_s + self.limits.detached_s
         self.take_over()
@@ -246,12 +252,12 @@ class LiveRequest:
         self.hub.schedule(self)
 
     def taken_over(self) -> None:
-        """ADOPTING -> ATTACHED."""
+        """TAKING_OVER -> ATTACHED."""
         self.state, self.upstream.takeover.until_s = State.ATTACHED, None
         self.hub.schedule(self)
 
     def give_up_takeover(self, now_s: float) -> None:
-        """ADOPTING -> WAITING; the slot is closed. Compute again the output that the client does not have."""
+        """TAKING_OVER -> WAITING; the slot is closed. Compute again the output that the client does not have."""
         fault = self.upstream.takeover.fault
         if not self.upstream.is_anothers():
             self.try_again(fault, now_s, untouched=False)
@@ -262,7 +268,10 @@ class LiveRequest:
         self.submit(now_s)
 
     def try_again(self, fault: str, now_s: float, *, untouched: bool, after_s: float = 0.0) -> None:
-        """-> WAITING; the slot is closed. Retry if no engine took the attempt, else resume; or give up."""
+        """-> WAITING; the slot is closed. Retry if no engine took the attempt, else resume; or give up.
+
+        `untouched`: no engine took the attempt. `after_s`: least delay of the next attempt.
+        """
         self._wait(fault)
         if not untouched:
             self.progress.count_lost(self.upstream.current)
@@ -281,7 +290,7 @@ class LiveRequest:
         self._submit_after(delay_s, now_s, is_resume=not untouched)
 
     def cross_check(self, fault: str, now_s: float) -> None:
-        """-> WAITING; the slot is closed. Test the verdict `fault` by one more attempt, which is paid already."""
+        """-> WAITING; the slot is closed. Test the verdict `fault` by another attempt, which the caller paid for."""
         self._wait(fault)
         self.progress.count_lost(self.upstream.current)
         has_tokens = len(self.progress.ids) > len(self.spec.execution.received_ids)
@@ -319,7 +328,7 @@ class LiveRequest:
         return outcome is not None
 
     def end_by_deadline(self, now_s: float) -> None:
-        """End the request at its deadline, here or at a hop behind, which enforces it a little earlier."""
+        """End the request at its deadline, which this frontend or a hop behind it has enforced."""
         if self.end_if_complete(now_s):
             return
         outcome = by_deadline(self.spec, self.progress, self._fault())

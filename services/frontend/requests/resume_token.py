@@ -106,13 +106,14 @@ class ResumeToken:
     attempt_base: int
     """Attempts of the issuing frontend are in [attempt_base + 1, attempt_base + ATTEMPT_STRIDE)."""
     digest: int
+    """See validation.digest."""
     model_version: str
     location: AttemptLocation | None = None
-    """Location of an attempt of the issuing frontend. The fields below are set only with a location."""
+    """Location of the running attempt, which this or an earlier execution started. The fields below need a location."""
     asked_output_tokens: int = 0
-    """Output tokens of the request that its digest covers; 0: not stated."""
+    """Output limit that the digest covers; 0: not stated."""
     max_output_tokens: int = 0
-    """Output tokens that the attempt may have, fewer if the deadline left no time for more; 0: not stated."""
+    """Output limit of the attempt, lower if the deadline left no time for `asked_output_tokens`; 0: not stated."""
     issued_s: int = 0
     """Time of issue in seconds since 1970; 0: not stated."""
 

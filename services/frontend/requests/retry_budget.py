@@ -1,8 +1,7 @@
-"""Retry budget of a frontend: bounds the retries that it adds to the load, against retry storms. Pure.
+"""Retry budget of a frontend: bounds the retries that the frontend adds to the load, against retry storms. Pure.
 
-The budget grows by a share of the frontend's requests, and by the frontend's part of the mesh's trickle. It pays only for
-retries of work that no engine took, and for cross-checks (decision 0024). A resume is never charged here, because the
-attempts of its request bound it (docs/operating.md, Retry budget).
+The budget pays only for retries of work that no engine took, and for cross-checks (decision 0024). A resume takes nothing
+from it, because `frontend.attempts_max` bounds the resumes of a request (docs/operating.md, Retry budget).
 """
 
 from __future__ import annotations
@@ -10,14 +9,14 @@ from __future__ import annotations
 from typing import Final
 
 WINDOW_S: Final = 10.0
-"""The bucket holds at most this many seconds of the trickle, and the ratio over ten requests for each of these seconds."""
+"""Capacity of the bucket: the inflow of this many seconds at 10 requests per second."""
 
 
 class RetryBudget:
-    """A token bucket of retries: `ratio` flows in per request, `per_s` per second. Starts with a window of the trickle.
+    """A token bucket of retries: `ratio` flows in per request, `per_s` per second. Starts with WINDOW_S of `per_s`.
 
-    The trickle belongs to the mesh, and each frontend has a part of it, see `share`. Sheddable work leaves the lower half
-    of the bucket to other work.
+    `per_s` is the rate of the mesh, which its frontends share equally (see `share`). Sheddable work and cross-checks leave
+    the lower half of the bucket to other work.
 
     INVARIANT: 0 <= level <= cap.
     """
@@ -47,11 +46,11 @@ class RetryBudget:
         self._level = min(self._cap, self._level + self._ratio)
 
     def share(self, frontends: int, now_s: float) -> None:
-        """Set the number of frontends that share the trickle, this one included."""
+        """Set the number of frontends that share `per_s`, this one included."""
         self._refill(now_s)
         before_per_s, self._per_s = self._per_s, self._mesh_per_s / max(1, frontends)
         self._cap = WINDOW_S * (self._per_s + 10 * self._ratio)
-        if self._per_s < before_per_s:  # the other frontends saved up the same trickle
+        if self._per_s < before_per_s:  # the other frontends saved up the same share
             self._level *= self._per_s / before_per_s
         self._level = min(self._cap, self._level)
 

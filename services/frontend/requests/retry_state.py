@@ -1,9 +1,10 @@
 """Retry and failover policy of one request: retry work that no engine took, resume work that an engine took, or give up.
 
-Pure. The frontend's retry budget pays for retries. It does not pay for a resume: its bounds are the number of executions
-and, while routers only refuse it, RESUME_WAIT_S. Requests that a router held when it died or drained are not charged
-either, because they must not pay for a lost process. Their number does not matter. Attempts without a new token use
-exponential backoff with jitter. The bound on executions also stops a poison request (query of death) that kills replicas.
+Pure. Each lost attempt that an engine took counts as one execution, at most `attempts_max`. This bound also stops a poison
+request (query of death) that kills replicas. While routers only refuse a request that an engine took, RESUME_WAIT_S bounds
+its attempts. The frontend's retry budget pays for retries of requests that no engine took. It does not pay for resumes,
+nor where a router died or drained, however many requests it held. Attempts without a new token use exponential backoff
+with jitter.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ BACKOFF_MIN_S: Final = 0.02
 BACKOFF_MAX_S: Final = 1.0
 
 ROUTER_WAIT_S: Final = 5.0
-"""Longest wait for any router before a request that no engine took is given up: the time of a restart."""
+"""Longest wait for a router of a request that no engine took: about the time that a router's restart takes."""
 
 RESUME_WAIT_S: Final = 30.0
-"""Longest time in which a request that an engine took is tried again without a new token."""
+"""Longest wait for a router of a request that an engine took, and longest time in which routers may refuse it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class Limits:
     """Limits of every request of a frontend."""
 
     attempts_max: int
-    """Executions of one request, the first included."""
+    """Most attempts of one request that engines take, the first included. Before one takes it, most attempts in all."""
     detached_s: float
     """Seconds for which a running attempt outlives its link (detached stream)."""
     block_tokens: int
@@ -41,7 +42,10 @@ class Limits:
 
 
 class RetryState:
-    """Counts one request's attempts. INVARIANT: executions <= attempts_max; retries of untouched work < attempts_max."""
+    """Counts one request's attempts. INVARIANT: executions <= attempts_max.
+
+    Until an engine takes the request, `spend` allows fewer than `attempts_max` retries.
+    """
 
     __slots__ = (
         "_attempts_max",
@@ -57,7 +61,7 @@ class RetryState:
         self._attempts_max = attempts_max
         self._executions = 0
         self._streak = 0
-        """Attempts in a row that brought no token."""
+        """Retries and resumes since the last new token."""
         self._stuck_since_s: float | None = None
         self.was_taken = False
         """True once an engine had the request, as this frontend itself observed.
@@ -69,12 +73,12 @@ class RetryState:
 
     @property
     def executions_left(self) -> int:
-        """Further executions that the request may have after the running one."""
+        """Further attempts at engines that the request may have after the running one."""
         return max(0, self._attempts_max - self._executions - 1)
 
     @property
     def router_wait_s(self) -> float:
-        """Longest wait for a router."""
+        """Longest wait of the request for a router, in seconds."""
         return RESUME_WAIT_S if self.was_taken else ROUTER_WAIT_S
 
     def on_progress(self) -> None:
@@ -91,7 +95,11 @@ class RetryState:
         tokens_sent: int,
         take_retry: Callable[[], bool],
     ) -> MeshError | None:
-        """Count one more attempt after `fault`; return the error for the client if none is left."""
+        """Count one more attempt after `fault`; return the error for the client if no attempt is left.
+
+        `untouched`: no engine took the lost attempt. `attempts`, `tokens_sent`: for the error. `take_retry()` spends one
+        retry of the retry budget.
+        """
         if self._stuck_since_s is None:
             self._stuck_since_s = now_s
         if not untouched:

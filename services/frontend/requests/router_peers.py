@@ -91,7 +91,7 @@ class Peers(Generic[Owner]):
         """Return the router for `affinity` among those that are up, or None.
 
         Equal affinities go to the same router while it is up. The loss of a router moves only its share (rendezvous
-        hashing, Thaler and Ravishankar 1998). Draining routers and `avoid` are chosen only if no other router is up.
+        hashing, Thaler and Ravishankar 1998). Routers that do not drain come first; among equals, all routers but `avoid`.
         """
         up = [peer for peer in self._by_name.values() if peer.link.is_up]
         if len(up) < 2:

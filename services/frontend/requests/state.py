@@ -4,12 +4,14 @@
        ▲                   │    ▲
        ├── retry, resume ──┤    │ accepted
        │                   ▼    │
-       └── refused ────── ADOPTING   (a running attempt lost its link or frontend; nothing is recomputed)
+       └── refused ───── TAKING_OVER   (a running attempt lost its link or frontend; nothing is recomputed)
                            │
-                           └── client gone, deadline ──► LEAVING (adopts only to cancel) ──► ENDED
+                           └── client gone, deadline ──► LEAVING (takes over only to cancel) ──► ENDED
 
-A later execution of the request elsewhere, or the drain of this frontend, moves a running ATTACHED or ADOPTING request to
-YIELDING. The client's side is then over. The running attempt stays where it is for `decode.detached_s`, for a takeover.
+WAITING and ATTACHED go to ENDED when the client leaves, the deadline passes, or the request fails.
+
+A later execution of the request, or the drain of this frontend, moves a running ATTACHED or TAKING_OVER request to
+YIELDING. The client's side is then over. The running attempt waits for a takeover for `decode.detached_s`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Stop strings across token borders: finds the certain text and its end.
+"""Finds stop strings across token borders, and releases text once no stop string can contain it.
 
-Pure. Text that may begin a stop string is held back; no part of a stop string is ever sent.
+Pure. Text that may begin a stop string is held back; no part of the stop string that ends the output is ever sent.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class StopStrings:
         return held
 
     def _first(self, text: str) -> tuple[int, str] | None:
-        """Return the smallest end of a match and the longest string that ends there."""
+        """Return the smallest end of a match and the longest string that ends there; None without a match."""
         best: tuple[int, str] | None = None
         for string in self._strings:
             at = text.find(string)

@@ -15,7 +15,7 @@ TAKEOVER_RETRY_S: Final = 0.1
 """Wait before the next adopt of a running attempt if a router is still learning the members of the mesh."""
 
 NUMBERS: Final = 1 << 8
-"""Takeover numbers for each attempt number of the base."""
+"""The n-th takeover of an execution has the number base x NUMBERS + n, with the execution's attempt base."""
 
 
 @dataclass(frozen=True, slots=True)

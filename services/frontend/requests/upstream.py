@@ -60,7 +60,7 @@ class Upstream:
         self.avoid = ""
         """A router that just failed the request; another one is preferred."""
         self.cross_checked: dict[Role, Verdict] = {}
-        """Verdicts that the attempts from now on test."""
+        """Verdicts that each new attempt tests, by role."""
         self.pending_verdict: Verdict | None = None
         """A verdict that waits for the cross-check of another request."""
 
@@ -93,7 +93,7 @@ class Upstream:
         return self.current.is_anothers
 
     def is_below(self) -> bool:
-        """True if the last attempt has a number below this execution's base.
+        """True if the last attempt's number is not above this execution's base.
 
         Either another execution started the attempt, or this one did before Redis gave its number.
         """
@@ -122,7 +122,7 @@ class Upstream:
     # Rows.
 
     def submit(self, peer: Peer[Any], request: Source, now_s: float) -> None:
-        """Send the next attempt, behind the tokens that are here. Check `has_number` first."""
+        """Send the next attempt, behind the output received so far. Check `has_number` first."""
         spec, progress, retry_state = request.spec, request.progress, request.retry_state
         received = progress.ids
         slot = self._open(peer, request)

@@ -15,9 +15,9 @@ Tester = TypeVar("Tester")
 Role: TypeAlias = Literal["prefill", "decode"]
 
 DOUBT_S: Final = 10.0
-"""Time in which a contradiction pays for further cross-checks of the replica's verdicts.
+"""Time after a contradiction in which cross-checks of the replica's verdicts take nothing from the retry budget.
 
-For the same time after a confirmation, no verdict of the replica waits for another cross-check.
+For the same time after a confirmation, no verdict of the replica waits for the cross-check of another request.
 """
 
 
@@ -42,7 +42,7 @@ class Verdicts(Generic[Tester]):
         self.contradicted_total = 0
         self.confirmed_total = 0
         self.unpaid_total = 0
-        """Verdicts that were final because the retry budget was empty."""
+        """Verdicts that were final because the upper half of the retry budget was empty."""
         self.testers: dict[str, set[Tester]] = {}
         """Requests that now test a verdict of the replica."""
         self._doubted_s: dict[str, float] = {}

@@ -1,7 +1,7 @@
 """Watchdog of an attempt: bounds the silence of router and replica before the request is tried again (failure detector).
 
 Pure. Known waits are no silence: the wait in the router's queue, the TTFT that the router expects, a client that does not
-read. The replicas have watchdogs of their own, with more knowledge. The bounds here are longer. They find rows that were
+read. The replicas have watchdogs of their own, with more knowledge and shorter bounds. This watchdog finds rows that were
 lost between two live processes.
 """
 
