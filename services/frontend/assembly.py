@@ -1,4 +1,4 @@
-"""Assembly of one frontend, built but not started: all parts except sockets, Redis and tasks."""
+"""Assembly of one frontend: builds all parts. `MeshProcess.serve` opens the sockets and runs the tasks."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ REGION: Final = "local"
 """The only region, until the control plane names regions."""
 
 CLIENT_KEEPALIVE_S: Final = 20.0
-"""Keepalive interval of client connections: clients may be far away and asleep. Hops inside the mesh use one second."""
+"""Keepalive interval of client connections, because clients may be far away. Hops inside the mesh use one second."""
 
 FLUSH_S: Final = 2.0
 """Time at the end of a drain in which clients continue elsewhere and the last settlements are written."""
@@ -189,7 +189,7 @@ class Frontend(MeshProcess):
         self.accounts.budgets.on_members(1 + len(others), rank)
 
     async def drain(self) -> None:
-        """Refuse new requests (graceful shutdown); return when the last request ended or was told to continue elsewhere."""
+        """Refuse new requests (graceful shutdown); return when every request has ended or is handed over."""
         await drain(self.core, self.clock, lambda: self._has_other, shell.DRAIN_S - FLUSH_S)
 
     async def prepare(self) -> None:
@@ -249,7 +249,7 @@ def _bounds(config: MeshConfig, tokenizer: ModelTokenizer) -> Bounds:
 
 
 def limits_of(section: FrontendSection) -> shell.ServerLimits:
-    """Return gRPC's limits for clients. If one connection fills the frontend, the frontend itself refuses its next call."""
+    """Return gRPC's limits for clients. They are so high that the frontend refuses a call before gRPC does."""
     streams = max(STREAMS_MIN, section.max_live_requests + section.unread_calls_max)
     return shell.ServerLimits(
         message_bytes_max=section.message_bytes_max + MESSAGE_SLACK_BYTES,

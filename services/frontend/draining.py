@@ -1,7 +1,8 @@
-"""Graceful shutdown of a frontend: it refuses new requests, hands over streams that can move, and waits for the rest.
+"""Graceful shutdown of a frontend: it refuses new requests, hands over streams that can move, and waits for all others.
 
-A shell. A client that reports the ability continues at another frontend at once, and takes over its running attempt there.
-No token is computed again, and a restart takes seconds. Other clients keep their stream until it ends or the drain ends.
+A stream can move if its client can (`RequestSpec.can_move`), its attempt has a token, and another frontend is there. The
+client then continues at that frontend, which takes over the running attempt. No token is computed again. Any other
+stream stays until it ends or the drain ends.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ from services.frontend.requests.core import FrontendCore
 
 CHECK_INTERVAL_S: Final = 0.05
 BATCH: Final = 32
-"""Streams handed over in one step, because their takeovers arrive together."""
+"""Most streams that are handed over at one check, because their takeovers arrive together."""
 
 
 async def drain(core: FrontendCore, clock: Clock, has_other: Callable[[], bool], timeout_s: float) -> None:
-    """Return when no client is left; after `timeout_s` the last ones are told to continue elsewhere."""
+    """Return when no request and no handler is left, at most after `timeout_s`.
+
+    Streams that still run then are handed over, movable or not. `has_other`: True if another frontend takes requests.
+    """
     core.is_draining = True
     until_s = clock.now_s() + timeout_s
     while core.admitted.serving or core.admitted.leaving or core.admitted.has_handlers:

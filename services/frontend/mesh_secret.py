@@ -1,7 +1,8 @@
 """The mesh's secret in Redis: all frontends sign with it, so that each accepts the resume tokens of every other.
 
-A shell (decision 0007). `{mesh}:resume-secret` holds the secret, without expiry. Every frontend keeps the secret in memory
-too, and writes it again after Redis came back empty. Tokens therefore outlive Redis.
+Effects only; `resume_token.Seal` signs and verifies (decision 0007). `{mesh}:resume-secret` holds the secret, without
+expiry. Every frontend also keeps the secret in memory, and writes it again if Redis has lost it. Tokens therefore stay
+valid after Redis has lost its memory.
 """
 
 from __future__ import annotations
@@ -19,10 +20,7 @@ RENEW_S: Final = 1.0
 
 
 class MeshSecret:
-    """Keeps `seal` at the mesh's secret, and proposes the first secret of `seal` to a mesh without one.
-
-    The caller of `run` owns it.
-    """
+    """Sets `seal` to the mesh's secret, and proposes the secret of `seal` to a mesh without one."""
 
     def __init__(self, redis: RedisLink, mesh: str, seal: Seal) -> None:
         self._redis = redis
@@ -38,7 +36,11 @@ class MeshSecret:
             await self.renew()
 
     async def renew(self) -> None:
-        """Take the mesh's secret from Redis, or write the one in memory there. Called before the first token is signed."""
+        """Take the mesh's secret from Redis; write the secret of `seal` to Redis if Redis has none.
+
+        `seal` is unchanged without Redis, and if the stored secret is invalid. Called before the first token is signed,
+        then by `run`.
+        """
         try:
             _, found = await self._redis.pipeline(
                 [("SET", self._key, self._seal.secret, "NX"), ("GET", self._key)]

@@ -1,7 +1,7 @@
-"""Readiness of a frontend: not ready while it has had no router for longer than a router's restart takes.
+"""Readiness of a frontend: not ready after ROUTER_WAIT_S without a router.
 
-Pure in `Readiness`; `follow_routers` is the shell. Readiness is the health check of load balancers, and changes on
-evidence only. Admitted requests continue while the frontend is not ready.
+`Readiness` decides, `follow_routers` reports. Load balancers read the readiness as health check. Admitted requests
+continue while the frontend is not ready.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ CHECK_INTERVAL_S: Final = 0.1
 class Readiness:
     """Readiness with hysteresis: lost after ROUTER_WAIT_S without a router, regained at once.
 
-    Requests wait for a router for the same time. The restart of a router therefore makes no frontend unready.
+    A request that no engine took waits for a router for the same time. A router that restarts within this time makes no
+    frontend unready.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """Links the routers of the mesh to the frontend's core.
 
-A shell around a LinkManager. A router without a lease serves as long as its stream lives.
+A router without a lease keeps its link while its stream is up. A replaced router loses its link once no slot uses it.
 """
 
 from __future__ import annotations
