@@ -1,7 +1,6 @@
 """Accounting of each request from its reservation to its settlement.
 
-A shell around `Budgets` and `Settlements`. INVARIANT: every reservation is given back or paid, on every path. A caller
-without limits makes no reservation.
+INVARIANT: every reservation is given back or paid, on every path. A caller without limits makes no reservation.
 """
 
 from __future__ import annotations
@@ -29,15 +28,18 @@ NEVER: Final = 1 << 62
 
 @dataclass(slots=True)
 class Hold:
-    """The holdings of one request, owned by its handler. `close` or `release` ends them, on every path, once."""
+    """The reservation and the reported progress of one request.
+
+    Owned by the request's handler. `Accounting.close` or `Accounting.release` ends it once, on every path.
+    """
 
     reservation: Reservation | None = None
     received: int = 0
-    """Output that the client received before; the reservation counts from there."""
+    """Output tokens that the client received before; the reservation counts output from this position."""
     is_successor: bool = False
     """True for a successor execution: its predecessor pays for the received output and the prompt."""
     spec: RequestSpec | None = None
-    """The request with these holdings, until it is over."""
+    """The request, until it is over. None for a caller without limits."""
     report_progress_at: int = NEVER
     """Output position of the next progress report to Redis."""
 
@@ -65,17 +67,17 @@ class Accounting:
         self._budgets.check(caller)
 
     async def reserve(self, hold: Hold, spec: RequestSpec) -> RequestSpec:
-        """Reserve the tokens that `spec` may use, in `hold`; return `spec` with the name of its reservation.
+        """Reserve tokens for `spec`, and keep the reservation in `hold`; return `spec` with the reservation's name.
 
-        Raises MeshError with the quota that is used up.
+        Raises MeshError with the limit that refuses the request.
         """
         caller = spec.caller
         if not caller.account.scopes:
             return spec
         hold.spec, hold.received = spec, len(spec.execution.received_ids)
         received = hold.received
-        # A successor continues whatever is left: the tenant owes the tokens. Received output without proof of an earlier
-        # execution is computed and paid as part of the prompt.
+        # A successor is admitted whatever budget is left: the tenant owes the tokens. Received output without proof of an
+        # earlier execution is computed and paid as part of the prompt.
         hold.is_successor = spec.goes_ahead
         prompt = spec.prompt_tokens + (0 if hold.is_successor else received)
         asked = caller, spec.rid, prompt, spec.max_output_tokens - received, hold.is_successor
@@ -110,7 +112,7 @@ class Accounting:
         if reservation is not None:
             self._pay(reservation, NOT_STARTED, 0, None)
         if spec is not None and _is_numbered(spec):
-            # Without a report it would count as dead: each later execution would lower its reservation.
+            # Without a report the execution would count as dead: each later execution would lower its reservation.
             inherited = hold.received if hold.is_successor else 0
             nothing = Report(
                 spec.request_id, spec.execution.epoch, spec.execution.owner, 0, 0, 0, False, inherited
@@ -118,7 +120,7 @@ class Accounting:
             self._settlements.add(nothing)
 
     def close(self, hold: Hold, request: LiveRequest) -> None:
-        """Report and pay the delivered output of a request that is over here, even if it continues elsewhere."""
+        """Report and pay the bill of a request that is over at this frontend, even if it continues at another."""
         if request.outcome is None:  # a bug on its way out
             self.release(hold)
             return
@@ -126,7 +128,7 @@ class Accounting:
         bill, spec = bills.of(request), request.spec
         hold.spec = None
         inherited = min(hold.received, bill.output_tokens) if hold.is_successor else 0
-        # Tokens of an execution without a charge may be in flight. Its successor must not leave them to it.
+        # Tokens of an execution without a charge may be in flight to the client. A report makes its successor pay for them.
         if bill.is_nothing and not (request.progress.ids or _is_numbered(spec)):
             if reservation is not None:
                 self._pay(reservation, bill, inherited, None)
@@ -142,7 +144,7 @@ class Accounting:
             inherited,
         )
         if reservation is not None and not bill.is_nothing:
-            # It pays in place of executions with output that the client discarded, if it has a charge at all.
+            # An execution with a charge pays in place of those with output that the client discarded.
             received, output = hold.received, bill.output_tokens
             for each, tokens in dues(
                 spec.execution.earlier, spec.prompt_tokens, received, output, is_successor=hold.is_successor
@@ -164,7 +166,8 @@ class Accounting:
         """Settle the part of the charge that this execution pays.
 
         The first `inherited` tokens of output, and the prompt, are charged to the reservation of the predecessor. If the
-        predecessor has reported, all tokens above its report are paid here, whatever the client says that it received.
+        predecessor has reported, this execution pays all tokens above that report, whatever number of received tokens the
+        client states.
         """
         if charge is None:
             prompt = 0 if inherited else bill.prompt_tokens
@@ -184,7 +187,7 @@ def _is_numbered(spec: RequestSpec) -> bool:
 def _is_only(request: LiveRequest, bill: Bill) -> bool:
     """True if no other execution can have been charged for the request, because its client read it to the end.
 
-    The charge then needs no question to Redis, and the slot is free when the client reads the end.
+    The reservation is then settled at once, without waiting for Redis to answer the report.
     """
     spec = request.spec
     was_read = bill.is_complete and request.progress.delivered >= bill.output_tokens

@@ -1,4 +1,4 @@
-"""Budgets, executions and settlements of one frontend, built as one. A shell."""
+"""Budgets, executions and settlements of one frontend, built as one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from services.frontend.accounts.settlement import Charge, Settlements
 
 
 class Accounts:
-    """Built by main, run by the tasks of `background`. `accounting` serves the requests.
+    """Built by `Frontend`, run by the tasks of `background`. `accounting` serves the requests.
 
     `on_news`: as of Executions. `on_charge`: as of Settlements. `answer_s`: longest wait for an answer of Redis.
     """
@@ -57,7 +57,7 @@ class Accounts:
         yield "budgets", self.budgets.run()
 
     async def flush(self, timeout_s: float) -> None:
-        """Wait until no settlement waits for Redis, at most `timeout_s`."""
+        """Wait until no settlement and no operation of budgets waits for Redis, at most `timeout_s`."""
         await self.settlements.flush(timeout_s / 2)
         await self.budgets.flush(timeout_s / 2)
 

@@ -1,7 +1,7 @@
 """The bill of an execution: the tokens that its tenant is charged, by its outcome.
 
-Pure. A request that the mesh failed before its first token is free, and so is one that no engine began. A client that
-leaves pays for the computed tokens: the prompt if it was run, and the output that `charge` counts.
+Pure. A request that the mesh failed before its first token is free. So is a request that no engine began. A client that
+leaves pays for the prompt if the prompt was run, and for the output that `charge` counts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from services.frontend.requests import charge
 from services.frontend.requests.request import LiveRequest
 
 OURS: Final = frozenset({"UNAVAILABLE", "INTERNAL", "RESOURCE_EXHAUSTED", "INVALID_ARGUMENT"})
-"""Codes of outcomes that the mesh caused: without a token they cost nothing."""
+"""Codes of outcomes that the mesh caused, except SLOW_READER. Without a token such a request is free."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,12 @@
 """Splits the charge of a request between its executions: the part that a dead execution owes.
 
-Pure. settle_execution.lua does the same for the executions that report. A request with one execution needs neither.
+Pure. settle_execution.lua splits the charge between executions that report. The charge of a request with one execution is
+not split.
 
-A successor continues the output of an earlier execution, its predecessor. The predecessor pays for that output and for the
-prompt, whenever it reports. A successor that reports first leaves that amount for its predecessor alone. An execution that
-never reports has died: its reservation is charged what was left for it (see EarlierExecution).
+A successor continues the output of an earlier execution, its predecessor. The predecessor pays for its own part of that
+output, and for the prompt if it is no successor itself. A successor that reports first leaves this amount for its
+predecessor alone. An execution that never reports has died: its reservation is charged the amount that was left for it
+(see EarlierExecution).
 """
 
 from __future__ import annotations
@@ -22,11 +24,11 @@ def dues(
     *,
     is_successor: bool,
 ) -> list[tuple[EarlierExecution, int]]:
-    """Return the maximum charge of each of `earlier` if it has died, beside a later execution of the request.
+    """Return each of `earlier` with its maximum charge in tokens, if it has died.
 
-    The later execution continued behind `received` tokens and reached `output_tokens`. A successor leaves the prompt and
-    the received tokens to its predecessor; any other execution pays from the beginning. An earlier execution pays for the
-    output that it gave beyond, each token once.
+    A later execution continued behind `received` tokens and reached output position `output_tokens`. If `is_successor`, it
+    leaves the prompt and the received tokens to its predecessor; any other execution pays from the beginning. Each of
+    `earlier` pays for the output that it gave beyond `output_tokens`, each token once.
     """
     found, reach = list[tuple[EarlierExecution, int]](), output_tokens
     for each in sorted(earlier, key=lambda one: one.given):

@@ -1,8 +1,8 @@
 """Numbers the executions of a request by compare-and-set in Redis, and announces higher ones: fencing and deduplication.
 
-A shell. `{mesh}:exec:<request id>` is a hash that expires. It is created for a request that is resumed or has an
-idempotency key, and at the settlement. A request with neither can have no other execution and starts without a question. A
-request also starts if Redis is unavailable, slow or lost its data: decode fences by attempt numbers (decision 0010).
+`{mesh}:exec:<request id>` is a hash that expires. It is created for a request that is resumed or has an idempotency key,
+and at the settlement. A request with neither can have no other execution and starts without asking Redis. A request also
+starts if Redis is unavailable, slow or lost its data: decode fences by attempt numbers (decision 0010).
 
 All claims of a process share one connection. Claims that arrive while one batch is in flight form the next batch. When a
 frontend dies, the claims of its streams arrive all at once.
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 _BEGIN: Final = Script.beside(__file__, "begin_execution.lua")
 
 PAUSE_S: Final = 1.0
-"""Time after a timeout in which requests start without asking Redis (open circuit)."""
+"""Time after a timeout or a lost connection in which requests start without asking Redis (open circuit)."""
 
 AGAIN_MAX: Final = 3
 """Executions of a request after its good end, because the client may have lost its answer."""
@@ -58,11 +58,11 @@ class Claim:
     """Least number of the execution."""
     owner: str
     inherited: int = 0
-    """Output of the predecessor, which pays for it."""
+    """Output tokens of the predecessor, which pays for them."""
     predecessor: int = -1
     """Epoch of the predecessor by the client's token; -1: the client has no token."""
     age_s: float = 0.0
-    """Age of the token; infinite without a time of issue."""
+    """Age of the client's resume token, in seconds; infinite if the token has no time of issue, 0 without a token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +84,10 @@ Answer: TypeAlias = list[Any] | None
 
 
 class Executions:
-    """Numbers executions. `on_news(request_id, epoch, owner)` is called for every later execution.
+    """Numbers executions. `on_news(request_id, epoch, owner)` is called for every announced execution (epoch > 0).
 
-    An execution with a claim that was answered too late gets its own number from this announcement.
+    Announcements of this frontend's own executions arrive too. An execution with a claim that was answered too late gets
+    its number from its own announcement.
     """
 
     def __init__(
@@ -123,10 +124,10 @@ class Executions:
         return f"{self._boot_id}-{next(self._numbers)}"
 
     async def begin(self, claim: Claim) -> Execution:
-        """Return a new execution with its number; earlier ones of the request end at their frontends.
+        """Return a new execution with its number; earlier executions of the request end at their frontends.
 
-        Raises MeshError if the request's name is another request's (IDEMPOTENCY_KEY_REUSED), or it has ended and was
-        executed again often enough (ALREADY_FINISHED).
+        Without an answer of Redis in time, the number is the claim's, and not fenced. Raises MeshError if another request
+        has the name (IDEMPOTENCY_KEY_REUSED), or if the request has used up its repeated executions (ALREADY_FINISHED).
         """
         answer = await self._ask(claim)
         if answer is None:
@@ -155,7 +156,7 @@ class Executions:
         return Execution(int(answer[1]), int(answer[2]), is_fenced=True, earlier=earlier, is_shown=is_shown)
 
     def _is_old(self, claim: Claim) -> bool:
-        """True if every execution of the time when the claim's token was made is over, and its record may have expired."""
+        """True if the claim's token is older than the life of a record: the executions of its time are over."""
         return claim.age_s * 1000 > self._ttl_ms
 
     def forget(self, owner: str) -> None:
@@ -210,7 +211,7 @@ class Executions:
         except RedisUnavailable:
             if not self._redis.is_connected or len(claims) == 1:
                 return [None] * len(claims)
-        # Redis rejects at least one of them. The others get a second number, which costs nothing else.
+        # Redis rejects at least one claim. The others may get a second number, which does no harm.
         return [(await self._answers([each]))[0] for each in claims]
 
     def _call(self, claim: Claim) -> Call:

@@ -1,8 +1,8 @@
 """Reports the output position of executions to Redis, in case their frontend is killed.
 
-A shell. A killed execution settles nothing, and its reservation stays. A later execution of the request lowers that
-reservation to the reported output beyond its own. Only requests with a key or a resume token have reports, one each
-PROGRESS_TOKENS. A lost report makes the charge smaller by as much. The settlement of an execution removes its report.
+A killed execution settles nothing, and its reservation stays. A later execution of the request lowers that reservation to
+the reported output beyond its own. Only requests with limits, and with a key or a resume token, have reports: one each
+PROGRESS_TOKENS of output. A lost report lowers the charge by its tokens. The settlement of an execution removes its report.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ProgressReports:
         self._waiting.pop(owner, None)
 
     async def run(self) -> None:
-        """Send waiting reports until cancelled. A failed batch is dropped: a later report says more."""
+        """Send waiting reports until cancelled. A failure drops all waiting reports: later ones have higher positions."""
         await persist(self._send, "progress reports", pause_s=0.25, on_failure=self._waiting.clear)
 
     async def _send(self) -> None:

@@ -1,13 +1,13 @@
 """Settles requests in Redis: every token is charged exactly once, whatever frontends executed the request, and how often.
 
-A shell. Each execution that ends for its client reports the totals of the whole request. Redis keeps the highest settled
-totals and charges the tokens above them. A request that went through three frontends is thus charged once. A request that
-was abandoned, or that a later execution superseded, is charged its streamed tokens. A dead execution charges nothing. The
-order of reports does not decide which execution pays (see charge_split). Recomputed tokens are counted and never charged.
+Each execution with output, a charge or a number reports the totals of the whole request when it ends at a living frontend.
+Redis keeps the highest settled totals and charges the tokens above them. A request that went through three frontends is
+thus charged once. The order of reports does not decide which execution pays. A dead execution reports nothing (see
+charge_split). Recomputed tokens are counted and never charged.
 
 Up to WAITING_MAX reports wait in memory while Redis is unavailable or rejects writes. Beyond that the oldest is dropped,
-which charges the client less. A report that Redis rejects for good is dropped too. A request that waits for its charge does
-not wait for Redis to come back: it gets None.
+and its tokens are missing in the settled totals. A report that Redis rejects for good is dropped too. A request that waits
+for its charge does not wait for Redis to come back: it gets None.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ WAITING_MAX: Final = 65_536
 BATCH_MAX: Final = 128
 
 COALESCE_S: Final = 0.05
-"""Coalescing window of reports. A killed frontend charges nothing for requests that ended in its last window."""
+"""Coalescing window of reports, in seconds. A killed frontend reports no request that ended in its last window."""
 
 COALESCE_AWAITED_S: Final = 0.002
-"""The same if a request waits for its charge."""
+"""Coalescing window if a request waits for its charge."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Report:
     is_complete: bool
     """True if the request ended well."""
     inherited: int = 0
-    """Output of the predecessor, which pays for it and for the prompt."""
+    """Output tokens of the predecessor, which pays for them and for the prompt; 0: no successor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +69,16 @@ class Charge:
     is_superseded: bool
     """True if a later execution is known, which decides whether the request has ended well."""
     paid_prompt_tokens: int = 0
-    """Prompt tokens that the execution pays: without those left to its predecessor, with those left to it."""
+    """Prompt tokens that the execution pays: less those left to its predecessor, plus those that a successor left to it."""
     paid_output_tokens: int = 0
+    """The same for output tokens."""
 
 
 class Settlements:
-    """Takes reports at any time and settles them in Redis while `run` runs. `on_charge` is called once for each."""
+    """Takes reports at any time and settles them in Redis while `run` runs.
+
+    `on_charge` is called once for each settled report.
+    """
 
     def __init__(
         self, redis: RedisLink, mesh: str, runtime_max_s: float, on_charge: Callable[[Charge], None]
@@ -160,13 +164,13 @@ class Settlements:
         self._awaited.clear()
 
     def _go_without(self) -> None:
-        """Give None to all waiting requests: Redis is unavailable. New ones get None until it answers again."""
+        """Give None to all waiting requests: Redis is unavailable. New requests get None until Redis answers again."""
         self._is_unavailable = True
         for waiting in self._waiting:
             waiting.notify(None)
 
     async def _alone(self, report: Report) -> Any:
-        """Settle one report of a batch with a rejected report."""
+        """Settle one report of a rejected batch alone; return None if Redis rejects the report for good."""
         try:
             (answer,) = await self._redis.scripts(_SETTLE, [self._call(report)])
             return answer
