@@ -26,7 +26,7 @@ class AccountStates:
         self._frontends = 1
         self._by_account: dict[Account, AccountState] = {}
         self._by_id: dict[int, tuple[Account, AccountState]] = {}
-        """The same by the account's identity. A comparison of accounts costs more than an admission."""
+        """The same by `id` of the account, so that an admission need not compare accounts."""
 
     def __len__(self) -> int:
         return len(self._by_account)

@@ -1,7 +1,7 @@
 """Batches operations of budgets for Redis: operations that arrive while one batch is in flight form the next batch.
 
-A shell. One batch is in flight at a time, so operations are answered in their order. If a batch has no answer after
-ANSWER_S, Redis counts as unavailable (circuit breaker): `on_outage` is called, and the batch still waits for a late answer.
+One batch is in flight at a time, so operations are answered in their order. If a batch has no answer after ANSWER_S, Redis
+counts as unavailable (circuit breaker): `on_outage` is called, and the batch still waits for a late answer.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from kvmesh.tasks import end
 log = logging.getLogger(__name__)
 
 ANSWER_S: Final = 0.05
-"""Longest wait for an answer of Redis. A request is worth more than its reservation, and than its execution number."""
+"""Longest wait for an answer of Redis. After it a request starts without a reservation in Redis, or without a number."""
 
 LATE_S: Final = 0.01
-"""Delay of a timer that shows a stall of this process: Redis may have answered in time."""
+"""A timer that is later than this shows a stall of this process: Redis may have answered in time."""
 
 LATE_MAX: Final = 3
 """Times that a batch gets another ANSWER_S after such a stall."""
@@ -30,7 +30,7 @@ LATE_MAX: Final = 3
 BATCH_MAX: Final = 128
 
 COALESCE_S: Final = 0.005
-"""Coalescing window of operations without a waiting request. A round trip costs more than its operations."""
+"""Coalescing window of operations without a waiting request, in seconds."""
 
 Take: TypeAlias = Callable[[Answer | None], None]
 
@@ -44,7 +44,7 @@ class Ledger(Protocol):
 
 
 class BudgetOperation:
-    """One operation and the receiver of its answer. None for an answer: Redis may have taken the operation or not."""
+    """One operation and the receiver of its answer. The answer None: Redis may have taken the operation or not."""
 
     __slots__ = ("future", "is_invalid", "is_sent", "operation", "take")
 

@@ -1,9 +1,8 @@
-"""Rate limits of callers at one frontend, as token buckets: reserved before a request starts, settled at its end.
+"""Rate limits of callers at one frontend: each request reserves from token buckets, and settles at its end.
 
-A shell around quota leases, local buckets and estimates. A request is admitted at once if the quota lease of its account
-has enough free. Otherwise Redis is asked, with many operations in one round trip. While Redis is unavailable, local buckets
-decide. INVARIANT: every change of a request's holdings is one synchronous step, so a cancelled request leaves nothing
-behind.
+A request is admitted at once if the quota lease of its account has enough free tokens, requests and slots. Otherwise Redis
+is asked, with many operations in one round trip. While Redis is unavailable, local buckets decide. INVARIANT: every change
+of a request's reservation is one synchronous step, so a cancelled request leaves nothing reserved.
 """
 
 from __future__ import annotations
@@ -121,8 +120,8 @@ class Budgets:
     def check(self, caller: Caller) -> None:
         """Raise MeshError if even the smallest new request of `caller` would be refused now.
 
-        Called before the message is read. Knows only of a recent denial. A resumed request is never refused and need not be
-        checked.
+        Called before the message is read. The check uses a recent denial of Redis, or, in an outage, the shedding of
+        sheddable classes. A resumed request is never refused and need not be checked.
         """
         account_state = self._account_states.known(caller.account)
         if account_state is None:
@@ -141,7 +140,10 @@ class Budgets:
     def try_reserve(
         self, caller: Caller, rid: str, prompt_tokens: int, max_output_tokens: int, is_resumed: bool = False
     ) -> Reservation | None:
-        """Return a reservation that needs no round trip. None: await `reserve`."""
+        """Return a reservation that needs no round trip. None: await `reserve` with the same arguments.
+
+        `rid`: name of the reservation. `is_resumed`: an engine had the request.
+        """
         account = caller.account
         if not account.scopes:
             return Reservation("", caller, None, 0, max_output_tokens)
@@ -178,7 +180,7 @@ class Budgets:
         """Return the reservation. A resumed request is never refused: missing tokens become debt.
 
         Raises MeshError: REQUEST_RATE_EXCEEDED, TOKEN_RATE_EXCEEDED, CONCURRENCY_EXCEEDED, COST_EXCEEDS_BURST or
-        BUDGET_UNAVAILABLE, with the time to wait. A request that is cancelled here holds nothing.
+        BUDGET_UNAVAILABLE, with the time to wait. A request that is cancelled while it waits reserves nothing.
         """
         if not caller.account.scopes:
             return Reservation("", caller, None, 0, max_output_tokens)
@@ -201,7 +203,7 @@ class Budgets:
         return decision
 
     def progress(self, reservation: Reservation, position: int) -> None:
-        """Take the number of output tokens. A stream near its estimate reserves more, and is never ended for it."""
+        """Take the number of output tokens. A stream near the end of its reservation reserves more, and is never cut."""
         account_state, quota_lease = reservation.account_state, reservation.quota_lease
         reservation.position = position
         reservation.progress_at = position + EXTEND_TOKENS - MARGIN_TOKENS

@@ -1,9 +1,9 @@
 """Estimates the tokens that a request will be charged, learnt from ended requests, and computes its charge at the end.
 
-Pure. Each pair of tenant and class has two histograms of fixed size, which are halved from time to time: output tokens
-(buckets of 9 %) and the cached share of the prompt (buckets of 5 %). A reservation takes the upper edge of a high quantile
-of the first and the lower edge of a low quantile of the second. Rounding therefore reserves more, never less (overcommit is
-bounded by tokens_overrun, decision 0025).
+Pure. Each pair of tenant and class has two histograms of fixed size. One counts output tokens, in buckets with edges 9 %
+apart. The other counts the cached share of the prompt, in buckets of 5 percentage points. All counts are halved every few
+hundred requests. A reservation takes the upper edge of a high quantile of the output and the lower edge of a low quantile
+of the share. Rounding therefore reserves more, never less (overcommit is bounded by tokens_overrun, decision 0025).
 
     estimate = prompt x (1 - discount x low share) + min(max output, high output);  strict: prompt + max output
     charge   = prompt - discount x cached + output
@@ -19,13 +19,13 @@ from typing import Final
 from kvmesh.tenants.caller import Caller, Tenant
 
 COLD_OUTPUT: Final = 512
-"""Tokens of output reserved until `LEARNT_MIN` requests have ended."""
+"""Tokens of output reserved until LEARNT_MIN requests have ended."""
 
 LEARNT_MIN: Final = 16
 
 QUANTILES: Final = (0.90, 0.93, 0.95, 0.97, 0.98, 0.99)
-"""Quantiles of output to choose from. If more than OVERRUN_MAX of the settled requests overran their reservation, the next
-higher one is used; if fewer than OVERRUN_LOW did, the next lower one."""
+"""Quantiles of output to choose from. If more than OVERRUN_MAX of the last JUDGED_MIN settled requests overran their
+reservation, the next higher quantile is used; if fewer than OVERRUN_LOW did, the next lower one."""
 
 OVERRUN_MAX: Final = 0.05
 OVERRUN_LOW: Final = 0.01
@@ -37,7 +37,8 @@ FORGET_AT: Final = 512
 """Requests after which all counts are halved, so that the last few hundred requests dominate."""
 
 LEARNERS_MAX: Final = 4096
-"""Remembered pairs of tenant and class, 1.5 KB each; the least recently used one is forgotten first (LRU)."""
+"""Remembered pairs of tenant and class, some 1.2 KB each (measured once, by hand). The least recently used pair is
+forgotten first (LRU)."""
 
 _PER_OCTAVE: Final = 8
 _OUTPUT_BUCKETS: Final = 20 * _PER_OCTAVE
@@ -53,7 +54,7 @@ class Learner:
         self.output = COLD_OUTPUT
         """Tokens of output to reserve, unless the request's own limit is lower."""
         self.share = 0.0
-        """Share of a prompt that is usually cached at least."""
+        """Share of the prompt that at least 90 % of the requests find cached."""
         self._outputs = array("f", bytes(4 * _OUTPUT_BUCKETS))
         self._shares = array("f", bytes(4 * _SHARE_BUCKETS))
         self._seen = 0
@@ -66,7 +67,7 @@ class Learner:
 
     @property
     def quantile(self) -> float:
-        """Reserved quantile of output."""
+        """Quantile of output that is reserved."""
         return QUANTILES[self._step]
 
     def learn(self, output_tokens: int, cached_share: float, *, has_overrun: bool) -> None:

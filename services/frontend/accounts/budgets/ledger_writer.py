@@ -1,8 +1,8 @@
 """Writes to the ledger in Redis: leases of running requests, settlements, local spending, and draws of quota leases.
 
-A shell. An operation is sent again until it is answered. Operations are idempotent, so each takes effect once. Up to
-OWED_MAX settlements wait in memory while Redis is unavailable. Beyond that the oldest is dropped. Its reservation is then
-settled at its estimate when its lease ends.
+A settlement or a spending is sent again until Redis answers it. Renewals and draws repeat anyway. Operations are
+idempotent, so each takes effect once. Up to OWED_MAX settlements wait in memory while Redis is unavailable. Beyond that the
+oldest is dropped. A sweep then settles its reservation at the reserved tokens when the lease ends.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class LedgerWriter:
         metrics: BudgetMetrics,
     ) -> None:
         self.unrecorded: dict[str, Reservation] = {}
-        """Reservations that were admitted locally and not settled, for Redis to record."""
+        """Reservations that were admitted locally and not settled, which Redis must record."""
         self.frontends = 1
         self.current_limits = CurrentLimits()
         self._batcher = batcher
@@ -109,7 +109,7 @@ class LedgerWriter:
         self._owed.append((account_state, operation))
 
     def settle(self, reservation: Reservation, actual: int, *, refund_request: bool) -> None:
-        """Settle a reservation of Redis, one in doubt, or a local one, which is added to the local spending."""
+        """Settle a reservation: in Redis if Redis holds or may hold it, else by adding it to the local spending."""
         account_state = reservation.account_state
         assert account_state is not None
         operation = Settle(self.account(account_state), reservation.id, actual, refund_request)
@@ -134,7 +134,7 @@ class LedgerWriter:
         self.unrecorded.pop(reservation.id, None)
 
     def is_renewal_due(self, now_s: float) -> bool:
-        """Return True once each RENEW_S: all leases are to be renewed."""
+        """Return True once each RENEW_S, when all leases are to be renewed."""
         if now_s - self._renewed_at_s < RENEW_S:
             return False
         self._renewed_at_s = now_s

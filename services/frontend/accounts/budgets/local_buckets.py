@@ -1,20 +1,21 @@
 """Local buckets: admission control of a frontend while Redis is unavailable (degraded mode), and the outage itself.
 
 Pure. Each scope has a local token bucket at SHARE / frontends of its limit. The bucket starts with SHARE / frontends of the
-level that Redis last reported. After OUTAGE_S requests of sheddable classes are refused (load
-shedding). When Redis is back, the local spending is taken from its levels, never below 0. For a moment longer requests are
-admitted locally. All frontends have then reported their spending before the first one asks Redis again.
+level that Redis last reported, refilled since. After OUTAGE_S, requests of sheddable classes are refused (load shedding).
+When Redis is back, the local spending is taken from its levels, never below 0. Requests are admitted locally for up to
+TOGETHER_S more, so that all frontends report their spending before the first one asks Redis again.
 
-Bound on overspending, for each scope, of one frontend that is cut off for T seconds while the others continue:
+Bound on overspending, for each scope, of one frontend that is cut off for T seconds while the others continue. `limit` is
+in tokens per minute:
 
     charged locally <= max(SHARE x burst / frontends, largest request) + SHARE x limit / 60 / frontends x T
 
 A request takes the most that it may use, so it opens no overrun (decision 0025). For each organisation one frontend, chosen
 by hash, admits requests larger than the bucket.
 
-If all frontends are cut off together, no other tokens are charged. Any window w then holds at most limit x w + burst. The
-window holds at most SHARE x burst more if the levels were lower than last reported to the frontends. Concurrency limit: at
-most max(1, floor(SHARE x limit / frontends)) requests of a frontend run at a time.
+If all frontends are cut off together, all charges are local. The charges of any w seconds are then at most
+limit / 60 x w + burst, and SHARE x burst more if the levels were lower than last reported. Concurrency limit: at most
+max(1, floor(SHARE x limit / frontends)) requests of a frontend run at a time. Resumed requests are admitted in any case.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ OUTAGE_S: Final = 60.0
 """Length of an outage after which sheddable classes are refused."""
 
 TOGETHER_S: Final = 1.0
-"""Time in which all frontends notice that Redis is back. After a shorter outage they wait no longer than it lasted."""
+"""Time in which all frontends notice that Redis is back. After a shorter outage they wait as long as the outage lasted."""
 
 
 class Outage:
@@ -100,7 +101,7 @@ class LocalBuckets:
         self._frontends, self._rank = frontends, rank
 
     def largest(self, account: Account) -> float:
-        """Return the tokens of the largest request that may be admitted here.
+        """Return the tokens of the largest request that this frontend may admit.
 
         All frontends together would exceed the bound if each admitted a request larger than its local bucket. One frontend
         alone may do so, chosen by a hash of the organisation's name.
@@ -125,7 +126,10 @@ class LocalBuckets:
             bucket.slots += live
 
     def admit(self, account: Account, tokens: int, now_s: float, *, is_forced: bool) -> Denied | None:
-        """Take one request from all scopes of the account, or return the refusal of one scope and take nothing."""
+        """Take one request from all scopes of the account, or return the refusal of one scope and take nothing.
+
+        `is_forced`: a resumed request, which is never refused.
+        """
         buckets = [self._refilled(account, scope, now_s) for scope in account.scopes]
         if not is_forced:
             denied: Denied | None = None
@@ -161,7 +165,7 @@ class LocalBuckets:
             bucket.requests = min(max(cap, bucket.requests), bucket.requests + requests)
 
     def remaining(self, account: Account) -> RemainingBudget:
-        """Return the remainder of the local buckets in the tightest scope."""
+        """Return the least remainder of each kind over the account's scopes."""
         least = RemainingBudget()
         for scope in account.scopes:
             bucket, limit = self._buckets[account.organisation, scope.name], scope.limit
@@ -193,9 +197,10 @@ class LocalBuckets:
         return bucket
 
     def _judge(self, scope: Scope, bucket: _Bucket, tokens: int, denied: Denied | None) -> Denied | None:
-        """Return the refusal of this scope if its wait is longer than that of `denied`.
+        """Return the refusal of this scope if its wait is not shorter than that of `denied`, the refusal of an outer scope.
 
-        A request larger than the bucket is admitted when the bucket is full, and repaid before the next request.
+        A request larger than the bucket is admitted when the bucket is full. The debt is refilled before the next
+        admission. A concurrency limit refuses only if no rate limit does.
         """
         limit, remaining = scope.limit, RemainingBudget(bucket.requests, bucket.tokens, None)
         worst = denied.wait_s or 0.0 if denied is not None else 0.0

@@ -14,7 +14,7 @@ from services.frontend.accounts.budgets.refusals import denied_error, shed_error
 
 
 class LocalFallback:
-    """Admits locally between `begin` and `end`. Outside of an outage it changes nothing."""
+    """Admits locally between `begin` and `end`. Outside of an outage its methods change nothing."""
 
     def __init__(self) -> None:
         self.outage = Outage()
@@ -48,7 +48,7 @@ class LocalFallback:
         self._opened.clear()
 
     def shed(self, reservation: Reservation, now_s: float) -> MeshError | None:
-        """Return the error if the request's class is not served now (load shedding)."""
+        """Return the error if the request's class is not served now (load shedding), else None."""
         if reservation.is_forced or not reservation.caller.service_class.is_sheddable:
             return None
         account_state = reservation.account_state
@@ -58,7 +58,7 @@ class LocalFallback:
         return shed_error(account_state.account, self._local.remaining(account_state.account))
 
     def admit(self, reservation: Reservation, now_s: float) -> MeshError | None:
-        """Take all that the request may use from the local buckets, or return the error. Only Redis opens overrun."""
+        """Reserve all that the request may use in the local buckets, or return the error. Only Redis admits overrun."""
         account_state = reservation.account_state
         assert account_state is not None and self.is_on
         error = self.shed(reservation, now_s)

@@ -1,7 +1,4 @@
-"""Periodic maintenance of budgets: draws on quota leases, renewals, missed operations, sweeps, and idle accounts.
-
-A shell.
-"""
+"""Periodic maintenance of budgets: draws on quota leases, renewals, missed operations, sweeps, and idle accounts."""
 
 from __future__ import annotations
 
@@ -48,7 +45,7 @@ class Maintenance:
         await persist(self._run, "budgets", pause_s=TICK_S)
 
     async def flush(self, timeout_s: float) -> bool:
-        """See Budgets."""
+        """See `Budgets.flush`."""
         try:
             async with asyncio.timeout(timeout_s):
                 while True:

@@ -1,7 +1,7 @@
 """Requests that wait for Redis to answer their reservation.
 
-A shell. INVARIANT: a request that is cancelled while it waits holds nothing, whatever Redis answers later. In an outage the
-local buckets decide all waiting requests.
+INVARIANT: a request that is cancelled while it waits reserves nothing, whatever Redis answers later. In an outage the local
+buckets decide all waiting requests.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class PendingReservations:
             account_state.reopen(reservation, now_s)
 
     def _cancel(self, reservation: Reservation, account_state: AccountState) -> None:
-        """Have Redis take back a reservation without a request."""
+        """Make Redis take back a reservation that has no request."""
         account = self._ledger_writer.account(account_state)
         self._ledger_writer.owe(account_state, Settle(account, reservation.id, 0, refund_request=True))
 

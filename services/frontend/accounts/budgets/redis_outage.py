@@ -1,6 +1,6 @@
-"""The circuit breaker of budgets: while Redis is unavailable local buckets admit, and Redis catches up when it is back.
+"""The circuit breaker of budgets: local buckets admit while Redis is unavailable, and Redis records it afterwards.
 
-A shell around the local fallback. Half-open: one probe each tick tests Redis.
+`LocalFallback` decides. Half-open: one probe each tick of the maintenance tests Redis.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class RedisOutage:
     def decide(
         self, reservation: Reservation, account_state: AccountState, now_s: float
     ) -> Reservation | MeshError:
-        """Admit or refuse a request locally. Redis gets its record when it is back."""
+        """Admit or refuse a request locally. When Redis is back, it gets a record of the admission."""
         error = self._local_fallback.admit(reservation, now_s)
         if error is not None:
             return error
@@ -59,9 +59,9 @@ class RedisOutage:
         self._local_fallback.outage.answer(self._clock.now_s())
 
     def probe(self, now_s: float, on_end: Callable[[float], None]) -> None:
-        """Probe Redis. Once it answers, send all that it missed, and close the circuit after the hold-down time.
+        """Probe Redis. Once Redis answers, send all that it missed; close the circuit when `Outage.may_end` allows it.
 
-        Then `on_end(now_s)` is called. Requests admitted since then are recorded before the first question.
+        Then `on_end(now_s)` is called. It records the last local admissions before Redis is asked for the next request.
         """
         if self._local_fallback.outage.back_at_s is not None:
             if self._ledger_writer.is_renewal_due(now_s):  # leases ran during the outage

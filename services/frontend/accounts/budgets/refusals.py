@@ -29,7 +29,7 @@ OVERRUN: Final = "overrun_tokens"
 """Metadata key of a refusal for open overrun: tokens that the request may use beyond its reservation."""
 
 _KEPT: Final = 256
-"""Phrases in the cache. A crowd of requests is refused for few different reasons."""
+"""Entries in the cache of refusal texts. Many refused requests have few different texts."""
 
 _Phrase: TypeAlias = tuple[str, str, Mapping[str, str], tuple[QuotaViolation, ...]]
 """Reason, message, metadata, quota."""
