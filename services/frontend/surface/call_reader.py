@@ -1,7 +1,4 @@
-"""Reads a call: its caller, from metadata and certificate, and then its message, in the order of fair queuing (slowloris).
-
-A shell around `identify` and a RequestReader.
-"""
+"""Reads a call: first its caller, from metadata and certificate, then its message, in the order of fair queuing."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Parses a client's bytes into a checked message and a prompt of token ids. Raises MeshError for a refused message.
 
-A shell: a thread parses and checks a big message, and a thread tokenizes a big prompt.
+A thread parses and checks a big message, and a thread tokenizes a big prompt.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from services.frontend.surface.tokenizer import ModelTokenizer
 from services.frontend.surface.validation import Bounds, ValidRequest
 
 THREAD_BYTES_MIN: Final = 8192
-"""The check of a message of this size takes some milliseconds, as does the tokenization of a prompt of this size.
+"""Size from which a thread checks a message or tokenizes a prompt.
 
-A thread does this work, so that no other stream waits.
+Either takes some milliseconds, in which the event loop would serve no other stream.
 """
 
 
 class Parsed(NamedTuple):
-    """A request as its client sent it."""
+    """A checked and tokenized request."""
 
     asked: ValidRequest
     prompt_ids: bytes
@@ -51,7 +51,7 @@ class RequestParser:
         self._seal = seal
         self._message_bytes_max = message_bytes_max
         self._big = asyncio.Lock()
-        """Held while a thread checks a big message: several such threads would starve the event loop."""
+        """Held while a thread checks a big message: several such threads would take the CPU from the event loop."""
 
     async def parse(self, data: bytes, service_class: ServiceClass) -> Parsed:
         """Return the request in `data`, of a caller of `service_class`. Raises MeshError."""

@@ -1,7 +1,4 @@
-"""The trace of a request at its frontend: the propagated context, and the span and log line at the end.
-
-A shell around Tracing.
-"""
+"""The trace of a request at its frontend: the propagated context, and the span and log line at the end."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ class RequestTrace:
         self.traceparent = format_traceparent(self._context)
 
     def record(self, request: LiveRequest) -> None:
-        """Record the span of the ended `request` if it is sampled; log a failure."""
+        """Record the span of the ended `request` if it is sampled; log a failure, except CLIENT_GONE."""
         outcome = request.outcome
         assert outcome is not None
         if outcome.error is not None and outcome.error.reason != "CLIENT_GONE":

@@ -1,6 +1,7 @@
 """The servicer of Generate: identifies the caller, reads the request, reserves budget, submits to the core, streams.
 
-A shell without decisions. INVARIANT: all that was taken for a request is released on every way out.
+Effects only; decisions are in `FrontendCore`, `Intake` and `Accounting`. INVARIANT: admission slot, reservation and
+execution name of a request are released on every way out.
 """
 
 from __future__ import annotations
@@ -153,7 +154,7 @@ class InferenceService:
         reader: SlowReaderTimeout,
         hold: Hold,
     ) -> None:
-        """Write the waiting output as one message, then the output that accumulated meanwhile, until the end.
+        """Write the waiting output as one message, then the output that accumulated during that write, until the end.
 
         Raises MeshError.
         """
@@ -202,7 +203,10 @@ class InferenceService:
     def _tell_location(
         self, tokens: pb.Tokens, request: LiveRequest, told: AttemptLocation | None
     ) -> AttemptLocation | None:
-        """Put the resume token into `tokens` if the request runs elsewhere than the client knows; return the location."""
+        """Put a new resume token into `tokens` if the attempt's location differs from `told`, the one that the client has.
+
+        Return the location that the client has then.
+        """
         location = request.location
         if location is None or location == told:
             return told

@@ -1,7 +1,8 @@
 """Slow-reader timeout after a request's end: the client must read the remaining output, or its call is cancelled.
 
-A shell with one timer per request, set at the request's end. Before the end nothing waits for the client. After the end a
-client that does not read would hold its slot and its budget without limit.
+One timer per request, set at the request's end. Before the end, decode ends the stream of a slow reader
+(`decode.slow_reader_s`). After the end, a client that does not read would hold its admission slot and its reservation
+without limit.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from services.frontend.requests.request import LiveRequest
 TAIL_S: Final = 30.0
 """Longest time of one write after a request's end.
 
-HTTP/2 grants windows in steps of some 64 KB, however evenly a client reads. A client that reads less in this time is cut.
+HTTP/2 grants windows in steps of some 64 KB, however evenly a client reads. A client that reads less than one step in this
+time is cut.
 """
 
 
@@ -57,7 +59,7 @@ class SlowReaderTimeout:
             self._timer = None
 
     def has_timed_out(self) -> bool:
-        """Return True if the task's cancellation came only from here; take it back in that case."""
+        """Return True if only this timeout cancelled the task; take the cancellation back in that case."""
         assert self._task is not None
         return self.is_timed_out and not self._task.uncancel()
 
@@ -78,7 +80,7 @@ class SlowReaderTimeout:
         return 0.0 if is_slow_reader else TAIL_S
 
     def _check(self) -> None:
-        """Cut the client, or look again at the end of the time that the current write may take."""
+        """Cut the client, or check again when the time of the current write is over."""
         request, self._timer = self._request, None
         if request is None:
             return

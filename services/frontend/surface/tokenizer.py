@@ -1,7 +1,7 @@
 """The tokenizer of the model: prompts to token ids, the chat template, the bytes of each token.
 
-Reads `tokenizer.json` and `model.json` of the model's folder once. Special tokens are added by id, by hand: encoding
-never yields one, whatever the text contains.
+Reads `tokenizer.json` and `model.json` of the model's folder once. Encoding never yields a special token, whatever the text
+contains. The chat template adds special tokens by their ids.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ ROLES: Final = frozenset({"system", "user", "assistant"})
 
 
 class _TemplateParts:
-    """Turns the template's texts into ids: special tokens by name, what stands between them as plain text."""
+    """Turns the template's texts into ids: names of special tokens into their ids, all other text as plain text."""
 
     def __init__(self, tokenizer: Tokenizer, specials: Mapping[str, int]) -> None:
         self._tokenizer = tokenizer

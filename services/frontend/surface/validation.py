@@ -1,6 +1,6 @@
 """Validation: from a client's message to a complete, typed request, or to an error that names every wrong field.
 
-Pure. INVARIANT: no module behind this one gets a value out of range, and no router has heard of the request before.
+Pure. INVARIANT: no module behind this one gets a value out of range, and no router gets a request that was not checked.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Bounds:
         )
 
     def of(self, token: ResumeToken | None) -> Bounds:
-        """Return the bounds of a request that `token` resumes: its granted limit still holds, whatever changed since."""
+        """Return the bounds of a request that `token` resumes: its granted output limit still counts, whatever changed."""
         if token is None or not token.asked_output_tokens:
             return self
         return replace(
@@ -124,7 +124,7 @@ def check(message: pb.GenerateRequest, bounds: Bounds, seal: Seal) -> ValidReque
 
 
 def fit(asked: ValidRequest, prompt_tokens: int, bounds: Bounds) -> int:
-    """Return the output tokens that the request may have: fewer than asked for if the context ends before.
+    """Return the output tokens that the request may have: fewer than requested if the context ends before.
 
     Raises MeshError if the prompt leaves no space in the context, or if the client has more output than allowed.
     """
@@ -146,7 +146,10 @@ def fit(asked: ValidRequest, prompt_tokens: int, bounds: Bounds) -> int:
 
 
 def digest(asked: ValidRequest, prompt_ids: bytes, max_output_tokens: int, tenant: str = "") -> int:
-    """Return 64 bits over all that shapes the output but the seed, and the tenant: a resumed request must be unchanged."""
+    """Return 64 bits over the tenant and all that shapes the output, except the seed.
+
+    A resumed request must have the digest of its resume token.
+    """
     state = xxhash.xxh3_64(prompt_ids)
     state.update(struct.pack("<ffII", asked.temperature, asked.top_p, asked.top_k, max_output_tokens))
     for string in asked.stop:

@@ -18,14 +18,14 @@ from kvmesh.errors import MAX_VIOLATIONS, MeshError, Violation, invalid
 from kvmesh.inference.v1 import inference_pb2 as pb
 
 LOOK_BYTES_MIN: Final = 8192
-"""A message of this size is checked field by field before it is parsed. A smaller message cannot hold many fields."""
+"""A message from this size on is checked field by field before it is parsed. A smaller one cannot hold many fields."""
 
 
 def parse(data: bytes, bytes_max: int, tokens_max: int) -> pb.GenerateRequest:
     """Return the request in `data`. Raises MeshError (INVALID_ARGUMENT) with field, value and range.
 
-    `tokens_max`: tokens of the longest context. It bounds the number of fields and numbers that are parsed. Two bytes may
-    be a message, and a parsed message takes a hundred bytes of memory.
+    `tokens_max`: tokens of the longest context. It bounds the number of fields and numbers that are parsed: two bytes may
+    be a chat message, which takes some hundred bytes of memory once it is parsed.
     """
     if len(data) > bytes_max:
         what = Violation(MESSAGE, f"{len(data)} bytes", f"at most {bytes_max} bytes")
@@ -50,7 +50,10 @@ def parse(data: bytes, bytes_max: int, tokens_max: int) -> pb.GenerateRequest:
 
 
 def may_resume(data: bytes) -> bool:
-    """Return True if the request in `data` may have a resume token, without parsing it. True also if the check is long."""
+    """Return True if the request in `data` may have a resume token, without parsing it.
+
+    True also if the request has more than _GLANCE_FIELDS fields, or is truncated.
+    """
     at, end = 0, len(data)
     try:
         for _ in range(_GLANCE_FIELDS):
@@ -92,7 +95,7 @@ def fields_bound(tokens_max: int) -> int:
 _FIELDS_MAX: Final = 65_536
 """More fields than this are never allowed, so longer lists of ids must be packed.
 
-A walk over this many fields takes a tenth of a second.
+A walk over this many fields takes 0.1 s of CPU (measured once, by hand).
 """
 
 
