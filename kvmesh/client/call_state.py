@@ -7,8 +7,9 @@ the next step.
        ▲                      │
        └─ broken, unresponsive ┘   resend: with the resume token and the ids, or, before `started`, with the same key
 
-INVARIANT: each token is handed out exactly once. The chunks, joined, are positions [0, len(ids)) without repeat or gap,
-after any failures. Their text is the text of these ids, and once finished, with the end of the text.
+INVARIANT: each token is handed out exactly once. The chunks, joined, are the positions up to len(ids) without repeat or
+gap, after any failures. They begin at 0, or after the received tokens of the caller's own `options.resume`. Their text is
+the text of these ids, and once finished, with the end of the text.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class CallState:
         self._tokens: list[bytes] = (
             [request.options.resume.resume_token] if request.options.HasField("resume") else []
         )
-        """Resume tokens, best last: an older frontend may not understand the newest one."""
+        """Resume tokens, the newest last: a frontend of an older release may not read the newest one."""
         self._heard_started = False
         """True if the current call has sent `started`."""
         self._tail = ""
@@ -102,7 +103,7 @@ class CallState:
     def outgoing(self, now_s: float | None = None) -> pb.GenerateRequest:
         """Return the message of the next send, and count the send.
 
-        `now_s`: call `is_over` before; None means that no time has passed yet.
+        `now_s`: None means that no time has passed since `began_s`. Check `is_over` first.
         """
         passed_s = 0.0 if now_s is None or not self.sends else now_s - self._began_s
         self._retries.sends += 1
@@ -185,7 +186,7 @@ class CallState:
         else:
             self.resumes += 1
         self._heard_started = True
-        # Every release reads the first token of a request. A resume's token may name the execution's place, which an older
+        # Every release reads the first token of a request. A resume's token may name the attempt's location, which an older
         # release cannot read.
         is_resume = bool(self._tokens)
         self._tokens = [*self._tokens[:is_resume], started.resume_token]
@@ -219,7 +220,11 @@ class CallState:
         return Chunk((), tail, len(self.ids)) if tail else None
 
     def _may_be_read_elsewhere(self, reason: str, *, has_other: bool) -> bool:
-        """Return whether another send may help after a refused resume token: once, and not for the caller's own token."""
+        """Return whether another send may help after a refused resume token.
+
+        An older token is tried first. The oldest token is tried once more, at another frontend. Before `started`, that
+        token is the caller's own, and is tried again only after FIELD_UNKNOWN.
+        """
         self._token_refusals += 1
         if len(self._tokens) > 1:
             self._tokens.pop()  # the older token has fewer fields

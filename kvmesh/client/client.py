@@ -1,4 +1,4 @@
-"""The client of a mesh: a thin shell around `Connections` and `GenerationStream`."""
+"""The client of a mesh: makes requests, and the streams of their answers over shared connections."""
 
 from __future__ import annotations
 
@@ -66,7 +66,10 @@ class Client:
         return self.send(build_request(prompt, **options), deadline_s=deadline_s)
 
     def send(self, request: pb.GenerateRequest, *, deadline_s: float = DEADLINE_S) -> GenerationStream:
-        """Like `generate`, for a ready request. With `options.resume` the answer continues after the received tokens."""
+        """Like `generate`, for a ready request. With `options.resume` the answer continues after the received tokens.
+
+        A request without an idempotency key is sent with a new one.
+        """
         if not deadline_s > 0:
             raise ValueError(f"deadline_s is {deadline_s}: more than 0 s is allowed")
         has_own_key = not (request.idempotency_key or request.options.HasField("resume"))

@@ -1,4 +1,4 @@
-"""The client's connections: a channel per frontend, its streams, and a failure detector. A thin shell around `Frontends`.
+"""The client's connections: a channel per frontend, its streams, and a failure detector. `Frontends` decides.
 
 Keepalive pings of HTTP/2 detect a dead or frozen process or host. A frontend with a hanging event loop still answers
 pings. A stream without messages proves nothing, because the model may be slow or the queue long. The failure detector

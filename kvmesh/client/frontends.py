@@ -1,8 +1,8 @@
 """Choice of the frontend for a stream: load balancing over working frontends, with a circuit breaker for each. Pure.
 
 The circuit of a frontend is closed until a stream or a probe fails there. It then opens, with exponential backoff and
-jitter. After that time it is half-open: a probe, which costs no request, closes it when answered and opens it again when
-not.
+jitter. After that time it is half-open: a probe, which is no request, closes the circuit if it is answered, and opens the
+circuit again if not.
 """
 
 from __future__ import annotations

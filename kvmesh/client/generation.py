@@ -1,4 +1,4 @@
-"""One answer as an async iterator over its chunks, with failover to another frontend. A thin shell around `CallState`."""
+"""One answer as an async iterator over its chunks, with failover to another frontend. `CallState` makes all decisions."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class GenerationStream:
 
     @property
     def resumes(self) -> int:
-        """Number of times the answer was continued, at another frontend or at the same."""
+        """Number of times that the answer continued on a new call, at the same frontend or another one."""
         return self._call_state.resumes
 
     @property
