@@ -51,7 +51,7 @@ class TenantAdmin:
             _print_error(f"Left out: {problem}")
 
     async def try_read(self) -> bool:
-        """Call `read`; return False if Redis is unavailable. The configuration alone then counts, and stderr says so."""
+        """Call `read`; return False if Redis is unavailable. The configuration alone then counts, with a note on stderr."""
         try:
             await self.read()
         except RedisUnavailable as away:

@@ -63,7 +63,7 @@ async def running_mesh(
 
 
 async def up(config: MeshConfig, data_dir: Path, console: Console, *, redis_source: str = "redis.url") -> int:
-    """Run the mesh until SIGINT or SIGTERM (0) or until a process fails (1)."""
+    """Run the mesh until a signal (SIGINT, SIGTERM, SIGHUP), and return 0; or until a process fails, and return 1."""
     status = 0
     try:
         async with running_mesh(config, data_dir, console, redis_source) as (supervisor, mesh):

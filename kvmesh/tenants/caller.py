@@ -16,7 +16,7 @@ class ServiceClass:
     priority_class: int = 4
     """0 to 7; waiting requests of a higher class are released first."""
     runtime_max_s: float
-    """Maximum runtime: a request is cut then, with its tokens and finish reason DEADLINE, and never before."""
+    """Maximum runtime: a request that reaches it ends with its tokens and finish reason DEADLINE, or fails without any."""
     default_deadline_s: float
     """Deadline of a request without one; at most `runtime_max_s`."""
     max_output_tokens: int

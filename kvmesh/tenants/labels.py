@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Final
 
 NAMES_MAX: Final = 64
-"""Tenants with a label of their own. Each label costs one time series per metric and frontend."""
+"""Tenants with a label of their own. Each label adds its time series to every metric by tenant, at each frontend."""
 
 OTHER: Final = "other"
 ANONYMOUS: Final = "anonymous"

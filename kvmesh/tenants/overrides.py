@@ -31,7 +31,10 @@ CHANGEABLE: Final[Mapping[str, tuple[str, ...]]] = {
     "tenant": (*LIMITS, "class", "weight", "strict", "clamp", "cached_discount", "disabled"),
     "key": (*LIMITS, "disabled"),
 }
-"""Kind of a scope -> keys that may be changed while the mesh runs. Only the configuration assigns tenants and keys."""
+"""Kind of a scope -> keys that may be changed while the mesh runs.
+
+The organisation of a tenant and the tenant of a key cannot be changed so.
+"""
 
 NEW_KEY_FIELDS: Final = ("tenant", "sha256", "gateway")
 """Further fields of an entry for an API key that is not in the configuration."""

@@ -86,7 +86,7 @@ SHORTEST_S: Final = 0.1
 
 
 TOKENS_BURST_MIN: Final = 4096.0
-"""Least default burst, if a minute's amount is as large. A small rate must not refuse an ordinary prompt for ever."""
+"""Least default of `tokens_burst`, or a minute's tokens if fewer: a small rate must not refuse each ordinary prompt."""
 
 
 OVERRUN_BURSTS: Final = 2.0

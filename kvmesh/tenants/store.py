@@ -1,9 +1,8 @@
-"""Store of the operator's overrides in Redis, followed by every frontend. A thin shell around `overrides.read`.
+"""Store of the operator's overrides in Redis, followed by every frontend. `overrides.read` decides which are in force.
 
 `{mesh}:tenants` is a hash with one entry per table ("tenant:search" -> Override as JSON). `{mesh}:tenants-news` is a
 pub/sub channel that announces changes, for a hot reload. While Redis is unavailable, the overrides known last stay in
 force. Every frontend restores overrides that Redis has lost.
-
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ class CatalogueStore:
             changed = sorted(
                 scope for scope, override in overrides.items() if override != self._overrides.get(scope)
             )
-            # Building some thousand tenants takes a tenth of a second, so a thread does it and no stream waits.
+            # Building 3,000 tenants takes 0.1 s of CPU (measured once, by hand), so a thread does it and no stream waits.
             self.catalogue = await asyncio.to_thread(Catalogue, self._config, overrides)
             self._overrides = overrides
             log.info("tenants changed", extra={"changed": changed})
