@@ -47,7 +47,7 @@ class AdmittedRequests:
         """Next check of the timers of each request. Call `schedule` again after a request was due."""
         self._ends = DrainRate(Stock.HELD)
         self._promised_s = float("-inf")
-        """Time at which the last refused client was told to come back."""
+        """Time at which the last refused client may come back, by its Retry-After."""
 
     def __len__(self) -> int:
         return len(self.serving)

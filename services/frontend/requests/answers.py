@@ -67,7 +67,7 @@ def on_transfer(request: LiveRequest, row: attach.Transfer, now_s: float) -> Non
 
 
 def on_first_token(request: LiveRequest, row: attach.FirstToken, now_s: float) -> None:
-    """Take the attempt's first token, with the cost of its prompt."""
+    """Take the attempt's first token, with the cached tokens of its prompt."""
     attempt = request.upstream.current
     if attempt.first_token is None:
         attempt.first_token = row

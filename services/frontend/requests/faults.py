@@ -92,7 +92,7 @@ def deadline(
 ) -> MeshError:
     """Return the error of a request that reached its deadline. `reason`: DEADLINE or TTFT_TIMEOUT.
 
-    `is_rest`: `limit_s` is the time left at the request's arrival here; the request may have run elsewhere before.
+    `is_rest`: `limit_s` is the time left at the request's arrival; the request may have run at another frontend before.
     `fault`: the reason why the request was not running at its deadline.
     """
     what = "the first token did not come" if reason == "TTFT_TIMEOUT" else "the request did not end"

@@ -1,6 +1,6 @@
 """Estimates the output tokens that fit before a client's deadline, from the mesh's present TTFT and inter-token latency.
 
-Pure. Deadline-aware admission. The estimate is conservative: promised tokens should come. There is no estimate while the
+Pure. Deadline-aware admission. The estimate is conservative: promised tokens should fit. There is no estimate while the
 duration of a step is unknown.
 """
 

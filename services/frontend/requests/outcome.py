@@ -48,7 +48,7 @@ def finished(progress: Progress, reason: pb.FinishReason.ValueType) -> Outcome:
 
 
 def completed(progress: Progress) -> Outcome | None:
-    """Return the end of a request if all of its tokens are here and only the finish row was lost; else None."""
+    """Return the end of a request if all of its tokens have arrived and only the finish row was lost; else None."""
     reason = progress.completion()
     return finished(progress, reason) if reason != pb.FINISH_REASON_UNSPECIFIED else None
 

@@ -1,4 +1,4 @@
-"""Progress of a request: its ids, the positions that the client took, and the cost of its prompt. Pure."""
+"""Progress of a request: its output ids, the positions that the client took, the cached and recomputed tokens. Pure."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class Progress:
         self._computed_tokens = max(self._computed_tokens, known)
 
     def completion(self) -> pb.FinishReason.ValueType:
-        """Return the finish reason if all tokens that the output can have are here; else UNSPECIFIED."""
+        """Return the finish reason if all tokens that the output can have have arrived; else UNSPECIFIED."""
         if self.output.stop_string is not None:
             return pb.FINISH_REASON_STOP_STRING
         if self.ids and self.ids[-1] == self._spec.end_token_id:

@@ -262,7 +262,7 @@ class LiveRequest:
         if not self.upstream.is_anothers():
             self.try_again(fault, now_s, untouched=False)
             return
-        # The attempt was another frontend's execution, so it does not count against the attempts allowed here.
+        # The attempt belongs to another frontend's execution, so it does not count against this one's `attempts_max`.
         self._wait(fault)
         self.retry_state.resumes += 1
         self.submit(now_s)
@@ -321,7 +321,7 @@ class LiveRequest:
     # Ends.
 
     def end_if_complete(self, now_s: float) -> bool:
-        """End the request if all of its tokens are here and only the finish row was lost; return True if so."""
+        """End the request if all of its tokens have arrived and only the finish row was lost; return True if so."""
         outcome = completed(self.progress)
         if outcome is not None:
             self.end_with(outcome, now_s)
@@ -335,7 +335,7 @@ class LiveRequest:
         self.end_with(outcome, now_s, attach.Cancel.REASON_DEADLINE)
 
     def _fault(self) -> str:
-        """Return the reason why no attempt runs, as far as known here; empty if one runs."""
+        """Return the reason why no attempt runs, as far as this frontend knows; empty if an attempt runs."""
         if self.state is State.TAKING_OVER:
             return "" if self.upstream.peer is not None else faults.NO_ROUTER
         if self.state is not State.WAITING:
@@ -378,7 +378,7 @@ class LiveRequest:
         self.on_ready()
 
     def yield_to(self, error: MeshError, now_s: float) -> None:
-        """End with `error` because the request continues elsewhere; a running attempt is left for a takeover."""
+        """End with `error` because another execution continues the request; a running attempt waits for its takeover."""
         if self.outcome is not None:
             return
         if not self.upstream.is_running:

@@ -4,7 +4,7 @@ Pure. Layout, little-endian:
 - 2 bytes mark and version, 16 bytes request id, 8 bytes seed, 2 bytes attempt base.
 - 8 bytes digest of all that shapes the output, 1 byte length and the model version.
 - From version 3 on: 2 bytes attempt, 1 byte length and the name of the decode replica that runs the attempt.
-- From version 3 on: 4 bytes output tokens asked for, 4 bytes output tokens allowed.
+- From version 3 on: 4 bytes requested output limit, 4 bytes granted output limit.
 - From version 4 on: 4 bytes time of issue.
 - 16 bytes HMAC-SHA256 over all fields before.
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """Watches a text for the first position at which one of `strings` is complete; the longest that ends there counts.
+    """Watches a text for the first position at which one of `strings` ends; of several that end at it the longest counts.
 
     INVARIANT: the held-back text is the longest end of the seen text that begins a stop string.
     """

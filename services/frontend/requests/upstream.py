@@ -85,7 +85,7 @@ class Upstream:
 
     @property
     def is_running(self) -> bool:
-        """True while the last attempt generates tokens, as far as known here."""
+        """True while the last attempt generates tokens, as far as this frontend knows."""
         return self.peer is not None and self.current.has_tokens
 
     def is_anothers(self) -> bool:

@@ -255,7 +255,7 @@ class Budgets:
     ) -> None:
         """Charge the tokens that the request used, and give back the rest. `refund_request`: do not count the request.
 
-        The discount on cached tokens is applied here. Idempotent.
+        This method applies the discount on cached tokens. Idempotent.
         """
         account_state = reservation.account_state
         if account_state is None or reservation.is_settled:
