@@ -1,9 +1,10 @@
 """Cross-checks the verdict of one engine on a second replica of its role, and ends the request with a final verdict.
 
-Pure (decision 0024). A refusal by the limits of a replica is no verdict: it is final. The first verdict of a role is tested
-by another attempt at another replica of that role. The upper half of the retry budget pays for the attempt. A verdict of
-the second replica is final. If the second replica serves the request, the first verdict is contradicted. The frontend then
-notifies all routers, which count a failure of the first replica. A verdict that is not contradicted counts as no failure.
+Pure. A refusal by the limits of a replica is no verdict: it is final. The first verdict of a role is tested by another
+attempt at another replica of that role. The upper half of the retry budget pays for the attempt. A verdict of the second
+replica is final. If the second replica serves the request, the first verdict is contradicted. The frontend then notifies
+all routers, which count a failure of the first replica. A verdict that is not contradicted counts as no failure (decision
+0024).
 
     first verdict of R ──► contested (R is doubted, or the budget pays) ──► another verdict: confirmed, final
             │                    ▲                                    └──► tokens: contradicted, R is doubted
