@@ -1,4 +1,4 @@
-"""Cooperative yield: gives the event loop a turn during long work. A shell."""
+"""Cooperative yield: gives the event loop a turn during long work."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ class Router(process.MeshProcess):
     async def warm_up(self) -> None:
         """Wait, at most WARM_UP_S, until the router is warm.
 
-        Then the replicas are attached, their index is loaded, and the peer routers have reported their open dispatches.
+        A warm router has attached its replicas, loaded their index, and heard the open dispatches of its peer routers.
         """
         try:
             async with asyncio.timeout(WARM_UP_S):
@@ -180,7 +180,7 @@ class Router(process.MeshProcess):
         return is_attached and self.dispatches.is_caught_up()
 
     async def drain(self) -> None:
-        """Graceful shutdown: refuse new requests; return when none is left, or another router can take over the rest."""
+        """Graceful shutdown: refuse new requests. Return when none is left, or another router can take over all."""
         self.core.drain()
         while not self.core.is_idle():
             if self.has_other_router and self.core.can_be_taken_over():

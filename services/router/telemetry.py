@@ -30,7 +30,7 @@ ADMISSION_REASONS: Final = (
 )
 
 SPREAD_PROMPTS: Final = 3
-"""Least work per replica, in typical prompts, that the imbalance is computed from."""
+"""Mean work per replica, in typical prompts, from which on the imbalance is computed."""
 
 NO_ERROR = frozenset(
     ("REASON_END_TOKEN", "REASON_LENGTH", "REASON_ADOPTED", "REASON_SUPERSEDED", "cancelled")

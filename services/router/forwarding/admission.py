@@ -1,7 +1,7 @@
-"""Admission control: new attempts, stream takeovers, cancels and lost streams of frontends. Pure.
+"""Admission control of new attempts, and stream takeovers, cancellation and lost streams of frontends. Pure.
 
-Load shedding: a new attempt is refused if the queue is full, or if its estimated queue delay or time to first token is
-too long.
+Load shedding: a new attempt is refused if the queue is full and cannot evict enough less important attempts, or if its
+estimated queue delay or time to first token is too long. Of these, only a full queue refuses a resumed attempt.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from services.router.forwarding.work_reports import WorkReports
 from services.router.queue.queue_item import PRIORITY_CLASS_DEFAULT, PRIORITY_CLASS_MAX
 
 MISSED_S: Final = 2.0
-"""Silence after which a replica is not asked for a running attempt. A replica reports each second."""
+"""A takeover is refused if its decode replica has sent nothing for this long. A replica sends something each second."""
 
 HEADROOM_MAX: Final = 900
 
@@ -148,7 +148,7 @@ class Admission:
         self._attempts.add(attempt)
 
     def cancel(self, attempt: Attempt, reason: pb.Cancel.Reason.ValueType, now_s: float) -> None:
-        """End `attempt` at its replicas and here. Nothing is sent to its frontend."""
+        """Cancellation: end `attempt` at its replicas and in this router. Nothing is sent to its frontend."""
         attempt.cancel(reason)
         self._attempts.end(attempt, now_s, "cancelled")
 
@@ -157,8 +157,8 @@ class Admission:
         for attempt in list(session.slots.values()):
             is_running = attempt.stage in (Stage.TRANSFERRING, Stage.GENERATING)
             if attempt.stage is Stage.TAKING_OVER and attempt.decode.replica is not None:
-                # An adopt that is not sent yet is dropped: it would arrive behind the adopt of another router. One that
-                # was sent is not cancelled: the cancel would end the attempt that the other router takes over.
+                # An adopt that is not sent yet is dropped: it would arrive behind the adopt of another router. A sent
+                # adopt is not cancelled: the cancel would end the attempt that the other router takes over.
                 is_running = not attempt.decode.replica.outbox.is_waiting(attempt.decode.slot)
             if is_running:
                 self._attempts.keep_detached(attempt, now_s + self._limits.detached_s)
@@ -240,9 +240,10 @@ class Admission:
     def _capacity_refusal(
         self, attempt: Attempt, victims: list[Attempt] | None, now_s: float
     ) -> SubmitRefusal | None:
-        """Return why `attempt` cannot wait here: the queue is full, or the estimated delay is too long.
+        """Return the refusal of `attempt`, or None if it may wait here.
 
-        `victims`: attempts to evict for it; None: eviction makes no room.
+        The reasons: the queue is full, or the estimated queue delay or time to first token is too long. `victims`: the
+        attempts to evict for `attempt`; None: eviction makes no room.
         """
         queue, queue_delay = self._attempts.queue, self._dispatcher.queue_delay
         is_resumed = attempt.submitted.is_resumed
@@ -293,7 +294,7 @@ class Admission:
 
 
 def _priority_class_of(budget: budget_pb2.Budget) -> int:
-    """Return the priority class that `budget` asks for. Shadow requests get the lowest."""
+    """Return the priority class of `budget`, at most PRIORITY_CLASS_MAX. Unset: the default. Shadow requests: 0."""
     if budget.shadow:
         return 0
     return min(PRIORITY_CLASS_MAX, budget.band) if budget.HasField("band") else PRIORITY_CLASS_DEFAULT

@@ -23,7 +23,7 @@ RESCHEDULING_REFUSALS: Final = (
     pb.Refusal.REASON_QUEUE_FULL,
     pb.Refusal.REASON_DRAINING,
 )
-"""Refusals of decode after which the router tries another decode replica."""
+"""Refusals by decode after which the attempt returns to the queue (see `Dispatcher.requeue`)."""
 
 FINAL_FAILURES: Final = (*VERDICTS, pb.Failure.CODE_INTERNAL)
 """Failures after which the router does not reschedule: the frontend decides about another replica."""
@@ -63,7 +63,10 @@ class Answers:
     def on_accepted(
         self, attempt: Attempt, replica: Replica[Attempt], _: pb.Acceptance, now_s: float
     ) -> None:
-        """Decode has reserved KV blocks: prefill may start. An acceptance of prefill is ignored."""
+        """Decode has reserved KV blocks, so that prefill may start, or has accepted a takeover.
+
+        An acceptance by prefill is ignored.
+        """
         if replica is not attempt.decode.replica:
             return
         replica.load.on_answered(attempt.decode.slot)
@@ -171,7 +174,7 @@ class Answers:
     def on_failure(
         self, attempt: Attempt, replica: Replica[Attempt], failure: pb.Failure, now_s: float
     ) -> None:
-        """The attempt failed at `replica`: reschedule it if it is untouched, else end it."""
+        """The attempt failed at `replica`: reschedule it if it is untouched and its code is not final, else end it."""
         if replica is attempt.prefill.replica and attempt.stage is not Stage.PREFILLING:
             self._completion.on_prefill_ended(attempt, now_s)
             return
@@ -191,7 +194,11 @@ class Answers:
     def on_refusal(
         self, attempt: Attempt, replica: Replica[Attempt], refusal: pb.Refusal, now_s: float
     ) -> None:
-        """`replica` refused. A refusal of decode leads to another placement; every other goes to the frontend."""
+        """Handle the refusal of `replica`: place the attempt again, or end it.
+
+        RESCHEDULING_REFUSALS by decode and DRAINING by prefill lead to another placement. A refusal by decode after the
+        handoff is a failure, and so is SUPERSEDED after a reschedule. Other refusals go to the frontend.
+        """
         if replica is attempt.decode.replica and attempt.stage in (Stage.RESERVING, Stage.PREFILLING):
             if refusal.reason in RESCHEDULING_REFUSALS:
                 attempt.cancel_prefill(SUPERSEDED)
@@ -210,7 +217,7 @@ class Answers:
             self._dispatcher.reschedule(attempt, replica.name, now_s)
             return
         if refusal.reason == pb.Refusal.REASON_SUPERSEDED and attempt.routing.reschedule_count:
-            # The replica has not noticed yet that the stream is lost on which it got this attempt before.
+            # The replica got this attempt on an earlier stream, and has not noticed the loss of that stream yet.
             message = "the replica still holds an earlier submit of the attempt"
             self._completion.fail(attempt, pb.Failure.CODE_REPLICA_LOST, message, replica.name, now_s)
             return
@@ -284,7 +291,7 @@ class Answers:
         self._completion.finish(attempt, reason, now_s)
 
     def _taken_over(self, attempt: Attempt, now_s: float) -> None:
-        """Decode accepted the takeover. If a higher attempt has come meanwhile, the taken one is cancelled."""
+        """Decode accepted the takeover. If a higher attempt came before the answer, `attempt` is cancelled."""
         known = self._attempts.latest.get(attempt.submitted.request_id)
         if known is not None and known.submitted.attempt > attempt.submitted.attempt:
             attempt.cancel_decode(SUPERSEDED)

@@ -18,8 +18,10 @@ from services.router.queue.queue_item import PRIORITY_CLASS_DEFAULT, Ticket
 class Stage(Enum):
     """State machine of an attempt.
 
-    QUEUED -> RESERVING -> PREFILLING -> TRANSFERRING -> GENERATING -> ENDED. A refused reservation goes back to QUEUED.
-    Without a prefill replica: QUEUED -> RESERVING -> GENERATING. Stream takeover: TAKING_OVER -> GENERATING.
+    QUEUED -> RESERVING -> PREFILLING -> TRANSFERRING -> GENERATING -> ENDED. Without a prefill replica: QUEUED ->
+    RESERVING -> GENERATING. A refused or rescheduled attempt goes back from RESERVING or PREFILLING to QUEUED.
+    Stream takeover: TAKING_OVER -> GENERATING, and on to TRANSFERRING if the KV transfer of its predecessor still runs.
+    An attempt may end in any stage; HELD_HANDOFF follows an end during the KV transfer.
     """
 
     QUEUED = "queued"
@@ -90,15 +92,15 @@ class Routing:
     expected_s: float = 0.0
     """Expected prefill seconds at the replica with the longest cached prefix, estimated at arrival. 0: unknown."""
     is_probe: bool = False
-    """True if the estimates say that it is late, and it runs all the same: its result shows whether they are right."""
+    """True if the attempt runs although the estimates say that it is late. Its result shows whether they are right."""
     excluded: frozenset[str] = frozenset()
-    """Replicas that have just refused it, or given it back."""
+    """Replicas that have just refused the attempt, given it back, or left it without an answer."""
     not_before_s: float = 0.0
     """Earliest time of the next placement, after decode replicas refused it."""
     waited_for: str = ""
     """Reason of the last placement decision to wait."""
     reschedule_count: int = 0
-    """Times that a replica gave it back untouched, or did not answer."""
+    """Number of calls of `Dispatcher.reschedule`. Refusals by decode do not count."""
     placement: Placement | None = None
     released_s: float = 0.0
     is_dispatched: bool = False
@@ -163,9 +165,9 @@ class Attempt:
     """End of the flow-control window: the frontend takes tokens below this position."""
     stage: Stage
     is_window_closed: bool = False
-    """True while the client's flow-control window is closed. Each decode replica of the attempt is told."""
+    """True while the client's flow-control window is closed. Each decode replica of the attempt gets a row about it."""
     message: pb.Submit | None = None
-    """The submit as received. None for a takeover, and once both replicas have got theirs."""
+    """The submit as received. None for a takeover, and once the attempt cannot return to the queue."""
     hashes: tuple[int, ...] = ()
     """Hashes of the prompt's full blocks. Empty once the prompt is computed."""
     expire_s: float = float("inf")

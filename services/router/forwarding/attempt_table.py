@@ -12,7 +12,7 @@ from services.router.forwarding.work_reports import WorkReports
 from services.router.queue.release_queue import ReleaseQueue
 
 CLOSED_ORDER: Final = 1e6
-"""Added to the queue order of a request with a slow reader. Larger than the distance of any two orders."""
+"""Added to the queue order of a request with a closed window. Larger than the distance of any two orders."""
 
 Record = Callable[[Attempt, str, float], None]
 """Records an attempt that ended: the attempt, its outcome, the time."""
@@ -55,7 +55,7 @@ class AttemptTable:
             self.is_dispatch_due = True
 
     def end(self, attempt: Attempt, now_s: float, outcome: str) -> None:
-        """Remove `attempt`. Reports and records the end; sends nothing to the frontend."""
+        """Remove `attempt`, and report and record its end. Nothing is sent to the frontend."""
         if attempt.stage is Stage.ENDED:
             return
         self._work.settle(attempt, now_s)

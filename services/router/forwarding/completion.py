@@ -1,4 +1,4 @@
-"""The ends of a placed attempt, as told to its replicas and its frontend. Pure."""
+"""Ends placed attempts, and reports the end to their replicas and frontends. Pure."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ from services.router.forwarding.reports import failed_at
 
 
 class Completion:
-    """Ends attempts. A handoff in transfer is held behind the end: decode may be pulling it for the next stream."""
+    """Ends attempts.
+
+    If decode is lost during the KV transfer, or another stream took the attempt over, the handoff is held after the
+    end: decode may be pulling it for the next stream.
+    """
 
     def __init__(self, attempts: AttemptTable, detached_s: float) -> None:
         self._attempts = attempts
         self._detached_s = detached_s
 
     def finish(self, attempt: Attempt, reason: pb.Finish.Reason.ValueType, now_s: float) -> None:
-        """End an attempt that its replicas have finished, and tell its frontend."""
+        """End an attempt that its replicas have finished, and report this to its frontend."""
         if attempt.outbox is not None:
             attempt.outbox.finish(attempt.slot, attempt.next_position, reason)
         self._attempts.end(attempt, now_s, name_of(pb.Finish.Reason, reason))
@@ -33,9 +37,10 @@ class Completion:
         untouched: bool | None = None,
         contestable: bool = False,
     ) -> None:
-        """Fail an attempt: cancel it at its replicas and tell its frontend.
+        """Fail an attempt: cancel it at its replicas, and report the failure to its frontend.
 
-        `untouched`: no engine had it; None: as recorded. `contestable`: another replica can cross-check the verdict.
+        `untouched`: no engine had the prompt; None: see `was_taken` of its outcome. `contestable`: another replica can
+        cross-check the verdict.
         """
         if untouched is None:
             untouched = not attempt.outcome.was_taken
@@ -65,7 +70,7 @@ class Completion:
     def taken_over_elsewhere(self, attempt: Attempt, now_s: float) -> None:
         """End an attempt that another stream has taken over, perhaps one of this router.
 
-        Its handoff may still be in transfer. It passes to the successor if that is here.
+        The handoff may still be in transfer. It passes to the successor if this router has the successor.
         """
         attempt.detach_decode()
         if attempt.outbox is not None:

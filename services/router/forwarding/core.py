@@ -1,7 +1,8 @@
 """The router's core: joins admission, dispatcher, the answers of replicas and timeouts.
 
 Pure: no I/O, no clock. Events come in through sessions (frontends), replicas (sinks of their links) and `on_timer`.
-Effects leave through outboxes alone. The shell reads `next_wake_s` after every event.
+Effects leave through outboxes and through the callbacks `publish`, `record` and `on_change`. The shell reads
+`next_wake_s` after every event.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ class ForwardingCore(AttachedCore[Attempt]):
         return replica
 
     def retire_replica(self, replica: Replica[Attempt]) -> None:
-        """Retire `replica`, because a newer process has its name. It serves its attempts until its stream is lost."""
+        """Retire `replica`: a newer process has its name. The old process serves its attempts until its stream ends."""
         replica.is_retired = True
         for attempt in replica.slots.values():  # not work of the newer process
             placement = attempt.routing.placement
@@ -107,7 +108,10 @@ class ForwardingCore(AttachedCore[Attempt]):
         self.eligible.changed()
 
     def remove_replica(self, replica: Replica[Attempt], now_s: float) -> None:
-        """Remove `replica` after the loss of its stream: attempts that ran there have failed."""
+        """Remove `replica`. Its stream counts as lost: its attempts are rescheduled or fail.
+
+        Outlier ejection does not count this loss as a failure.
+        """
         replica.on_lost(None, "removed", now_s)
         if self.replicas.get(replica.name) is replica:
             del self.replicas[replica.name]
@@ -158,7 +162,7 @@ class ForwardingCore(AttachedCore[Attempt]):
             slot.decode.replica.outbox.credit(slot.decode.slot, slot.window_end)
 
     def close_window(self, slot: Attempt, now_s: float) -> None:
-        """Tell decode that the client's flow-control window is closed."""
+        """Report to decode that the client's flow-control window is closed."""
         if not slot.is_window_closed:
             self.attempts.set_window(slot, is_closed=True)
             if slot.decode.replica is not None:
@@ -196,7 +200,7 @@ class ForwardingCore(AttachedCore[Attempt]):
                     session.outbox.load(report)
 
     def load_report(self) -> pb.LoadReport:
-        """Return the load report that frontends get each second. Their failure detector notices its absence."""
+        """Return the load report. Frontends get one each second, and their failure detector notices its absence."""
         return pb.LoadReport(
             queued_request_count=len(self.queue),
             running_request_count=self.placed_count,
@@ -210,7 +214,7 @@ class ForwardingCore(AttachedCore[Attempt]):
         )
 
     def queue_delay_us(self) -> int:
-        """Return the estimated wait of a default-class request of a new tenant. 0: unknown."""
+        """Return the estimated wait, in us, of a default-class request of a new tenant. 0: no wait, or unknown."""
         ahead = self.queue.ahead_of_newcomer()
         return as_us(self.dispatcher.queue_delay.wait_s(ahead, self._now_s) or 0.0)
 

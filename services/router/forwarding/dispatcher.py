@@ -29,22 +29,23 @@ from services.router.queue.tenant_queues import MayRelease
 log = logging.getLogger(__name__)
 
 DISPATCH_PAUSE_S: Final = 0.002
-"""Pause after a pass that released no attempt: a backlog must not cost a pass per event."""
+"""Pause after a pass over the queue that released no attempt: a backlog must not cause a pass at each event."""
 
 REFUSED_WAIT_S: Final = 0.05
-"""Wait of an attempt that two decode replicas refused, before its next placement."""
+"""Wait of an attempt before its next placement, after refusals by two replicas or by all decode replicas."""
 
 ACCEPT_S: Final = 3.0
 """Longest time until decode accepts or refuses a submit. Decode decides at once by its own state."""
 
 START_S: Final = 5.0
-"""Longest time until prefill starts an attempt, beside three times the estimate: at most `dispatch_ahead_s` waits there."""
+"""Longest time, plus three times the estimate, until prefill starts an attempt. At most about `dispatch_ahead_s` of
+work waits at a prefill replica."""
 
 MOVE_PAUSE_S: Final = 1.0
-"""Time between two prompts that are moved away from one busy prefill: by then its load is reported again."""
+"""Time between two moves of prompts away from one busy prefill replica. By then it has reported its load again."""
 
 RESCHEDULES_MAX: Final = 3
-"""Times that an attempt is rescheduled because a replica gave it back, or did not answer."""
+"""An attempt is rescheduled at most this many times. Refusals by decode do not count."""
 
 
 @runtime_checkable
@@ -103,9 +104,9 @@ class Dispatcher:
     def estimate_work(self, attempt: Attempt) -> None:
         """Estimate the work of a new attempt: the tokens to compute, and the prefill seconds.
 
-        The estimate is made once. Queue order and deadline check use it however long the attempt waits, and however the
-        caches change. The policy looks up the prefix again at the release. At an immediate release, the local index has
-        that answer ready from this lookup.
+        The estimate is made once, for the queue order and for the deadline check at admission. At the release the
+        policy looks up the prefix again, and the deadline check uses the estimate of the placement. At an immediate
+        release, the local index has that answer ready from this lookup.
         """
         if self.forecast is None:
             attempt.ticket.work = attempt.submitted.token_count
@@ -118,7 +119,7 @@ class Dispatcher:
     def late_ttft_s(self, attempt: Attempt, wait_s: float) -> float | None:
         """Return the estimated seconds to the first token after a wait of `wait_s`, if they exceed the deadline.
 
-        None: in time, or unknown. A resumed attempt is never too late.
+        None: in time, or unknown, or the attempt runs as a probe. A resumed attempt is never too late.
         """
         forecast = self.forecast
         submitted, routing = attempt.submitted, attempt.routing
@@ -192,7 +193,7 @@ class Dispatcher:
         return True
 
     def _is_late(self, attempt: Attempt, placement: Placement, now_s: float) -> bool:
-        """End `attempt`, before any reservation, if its first token would come too late. Return True if it would."""
+        """Refuse `attempt`, before any reservation, if its first token would be late. Return True if it was refused."""
         forecast, submitted, routing = self.forecast, attempt.submitted, attempt.routing
         if forecast is None or submitted.is_resumed or routing.is_probe or not forecast.knows_costs():
             return False
@@ -275,7 +276,8 @@ class Dispatcher:
     def _avoided(self, attempt: Attempt, view: PoolView, now_s: float) -> frozenset[str]:
         """Return the replicas to avoid.
 
-        Excluded ones always; those with failed attempts of the request, or a verdict, if the role has others.
+        Excluded replicas are always avoided. Replicas at which an attempt of the request failed, or that gave a verdict
+        on it, are avoided if the role has another replica.
         """
         submitted, excluded = attempt.submitted, attempt.routing.excluded
         failed = self._attempts.failed_replicas.of(submitted.request_id, now_s) | submitted.cross_checked
@@ -292,7 +294,7 @@ class Dispatcher:
         return any(one.name != replica.name for one in (prefill if replica.role == "prefill" else decode))
 
     def view(self, now_s: float) -> PoolView:
-        """Return the replicas that may get new requests now. The last ones of a role are never left out as ejected."""
+        """Return the replicas that may get new requests now: at least half of each role, ejected or not."""
         prefill, decode = self._eligible.current(now_s)
         return PoolView(prefill, decode, max(0, len(self._attempts.queue) - 1))
 
@@ -348,9 +350,10 @@ class Dispatcher:
         self._enqueue(attempt, now_s)
 
     def may_move(self, prefill: Replica[Attempt], now_s: float) -> bool:
-        """Return whether a prompt moves from a busy prefill to one with fewer prompts: one each MOVE_PAUSE_S.
+        """Return True if a prompt may move from the busy `prefill` to a replica with at least two prompts fewer.
 
-        Moved all at once, the prompts would queue at the other replica and move back.
+        The move counts as made. One prompt moves in MOVE_PAUSE_S. Moved all at once, the prompts would queue at the
+        other replica and move back.
         """
         if now_s - prefill.moved_s < MOVE_PAUSE_S:
             return False
@@ -374,9 +377,9 @@ class Dispatcher:
         )
 
     def reschedule(self, attempt: Attempt, by: str, now_s: float) -> None:
-        """Place an attempt on another replica at once, without a retry of the frontend.
+        """Cancel an attempt at its replicas and queue it first for another replica, without a retry of the frontend.
 
-        `by`: the replica that did not take the attempt, and holds nothing of it.
+        `by`: the replica that the next placement avoids.
         """
         assert self.can_reschedule(attempt), attempt
         attempt.cancel(pb.Cancel.REASON_SUPERSEDED)
@@ -391,7 +394,7 @@ class Dispatcher:
         attempt.detach_prefill()
         attempt.routing.placement = None
         attempt.stage = Stage.QUEUED
-        if attempt.outbox is not None:  # an empty row: it may wait here as long as a new one
+        if attempt.outbox is not None:  # an empty row: the attempt may wait here as long as a new one
             attempt.outbox.placement(pb.Placement(slot=attempt.slot))
         attempts.queue.add(attempt, at_head=True)
         attempts.deadlines.by(attempt, attempt.submitted.queue_until_s)

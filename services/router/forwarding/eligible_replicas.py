@@ -1,6 +1,6 @@
 """The replicas that may get new requests now, kept as lists until one changes or an ejected one may be probed.
 
-Pure. A decision looks at a handful of replicas; a check of each of a thousand would cost more than the decision.
+Pure. A decision looks at a handful of replicas; to check each of a thousand would take longer than the decision.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from services.router.forwarding.replicas import Replica
 from services.router.placement.policy import ReplicaState
 
 STALE_S: Final = 1.25
-"""Largest age of a load report that counts; one comes each second. An older one is a stale read of the load."""
+"""A load report older than this is stale and refuses no request. A replica sends one at least each second."""
 
 
 class EligibleReplicas:
@@ -27,9 +27,9 @@ class EligibleReplicas:
         self._prefill: list[Replica[Attempt]] = []
         self._decode: list[Replica[Attempt]] = []
         self._states: tuple[list[ReplicaState], list[ReplicaState]] | None = None
-        """The answer while nothing changes. None: an ejection has changed."""
+        """The answer of `current` while nothing changes. None: to be computed again."""
         self._trusted_s = 0.0
-        """Time of that answer."""
+        """Time at which `_states` was computed."""
         self._next_probe_s = 0.0
         """Time at which the next ejected replica may be probed."""
         self._oldest_s = 0.0
@@ -89,9 +89,10 @@ class EligibleReplicas:
 
 
 def trusted(replicas: list[Replica[Attempt]], now_s: float) -> list[ReplicaState]:
-    """Return the replicas that are not ejected, and of the others as many as make up half of all. All if none is trusted.
+    """Return the states of the replicas that may take a request, and of ejected ones up to half of `replicas`.
 
-    Failures of most replicas at once point to the load or the network, and the rest could not carry the load alone.
+    If none may take a request, all are returned. Failures of most replicas at once point to the load or the network,
+    and the other replicas could not carry the load alone.
     """
     trusted: list[Replica[Attempt]] = []
     ejected: list[Replica[Attempt]] = []

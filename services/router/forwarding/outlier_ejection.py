@@ -7,10 +7,10 @@
 Only failures that the replica caused count: no refusal, no error of a client. A failure of a request that was sent before
 the last counted failure was noticed does not count: the many requests of one stall count once. A verdict on a request (a
 refusal as invalid, a token id outside the vocabulary) counts once a second replica has served that request. Each verdict
-counts, because each request is evidence of its own. A caller must use an ejected replica if its role has no other: a pool
-of two must work, and a pool of one cannot be ejected. After a good probe the replica is on probation: its next failure
-ejects it again, and a request that ends well resets all counts. Another boot of the replica's process or of its engine
-starts with a new OutlierEjection.
+counts, because each request is evidence of its own. The router keeps at least half of a role in use, ejected or not
+(`trusted` in eligible_replicas.py), so that a pool of one always has its replica. After a good probe the replica is on
+probation: its next failure ejects it again, and a request that ends well resets all counts. Another boot of the
+replica's process or of its engine starts with a new OutlierEjection.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ EJECT_MAX_S: Final = 30.0
 
 
 class OutlierEjection:
-    """The ejection state of one replica. Requests that were sent before the present state began do not count."""
+    """The ejection state of one replica. Requests that were sent before the last ejection do not count."""
 
     __slots__ = ("_level", "_noticed_s", "_since_s", "failures", "probe", "until_s")
 
@@ -50,11 +50,11 @@ class OutlierEjection:
         return self.until_s is not None
 
     def may_take(self, now_s: float) -> bool:
-        """Return whether the replica may get a new request: closed, or the time is over and no probe runs."""
+        """Return whether the replica may get a new request: closed, or `until_s` has passed and no probe runs."""
         return self.until_s is None or (now_s >= self.until_s and self.probe is None)
 
     def on_sent(self, request: object, now_s: float) -> bool:
-        """Note that `request` is sent there. Return True if it is the half-open probe: the first one after the time."""
+        """Note that `request` is sent. Return True if it is the half-open probe: the first one after `until_s`."""
         if self.until_s is None or not self.may_take(now_s):
             return False
         self.probe = request

@@ -1,6 +1,7 @@
-"""The links to all prefill and decode replicas, for a LinkManager: opened when one registers, closed when it is gone.
+"""The links to all prefill and decode replicas, for a LinkManager.
 
-A shell. A lost lease alone closes nothing: the replica takes no new requests, its stream stays.
+A link is opened when its replica registers, and closed when the replica is gone. A lost lease alone closes no link: the
+replica gets no new requests, and its stream stays.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ GONE_S: Final = 5.0
 class ReplicaHost:
     """Adds replicas to a core and removes them. Implements link_manager.Host.
 
-    `open_channel` and `explain` get the address of a replica and its role, `on_replicas` the names whenever they change.
+    `open_channel` and `explain` get the address of a replica and its role. `explain` returns the TLS fault between both
+    processes, or an empty text. `on_replicas` gets the names whenever they change.
     """
 
     def __init__(
@@ -95,11 +97,14 @@ class ReplicaHost:
         self._core.retire_replica(peer)
 
     def may_return(self, peer: Replica[Attempt]) -> bool:
-        """A retired replica has no name any more: its process gets another link."""
+        """Return False: a retired replica has no name any more, and its process gets another link."""
         return False
 
     def may_close(self, peer: Replica[Attempt], now_s: float, *, is_replaced: bool) -> bool:
-        """A live process that has lost its name keeps its stream as long as an attempt runs there."""
+        """Return True if the link may be closed: it is down for GONE_S.
+
+        A process that has lost its name keeps its link only while its stream is up and has attempts or unsent rows.
+        """
         is_down = not peer.is_up and peer.down_since_s is not None
         if is_replaced:
             return is_down or not (peer.slots or peer.outbox.waiting_bytes)

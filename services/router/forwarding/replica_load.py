@@ -12,10 +12,10 @@ STEPS_KEPT: Final = 64
 """Reports of the engine's step time that are kept."""
 
 STEPS_KEPT_S: Final = 60.0
-"""Age at which a reported step time is forgotten: an older one belongs to a load that is gone."""
+"""Age at which a reported step time is forgotten, because the load has changed since."""
 
 REPORT_FRESH_S: Final = 3.0
-"""A load report comes each second. Without one for this long the replica counts as lost."""
+"""An older report does not show that the engine runs requests. A replica sends one at least each second."""
 
 
 class ReplicaLoad:

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class ReplicaLink(Protocol):
-    """A stream to a replica. `outbox` takes requests at any time; after each loss it is a new one."""
+    """A stream to a replica. `outbox` takes requests at any time; after each loss of the stream it is a new outbox."""
 
     outbox: UpwardOutbox
 
@@ -37,7 +37,7 @@ SlotT = TypeVar("SlotT", bound=ForwardedSlot)
 
 
 class Eligibility(Protocol):
-    """Takes notice of changes that decide about new requests at replicas."""
+    """Receives the changes that decide whether replicas may get new requests."""
 
     def changed(self) -> None: ...
     def trust_changed(self) -> None: ...
@@ -69,7 +69,7 @@ class ReplicaOwner(Protocol[SlotT]):
 
 @dataclass(slots=True)
 class HandoffHistory:
-    """The handoffs of a replica so far. Decides whether prefill or decode caused a lost one."""
+    """The handoffs of a replica so far. By them `reports.blame` decides whether prefill or decode lost a handoff."""
 
     last_given_s: float = float("-inf")
     """Time of the last KV transfer that a decode reported from this prefill."""
@@ -105,7 +105,7 @@ class Replica(Generic[SlotT]):
     is_retired = _Flag()
     """A newer process has the name. This one serves its attempts; its reports say nothing about the name any more."""
     is_ready = _Flag()
-    """Its last report about its engine. True before the first one."""
+    """True if its last load report says that its engine is ready and it does not drain; or before any report."""
 
     def __init__(
         self,

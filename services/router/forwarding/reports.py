@@ -26,7 +26,7 @@ TOGETHER_S: Final = 0.02
 
 
 def clamp(first: pb.FirstToken, attempt: Attempt, now_s: float) -> None:
-    """Limit a replica's report to possible values: cost estimates learn from it, and narrower fields take it."""
+    """Limit a report to possible values: cost estimates learn from it, and later messages have narrower fields."""
     cached = min(first.cached_token_count, attempt.submitted.token_count)
     computed = min(first.computed_token_count, attempt.submitted.token_count - cached)
     prefill_us = min(first.prefill_us, max(0, round((now_s - attempt.routing.released_s) * 1e6)))
@@ -51,7 +51,7 @@ def hit_of(first: pb.FirstToken, replica: Replica[Attempt], block_tokens: int, n
 
 
 def _local_s(seconds: float, decode: Replica[Attempt], now_s: float) -> float:
-    """Return how many of the `seconds` `decode` can have spent on the prompt: the time since its previous prompt.
+    """Return how many of the `seconds` `decode` can have spent on the prompt: at most those since its previous one.
 
     0: unknown. Prompts of one engine step are reported one after another, and each took as long as the step.
     """
@@ -70,7 +70,7 @@ def blame(attempt: Attempt, replica: Replica[Attempt], failure: pb.Failure, now_
         replica.failed(attempt.routing.released_s, now_s, name)
     elif failure.code == pb.Failure.CODE_HANDOFF_LOST and replica is attempt.decode.replica and prefill:
         # The prefill that did not deliver is blamed. Decode is blamed too if it also lost handoffs of another prefill,
-        # or if this prefill delivered to another decode meanwhile.
+        # or if this prefill has delivered a handoff since the first one that decode lost.
         prefill.failed(attempt.routing.released_s, now_s, name)
         since_s = replica.handoffs.lost.setdefault(prefill.name, now_s)
         if len(replica.handoffs.lost) > 1 or prefill.handoffs.last_given_s > since_s:

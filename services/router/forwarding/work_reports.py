@@ -73,7 +73,7 @@ class WorkReports:
             self._publish(Started(self._router, attempt.submitted.request_id, now_s))
 
     def settle(self, attempt: Attempt, now_s: float, hit: Hit | None = None) -> bool:
-        """Report that the prompt of `attempt` was computed, or never will be. Return False if that is reported already."""
+        """Report that the prompt was computed, or never will be. Return False if `attempt` has no open dispatch."""
         routing = attempt.routing
         if not routing.is_dispatched:
             return False
