@@ -1,7 +1,7 @@
 """Publishes this router's dispatches to its peer routers, and reads theirs, within some 10 ms.
 
-A shell around `exchange`. Messages that cannot be written are dropped. Peer routers see a little less until the next
-anti-entropy digest.
+Only reads and writes Redis: the decisions are in `exchange`. Messages that cannot be written are dropped. Peer routers
+miss them until the next anti-entropy digest.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FLUSH_S: Final = 0.003
 """Pause between two writes, unless an entry could not hold all messages. The first message after a pause leaves at once."""
 
 RETENTION_MS: Final = 10_000
-"""Older entries are trimmed. A reader that stood still for longer sends repair requests for the entries it missed."""
+"""Older entries are trimmed. A reader that stood still for longer learns from the next digest what it missed."""
 
 STREAM_TTL_S: Final = 60
 """The stream expires this long after the last entry of any router."""
@@ -37,7 +37,7 @@ ENTRIES_MAX: Final = 10_000
 """Length bound of the stream, for a router that does not know the age of entries, or if the clock of Redis was set back."""
 
 READ_PAUSE_S: Final = 0.002
-"""Pause after a read, so that many routers do not cost one read for each entry."""
+"""Pause after a read, so that a read takes the entries of many routers together."""
 
 BLOCK_MS: Final = 500
 READ_COUNT: Final = 256
@@ -49,7 +49,7 @@ StreamId = tuple[int, int]
 
 
 class DispatchGossip:
-    """Runs as long as its owner's `run`. `observe` gets the events of peer routers; `publish` takes this router's events.
+    """Works while its owner runs `run`. `observe` gets the events of peer routers; `publish` takes those of this router.
 
     `known` and `has_replica`: see PeerRouters.
     """
@@ -88,7 +88,7 @@ class DispatchGossip:
             self._wakeup.set()
 
     def is_caught_up(self) -> bool:
-        """Return True once the dispatches of the peer routers are known here, as far as these routers publish them."""
+        """Return True once each peer router has sent its open dispatches, or had the time to do so."""
         return self.exchange.is_reading and self.peer_routers.is_caught_up(self._clock.now_s())
 
     async def run(self) -> None:
@@ -175,7 +175,7 @@ class DispatchGossip:
             self._wakeup.set()
 
     async def _find_position(self) -> None:
-        """Start at the end of the stream, unless it still contains the position. A new Redis may count from less."""
+        """Start at the end of the stream, unless it still contains the position. A new Redis may have lower ids."""
         last = await self._redis.execute("XREVRANGE", self._stream, "+", "-", "COUNT", 1)
         end = parse_stream_id(last[0][0]) if last else (0, 0)
         if self._position is None or end < self._position:

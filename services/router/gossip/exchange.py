@@ -53,7 +53,7 @@ class Exchange:
         self.schedule_digest()
 
     def publish(self, event: DispatchEvent) -> bool:
-        """Record an event of this router. Return True if there are peer routers to tell."""
+        """Record an event of this router. Return True if it waits to be written: there are peer routers."""
         self.open.record(event)
         if not len(self.peer_routers):
             return False
@@ -90,7 +90,7 @@ class Exchange:
         """Return the entry to write now. A digest goes last, after all dispatches that it lists."""
         requested_ids = self.peer_routers.requested_ids
         if self._is_full_digest_due:
-            # The full answer is being sent. A router that asked late finds at its end what it misses, and asks for that.
+            # The full answer is being sent. A router that asked late learns from the digest at its end what to request.
             requested_ids.discard(ALL_IDS)
         if requested_ids:
             if ALL_IDS in requested_ids:

@@ -40,7 +40,7 @@ _PRECEDENCE: Final = "<BBBidH"
 _U32_MAX: Final = (1 << 32) - 1
 _I32_MAX: Final = (1 << 31) - 1
 _TENANT_MAX: Final = 1024
-"""Bytes. The rest of a longer name does not decide any order."""
+"""Bytes of a tenant's name that are sent. The rest of a longer name decides no order."""
 
 
 class GossipError(ValueError):
@@ -135,9 +135,9 @@ def seq_of(data: bytes, router: str, boot_id: str) -> int | None:
 
 
 def decode(data: bytes, now_s: float, life_s: float, propagation_s: float = 0.0) -> Entry:
-    """Return the entry in `data`, read at `now_s` and sent `propagation_s` before. Its dispatches expire `life_s` later.
+    """Return the entry in `data`, read at `now_s` and sent `propagation_s` before.
 
-    Raises GossipError.
+    Its dispatches expire `life_s` plus ten times their estimate after `now_s`. Raises GossipError.
     """
     try:
         return _Reader(data, now_s, life_s, propagation_s).entry()

@@ -1,4 +1,4 @@
-"""The open dispatches of this router, and its last measured prompts, as peer routers are told of them. Pure."""
+"""The open dispatches of this router, and its last measured prompts, as sent to peer routers. Pure."""
 
 from __future__ import annotations
 

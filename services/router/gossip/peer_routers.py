@@ -25,10 +25,10 @@ REPAIR_RETRY_S: Final = 0.25
 """An unanswered repair request is repeated after this."""
 
 SYNC_TIMEOUT_S: Final = 0.5
-"""A new router waits this long for the state of the others before it takes requests."""
+"""A new router waits at most this long for the open dispatches of each peer router before it takes requests."""
 
 REPAIR_IDS_MAX: Final = 256
-"""A router that misses more requests everything."""
+"""A router that misses more dispatches than this sends a repair request for all of them."""
 
 ALL_IDS: Final = ""
 
@@ -66,7 +66,7 @@ class PeerRouters:
     """Reads the entries of peer routers and passes their events to the policy, by `observe`.
 
     `known` returns the counted dispatches of a router by request id, and may change with each observed event. It is the
-    only memory of these dispatches, so an entry that was forgotten there for any reason returns. Dispatches to replicas
+    only record of them, so the next digest restores a dispatch that was forgotten for any reason. Dispatches to replicas
     that `has_replica` denies are skipped until the replica is known.
     """
 
@@ -142,7 +142,7 @@ class PeerRouters:
             yield
 
     def _is_duplicate(self, one: _Router, message: Dispatched) -> bool:
-        """Return True for a known dispatch, which another router had asked for."""
+        """Return True if the dispatch is known here: it was sent again because another router had asked for it."""
         here = self._known(one.name).get(message.request_id)
         return (
             here is not None and here.replica == message.replica and message.request_id not in one.missing_ids

@@ -17,7 +17,7 @@ IN_TRANSIT_MAX: Final = 4096
 
 
 class PropagationDelay:
-    """Measures the delay between the writing and the reading of own entries. Some are never read."""
+    """Measures the delay between the encoding and the reading of own entries. Some entries are never read."""
 
     def __init__(self) -> None:
         self.seconds = 0.0

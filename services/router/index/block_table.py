@@ -1,8 +1,12 @@
 """The blocks of all replicas: a mask of replicas per block hash, within a bound on the number of blocks.
 
-Pure. The table is sharded, because one large dict stalls for 100s of ms when it grows. The high 12 bits of a hash select
-the shard, the others are the key. An integer of 52 bits takes 16 bytes less than one of 64 bits. Long operations run in
-slices of about a millisecond.
+Pure. A hash table of chained block hashes in place of a radix tree. A chained hash identifies a whole prefix (decision
+0003). Therefore a lookup follows no path from the root, and a block has no link to its parent, which would take 8 bytes
+and more (decision 0018).
+
+The table is sharded, because one large dict stalls for hundreds of milliseconds when it grows (measured once, by hand).
+The high 12 bits of a hash select the shard, the other 52 are the key. An integer of 52 bits takes 16 bytes less than
+one of 64 bits. Long operations run in slices of about a millisecond.
 """
 
 from __future__ import annotations
@@ -41,7 +45,7 @@ class BlockTable:
         self._scores = EvictionScores()
         self._announced = 0
         self._floor = 0
-        """The highest eviction score of the last eviction."""
+        """The highest score that the last eviction removed, at most LOADED_MAX."""
 
     @property
     def is_over(self) -> bool:
@@ -50,7 +54,7 @@ class BlockTable:
 
     @property
     def is_far_over(self) -> bool:
-        """Return True if eviction cannot wait."""
+        """Return True if the bound is exceeded by more than 1/16, so that eviction cannot wait."""
         return self.block_count > self._blocks_max + self._blocks_max // 16
 
     @property
@@ -70,7 +74,7 @@ class BlockTable:
         old_slots, new_slots, old_last, new_last = old.slots, new.slots, old.last, new.last
         for shard in filter(None, self.shards):
             keys = list(shard)
-            for at in range(0, len(keys), GROW_BLOCKS):  # each may be the first of its page: 4 us
+            for at in range(0, len(keys), GROW_BLOCKS):  # each key may touch a new page: 4 us
                 for key in keys[at : at + GROW_BLOCKS]:
                     score = old_slots[key & old_last]
                     if score > new_slots[key & new_last]:
@@ -84,7 +88,7 @@ class BlockTable:
     def store(self, hashes: Sequence[int], number: int, score: int = USED) -> int:
         """Set bit `number` for `hashes`. Return for how many it was not set.
 
-        A new block is refused if its score is not above that of the last evicted blocks.
+        Above 13/16 of the bound, a new block is refused unless its score is above that of the last evicted blocks.
         """
         shards, known, slots, last = self.shards, self.masks.known, self._scores.slots, self._scores.last
         bit = 1 << number
@@ -147,7 +151,7 @@ class BlockTable:
         return removed
 
     def sweep(self, dead: int) -> Iterator[None]:
-        """Clear the bits of `dead` everywhere, shard by shard. These bits must not be set meanwhile."""
+        """Clear the bits of `dead` everywhere, shard by shard. No caller may set these bits before the end."""
         known = self.masks.known
         for index, shard in self._filled():
             touched = [(key, mask & ~dead) for key, mask in shard.items() if mask & dead]

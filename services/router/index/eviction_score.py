@@ -47,7 +47,7 @@ class EvictionScores:
         self.last = size - 1
 
     def needs_more_slots(self, blocks: int) -> bool:
-        """Return True if `blocks` should have more slots. Until then more blocks share a slot."""
+        """Return True if `blocks` should have more slots than now. With too few, more blocks share a slot."""
         return SLOTS_PER_BLOCK * blocks > len(self.slots)
 
     def age(self) -> Iterator[None]:

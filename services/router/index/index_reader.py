@@ -1,9 +1,9 @@
 """Keeps the local prefix index up to date from Redis: snapshots first, then the stream of batches.
 
-A shell around `local_index`. One reader applies the stream strictly in its order, also while snapshots are loaded. Events
-of other replicas do not wait for the loads. Anti-entropy: a gap in the batches, or drift from a replica's own block count,
-loads its snapshot again (resync). While Redis is unavailable, the local index stays as it is (a stale read).
-Between slices of work the reader yields to the event loop.
+Reads Redis and applies the content to `local_index`. One reader applies the stream strictly in its order, also while
+snapshots are loaded. Events of other replicas do not wait for the loads. Anti-entropy: a gap in the batches, or drift
+from a replica's own block count, loads its snapshot again (resync). While Redis is unavailable, the local index stays
+as it is (a stale read). Between slices of work the reader yields to the event loop.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ READS_MAX: Final = 3
 """Tries to read a snapshot. The last one reads it whole, because a rewritten snapshot invalidates its parts."""
 
 MAINTENANCE_S: Final = 0.02
-"""Maintenance of the local index between two reads of the stream."""
+"""Maintenance of the local index between two reads of the stream takes at most this long, unless it cannot wait."""
 
 POLL_S: Final = 0.01
 """While snapshots are loaded, new events of other replicas are read this often."""
 
 LOAD_ROUND_S: Final = 0.5
-"""Longest time until a loaded replica follows the stream again; or twice the time of its last event search, if longer. The
-search covers all entries of the stream since the snapshots."""
+"""A round of loads ends after this time, or after twice the duration of the last event search if that is longer. Then
+the loaded replicas follow the stream again. The search covers all entries of the stream since the snapshots."""
 
 OUTAGE_PAUSE_S: Final = 0.1
 RELOAD_PAUSE_S: Final = 0.5
-"""A replica with a useless snapshot is tried again after this, or at its next batch after it."""
+"""A replica without a usable snapshot is tried again after this."""
 
 StreamId = tuple[int, int]
 
 
 class IndexReader:
-    """Runs as long as its owner's `run`. `set_replicas` sets the replicas to follow."""
+    """Works while its owner runs `run`. `set_replicas` sets the replicas to follow."""
 
     def __init__(
         self, redis: RedisLink, mesh: str, local_index: LocalPrefixIndex, clock: Clock | None = None
@@ -156,9 +156,10 @@ class IndexReader:
             self._to_load[name] = float("-inf")
 
     async def _reload(self, names: list[str]) -> None:
-        """Load the snapshots of `names`, then their events in the stream up to the position. A next call loads the rest.
+        """Load the snapshots of `names`, then their events in the stream up to the position.
 
-        Other reads of the stream meanwhile skip the events of `names`: see `_apply`.
+        After LOAD_ROUND_S the other names are left to the next call. `_take` skips the events of `names` that are read
+        from the stream during the load.
         """
         start = self._position
         self._loading = set()
@@ -227,8 +228,8 @@ class IndexReader:
     async def _fill(self, load: SnapshotLoad, data: bytes) -> bool:
         """Take the blocks of a snapshot, of which `data` is the first part.
 
-        Return False if the snapshot was replaced meanwhile, or is not usable any more. Blocks taken so far are then
-        discarded.
+        Return False if the snapshot was replaced during the load, or the replica was dropped. Blocks taken so far are
+        then discarded.
         """
         head, is_whole = load.head, False
         start, end = data[: head.size], head.size + 8 * head.block_count

@@ -1,7 +1,7 @@
-"""The router's local replica of the prefix index: the blocks that each replica has in cache, and will have soon.
+"""The router's local copy of the prefix index: the blocks that each replica has in cache, and will have soon.
 
-Pure. Cache-aware routing asks it for the prefix cache hits of a prompt at every replica. Long operations run in slices, so
-that a shell can yield to the event loop between them.
+Pure. Cache-aware routing looks up the longest prefix match of a prompt at every replica. Long operations run in slices,
+so that a shell can yield to the event loop between them.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from services.router.index.masks import ReplicaBits
 from services.router.index.prefix_lookup import Group
 
 BLOCKS_MAX: Final = 10_000_000
-"""Default bound: some 100 bytes each."""
+"""Default bound. A block takes some 100 bytes (docs/measurements/cost.md)."""
 
 SLICE_BLOCKS: Final = 256
 """Blocks changed in one slice: about 0.2 ms, and a few times that when dicts grow."""
 
 AUDIT_BLOCKS: Final = 16
 AUDIT_SHARE: Final = 0.01
-"""Audit (anti-entropy): the router resyncs a replica whose reported block count differs by more than both."""
+"""Audit (anti-entropy): a replica is loaded again if its reported block count differs from the index by more than both:
+AUDIT_BLOCKS, and this share of the count. After evictions only a surplus in the index counts."""
 
 
 class BatchOutcome(Enum):
@@ -72,7 +73,7 @@ _Answer = tuple[Sequence[int], tuple[int, int, int], list[Group]]
 
 
 class LocalPrefixIndex:
-    """Answers how many leading blocks of a request each replica holds.
+    """Answers how many leading blocks of a request each replica holds: the longest prefix match.
 
     Index bits come from events, snapshots and the hits of real requests. In-flight bits come from dispatches. A replica is
     *closed* while every block it has comes with all its ancestors (engines evict leaf first). The depths of closed replicas
@@ -306,7 +307,7 @@ class LocalPrefixIndex:
         """Correct the index by the actual hit of a request: blocks [:cached] were in cache. Return the number of
         corrections.
 
-        `held`: blocks [:held] are in cache now, because the request computed them; default `cached`. Later blocks are not.
+        `held`: blocks [:held] are in cache now, because the request computed them; default `cached`. [held:] are not.
         """
         replica = self._replicas.get(name)
         if replica is None:

@@ -11,7 +11,7 @@ from itertools import compress, count
 from typing import Final
 
 MASKS_MIN: Final = 1 << 16
-"""Shared masks before unused ones are purged."""
+"""Up to this many shared masks, unused ones are not purged."""
 
 PURGE_MASKS: Final = 4096
 """Masks looked at in one slice: about 0.5 ms."""

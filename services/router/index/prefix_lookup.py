@@ -1,7 +1,7 @@
-"""Finds how many leading blocks of a request each replica holds: a bisection over the depth, or a scan.
+"""Longest prefix match: finds how many leading blocks of a request each replica holds, by bisection or scan.
 
-Pure. The answer is grouped: replicas of the same depth are one mask. Naming each of a thousand replicas takes longer than
-the lookup.
+Pure. The bisection is over the depth, the number of leading blocks. The answer is grouped: replicas of the same depth
+are one mask. Naming each of a thousand replicas takes longer than the lookup.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ SCAN_BLOCKS: Final = 8
 """Up to this many blocks a scan is faster than a bisection."""
 
 BENDS_MAX: Final = 4
-"""Different depths found by bisection; the rest by a scan."""
+"""This many different depths are found by bisection, the others by a scan."""
 
 
 class Group(NamedTuple):
@@ -26,7 +26,7 @@ class Group(NamedTuple):
 
 
 _tuple: Final = tuple.__new__
-"""Makes a named tuple of a tuple, in a third of the time."""
+"""Makes a named tuple of a tuple, in a third of the time of its constructor."""
 
 
 def groups(
@@ -64,7 +64,7 @@ def _bisect(
     hashes: Sequence[int],
     mask: int,
 ) -> None:
-    """Add the groups of `mask`, which holds the first block."""
+    """Add the groups of the replicas in `mask`, all of which hold the first block."""
     # An in-flight block comes with its in-flight ancestors. Without the first block, no in-flight block needs a look.
     is_in_flight = in_flight.get(hashes[0], 0) & mask
     low = bends = 0
@@ -98,7 +98,7 @@ def _scan(
     low: int,
     mask: int,
 ) -> list[Group]:
-    """Add the groups of `mask`, which holds all blocks before `low`. Return `found`."""
+    """Add the groups of the replicas in `mask`, all of which hold the blocks before `low`. Return `found`."""
     for depth in range(low, len(hashes)):
         if not mask:
             return found
