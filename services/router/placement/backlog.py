@@ -1,4 +1,4 @@
-"""Backlog: seconds of dispatched and unfinished work per replica, which is ahead of a new request.
+"""Backlog: seconds of dispatched and unfinished work per replica.
 
 Pure. Entries come from dispatches of this router and of peer routers. An entry is removed by its finish, by the loss of its
 router or replica, by a load report that refutes it, or at expiry.
@@ -60,7 +60,7 @@ QueueState = tuple[float, int, float, int, float]
     waiting prompts
     seconds of the waiting prompts
 
-A plain tuple is made in an eighth of the time of a named one.
+A plain tuple is made in an eighth of the time of a named one (measured once, by hand).
 """
 
 EMPTY_QUEUE: Final[QueueState] = 0.0, 0, 0.0, 0, 0.0
@@ -155,7 +155,7 @@ class Backlog:
         self.ends_s: dict[str, float] = {}
         """When the work of a replica will be done. Replicas without work are absent. Read-only for callers."""
         self.next_expiry_s = math.inf
-        """No work is `expired` before."""
+        """No work expires before this time."""
 
     def __len__(self) -> int:
         return len(self._work)
@@ -306,7 +306,7 @@ class Backlog:
         self._recent.pop(replica, None)
 
     def assert_consistent(self) -> None:
-        """Raise AssertionError if the two views of the work differ."""
+        """Raise AssertionError if the views of the work differ."""
         listed = {work.key: work for name in self._replicas for work in self.of(name)}
         assert listed == self._work
         by_router = {
@@ -336,7 +336,7 @@ class Backlog:
 
 
 def _ahead(found: _Replica, order: float, precedence: Precedence) -> tuple[float, int]:
-    """Return the seconds ahead of a prompt and the number of equals behind it, where classes or tenants differ."""
+    """Return the seconds of work ahead of a prompt, and the number of prompts of its precedence behind it."""
     ahead_s, equals_tokens, behind = 0.0, 0, 0
     others: list[Work] = []
     for work in found.waiting.values():

@@ -42,7 +42,7 @@ class CollisionRisk:
         self._lags: deque[float] = deque(maxlen=LAG_SAMPLES)
         self._ranks: dict[str, int] = {}
         self._ranked: Sequence[ReplicaState] = ()
-        """All of these have a rank."""
+        """The replicas of the last `update`. All of them have a rank."""
         self._routers = 1
         self._index = 0
         self._taken = 0.0

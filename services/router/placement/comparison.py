@@ -18,7 +18,7 @@ def with_remote_prefill(
     fitting: Sequence[Fitting],
     terms: Callable[[ScoredReplica], tuple[float, float]],
 ) -> Placement:
-    """Return `placement`, which is one of `scored`, with all candidates that it was compared with.
+    """Return `placement`, which is one of `scored`, with up to CANDIDATES_MAX compared candidates of each role.
 
     `terms` returns the displaced demand and the collision risk in a score.
     """
@@ -35,9 +35,9 @@ def with_local_prefill(
     handoff_s: float,
     terms: Callable[[ScoredReplica], tuple[float, float]],
 ) -> Placement:
-    """Return `placement`, where decode runs the prompt itself, with the costs of the pairs.
+    """Return `placement`, where decode runs the prompt itself, with the candidates of a pair, CANDIDATES_MAX in all.
 
-    `handoff_s`: cost of the decode side of a pair.
+    `handoff_s`: cost of the decode side of a pair. `terms`: as in `with_remote_prefill`.
     """
     decode, matched_blocks, queue_s, prefill_s, cost_s = local
     decode_s = cost_s - queue_s - prefill_s

@@ -17,12 +17,13 @@ PRIOR: Final = (0.01, 50e-6, 1e-9)
 """c0 (s), a (s/token), b (s/token^2) before the first observation: a model of some billion weights on one GPU."""
 
 B_PER_A_MAX: Final = 6e-4
-"""Upper bound of b / a. Per layer a pair of tokens costs four operations a channel, and a token costs two a weight. The
+"""Upper bound of b / a. Per layer a pair of tokens takes four operations a channel, and a token takes two a weight. The
 ratio is 2e-5 to 4e-5 for dense models of 8 to 70 billion weights, and 1.2e-4 for 30 billion with 3 active. It is twice that
 where attention kernels are half as quick as matrix products, and larger for models of narrow layers.
 
-A GPU takes as long for 1 token as for 200, because it reads all weights. Without the bound the fit would take this bend for
-attention. Prompts longer than those seen would then be estimated at several times their cost.
+A GPU takes nearly as long for 1 token as for 200, because it reads all weights (docs/measurements/gpu.md). Without the
+bound the fit would take this bend for attention. The estimates of prompts longer than those seen would then be several
+times too high.
 """
 
 PRIOR_WEIGHT: Final = 0.002
@@ -32,8 +33,8 @@ WINDOW: Final = 128
 """Prefills in the fit."""
 
 FIT_EVERY: Final = 32
-"""Observations between two fits, after the first ones. A fit takes some 0.3 ms. Errors are relative to the previous
-estimates, so that noise has no bias."""
+"""Observations between two fits; a fit follows each of the first ones. It takes some 0.3 ms (measured once, by hand).
+Errors are relative to the previous estimates, so that noise has no bias."""
 
 SPREAD_MIN: Final = 0.1
 """Smallest relative spread. Prefills of the same size differ by this share on a healthy engine."""
@@ -42,8 +43,8 @@ OUTLIER_SPREADS: Final = 2.5
 """Bound of Huber's estimate in spreads (1.5 median deviations) from the observations of the same size."""
 
 SIZE_NEIGHBOURS: Final = 4
-"""Neighbours by size on each side, the median of which is the reference. A wrong estimate is wrong for all of a size, a
-stall is not."""
+"""Neighbours by size on each side, the median of which is the reference. A wrong estimate is wrong for all
+prefills of a size, a stall lengthens one."""
 
 FITS: Final = 3
 """Fits in a row while observations are few. Errors are relative to the previous estimates, which were far off."""
@@ -73,7 +74,7 @@ class CostModel:
 
     @property
     def uncached_span(self) -> tuple[int, int]:
-        """Fewest and most uncached tokens of these prefills; 0 and 0 without any."""
+        """Fewest and most uncached tokens of the prefills that the next fit looks at; 0 and 0 without any."""
         uncached = [tokens for tokens, _, _ in self._seen]
         return (min(uncached), max(uncached)) if uncached else (0, 0)
 
@@ -95,7 +96,7 @@ class CostModel:
                 self._fit()
 
     def forget(self) -> None:
-        """Start learning again. Until then the estimates stay as they are."""
+        """Forget all observations. The estimates stay as they are until the next observation."""
         self.observation_total = 0
         self._seen.clear()
 

@@ -48,7 +48,7 @@ RECHECK_S: Final = 0.05
 """A request that cannot be placed is tried again after this, even without a new event."""
 
 TRANSFER_BLOCK_S: Final = 1e-4
-"""4 MiB (32 tokens of a model of 8 billion weights) at 40 GB/s."""
+"""Seconds to move a KV block: 4 MiB (32 tokens of a model of 8 billion weights) at 40 GB/s."""
 
 OBSERVATIONS_MIN: Final = 8
 """Prompts measured before any request is refused because of an estimate."""
@@ -61,7 +61,7 @@ REFUTED_BELOW: Final = 0.5
 """A probe that took less than this share of its estimate refutes the estimates."""
 
 _tuple: Final = tuple.__new__
-"""Makes a named tuple of a tuple, in a third of the time."""
+"""Makes a named tuple of a tuple, in a third of the time of its constructor."""
 
 
 class CostPolicy:
@@ -97,7 +97,7 @@ class CostPolicy:
         self._measured_at_s = float("-inf")
         self._probed_at_s = float("-inf")
         self.estimate_total_s = 0.0
-        """Expected prefill seconds of the prompts with measured ones in `measured_total_s`."""
+        """Estimated prefill seconds of the own prompts that `measured_total_s` sums up."""
         self.measured_total_s = 0.0
         self._decodes = DecodeChoice(block_tokens, transfer_block_s, rng)
         self._block_tokens = block_tokens
@@ -203,8 +203,8 @@ class CostPolicy:
     ) -> tuple[int, float]:
         """Return the tokens to compute of a prompt where most of it is in cache, and the seconds for them.
 
-        The replica is one of `prefill`, or a decode replica if it would run the uncached rest itself. Decode may also hold
-        the last reply.
+        The replica is one of `prefill`, or any replica if the uncached part is short enough for local prefill. A decode
+        replica may also hold the last reply of the conversation.
         """
         match = Match(self.local_index, hashes)
         depth = match.deepest
@@ -214,7 +214,7 @@ class CostPolicy:
         return uncached, self.costs.estimate_s(uncached, token_count)
 
     def queue_s(self, replica: str, now_s: float) -> float:
-        """Return the seconds of work dispatched to `replica`."""
+        """Return the seconds of dispatched and unfinished work at `replica`."""
         return self.backlog.total_s(replica, now_s)
 
     # Choosing
@@ -227,7 +227,10 @@ class CostPolicy:
         paired_s: float,
         now_s: float,
     ) -> LocalPrefill | None:
-        """Return local prefill at a decode replica if it costs at most `paired_s`, or is the only way."""
+        """Return local prefill at a decode replica if it costs at most `paired_s`.
+
+        `paired_s`: cost of the best pair of replicas; infinite: there is no pair.
+        """
         if paired_s < math.inf:
             # The last token is always computed, to have logits.
             tokens, tokens_max = request.token_count, self._local_tokens_max

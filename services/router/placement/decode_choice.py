@@ -1,4 +1,4 @@
-"""Chooses the decode replica of a request, and whether that replica runs the prompt too. Pure; randomness is injected.
+"""Chooses the decode replica of a request, and the best one to run the prompt too. Pure; randomness is injected.
 
 The cost of a pair is the prompt's cost at the prefill replica, the blocks to move to decode, and the occupancy of decode.
 It is a sum of one term of each side, so the best pair is the best of each. The one exception is a decode replica that runs
@@ -16,14 +16,15 @@ from services.router.placement.policy import PlacementRequest, PoolView, Replica
 from services.router.placement.shortlist import Entry, Match, Shortlist, random_below
 
 HANDOFF_S: Final = 0.01
-"""Additional cost of a prefill at another replica: one more hop."""
+"""Seconds that a prefill at another replica costs in addition: one more hop."""
 
 FULL_S: Final = 1.0
-"""Cost of a full decode replica. It must refuse requests, and its steps are the longest."""
+"""Cost of a full decode replica, in seconds; a partly full one costs its share. A full replica must refuse requests,
+and its steps are the longest."""
 
 STREAM_WEIGHT: Final = 0.1
-"""Cost of a second in which a stream stands still, in seconds before a first token. Readers are slower than engines, and
-the stream is waited for once."""
+"""Cost of a second in which one stream stands still, in seconds of a wait for a first token. It is less than 1,
+because readers are slower than engines."""
 
 HEADROOM_BLOCKS: Final = 1
 """Blocks a request may need beyond prompt and output: the last, partial one."""
@@ -60,7 +61,7 @@ class DecodeChoice:
         self._rng = rng
 
     def fitting(self, request: PlacementRequest, view: PoolView, match: Match) -> list[Fitting]:
-        """Return the replicas with room that are worth comparing; none if no replica has room."""
+        """Return the replicas that can take `request` and are worth comparing; none if no replica can take it."""
         allowed: Sequence[ReplicaState] = view.decode
         if request.excluded:
             allowed = [one for one in allowed if one.name not in request.excluded] or allowed
@@ -99,10 +100,12 @@ class DecodeChoice:
         return found[self._lowest([one.cost_s for one in found])]
 
     def _priced(self, request: PlacementRequest, entries: Sequence[Entry]) -> list[Fitting]:
-        """Return the replicas with room, with their costs. Matched blocks are not counted as newly taken.
+        """Return the replicas that can take `request`, with the costs that `Fitting` names.
 
-        A replica has room if the needed blocks fit and its headroom stays free. A request larger than that fits into an
-        empty replica.
+        The blocks and the headroom of the request must fit beside the blocks reserved at the replica. After a stale
+        report only the blocks that this router reserved count for this. Two kinds of replicas are always kept: an empty
+        one, which itself refuses a request that is too large, and one without a report, at the cost of a full one.
+        Matched blocks reduce the cost of the occupancy, not the blocks that must fit.
         """
         tokens, block_tokens, block_s = request.token_count, self._block_tokens, self._transfer_block_s
         blocks, needed = -(-tokens // block_tokens), -(-(tokens + request.output_tokens_max) // block_tokens)

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, Protocol
 from services.router.placement.precedence import DEFAULT_PRECEDENCE, Precedence
 
 DISPATCH_LIFE_S: Final = 60.0
-"""Peer routers forget a dispatch after this and ten times its estimate, whatever messages they get."""
+"""A dispatch expires after this plus ten times its estimate, here and at peer routers, whatever messages come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +28,14 @@ class PlacementRequest:
     explain: bool = False
     """True if the candidates are wanted."""
     excluded: frozenset[str] = frozenset()
-    """Replicas that did not take this attempt just now. They are the last choice."""
+    """Replicas that did not take this attempt, or at which an earlier one failed. They are the last choice."""
     kv_headroom_permille: int = 0
     """Headroom: thousandths of a decode replica's blocks that stay free beside the attempt, unless the replica is empty."""
     precedence: Precedence = DEFAULT_PRECEDENCE
     """Its precedence in the queue of a prefill replica."""
     waited_s: float = 0.0
-    """Seconds since it came to this router. After a long wait a request goes to a replica where it does not fit."""
+    """Seconds since it came to this router. After a long wait its prompt and the work that waits at a prefill replica
+    may together exceed `dispatch_ahead_s`."""
 
 
 @dataclass(slots=True)
@@ -74,7 +75,7 @@ class PoolView:
     prefill: Sequence[ReplicaState]
     decode: Sequence[ReplicaState]
     waiting_requests: int = 0
-    """Requests that wait at the router, this one not counted."""
+    """Requests that wait at the router, the one to be placed not counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +251,7 @@ class PlacementPolicy(Protocol):
     """Chooses replicas."""
 
     def place(self, request: PlacementRequest, view: PoolView, now_s: float) -> Placement | Wait:
-        """Choose replicas for `request`. The answer changes no state: `observe` reports the dispatch if it happens."""
+        """Choose replicas for `request`. The answer is no dispatch: `observe` reports the dispatch if it happens."""
         ...
 
     def observe(self, event: Event) -> None:

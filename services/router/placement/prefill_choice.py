@@ -10,6 +10,9 @@ For each replica w, in seconds (docs/decisions/0019-placement-cost.md):
     kappa   congestion weight: waiting work per replica, in typical prompts, and requests waiting at this router
     R       displaced demand: loss of the requests that will come to w for its cache (displaced_demand.py)
     risk S  collision risk: the chance that another router was faster (collision_risk.py), times a typical prompt
+
+While requests wait at this router, a replica that has too much waiting work to get the prompt now costs more: the time
+until it may get the prompt, times these requests, over LOOK_AHEAD.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ TYPICAL_SMOOTHING: Final = 0.01
 TYPICAL_FLOOR_S: Final = 0.001
 
 HELD_LIFE_S: Final = 0.15
-"""A held request that is not tried again for this long has left, or is behind other requests."""
+"""A held request that is not tried again for this long is not counted any more: it has left, or is behind others."""
 
 NominalSeconds = Callable[[int], float]
 """Returns the prefill seconds of the prompt at an average replica, from its matched blocks."""
@@ -48,7 +51,8 @@ ScoredReplica = tuple[str, int, float, float, float, bool, float]
 """A prefill replica with its score. The first five values are those of a Candidate.
 
 The sixth is True if the replica may get more work now. The last is the time until the prompt would be done there, after
-all present work. This is the loss of a request that goes there. A plain tuple, because most are only compared.
+all present work; `chose` computes the loss at the next best replica from it. A plain tuple, because most are only
+compared.
 """
 
 DEPTH: Final = 1
@@ -195,7 +199,7 @@ class PrefillChoice:
         self._chosen = request.request_id, lost_s
 
     def hold(self, request: PlacementRequest, replica: str, prefill_s: float, now_s: float) -> None:
-        """Hold the request here for the busy `replica`, where other held requests are to count it."""
+        """Hold the request here for the busy `replica`. Other held requests count it as work of that replica."""
         until_s = now_s + HELD_LIFE_S
         known, since_s = self._scored_since
         assert known == request.request_id, "held without being scored"

@@ -1,4 +1,4 @@
-"""Reconciles the believed dispatches of peer routers with the load reports of replicas.
+"""Reconciles the known dispatches of peer routers with the load reports of replicas.
 
 Pure. Own dispatches are exact: a replica's stream carries their starts and ends in order, and before each report.
 Dispatches of peer routers come over Redis and may be lost. A report bounds how many of them can be at the replica.

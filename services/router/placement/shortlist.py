@@ -1,7 +1,7 @@
 """Shortlist of the replicas to compare: all, or among many the deepest holders and some of the least loaded.
 
-Pure; randomness is injected. A decision must not cost more than a bad placement. Among a thousand replicas it compares a
-handful. A replica without any block of the prompt and with much work cannot be the best.
+Pure; randomness is injected. A decision must not take longer than a bad placement would delay the request. Among a
+thousand replicas it compares a handful. A replica without any block of the prompt and with much work cannot be best.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LEAST_LOADED: Final = 6
 """Compared least loaded replicas, whatever blocks they hold."""
 
 WINDOW: Final = 48
-"""Replicas among which the least loaded are searched. The best of this many is among the lightest percents."""
+"""Replicas among which the least loaded are searched. The best of 48 is on average among the lightest 2 % of all."""
 
 _NONE: Final = repeat(0)
 
@@ -111,7 +111,7 @@ class Shortlist:
 
 
 def random_below(count: int, rng: random.Random) -> int:
-    """Return a random number below `count`, as `rng.randrange` does, in a third of the time."""
+    """Return a random number below `count`, as `rng.randrange` does, in a third of its time."""
     bits, draw = count.bit_length(), rng.getrandbits
     number = draw(bits)
     while number >= count:
@@ -120,7 +120,7 @@ def random_below(count: int, rng: random.Random) -> int:
 
 
 def window(replicas: Sequence[ReplicaState], rng: random.Random) -> Sequence[ReplicaState]:
-    """Return WINDOW consecutive replicas from a random one on: as good as a sample, and cheap."""
+    """Return WINDOW consecutive replicas from a random one on: as good as a sample, and quicker. Of fewer, all."""
     if len(replicas) <= WINDOW:
         return replicas
     start = random_below(len(replicas), rng)

@@ -21,7 +21,7 @@ SHORT_PROMPTS: Final = 24
 LONG_PROMPTS: Final = 2048
 
 STEP_MAX: Final = 0.5
-"""Bound of a logarithm. A prompt of 1.65 times the expected seconds, or less than 1 / 1.65, counts no further."""
+"""Bound on the distance of a logarithm from its mean: a prompt counts as at most 1.65 times as long, or as short."""
 
 DEAD_ZONE: Final = 0.1
 """Dead zone of a logarithm. Replicas that differ by less count as equal. Otherwise chance would make one of equal replicas
