@@ -28,9 +28,10 @@ def headroom_blocks(submit: pb.Submit, blocks_total: int) -> int:
 
 
 def check_headroom(submit: pb.Submit, blocks: int, headroom: int, blocks_total: int) -> SubmitRefusal | None:
-    """Return the refusal of a `submit` that even an empty replica could never take, or None.
+    """Return the refusal of a `submit` that asks for too much headroom, or that fits into no empty replica; or None.
 
-    `blocks`: KV blocks that the submit needs.
+    `blocks`: KV blocks that the submit needs. `headroom`: KV blocks that must stay free beside them. `blocks_total`: KV
+    blocks of the engine. The submit may ask for at most HEADROOM_PERMILLE_MAX.
     """
     permille = submit.budget.kv_head_room_permille
     if permille > HEADROOM_PERMILLE_MAX:
@@ -45,7 +46,7 @@ def check_headroom(submit: pb.Submit, blocks: int, headroom: int, blocks_total: 
 def check_time(submit: pb.Submit, step_s: float) -> SubmitRefusal | None:
     """Return the refusal of a `submit` that cannot meet its deadline, or None.
 
-    The submit is refused if its first token would be late, or if no second token would be in time.
+    The submit is refused if its first token would be late, or, where prefill makes that token, if the second would be.
     `step_s`: seconds of a step of this engine; 0: unknown. The prefill is taken to last as long as the router expects.
     """
     budget = submit.budget

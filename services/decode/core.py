@@ -159,7 +159,7 @@ class DecodeCore(AttachedCore[DecodeSlot]):
             self._cut_slow(longest, "share", now_s)
 
     def cancel(self, slot: DecodeSlot, reason: pb.Cancel.Reason.ValueType, now_s: float) -> None:
-        """End `slot` on its caller's wish, for any reason; nothing is sent for it."""
+        """End `slot` at the request of its caller, for any reason; nothing is sent for it."""
         self.generation.forget(slot, now_s)
 
     def adopt(self, session: CallerSession[DecodeSlot], adopt: pb.Adopt, now_s: float) -> None:

@@ -29,7 +29,7 @@ from services.decode.slot_table import DecodeSlotTable
 from services.decode.step_batch import StepBatch
 
 COMPUTED_STRIDE: Final = 32
-"""Tokens computed beyond the flow-control window before the reader is told of them: half a window."""
+"""The reader gets the computed position after this many more tokens beyond its window: half a flow-control window."""
 
 _CANCELLED: Final = "cancelled"
 
@@ -68,7 +68,7 @@ class Generation:
         return self.view.last
 
     def start(self, slot: DecodeSlot, now_s: float, handoff: pb.Handoff | None = None) -> None:
-        """Start the engine call of a pending slot and tell its caller."""
+        """Start the engine call of a pending slot, and report the start to its caller."""
         submit = slot.submit
         assert submit is not None and slot.state is DecodeState.PENDING, slot
         assert slot.session is not None, slot
@@ -103,7 +103,7 @@ class Generation:
         self._slot_table.forget(slot, now_s)
 
     def fail(self, slot: DecodeSlot, error: CallError, now_s: float) -> None:
-        """End `slot` after a failure behind it; the tokens computed before are sent."""
+        """End `slot` after a failure of its engine call or handoff; the tokens computed before are sent."""
         untouched = slot.submitted.is_local and slot.log.end == slot.log.start
         if slot.call_id:
             self.engine.cancel(slot.call_id)
@@ -153,7 +153,7 @@ class Generation:
                 self._slot_table.look_by(slot, now_s + self._limits.slow_reader_s)
 
     def _tell_computed(self, slot: DecodeSlot) -> None:
-        """Tell the reader of `slot` the computed position where it exceeds the sent one."""
+        """Send the computed position of `slot` to its reader, if it exceeds the sent position."""
         log = slot.log
         if slot.session is not None and log.end > max(log.sent, slot.computed_told):
             slot.computed_told = log.end

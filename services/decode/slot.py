@@ -11,9 +11,12 @@ from kvmesh.attach.v1 import attach_pb2 as pb
 
 
 class DecodeState(Enum):
-    """State machine of a slot: PENDING -> RUNNING -> ENDED -> FINISHED; a slot may be forgotten in each state.
+    """State machine of a slot: PENDING -> RUNNING -> ENDED -> FINISHED, and FINISHED -> ENDED at a takeover.
 
-    PENDING: KV blocks are reserved, the slot waits for its handoff. It ends with its stream.
+    A slot may be dropped in any state.
+
+    PENDING: KV blocks are reserved, and the slot waits for its handoff. A slot with a local prefill leaves this state
+    at once. If the caller's stream breaks now, the slot is dropped.
     RUNNING: the engine generates.
     ENDED: the engine is done and its KV blocks are free; tokens wait for the flow-control window or for a takeover.
     FINISHED: all tokens and the finish row were sent; the log is kept for a takeover.

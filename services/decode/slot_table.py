@@ -72,7 +72,7 @@ class DecodeSlotTable:
         if slot.blocks:
             self.reservations.release(slot.blocks)
             self.freed_blocks.freed(slot.blocks, now_s)
-            self.freed_slots.freed(1, now_s)  # free once its reader has the rest
+            self.freed_slots.freed(1, now_s)  # free once its reader has the remaining tokens
             slot.blocks = 0
             self._reserving -= 1
             self._stock(now_s)

@@ -16,7 +16,7 @@ SMOOTHING: Final = 0.1
 STEP_S_MAX: Final = 5.0
 """A longer interval is a pause (admissions, transfers), not a step."""
 STEP_FRESH_S: Final = 2.0
-"""An older measurement belongs to another batch. A stale one that causes every refusal could also never be corrected."""
+"""An older measurement belongs to another batch. A stale one that refuses every submit could never be corrected."""
 
 
 class StepBatch(Generic[Key]):

@@ -116,7 +116,7 @@ class PrefillCore(AttachedCore[PrefillSlot]):
         self.prefilling.start_queued(now_s)
 
     def cancel(self, slot: PrefillSlot, reason: pb.Cancel.Reason.ValueType, now_s: float) -> None:
-        """End `slot` on its caller's wish; nothing is sent. TRANSFERRED: the engine has dropped the handoff already."""
+        """End `slot` at the request of its caller; nothing is sent. TRANSFERRED: the engine has dropped the handoff."""
         if reason == pb.Cancel.REASON_TRANSFERRED and slot.state is PrefillState.HELD:
             self.slot_table.forget(slot)
         else:

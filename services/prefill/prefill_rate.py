@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 FRESH_S: Final = 10.0
-"""An older measurement belongs to another load. A stale one that causes every refusal could also never be corrected."""
+"""An older measurement belongs to another load. A stale one that refuses every submit could never be corrected."""
 
 STRETCH_MAX: Final = 4.0
 """Longest prompt that the measurement covers, in multiples of the mean prompt."""

@@ -105,7 +105,7 @@ class Prefilling:
         self._slot_table.forget(slot)
 
     def fail(self, slot: PrefillSlot, error: CallError, now_s: float) -> None:
-        """End `slot` after a failure behind it."""
+        """End `slot` after a failure of its engine call or of its handoff."""
         untouched = slot.state is PrefillState.QUEUED or isinstance(error, EngineBusy)
         if slot.session is not None:
             slot.session.outbox.fail(

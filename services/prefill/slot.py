@@ -14,7 +14,7 @@ PRIORITY_CLASS_DEFAULT: Final = 4
 
 
 class PrefillState(Enum):
-    """State machine of a slot: QUEUED -> RUNNING -> HELD; a slot may be forgotten in each state.
+    """State machine of a slot: QUEUED -> RUNNING -> HELD; a slot may be dropped in any state.
 
     QUEUED: waits for the engine; reserves nothing. RUNNING: a context_only call runs; KV blocks are reserved.
     HELD: the engine holds the KV blocks until decode has pulled them, the handoff is released, or its time is over.
@@ -49,7 +49,7 @@ class PrefillSubmission:
     priority_class: int = PRIORITY_CLASS_DEFAULT
     tenant: str = ""
     weight: float = 1.0
-    """Share of the tenant within its priority class."""
+    """Weight of the tenant within its priority class."""
     max_output_tokens: int = 0
     end_token_id: int = -1
     vocabulary_size: int = 0

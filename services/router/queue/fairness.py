@@ -102,7 +102,7 @@ class Fairness:
         return counters
 
     def arrive(self, counters: TenantCounters, weight: float, tokens: int) -> None:
-        """Record that a request of `counters` waits. The newest weight holds."""
+        """Record that a request of `counters` waits. The newest weight applies."""
         weight = min(WEIGHT_MAX, max(WEIGHT_MIN, weight or 1.0))
         if not counters.waiting:
             self._idle.pop(counters.tenant, None)

@@ -18,8 +18,8 @@ PRIORITY_MAX: Final = 100
 class PriorityQueue(Generic[Item]):
     """Items by priority, then by `order`, then first come, first served. A requeued item goes before all of its priority.
 
-    Without `by_priority` the items go by `order` alone. It is for queues that mix several tenants. There a client's
-    priority may not move its request before those of other tenants.
+    Without `by_priority` the items go by `order` alone. Such a queue mixes several tenants: a client's priority may not
+    move its request before those of other tenants.
     """
 
     __slots__ = ("_by_priority", "_ranks", "_runs", "count", "work")

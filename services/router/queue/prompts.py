@@ -53,8 +53,8 @@ class Prompts:
     def end(self, prompt: Prompt, now_s: float) -> float:
         """Record that `prompt` was computed or dropped. Return the most seconds that its engine can have spent on it.
 
-        That is the time since the end of the prompt before it. The result is 0 if it never was the first prompt. It is
-        infinite if no prompt was before it, because then its start is reported late: no process waits for that report.
+        That is the time since the end of the prompt before it. The result is 0 if it never was the first prompt. The
+        result is infinite if no prompt was before it: its start is reported late, so the time since would be too short.
         """
         prompts = self._at[prompt.replica]
         del prompts[prompt]

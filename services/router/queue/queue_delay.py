@@ -8,7 +8,7 @@ from kvmesh.drain_rate import DrainRate, Stock
 
 BUSY_MIN_S: Final = 0.5
 RELEASES_MIN: Final = 8
-"""The rate is unknown until RELEASES_MIN releases and BUSY_MIN_S with waiting requests: requests are refused by it."""
+"""The rate refuses requests, so it is unknown before RELEASES_MIN releases and BUSY_MIN_S with waiting requests."""
 
 REQUEST_TOKENS_MIN: Final = 16
 """A request counts for at least this many tokens, because the shortest request has a cost too."""
@@ -19,8 +19,8 @@ RETRY_MS_UNKNOWN: Final = 1000
 class QueueDelay:
     """Tokens released per second while requests wait, which is the rate that the replicas can take.
 
-    It counts the tokens that are expected to be computed. The queue releases cached prompts first. With all prompt tokens,
-    the drain rate would therefore be higher before a short request than before a long one.
+    The rate counts only the tokens that are expected to be computed. The queue releases cached prompts first, and their
+    cached tokens would make the rate too high.
     """
 
     def __init__(self) -> None:
@@ -42,5 +42,5 @@ class QueueDelay:
         return self._rate.wait_s(tokens_ahead, now_s)
 
     def retry_after_ms(self, tokens_ahead: float, now_s: float) -> int:
-        """Return the milliseconds after which `tokens_ahead` will have drained, within the bounds of DrainRate."""
+        """Return the estimated ms until `tokens_ahead` have drained, within the bounds of DrainRate. Unknown: 1,000."""
         return self._rate.retry_ms(tokens_ahead, now_s) or RETRY_MS_UNKNOWN

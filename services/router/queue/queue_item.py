@@ -41,7 +41,7 @@ class Ticket:
     order: float = 0.0
     """Order key among the requests of one tenant and priority, smallest first, ties by arrival (kvmesh.queue_order)."""
     number: int = 0
-    """0 while the request is not in the queue."""
+    """Ascends with each insertion. 0: the request is not in the queue."""
     counters: TenantCounters | None = None
     charged_prefill: float = 0.0
     """Tokens charged for the request and not corrected yet."""

@@ -10,8 +10,8 @@ Pure. The next request is chosen in these steps:
 
 No starvation: a waiting lower class gets one of FLOOR_EVERY releases, unless all its requests are sheddable. Requests
 and tokens are bounded here; `queue_until_s` of each item bounds the time. When the queue is full, `victims` returns the
-items to evict (load shedding). An operation costs O(log n) of the tenants and of the requests, and a shift in a short
-run (sorted_runs.py). `victims` costs that much per victim.
+items to evict (load shedding). An operation takes O(log n) of the tenants and of the requests, and a shift in a short
+run (sorted_runs.py). `victims` takes that much per victim.
 """
 
 from __future__ import annotations
@@ -223,9 +223,10 @@ class ReleaseQueue(Generic[Item]):
     def ahead(self, item: Item) -> float:
         """Return the approximate work released before `item`, if it were added now and no item came later.
 
-        In its class this counts resumed items, and items of its own tenant before it. Each other tenant counts with its
-        waiting work, up to the amount that its weight allows meanwhile. Shorter items that come later are not counted,
-        because their arrival is unknown. No request is refused for a wait that it would not have.
+        All work of higher classes counts. In its class, resumed items count, and items of its own tenant before it.
+        Each other tenant counts with its waiting work, up to the amount that its weight allows until then. Shorter items
+        that come later are not counted, because their arrival is unknown. No request is refused for a wait that it would
+        not have.
         """
         submitted = item.submitted
         priority_class = self._priority_classes.get(submitted.priority_class)
@@ -238,7 +239,7 @@ class ReleaseQueue(Generic[Item]):
         )
 
     def ahead_of_newcomer(self) -> float:
-        """Return the same for an item of average length in the default priority class, of a new tenant."""
+        """Return what `ahead` would return for an item of average length and default class, of a new tenant."""
         return self._ahead(PRIORITY_CLASS_DEFAULT, None, 0, self.work / max(1, len(self)))
 
     def _ahead(self, number: int, tenant: str | None, own: int, work_per_weight: float) -> float:

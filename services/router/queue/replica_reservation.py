@@ -14,10 +14,10 @@ therefore leaves to others the replicas that they need, within its own share:
     d  the others' use in replicas: their prefill seconds per second, over RECENT_S
     E  Erlang's loss formula: the share of the others' prompts that find all of k replicas busy
 
-With all R replicas in the backlog, the others find no idle replica for B / R seconds. The mean is by weight so that one
-tenant with many short prompts does not make the work of the others look much. No earlier knowledge of the tenant is needed:
-the prompt that makes its work a burst is held. Not held are prompts one at a time, bursts that hardly delay the others, and
-a tenant alone.
+With all R replicas in the backlog, the others find no idle replica for B / R seconds. The mean p is by weight, so that
+one tenant with many short prompts alone does not lower it. No earlier knowledge of the tenant is needed: the prompt that
+makes its work a burst is held. Prompts one at a time are not held, nor bursts that hardly delay the others, nor a tenant
+alone.
 
 Only the router's own dispatches are known by tenant. With several routers, each reserves by its own view.
 """
@@ -61,7 +61,7 @@ class ReplicaReservation:
     def dispatch(
         self, tenant: Tenant, weight: float, replica: str, seconds: float, tokens: int, now_s: float
     ) -> Prompt:
-        """Record that a prompt of `tenant` goes to `replica`, for `seconds`. Report the result's start and end later."""
+        """Record that a prompt of `tenant` goes to `replica`, for `seconds`. The caller reports its start and end."""
         prompt = Prompt(tenant, replica, seconds)
         self._tenants.use(prompt, weight, tokens, now_s)
         self._prompts.add(prompt)

@@ -1,8 +1,8 @@
 """A sorted list in short runs with the work of each run. A change shifts at most one run. Pure.
 
 A bisection over the last entry of each run finds the run. The work before an entry is a sum over runs and over a part of
-one. This takes some microseconds for tens of thousands of entries. Heaps with lazy removal cost as much to change, and give
-neither that sum nor the order from the end. Libraries of sorted lists keep such runs, but not their work.
+one. This takes some microseconds for tens of thousands of entries. A heap with lazy removal is no faster to change, and
+gives neither that sum nor the order from the end. Libraries of sorted lists keep such runs, but not their work.
 """
 
 from __future__ import annotations

@@ -278,7 +278,7 @@ class PriorityClassQueue(Generic[Item]):
         return before
 
     def others(self, tenant: str | None, work_per_weight: float) -> float:
-        """Return the work of tenants other than `tenant` that is released meanwhile.
+        """Return the work of tenants other than `tenant` that is released before an item of `tenant`.
 
         Each tenant counts with its waiting work, at most `work_per_weight` times its weight. Above TENANTS_COUNTED tenants,
         the bound is applied to their sum. This overestimates if some of them have little work.
