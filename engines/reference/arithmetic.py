@@ -59,8 +59,8 @@ class Arithmetic(Protocol):
         """Compute one step: write the new rows into the store, return logits.
 
         Returns one item per chunk, in order: float64 logits of shape [vocab_size] for the token after the chunk's
-        last, or None if `wants_logits` is false. The caller owns the arrays. INVARIANT: the logits depend on the
-        history of the sequence only. Other chunks of the step, the split of a prefill into chunks, and the choice of
-        pages do not change them.
+        last, or None if `wants_logits` is false. The caller owns the arrays. INVARIANT: apart from rounding (some
+        1e-14 in the transformer), the logits depend on the history of the sequence only. Other chunks of the step, the
+        split of a prefill into chunks, and the choice of pages do not change them.
         """
         ...

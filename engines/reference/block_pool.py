@@ -112,7 +112,7 @@ class BlockPool:
         return len(self._cached)
 
     def match(self, hashes: Sequence[int]) -> list[int]:
-        """Return the block ids of the longest cached prefix of `hashes`.
+        """Longest prefix match: return the block ids of the longest cached prefix of `hashes`.
 
         No references are taken. The caller calls `allocate` before any other method changes the pool.
         """

@@ -57,7 +57,8 @@ class Pacer:
     def book(self, now_s: float, cost_s: float, *, was_idle: bool) -> float:
         """Book `cost_s` of work and return the time at which that work ends (cost 0: now).
 
-        Idle time is never made up for; a delay is made up for up to LAG_MAX_S.
+        `was_idle`: the work starts now. Otherwise it starts at the end of the previous work, so that a delay of up to
+        LAG_MAX_S is made up for.
         """
         base_s = now_s if was_idle else max(self._end_s, now_s - LAG_MAX_S)
         self._end_s = base_s + cost_s

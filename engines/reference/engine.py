@@ -1,8 +1,8 @@
 """The engine's threads: the engine thread runs steps, a thread per KV transfer pulls blocks, the KV listener serves them.
 
-All public methods are thread-safe: they append a command to a queue, and the engine thread runs the commands
-between steps. At most `queue_max` new requests wait in the command queue; further requests are rejected. The other
-commands are bounded by the number of open requests.
+All public methods but `start` and `close` are thread-safe: they append a command to a queue, and the engine thread
+runs the commands between steps. At most `queue_max` new requests wait in the command queue; further requests are
+rejected. The other commands are bounded by the number of open requests.
 """
 
 import logging

@@ -57,7 +57,7 @@ def decode(blob: bytes) -> Handoff:
 
 @dataclass(slots=True)
 class HeldHandoff:
-    """The blocks of one handoff. State machine: held -> sending -> (held | released)."""
+    """The blocks of one handoff. State machine: held -> sending -> (held | released), and held -> released."""
 
     handoff_id: int
     block_ids: list[int]
@@ -71,7 +71,7 @@ class HeldHandoff:
 
 @dataclass(slots=True)
 class HandoffTable:
-    """The held handoffs and their blocks; the only structure that the engine thread shares with the KV listener.
+    """The held handoffs and their blocks. The engine thread shares this table, and the store, with the KV listener.
 
     INVARIANT: only the engine thread frees blocks. Each method that ends a handoff returns the blocks to free, or None
     if no block can be freed yet.

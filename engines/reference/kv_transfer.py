@@ -8,7 +8,8 @@ One connection per pull, little-endian lengths:
     puller    b"ACK!"          the listener may free the blocks; without an ACK they stay held until they expire
 
 Both ends stop at their deadline, or earlier if no byte moves for `STALL_TIMEOUT_S`. A dead, frozen or unreachable peer
-therefore costs at most `STALL_TIMEOUT_S`. The module frees blocks and changes the engine's state through callbacks only.
+therefore delays the other end by at most `STALL_TIMEOUT_S`. The module frees blocks and changes the engine's state
+through callbacks only.
 """
 
 import contextlib

@@ -98,7 +98,7 @@ class OutputQueue:
 
 @dataclass(slots=True)
 class CancellationPoller:
-    """Polls every open stream once per period for cancellation. Each poll costs a call into Triton."""
+    """Polls every open stream once per period for cancellation. Each poll takes a call into Triton."""
 
     open_streams: Callable[[], list[tuple[int, ResponseStream]]]
     cancel: Callable[[int], None]

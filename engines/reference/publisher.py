@@ -98,7 +98,7 @@ class Publisher:
             return True
 
     def subscribe_load(self, key: int, subscriber: Subscriber) -> None:
-        """Add a subscriber to load reports; the current report is sent at once."""
+        """Add a subscriber to load reports. The current report follows within LOAD_PERIOD_MIN_S."""
         with self._changed:
             self._loads[key] = subscriber
             self._is_load_new = True

@@ -34,7 +34,7 @@ class PerfMetrics:
 
     @property
     def alloc_new_blocks(self) -> int:
-        """Number of blocks that this request computed or pulled."""
+        """Number of blocks allocated for this request, the reused ones not counted."""
         return self.alloc_total_blocks - self.reused_blocks
 
 

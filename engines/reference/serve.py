@@ -85,7 +85,7 @@ def find_installation() -> TritonInstallation:
 def _environment() -> dict[str, str]:
     """Return this process's environment with the paths that Triton's Python stub needs.
 
-    They are libpython, `python3` on PATH (for its packages), and this project.
+    They are libpython, `python3` on PATH (for its packages), and this project. OpenBLAS gets one thread.
     """
     environment = dict(os.environ)
     before = {

@@ -5,9 +5,10 @@ from the store like all others. So a result does not depend on which rows came f
 all chunks go through the matrices together. Attention runs per sequence (prefill) or per group of sequences of
 similar length (decode).
 
-INVARIANT: tokens do not depend on the batch or on the split of a prefill. Logits differ by some 1e-14, because the
-order of BLAS's additions differs. The margin needs float64; with float32 a seeded token differs now and then. Run
-with one BLAS thread: the launcher sets OPENBLAS_NUM_THREADS=1 before NumPy is imported. Only `load` does I/O.
+INVARIANT: tokens do not depend on the batch or on the split of a prefill (observed, not proved: decision 0005). Logits
+differ by some 1e-14, because the order of BLAS's additions differs. This needs float64: with float32 a seeded token
+differs now and then. Run with one BLAS thread: the launcher sets OPENBLAS_NUM_THREADS=1 before NumPy is imported. Only
+`load` does I/O.
 """
 
 from __future__ import annotations

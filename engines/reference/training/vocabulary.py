@@ -1,8 +1,8 @@
 """The tokenizer: byte-level BPE, so that every string round-trips exactly.
 
 Special tokens are entries of the vocabulary that no merge produces, and they are *not* registered as "added tokens".
-Therefore encoding never yields a special token, for any text; callers insert the ids of special tokens themselves. In
-return `decode` prints special tokens by name, so a detokenizer must remove their ids itself.
+Therefore encoding never yields a special token, for any text; callers insert the ids of special tokens themselves.
+`decode` prints special tokens as text, so a detokenizer must remove their ids itself.
 """
 
 from __future__ import annotations
