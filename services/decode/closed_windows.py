@@ -1,9 +1,9 @@
 """Slots with a closed client flow-control window, and the choice of the slot that is ended when they are too many. Pure.
 
-A bulkhead against slow readers. Such a slot occupies the engine while it generates tokens that no client reads, and then
-the replica until they are read. INVARIANT: after each `close`, at most half of the replica's
-concurrency, at least one slot, is of this kind. The tenant with the most closed windows loses one slot, so no tenant
-falls below an equal share. Only reports of frontends count: a network partition brings no report and ends no slot.
+A bulkhead against slow readers. Such a slot occupies the engine while it generates tokens that no client reads, and
+then the replica until they are read. INVARIANT: after each `close`, at most half of the replica's concurrency, at least
+one slot, is of this kind. Above that the tenant with the most closed windows loses one slot, so no tenant falls below
+an equal share. Only reports of frontends count: a network partition brings no report and ends no slot.
 """
 
 from __future__ import annotations

@@ -224,9 +224,9 @@ class ReleaseQueue(Generic[Item]):
         """Return the approximate work released before `item`, if it were added now and no item came later.
 
         All work of higher classes counts. In its class, resumed items count, and items of its own tenant before it.
-        Each other tenant counts with its waiting work, up to the amount that its weight allows until then. Shorter items
-        that come later are not counted, because their arrival is unknown. No request is refused for a wait that it would
-        not have.
+        Each other tenant counts with its waiting work, up to the amount that its weight allows until then. Shorter
+        items that come later are not counted, because their arrival is unknown. No request is refused for a wait that
+        it would not have.
         """
         submitted = item.submitted
         priority_class = self._priority_classes.get(submitted.priority_class)

@@ -15,9 +15,9 @@ therefore leaves to others the replicas that they need, within its own share:
     E  Erlang's loss formula: the share of the others' prompts that find all of k replicas busy
 
 With all R replicas in the backlog, the others find no idle replica for B / R seconds. The mean p is by weight, so that
-one tenant with many short prompts alone does not lower it. No earlier knowledge of the tenant is needed: the prompt that
-makes its work a burst is held. Prompts one at a time are not held, nor bursts that hardly delay the others, nor a tenant
-alone.
+one tenant with many short prompts alone does not lower it. No earlier knowledge of the tenant is needed: the prompt
+that makes its work a burst is held. Prompts one at a time are not held, nor bursts that hardly delay the others, nor a
+tenant alone.
 
 Only the router's own dispatches are known by tenant. With several routers, each reserves by its own view.
 """
