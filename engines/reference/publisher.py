@@ -205,7 +205,7 @@ class Publisher:
         return now_s
 
     def _finish(self, key: int, subscriber: Subscriber) -> None:
-        """End a subscription without an error, unless it has ended meanwhile."""
+        """End a subscription without an error, unless it has ended already."""
         with self._changed:
             was_there = self._events.pop(key, None) is not None or self._loads.pop(key, None) is not None
         if was_there:

@@ -195,7 +195,7 @@ class DecodeCore(AttachedCore[DecodeSlot]):
 
     def next_wake_s(self) -> float | None:
         """Return the time of the next `on_timer`, or None."""
-        # Runs after every token: a generator over three values costs more than the rest of this method.
+        # Runs after every token: a generator over three values takes longer than all else in this method.
         wake_s = self.slot_table.deadline_heap.next_s()
         for other_s in (self.generation.step_batch.due_s(), self._heartbeat.next_s()):
             if other_s is not None and (wake_s is None or other_s < wake_s):

@@ -19,7 +19,7 @@ class DecodeSlotTable:
     """Slots by request id, with their session, reservation and deadline."""
 
     def __init__(self, kv_blocks: int, concurrency: int, heartbeat: LoadHeartbeat) -> None:
-        """`concurrency`: requests that the replica may hold and the engine runs at once."""
+        """`concurrency`: slots of the replica, or sequences that its engine runs at once if these are fewer."""
         self.slots: dict[str, DecodeSlot] = {}
         """By request id: the highest known attempt, FINISHED slots included."""
         self.sessions: list[CallerSession[DecodeSlot]] = []

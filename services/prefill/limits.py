@@ -17,6 +17,6 @@ class PrefillLimits:
     handoff_timeout_s: float = 30.0
     """A handoff that no decode replica fetched is released after this time."""
     detached_s: float = 3.0
-    """A handoff is released this long after its stream broke; a decode replica may be pulling its KV blocks meanwhile."""
+    """A handoff is released this long after its stream broke; a decode replica may still be pulling its KV blocks."""
     first_token_timeout_s: float = 30.0
     """An engine call without an answer after this time plus twice its estimate counts as stalled."""

@@ -42,7 +42,7 @@ _COMPACT_MIN: Final = 64
 
 
 class PrefillQueue:
-    """The waiting slots, at most `requests_max`: ask `is_full` before `push`."""
+    """The waiting slots, at most `requests_max`: check `is_full` before `push`."""
 
     def __init__(self, requests_max: int, order_key: OrderKey = shortest) -> None:
         self.requests_max = requests_max

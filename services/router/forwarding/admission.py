@@ -1,7 +1,7 @@
 """Admission control of new attempts, and stream takeovers, cancellation and lost streams of frontends. Pure.
 
 Load shedding: a new attempt is refused if the queue is full and cannot evict enough less important attempts, or if its
-estimated queue delay or time to first token is too long. Of these, only a full queue refuses a resumed attempt.
+estimated queue delay or time to first token is too long. A resumed attempt is refused only for a full queue.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Admission:
         session.outbox.accept(submit.slot, urgent=False)
 
     def adopt(self, session: CallerSession[Attempt], adopt: pb.Adopt, now_s: float) -> None:
-        """Stream takeover: ask the decode replica for a running attempt."""
+        """Stream takeover: request a running attempt from its decode replica, or refuse."""
         decode = self._replicas.get(adopt.decode_replica)
         if decode is None or decode.role != "decode":
             # Not REASON_UNKNOWN_REQUEST: a router that just started knows no replicas yet, and the frontend must retry.

@@ -33,7 +33,7 @@ class Stage(Enum):
     """Decode has the handoff; the KV blocks are moving."""
     GENERATING = "generating"
     TAKING_OVER = "taking_over"
-    """Decode was asked for the running attempt; no answer yet."""
+    """The takeover was requested from decode; no answer yet."""
     HELD_HANDOFF = "held_handoff"
     """Only the handoff is left: decode may be pulling it for the attempt's next stream."""
     ENDED = "ended"

@@ -311,7 +311,7 @@ class Dispatcher:
         decode.slots[slot] = attempt
         decode.load.reserve(slot, attempt.decode.blocks)
         decode.on_sent(attempt, now_s)
-        if prefill is not None:  # counted before decode accepts: other attempts are placed meanwhile
+        if prefill is not None:  # counted before decode accepts: other attempts are placed until then
             prefill.on_sent(attempt, now_s)
         self._attempts.deadlines.by(attempt, now_s + ACCEPT_S)
         phase = pb.PHASE_CONTEXT_AND_GENERATION if prefill is None else pb.PHASE_GENERATION_ONLY
@@ -322,7 +322,7 @@ class Dispatcher:
         attempt.outbox.placement(placement_row(attempt, placement, now_s))
         self._work.dispatched(attempt, now_s)
         if prefill is not None and decode.load.state.has_ample_room():
-            # Decode will accept: its answer would cost a round trip before every first token.
+            # Decode will accept: to wait for its answer would add a round trip before every first token.
             self.prefill(attempt, now_s)
 
     def prefill(self, attempt: Attempt, now_s: float) -> None:

@@ -26,7 +26,7 @@ class ReplicaLink(Protocol):
 
 
 class ForwardedSlot(Protocol):
-    """An attempt as the reader of frames needs it: the way to its frontend. `slot`: its number there."""
+    """An attempt as the reader of frames needs it: the way to its frontend. `slot`: its number on that stream."""
 
     slot: int
     outbox: DownwardOutbox | None

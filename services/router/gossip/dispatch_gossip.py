@@ -49,7 +49,7 @@ StreamId = tuple[int, int]
 
 
 class DispatchGossip:
-    """Works while its owner runs `run`. `observe` gets the events of peer routers; `publish` takes those of this router.
+    """Works while its owner runs `run`. `observe` gets the events of peer routers; `publish` takes own events.
 
     `known` and `has_replica`: see PeerRouters.
     """

@@ -66,8 +66,8 @@ class PeerRouters:
     """Reads the entries of peer routers and passes their events to the policy, by `observe`.
 
     `known` returns the counted dispatches of a router by request id, and may change with each observed event. It is the
-    only record of them, so the next digest restores a dispatch that was forgotten for any reason. Dispatches to replicas
-    that `has_replica` denies are skipped until the replica is known.
+    only record of them, so the next digest restores a dispatch that was forgotten for any reason. Dispatches to
+    replicas that `has_replica` denies are skipped until the replica is known.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ LOADED_MAX: Final = 127
 SLOTS_MIN: Final = 1 << 12
 SLOTS_PER_BLOCK: Final = 2
 AGE_SLOTS: Final = 1 << 19
-"""Slots that age in one slice: about 0.4 ms."""
+"""Slots that age in one slice: about 0.4 ms (measured once, by hand)."""
 
 _AGED: Final = bytes(value - (value > LOADED_MAX + 1) for value in range(256))
 

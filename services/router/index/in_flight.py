@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 SLICE_BLOCKS: Final = 1024
-"""Blocks removed in one slice: about half a millisecond."""
+"""Blocks removed in one slice: about half a millisecond (measured once, by hand)."""
 
 
 class InFlightBlocks:

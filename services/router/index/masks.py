@@ -14,7 +14,7 @@ MASKS_MIN: Final = 1 << 16
 """Up to this many shared masks, unused ones are not purged."""
 
 PURGE_MASKS: Final = 4096
-"""Masks looked at in one slice: about 0.5 ms."""
+"""Masks looked at in one slice: about 0.5 ms (measured once, by hand)."""
 
 FEW_BITS: Final = 16
 """Up to this many bits are taken one by one. For more, the digits of the number are read."""
@@ -38,7 +38,7 @@ def bits(mask: int) -> list[int]:
 
 
 def _digits(mask: int) -> bytes:
-    """Return a byte per bit, 0 or 1, the lowest first: at 1,000 bits 20 times faster than arithmetic."""
+    """Return a byte per bit, 0 or 1, the lowest first: at 1,000 bits 20 times faster than shifts (by hand)."""
     return f"{mask:b}".encode().translate(_DIGITS)[::-1]
 
 

@@ -26,7 +26,7 @@ class Group(NamedTuple):
 
 
 _tuple: Final = tuple.__new__
-"""Makes a named tuple of a tuple, in a third of the time of its constructor."""
+"""Makes a named tuple of a tuple, in a third of the time of its constructor (measured once, by hand)."""
 
 
 def groups(

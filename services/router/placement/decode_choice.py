@@ -2,7 +2,7 @@
 
 The cost of a pair is the prompt's cost at the prefill replica, the blocks to move to decode, and the occupancy of decode.
 It is a sum of one term of each side, so the best pair is the best of each. The one exception is a decode replica that runs
-the prompt itself. No block moves then, and its streams stand still meanwhile.
+the prompt itself. No block moves then, but its streams stand still while it computes the prompt.
 """
 
 from __future__ import annotations

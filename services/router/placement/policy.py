@@ -23,7 +23,7 @@ class PlacementRequest:
     hashes: Sequence[int]
     """Chained hashes of the full blocks, root first."""
     token_count: int
-    """Prompt tokens, with those known from earlier attempts."""
+    """Prompt tokens. The output of earlier attempts counts as prompt."""
     output_tokens_max: int
     explain: bool = False
     """True if the candidates are wanted."""
@@ -51,8 +51,7 @@ class ReplicaState:
     block_own: int = 0
     """Blocks of the attempts that this router sent and has not ended."""
     is_stale: bool = False
-    """True if the last report is too old to refuse a request by it. The own counts decide then. Costs still use the report.
-    """
+    """True if the last report is too old to refuse a request by it. `block_own` decides then. Costs still use it."""
     queued_requests: int = 0
     """Requests that wait at the replica, as last reported."""
     running_requests: int = 0
@@ -124,7 +123,7 @@ class Placement(NamedTuple):
     candidates: tuple[Candidate, ...] = ()
     """The chosen one first, then the best; only if the request asked for them."""
     decode_candidates: tuple[DecodeCandidate, ...] = ()
-    """The same for decode; empty where decode runs the prompt itself."""
+    """The compared decode replicas in that order; empty where decode runs the prompt itself."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,7 +111,7 @@ class Shortlist:
 
 
 def random_below(count: int, rng: random.Random) -> int:
-    """Return a random number below `count`, as `rng.randrange` does, in a third of its time."""
+    """Return a random number below `count`, as `rng.randrange` does, in a third of its time (by hand)."""
     bits, draw = count.bit_length(), rng.getrandbits
     number = draw(bits)
     while number >= count:
@@ -120,7 +120,7 @@ def random_below(count: int, rng: random.Random) -> int:
 
 
 def window(replicas: Sequence[ReplicaState], rng: random.Random) -> Sequence[ReplicaState]:
-    """Return WINDOW consecutive replicas from a random one on: as good as a sample, and quicker. Of fewer, all."""
+    """Return WINDOW consecutive replicas from a random one on: as good as a sample, and quicker."""
     if len(replicas) <= WINDOW:
         return replicas
     start = random_below(len(replicas), rng)

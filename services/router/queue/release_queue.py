@@ -199,7 +199,7 @@ class ReleaseQueue(Generic[Item]):
             ticket.charged_prefill = ticket.charged_output = 0.0
 
     def heads(self, may_release: MayRelease = allow_all) -> Iterator[Item]:
-        """Yield the items to release next, in order, at most LOOK_AHEAD. Items may be removed meanwhile.
+        """Yield the items to release next, in order, at most LOOK_AHEAD. Items may be removed between two of them.
 
         `may_release(tenant, priority_class)` is called for each tenant on the way; tenants with False are skipped. A lower
         class is considered when its floor is due, or when no item of the higher classes may be released.

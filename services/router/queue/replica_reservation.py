@@ -2,7 +2,8 @@
 
 Pure. The order of release does not interrupt a running prompt. If one tenant's long prompts run on every replica, a short
 prompt of another tenant waits for the rest of one of them (head-of-line blocking). A tenant with much work at once
-therefore leaves to others the replicas that they need, within its own share:
+therefore leaves to the others the replicas that they need, within its own share. The others are the other recently
+active tenants of its priority class or above.
 
     much:      B / R > BURST_PROMPTS * p
     reserved = min(k, R - ceil(R * w / W))     k: the smallest with E(k, d) <= BUSY_MAX
@@ -10,7 +11,7 @@ therefore leaves to others the replicas that they need, within its own share:
     R  replicas
     B  the tenant's backlog: prefill seconds of its waiting prompts, and the rest of its running ones
     p  mean prefill seconds of a prompt of the others, each tenant's mean counted by its weight
-    w  the tenant's weight; W the sum over the recently active tenants of its priority class or above
+    w  the tenant's weight; W the sum of its weight and those of the others
     d  the others' use in replicas: their prefill seconds per second, over RECENT_S
     E  Erlang's loss formula: the share of the others' prompts that find all of k replicas busy
 

@@ -80,7 +80,7 @@ class SortedRuns(Generic[Item]):
         return work
 
     def __iter__(self) -> Iterator[Item]:
-        """Yield the items in order. They must not change meanwhile."""
+        """Yield the items in order. No item may be added or removed until the end."""
         for run in self._runs:
             for _, item in run:
                 yield item
