@@ -1,7 +1,7 @@
 """Admission control of new attempts, and stream takeovers, cancellation and lost streams of frontends. Pure.
 
 Load shedding: a new attempt is refused if the queue is full and cannot evict enough less important attempts, or if its
-estimated queue delay or time to first token is too long. A resumed attempt is refused only for a full queue.
+estimated queue delay or time to first token is too long. It refuses resumed attempts only for a full queue.
 """
 
 from __future__ import annotations

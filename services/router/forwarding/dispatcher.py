@@ -377,7 +377,7 @@ class Dispatcher:
         )
 
     def reschedule(self, attempt: Attempt, by: str, now_s: float) -> None:
-        """Cancel an attempt at its replicas and queue it first for another replica, without a retry of the frontend.
+        """Cancel an attempt at its replicas and put it at the head of its queue, without a retry of the frontend.
 
         `by`: the replica that the next placement avoids.
         """

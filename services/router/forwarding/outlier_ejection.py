@@ -23,7 +23,7 @@ EJECT_MAX_S: Final = 30.0
 
 
 class OutlierEjection:
-    """The ejection state of one replica. Requests that were sent before the last ejection do not count."""
+    """The ejection state of one replica. Requests sent before the last ejection or `since_s` do not count."""
 
     __slots__ = ("_level", "_noticed_s", "_since_s", "failures", "probe", "until_s")
 

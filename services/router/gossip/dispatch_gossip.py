@@ -88,7 +88,7 @@ class DispatchGossip:
             self._wakeup.set()
 
     def is_caught_up(self) -> bool:
-        """Return True once each peer router has sent its open dispatches, or had the time to do so."""
+        """Return True if the stream is read and each peer router has sent its dispatches, or had the time to do so."""
         return self.exchange.is_reading and self.peer_routers.is_caught_up(self._clock.now_s())
 
     async def run(self) -> None:

@@ -3,8 +3,8 @@
 The replica's queue is services.prefill.queue. It orders by priority class, then resumed prompts, then tenants by weighted
 fair queuing, then a tenant's priority, then length (kvmesh.queue_order). The service that each tenant has had at the
 replica is not known here. All waiting tenants are assumed to have had equal service. Each other tenant then starts work
-in proportion to its weight, until the new prompt's tenant has started the work before it. The error is at most one prompt
-of each tenant, plus the starts that the floor gives to lower classes.
+in proportion to its weight, until the new prompt's tenant has started the work before it. The error is at most one
+prompt of each tenant, plus the starts that the floor gives to lower classes.
 """
 
 from __future__ import annotations
