@@ -19,7 +19,7 @@ BURST: Final = 128.0
 
 
 @dataclass(slots=True, order=True)
-class Ticket:
+class DialTicket:
     """One attempt that waits for its connections."""
 
     failures: int
@@ -36,19 +36,19 @@ class DialBudget:
         self._burst = burst
         self._tokens = burst
         self._at_s = now_s
-        self._waiting: list[Ticket] = []
+        self._waiting: list[DialTicket] = []
         self._numbers = count()
 
     def __len__(self) -> int:
         return sum(not ticket.is_withdrawn for ticket in self._waiting)
 
-    def enqueue(self, failures: int, connections: int) -> Ticket:
+    def enqueue(self, failures: int, connections: int) -> DialTicket:
         """Add an attempt that needs `connections` and has failed `failures` times."""
-        ticket = Ticket(failures, next(self._numbers), connections)
+        ticket = DialTicket(failures, next(self._numbers), connections)
         heappush(self._waiting, ticket)
         return ticket
 
-    def due(self, now_s: float) -> list[Ticket]:
+    def due(self, now_s: float) -> list[DialTicket]:
         """Take out and return the attempts that may start now, in order. Their connections are granted."""
         self._refill(now_s)
         granted = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from kvmesh.attach.dial_budget import DialBudget, Ticket
+from kvmesh.attach.dial_budget import DialBudget, DialTicket
 from kvmesh.clock import Clock
 
 CONNECTIONS = 2
@@ -46,7 +46,7 @@ class DialQueue:
         """Take one connection for the diagnosis of a failed attempt, unless an attempt waits for it."""
         return self._budget.try_take(self._clock.now_s())
 
-    def _withdraw(self, ticket: Ticket, waiter: asyncio.Future[None]) -> None:
+    def _withdraw(self, ticket: DialTicket, waiter: asyncio.Future[None]) -> None:
         if waiter.done() and not waiter.cancelled():
             self._budget.refund(CONNECTIONS)
         ticket.is_withdrawn = True

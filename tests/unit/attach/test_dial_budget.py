@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from kvmesh.attach.dial_budget import BURST, RATE_PER_S, DialBudget, Ticket
+from kvmesh.attach.dial_budget import BURST, RATE_PER_S, DialBudget, DialTicket
 
 
 def test_over_any_window_no_more_than_the_burst_and_the_rate() -> None:
@@ -12,7 +12,7 @@ def test_over_any_window_no_more_than_the_burst_and_the_rate() -> None:
     for seed in range(60):
         rng = random.Random(seed)
         now_s, budget = 100.0, DialBudget(100.0)
-        waiting: list[Ticket] = []
+        waiting: list[DialTicket] = []
         opened: list[tuple[float, float]] = []
         for _ in range(400):
             now_s += rng.choice((0.0, 0.001, 0.05, 0.3, 3.0)) * rng.random()
