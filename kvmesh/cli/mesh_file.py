@@ -29,7 +29,7 @@ class DataDirUnusable(RuntimeError):
     """Nothing can be written to the data folder; the text is one sentence for the operator."""
 
 
-class MeshProcess(msgspec.Struct, frozen=True, kw_only=True):
+class ListedProcess(msgspec.Struct, frozen=True, kw_only=True):
     """One process of the running mesh. A Redis that the mesh did not start has `pid` 0 and a URL as its address.
 
     INVARIANT: the URL has no password. Commands read the file, editors keep it, and people copy it into reports.
@@ -48,7 +48,7 @@ class MeshFile(msgspec.Struct, frozen=True, kw_only=True):
 
     pid: int
     config: str
-    processes: tuple[MeshProcess, ...]
+    processes: tuple[ListedProcess, ...]
 
     def addresses_of(self, role: str) -> list[str]:
         """Return the addresses of all processes of `role`."""

@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from kvmesh.cli.mesh_file import MeshProcess
+from kvmesh.cli.mesh_file import ListedProcess
 from kvmesh.cli.supervisor import ProcessState, Supervised
 from kvmesh.inference.v1 import inference_pb2 as inference
 from kvmesh.redis_url import displayed_address
@@ -68,7 +68,7 @@ class StartProgress:
         return table
 
 
-def address_table(members: Iterable[MeshProcess]) -> Table:
+def address_table(members: Iterable[ListedProcess]) -> Table:
     """Return the table of a running mesh's addresses."""
     table = Table("process", "pid", "address", "metrics")
     for member in members:

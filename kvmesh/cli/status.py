@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from kvmesh.cli.dial import Dial
-from kvmesh.cli.mesh_file import MeshFile, MeshProcess
+from kvmesh.cli.mesh_file import ListedProcess, MeshFile
 from kvmesh.cli.readiness import CALL_S, health_of, is_model_ready, redis_fault
 from kvmesh.config import MeshConfig
 from kvmesh.redis_url import database_of, displayed_address
@@ -152,7 +152,7 @@ async def live_requests(mesh: MeshFile) -> int:
     return round(sum(_value(metrics, "kvmesh_frontend_live_requests") or 0.0 for metrics in scraped))
 
 
-async def _process_status(member: MeshProcess, dial: Dial, redis_url: str) -> ProcessStatus:
+async def _process_status(member: ListedProcess, dial: Dial, redis_url: str) -> ProcessStatus:
     (is_healthy, reason), metrics, router_status = await asyncio.gather(
         _health(member, dial, redis_url), _scrape(member.metrics_address), _router_status(member, dial)
     )
@@ -171,7 +171,7 @@ async def _process_status(member: MeshProcess, dial: Dial, redis_url: str) -> Pr
     )
 
 
-async def _health(member: MeshProcess, dial: Dial, redis_url: str) -> tuple[bool, str]:
+async def _health(member: ListedProcess, dial: Dial, redis_url: str) -> tuple[bool, str]:
     """Return whether the process serves, and its reason if it does not."""
     if member.role == "redis":
         is_named = bool(redis_url) and database_of(redis_url) == database_of(member.address)
@@ -183,7 +183,7 @@ async def _health(member: MeshProcess, dial: Dial, redis_url: str) -> tuple[bool
     return await health_of(member.address, lambda address: dial.channel(address, member.role))
 
 
-async def _router_status(member: MeshProcess, dial: Dial) -> router.GetStatusResponse | None:
+async def _router_status(member: ListedProcess, dial: Dial) -> router.GetStatusResponse | None:
     """Return the answer of a router's GetStatus; None for other roles and without an answer."""
     if member.role != "router":
         return None

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from kvmesh.cli.dial import Dial
 from kvmesh.cli.leased_names import leased_names
-from kvmesh.cli.mesh_file import MeshFile, MeshProcess, locked_data_dir, write_mesh
+from kvmesh.cli.mesh_file import ListedProcess, MeshFile, locked_data_dir, write_mesh
 from kvmesh.cli.processes import COSTS, processes_of
 from kvmesh.cli.readiness import redis_fault
 from kvmesh.cli.redis_choice import EMBEDDED
@@ -150,7 +150,7 @@ def _mesh_file(supervisor: Supervisor, config_path: Path, redis_url: str) -> Mes
     members = []
     if redis_url:
         members.append(
-            MeshProcess(
+            ListedProcess(
                 name="redis",
                 role="redis",
                 pid=0,
@@ -162,7 +162,7 @@ def _mesh_file(supervisor: Supervisor, config_path: Path, redis_url: str) -> Mes
     for name, member in supervisor.members.items():
         assert member.addresses is not None, f"{name} is ready without an address"
         members.append(
-            MeshProcess(
+            ListedProcess(
                 name=name,
                 role=member.process.role,
                 pid=member.pid,

@@ -26,9 +26,9 @@ from kvmesh.cli import up as up_module
 from kvmesh.cli.generate import chat, generate
 from kvmesh.cli.main import main
 from kvmesh.cli.mesh_file import (
+    ListedProcess,
     MeshBusy,
     MeshFile,
-    MeshProcess,
     NoMesh,
     locked_data_dir,
     read_mesh,
@@ -291,7 +291,7 @@ async def test_the_command_line_fills_the_request(tmp_path: Path, capfd: pytest.
         *("--top-k", "3", "--seed", "7", "--stop", "a", "--stop", "b", "--session", "s", "--explain"),
     ]
     async with frontend() as (address, servicer):
-        member = MeshProcess(name="f", role="frontend", pid=1, address=address, metrics_address="", log="")
+        member = ListedProcess(name="f", role="frontend", pid=1, address=address, metrics_address="", log="")
         write_mesh(tmp_path, MeshFile(pid=os.getpid(), config="", processes=(member,)))
         code, _ = await kvmesh("generate", "-", *options, "--data-dir", str(tmp_path), stdin=b"Wo?\n")
     assert code == 0
@@ -316,7 +316,7 @@ async def test_output_that_cannot_be_written_is_one_sentence(
 ) -> None:
     """A full disk ends the command with status 1 and one sentence."""
     async with frontend() as (address, _):
-        member = MeshProcess(name="f", role="frontend", pid=1, address=address, metrics_address="", log="")
+        member = ListedProcess(name="f", role="frontend", pid=1, address=address, metrics_address="", log="")
         write_mesh(tmp_path, MeshFile(pid=os.getpid(), config="", processes=(member,)))
         where = ("--data-dir", str(tmp_path)) if arguments[0] == "generate" else ()
         full = os.open("/dev/full", os.O_WRONLY)
@@ -420,7 +420,7 @@ async def test_impossible_prompts_numbers_and_folders(
 
 def test_one_data_folder_serves_one_mesh(tmp_path: Path) -> None:
     """Two meshes never write into each other's files, and the lock of a dead one is free."""
-    member = MeshProcess(name="f", role="frontend", pid=1, address="a:1", metrics_address="", log="")
+    member = ListedProcess(name="f", role="frontend", pid=1, address="a:1", metrics_address="", log="")
     mesh = MeshFile(pid=os.getpid(), config="", processes=(member,))
     with locked_data_dir(tmp_path):
         write_mesh(tmp_path, mesh)
@@ -450,11 +450,11 @@ async def test_status_asks_every_process(
     metrics.process_gauges()
     metrics.total("requests_total", "A number.", partial(float, 3), outcome="OK")
     async with frontend() as (address, _), exposed(metrics, "127.0.0.1", 0) as metrics_address:
-        up_ = MeshProcess(
+        up_ = ListedProcess(
             name="up", role="frontend", pid=1, address=address, metrics_address=metrics_address, log=""
         )
         gone = f"127.0.0.1:{free_port}"
-        down = MeshProcess(name="down", role="router", pid=1, address=gone, metrics_address=gone, log="")
+        down = ListedProcess(name="down", role="router", pid=1, address=gone, metrics_address=gone, log="")
         assert await status(MeshFile(pid=1, config="", processes=(up_,)), Console(), as_json=False) == 0
         assert "serving" in capfd.readouterr().out
         assert await status(MeshFile(pid=1, config="", processes=(up_, down)), Console(), as_json=True) == 1
@@ -501,7 +501,7 @@ async def test_status_shows_the_load_of_each_process(capfd: pytest.CaptureFixtur
                 metrics.gauge(name, "A number.", partial(float, value))
             where = await stack.enter_async_context(exposed(metrics, "127.0.0.1", 0))
             members.append(
-                MeshProcess(name=role, role=role, pid=1, address=address, metrics_address=where, log="")
+                ListedProcess(name=role, role=role, pid=1, address=address, metrics_address=where, log="")
             )
         mesh = MeshFile(pid=1, config="", processes=tuple(members))
         assert await status(mesh, Console(width=200), as_json=False) == 0
@@ -536,7 +536,7 @@ async def test_status_shows_a_superseded_process_and_the_routers_eligible_replic
             if name == "prefill-1":
                 await server.stand_by("superseded: é\n[bold]")
             members.append(
-                MeshProcess(
+                ListedProcess(
                     name=name, role=name.split("-")[0], pid=1, address=address, metrics_address="", log=""
                 )
             )
@@ -594,7 +594,9 @@ async def test_status_shows_the_costs_of_prefill(
     address = await server.listen("127.0.0.1:0")
     await server.set_serving(True)
     try:
-        member = MeshProcess(name="router", role="router", pid=1, address=address, metrics_address="", log="")
+        member = ListedProcess(
+            name="router", role="router", pid=1, address=address, metrics_address="", log=""
+        )
         mesh = MeshFile(pid=1, config="", processes=(member,))
         assert await status(mesh, Console(width=200), as_json=False) == 0
         shown = capfd.readouterr().out
@@ -622,7 +624,7 @@ async def test_a_redis_that_does_not_answer_is_refused_at_once(
     )
     assert not (tmp_path / "logs").exists()
     shown_url = without_password(url)
-    member = MeshProcess(name="redis", role="redis", pid=0, address=shown_url, metrics_address="", log="")
+    member = ListedProcess(name="redis", role="redis", pid=0, address=shown_url, metrics_address="", log="")
     assert (
         await status(MeshFile(pid=1, config="", processes=(member,)), Console(width=200), as_json=False) == 1
     )

@@ -16,7 +16,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from kvmesh.cli.certificates import section
 from kvmesh.cli.health import Probe, main, probe_of
 from kvmesh.cli.main import main as command_line
-from kvmesh.cli.mesh_file import MeshFile, MeshProcess, write_mesh
+from kvmesh.cli.mesh_file import ListedProcess, MeshFile, write_mesh
 from tests.certificates import Folder
 
 TINI = ["/tini", "--", "/opt/kvmesh/bin/entrypoint"]
@@ -158,7 +158,7 @@ def test_the_configuration_of_the_folder_is_read(
             in capsys.readouterr().err
         )
         (tmp_path / ".kvmesh").mkdir()
-        member = MeshProcess(name="r", role="router", pid=1, address=address, metrics_address="", log="")
+        member = ListedProcess(name="r", role="router", pid=1, address=address, metrics_address="", log="")
         config = str(tmp_path / "kvmesh.toml")
         write_mesh(tmp_path / ".kvmesh", MeshFile(pid=os.getpid(), config=config, processes=(member,)))
         assert command(address) == 0, "the mesh that runs here knows its role"

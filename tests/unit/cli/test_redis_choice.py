@@ -16,7 +16,7 @@ from rich.console import Console
 from kvmesh.cli import up as up_module
 from kvmesh.cli.leased_names import leased_names
 from kvmesh.cli.main import main
-from kvmesh.cli.mesh_file import MeshFile, MeshProcess, read_mesh, write_mesh
+from kvmesh.cli.mesh_file import ListedProcess, MeshFile, read_mesh, write_mesh
 from kvmesh.cli.options import BadOption
 from kvmesh.cli.redis_choice import EMBEDDED, NamedRedis, named_redis, redis_url_of, with_redis
 from kvmesh.cli.status import status
@@ -34,7 +34,7 @@ LOCAL = NamedRedis("redis://localhost", VARIABLE)
 
 
 def running(address: str) -> MeshFile:
-    redis = MeshProcess(name="redis", role="redis", pid=0, address=address, metrics_address="", log="")
+    redis = ListedProcess(name="redis", role="redis", pid=0, address=address, metrics_address="", log="")
     return MeshFile(pid=os.getpid(), config="", processes=(redis,))
 
 
