@@ -16,7 +16,7 @@ ReplicaRole = Literal["prefill", "decode"]
 
 
 @dataclass(frozen=True, slots=True)
-class Options(ServiceOptions):
+class ReplicaOptions(ServiceOptions):
     """Options of a replica."""
 
     role: ReplicaRole
@@ -26,7 +26,7 @@ class Options(ServiceOptions):
 
 def parse(
     role: ReplicaRole, arguments: Sequence[str] | None = None, environment: Mapping[str, str] = _NONE
-) -> Options:
+) -> ReplicaOptions:
     """Read the command line and the configuration file in it. `environment` may hold the URL of Redis.
 
     Raises ConfigError. A usage error exits with status 2 inside argparse.
@@ -36,7 +36,7 @@ def parse(
     parser.add_argument("--engine", required=True, help="host:port of the Triton server's gRPC")
     given = parser.parse_args(arguments)
     service = read(given)
-    return Options(
+    return ReplicaOptions(
         service.config,
         service.process_id,
         service.listen,

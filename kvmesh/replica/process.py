@@ -23,7 +23,7 @@ from kvmesh.metrics import Metrics
 from kvmesh.prefix_index import telemetry as index_telemetry
 from kvmesh.prefix_index.publisher import Publisher
 from kvmesh.replica import options as command_line
-from kvmesh.replica.options import Options, ReplicaRole
+from kvmesh.replica.options import ReplicaOptions, ReplicaRole
 from kvmesh.replica.shell import ReplicaCore, ReplicaShell
 from kvmesh.server import ListenError
 from kvmesh.telemetry import Tracing
@@ -56,7 +56,7 @@ class RoleService:
     on_members: Callable[[list[Member]], None]
 
 
-Build = Callable[[Options, ModelFacts, Metrics, Tracing], RoleService]
+Build = Callable[[ReplicaOptions, ModelFacts, Metrics, Tracing], RoleService]
 
 
 def main(role: ReplicaRole, build: Build, arguments: Sequence[str] | None = None) -> int:
@@ -69,7 +69,7 @@ def main(role: ReplicaRole, build: Build, arguments: Sequence[str] | None = None
     )
 
 
-async def _serve(options: Options, build: Build) -> None:
+async def _serve(options: ReplicaOptions, build: Build) -> None:
     engine, trust = options.config.engine, Trust(options.config, options.role)
     client = TritonClient(options.engine)
     try:
@@ -86,7 +86,7 @@ class _Replica(process.MeshProcess):
     """The parts of a replica, in the order of their dependencies."""
 
     def __init__(
-        self, options: Options, trust: Trust, build: Build, facts: ModelFacts, client: TritonClient
+        self, options: ReplicaOptions, trust: Trust, build: Build, facts: ModelFacts, client: TritonClient
     ) -> None:
         super().__init__(options.role, options, trust)
         config = options.config

@@ -8,7 +8,7 @@ from kvmesh.clock import MonotonicClock
 from kvmesh.decode.v1 import decode_pb2_grpc
 from kvmesh.metrics import Metrics
 from kvmesh.replica import process
-from kvmesh.replica.options import Options
+from kvmesh.replica.options import ReplicaOptions
 from kvmesh.replica.process import RoleService
 from kvmesh.telemetry import Tracing
 from kvmesh.triton.capabilities import ModelFacts
@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return process.main("decode", _build, arguments)
 
 
-def _build(options: Options, facts: ModelFacts, metrics: Metrics, tracing: Tracing) -> RoleService:
+def _build(options: ReplicaOptions, facts: ModelFacts, metrics: Metrics, tracing: Tracing) -> RoleService:
     config = options.config.decode
     limits = DecodeLimits(
         slots_max=config.slots_max,

@@ -8,7 +8,7 @@ from kvmesh.metrics import Metrics
 from kvmesh.prefill.v1 import prefill_pb2_grpc
 from kvmesh.queue_order import ORDERS
 from kvmesh.replica import process
-from kvmesh.replica.options import Options
+from kvmesh.replica.options import ReplicaOptions
 from kvmesh.replica.process import RoleService
 from kvmesh.telemetry import Tracing
 from kvmesh.triton.capabilities import ModelFacts
@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return process.main("prefill", _build, arguments)
 
 
-def _build(options: Options, facts: ModelFacts, metrics: Metrics, tracing: Tracing) -> RoleService:
+def _build(options: ReplicaOptions, facts: ModelFacts, metrics: Metrics, tracing: Tracing) -> RoleService:
     config = options.config
     limits = PrefillLimits(
         queue_max_requests=config.prefill.queue_max_requests,
