@@ -18,7 +18,7 @@ from services.router.placement.cost_model import CostModel
 from simulator import trace
 from simulator.cost import Cost
 from simulator.measures import Measures, mean
-from simulator.runs import Replay, Row
+from simulator.runs import Replay, ReplayRow
 from simulator.servers import ServiceOrder
 
 SEEDS = (1, 2, 3)
@@ -129,7 +129,7 @@ def simulated(
     """Write `taken` as a trace to `path`, replay it in the simulator, and return the mean over SEEDS."""
     path.write_text("".join(trace_lines(taken)), encoding="utf-8")
     default = MeshConfig()
-    row = Row(
+    row = ReplayRow(
         replicas=replicas,
         load=None,
         cache_blocks=cache_blocks,

@@ -13,7 +13,7 @@ from simulator import options
 from simulator.catalogue import POLICIES
 from simulator.cost import Cost
 from simulator.options import BadOption, Cache
-from simulator.runs import BOUND, Row
+from simulator.runs import BOUND, ReplayRow
 from simulator.servers import ServiceOrder
 from simulator.trace import BLOCK_TOKENS, Trace, TraceError, read
 
@@ -104,9 +104,9 @@ class ClusterOptions:
         options.number("--loss", str(self.loss), 0, 1)
         options.ahead_s("--dispatch-ahead-s", self.dispatch_ahead_s)
 
-    def row(self, copies: int, speed: float) -> Row:
+    def row(self, copies: int, speed: float) -> ReplayRow:
         """Return the values that all rows have in common. Raises BadOption."""
-        return Row(
+        return ReplayRow(
             order=self.order,
             routers=self.routers,
             delay_s=self.staleness_ms / 1e3,

@@ -13,7 +13,7 @@ from simulator.measured import MeasuredCost
 from simulator.measures import Measures
 from simulator.options import Cache
 from simulator.processes import OnDone, Task
-from simulator.runs import Replay, Row
+from simulator.runs import Replay, ReplayRow
 from simulator.sizing import Search
 from simulator.trace import Trace
 
@@ -36,7 +36,7 @@ class Runs(Protocol):
 class Compared:
     """One row of the comparison."""
 
-    row: Row
+    row: ReplayRow
     cache: Cache
     capacity: int
     """Blocks per replica."""
@@ -61,7 +61,7 @@ class Plan:
 
     trace: Trace
     cost: Cost
-    row: Row
+    row: ReplayRow
     """The common values of all rows."""
     replicas: Sequence[int]
     loads: Sequence[float]
@@ -86,7 +86,7 @@ class Plan:
         rows = len(self.replicas) * len(self.caches) * len(self.loads)
         return rows * len(self.policies) * self.seeds
 
-    def row_of(self, replicas: int, cache: Cache, load: float | None) -> Row:
+    def row_of(self, replicas: int, cache: Cache, load: float | None) -> ReplayRow:
         """Return the row with these values."""
         blocks = cache.blocks(self.cost, self.trace.block_tokens)
         return replace(
@@ -215,9 +215,9 @@ class Plan:
             "measured": None if self.measured is None else self.measured.as_dict(),
         }
 
-    def _capacity(self, row: Row) -> int:
+    def _capacity(self, row: ReplayRow) -> int:
         return row.capacity(self.replay.workload(SEED, row.copies))
 
-    def _requests_per_s(self, row: Row) -> float:
+    def _requests_per_s(self, row: ReplayRow) -> float:
         load = self.replay.workload(SEED, row.copies)
         return len(load) / (load.span_s * self.replay.scale(row, SEED))

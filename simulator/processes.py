@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Final
 
 from simulator.measures import Measures
-from simulator.runs import Replay, Row
+from simulator.runs import Replay, ReplayRow
 from simulator.trace import Trace
 
 CONTEXT: Final = multiprocessing.get_context("spawn")
@@ -26,7 +26,7 @@ class Task:
 
     trace: str
     """Key of the traces."""
-    row: Row
+    row: ReplayRow
     policy: str
     seed: int
 

@@ -32,7 +32,7 @@ AFTER_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ReplayRow:
     """The conditions of a replay."""
 
     replicas: int = 8
@@ -79,7 +79,7 @@ class Replay:
             self._loads[seed, copies] = workload(self._trace, seed, copies)
         return self._loads[seed, copies]
 
-    def pooled(self, row: Row, seed: int) -> Pooled:
+    def pooled(self, row: ReplayRow, seed: int) -> Pooled:
         """Return the workload served from one cache as large as all caches of the row."""
         load = self.workload(seed, row.copies)
         capacity = row.replicas * row.capacity(load)
@@ -88,14 +88,14 @@ class Replay:
             self._pooled[key] = pool(load, capacity, row.cost)
         return self._pooled[key]
 
-    def scale(self, row: Row, seed: int) -> float:
+    def scale(self, row: ReplayRow, seed: int) -> float:
         """Return the factor on arrival times."""
         if row.load is None:
             return 1.0 / row.speed
         work_s = self.pooled(row, seed).work_s
         return scale_for(self.workload(seed, row.copies), work_s, row.replicas, row.load)
 
-    def run(self, row: Row, policy: str, seed: int) -> Measures:
+    def run(self, row: ReplayRow, policy: str, seed: int) -> Measures:
         """Return the measures of `policy` on `row`."""
         load, pooled = self.workload(seed, row.copies), self.pooled(row, seed)
         scale = self.scale(row, seed)

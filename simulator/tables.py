@@ -12,7 +12,7 @@ from rich.table import Table
 from simulator.cost import Cost
 from simulator.measures import Measures, mean, spread
 from simulator.plan import Compared, Plan, Sized
-from simulator.runs import BOUND, Row
+from simulator.runs import BOUND, ReplayRow
 
 COLUMNS = (
     ("mean s", "mean_s"),
@@ -133,7 +133,7 @@ def figures(runs: Sequence[Measures]) -> dict[str, Any]:
     return {"mean": mean(runs).as_dict(), "spread": spread(runs).as_dict(), "seeds": len(runs)}
 
 
-def row_dict(row: Row) -> dict[str, Any]:
+def row_dict(row: ReplayRow) -> dict[str, Any]:
     """Return the row as a dict for JSON, with None for infinity."""
     ahead = row.dispatch_ahead_s
     return {

@@ -11,7 +11,7 @@ from typing import Final
 
 from simulator.catalogue import POLICIES
 from simulator.processes import Task
-from simulator.runs import BOUND, Row
+from simulator.runs import BOUND, ReplayRow
 from simulator.servers import ServiceOrder
 
 GRID_TRACES: Final = ("conv", "tool")
@@ -40,7 +40,7 @@ class Case:
     """One row of the record."""
 
     trace: str
-    row: Row
+    row: ReplayRow
 
     @property
     def is_stale(self) -> bool:
@@ -97,7 +97,7 @@ def _case(
     slowness: float = 1.0,
     outage_s: float = 0.0,
 ) -> Case:
-    row = Row(replicas, load, cache, order=order, copies=LARGE_COPIES if replicas >= LARGE else 1)
+    row = ReplayRow(replicas, load, cache, order=order, copies=LARGE_COPIES if replicas >= LARGE else 1)
     if stale:
         row = replace(row, delay_s=STALE["delay_s"], loss=STALE["loss"], routers=int(STALE["routers"]))
     if hold:

@@ -10,7 +10,7 @@ from bench.routing.rows import TRACES, chosen_rows, full
 from kvmesh.config import ROOT
 from simulator.cost import COSTS
 from simulator.pooled import pool
-from simulator.runs import BOUND, Replay, Row
+from simulator.runs import BOUND, Replay, ReplayRow
 from simulator.trace import Trace, read
 from simulator.workload import workload
 
@@ -40,7 +40,7 @@ def test_a_slice_orders_policies_as_the_whole_does() -> None:
     """With heavy reuse at load 0.7, policies rank: the bound, kvmesh, cache-aware, cache-blind."""
     replay = Replay(trace("tool").head(1200))
     order = [BOUND, "kvmesh", "ttft", "round-robin"]
-    means = [replay.run(Row(8, 0.7), policy, 1).mean_s for policy in order]
+    means = [replay.run(ReplayRow(8, 0.7), policy, 1).mean_s for policy in order]
     assert means == sorted(means)
 
 

@@ -30,7 +30,7 @@ from simulator.cost import COSTS, Cost
 from simulator.lru import BlockCache
 from simulator.pooled import bound, capacity_of, pool, scale_for
 from simulator.processes import Runner, Task
-from simulator.runs import BOUND, Replay, Row
+from simulator.runs import BOUND, Replay, ReplayRow
 from simulator.servers import ServiceOrder
 from simulator.simulation import Cluster, ReplicaOutage, Simulation, SimulationResult
 from simulator.workload import Workload, workload
@@ -265,7 +265,7 @@ def test_every_policy_goes_on_through_restarts(policy: str) -> None:
 
     News is exact or late, and requests are held back or not.
     """
-    row = Row(3, 0.8, 0.3, order=ServiceOrder.SHORTEST, outage_s=5.0, dispatch_ahead_s=1.0)
+    row = ReplayRow(3, 0.8, 0.3, order=ServiceOrder.SHORTEST, outage_s=5.0, dispatch_ahead_s=1.0)
     replay = Replay(small.trace(4))
     for one in (row, replace(row, routers=2, delay_s=0.1, loss=0.1)):
         assert 0 < replay.run(one, policy, 1).mean_s < float("inf")
@@ -321,8 +321,8 @@ def test_one_queue_is_a_bound_by_hand() -> None:
 
 @pytest.mark.parametrize("policy", [*POLICIES, BOUND])
 def test_a_run_is_the_same_again(policy: str) -> None:
-    """Row, policy and seed determine the run; another seed gives another run."""
-    row = Row(
+    """ReplayRow, policy and seed determine the run; another seed gives another run."""
+    row = ReplayRow(
         3, 0.8, 0.3, order=ServiceOrder.SHORTEST, routers=2, delay_s=0.05, loss=0.1, dispatch_ahead_s=1.0
     )
     first = Replay(small.trace(4)).run(row, policy, 1)
@@ -337,7 +337,7 @@ def test_processes_change_nothing() -> None:
     """Figures are equal for any number of processes."""
     traces = {"a": small.trace(6), "b": small.trace(7, requests=60)}
     tasks = [
-        Task(trace, Row(2, load), policy, 1)
+        Task(trace, ReplayRow(2, load), policy, 1)
         for trace in traces
         for load in (0.5, 0.9)
         for policy in ("kvmesh", "random")
@@ -359,7 +359,7 @@ def test_a_failing_run_is_named() -> None:
     runner = Runner({"a": small.trace(6)}, 2)
     try:
         with pytest.raises(RuntimeError, match="no-such-policy"):
-            runner.run([Task("a", Row(2), "no-such-policy", 1)], lambda *_: None)
+            runner.run([Task("a", ReplayRow(2), "no-such-policy", 1)], lambda *_: None)
     finally:
         runner.close()
 
