@@ -43,7 +43,7 @@ SNAPSHOT_TTL_INTERVALS = 100
 NEXT_TTL_S = 60
 """A snapshot in writing that gets no more parts expires after this."""
 
-OUTAGE_PAUSE_S = 0.2
+RETRY_PAUSE_S = 0.2
 CLOSE_S = 2.0
 
 
@@ -130,7 +130,7 @@ class Publisher:
 
     async def run(self) -> None:
         """Publish until cancelled. No answer of Redis ends it."""
-        await persist(self._publish, "kv-publisher", pause_s=OUTAGE_PAUSE_S, on_failure=self._drop_pending)
+        await persist(self._publish, "kv-publisher", pause_s=RETRY_PAUSE_S, on_failure=self._drop_pending)
 
     async def _publish(self) -> None:
         while True:

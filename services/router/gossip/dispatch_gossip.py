@@ -41,7 +41,7 @@ READ_PAUSE_S: Final = 0.002
 
 BLOCK_MS: Final = 500
 READ_COUNT: Final = 256
-OUTAGE_PAUSE_S: Final = 0.2
+RETRY_PAUSE_S: Final = 0.2
 TICK_S: Final = DIGEST_INTERVAL_S / 2
 """Period of failure detection and repair requests. Every second tick schedules a digest."""
 
@@ -100,7 +100,7 @@ class DispatchGossip:
                 (self._tick, "dispatches-tick", _no_cleanup),
             ):
                 tasks.create_task(
-                    persist(work, what, pause_s=OUTAGE_PAUSE_S, on_failure=on_failure), name=what
+                    persist(work, what, pause_s=RETRY_PAUSE_S, on_failure=on_failure), name=what
                 )
 
     async def _tick(self) -> None:

@@ -45,7 +45,7 @@ LOAD_ROUND_S: Final = 0.5
 """A round of loads ends after this time, or after twice the duration of the last event search if that is longer. Then
 the loaded replicas follow the stream again. The search covers all entries of the stream since the snapshots."""
 
-OUTAGE_PAUSE_S: Final = 0.1
+RETRY_PAUSE_S: Final = 0.1
 RELOAD_PAUSE_S: Final = 0.5
 """A replica without a usable snapshot is tried again after this."""
 
@@ -99,7 +99,7 @@ class IndexReader:
 
     async def run(self) -> None:
         """Read until cancelled. No answer of Redis ends it."""
-        await persist(self._follow, "index-reader", pause_s=OUTAGE_PAUSE_S)
+        await persist(self._follow, "index-reader", pause_s=RETRY_PAUSE_S)
 
     async def _follow(self) -> None:
         await self._maintain(MAINTENANCE_S)  # also while Redis is unavailable

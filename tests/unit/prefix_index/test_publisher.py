@@ -202,10 +202,10 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publisher, "FLUSH_S", 0.0)
     monkeypatch.setattr(publisher, "FLUSH_ENTRIES_MAX", 2)
     monkeypatch.setattr(publisher, "BUFFER_BLOCKS_MAX", 40)
-    monkeypatch.setattr(publisher, "OUTAGE_PAUSE_S", 0.0)
+    monkeypatch.setattr(publisher, "RETRY_PAUSE_S", 0.0)
     monkeypatch.setattr(index_reader, "CHUNK_BYTES", 96)
     monkeypatch.setattr(index_reader, "READ_COUNT", 7)
-    monkeypatch.setattr(index_reader, "OUTAGE_PAUSE_S", 0.0)
+    monkeypatch.setattr(index_reader, "RETRY_PAUSE_S", 0.0)
 
 
 @pytest.mark.usefixtures("small_parts")

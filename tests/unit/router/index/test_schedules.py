@@ -114,7 +114,7 @@ async def test_after_fresh_snapshots_the_index_equals_the_caches(
     """Parts of snapshots between events, losses, repeats, reboots, breaks and changes of replicas leave no trace."""
     monkeypatch.setattr(index_reader, "CHUNK_BYTES", 96)
     monkeypatch.setattr(index_reader, "READ_COUNT", 7)
-    monkeypatch.setattr(index_reader, "OUTAGE_PAUSE_S", 0.0)
+    monkeypatch.setattr(index_reader, "RETRY_PAUSE_S", 0.0)
     monkeypatch.setattr(local_index, "SLICE_BLOCKS", 3)
     monkeypatch.setattr(index_reader, "SLICE_BLOCKS", 3)
     rng = random.Random(seed)
