@@ -8,11 +8,12 @@ from typing import Annotated, Final
 
 import typer
 
+from kvmesh.cli.bad_option import BadOption
 from kvmesh.config import MeshConfig
 from simulator import options
 from simulator.catalogue import POLICIES
 from simulator.cost import Cost
-from simulator.options import BadOption, Cache
+from simulator.options import Cache
 from simulator.runs import BOUND, ReplayRow
 from simulator.servers import ServiceOrder
 from simulator.trace import BLOCK_TOKENS, Trace, TraceError, read

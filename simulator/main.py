@@ -17,6 +17,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from kvmesh.cli.bad_option import BadOption
 from kvmesh.config import ConfigError
 from simulator import plot, tables
 from simulator.command_options import (
@@ -32,7 +33,7 @@ from simulator.cost import Cost
 from simulator.measured import MeasuredCost, measured
 from simulator.measures import mean
 from simulator.option_groups import grouped
-from simulator.options import BadOption, listed, load, policies
+from simulator.options import listed, load, policies
 from simulator.plan import Compared, Plan
 from simulator.processes import Runner
 from simulator.trace import TraceError

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from kvmesh.cli.bad_option import BadOption
 from kvmesh.router.v1 import router_pb2 as pb
 from services.router.placement.cost_model import WINDOW
 from simulator.cost import Cost
-from simulator.options import BadOption
 
 PROMPTS_MIN: Final = WINDOW
 """The window of the fit. With fewer prompts the fit depends on the router's prior, and the factors on the first replica."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
+from kvmesh.cli.bad_option import BadOption
 from simulator.catalogue import POLICIES
 from simulator.cost import COSTS, GIB, Cost
 from simulator.runs import BOUND
@@ -21,10 +22,6 @@ OFF: Final = "off"
 KV_BYTES_MAX: Final = 1 << 30
 
 Value = TypeVar("Value")
-
-
-class BadOption(ValueError):
-    """The value of an option cannot be used. The text is one sentence with option, value and allowed values."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,12 @@ from typing import Any, Final
 import grpc
 
 from kvmesh.advertise import peer
+from kvmesh.cli.bad_option import BadOption
 from kvmesh.config import MeshConfig, load
 from kvmesh.router.v1 import router_pb2 as pb
 from kvmesh.router.v1 import router_pb2_grpc
 from kvmesh.trust.names import OPERATOR
 from kvmesh.trust.peers import Trust
-from simulator.options import BadOption
 
 CALL_S: Final = 5.0
 DEFAULT_CONFIG: Final = Path("kvmesh.toml")

@@ -7,6 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
+from kvmesh.cli.bad_option import BadOption
 from kvmesh.cli.mesh_file import MeshFile
 from kvmesh.config import MeshConfig, load
 
@@ -19,10 +20,6 @@ ConfigOption = Annotated[
 DataDirOption = Annotated[
     Path | None, typer.Option("--data-dir", help="Folder for logs and mesh.json; default mesh.data_dir.")
 ]
-
-
-class BadOption(ValueError):
-    """An option's value cannot be used; the text is one sentence with option, value and allowed range."""
 
 
 def settings_given(path: Path | None) -> MeshConfig:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import msgspec
 
+from kvmesh.cli.bad_option import BadOption
 from kvmesh.cli.mesh_file import MeshFile
-from kvmesh.cli.options import BadOption
 from kvmesh.config import ConfigError, MeshConfig
 from kvmesh.redis_url import MASK, VARIABLE, database_of, without_password
 

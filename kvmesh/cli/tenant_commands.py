@@ -12,9 +12,9 @@ from typing import Annotated, Any
 
 import typer
 
+from kvmesh.cli.bad_option import BadOption
 from kvmesh.cli.mesh_file import NoMesh, read_mesh
 from kvmesh.cli.options import (
-    BadOption,
     ConfigOption,
     DataDirOption,
     data_dir_of,

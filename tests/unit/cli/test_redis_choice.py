@@ -14,10 +14,10 @@ from redis.asyncio import Redis as AsyncRedis
 from rich.console import Console
 
 from kvmesh.cli import up as up_module
+from kvmesh.cli.bad_option import BadOption
 from kvmesh.cli.leased_names import leased_names
 from kvmesh.cli.main import main
 from kvmesh.cli.mesh_file import ListedProcess, MeshFile, read_mesh, write_mesh
-from kvmesh.cli.options import BadOption
 from kvmesh.cli.redis_choice import EMBEDDED, NamedRedis, named_redis, redis_url_of, with_redis
 from kvmesh.cli.status import status
 from kvmesh.cli.supervisor import Stopped

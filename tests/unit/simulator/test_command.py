@@ -14,11 +14,12 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from kvmesh.cli.bad_option import BadOption
 from simulator import options
 from simulator.cost import COSTS
 from simulator.main import main
 from simulator.measures import Measures
-from simulator.options import BadOption, Cache
+from simulator.options import Cache
 from simulator.plot import CHARTS, COLOURS, Panel, Series, svg
 from simulator.sizing import REPLICAS_MAX, Search
 from tests.unit.simulator import small

@@ -13,13 +13,13 @@ from typing import Any
 import grpc
 import pytest
 
+from kvmesh.cli.bad_option import BadOption
 from kvmesh.router.v1 import router_pb2 as pb
 from kvmesh.router.v1 import router_pb2_grpc
 from services.router.placement.cost_model import CostModel
 from simulator import options
 from simulator.cost import COSTS
 from simulator.measured import PROMPTS_MIN, measured
-from simulator.options import BadOption
 from tests.unit.simulator import small
 from tests.unit.simulator.test_command import run
 

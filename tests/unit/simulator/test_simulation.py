@@ -321,7 +321,7 @@ def test_one_queue_is_a_bound_by_hand() -> None:
 
 @pytest.mark.parametrize("policy", [*POLICIES, BOUND])
 def test_a_run_is_the_same_again(policy: str) -> None:
-    """ReplayRow, policy and seed determine the run; another seed gives another run."""
+    """The row, policy and seed determine the run; another seed gives another run."""
     row = ReplayRow(
         3, 0.8, 0.3, order=ServiceOrder.SHORTEST, routers=2, delay_s=0.05, loss=0.1, dispatch_ahead_s=1.0
     )
