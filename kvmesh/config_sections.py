@@ -324,7 +324,14 @@ class Frontend(Section, frozen=True, kw_only=True):
             "s",
         ),
     ] = 15.0
-    attempts_max: Annotated[int, Allowed("Attempts of one request, the first included.", 1, 16)] = 4
+    attempts_max: Annotated[
+        int,
+        Allowed(
+            "Attempts of one request that engines take, the first included; before the first one, attempts in all.",
+            1,
+            16,
+        ),
+    ] = 4
     retry_budget_ratio: Annotated[float, Allowed("Retry budget: retries per request, on average.", 0, 1)] = (
         0.1
     )

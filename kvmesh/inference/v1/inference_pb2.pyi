@@ -35,7 +35,9 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     FINISH_REASON_LENGTH: _FinishReason.ValueType  # 3
     """The maximum of output tokens was generated."""
     FINISH_REASON_DEADLINE: _FinishReason.ValueType  # 4
-    """The class's longest runtime passed. The output is the tokens generated until then."""
+    """The longest runtime of the class passed, or its default deadline if the call had no deadline. The output is the
+    tokens generated until then.
+    """
 
 class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
     """Reason for the end of the output."""
@@ -49,7 +51,9 @@ FINISH_REASON_STOP_STRING: FinishReason.ValueType  # 2
 FINISH_REASON_LENGTH: FinishReason.ValueType  # 3
 """The maximum of output tokens was generated."""
 FINISH_REASON_DEADLINE: FinishReason.ValueType  # 4
-"""The class's longest runtime passed. The output is the tokens generated until then."""
+"""The longest runtime of the class passed, or its default deadline if the call had no deadline. The output is the
+tokens generated until then.
+"""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
 @_typing.final
@@ -298,7 +302,9 @@ class Limits(_message.Message):
     MAX_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     max_output_tokens: _builtins.int
-    """Maximum of tokens to generate. Range: 1 to the limit of the mesh. Default: 256, or less where the context ends."""
+    """Maximum of tokens to generate. Range: 1 to the limit of the mesh. Default:
+    `frontend.max_output_tokens_default` (256), or less where the context ends.
+    """
     priority: _builtins.int
     """Priority among the tenant's requests of the same class. Higher goes first. Range: -100 to 100. Default: 0."""
     @_builtins.property

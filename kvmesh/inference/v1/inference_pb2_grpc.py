@@ -53,10 +53,10 @@ class InferenceServiceServicer:
         2. Then come `tokens`, in order of position, without gap or repeat. Text is never cut inside a character. Text that
         becomes certain only at the end of the output comes behind the last ids, in a message without ids.
         3. The last response is `finished`, and the status is OK. A request that could not be served ends with a status and
-        google.rpc details instead: INVALID_ARGUMENT (BadRequest names field, value and range), RESOURCE_EXHAUSTED and
-        UNAVAILABLE (RetryInfo), DEADLINE_EXCEEDED, ABORTED (the request was resumed elsewhere), ALREADY_EXISTS (the
-        request has ended well and used up its repeated executions), INTERNAL. ErrorInfo.reason is stable. The text is
-        not.
+        google.rpc details instead: INVALID_ARGUMENT (BadRequest names field, value and range), UNAUTHENTICATED and
+        PERMISSION_DENIED (no valid credentials, or a disabled tenant), RESOURCE_EXHAUSTED and UNAVAILABLE (RetryInfo),
+        DEADLINE_EXCEEDED, ABORTED (the request was resumed elsewhere), ALREADY_EXISTS (the request has ended well and
+        used up its repeated executions), INTERNAL. ErrorInfo.reason is stable. The text is not.
         4. The deadline is gRPC's own. When it passes, the engine stops too.
         5. Cancelling the call stops the engine. The streamed tokens are charged. A client with a flow-control window that
         has been closed for more than 2 s is charged the computed tokens.
