@@ -55,7 +55,7 @@ class MeshSecret:
             return
         if self._seal.take(found) and self._is_shared:
             log.warning(
-                "the secret of the mesh changed: older resume tokens are valid only at the frontend that made them"
+                "the secret of the mesh changed: older resume tokens are valid only at frontends that had the older secret"
             )
         self._is_shared = True
 
