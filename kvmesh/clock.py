@@ -40,7 +40,7 @@ class VirtualClock:
 
 
 def wall_s() -> int:
-    """Return seconds since 1970, for comparison with the wall clock of another process, to within a minute."""
+    """Return seconds since 1970, for a comparison with another process's wall clock that allows for a minute of clock skew."""
     return int(time.time())
 
 

@@ -1,6 +1,6 @@
 """Deadline propagation: remaining time on the wire, points of a monotonic clock inside a process. Pure.
 
-Clocks of two processes are never compared, so clock skew does no harm. Each hop adds the remaining milliseconds to its
+No deadline compares the clocks of two processes, so clock skew does no harm. Each hop adds the remaining milliseconds to its
 own clock and subtracts its margin. So a hop can still report its own timeout before its caller gives up.
 """
 

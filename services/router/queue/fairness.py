@@ -1,4 +1,4 @@
-"""Weighted fair queuing of the tenants in one priority class: the tenant with the least service goes next.
+"""Weighted fair queuing (fair queueing) of the tenants in one priority class: the tenant with the least service goes next.
 
 Pure. The counters are Virtual Token Counters with lift (arXiv 2401.00588), one for prefill and one for decode. A tenant's
 order follows the larger of the two, its dominant share (DRF, arXiv 1104.4110, by way of DRFQ, SIGCOMM 2012). A sum would
