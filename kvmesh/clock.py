@@ -40,7 +40,7 @@ class VirtualClock:
 
 
 def wall_s() -> int:
-    """Return seconds since 1970, for a comparison with another process's wall clock that allows for a minute of clock skew."""
+    """Return seconds since 1970, for a comparison with another process's wall clock; clock skew of a minute is allowed."""
     return int(time.time())
 
 

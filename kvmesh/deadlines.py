@@ -1,7 +1,7 @@
 """Deadline propagation: remaining time on the wire, points of a monotonic clock inside a process. Pure.
 
-No deadline compares the clocks of two processes, so clock skew does no harm. Each hop adds the remaining milliseconds to its
-own clock and subtracts its margin. So a hop can still report its own timeout before its caller gives up.
+No deadline compares the clocks of two processes, so clock skew does no harm. Each hop adds the remaining milliseconds to
+its own clock and subtracts its margin. So a hop can still report its own timeout before its caller gives up.
 """
 
 from __future__ import annotations

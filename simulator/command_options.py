@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 import typer
 
-from kvmesh.cli.bad_option import BadOption
+from kvmesh.bad_option import BadOption
 from kvmesh.config import MeshConfig
 from simulator import options
 from simulator.catalogue import POLICIES

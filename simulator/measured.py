@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kvmesh.cli.bad_option import BadOption
+from kvmesh.bad_option import BadOption
 from kvmesh.router.v1 import router_pb2 as pb
 from services.router.placement.cost_model import WINDOW
 from simulator.cost import Cost

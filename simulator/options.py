@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
-from kvmesh.cli.bad_option import BadOption
+from kvmesh.bad_option import BadOption
 from simulator.catalogue import POLICIES
 from simulator.cost import COSTS, GIB, Cost
 from simulator.runs import BOUND

@@ -8,7 +8,7 @@ from typing import Any, Final
 import grpc
 
 from kvmesh.advertise import peer
-from kvmesh.cli.bad_option import BadOption
+from kvmesh.bad_option import BadOption
 from kvmesh.config import MeshConfig, load
 from kvmesh.router.v1 import router_pb2 as pb
 from kvmesh.router.v1 import router_pb2_grpc

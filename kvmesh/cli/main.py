@@ -19,7 +19,7 @@ import typer
 from rich.console import Console
 
 from kvmesh import __version__
-from kvmesh.cli.bad_option import BadOption
+from kvmesh.bad_option import BadOption
 from kvmesh.cli.certificates import OpensslMissing
 from kvmesh.cli.mesh_file import DataDirUnusable, MeshBusy, NoMesh, read_mesh
 from kvmesh.cli.options import (

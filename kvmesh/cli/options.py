@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
-from kvmesh.cli.bad_option import BadOption
+from kvmesh.bad_option import BadOption
 from kvmesh.cli.mesh_file import MeshFile
 from kvmesh.config import MeshConfig, load
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from kvmesh.cli.bad_option import BadOption
+from kvmesh.bad_option import BadOption
 from kvmesh.cli.mesh_file import MeshFile
 from kvmesh.config import ConfigError, MeshConfig
 from kvmesh.redis_url import MASK, VARIABLE, database_of, without_password

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kvmesh.cli.bad_option import BadOption
+from kvmesh.bad_option import BadOption
 from kvmesh.cli.mesh_file import NoMesh, read_mesh
 from kvmesh.cli.options import (
     ConfigOption,

@@ -1,4 +1,4 @@
-"""Numbers the executions of a request by compare-and-set in Redis, and announces higher ones: fencing tokens, deduplication.
+"""Numbers the executions of a request by compare-and-set in Redis, and announces higher ones (fencing tokens).
 
 `{mesh}:exec:<request id>` is a hash that expires. It is created for a request that is resumed or has an idempotency key,
 and at the settlement. A request with neither can have no other execution and starts without asking Redis. A request also

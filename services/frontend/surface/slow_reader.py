@@ -1,4 +1,4 @@
-"""Slow-reader timeout after a request's end (backpressure has a bound): the client must read the remaining output, or its call is cancelled.
+"""Slow-reader timeout, the bound of backpressure after a request's end: unread output ends in cancellation.
 
 One timer per request, set at the request's end. Before the end, decode ends the stream of a slow reader
 (`decode.slow_reader_s`). After the end, a client that does not read would hold its admission slot and its reservation

@@ -13,8 +13,8 @@ from redis import Redis as SyncRedis
 from redis.asyncio import Redis as AsyncRedis
 from rich.console import Console
 
+from kvmesh.bad_option import BadOption
 from kvmesh.cli import up as up_module
-from kvmesh.cli.bad_option import BadOption
 from kvmesh.cli.leased_names import leased_names
 from kvmesh.cli.main import main
 from kvmesh.cli.mesh_file import ListedProcess, MeshFile, read_mesh, write_mesh

@@ -14,7 +14,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from kvmesh.cli.bad_option import BadOption
+from kvmesh.bad_option import BadOption
 from simulator import options
 from simulator.cost import COSTS
 from simulator.main import main

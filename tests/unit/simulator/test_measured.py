@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import pytest
 
-from kvmesh.cli.bad_option import BadOption
+from kvmesh.bad_option import BadOption
 from kvmesh.router.v1 import router_pb2 as pb
 from kvmesh.router.v1 import router_pb2_grpc
 from services.router.placement.cost_model import CostModel
