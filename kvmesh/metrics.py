@@ -90,7 +90,7 @@ Series = Counter | Histogram | Gauge | Total
 
 
 class Metrics(Collector):
-    """All metrics of one process, by name and labels. Main builds it and passes it on.
+    """All metrics of one process, by name and labels. MeshProcess builds it and passes it on.
 
     A known name with other label values is a new series of the metric. A series that exists, another kind, or other label
     names raise ValueError.

@@ -59,7 +59,7 @@ def _offer(
     seconds: float,
     disturb: Callable[[], None] | None = None,
 ) -> float:
-    """Offer `per_s` requests a second for `seconds`, call `disturb` after a third of them, and return the goodput."""
+    """Offer `per_s` requests a second for `seconds`, call `disturb` after a third of that time, and return the goodput."""
     draw = random.Random(len(case))
     arrivals = [
         one

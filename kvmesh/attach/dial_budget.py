@@ -1,10 +1,10 @@
 """Rate limit of new connections of a process: a token bucket, and the order of the attempts that wait. Pure.
 
-INVARIANT: over any window of w seconds at most BURST + RATE_PER_S x w connections are granted.
+INVARIANT: over any window of w seconds at most BURST + RATE_PER_S x w connections are granted, less those refunded.
 
 Two connections belong to one attempt: a probe, then the connection of gRPC. So BURST lets 64 members attach at once.
-Attempts with the fewest failures go first. A process that registers among a thousand dead addresses does not wait for
-their retries.
+Attempts with the fewest dials since a steady stream go first. A process that registers among a thousand dead addresses does
+not wait for their retries.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ BURST: Final = 128.0
 class DialTicket:
     """One attempt that waits for its connections."""
 
-    failures: int
+    dials: int
+    """Dials of the peer since its last steady stream."""
     number: int
     connections: int = field(compare=False)
     is_withdrawn: bool = field(default=False, compare=False)
@@ -42,9 +43,9 @@ class DialBudget:
     def __len__(self) -> int:
         return sum(not ticket.is_withdrawn for ticket in self._waiting)
 
-    def enqueue(self, failures: int, connections: int) -> DialTicket:
-        """Add an attempt that needs `connections` and has failed `failures` times."""
-        ticket = DialTicket(failures, next(self._numbers), connections)
+    def enqueue(self, dials: int, connections: int) -> DialTicket:
+        """Add an attempt that needs `connections`, to a peer dialled `dials` times since its last steady stream."""
+        ticket = DialTicket(dials, next(self._numbers), connections)
         heappush(self._waiting, ticket)
         return ticket
 

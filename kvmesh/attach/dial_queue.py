@@ -24,9 +24,9 @@ class DialQueue:
     def __len__(self) -> int:
         return len(self._budget)
 
-    async def acquire(self, failures: int) -> None:
-        """Wait until an attempt that failed `failures` times may open its CONNECTIONS."""
-        ticket = self._budget.enqueue(failures, CONNECTIONS)
+    async def acquire(self, dials: int) -> None:
+        """Wait until an attempt may open its CONNECTIONS, to a peer dialled `dials` times since its last steady stream."""
+        ticket = self._budget.enqueue(dials, CONNECTIONS)
         waiter = self._waiters[ticket.number] = asyncio.get_running_loop().create_future()
         self._grant()
         try:

@@ -1,8 +1,8 @@
 """Keeps one link to each wanted process.
 
-A link is opened when its process registers, and closed when the process is lost or replaced. A lost lease alone closes no
-link: while its stream lives, the process serves the requests it has. A process that restarted is a new process. It gets a
-link of its own beside the link to its predecessor, which takes no new requests.
+A link is opened when its process registers, and closed when lease and stream are lost. A lost lease alone closes no link:
+while its stream lives, the process serves the requests it has. A process that restarted is a new process with a link of its
+own. The link to its predecessor takes no new requests, and is closed once nothing uses it.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class Catalogue:
 
     A key is looked up by its SHA-256 in a table of hashes. The lookup needs no constant-time comparison: its duration
     reveals bits of a hash, and no attacker can find a key for a given hash. The hash needs neither a salt nor a slow
-    function, because a key has 256 random bits and cannot be guessed.
+    function: a key of `kvmesh tenants key` has 256 random bits and cannot be guessed.
     """
 
     def __init__(self, config: MeshConfig, overrides: Mapping[str, Override] = NO_OVERRIDES) -> None:

@@ -1,4 +1,4 @@
-"""The tables of the configuration that the operator names: classes, organisations, tenants, keys. Pure.
+"""Configuration tables with names that the operator chooses: classes, organisations, tenants, keys. Pure.
 
 Each table is checked by itself and against the others.
 """

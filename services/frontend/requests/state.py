@@ -10,8 +10,8 @@
 
 WAITING and ATTACHED go to ENDED when the client leaves, the deadline passes, or the request fails.
 
-A later execution of the request, or the drain of this frontend, moves a running ATTACHED or TAKING_OVER request to
-YIELDING. The client's side is then over. The running attempt waits for a takeover for `decode.detached_s`.
+A later execution (the client came back elsewhere), or the drain of this frontend, moves a request with a running attempt to
+YIELDING. The client's side is then over. The attempt waits `decode.detached_s` for a takeover; then the request is ENDED.
 """
 
 from __future__ import annotations
