@@ -76,6 +76,7 @@ class Batcher:
         self._on_outage = on_outage
         self._on_answer = on_answer
         self._answer_s = answer_s
+        self._is_closed = False
         self._waiting: deque[BudgetOperation] = deque()
         self._sending: asyncio.Task[None] | None = None
         self._coalescing: asyncio.TimerHandle | None = None
@@ -87,12 +88,15 @@ class Batcher:
         return self._sending is not None and not self._sending.done()
 
     def put(self, budget_operation: BudgetOperation) -> None:
-        """Send as soon as possible."""
-        self._waiting.append(budget_operation)
-        self._start()
+        """Send as soon as possible. After `close` the operation is dropped, and a waiting request gets None."""
+        if not self._is_dropped(budget_operation):
+            self._waiting.append(budget_operation)
+            self._start()
 
     def put_soon(self, budget_operation: BudgetOperation) -> None:
-        """Send with the next operation, or after COALESCE_S, and in order."""
+        """Send with the next operation, or after COALESCE_S, and in order. After `close` as `put`."""
+        if self._is_dropped(budget_operation):
+            return
         self._waiting.append(budget_operation)
         if self._coalescing is None and not self.is_busy:
             self._coalescing = asyncio.get_running_loop().call_later(COALESCE_S, self._start)
@@ -106,12 +110,18 @@ class Batcher:
             await asyncio.wait((self._sending,))
 
     async def close(self) -> None:
-        """Stop. Operations without an answer get None."""
+        """Stop. Operations without an answer get None. Settlements that are then put again are dropped."""
+        self._is_closed = True
         if self._coalescing is not None:
             self._coalescing.cancel()
         if self._sending is not None:
             await end((self._sending,))
         self._fail(())
+
+    def _is_dropped(self, budget_operation: BudgetOperation) -> bool:
+        if self._is_closed and budget_operation.future is not None:
+            self._deliver(budget_operation, None)
+        return self._is_closed
 
     def _start(self) -> None:
         if self._coalescing is not None:

@@ -34,6 +34,34 @@ class Wire:
         time.sleep(STALL_S)
 
 
+async def test_nothing_is_sent_after_the_end() -> None:
+    """A settlement without an answer is put again. After `close` that starts no task, which would outlive the loop."""
+    answers: list[Answer | None] = []
+
+    class Silent:
+        """A ledger without answers."""
+
+        async def run(self, operations: list[Operation]) -> list[Answer]:
+            await asyncio.Event().wait()
+            raise AssertionError("unreachable")
+
+    batcher = Batcher(Silent(), lambda: None, lambda: None)
+
+    def settle(answer: Answer | None) -> None:
+        answers.append(answer)
+        batcher.put(BudgetOperation(Sweep("acme"), settle))
+        batcher.put_soon(BudgetOperation(Sweep("acme"), settle))
+
+    batcher.put(BudgetOperation(Sweep("acme"), settle))
+    batcher.put(BudgetOperation(Sweep("acme"), settle))
+    await batcher.close()
+    assert answers == [None, None]
+    request = asyncio.get_running_loop().create_future()
+    batcher.put(BudgetOperation(Sweep("acme"), request.set_result, request))
+    assert request.result() is None
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
 @pytest.mark.parametrize("has_answer", [True, False])
 async def test_a_stall_of_the_event_loop_is_not_blamed_on_redis(has_answer: bool) -> None:
     """An answer that arrived during a stall of the event loop is in time; a missing answer is not."""
