@@ -28,7 +28,8 @@ ROLE: Final = "{role}"
 class Trust:
     """Certificate of a process of `role`, and the check of its peers. Without [trust] all peers are trusted.
 
-    Certificates are checked for every new connection, in both directions. Open connections stay open.
+    Certificates are checked at each full handshake, in both directions. A client that resumes a TLS session is accepted for
+    up to a minute after its certificate expired (server_credentials.REFRESH_S). Open connections stay open.
     """
 
     def __init__(self, config: MeshConfig, role: str) -> None:

@@ -2,57 +2,73 @@
 
 gRPC asks before each handshake. It builds its TLS context anew for each answer, and frees the last context although
 another thread's handshake may still take it (grpc/grpc#36693): a use after free, which ends the process. Unchanged
-certificates are therefore no answer, and new ones are given after a pause.
+certificates are therefore no answer for REFRESH_S. An answer waits until handshakes that have begun took the last context.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 import grpc
 
-PAUSE_S: Final = 0.1
-"""Pause before a renewal: time for the handshakes that have begun to take the last TLS context, some microseconds each.
+from kvmesh.clock import Clock, MonotonicClock
 
-gRPC holds a lock meanwhile, so that no other handshake begins.
+PAUSE_S: Final = 0.1
+"""Time between the last question and an answer. A handshake takes its TLS context some microseconds after its question.
+
+gRPC holds a lock while it asks, so no other handshake begins meanwhile. The danger stays for a thread that gets no CPU for
+longer than this.
+"""
+
+REFRESH_S: Final = 60.0
+"""Longest life of a TLS context while connections come. A client may resume a TLS session of the same context, and then its
+certificate is not checked again: one that expired meanwhile is accepted for this time.
 """
 
 
-class ServerMaterial(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ServerMaterial:
     """Contents of the files of a server, in PEM."""
 
-    key: bytes
+    key: bytes = field(repr=False)
     certificate: bytes
     client_authority: bytes | None
     """Authorities of client certificates; None: no client shows one."""
 
 
 def reloading_credentials(
-    current: Callable[[], ServerMaterial], *, require_client: bool
+    current: Callable[[], ServerMaterial], *, require_client: bool, clock: Clock | None = None
 ) -> grpc.ServerCredentials:
-    """Return the credentials of one port. `current` returns the newest material; gRPC calls it on threads of its own."""
-    source = _Source(current)
+    """Return credentials for one port of one server, bound once. gRPC calls `current` on threads of its own."""
+    source = _Source(current, clock or MonotonicClock())
     return grpc.dynamic_ssl_server_credentials(
         _configuration(source.served), source, require_client_authentication=require_client
     )
 
 
 class _Source:
-    """Returns a new configuration after each change of the material, and otherwise None: the last one stays."""
+    """Returns the configuration if it changed or is REFRESH_S old, and otherwise None: the last one stays."""
 
-    def __init__(self, current: Callable[[], ServerMaterial]) -> None:
+    def __init__(self, current: Callable[[], ServerMaterial], clock: Clock) -> None:
         self._current = current
+        self._clock = clock
+        self._served_s = clock.now_s()
+        self._asked_s = float("-inf")
+        """Time of the last question; its handshake may have begun."""
         self.served = current()
 
     def __call__(self) -> Any:
-        newest = self._current()
-        if newest == self.served:
+        newest, now_s = self._current(), self._clock.now_s()
+        asked_s, self._asked_s = self._asked_s, now_s
+        if newest == self.served and now_s < self._served_s + REFRESH_S:
             return None
-        time.sleep(PAUSE_S)
-        self.served = newest
-        return _configuration(newest)
+        configuration = _configuration(newest)
+        time.sleep(max(0.0, asked_s + PAUSE_S - now_s))
+        self.served, self._served_s = newest, now_s
+        return configuration
 
 
 def _configuration(material: ServerMaterial) -> Any:
