@@ -32,6 +32,8 @@ LOAD_S = 3.0
 SAMPLE_S = 0.01
 MESH = "conservation"
 RATE_PER_S = LIMIT.tokens_per_min / 60
+REDIS_TICK_S = 0.001
+"""Redis's script counts whole milliseconds, so a window may be longer there by one."""
 Answered = tuple[str, float]
 """An answered operation in a log: ("DRAWN" or "SETTLED", time)."""
 
@@ -60,7 +62,7 @@ class Overrun:
     used_s: float
     """Time before which Redis cannot know of them: just before the frontend settled the request."""
     told_s: float
-    """Time from which Redis knows of all of them; infinite if the frontend was killed before."""
+    """Time from which Redis knows of all of them; infinite if it was killed, or the lease replaced, before."""
     tokens: int
 
 
@@ -87,7 +89,8 @@ class Trace:
         worst, worst_repaid = -np.inf, -np.inf
         for begin in range(len(ledgers) - 1):
             length_s = answered_s[begin + 1 :] - asked_s[begin]
-            excess = charged[begin + 1 :] - charged[begin] - RATE_PER_S * length_s - LIMIT.tokens_burst
+            allowed = RATE_PER_S * (length_s + REDIS_TICK_S) + LIMIT.tokens_burst
+            excess = charged[begin + 1 :] - charged[begin] - allowed
             worst = max(worst, float(np.max(excess - used[begin + 1 :] + told[begin])))
             worst_repaid = max(worst_repaid, float(np.max(excess - debt[begin + 1 :])))
         return worst, worst_repaid
