@@ -59,9 +59,10 @@ def replay(
 ) -> None:
     """Replay a trace against simulated prefill replicas: capacity planning and comparison of placement policies."""
     cost = costs.given()
-    for options in (cluster, runs, traced, output):
+    for options in (cluster, runs, traced):
         options.check()
     is_sized = runs.is_sized(has_replicas=cluster.replicas is not None)
+    output.check()
     trace = traced.read()
     known = _measured(costs, cost)
     plan = Plan(
@@ -128,9 +129,8 @@ def _run(plan: Plan, jobs: int, output: OutputOptions) -> int:
             console.print(tables.sizing(sized, plan))
         for one in compared:
             console.print(tables.comparison(one, plan.cost, plan.trace.block_tokens))
-    if (
-        output.plot_file is not None
-    ):  # last, so that the results are printed even if the file cannot be written
+    # Last, so that the results are printed even if the file cannot be written.
+    if output.plot_file is not None:
         output.write_plot(plot.svg(plan.trace.name, _panels(plan, compared)))
     return 0
 

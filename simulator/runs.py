@@ -51,7 +51,7 @@ class ReplayRow:
     dispatch_ahead_s: float = float("inf")
     """Unstarted work that kvmesh dispatches to a replica; infinite: requests are dispatched at once."""
     copies: int = 1
-    """Copies of the trace that are overlaid, each with its own blocks."""
+    """Copies of the trace that are overlaid. They share the most common first block alone."""
     speed: float = 1.0
     """Factor on the trace's own rate, where `load` is None."""
     cost: Cost = COSTS["8b"]

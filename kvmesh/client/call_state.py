@@ -222,8 +222,8 @@ class CallState:
     def _may_be_read_elsewhere(self, reason: str, *, has_other: bool) -> bool:
         """Return whether another send may help after a refused resume token.
 
-        An older token is tried first. The oldest token is tried once more, at another frontend. Before `started`, that
-        token is the caller's own, and is tried again only after FIELD_UNKNOWN.
+        An older token is tried first. A token that is the only one is tried once more, at another frontend. Before
+        `started`, that token is the caller's own, and is tried again only after FIELD_UNKNOWN.
         """
         self._token_refusals += 1
         if len(self._tokens) > 1:

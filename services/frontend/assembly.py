@@ -249,7 +249,7 @@ def _bounds(config: MeshConfig, tokenizer: ModelTokenizer) -> Bounds:
 
 
 def limits_of(section: FrontendSection) -> shell.ServerLimits:
-    """Return gRPC's limits for clients. They are so high that the frontend refuses a call before gRPC does."""
+    """Return gRPC's limits for clients. On one connection the frontend refuses a call before gRPC does."""
     streams = max(STREAMS_MIN, section.max_live_requests + section.unread_calls_max)
     return shell.ServerLimits(
         message_bytes_max=section.message_bytes_max + MESSAGE_SLACK_BYTES,

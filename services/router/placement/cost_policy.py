@@ -203,8 +203,8 @@ class CostPolicy:
     ) -> tuple[int, float]:
         """Return the tokens to compute of a prompt where most of it is in cache, and the seconds for them.
 
-        The replica is one of `prefill`, or any replica if the uncached part is short enough for local prefill. A decode
-        replica may also hold the last reply of the conversation.
+        The replica is one of `prefill`. It is any replica if `prefill` is empty or decode may compute the uncached part.
+        A decode replica may also hold the last reply of the conversation.
         """
         match = Match(self.local_index, hashes)
         depth = match.deepest

@@ -64,7 +64,7 @@ class DrawRequest:
 
 
 class LeaseAmounts(NamedTuple):
-    """Amounts of each of the four resources of a lease. Without a limit an amount is infinite."""
+    """Amounts of each of the four resources of a lease. A cap without a limit is infinite; a mark of -1 is not reached."""
 
     tokens: float = 0
     requests: float = 0
