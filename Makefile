@@ -34,7 +34,7 @@ $(VENV)/installed: requirements.lock pyproject.toml
 demo: setup  ## Start a small mesh, open a dialogue, continue it, explain both
 	$(BIN)/kvmesh demo
 
-check: setup  ## Formatter, ruff, mypy, protos, import direction, purity
+check: setup  ## Formatter, ruff, mypy, protos, import direction, modules without I/O
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/mypy $(SOURCES)
@@ -60,7 +60,7 @@ bench-peers: setup  ## Run the same fault and conversations under routers from P
 	$(BIN)/python -m bench.peers --write docs/measurements/peers.md
 	$(BIN)/python -m bench.peers.conversations --write docs/measurements/peers.md
 
-bench-routing: setup  ## Compare placement with other routers' policies on replayed traces: 15 rows, the rows of the tail and DRAW more (0); writes docs/measurements (minutes)
+bench-routing: setup  ## Compare placement with other routers' policies on replayed traces: 15 chosen rows, those of the tail and DRAW random ones (0); writes docs/measurements (minutes)
 	$(BIN)/python -m bench.routing --draw "$(DRAW)" --write docs/measurements/routing.md
 
 bench-routing-full: setup  ## The same with all rows; continues where it was stopped (hours)
@@ -71,7 +71,7 @@ chaos: setup  ## Inject every fault into every part; writes docs/measurements (5
 	@TAG="$(TAG)" BASE="$(BASE)" deploy/images/build.sh
 	$(BIN)/python -m tests.chaos run --tag "$(TAG)" $(if $(ONLY)$(SEED),$(CHAOS_ONE),$(CHAOS_ALL))
 
-soak: setup  ## Run 70 % load and a fault every 20 s for MINUTES (20; from 60 on growth is bounded by 200 MB a day); writes docs/measurements
+soak: setup  ## Run 70 % load and a fault every 20 s for MINUTES (20; from 60 minutes on memory may grow by 200 MB a day); writes docs/measurements
 	@$(BIN)/python -m tests.chaos soak --check --minutes "$(MINUTES)"
 	@TAG="$(TAG)" BASE="$(BASE)" deploy/images/build.sh
 	$(BIN)/python -m tests.chaos soak --tag "$(TAG)" --minutes "$(MINUTES)" --write docs/measurements/faults.md

@@ -41,7 +41,7 @@ class TraceOptions:
 
     trace: Annotated[Path, typer.Argument(help="Requests in the Mooncake format: JSON lines, perhaps .gz.")]
     requests: Annotated[int, typer.Option(help="Number of requests to take from the beginning; 0: all.")] = 0
-    copies: Annotated[int, typer.Option(help="Number of overlaid copies of the trace.")] = 1
+    copies: Annotated[int, typer.Option(help="Number of copies of the trace that run at once.")] = 1
     block_tokens: Annotated[int, typer.Option(help="Tokens per id of hash_ids.")] = BLOCK_TOKENS
 
     def check(self) -> None:
@@ -74,7 +74,9 @@ class ClusterOptions:
 
     replicas: Annotated[
         str | None,
-        typer.Option(help="Numbers of prefill replicas to compare at.", show_default=DEFAULT_REPLICAS),
+        typer.Option(
+            help="Numbers of prefill replicas to compare at, by commas.", show_default=DEFAULT_REPLICAS
+        ),
     ] = None
     cache: Annotated[
         str | None,
@@ -176,7 +178,9 @@ class RunOptions:
 
     load: Annotated[
         str,
-        typer.Option(help="Loads to compare at: work of one pooled cache over the capacity of the replicas."),
+        typer.Option(
+            help="Loads to compare at, by commas: offered load, with one pooled cache, over the capacity of the replicas."
+        ),
     ] = ".5,.7,.85"
     policies: Annotated[
         str,
@@ -198,7 +202,9 @@ class RunOptions:
     seeds: Annotated[
         int, typer.Option(help="Runs with different noise; ± is half the distance of the extremes.")
     ] = 1
-    jobs: Annotated[int, typer.Option(help="Processes.", show_default="one per core")] = 0
+    jobs: Annotated[
+        int, typer.Option(help="Worker processes; 0: one per core.", show_default="one per core")
+    ] = 0
 
     def check(self) -> None:
         """Raise BadOption for a value out of range."""

@@ -243,7 +243,7 @@ def health(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
 )
 def replay_trace(context: typer.Context) -> None:
-    """Simulate a trace offline, to find the number of prefill replicas and compare placements. See its --help."""
+    """Simulate a trace offline, to find the number of prefill replicas and compare placements."""
     from kvmesh.cli.replay import replay
 
     raise typer.Exit(replay(context.args))

@@ -71,7 +71,7 @@ def usage_table(uses: Sequence[Mapping[str, Any]]) -> Table:
     """Return one row per scope with the remainder of each limit."""
     table = Table()
     for name in ("limit of", "requests left", "tokens left", "running", "open overrun"):
-        table.add_column(name, no_wrap=True)
+        table.add_column(name, overflow="fold")
     for use in uses:
         limits = Limit(**use["limits"])
         table.add_row(

@@ -301,9 +301,10 @@ def validate(
 def refuse_unknown_name(where: str, value: str, known: Mapping[str, Any]) -> None:
     """Raise ConfigError unless `value` is in `known`."""
     if value not in known:
-        names = ", ".join(sorted(known)[:NAMES_SHOWN]) or "none, because there are none"
+        names = ", ".join(sorted(known)[:NAMES_SHOWN])
         more = ", ..." if len(known) > NAMES_SHOWN else ""
-        raise ConfigError(f'{where} = "{value}" is unknown: allowed are {names}{more}.')
+        allowed = f"allowed are {names}{more}" if known else "the configuration names none"
+        raise ConfigError(f'{where} = "{value}" is unknown: {allowed}.')
 
 
 NAMES_SHOWN: Final = 20
