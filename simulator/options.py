@@ -56,14 +56,13 @@ def listed(option: str, text: str, read: Callable[[str, str], Value]) -> list[Va
 
 def number(option: str, text: str, low: float, high: float, unit: str = "") -> float:
     """Read one number from `low` to `high`."""
+    allowed = f"allowed are {low:.10g} to {high:.10g}{unit}"
     try:
         value = float(text)
     except ValueError:
-        raise BadOption(
-            f'{option} = "{text}" is not a number: allowed are {low:g} to {high:g}{unit}.'
-        ) from None
+        raise BadOption(f'{option} = "{text}" is not a number: {allowed}.') from None
     if not low <= value <= high:  # also refuses NaN
-        raise BadOption(f"{option} = {text} is out of range: allowed are {low:g} to {high:g}{unit}.")
+        raise BadOption(f"{option} = {text} is out of range: {allowed}.")
     return value
 
 

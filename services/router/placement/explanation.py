@@ -72,7 +72,9 @@ def _compared(chosen: Candidate, others: list[Candidate]) -> str:
 
 def _first(chosen: Candidate, rival: Candidate) -> str:
     """Return that `chosen` is ready first, and what else speaks against `rival` if that is more than the time."""
-    first = f"{chosen.replica} is ready first: {_times(chosen)}; next is {rival.replica}: {_times(rival)}"
+    first = (
+        f"{chosen.replica} should be ready first: {_times(chosen)}; next is {rival.replica}: {_times(rival)}"
+    )
     kind, lost_s = _losses(chosen, rival)[0]
     is_more = lost_s > _ready_s(rival) - _ready_s(chosen)
     return f"{first}, and {kind} {_ms(lost_s)} more." if is_more else f"{first}."

@@ -54,7 +54,10 @@ from kvmesh.server import MeshServer
 
 SERVICE = "kvmesh.inference.v1.InferenceService"
 
-REASON = "prefill-1 is ready first: 2.5 ms of queue, 9.0 ms of prefill with 7 blocks cached; next is [prefill-4]: longer."
+REASON = (
+    "prefill-1 should be ready first: 2.5 ms of queue, 9.0 ms of prefill with 7 blocks cached; "
+    "next is [prefill-4]: longer."
+)
 COMPARED: dict[str, list[Any]] = {
     "apart": [("prefill-1", 7, 2500, 9000, 0.0125), ("prefill-4", 0, 0, 450_000, 0.5)],
     "local": [("decode-0", 7, 0, 10_200, 9800, 0.02), ("prefill-1", 7, 0, 10_200, 20_400, 0.0316)],

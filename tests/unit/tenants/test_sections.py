@@ -64,7 +64,10 @@ sha256 = "{HASH}"
         ),
         ("[keys]\nprod = 'kvm_oops'", "keys.prod = (a text) is not a table"),
         ("[tenants.x]\nclass = 'gold'", 'tenants.x.class = "gold" is unknown: allowed are standard.'),
-        ("[tenants.x]\norganisation = 'b'", 'tenants.x.organisation = "b" is unknown: the configuration names none'),
+        (
+            "[tenants.x]\norganisation = 'b'",
+            'tenants.x.organisation = "b" is unknown: the configuration names none',
+        ),
         ("[tenants.x]\nweight = 0.0", "tenants.x.weight = 0.0 is out of range: allowed is 0.01 to 1000."),
         ("[tenants.x]\nrequests_per_min = -1", "tenants.x.requests_per_min = -1 is out of range"),
         ("[tenants.x]\ntokens_per_min = inf", "tenants.x.tokens_per_min = inf is out of range"),
@@ -89,7 +92,10 @@ sha256 = "{HASH}"
             f"[tenants.x]\n[keys.k]\nsha256 = '{HASH}'",
             'keys.k.tenant = "" is out of range: allowed is the NAME of',
         ),
-        (f"[keys.k]\ntenant = 'y'\nsha256 = '{HASH}'", 'keys.k.tenant = "y" is unknown: the configuration names none'),
+        (
+            f"[keys.k]\ntenant = 'y'\nsha256 = '{HASH}'",
+            'keys.k.tenant = "y" is unknown: the configuration names none',
+        ),
         (
             "[tenants.x]\n[keys.k]\ntenant = 'x'",
             'keys.k.sha256 = "" is out of range: allowed is 64 of 0-9 and a-f',

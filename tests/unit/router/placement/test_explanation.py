@@ -71,15 +71,15 @@ NOBODY_WAITS = candidate("p1", 0.0, 0.1, 0.1)
         (
             placement(candidate("p0", 0.01, 0.02, 0.05, 40), NOBODY_WAITS),
             (
-                "p0 is ready first: 10.0 ms of queue, 20.0 ms of prefill with 40 blocks cached; "
+                "p0 should be ready first: 10.0 ms of queue, 20.0 ms of prefill with 40 blocks cached; "
                 "next is p1: 0.0 ms of queue, 100.0 ms of prefill with 0 blocks cached."
             ),
         ),
         (
             placement(candidate("p0", 0.01, 0.08, 0.09), COLD),
             (
-                "p0 is ready first: 10.0 ms of queue, 80.0 ms of prefill with 0 blocks cached; next is p1: 0.0 ms of "
-                "queue, 100.0 ms of prefill with 0 blocks cached, and waiting requests would lose 100.0 ms more."
+                "p0 should be ready first: 10.0 ms of queue, 80.0 ms of prefill with 0 blocks cached; next is p1: "
+                "0.0 ms of queue, 100.0 ms of prefill with 0 blocks cached, and waiting requests would lose 100.0 ms more."
             ),
         ),
         (
@@ -219,7 +219,7 @@ def test_claims_are_true_after_any_history() -> None:
         for one in made.candidates:
             shown_s = one.queue_s + one.prefill_s + one.displaced_s + one.risk_s + one.decode_s
             assert one.score >= shown_s * (1 - 1e-9) and min(one.displaced_s, one.risk_s) >= 0, one
-        if "is ready first" in told:
+        if "should be ready first" in told:
             assert all(ready_ms[one.replica] > ready_ms[chosen.replica] for one in others), told
         if found := re.search(r"(p\d) would be ready (as soon|([\d.]+) ms sooner)", told):
             sooner_ms = ready_ms[chosen.replica] - ready_ms[found[1]]
