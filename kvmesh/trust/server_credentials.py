@@ -56,18 +56,18 @@ class _Source:
         self._current = current
         self._clock = clock
         self._served_s = clock.now_s()
-        self._asked_s = float("-inf")
-        """Time of the last question; its handshake may have begun."""
+        self._answered_s = float("-inf")
+        """End of the last question; its handshake began then."""
         self.served = current()
 
     def __call__(self) -> Any:
         newest, now_s = self._current(), self._clock.now_s()
-        asked_s, self._asked_s = self._asked_s, now_s
-        if newest == self.served and now_s < self._served_s + REFRESH_S:
-            return None
-        configuration = _configuration(newest)
-        time.sleep(max(0.0, asked_s + PAUSE_S - now_s))
-        self.served, self._served_s = newest, now_s
+        configuration = None
+        if newest != self.served or now_s >= self._served_s + REFRESH_S:
+            configuration = _configuration(newest)
+            time.sleep(max(0.0, self._answered_s + PAUSE_S - now_s))
+            self.served, self._served_s = newest, now_s
+        self._answered_s = self._clock.now_s()
         return configuration
 
 
