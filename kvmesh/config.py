@@ -3,9 +3,10 @@
 A wrong value, an unknown key or an impossible combination raises `ConfigError`
 with one sentence: the key, the value and the allowed range.
 
-The sections are in `kvmesh.config_sections`, the tables that the operator
-names (`[tenants.NAME]`) in `kvmesh.tenants.sections`. This module reads no
-environment variables. Relative paths start at `ROOT`.
+The sections are in `kvmesh.config_sections`. The tables that the operator names
+are in `kvmesh.pool_sections` (`[pools.NAME]`) and `kvmesh.tenants.sections`
+(`[tenants.NAME]`). This module reads no environment variables. Relative paths
+start at `ROOT`.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Final, get_type_hints
 
 import msgspec
 
+from kvmesh import pool_sections
 from kvmesh.config_keys import (
     NAME_WORDS,
     Allowed,
@@ -32,6 +34,7 @@ from kvmesh.config_keys import (
 )
 from kvmesh.config_sections import (
     ROOT,
+    Control,
     Decode,
     Engine,
     Frontend,
@@ -43,15 +46,10 @@ from kvmesh.config_sections import (
     Trust,
 )
 from kvmesh.deadlines import RUNTIME_MAX_S
+from kvmesh.pool_sections import PoolTable, VersionTable
 from kvmesh.redis_url import without_password
-from kvmesh.tenants.sections import (
-    TABLES,
-    ClassTable,
-    KeyTable,
-    OrganisationTable,
-    TenantTable,
-    validate,
-)
+from kvmesh.tenants import sections as tenant_sections
+from kvmesh.tenants.sections import ClassTable, KeyTable, OrganisationTable, TenantTable
 
 __all__ = [
     "ROOT",
@@ -66,6 +64,9 @@ __all__ = [
     "sections",
 ]
 
+TABLES: Final[Mapping[str, type[Table]]] = {**pool_sections.TABLES, **tenant_sections.TABLES}
+"""Tables that the operator names, in the order of the file."""
+
 
 class MeshConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """All sections. `MeshConfig()` is the default small mesh."""
@@ -77,15 +78,19 @@ class MeshConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     decode: Decode = msgspec.field(default_factory=Decode)
     router: Router = msgspec.field(default_factory=Router)
     frontend: Frontend = msgspec.field(default_factory=Frontend)
+    control: Control = msgspec.field(default_factory=Control)
     trust: Trust = msgspec.field(default_factory=Trust)
     telemetry: Telemetry = msgspec.field(default_factory=Telemetry)
+    pools: Mapping[str, PoolTable] = msgspec.field(default_factory=dict)
+    versions: Mapping[str, VersionTable] = msgspec.field(default_factory=dict)
     classes: Mapping[str, ClassTable] = msgspec.field(default_factory=dict)
     organisations: Mapping[str, OrganisationTable] = msgspec.field(default_factory=dict)
     tenants: Mapping[str, TenantTable] = msgspec.field(default_factory=dict)
     keys: Mapping[str, KeyTable] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        validate(self.classes, self.organisations, self.tenants, self.keys)
+        pool_sections.validate(self.pools, self.versions, arithmetic=self.engine.arithmetic)
+        tenant_sections.validate(self.classes, self.organisations, self.tenants, self.keys)
         self._check_tenants()
         if self.frontend.max_output_tokens_default >= self.engine.max_sequence_tokens:
             raise ConfigError(
@@ -204,7 +209,8 @@ def _template(table: type[Table]) -> list[str]:
 
 
 def _described(key: str, value: Any, allowed: Allowed) -> list[str]:
-    return [f"# {allowed.about} Allowed: {allowed.text()}.", f"{key} = {_toml(value)}"]
+    shown = "(absent)" if value is None else _toml(value)
+    return [f"# {allowed.about} Allowed: {allowed.text()}.", f"{key} = {shown}"]
 
 
 def _toml(value: Any) -> str:

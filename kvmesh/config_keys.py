@@ -1,6 +1,6 @@
 """Types, ranges and checks of configuration keys, with one clear sentence per mistake. Pure.
 
-`kvmesh.config_sections` and `kvmesh.tenants.sections` define their sections and tables with it.
+`kvmesh.config_sections`, `kvmesh.pool_sections` and `kvmesh.tenants.sections` define sections and tables with it.
 """
 
 from __future__ import annotations
@@ -147,8 +147,25 @@ def refuse_unknown(section: str, found: Iterable[str], known: Collection[str]) -
         raise ConfigError(f"Unknown key {where}: {hint}")
 
 
+def refuse_unknown_name(where: str, value: str, known: Mapping[str, Any]) -> None:
+    """Raise ConfigError unless `value` is in `known`."""
+    if value not in known:
+        names = ", ".join(sorted(known)[:NAMES_SHOWN])
+        more = ", ..." if len(known) > NAMES_SHOWN else ""
+        allowed = f"allowed are {names}{more}" if known else "the configuration names none"
+        raise ConfigError(f'{where} = "{value}" is unknown: {allowed}.')
+
+
+NAMES_SHOWN: Final = 20
+"""Most names that one sentence lists."""
+
+
 def check_value(name: str, kind: Any, allowed: Allowed, value: Any) -> None:
-    """Raise ConfigError unless `value` is of `kind` and allowed."""
+    """Raise ConfigError unless `value` is of `kind` and allowed. None is the value of an absent optional number."""
+    if kind == OPTIONAL_NUMBER:
+        if value is None:
+            return
+        kind = float
     accepted: tuple[type, ...] = (int, float) if kind is float else (tuple,) if kind == TEXTS else (kind,)
     if type(value) not in accepted or (kind == TEXTS and any(type(item) is not str for item in value)):
         shown = _shown(allowed, value)
@@ -161,6 +178,7 @@ def check_value(name: str, kind: Any, allowed: Allowed, value: Any) -> None:
 
 
 TEXTS: Final = tuple[str, ...]
+OPTIONAL_NUMBER: Final = float | None
 WORDS: Final[Mapping[Any, str]] = {
     int: "a whole number",
     float: "a number",

@@ -100,7 +100,7 @@ class Engine(Section, frozen=True, kw_only=True):
     salt: Annotated[
         str,
         Allowed(
-            "Root of the block hashes; each salt is a model version of its own.",
+            "Salt of the engines; without a [versions.NAME] also the name of the model version.",
             pattern=r"\S{1,64}",
             words="1 to 64 characters without spaces",
         ),
@@ -369,6 +369,20 @@ class Frontend(Section, frozen=True, kw_only=True):
                     f'frontend.{name} = "" beside frontend.{" and frontend.".join(_set(given))}: '
                     "allowed are certificate and key together, or neither."
                 )
+
+
+class Control(Section, frozen=True, kw_only=True):
+    section: ClassVar[str] = "control"
+
+    replicas: Annotated[
+        int, Allowed("Control processes that `kvmesh up` starts; 0: the mesh has no control plane.", 0, 3)
+    ] = 0
+    state_dir: Annotated[
+        str,
+        Allowed(
+            "Folder in which control processes keep their state; relative paths start where they run, empty: none."
+        ),
+    ] = ""
 
 
 class Trust(Section, frozen=True, kw_only=True):

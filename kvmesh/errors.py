@@ -68,6 +68,11 @@ TABLE: Final[Mapping[str, grpc.StatusCode]] = {
     "SUPERSEDED": grpc.StatusCode.ABORTED,
     # The caller's certificate is for another role, or another mesh.
     "PEER_REFUSED": grpc.StatusCode.PERMISSION_DENIED,
+    # Commands at the control plane.
+    "NOT_LEADER": grpc.StatusCode.FAILED_PRECONDITION,
+    "CHANGE_REFUSED": grpc.StatusCode.FAILED_PRECONDITION,
+    "NAME_UNKNOWN": grpc.StatusCode.NOT_FOUND,
+    "STORE_UNAVAILABLE": grpc.StatusCode.UNAVAILABLE,
     # The client has left, and does not read this status.
     "CLIENT_GONE": grpc.StatusCode.CANCELLED,
     # Bugs, in the mesh or in an engine.
@@ -87,11 +92,13 @@ class Violation:
     """The value that was sent, shortened. Never a whole prompt."""
     allowed: str
     """The range, for example "0 to 10"."""
+    is_clause: bool = False
+    """True: `allowed` is a clause of its own, for example "each step must be above the step before it"."""
 
     @property
     def description(self) -> str:
         """One sentence with value and range."""
-        return f"is {self.value}; {self.allowed} is allowed"
+        return f"is {self.value}; {self.allowed}{'' if self.is_clause else ' is allowed'}"
 
 
 class QuotaViolation(NamedTuple):

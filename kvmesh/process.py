@@ -19,16 +19,21 @@ from kvmesh.attach.server import PROTOCOL_VERSION, Attachable, AttachService
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.attach.v1 import attach_pb2_grpc
 from kvmesh.clock import MonotonicClock
+from kvmesh.control.v1 import snapshot_pb2
+from kvmesh.control_link import ControlLink
 from kvmesh.membership import telemetry as name_telemetry
 from kvmesh.membership.address_filter import AddressFilter
-from kvmesh.membership.member import Member
+from kvmesh.membership.member import POOLS, Member
 from kvmesh.membership.membership import Membership
 from kvmesh.membership.registration import Registration
 from kvmesh.metrics import Metrics, exposed
 from kvmesh.redis_link import RedisLink
 from kvmesh.request_reader import RequestReader, export_request_reader
 from kvmesh.server import MeshServer, run
-from kvmesh.service_options import ServiceOptions
+from kvmesh.service_options import POOLED, ServiceOptions
+from kvmesh.snapshot.content import Content
+from kvmesh.snapshot.identity import Identity
+from kvmesh.snapshot.published import Published
 from kvmesh.tasks import end
 from kvmesh.telemetry import start_logging, tracing_of
 from kvmesh.trust.networks import Networks
@@ -45,7 +50,7 @@ Options = TypeVar("Options", bound=ServiceOptions)
 
 
 def main(
-    role: Role,
+    role: str,
     parse: Callable[[], Options],
     serve: Callable[[Options], Coroutine[Any, Any, None]],
     usage_errors: tuple[type[Exception], ...],
@@ -80,6 +85,7 @@ class MeshProcess:
         config = options.config
         self.role = role
         self.options = options
+        self.pool = options.pool_settings
         self.trust = trust
         self.boot_id = secrets.token_hex(8)
         self.hello = pb.Hello(
@@ -93,6 +99,9 @@ class MeshProcess:
         self.tracing = tracing_of(config.telemetry, role, options.process_id)
         self.registration: Registration | None = None
         """Set while the process serves."""
+        self.control = ControlLink(
+            *(self, self.identity(), options, self.redis, trust, self.networks, self.clock, self.metrics)
+        )
 
     def serve_attach(self, core: Attachable, service_name: str) -> AttachService:
         """Set `server` to a server with Attach for `core` and, beside it, the service `service_name`."""
@@ -128,12 +137,14 @@ class MeshProcess:
             membership = Membership(
                 self.redis, mesh, self.on_members, own=self.registration, address_filter=address_filter
             )
+            await self.control.start(self.registration)
             await self.prepare()
             async with asyncio.TaskGroup() as tasks:
                 running = [
                     tasks.create_task(work, name=name)
                     for name, work in (
                         *self.background(),
+                        *self.control.background(self.server),
                         ("membership", membership.run()),
                         ("registration", self._register(self.registration, metrics_address)),
                     )
@@ -151,15 +162,17 @@ class MeshProcess:
 
     async def _drain(self) -> None:
         # Marked, not removed: other processes still need the lease until all requests here have ended.
-        if self.registration is not None:
-            self.registration.update(draining=True)
+        self.control.leave()
         await self.drain()
 
     async def set_serving(self) -> None:
         """Become SERVING. Then freeze all objects: they live as long as the process, and garbage collection skips them."""
         await self.server.set_serving(True)
-        model_version = self.options.config.engine.salt
-        log.info("serving", extra={"address": self.server.address, "model_version": model_version})
+        about = {"pool": self.pool.name} if self.role in POOLED else {}
+        log.info(
+            "serving",
+            extra={"address": self.server.address, "model_version": self.pool.version.name, **about},
+        )
         gc.collect()
         gc.freeze()
 
@@ -167,14 +180,15 @@ class MeshProcess:
 
     def member(self, address: str) -> Member:
         """Return the member to register."""
-        engine = self.options.config.engine
         return Member(
             process_id=self.options.process_id,
             role=self.role,
             address=address,
             boot_id=self.boot_id,
-            model_version=engine.salt,
-            block_tokens=engine.block_tokens,
+            model_version=self.pool.version.name,
+            block_tokens=self.options.config.engine.block_tokens,
+            pool=self.pool.name if self.role in POOLED else "",
+            capabilities=(POOLS,),
         )
 
     def on_members(self, members: list[Member]) -> None:
@@ -197,6 +211,48 @@ class MeshProcess:
 
     async def drain(self) -> None:
         """Refuse new requests, and return when all running requests have ended. Cancelled at the end of the drain time."""
+
+    # The steps of a role under the control plane (see `Controlled`).
+
+    @property
+    def takes_cordon_by_lease(self) -> bool:
+        """True: peers place nothing new on a process that drains, and go on with the rest. Frontends have no such peers."""
+        return self.role in POOLED
+
+    def identity(self) -> Identity:
+        """Return the introduction of the process to the control plane. Called by the constructor."""
+        pool = self.pool.name if self.role in POOLED else ""
+        return Identity(self.options.process_id, self.boot_id, self.role, pool, (POOLS,))
+
+    def refusal(self, content: Content) -> str:
+        """Return why this process cannot serve `content`, or an empty text. It accepts every content by default."""
+        return ""
+
+    def on_snapshot(self, published: Published) -> None:
+        """Take the snapshot in force, after each change. Not called before the first one: see `control.content`."""
+
+    def set_cordoned(self, is_cordoned: bool) -> None:
+        """Report to callers whether they may place new requests here. Does nothing by default."""
+
+    def begin_drain(self) -> None:
+        """Refuse new requests and finish the others, until `end_drain`. Does nothing by default."""
+
+    def end_drain(self) -> None:
+        """Take new requests again. Does nothing by default."""
+
+    def report(self) -> snapshot_pb2.ReceiverReport:
+        """Return the state of the process for the control plane."""
+        return snapshot_pb2.ReceiverReport()
+
+    def observations(self) -> snapshot_pb2.ObservationBatch | None:
+        """Return observations that were not sent yet. None by default."""
+        return None
+
+    def on_confirmed(self, sequence: int) -> None:
+        """Take the sequence number up to which the control plane has stored observations. Ignored by default."""
+
+    def on_leader(self) -> None:
+        """Send unconfirmed observations again: the stream to the leader is new. Ignored by default."""
 
     async def flush(self) -> None:
         """Write data that must not be lost, while the background tasks still run. Does nothing by default."""

@@ -41,6 +41,12 @@ SERVICE_PORTS: Final = {"grpc": 7000, "metrics": 9100}
 SERVICES: Final = ("frontend", "router", "prefill", "decode")
 """Roles that register in the mesh."""
 
+CONTROL: Final = "control"
+"""Role of the control plane. Its processes register in a key of their own (`controlplane.store`)."""
+
+SERVERS: Final = (*SERVICES, CONTROL)
+"""Roles with a gRPC server of kvmesh."""
+
 ROLES: Final[Mapping[str, Role]] = {
     role.name: role
     for role in (
@@ -52,6 +58,7 @@ ROLES: Final[Mapping[str, Role]] = {
             (),
             15,
         ),
+        Role(CONTROL, "controlplane", SERVICE_PORTS, ("redis",), 10),
         Role("prefill", "services.prefill", SERVICE_PORTS, ("redis", "engine"), 35),
         Role("decode", "services.decode", SERVICE_PORTS, ("redis", "engine"), 35),
         Role("router", "services.router", SERVICE_PORTS, ("redis",), 35),
@@ -62,7 +69,7 @@ ROLES: Final[Mapping[str, Role]] = {
 
 
 def service_command(role: str, name: str, *, config: str, listen: str, more: tuple[str, ...]) -> list[str]:
-    """Return the command of a service. `listen`: "host:port". `more`: options beside those of all services."""
+    """Return the command of one of SERVERS. `listen`: "host:port". `more`: options beside those of all services."""
     options = ("--config", config, "--id", name, "--listen", listen)
     return [sys.executable, "-m", ROLES[role].module, *options, *more]
 

@@ -80,7 +80,6 @@ SERVER_OPTIONS: Final = (
 """Options of every server. The mesh's channels ping each second, which gRPC's default treats as an attack."""
 
 CHANNEL_OPTIONS: Final = (
-    *_keepalive(1.0),
     ("grpc.keepalive_permit_without_calls", 0),
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 1000),
@@ -88,7 +87,6 @@ CHANNEL_OPTIONS: Final = (
     ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.enable_retries", 0),  # the frontend alone retries
     ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
 )
 """Options of every channel between processes of the mesh."""
@@ -128,15 +126,27 @@ class ListenError(OSError):
 
 
 def channel(
-    address: str, credentials: grpc.ChannelCredentials | None = None, name: str = ""
+    address: str,
+    credentials: grpc.ChannelCredentials | None = None,
+    name: str = "",
+    *,
+    message_bytes_max: int = -1,
+    keepalive_s: float = 1.0,
 ) -> grpc.aio.Channel:
     """Return a channel to `host:port`, without TLS unless there are `credentials`. The caller must close it.
 
-    `name`: the name that the peer's certificate must have, in place of the name in the address.
+    `name`: the name that the peer's certificate must have, in place of the name in the address. `message_bytes_max`: gRPC
+    refuses longer messages of the peer; -1: none. `keepalive_s`: as that of `MeshServer`.
     """
+    options: tuple[tuple[str, int | str], ...] = (
+        *_keepalive(keepalive_s),
+        *CHANNEL_OPTIONS,
+        ("grpc.max_receive_message_length", message_bytes_max),
+    )
     if credentials is None:
-        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-    options = (*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", name)) if name else CHANNEL_OPTIONS
+        return grpc.aio.insecure_channel(address, options=options)
+    if name:
+        options = (*options, ("grpc.ssl_target_name_override", name))
     return grpc.aio.secure_channel(address, credentials, options=options)
 
 
@@ -171,7 +181,7 @@ class MeshServer:
         `request_reader` reads the messages of calls. A servicer may use the same reader.
 
         Keepalive: a peer with open calls is pinged every `keepalive_s`, and dropped after twice that time without an
-        answer. It is 1 s inside the mesh, and more for distant clients.
+        answer. It is 1 s inside the mesh, and more for distant clients and for the streams of the control plane.
         """
         self._role = role
         self._instance = instance
@@ -194,6 +204,7 @@ class MeshServer:
         """Resident memory before the first call."""
         self._is_serving = False
         self._standby_reason = ""
+        self._aside_reason = ""
         self._stopping = asyncio.Event()
         self._cut_short = asyncio.Event()
 
@@ -228,14 +239,20 @@ class MeshServer:
         self._standby_reason = reason
         await self._update_health()
 
+    async def set_aside(self, reason: str) -> None:
+        """Set the process aside: NOT_SERVING because of `reason`, whatever `set_serving` sets. Empty: it serves again."""
+        self._aside_reason = reason
+        await self._update_health()
+
     async def _update_health(self) -> None:
-        is_healthy = self._is_serving and not self._standby_reason and not self._stopping.is_set()
+        reason = self._standby_reason or self._aside_reason
+        is_healthy = self._is_serving and not reason and not self._stopping.is_set()
         state = (
             health_pb2.HealthCheckResponse.SERVING
             if is_healthy
             else health_pb2.HealthCheckResponse.NOT_SERVING
         )
-        self._health.reason = "the process drains" if self._stopping.is_set() else self._standby_reason
+        self._health.reason = "the process drains" if self._stopping.is_set() else reason
         for service in ("", *self._services):
             await self._health.set(service, state)
 

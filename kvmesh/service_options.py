@@ -5,12 +5,25 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 from kvmesh import redis_url
 from kvmesh.advertise import HELP, PORT_MAX, Advertised, advertised
 from kvmesh.config import ConfigError, MeshConfig, load
+from kvmesh.pools import (
+    DEFAULT_POOL,
+    PoolSettings,
+    first_pool,
+    pool_names,
+    pool_settings,
+    refuse_unknown_pool,
+)
+from kvmesh.roles import ROLES
+
+POOLED: Final = ("router", "prefill", "decode")
+"""Roles of which each process belongs to one pool."""
 
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
@@ -28,6 +41,15 @@ class ServiceOptions:
     """0 takes a free one."""
     advertise: Advertised
     """Address that is registered instead of `listen`."""
+    pool: str = field(default="", kw_only=True)
+    """Name of the pool of the process. Empty takes the first pool."""
+    state_dir: Path | None = field(default=None, kw_only=True)
+    """Folder in which the process keeps its snapshot. None: no folder."""
+
+    @property
+    def pool_settings(self) -> PoolSettings:
+        """The pool of the process. A frontend belongs to no pool; its settings are those of the first pool."""
+        return pool_settings(self.config, self.pool) if self.pool else first_pool(self.config)
 
     @property
     def host(self) -> str:
@@ -36,11 +58,11 @@ class ServiceOptions:
 
 
 def parse(role: str, arguments: Sequence[str] | None, environment: Mapping[str, str]) -> ServiceOptions:
-    """Read the command line of `python -m services.<role>` and the file it names; `environment` may hold Redis' URL.
+    """Read the command line of a process of `role` and the file it names; `environment` may hold Redis' URL.
 
     Raises ConfigError; argparse exits with 2 on its own.
     """
-    parser = argparse.ArgumentParser(prog=f"python -m services.{role}")
+    parser = argparse.ArgumentParser(prog=f"python -m {ROLES[role].module}")
     add_options(parser, role, environment)
     return read(parser.parse_args(arguments))
 
@@ -64,6 +86,9 @@ def add_options(
     add("--advertise", default=None, help=HELP)
     redis_url.add_option(parser, environment)
     add("--metrics-port", type=int, default=0, help="Prometheus port; 0 takes a free one")
+    add("--state", default="", metavar="DIR", help="folder for the last snapshot; empty: none is kept")
+    if role in POOLED:
+        add("--pool", default=DEFAULT_POOL, help="pool of this process, a [pools.NAME]; default: %(default)s")
 
 
 def read(given: argparse.Namespace) -> ServiceOptions:
@@ -81,11 +106,17 @@ def read(given: argparse.Namespace) -> ServiceOptions:
         raise ConfigError(
             f"The URL of the mesh's Redis is missing: set ${redis_url.VARIABLE}, or give --redis URL."
         )
+    config = load(given.config) if given.config else MeshConfig()
+    pool = getattr(given, "pool", "")
+    if "pool" in given:
+        refuse_unknown_pool("--pool", pool, pool_names(config))
     return ServiceOptions(
-        config=load(given.config) if given.config else MeshConfig(),
+        config=config,
         process_id=given.id,
         listen=given.listen,
         redis_url=given.redis,
         metrics_port=given.metrics_port,
         advertise=advertised(given.listen, given.advertise, given.redis),
+        pool=pool,
+        state_dir=Path(given.state) if given.state else None,
     )

@@ -205,7 +205,7 @@ class AttachLink:
         self._dials += 1
         try:
             self._dialled = await self._dialer.resolve(self.address, self._dials - 1)
-            await _probe(self._dialled)
+            await probe(self._dialled)
         except (DialRefused, PeerUnreachable):
             queue.refund()
             raise
@@ -278,7 +278,7 @@ class AttachLink:
                 raise ValueError(text)
 
 
-async def _probe(address: str) -> None:
+async def probe(address: str) -> None:
     """Return once `address` accepts connections. Raises PeerUnreachable.
 
     gRPC cannot give up a connection that is being made. A channel that is closed before its connection is made leaves the

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from kvmesh.config import ConfigError
-from kvmesh.trust.names import CERTIFICATE_ROLES, name_of
+from kvmesh.trust.names import CERTIFICATE_ROLES, names_of
 
 AUTHORITY: Final = "authority"
 DAYS_MAX: Final = 825
@@ -57,7 +57,7 @@ def certificates(
             _publish(draft / "authority.key", folder / f"{authority}.key")
             _publish(draft / "authority.pem", folder / f"{authority}.pem")
         for role in roles:
-            _sign(draft, folder / authority, name_of(role, mesh), days)
+            _sign(draft, folder / authority, names_of(role, mesh), days)
             # The key comes first. A process that reads in between finds a mismatch and keeps its old certificate.
             _publish(draft / "one.key", folder / f"{role}.key")
             _publish(draft / "one.pem", folder / f"{role}.pem")
@@ -102,11 +102,11 @@ def _make_authority(draft: Path, name: str, days: int) -> None:
     )
 
 
-def _sign(draft: Path, authority: Path, name: str, days: int) -> None:
-    _write(draft / "one.cnf", f"[req]\ndistinguished_name=dn\nprompt=no\n[dn]\nCN={name}\n")
+def _sign(draft: Path, authority: Path, names: Sequence[str], days: int) -> None:
+    _write(draft / "one.cnf", f"[req]\ndistinguished_name=dn\nprompt=no\n[dn]\nCN={names[0]}\n")
     _write(
         draft / "one.ext",
-        f"basicConstraints=CA:false\nsubjectAltName=DNS:{name}\n"
+        f"basicConstraints=CA:false\nsubjectAltName={','.join(f'DNS:{name}' for name in names)}\n"
         "keyUsage=critical,digitalSignature\nextendedKeyUsage=serverAuth,clientAuth\n",
     )
     _openssl(

@@ -8,12 +8,13 @@ from typing import Final
 import grpc
 
 from kvmesh.config import ConfigError, MeshConfig
+from kvmesh.roles import SERVERS
 from kvmesh.server import channel
 from kvmesh.trust.edge import Edge
 from kvmesh.trust.names import OPERATOR
 from kvmesh.trust.peers import Trust
 
-INTERNAL_ROLES: Final = ("router", "prefill", "decode")
+INTERNAL_ROLES: Final = tuple(role for role in SERVERS if role != "frontend")
 
 
 class Dial:
@@ -29,6 +30,10 @@ class Dial:
         if role in INTERNAL_ROLES:
             return self._trust.channel(address, role)
         return self._edge.channel(address) if role == "frontend" else channel(address)
+
+    async def explain(self, address: str, role: str) -> str:
+        """Return the TLS fault between this process and the one of an internal `role` at `address`, or an empty text."""
+        return await self._trust.explain(address, role)
 
 
 def channel_trusting(authority: Path, address: str) -> grpc.aio.Channel:

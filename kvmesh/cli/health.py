@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 
 from kvmesh import health_reason
-from kvmesh.roles import ROLES, SERVICES, option_of
+from kvmesh.roles import ROLES, SERVERS, option_of
 
 if TYPE_CHECKING:
     from kvmesh.config import MeshConfig
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 TIMEOUT_S: Final = 2.0
 DEFAULT_CONFIG: Final = "kvmesh.toml"
 
-INTERNAL_ROLES: Final = tuple(role for role in SERVICES if role != "frontend")
+INTERNAL_ROLES: Final = tuple(role for role in SERVERS if role != "frontend")
 ENGINE: Final = "engine"
 
 ENGINE_MODEL: Final = "tensorrt_llm"
@@ -56,7 +56,7 @@ class Probe:
 
 def probe_of(words: Sequence[str]) -> Probe | None:
     """Return the probe for the process with the command line `words`; None if the process is not part of a mesh."""
-    role = next((word for word in words if word in (*SERVICES, ENGINE)), "")
+    role = next((word for word in words if word in (*SERVERS, ENGINE)), "")
     if role == ENGINE:
         port = option_of(words, "grpc-port") or ROLES[ENGINE].port
         return Probe(_dialable(f"{option_of(words, 'host')}:{port}"), ENGINE_MODEL)
@@ -104,7 +104,7 @@ async def _reason(probe: Probe) -> str:
     if not await explain(probe.address, "", None):
         return ""
     if not probe.role:
-        roles = f"{', '.join(SERVICES[:-1])} or {SERVICES[-1]}"
+        roles = f"{', '.join(SERVERS[:-1])} or {SERVERS[-1]}"
         return f"the server requires TLS; give --role {roles}, and --config with the certificates"
     if probe.role not in INTERNAL_ROLES and config.frontend.certificate:
         return "its certificate is not the one of frontend.certificate, or it refuses the local certificate"
@@ -150,7 +150,7 @@ def _from_mesh_file(probe: Probe) -> Probe | None:
     except NoMesh:
         return None
     for member in mesh.processes:
-        if member.address == probe.address and member.role in SERVICES:
+        if member.address == probe.address and member.role in SERVERS:
             return replace(probe, role=member.role, config=mesh.config)
     return None
 
@@ -170,7 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--role",
         default="",
         metavar="ROLE",
-        help=f"role of the service, required if the configuration has TLS: {', '.join(SERVICES)}",
+        help=f"role of the service, required if the configuration has TLS: {', '.join(SERVERS)}",
     )
     add("--config", default="", help=f"the mesh's kvmesh.toml, read with --role; default: ./{DEFAULT_CONFIG}")
     add(
@@ -192,12 +192,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _say(
             f'ADDRESS = "{given.address}" is not HOST:PORT with a port of 1 to 65535 (IPv6: [::1]:7000).'
         )
-    if given.role not in ("", *SERVICES):
-        return _say(f'--role = "{given.role}" is unknown: allowed are {", ".join(SERVICES)}.')
+    if given.role not in ("", *SERVERS):
+        return _say(f'--role = "{given.role}" is unknown: allowed are {", ".join(SERVERS)}.')
     if len(given.model.encode()) > _NAME_BYTES_MAX:
         return _say(f"--model is too long: allowed are up to {_NAME_BYTES_MAX} bytes.")
     if given.config and not given.role:
-        return _say(f"--config needs --role: {', '.join(SERVICES)}.")
+        return _say(f"--config needs --role: {', '.join(SERVERS)}.")
     assert probe is not None
     try:
         fault = health(probe)

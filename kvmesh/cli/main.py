@@ -21,6 +21,10 @@ from rich.console import Console
 from kvmesh import __version__
 from kvmesh.bad_option import BadOption
 from kvmesh.cli.certificates import OpensslMissing
+from kvmesh.cli.control import replica_commands
+from kvmesh.cli.control.event_commands import events
+from kvmesh.cli.control.rollout_commands import rollout
+from kvmesh.cli.control.snapshot_commands import freeze, snapshot
 from kvmesh.cli.mesh_file import DataDirUnusable, MeshBusy, NoMesh, read_mesh
 from kvmesh.cli.options import (
     ConfigOption,
@@ -33,6 +37,7 @@ from kvmesh.cli.options import (
 )
 from kvmesh.cli.processes import PortInUse
 from kvmesh.cli.redis_choice import named_redis, with_redis
+from kvmesh.cli.replica_commands import replicas
 from kvmesh.cli.tenant_commands import tenants
 from kvmesh.config import RUNTIME_MAX_S, ConfigError, describe
 from kvmesh.redis_binary import RedisMissing
@@ -62,6 +67,10 @@ INT32_MAX: Final = (1 << 31) - 1
 UINT64_MAX: Final = (1 << 64) - 1
 """Ranges of the request's fields. The frontend checks every narrower limit."""
 app.add_typer(tenants, name="tenants")
+app.add_typer(replicas, name="replicas")
+app.add_typer(rollout, name="rollout")
+app.add_typer(snapshot, name="snapshot")
+replica_commands.add_to(replicas)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -218,12 +227,19 @@ def status(
     raise typer.Exit(asyncio.run(work))
 
 
+app.command()(events)
+app.command()(freeze)
+
+
 @app.command()
 def health(
     address: Annotated[str, typer.Argument(help="host:port of a service's gRPC, or of a Triton server's.")],
     model: Annotated[str, typer.Option(help="Model that the Triton server must have loaded.")] = "",
     role: Annotated[
-        str, typer.Option(help="Role of the service, required with TLS: frontend, router, prefill or decode.")
+        str,
+        typer.Option(
+            help="Role of the service, required with TLS: frontend, router, prefill, decode or control."
+        ),
     ] = "",
     config: Annotated[
         Path | None, typer.Option(help="The mesh's kvmesh.toml, read with --role; default ./kvmesh.toml.")

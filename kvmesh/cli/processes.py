@@ -12,13 +12,15 @@ from kvmesh.cli.readiness import ModelReady, Ready, ReadyLine, RedisReady
 from kvmesh.cli.shared_memory import prefix_of
 from kvmesh.config import ConfigError, MeshConfig
 from kvmesh.config_sections import Engine
+from kvmesh.pool_sections import COSTS
+from kvmesh.pools import DEFAULT_POOL, PoolSettings, VersionSettings, pool_names, pool_settings
 from kvmesh.ports import free_ports
 from kvmesh.redis_binary import redis_binary, redis_command
 from kvmesh.redis_url import VARIABLE, has_password
-from kvmesh.roles import ROLES, engine_command, service_command
+from kvmesh.roles import CONTROL, ROLES, engine_command, service_command
 
-COSTS: Final = ("step_s", "prefill_s", "prefill_token_s", "prefill_token2_s", "block_transfer_s")
-"""Keys of [engine] that only the hashed arithmetic uses."""
+STATE_FOLDER: Final = "state"
+"""Folder in the data folder with a state folder of each process, so that weights outlive a restart of everything."""
 
 
 class PortInUse(RuntimeError):
@@ -47,10 +49,8 @@ def processes_of(config: MeshConfig, config_path: Path, data_dir: Path) -> list[
     existing absolute path. Raises ConfigError, PortInUse and RedisMissing.
     """
     _refuse_foreign(config.mesh.host)
-    replicas = [
-        *(("prefill", f"prefill-{number}") for number in range(config.prefill.replicas)),
-        *(("decode", f"decode-{number}") for number in range(config.decode.replicas)),
-    ]
+    pools = [pool_settings(config, name) for name in pool_names(config)]
+    replicas = [(pool, role, name) for pool in pools for role, name in _replicas(pool)]
     host = config.mesh.host
     ports = free_ports(host, 1 + len(ROLES["engine"].ports) * len(replicas))
     redis, redis_url, redis_deps = _redis(config, next(ports), data_dir)
@@ -59,26 +59,31 @@ def processes_of(config: MeshConfig, config_path: Path, data_dir: Path) -> list[
     environment = ((VARIABLE, redis_url),) if is_secret else ()
 
     def service(role: str, name: str, port: int, deps: tuple[str, ...], *more: str) -> Process:
-        options = (*redis_option, "--metrics-port", "0", *more)
+        options = (*redis_option, "--metrics-port", "0", *_state_option(config, role, name, data_dir), *more)
         listen = f"{host}:{port}"
         command = service_command(role, name, config=str(config_path), listen=listen, more=options)
         return Process(name, role, tuple(command), (*redis_deps, *deps), ReadyLine(), environment)
 
     engines, services = [], []
-    for role, name in replicas:
+    for pool, role, name in replicas:
         engine_ports = {kind: next(ports) for kind in ROLES["engine"].ports}
-        engine = _engine(config, role, name, engine_ports, data_dir)
+        engine = _engine(config, pool.version, role, name, engine_ports, data_dir)
         engines.append(engine)
         address = f"{host}:{engine_ports['grpc']}"
-        services.append(service(role, name, 0, (engine.name,), "--engine", address))
-    routers = [service("router", f"router-{number}", 0, ()) for number in range(config.router.replicas)]
+        services.append(service(role, name, 0, (engine.name,), "--engine", address, *_pool_option(pool)))
+    routers = [
+        service("router", pool.process_name("router", number), 0, (), *_pool_option(pool))
+        for pool in pools
+        for number in range(pool.routers)
+    ]
+    controls = [service(CONTROL, f"{CONTROL}-{number}", 0, ()) for number in range(config.control.replicas)]
     waits_for = tuple(each.name for each in (*routers, *services))
     frontends = []
     for number in range(config.frontend.replicas):
         port = config.frontend.port + number if config.frontend.port else 0
         _refuse_taken(host, port)
         frontends.append(service("frontend", f"frontend-{number}", port, waits_for))
-    return [*redis, *engines, *routers, *services, *frontends]
+    return [*redis, *engines, *controls, *routers, *services, *frontends]
 
 
 def _redis(config: MeshConfig, port: int, data_dir: Path) -> tuple[list[Process], str, tuple[str, ...]]:
@@ -90,18 +95,49 @@ def _redis(config: MeshConfig, port: int, data_dir: Path) -> tuple[list[Process]
     return [redis], f"redis://{host}:{port}/0", ("redis",)
 
 
-def _engine(config: MeshConfig, role: str, name: str, ports: dict[str, int], data_dir: Path) -> Process:
-    engine, name = config.engine, f"{name}-engine"
+def _replicas(pool: PoolSettings) -> Iterator[tuple[str, str]]:
+    """Yield role and name of each replica of a pool."""
+    for role, count in (("prefill", pool.prefill), ("decode", pool.decode)):
+        yield from ((role, pool.process_name(role, number)) for number in range(count))
+
+
+def _pool_option(pool: PoolSettings) -> tuple[str, ...]:
+    # Release 0.1.0 does not know the option, and all its processes are of the default pool.
+    return () if pool.name == DEFAULT_POOL else ("--pool", pool.name)
+
+
+def _state_option(config: MeshConfig, role: str, name: str, data_dir: Path) -> tuple[str, ...]:
+    """Return the state folder of a process. Without a control plane there is no state to keep."""
+    is_elsewhere = role == CONTROL and config.control.state_dir
+    return (
+        ("--state", str(data_dir / STATE_FOLDER / name))
+        if config.control.replicas and not is_elsewhere
+        else ()
+    )
+
+
+def _engine(
+    config: MeshConfig, version: VersionSettings, role: str, name: str, ports: dict[str, int], data_dir: Path
+) -> Process:
+    engine, name = version.engine, f"{name}-engine"
     blocks = engine.blocks_of_prefill if role == "prefill" else engine.kv_blocks
     prefix = prefix_of(name)
     options = (
         *("--arithmetic", engine.arithmetic, "--kv-blocks", str(blocks)),
-        *("--block-tokens", str(engine.block_tokens), "--salt", engine.salt, "--model-version", engine.salt),
+        *(
+            "--block-tokens",
+            str(engine.block_tokens),
+            "--salt",
+            version.salt,
+            "--model-version",
+            version.name,
+        ),
         *("--handoff-timeout-s", str(engine.handoff_timeout_s)),
-        *("--model-dir", str(config.mesh.model_path)),
+        *("--model-dir", str(version.model_path)),
         *("--max-sequence-tokens", str(engine.max_sequence_tokens)),
         *("--shm-prefix", prefix, "--work-dir", str(data_dir / "engines" / name)),
         *_costs(engine),
+        *(("--faults", version.faults) if version.faults else ()),
     )
     command = tuple(engine_command(config.mesh.host, ports, more=options))
     ready = ModelReady(f"{config.mesh.host}:{ports['grpc']}", f"{config.mesh.host}:{ports['metrics']}")

@@ -54,7 +54,8 @@ def redis_url_of(mesh: MeshFile | None, named: NamedRedis, *, is_file_given: boo
     if not found:
         if not named.url:
             raise BadOption(
-                f"No Redis is named: set ${VARIABLE} or redis.url, or give the --data-dir of a mesh that runs here."
+                f"No mesh runs in this folder, and no Redis is named: start one with `kvmesh up`, set ${VARIABLE} or "
+                "redis.url, or give the --data-dir of a mesh that runs here."
             )
         return named.url
     if named.url:

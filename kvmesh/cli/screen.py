@@ -128,6 +128,7 @@ def _explained(finished: inference.Finished) -> dict[str, str]:
         "prompt": f"{finished.usage.prompt_token_count} tokens",
         "output": f"{finished.usage.output_token_count} tokens",
         "end": inference.FinishReason.Name(finished.finish_reason).removeprefix("FINISH_REASON_").lower(),
+        "pool, version": f"{explanation.pool or '-'}, {explanation.model_version or '-'}",
         "router": last.router or "-",
         "prefill": last.prefill_replica or "on decode",
         "decode": last.decode_replica or "-",

@@ -33,6 +33,7 @@ _USAGE_METRICS: Final = {
     "router": {"live_requests": "live", "queued_requests": "queued", "index_blocks": "index blocks"},
     "prefill": {"running_requests": "live", "queued_requests": "queued"},
     "decode": {"running_requests": "live", "pending_slots": "queued"},
+    "control": {"receivers": "receivers", "receivers_behind": "behind"},
 }
 """By role: the metrics of its load, and the word that the table shows for each."""
 
@@ -101,6 +102,7 @@ class ProcessStatus(msgspec.Struct, frozen=True, kw_only=True):
         reserved, blocks = self.value("reserved_blocks"), self.value("kv_blocks")
         if reserved is not None and blocks is not None:
             words.append(f"{reserved:.0f} of {blocks:.0f} KV blocks")
+        words += self._leader_words()
         words += self._placement_words()
         words += self.prefill_costs.words() if self.prefill_costs is not None else []
         if self.redis_connected is not None:
@@ -112,6 +114,13 @@ class ProcessStatus(msgspec.Struct, frozen=True, kw_only=True):
             ]
             words.append(f"places on {' '.join(names) or 'no replica'}")
         return ", ".join(words)
+
+    def _leader_words(self) -> list[str]:
+        """Return the part of a control process in words; empty for other roles."""
+        is_leader, term = self.value("is_leader"), self.value("term")
+        if is_leader is None or term is None:
+            return []
+        return [f"leads in term {term:.0f}" if is_leader else f"follows term {term:.0f}"]
 
     def _placement_words(self) -> list[str]:
         """Return the cache hits and the imbalance of a router's placements in words; empty if it has made none."""

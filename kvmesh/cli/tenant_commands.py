@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import os
-from collections.abc import Coroutine
-from contextlib import suppress
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from kvmesh.bad_option import BadOption
-from kvmesh.cli.mesh_file import NoMesh, read_mesh
-from kvmesh.cli.options import (
-    ConfigOption,
-    DataDirOption,
-    data_dir_of,
-    settings_given,
-    settings_of,
-)
-from kvmesh.cli.redis_choice import named_redis, redis_url_of
-from kvmesh.config import MeshConfig
+from kvmesh.cli.named_mesh import named_mesh, run_command
+from kvmesh.cli.options import ConfigOption, DataDirOption
 from kvmesh.redis_url import BUDGETS_VARIABLE
 
 tenants = typer.Typer(
@@ -49,7 +36,7 @@ def list_tenants(
     """List all tenants with their limits."""
     from kvmesh.cli import tenants as command
 
-    _run(command.list_all(*_mesh(config, data_dir), as_json=as_json))
+    run_command(command.list_all(*named_mesh(config, data_dir), as_json=as_json))
 
 
 @tenants.command()
@@ -60,7 +47,7 @@ def show(
     from kvmesh.cli import tenants as command
 
     budgets_url = os.environ.get(BUDGETS_VARIABLE, "")
-    _run(command.show(*_mesh(config, data_dir), name, as_json=as_json, budgets_url=budgets_url))
+    run_command(command.show(*named_mesh(config, data_dir), name, as_json=as_json, budgets_url=budgets_url))
 
 
 @tenants.command("set")
@@ -74,7 +61,7 @@ def set_values(
     """Change limits and other values; running frontends apply them within two seconds."""
     from kvmesh.cli import tenants as command
 
-    _run(command.change(*_mesh(config, data_dir), name, changes, as_json=as_json))
+    run_command(command.change(*named_mesh(config, data_dir), name, changes, as_json=as_json))
 
 
 @tenants.command()
@@ -84,8 +71,8 @@ def disable(
     """Refuse new requests of a tenant or of one key; running requests continue."""
     from kvmesh.cli import tenants as command
 
-    made = command.change(*_mesh(config, data_dir), name, ["disabled=true"], as_json=as_json)
-    _run(made)
+    made = command.change(*named_mesh(config, data_dir), name, ["disabled=true"], as_json=as_json)
+    run_command(made)
 
 
 @tenants.command()
@@ -95,8 +82,8 @@ def enable(
     """Admit requests of a disabled tenant or key again."""
     from kvmesh.cli import tenants as command
 
-    made = command.change(*_mesh(config, data_dir), name, ["disabled=false"], as_json=as_json)
-    _run(made)
+    made = command.change(*named_mesh(config, data_dir), name, ["disabled=false"], as_json=as_json)
+    run_command(made)
 
 
 @tenants.command()
@@ -121,27 +108,8 @@ def key(
     if delete and gateway:
         raise BadOption("--delete cannot be combined with --gateway: a key is deleted by its name alone.")
     if delete:
-        _run(command.delete_key(*_mesh(config, data_dir), name, key_name, as_json=as_json))
-    made = command.make_key(*_mesh(config, data_dir), name, key_name, is_gateway=gateway, as_json=as_json)
-    _run(made)
-
-
-def _run(work: Coroutine[Any, Any, int]) -> None:
-    """Run a command and exit with its status. The command prints its own errors, so warnings of RedisLink are muted."""
-    logging.disable(logging.WARNING)
-    try:
-        raise typer.Exit(asyncio.run(work))
-    finally:
-        logging.disable(logging.NOTSET)
-
-
-def _mesh(path: Path | None, data_dir: Path | None) -> tuple[MeshConfig, str]:
-    """Return the configuration and the URL of Redis: those given, else those of the mesh that runs here."""
-    settings = settings_given(path)
-    named = named_redis(settings, os.environ)
-    mesh = None
-    with suppress(NoMesh):
-        mesh = read_mesh(data_dir_of(settings, data_dir))
-        if path is None:
-            settings = settings_of(mesh)
-    return settings, redis_url_of(mesh, named, is_file_given=path is not None)
+        run_command(command.delete_key(*named_mesh(config, data_dir), name, key_name, as_json=as_json))
+    made = command.make_key(
+        *named_mesh(config, data_dir), name, key_name, is_gateway=gateway, as_json=as_json
+    )
+    run_command(made)

@@ -16,13 +16,14 @@ from kvmesh.buckets.limits import Account, Scope
 from kvmesh.buckets.operations import Show, Shown
 from kvmesh.cli import tenant_tables
 from kvmesh.config import ConfigError, MeshConfig
+from kvmesh.config_keys import refuse_unknown_name
 from kvmesh.redis_link import RedisLink, RedisUnavailable
 from kvmesh.redis_url import without_password
 from kvmesh.tenants import minting, store
 from kvmesh.tenants.caller import Caller
 from kvmesh.tenants.catalogue import Catalogue, digest, tables_of
 from kvmesh.tenants.overrides import CHANGEABLE, DELETED, Override, changed, parse_changes
-from kvmesh.tenants.sections import KeyTable, refuse_unknown_name
+from kvmesh.tenants.sections import KeyTable
 
 
 class TenantAdmin:

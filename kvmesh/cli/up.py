@@ -14,7 +14,7 @@ from rich.console import Console
 from kvmesh.cli.dial import Dial
 from kvmesh.cli.leased_names import leased_names
 from kvmesh.cli.mesh_file import ListedProcess, MeshFile, locked_data_dir, write_mesh
-from kvmesh.cli.processes import COSTS, processes_of
+from kvmesh.cli.processes import processes_of
 from kvmesh.cli.readiness import redis_fault
 from kvmesh.cli.redis_choice import EMBEDDED
 from kvmesh.cli.screen import StartProgress, address_table
@@ -22,8 +22,10 @@ from kvmesh.cli.shared_memory import clear_stale
 from kvmesh.cli.status import live_requests
 from kvmesh.cli.supervisor import ProcessFailed, Stopped, Supervisor, supervised
 from kvmesh.config import ConfigError, MeshConfig, describe
-from kvmesh.config_sections import Engine
+from kvmesh.pool_sections import COSTS
+from kvmesh.pools import VersionSettings, pool_names, pool_settings
 from kvmesh.redis_url import without_password
+from kvmesh.roles import CONTROL
 from kvmesh.server import DRAIN_S
 from kvmesh.trust.names import CERTIFICATE_ROLES
 from kvmesh.trust.networks import Networks
@@ -46,7 +48,7 @@ async def running_mesh(
     data_dir = data_dir.resolve()
     with locked_data_dir(data_dir):
         await _check_prerequisites(config, redis_source)
-        _warn_of_costs(config.engine, console)
+        _warn_of_costs(config, console)
         clear_stale()
         # The processes read the checked configuration, also if the operator edits the original file meanwhile.
         config_path = data_dir / "kvmesh.toml"
@@ -108,13 +110,11 @@ async def _announce_drain(mesh: MeshFile, console: Console) -> None:
 
 async def _check_prerequisites(config: MeshConfig, redis_source: str) -> None:
     """Check the model, the certificates, Redis and the networks, which every process needs. Raises ConfigError."""
-    if not config.mesh.model_path.is_dir():
-        raise ConfigError(
-            f'mesh.model_dir = "{config.mesh.model_dir}" is not a folder ({config.mesh.model_path}): '
-            "name the folder with the tokenizer and the weights."
-        )
+    for pool in pool_names(config):
+        _refuse_missing_model(config, pool_settings(config, pool).version)
     for role in CERTIFICATE_ROLES:
-        Dial(config, role)
+        if role != CONTROL or config.control.replicas:  # certificates of release 0.1.0 lack the role
+            Dial(config, role)
     if config.redis.url and (fault := await redis_fault(config.redis.url)):
         raise ConfigError(
             f'{redis_source} = "{without_password(config.redis.url)}" does not answer ({fault}): '
@@ -123,6 +123,18 @@ async def _check_prerequisites(config: MeshConfig, redis_source: str) -> None:
     if fault := Networks(config.trust.networks).fault(f"{config.mesh.host}:0"):
         raise ConfigError(
             f"mesh.host: {fault}. The processes of this mesh would refuse each other; add a network that contains it."
+        )
+
+
+def _refuse_missing_model(config: MeshConfig, version: VersionSettings) -> None:
+    if not version.model_path.is_dir():
+        table = config.versions.get(version.name)
+        is_own = table is not None and table.model_dir
+        field = f"versions.{version.name}.model_dir" if is_own else "mesh.model_dir"
+        value = table.model_dir if table is not None and is_own else config.mesh.model_dir
+        raise ConfigError(
+            f'{field} = "{value}" is not a folder ({version.model_path}): '
+            "name the folder with the tokenizer and the weights."
         )
 
 
@@ -135,11 +147,15 @@ async def _refuse_leased_names(config: MeshConfig, names: list[str], redis_sourc
         )
 
 
-def _warn_of_costs(engine: Engine, console: Console) -> None:
-    keys = [f"engine.{key}" for key in COSTS if getattr(engine, key)]
-    if keys and engine.arithmetic != "hashed":
+def _warn_of_costs(config: MeshConfig, console: Console) -> None:
+    tables = {
+        "engine": config.engine,
+        **{f"versions.{name}": table for name, table in config.versions.items()},
+    }
+    keys = [f"{where}.{key}" for where, table in tables.items() for key in COSTS if getattr(table, key)]
+    if keys and config.engine.arithmetic != "hashed":
         console.print(
-            f'Without effect while engine.arithmetic = "{engine.arithmetic}": {", ".join(keys)}.',
+            f'Without effect while engine.arithmetic = "{config.engine.arithmetic}": {", ".join(keys)}.',
             markup=False,
             highlight=False,
             soft_wrap=True,

@@ -5,7 +5,8 @@ the next step.
 
     SENDING ── started ──► STREAMING ── finished ──► DONE
        ▲                      │
-       └─ broken, unresponsive ┘   resend: with the resume token and the ids, or, before `started`, with the same key
+       └─ broken, unresponsive ┘   resend: with the resume token and the ids, or, before `started`, with the same key;
+                                   without tokens and with its model version gone, anew
 
 INVARIANT: each token is handed out exactly once. The chunks, joined, are the positions up to len(ids) without repeat or
 gap, after any failures. They begin at 0, or after the received tokens of the caller's own `options.resume`. Their text is
@@ -26,6 +27,9 @@ from kvmesh.inference.v1 import inference_pb2 as pb
 TOKEN_REFUSED: Final = frozenset({"RESUME_TOKEN_INVALID", "FIELD_UNKNOWN"})
 """Reasons of a frontend that cannot read a resume token: it runs an older release, or lacks the mesh's secret."""
 
+
+VERSION_GONE: Final = "STALE_SNAPSHOT"
+"""Reason of a mesh in which no pool serves the model version of the request any more."""
 
 TTFT_MIN_S: Final = 0.001
 """Shortest TTFT timeout that the mesh accepts."""
@@ -66,7 +70,7 @@ class CallState:
         self.text = ""
         self.logprobs: list[float] = []
         self.started: pb.Started | None = None
-        """The first `started`; its facts hold for all sends of the request."""
+        """The first `started`; its facts hold for all sends of the request, unless another model version begins it anew."""
         self.finished: pb.Finished | None = None
         self.resumes = 0
         """Number of failovers after the first `started`."""
@@ -151,7 +155,10 @@ class CallState:
         context = RetryContext(len(self.ids), has_other, now_s, jitter)
         reason = details.reason
         if reason in TOKEN_REFUSED and self._may_be_read_elsewhere(reason, has_other=has_other):
-            return self._retries.on_unread_token(details, context)
+            return self._retries.on_changed_request(details, context)
+        if reason == VERSION_GONE and self._may_begin_anew():
+            self._tokens, self.started = [], None
+            return self._retries.on_changed_request(details, context)
         return self._retries.on_error(details, context)
 
     def on_end(self) -> GiveUp | None:
@@ -231,6 +238,10 @@ class CallState:
             return True
         is_readable = bool(self._tokens) and (self.started is not None or reason == "FIELD_UNKNOWN")
         return is_readable and has_other and self._token_refusals == 1
+
+    def _may_begin_anew(self) -> bool:
+        """Return whether another model version may answer: the caller has no token, and gave no resume token."""
+        return self.started is not None and not self.ids and not self.request.options.HasField("resume")
 
     def _broken(self, what: str) -> ProtocolBroken:
         return ProtocolBroken("PROTOCOL_BROKEN", f"{what}: a bug in the mesh or in this client")

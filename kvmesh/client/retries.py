@@ -148,8 +148,8 @@ class Retries:
             return GiveUp(error)
         return self._retry(error, context, self._delay_s(details, context))
 
-    def on_unread_token(self, details: ErrorDetails, context: RetryContext) -> Retry | GiveUp:
-        """The frontend could not read the resume token; another frontend may read it, or an older token helps."""
+    def on_changed_request(self, details: ErrorDetails, context: RetryContext) -> Retry | GiveUp:
+        """The next send differs: another frontend may read the resume token, an older token helps, or it begins anew."""
         self._progress(context)
         self._superseded = 0
         return self._retry(error_of(details), context, self._backoff_s(context, at_once=not self._streak))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -17,6 +18,9 @@ LEAVE_PREFIX = b"gone:"
 
 TERM_MAX: Final = 1 << 53
 """Largest term. Every JSON reader keeps it exact."""
+
+POOLS: Final = "pools"
+"""Capability of a process of a release that knows pools."""
 
 Role = Literal["frontend", "router", "prefill", "decode"]
 
@@ -37,6 +41,14 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     engine_boot_id: str = ""
     draining: bool = False
     capabilities: tuple[str, ...] = ()
+    pool: str = "default"
+    """Pool of a router or a replica. Empty for other roles. Release 0.1.0 writes none: its processes are of "default"."""
+    state: str = ""
+    """State that the control plane gave the process. Empty: none."""
+    snapshot: str = ""
+    """Name of the snapshot that the process applies. Empty: none."""
+    digests: Mapping[str, str] = msgspec.field(default_factory=dict)
+    """Digest by kind, "tokenizer" or "engine". Processes of one pool have equal ones. A missing kind: unknown."""
     term: Annotated[int, msgspec.Meta(ge=0, le=TERM_MAX)] = 0
     """Fencing token: orders the holders of one name (see `election`). 0: a lease of the previous release."""
 

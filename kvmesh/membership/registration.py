@@ -83,6 +83,10 @@ class Registration:
             self.member, self._has_changed = member, True
             self._changed.set()
 
+    def note(self, **changes: Any) -> None:
+        """Change fields of the member. The next renewal writes them, and other processes see them at their next poll."""
+        self.member = msgspec.structs.replace(self.member, **changes)
+
     def on_lease_change(self, left_boot_id: str) -> None:
         """Take the news of a changed lease. A standby then reads its lease at once.
 

@@ -6,11 +6,21 @@ from collections.abc import Sequence
 from typing import Final
 
 from kvmesh.attach.v1 import attach_pb2 as pb
+from kvmesh.budget.v1 import budget_pb2
 from kvmesh.triton.errors import InvalidToken
 from kvmesh.triton.port import CallKind, EngineCall
 
 TRANSPORT_GRACE_S: Final = 5.0
 """Time from the deadline of a request to the timeout of its engine call. The timeout is a backstop of the core."""
+
+
+CONTROL_PURPOSES: Final = {budget_pb2.PURPOSE_WARM_UP: "warm_up", budget_pb2.PURPOSE_PROBE: "probe"}
+"""Purposes for which no user waits."""
+
+
+def control_purpose(budget: budget_pb2.Budget) -> str:
+    """Return "warm_up" or "probe" for a call of the control plane; empty for every other call."""
+    return CONTROL_PURPOSES.get(budget.purpose, "")
 
 
 def engine_call(

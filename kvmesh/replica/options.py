@@ -45,4 +45,6 @@ def parse(
         service.advertise,
         role,
         peer(given.engine, "--engine"),
+        pool=service.pool,
+        state_dir=service.state_dir,
     )

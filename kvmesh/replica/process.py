@@ -18,6 +18,7 @@ from kvmesh import process
 from kvmesh.attach.server import AttachService
 from kvmesh.clock import Clock
 from kvmesh.config import ConfigError
+from kvmesh.control.v1 import snapshot_pb2
 from kvmesh.membership.member import Member
 from kvmesh.metrics import Metrics
 from kvmesh.prefix_index import telemetry as index_telemetry
@@ -27,6 +28,7 @@ from kvmesh.replica.options import ReplicaOptions, ReplicaRole
 from kvmesh.replica.shell import ReplicaCore, ReplicaShell
 from kvmesh.server import ListenError
 from kvmesh.telemetry import Tracing
+from kvmesh.tokenizer_digest import tokenizer_digest
 from kvmesh.triton.capabilities import ModelFacts, ModelRefused
 from kvmesh.triton.client import TritonClient
 from kvmesh.triton.engine import TritonEngine
@@ -70,12 +72,12 @@ def main(role: ReplicaRole, build: Build, arguments: Sequence[str] | None = None
 
 
 async def _serve(options: ReplicaOptions, build: Build) -> None:
-    engine, trust = options.config.engine, Trust(options.config, options.role)
+    version, trust = options.pool_settings.version, Trust(options.config, options.role)
     client = TritonClient(options.engine)
     try:
         await client.wait_ready(ENGINE_WAIT_S)
         facts = await client.facts(
-            role=options.role, model_version=engine.salt, block_tokens=engine.block_tokens
+            role=options.role, model_version=version.name, block_tokens=version.engine.block_tokens
         )
         await _Replica(options, trust, build, facts, client).serve()
     finally:
@@ -118,10 +120,16 @@ class _Replica(process.MeshProcess):
 
     def member(self, address: str) -> Member:
         """Return the member to register."""
+        digests = {
+            "tokenizer": tokenizer_digest(self.pool.version.model_path),
+            "engine": self._facts.digest,
+        }
+        member = super().member(address)
         return msgspec.structs.replace(
-            super().member(address),
+            member,
             kv_address=self._facts.kv_address,
-            capabilities=tuple(self._facts.capabilities.names()),
+            digests={kind: digest for kind, digest in digests.items() if digest},
+            capabilities=(*member.capabilities, *self._facts.capabilities.names()),
         )
 
     def on_members(self, members: list[Member]) -> None:
@@ -149,6 +157,27 @@ class _Replica(process.MeshProcess):
     async def drain(self) -> None:
         """Refuse new requests, and return when no slot is left. Decode still pulls the handoffs that are held here."""
         await self._shell.drain()
+
+    def set_cordoned(self, is_cordoned: bool) -> None:
+        """Report to routers whether they may place new requests here."""
+        self._shell.set_cordoned(is_cordoned)
+
+    def begin_drain(self) -> None:
+        """Refuse new requests. Running ones go on, and decode still pulls the handoffs that are held here."""
+        self._shell.begin_drain()
+
+    def end_drain(self) -> None:
+        """Take new requests again."""
+        self._shell.end_drain()
+
+    def report(self) -> snapshot_pb2.ReceiverReport:
+        """Return the number of requests and the memory of the engine."""
+        core = self._role.core
+        load = core.sink.load
+        return snapshot_pb2.ReceiverReport(
+            live_request_count=core.live_request_count(),
+            engine_memory_bytes=load.resident_bytes if load is not None else 0,
+        )
 
     async def close(self) -> None:
         """Close the parts of the replica."""

@@ -42,6 +42,12 @@ class ReplicaCore(Protocol):
 
     def drain(self) -> None: ...
 
+    def undrain(self) -> None: ...
+
+    def set_cordoned(self, is_cordoned: bool) -> None: ...
+
+    def live_request_count(self) -> int: ...
+
     def is_idle(self) -> bool: ...
 
 
@@ -82,6 +88,21 @@ class ReplicaShell:
         self._is_draining = True
         self.after_event()
         await self._idle.wait()
+
+    def begin_drain(self) -> None:
+        """Refuse new requests until `end_drain`."""
+        self._core.drain()
+        self.after_event()
+
+    def end_drain(self) -> None:
+        """Take new requests again."""
+        self._core.undrain()
+        self.after_event()
+
+    def set_cordoned(self, is_cordoned: bool) -> None:
+        """Report to routers whether the process may get new requests."""
+        self._core.set_cordoned(is_cordoned)
+        self.after_event()
 
     def close(self) -> None:
         """Stop the timer."""

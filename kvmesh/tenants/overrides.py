@@ -13,7 +13,16 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from kvmesh.config_keys import ConfigError, Table, build_table, check_value, keys, refuse_unknown, shown_key
+from kvmesh.config_keys import (
+    ConfigError,
+    Table,
+    build_table,
+    check_value,
+    keys,
+    refuse_unknown,
+    refuse_unknown_name,
+    shown_key,
+)
 from kvmesh.tenants.sections import (
     STANDARD,
     ClassTable,
@@ -21,7 +30,6 @@ from kvmesh.tenants.sections import (
     Limited,
     OrganisationTable,
     TenantTable,
-    refuse_unknown_name,
 )
 
 LIMITS: Final = tuple(shown_key(key) for key, _, _ in keys(Limited))

@@ -6,10 +6,18 @@ Each table is checked by itself and against the others.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, ClassVar, Final
+from typing import Annotated, ClassVar, Final
 
 from kvmesh.buckets.limits import Limit
-from kvmesh.config_keys import NAME, NAME_WORDS, Allowed, ConfigError, Table, shown_number
+from kvmesh.config_keys import (
+    NAME,
+    NAME_WORDS,
+    Allowed,
+    ConfigError,
+    Table,
+    refuse_unknown_name,
+    shown_number,
+)
 from kvmesh.deadlines import RUNTIME_MAX_S
 from kvmesh.tenants.labels import ANONYMOUS, OTHER
 
@@ -296,19 +304,6 @@ def validate(
         for key in ("identities", "gateway_identities")
         for identity in getattr(tenant, key)
     )
-
-
-def refuse_unknown_name(where: str, value: str, known: Mapping[str, Any]) -> None:
-    """Raise ConfigError unless `value` is in `known`."""
-    if value not in known:
-        names = ", ".join(sorted(known)[:NAMES_SHOWN])
-        more = ", ..." if len(known) > NAMES_SHOWN else ""
-        allowed = f"allowed are {names}{more}" if known else "the configuration names none"
-        raise ConfigError(f'{where} = "{value}" is unknown: {allowed}.')
-
-
-NAMES_SHOWN: Final = 20
-"""Most names that one sentence lists."""
 
 
 def refuse_taken(claims: Iterable[tuple[str, str]]) -> None:

@@ -59,7 +59,12 @@ class ModelFacts:
     outputs: frozenset[str]
     max_sequences: int = 0
     """Requests that the engine runs at once. Further requests wait in its queue. 0: unknown."""
+    digest: str = ""
+    """Digest of weights or salt, and of the vocabulary. Engines with equal digests can exchange KV. Empty: unknown."""
 
+
+DIGEST_CHARACTERS_MAX: Final = 256
+"""A longer digest of an engine is cut: each lease of the replica holds it."""
 
 _REQUIRED_INPUTS: Final = ("input_ids", "input_lengths", "request_output_len", "streaming")
 _REQUIRED_OUTPUTS: Final = ("output_ids", "sequence_length")
@@ -115,6 +120,7 @@ def derive(metadata: Any, config: Any, *, role: str, model_version: str, block_t
         inputs=frozenset(inputs),
         outputs=frozenset(outputs),
         max_sequences=_optional_number(parameters, "max_batch_sequences"),
+        digest=parameters.get("engine_digest", "")[:DIGEST_CHARACTERS_MAX],
     )
     if role == PREFILL and not capabilities.disaggregated:
         missing.append("input and output context_phase_params (disaggregated prefill), which prefill needs")

@@ -66,6 +66,8 @@ class EngineLoad:
     handoffs_held: int = 0
     step_s: float = 0.0
     """Smoothed duration of a step; 0: unknown."""
+    resident_bytes: int = 0
+    """Resident memory (RSS) of the engine's process; 0: unknown."""
 
 
 class EngineSink(Protocol):

@@ -161,7 +161,13 @@ def load_of(report: dict[str, Any]) -> EngineLoad:
         sequences_waiting=int(report.get("sequences_waiting", 0)),
         handoffs_held=int(report.get("handoffs_held", 0)),
         step_s=float(report.get("step_s_ewma", 0.0)),
+        resident_bytes=_resident_bytes(report.get("resident_bytes")),
     )
+
+
+def _resident_bytes(value: object) -> int:
+    """Return a number of bytes; 0, unknown, for anything that is not one."""
+    return value if isinstance(value, int) and 0 <= value < 1 << 63 else 0
 
 
 def _scalar(name: str, value: float) -> InferInput:

@@ -9,22 +9,65 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from kvmesh.roles import SERVICES
+from kvmesh.roles import CONTROL, SERVERS, SERVICES
 
 OPERATOR: Final = "operator"
-"""The operator: runs `kvmesh status`, `kvmesh health` and `kvmesh replay --cost-of` from outside the services."""
+"""The operator: runs the commands of `kvmesh` that call processes, from outside the services."""
 
-CERTIFICATE_ROLES: Final = (*SERVICES, OPERATOR)
+CERTIFICATE_ROLES: Final = (*SERVERS, OPERATOR)
 """Roles that a certificate of the mesh may name."""
+
+ATTACH: Final = "/kvmesh.attach.v1.AttachService/Attach"
+WATCH: Final = "/kvmesh.control.v1.SnapshotService/Watch"
+CONTROL_PLANE: Final = "/kvmesh.control.v1.ControlPlaneService/"
 
 MAY_ATTACH: Final[Mapping[str, tuple[str, ...]]] = {
     "router": ("frontend",),
-    "prefill": ("router",),
-    "decode": ("router",),
+    "prefill": ("router", CONTROL),
+    "decode": ("router", CONTROL),
 }
 """Role of a server -> roles that may open Attach there. Health and status are for every role of the mesh."""
 
+MAY_CHANGE: Final = (OPERATOR, CONTROL)
+"""Roles that may change the mesh by a call of the control plane."""
+
+CONTROL_READS: Final = frozenset(
+    {
+        "GetControlPlane",
+        "GetRollout",
+        "ListRollouts",
+        "WatchRollout",
+        "GetSnapshot",
+        "ListSnapshots",
+        "ListReceivers",
+    }
+)
+"""Calls of the control plane that change nothing. Every other one of CONTROL_PLANE counts as a change."""
+
 
 def name_of(role: str, mesh: str) -> str:
-    """Return the DNS name in the certificates of `role` in `mesh`."""
+    """Return the DNS name by which peers recognize a process of `role` in `mesh`."""
     return f"{role}.{mesh}.internal"
+
+
+def names_of(role: str, mesh: str) -> tuple[str, ...]:
+    """Return the DNS names in the certificates of `role`, the one of `name_of` first.
+
+    A certificate of `control` also names the operator, because release 0.1.0 does not know the role `control`.
+    """
+    roles = (role, OPERATOR) if role == CONTROL else (role,)
+    return tuple(name_of(one, mesh) for one in roles)
+
+
+def is_change(method: str) -> bool:
+    """True if `method`, the full name of a call, changes the mesh through the control plane."""
+    return method.startswith(CONTROL_PLANE) and method.removeprefix(CONTROL_PLANE) not in CONTROL_READS
+
+
+def callers_of(role: str, method: str) -> tuple[str, ...]:
+    """Return the roles that may call `method` at a process of `role`."""
+    if method == ATTACH:
+        return MAY_ATTACH.get(role, ())
+    if method == WATCH:
+        return SERVICES
+    return MAY_CHANGE if is_change(method) else CERTIFICATE_ROLES

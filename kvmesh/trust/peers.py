@@ -10,9 +10,10 @@ from typing import Any, Final
 import grpc
 
 from kvmesh.config import MeshConfig
+from kvmesh.roles import CONTROL
 from kvmesh.server import channel
 from kvmesh.trust.diagnosis import explain
-from kvmesh.trust.guard import PeerGuard
+from kvmesh.trust.guard import PeerGuard, SameHostGuard
 from kvmesh.trust.material import CertificateReloader, Files, Material
 from kvmesh.trust.names import name_of
 from kvmesh.trust.server_credentials import ServerMaterial, reloading_credentials
@@ -56,13 +57,25 @@ class Trust:
         """True if peers must show a certificate of the mesh."""
         return self._reloader is not None
 
-    def channel(self, address: str, role: str) -> grpc.aio.Channel:
-        """Return a channel to `host:port` that accepts only a process of `role`. The caller closes it."""
+    def channel(
+        self, address: str, role: str, *, message_bytes_max: int = -1, keepalive_s: float = 1.0
+    ) -> grpc.aio.Channel:
+        """Return a channel to `host:port` that accepts only a process of `role`. The caller closes it.
+
+        `message_bytes_max`: the longest message that the process may send; -1: any. `keepalive_s`: time
+        between two pings of a peer with open calls.
+        """
         if self._reloader is None:
-            return channel(address)
+            return channel(address, message_bytes_max=message_bytes_max, keepalive_s=keepalive_s)
         found = self._reloader.current()
         credentials = grpc.ssl_channel_credentials(found.authority, found.key, found.certificate)
-        return channel(address, credentials, name_of(role, self._mesh))
+        return channel(
+            address,
+            credentials,
+            name_of(role, self._mesh),
+            message_bytes_max=message_bytes_max,
+            keepalive_s=keepalive_s,
+        )
 
     def channels_to(self, role: str) -> Callable[[str], grpc.aio.Channel]:
         """Return a function that opens channels to processes of `role`."""
@@ -81,7 +94,9 @@ class Trust:
 
     def guards(self) -> Sequence[grpc.aio.ServerInterceptor[Any, Any]]:
         """Return the interceptors of the process's server."""
-        return (PeerGuard(self._role, self._mesh),) if self.is_on else ()
+        if self.is_on:
+            return (PeerGuard(self._role, self._mesh),)
+        return (SameHostGuard(),) if self._role == CONTROL else ()
 
     def expires_s(self) -> float:
         """Return the Unix time at which the certificate in use ends; 0 without one."""

@@ -641,6 +641,7 @@ class Placement(_message.Message):
     ESTIMATE_US_FIELD_NUMBER: _builtins.int
     CANDIDATES_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    DECODE_RUNNING_COUNT_FIELD_NUMBER: _builtins.int
     slot: _builtins.int
     """The slot."""
     prefill_replica: _builtins.str
@@ -657,6 +658,8 @@ class Placement(_message.Message):
     """Microseconds from release to the first token that the router expects."""
     reason: _builtins.str
     """Reason for the choice and for the wait before it, in a sentence or two. Only with candidates."""
+    decode_running_count: _builtins.int
+    """Requests that ran at the decode replica, by its last load report. 0: none, or unknown."""
     @_builtins.property
     def candidates(self) -> _containers.RepeatedCompositeFieldContainer[Global___Candidate]:
         """Compared candidates, the chosen one first and then the best. Only if the submit asked to explain. At most 16."""
@@ -673,10 +676,11 @@ class Placement(_message.Message):
         estimate_us: _builtins.int = ...,
         candidates: _abc.Iterable[Global___Candidate] | None = ...,
         reason: _builtins.str = ...,
+        decode_running_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidates", b"candidates", "decode_replica", b"decode_replica", "estimate_us", b"estimate_us", "matched_block_count", b"matched_block_count", "prefill_replica", b"prefill_replica", "prompt_block_count", b"prompt_block_count", "queue_us", b"queue_us", "reason", b"reason", "slot", b"slot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidates", b"candidates", "decode_replica", b"decode_replica", "decode_running_count", b"decode_running_count", "estimate_us", b"estimate_us", "matched_block_count", b"matched_block_count", "prefill_replica", b"prefill_replica", "prompt_block_count", b"prompt_block_count", "queue_us", b"queue_us", "reason", b"reason", "slot", b"slot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1196,6 +1200,9 @@ class LoadReport(_message.Message):
     ENGINE_READY_FIELD_NUMBER: _builtins.int
     QUEUE_DELAY_US_FIELD_NUMBER: _builtins.int
     STEP_P95_US_FIELD_NUMBER: _builtins.int
+    CAN_PLACE_FIELD_NUMBER: _builtins.int
+    CORDONED_FIELD_NUMBER: _builtins.int
+    ENGINE_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     engine_boot_id: _builtins.str
     """Boot id of the engine. A changed boot id means an empty cache."""
     block_total_count: _builtins.int
@@ -1222,6 +1229,14 @@ class LoadReport(_message.Message):
     """Expected queue delay of a new request of the default priority class, in microseconds. Router only."""
     step_p95_us: _builtins.int
     """95th percentile of the inter-token latency (TPOT) of the slowest replica, in microseconds. Router only. 0: unknown."""
+    can_place: _builtins.bool
+    """True: a prefill and a decode replica take new work, and the pool is not closed. Absent: a router of release 0.1.0.
+    Router only.
+    """
+    cordoned: _builtins.bool
+    """True while the control plane keeps the process out of use (cordon). It takes nothing new; running work goes on."""
+    engine_memory_bytes: _builtins.int
+    """Resident memory (RSS) of the engine's process in bytes. Prefill and decode only. 0: unknown."""
     def __init__(
         self,
         *,
@@ -1238,11 +1253,16 @@ class LoadReport(_message.Message):
         engine_ready: _builtins.bool = ...,
         queue_delay_us: _builtins.int = ...,
         step_p95_us: _builtins.int = ...,
+        can_place: _builtins.bool | None = ...,
+        cordoned: _builtins.bool = ...,
+        engine_memory_bytes: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_can_place", b"_can_place", "can_place", b"can_place"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_free_count", b"block_free_count", "block_reserved_count", b"block_reserved_count", "block_total_count", b"block_total_count", "draining", b"draining", "engine_boot_id", b"engine_boot_id", "engine_ready", b"engine_ready", "held_handoff_count", b"held_handoff_count", "queue_delay_us", b"queue_delay_us", "queued_request_count", b"queued_request_count", "queued_token_count", b"queued_token_count", "running_request_count", b"running_request_count", "step_p95_us", b"step_p95_us", "step_us", b"step_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_can_place", b"_can_place", "block_free_count", b"block_free_count", "block_reserved_count", b"block_reserved_count", "block_total_count", b"block_total_count", "can_place", b"can_place", "cordoned", b"cordoned", "draining", b"draining", "engine_boot_id", b"engine_boot_id", "engine_memory_bytes", b"engine_memory_bytes", "engine_ready", b"engine_ready", "held_handoff_count", b"held_handoff_count", "queue_delay_us", b"queue_delay_us", "queued_request_count", b"queued_request_count", "queued_token_count", b"queued_token_count", "running_request_count", b"running_request_count", "step_p95_us", b"step_p95_us", "step_us", b"step_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__can_place: _TypeAlias = _typing.Literal["can_place"]  # noqa: Y015
+    _WhichOneofArgType__can_place: _TypeAlias = _typing.Literal["_can_place", b"_can_place"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__can_place) -> _WhichOneofReturnType__can_place | None: ...
 
 Global___LoadReport: _TypeAlias = LoadReport  # noqa: Y015

@@ -5,6 +5,7 @@ The internal budget of one request. Never part of a client-facing message."""
 
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -15,6 +16,38 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _Purpose:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PurposeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Purpose.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    PURPOSE_UNSPECIFIED: _Purpose.ValueType  # 0
+    """Taken as PURPOSE_USER."""
+    PURPOSE_USER: _Purpose.ValueType  # 1
+    """A request of a user."""
+    PURPOSE_SHADOW: _Purpose.ValueType  # 2
+    """Shadow traffic, as `Budget.shadow` says."""
+    PURPOSE_WARM_UP: _Purpose.ValueType  # 3
+    """Warms a replica up. Sent by the control plane. No user waits for it."""
+    PURPOSE_PROBE: _Purpose.ValueType  # 4
+    """Checks a replica, for example with a golden prompt. Sent by the control plane. No user waits for it."""
+
+class Purpose(_Purpose, metaclass=_PurposeEnumTypeWrapper):
+    """Purpose of a request. A purpose of a later release counts as PURPOSE_USER."""
+
+PURPOSE_UNSPECIFIED: Purpose.ValueType  # 0
+"""Taken as PURPOSE_USER."""
+PURPOSE_USER: Purpose.ValueType  # 1
+"""A request of a user."""
+PURPOSE_SHADOW: Purpose.ValueType  # 2
+"""Shadow traffic, as `Budget.shadow` says."""
+PURPOSE_WARM_UP: Purpose.ValueType  # 3
+"""Warms a replica up. Sent by the control plane. No user waits for it."""
+PURPOSE_PROBE: Purpose.ValueType  # 4
+"""Checks a replica, for example with a golden prompt. Sent by the control plane. No user waits for it."""
+Global___Purpose: _TypeAlias = Purpose  # noqa: Y015
 
 @_typing.final
 class Budget(_message.Message):
@@ -41,6 +74,7 @@ class Budget(_message.Message):
     WEIGHT_FIELD_NUMBER: _builtins.int
     SHEDDABLE_FIELD_NUMBER: _builtins.int
     KV_HEAD_ROOM_PERMILLE_FIELD_NUMBER: _builtins.int
+    PURPOSE_FIELD_NUMBER: _builtins.int
     remaining_ms: _builtins.int
     """Milliseconds until the request's deadline, counted from the moment this message was written. Range: 1 to 3,601,000.
     This is an hour (the longest runtime) and a second, so that the hops' margins do not cut the hour. Always present. 0
@@ -80,6 +114,8 @@ class Budget(_message.Message):
     """Headroom: thousandths of a decode replica's KV blocks that must stay free beside the request. Range: 0 to 900. It
     does not apply to a request that continues one that an engine had taken.
     """
+    purpose: Global___Purpose.ValueType
+    """Purpose of the request. Replicas leave requests that no user waits for out of their users' metrics and estimates."""
     def __init__(
         self,
         *,
@@ -97,10 +133,11 @@ class Budget(_message.Message):
         weight: _builtins.float = ...,
         sheddable: _builtins.bool = ...,
         kv_head_room_permille: _builtins.int = ...,
+        purpose: Global___Purpose.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_band", b"_band", "_ttft_remaining_ms", b"_ttft_remaining_ms", "band", b"band", "ttft_remaining_ms", b"ttft_remaining_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_band", b"_band", "_ttft_remaining_ms", b"_ttft_remaining_ms", "attempt", b"attempt", "attempts_max", b"attempts_max", "band", b"band", "kv_head_room_permille", b"kv_head_room_permille", "max_output_tokens", b"max_output_tokens", "priority", b"priority", "remaining_ms", b"remaining_ms", "reservation_id", b"reservation_id", "service_class", b"service_class", "shadow", b"shadow", "sheddable", b"sheddable", "tenant", b"tenant", "ttft_remaining_ms", b"ttft_remaining_ms", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_band", b"_band", "_ttft_remaining_ms", b"_ttft_remaining_ms", "attempt", b"attempt", "attempts_max", b"attempts_max", "band", b"band", "kv_head_room_permille", b"kv_head_room_permille", "max_output_tokens", b"max_output_tokens", "priority", b"priority", "purpose", b"purpose", "remaining_ms", b"remaining_ms", "reservation_id", b"reservation_id", "service_class", b"service_class", "shadow", b"shadow", "sheddable", b"sheddable", "tenant", b"tenant", "ttft_remaining_ms", b"ttft_remaining_ms", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__band: _TypeAlias = _typing.Literal["band"]  # noqa: Y015
     _WhichOneofArgType__band: _TypeAlias = _typing.Literal["_band", b"_band"]  # noqa: Y015

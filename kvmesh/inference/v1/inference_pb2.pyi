@@ -625,6 +625,8 @@ class Explanation(_message.Message):
     ADOPTION_COUNT_FIELD_NUMBER: _builtins.int
     TIME_TO_FIRST_TOKEN_FIELD_NUMBER: _builtins.int
     TOTAL_FIELD_NUMBER: _builtins.int
+    POOL_FIELD_NUMBER: _builtins.int
+    MODEL_VERSION_FIELD_NUMBER: _builtins.int
     region: _builtins.str
     """Region of the frontend that served the request."""
     frontend: _builtins.str
@@ -633,6 +635,10 @@ class Explanation(_message.Message):
     """Stream takeovers: times that a running attempt was taken over after a router or a connection died. Nothing was
     recomputed.
     """
+    pool: _builtins.str
+    """Pool of the routers and replicas that served the request."""
+    model_version: _builtins.str
+    """Model version that served the request."""
     @_builtins.property
     def attempts(self) -> _containers.RepeatedCompositeFieldContainer[Global___AttemptExplanation]:
         """Attempts, first to last."""
@@ -654,10 +660,12 @@ class Explanation(_message.Message):
         adoption_count: _builtins.int = ...,
         time_to_first_token: _duration_pb2.Duration | None = ...,
         total: _duration_pb2.Duration | None = ...,
+        pool: _builtins.str = ...,
+        model_version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["time_to_first_token", b"time_to_first_token", "total", b"total"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adoption_count", b"adoption_count", "attempts", b"attempts", "frontend", b"frontend", "region", b"region", "time_to_first_token", b"time_to_first_token", "total", b"total"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adoption_count", b"adoption_count", "attempts", b"attempts", "frontend", b"frontend", "model_version", b"model_version", "pool", b"pool", "region", b"region", "time_to_first_token", b"time_to_first_token", "total", b"total"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -49,7 +49,8 @@ class InferenceServiceServicer:
     def Generate(self, request, context):
         """Generates tokens for one prompt and streams them.
 
-        1. The first response is `started`. It carries the resume token.
+        1. The first response is `started`. It carries the resume token and binds the request to its model version. In a
+        mesh with several pools it comes with the first token, at most 5 s after the request was admitted.
         2. Then come `tokens`, in order of position, without gap or repeat. Text is never cut inside a character. Text that
         becomes certain only at the end of the output comes behind the last ids, in a message without ids.
         3. The last response is `finished`, and the status is OK. A request that could not be served ends with a status and

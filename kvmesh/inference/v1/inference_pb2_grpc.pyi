@@ -36,7 +36,8 @@ class InferenceServiceStub:
     Generate: _grpc.UnaryStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]
     """Generates tokens for one prompt and streams them.
 
-    1. The first response is `started`. It carries the resume token.
+    1. The first response is `started`. It carries the resume token and binds the request to its model version. In a
+       mesh with several pools it comes with the first token, at most 5 s after the request was admitted.
     2. Then come `tokens`, in order of position, without gap or repeat. Text is never cut inside a character. Text that
        becomes certain only at the end of the output comes behind the last ids, in a message without ids.
     3. The last response is `finished`, and the status is OK. A request that could not be served ends with a status and
@@ -62,7 +63,8 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
     Generate: _aio.UnaryStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]  # type: ignore[assignment]
     """Generates tokens for one prompt and streams them.
 
-    1. The first response is `started`. It carries the resume token.
+    1. The first response is `started`. It carries the resume token and binds the request to its model version. In a
+       mesh with several pools it comes with the first token, at most 5 s after the request was admitted.
     2. Then come `tokens`, in order of position, without gap or repeat. Text is never cut inside a character. Text that
        becomes certain only at the end of the output comes behind the last ids, in a message without ids.
     3. The last response is `finished`, and the status is OK. A request that could not be served ends with a status and
@@ -91,7 +93,8 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_inference_pb2.GenerateResponse], _abc.AsyncIterator[_inference_pb2.GenerateResponse]]:
         """Generates tokens for one prompt and streams them.
 
-        1. The first response is `started`. It carries the resume token.
+        1. The first response is `started`. It carries the resume token and binds the request to its model version. In a
+           mesh with several pools it comes with the first token, at most 5 s after the request was admitted.
         2. Then come `tokens`, in order of position, without gap or repeat. Text is never cut inside a character. Text that
            becomes certain only at the end of the output comes behind the last ids, in a message without ids.
         3. The last response is `finished`, and the status is OK. A request that could not be served ends with a status and

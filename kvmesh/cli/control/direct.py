@@ -1,0 +1,155 @@
+"""`kvmesh snapshot stable --direct`: writes "all to stable" to the board in Redis, without a control plane."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from kvmesh.cli.control.audit import EVENTS_MAX, own_fields
+from kvmesh.cli.control.failures import ControlFailed
+from kvmesh.cli.control.output import print_json, say, show
+from kvmesh.cli.control.stable_content import stable_snapshot, term_number
+from kvmesh.cli.found_mesh import FoundMesh
+from kvmesh.clock import wall_ns
+from kvmesh.membership.member import Member
+from kvmesh.membership.membership import read_members
+from kvmesh.redis_link import RedisLink, RedisUnavailable, key
+from kvmesh.redis_script import Script
+from kvmesh.snapshot.board import Board, Junk, OnBoard, Refused, Written
+from kvmesh.snapshot.content import SnapshotError
+from kvmesh.snapshot.published import Published
+from kvmesh.trust.names import OPERATOR
+from kvmesh.trust.peers import Trust
+
+TAKEN_S: Final = 5.0
+"""Time in which receivers take the snapshot from the board. They read it, and renew their leases, each second."""
+
+POLL_S: Final = 0.25
+
+_RAISE: Final = Script.beside(__file__, "raise_term.lua")
+
+EMPTY: Final = (
+    "Redis has no snapshot: nothing was written. Receivers put theirs back within seconds; without any snapshot they "
+    "send all new sessions to the first stable pool already."
+)
+TAKEN_OVER: Final = (
+    "A control plane that runs takes a term above this one, and takes the rollout back as well. Without one, this snapshot "
+    "stays in force."
+)
+
+
+async def write_stable(mesh: FoundMesh, operator: str, reason: str, *, dry_run: bool, as_json: bool) -> int:
+    """Write the snapshot, and wait until the receivers have it; return 1 if some have not within TAKEN_S.
+
+    Raises ControlFailed, and ConfigError if the configuration has TLS and the operator's certificate cannot be read.
+    """
+    Trust(mesh.config, OPERATOR)
+    writer = _Writer(mesh, operator, reason)
+    try:
+        snapshot = await writer.prepare()
+        if not dry_run:
+            await writer.write(snapshot)
+        taken, behind = ([], []) if dry_run else await writer.wait_until_taken(snapshot)
+    except RedisUnavailable as away:
+        raise ControlFailed((f"Redis did not take the snapshot: {away}.",), code="UNAVAILABLE") from away
+    finally:
+        await writer.close()
+    if as_json:
+        print_json(
+            {"snapshot": str(snapshot.name), "written": not dry_run, "taken_by": taken, "behind": behind}
+        )
+    else:
+        _show(snapshot, writer.newly_ended, taken, behind, dry_run=dry_run)
+    return 1 if behind else 0
+
+
+class _Writer:
+    def __init__(self, mesh: FoundMesh, operator: str, reason: str) -> None:
+        self._mesh = mesh.config.mesh.name
+        self._operator = operator
+        self._reason = reason
+        self._redis = RedisLink(mesh.redis_url)
+        self._board = Board(self._redis, self._mesh)
+        self.newly_ended: tuple[str, ...] = ()
+        """Rollouts that the snapshot takes back."""
+
+    async def close(self) -> None:
+        await self._redis.close()
+
+    async def prepare(self) -> Published:
+        """Return the snapshot to write, with a term above every one in Redis and in the leases of receivers."""
+        found = await self._board.read()
+        if isinstance(found, Junk | Refused):
+            raise ControlFailed(
+                (f"The snapshot in Redis cannot be read: {found.reason}.", "Nothing was written.")
+            )
+        if not isinstance(found, OnBoard):
+            raise ControlFailed((EMPTY,))
+        stored = await self._redis.execute("GET", key(self._mesh, "control", "term"))
+        members = await read_members(self._redis, self._mesh)
+        numbers = [_number(stored), *(term_number(member.snapshot) for member in members)]
+        before = found.snapshot
+        try:
+            made = stable_snapshot(before, numbers, self._operator, wall_ns() // 1_000_000)
+        except SnapshotError as error:
+            raise ControlFailed((f"No snapshot can be made: {error}.", "Nothing was written.")) from error
+        known = before.content.ended_rollouts
+        self.newly_ended = tuple(each for each in made.content.ended_rollouts if each not in known)
+        return made
+
+    async def write(self, snapshot: Published) -> None:
+        """Store the number of the term, then the snapshot, then the audit entry."""
+        number = snapshot.name.term.number
+        await self._redis.scripts(_RAISE, [((key(self._mesh, "control", "term"),), (number,))])
+        if await self._board.write(snapshot) is not Written.WRITTEN:
+            raise ControlFailed(
+                ("A control plane published a higher snapshot meanwhile: nothing was written.", "Try again.")
+            )
+        details = {"before": "", "after": str(snapshot.name), "reason": self._reason}
+        words = own_fields(
+            what="snapshot.stable",
+            target=str(snapshot.name),
+            result="written to Redis without a control plane",
+            by=f"operator:{self._operator}",
+            source="",
+            details={name: value for name, value in details.items() if value},
+        )
+        stream = key(self._mesh, "control", "events")
+        await self._redis.execute("XADD", stream, "MAXLEN", "~", EVENTS_MAX, "*", *words)
+
+    async def wait_until_taken(self, snapshot: Published) -> tuple[list[str], list[str]]:
+        """Return the processes with the snapshot or a higher one in their lease, and the others after TAKEN_S."""
+        end_s = time.monotonic() + TAKEN_S
+        while True:
+            members = [each for each in await read_members(self._redis, self._mesh) if each.snapshot]
+            behind = [each.process_id for each in members if not _has(each, snapshot)]
+            if not behind or time.monotonic() > end_s:
+                return [each.process_id for each in members if _has(each, snapshot)], behind
+            await asyncio.sleep(POLL_S)
+
+
+def _has(member: Member, snapshot: Published) -> bool:
+    number = term_number(member.snapshot)
+    return member.snapshot == str(snapshot.name) or number > snapshot.name.term.number
+
+
+def _number(stored: bytes | None) -> int:
+    return int(stored) if stored and stored.isdigit() else 0
+
+
+def _show(
+    snapshot: Published, ended: Sequence[str], taken: Sequence[str], behind: Sequence[str], *, dry_run: bool
+) -> None:
+    stable = snapshot.content.stable
+    done = "Would write" if dry_run else "Wrote"
+    show(f"{done} {snapshot.name} to Redis: 100 % to {stable.pool} ({stable.model_version}).")
+    for rollout in ended:
+        show(f"Rollout {rollout} is taken back: no process applies a weight of it again.")
+    if dry_run:
+        return
+    show(f"{len(taken)} processes have it{': ' + ', '.join(taken) if taken else ''}.")
+    if behind:
+        say(f"Without it after {TAKEN_S:g} s: {', '.join(behind)}. They take it when they reach Redis.")
+    show(TAKEN_OVER)

@@ -1,0 +1,107 @@
+"""Configuration tables of pools and model versions, with names that the operator chooses. Pure.
+
+Each table is checked by itself and against the others. `kvmesh.pools` resolves them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Final
+
+from kvmesh.config_keys import NAME, NAME_WORDS, Allowed, ConfigError, Table, refuse_unknown_name
+
+COSTS: Final = ("step_s", "prefill_s", "prefill_token_s", "prefill_token2_s", "block_transfer_s")
+"""Keys of [engine] and of [versions.NAME] that only the hashed arithmetic uses."""
+
+POOLS_MAX: Final = 64
+"""Most pools of a mesh: each snapshot lists all of them (kvmesh.snapshot.content)."""
+
+
+class VersionTable(Table, frozen=True, kw_only=True):
+    kind: ClassVar[str] = "versions"
+    about: ClassVar[str] = (
+        "A model version. Its name is part of frames, resume tokens and block hashes. Without a version, engine.salt is "
+        "the name of the only one."
+    )
+
+    salt: Annotated[
+        str,
+        Allowed(
+            "Salt of the engines of this version; empty takes engine.salt. With `hashed`, equal salts give equal tokens.",
+            pattern=r"(?:\S{1,64})?",
+            words="empty or 1 to 64 characters without spaces",
+        ),
+    ] = ""
+    model_dir: Annotated[
+        str,
+        Allowed(
+            "Folder with tokenizer and weights; relative paths start at the repository, empty takes mesh.model_dir."
+        ),
+    ] = ""
+    step_s: Annotated[float | None, Allowed("Absent takes engine.step_s.", 0, 10, "s")] = None
+    prefill_s: Annotated[float | None, Allowed("Absent takes engine.prefill_s.", 0, 10, "s")] = None
+    prefill_token_s: Annotated[float | None, Allowed("Absent takes engine.prefill_token_s.", 0, 1, "s")] = (
+        None
+    )
+    prefill_token2_s: Annotated[float | None, Allowed("Absent takes engine.prefill_token2_s.", 0, 1, "s")] = (
+        None
+    )
+    block_transfer_s: Annotated[float | None, Allowed("Absent takes engine.block_transfer_s.", 0, 1, "s")] = (
+        None
+    )
+    faults: Annotated[
+        str, Allowed("Faults of the `hashed` engines of this version, for tests; empty: none.")
+    ] = ""
+    golden: Annotated[
+        str,
+        Allowed("File with the golden token sets; relative paths start at the repository, empty: none."),
+    ] = ""
+
+
+class PoolTable(Table, frozen=True, kw_only=True):
+    kind: ClassVar[str] = "pools"
+    about: ClassVar[str] = (
+        "A pool: routers, prefill and decode replicas that serve one model version together. Without a pool there is one, "
+        "`default`, with router.replicas, prefill.replicas and decode.replicas."
+    )
+
+    version: Annotated[
+        str,
+        Allowed(
+            "Model version of the pool; empty takes the only version.",
+            pattern=rf"(?:{NAME})?",
+            words=f"empty or the NAME of a [versions.NAME], {NAME_WORDS}",
+        ),
+    ] = ""
+    routers: Annotated[int, Allowed("Routers of the pool that `kvmesh up` starts.", 0, 16)] = 1
+    prefill: Annotated[int, Allowed("Prefill replicas of the pool that `kvmesh up` starts.", 0, 64)] = 1
+    decode: Annotated[int, Allowed("Decode replicas of the pool that `kvmesh up` starts.", 0, 64)] = 1
+
+
+TABLES: Final[Mapping[str, type[Table]]] = {table.kind: table for table in (PoolTable, VersionTable)}
+
+
+def validate(
+    pools: Mapping[str, PoolTable], versions: Mapping[str, VersionTable], *, arithmetic: str
+) -> None:
+    """Raise ConfigError if a table is wrong, names an unknown version, or has faults that `arithmetic` does not know."""
+    if len(pools) > POOLS_MAX:
+        raise ConfigError(f"The configuration has {len(pools)} pools: allowed are 0 to {POOLS_MAX}.")
+    given: tuple[Mapping[str, Table], ...] = (pools, versions)
+    for tables in given:
+        for name, table in tables.items():
+            table.validate(name)
+    for name, version in versions.items():
+        if version.faults and arithmetic != "hashed":
+            raise ConfigError(
+                f'versions.{name}.faults = "{version.faults}" needs engine.arithmetic = "hashed": it is "{arithmetic}", '
+                "for which no faults are allowed."
+            )
+    for name, pool in pools.items():
+        if pool.version or len(versions) > 1:
+            refuse_unknown_name(f"pools.{name}.version", pool.version, versions)
+    if len(versions) > 1 and not pools:
+        raise ConfigError(
+            f"The configuration has {len(versions)} versions ({', '.join(sorted(versions))}) and no [pools.NAME]: "
+            "allowed is one version without pools."
+        )
