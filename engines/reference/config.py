@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from engines.reference.cost_model import CostModel
+from engines.reference.faults import check_option
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class EngineConfig:
         ""  # fault injection: "tokens" emits ids outside the vocabulary, "refuse" fails requests as invalid
     )
     lie_after: int = 0  # correct output tokens of each request before the injected fault
+    faults: str = ""  # hashed only; fault injection: the text of faults.py, or @PATH of a file with it
     costs: CostModel = field(default_factory=CostModel)
 
     def __post_init__(self) -> None:
@@ -54,11 +56,13 @@ class EngineConfig:
             "pull_timeout_s": (self.pull_timeout_s > 0.0, "> 0"),
             "lie": (self.lie in ("", "tokens", "refuse"), "empty, tokens or refuse"),
             "lie_after": (self.lie_after >= 0, ">= 0"),
+            "faults": (not self.faults or self.arithmetic == "hashed", "empty unless arithmetic is hashed"),
             "cancellation_check_s": (self.cancellation_check_s > 0.0, "> 0"),
         }
         for name, (is_fine, allowed) in checks.items():
             if not is_fine:
                 raise ValueError(f"{name} must be {allowed}, got {getattr(self, name)}")
+        check_option(self.faults)
 
     @property
     def kv_address(self) -> str:

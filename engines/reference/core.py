@@ -17,6 +17,7 @@ from engines.reference.block_pool import BlockPool, chain_hashes
 from engines.reference.config import EngineConfig
 from engines.reference.cost_model import CostModel
 from engines.reference.errors import EngineError
+from engines.reference.faults import NO_FAULTS, Faults
 from engines.reference.handoff import Handoff, HandoffTable
 from engines.reference.sampling import sample_token
 from engines.reference.scheduler import ScheduledChunk, Scheduler
@@ -52,6 +53,7 @@ class LoadReport:
     steps_total: int
     step_s_ewma: float
     tokens_generated_total: int
+    resident_bytes: int = 0  # RSS of the engine process; set by the publisher when it sends the report
 
 
 @dataclass(slots=True)
@@ -84,6 +86,7 @@ class EngineCore:
         default_factory=list
     )  # keys of requests that ended during their pull; the caller takes and clears them
     scheduler: Scheduler = field(init=False)
+    faults: Faults = NO_FAULTS  # changed by `set_faults` only
     _handoff_ids: int = 0
 
     def __post_init__(self) -> None:
@@ -96,6 +99,17 @@ class EngineCore:
         """The block pool of the scheduler."""
         return self.scheduler.pool
 
+    def set_faults(self, faults: Faults) -> None:
+        """Inject these faults from here on.
+
+        A hang also stops requests in the engine. Errors are drawn for later requests. A request that hangs stays so.
+        """
+        if faults is self.faults:
+            return
+        self.faults, self.scheduler.misses_cache = faults, bool(faults.miss)
+        for sequence in (*self.scheduler.running.values(), *self.scheduler.waiting):
+            sequence.is_hung = sequence.is_hung or faults.hangs(sequence.request.request_id)
+
     def submit(self, request: EngineRequest) -> Sequence | None:
         """Queue a request and return its sequence.
 
@@ -103,6 +117,8 @@ class EngineCore:
         """
         hashes = chain_hashes(request.prompt, self.config.block_tokens, self.pool.root)
         sequence = Sequence(request, hashes)
+        sequence.is_hung = self.faults.hangs(request.request_id)
+        sequence.error_after = self.faults.error_after(request.request_id, request.output_tokens_max)
         try:
             self._check_handoff(request, hashes)
             self.scheduler.enqueue(sequence)
@@ -145,7 +161,7 @@ class EngineCore:
 
         The first token of the handoff is emitted; the next step decodes.
         """
-        if sequence.request.key not in self.scheduler.running:
+        if sequence.request.key not in self.scheduler.running or sequence.is_hung:
             return
         handoff = sequence.request.handoff
         assert handoff is not None
@@ -238,8 +254,13 @@ class EngineCore:
             text = errors.BAD_VALUE.format(field="input_ids", value="a lie", allowed="none")
             self.fail(sequence, text)
             return
+        if sequence.error_after is not None and sequence.generated >= sequence.error_after:
+            self.fail(sequence, errors.ENGINE_FAULT.format(reason="injected"))
+            return
         sampling = sequence.request.sampling
         token, log_probability = sample_token(row, sequence.length, sampling)
+        if self.faults.wrong:
+            token = self.faults.emitted(token, sequence.tokens[: sequence.length], len(row))
         self.counters.tokens_generated += 1
         is_context = sequence.request.kind is RequestKind.CONTEXT_ONLY
         is_last = sequence.append(token) or is_context

@@ -24,6 +24,7 @@ from engines.reference.config import EngineConfig
 from engines.reference.core import EngineCore, KvPull
 from engines.reference.cost_model import Pacer
 from engines.reference.errors import TransferError
+from engines.reference.fault_injector import POLL_S, FaultInjector
 from engines.reference.handoff import Handoff
 from engines.reference.kv_transfer import KvListener, KvPuller, KvSource
 from engines.reference.output_queue import OutputQueue
@@ -40,12 +41,14 @@ class Engine:
     """Runs requests on `arithmetic`; outputs go to `output_queue`, KV events and load reports to `publisher`.
 
     `digest` identifies the arithmetic, so that KV of another model is rejected. `start` once, `close` once.
+    Without `faults` nothing is injected.
     """
 
     config: EngineConfig
     arithmetic: Arithmetic
     digest: str
     output_queue: OutputQueue
+    faults: FaultInjector | None = None
     boot_id: str = field(default_factory=lambda: secrets.token_hex(8))
     core: EngineCore = field(init=False)
     publisher: Publisher = field(init=False)
@@ -135,6 +138,8 @@ class Engine:
 
     def _run(self) -> None:
         while not self._is_closed:
+            if self.faults is not None:
+                self.core.set_faults(self.faults.active(time.monotonic()))
             self._run_commands()
             self.core.expire(time.monotonic())
             plan = self.core.plan(time.monotonic_ns())
@@ -152,6 +157,8 @@ class Engine:
     def _wait(self) -> None:
         expiry_s = self.core.handoffs.next_expiry_s()
         timeout_s = None if expiry_s is None else max(0.0, expiry_s - time.monotonic())
+        if self.faults is not None and self.faults.polls:
+            timeout_s = POLL_S if timeout_s is None else min(timeout_s, POLL_S)
         with self._changed:
             self._changed.wait_for(lambda: bool(self._commands) or self._is_closed, timeout=timeout_s)
 
@@ -167,7 +174,8 @@ class Engine:
 
     def _step(self, plan: list[ScheduledChunk]) -> None:
         core, began_s = self.core, time.monotonic()
-        end_s = self._step_pacer.book(began_s, core.cost_s(plan, self.config.costs), was_idle=self._was_idle)
+        cost_s = core.cost_s(plan, self.config.costs) * core.faults.slow
+        end_s = self._step_pacer.book(began_s, cost_s, was_idle=self._was_idle)
         try:
             logits = self.arithmetic.forward(core.chunk_inputs(plan), self._store)
             pause_s = end_s - time.monotonic()
@@ -190,11 +198,15 @@ class Engine:
             if puller is not None:
                 puller.abort()
         core.pulls_to_abort.clear()
+        if self.faults is not None and core.faults.leak_bytes:
+            self.faults.leak(core.faults.leak_bytes, sum(output.is_final for _, output in outputs))
         if outputs:
             self.output_queue.put(outputs)
         self.publisher.publish(core.pool.drain_events(), core.load())
 
     def _on_submit(self, request: EngineRequest) -> None:
+        if self.faults is not None and self.core.faults.kills(request.prompt):
+            self.faults.kill()
         sequence = self.core.submit(request)
         if sequence is not None:
             self._sequences[request.key] = sequence

@@ -18,7 +18,7 @@ _CANDIDATES = 48  # tokens with a logit made from the hash; all others have _UNL
 _UNLIKELY = -30.0
 _SPREAD = 8.0  # candidates' logits are uniform in [0, _SPREAD)
 _CERTAIN = 100.0
-_RESERVED_TOKENS = 16  # ids below are special tokens: never candidates
+RESERVED_TOKENS = 16  # ids below are special tokens: never candidates
 
 _COUNTER = np.arange(1, 2 * _CANDIDATES + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
 
@@ -39,8 +39,8 @@ class HashedArithmetic:
         end_token: int = 2,
         end_probability: float = 0.0,
     ) -> None:
-        if vocab_size <= 2 * _RESERVED_TOKENS:
-            raise ValueError(f"vocab_size must be above {2 * _RESERVED_TOKENS}, got {vocab_size}")
+        if vocab_size <= 2 * RESERVED_TOKENS:
+            raise ValueError(f"vocab_size must be above {2 * RESERVED_TOKENS}, got {vocab_size}")
         if not 0 <= end_token < vocab_size:
             raise ValueError(f"end_token must be in [0, {vocab_size}), got {end_token}")
         self.vocab_size = vocab_size
@@ -81,10 +81,10 @@ class HashedArithmetic:
         logits = self._base.copy()
         if state >> 32 < self._end_below:
             logits[self._end_token] = _CERTAIN
-        span = np.uint64(self.vocab_size - _RESERVED_TOKENS)
-        tokens = (mixed[:_CANDIDATES] % span).astype(np.intp) + _RESERVED_TOKENS
+        span = np.uint64(self.vocab_size - RESERVED_TOKENS)
+        tokens = (mixed[:_CANDIDATES] % span).astype(np.intp) + RESERVED_TOKENS
         values = (mixed[_CANDIDATES:] >> np.uint64(11)).astype(np.float64) * (_SPREAD * 2.0**-53)
-        if self._end_token >= _RESERVED_TOKENS:
+        if self._end_token >= RESERVED_TOKENS:
             values[tokens == self._end_token] = _UNLIKELY
             if state >> 32 < self._end_below:
                 values[tokens == self._end_token] = _CERTAIN

@@ -39,6 +39,7 @@ class ModelFacts:
     vocab_size: int
     max_sequence_tokens: int
     http_address: str  # "host:port" of the server that loads the model
+    digest: str = ""  # of the arithmetic: weights or salt, and vocabulary
 
 
 def write(
@@ -75,6 +76,7 @@ def config_pbtxt(config: EngineConfig, facts: ModelFacts) -> str:
         "seeded_resume": "true",
         "release_handoff": "true",
         "http_address": facts.http_address,
+        "engine_digest": facts.digest,
         "engine": config.to_json(),
     }
     lines = [

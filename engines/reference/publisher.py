@@ -8,7 +8,7 @@ the subscriber then subscribes again and receives a new snapshot.
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Protocol
 
 import msgspec
@@ -17,6 +17,7 @@ from engines.reference import errors
 from engines.reference.block_pool import BlocksStored, KvCacheEvent
 from engines.reference.core import LoadReport
 from engines.reference.kv_events import EventReplayBuffer, NumberedEvent, batch_messages, snapshot_messages
+from engines.reference.resident_memory import ResidentMemory
 
 COALESCE_S = 0.002  # coalescing window: events wait this long, to be sent in one message
 BUFFERED_EVENTS_MAX = 4096  # per subscriber
@@ -57,6 +58,7 @@ class Publisher:
     _loads: dict[int, Subscriber] = field(default_factory=dict)
     _load: LoadReport | None = None
     _is_load_new: bool = False
+    _resident_memory: ResidentMemory = field(default_factory=ResidentMemory)  # publisher's thread only
     _ended: list[tuple[Subscriber, str | None]] = field(default_factory=list)
     _is_closed: bool = False
     _changed: threading.Condition = field(default_factory=threading.Condition)
@@ -197,6 +199,7 @@ class Publisher:
             if self._load is None or not self._loads or now_s - sent_s < period_s:
                 return sent_s
             subscribers, load, self._is_load_new = list(self._loads.items()), self._load, False
+        load = replace(load, resident_bytes=self._resident_memory.read_bytes(now_s))
         payload = msgspec.json.encode(asdict(load))
         for key, subscriber in subscribers:
             subscriber.send(payload)

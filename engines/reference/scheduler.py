@@ -49,6 +49,7 @@ class Scheduler:
     queue_max: int
     waiting: deque[Sequence] = field(default_factory=deque)
     running: dict[int, Sequence] = field(default_factory=dict)  # by key, in order of admission
+    misses_cache: bool = False  # fault injection: no cached prefix is reused
     _waiting_keys: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -83,7 +84,9 @@ class Scheduler:
         Prefill chunks come in order of admission, until the step has step_tokens_max rows.
         """
         budget = self.step_tokens_max
-        ready = [sequence for sequence in self.running.values() if not sequence.is_pulling]
+        ready = [
+            sequence for sequence in self.running.values() if not sequence.is_pulling and not sequence.is_hung
+        ]
         chunks: list[ScheduledChunk] = []
         for sequence in ready:
             if sequence.generated:
@@ -159,7 +162,7 @@ class Scheduler:
 
         A sequence with prefill recomputes at least the last prompt token, because its logits are needed.
         """
-        if not self.pool.prefix_reuse:
+        if not self.pool.prefix_reuse or self.misses_cache:
             return []
         prompt = len(sequence.request.prompt)
         last = prompt if sequence.request.kind is RequestKind.GENERATION_ONLY else prompt - 1

@@ -98,6 +98,8 @@ class Sequence:
     has_chunk: bool = False  # a first prefill chunk has run
     first_scheduled_ns: int = 0
     has_output: bool = False
+    is_hung: bool = False  # fault injection: no further row is computed
+    error_after: int | None = None  # fault injection: output tokens before the request fails
 
     def __post_init__(self) -> None:
         prompt = self.request.prompt

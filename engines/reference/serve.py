@@ -15,7 +15,7 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
-from engines.reference import advertise, model_repository
+from engines.reference import advertise, fault_injector, model_repository
 from engines.reference.config import EngineConfig
 from engines.reference.cost_model import CostModel
 from engines.reference.loading import load_arithmetic
@@ -35,7 +35,7 @@ def main() -> None:
     options = _parser().parse_args()
     try:
         config = _config(options)
-        arithmetic, _ = load_arithmetic(config)
+        arithmetic, digest = load_arithmetic(config)
     except (OSError, ValueError) as error:
         sys.exit(f"cannot start the reference engine: {error}")
     if options.die_with_parent:
@@ -45,7 +45,7 @@ def main() -> None:
     _remove_stale_shared_memory(prefix)
     installation = find_installation()
     http_address = f"{options.host}:{options.http_port}"
-    facts = ModelFacts(arithmetic.vocab_size, arithmetic.max_sequence_tokens, http_address)
+    facts = ModelFacts(arithmetic.vocab_size, arithmetic.max_sequence_tokens, http_address, digest)
     models, backends = model_repository.write(work_dir, installation, config, facts)
     command = [
         str(installation.server),
@@ -152,6 +152,7 @@ def _config(options: argparse.Namespace) -> EngineConfig:
         cancellation_check_s=options.cancellation_check_s,
         lie=options.lie,
         lie_after=options.lie_after,
+        faults=fault_injector.absolute_option(options.faults),
         costs=costs,
     )
 
@@ -200,6 +201,12 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         default=default.lie_after,
         help="correct tokens of a request before the fault",
+    )
+    add(
+        "--faults",
+        default=default.faults,
+        metavar="TEXT",
+        help="hashed only: injected faults, as errors=0.05,slow=1.3; @PATH reads them from a file (README.md)",
     )
     add("--cancellation-check-s", type=float, default=default.cancellation_check_s)
     add("--step-s", type=float, default=costs.step_s, help="seconds per step")

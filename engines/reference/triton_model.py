@@ -19,6 +19,7 @@ import triton_python_backend_utils as pb_utils  # provided by Triton's Python st
 from engines.reference import config, errors, request_parsing
 from engines.reference.engine import Engine
 from engines.reference.errors import EngineError
+from engines.reference.fault_injector import FaultInjector
 from engines.reference.loading import load_arithmetic
 from engines.reference.output_queue import CancellationPoller, OutputQueue, ResponseStream
 from engines.reference.request_parsing import ControlRequest, RequestLimits, ResponseOptions
@@ -147,7 +148,9 @@ class TritonPythonModel:
         self._subscriptions: dict[int, _SubscriptionStream] = {}
         self._output_queue = OutputQueue()
         self._output_queue.start()
-        self._engine = Engine(settings, arithmetic, digest, self._output_queue)
+        self._watchdog = ServerWatchdog(parameters["http_address"]["string_value"], self.finalize)
+        faults = FaultInjector(settings.faults, self._watchdog.kill_server) if settings.faults else None
+        self._engine = Engine(settings, arithmetic, digest, self._output_queue, faults)
         self._engine.start()
         self._cancellation_poller = CancellationPoller(
             self._live, self._engine.cancel, settings.cancellation_check_s
@@ -155,7 +158,6 @@ class TritonPythonModel:
         self._cancellation_poller.start()
         self._closing = threading.Lock()
         self._is_closed = False
-        self._watchdog = ServerWatchdog(parameters["http_address"]["string_value"], self.finalize)
         self._watchdog.start()
 
     def execute(self, requests_: list[Any]) -> None:
