@@ -17,6 +17,7 @@ from kvmesh.attach.token_log import TokenLog
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.deadlines import from_remaining_ms
 from kvmesh.replica.admission import check_submit, not_serving
+from kvmesh.replica.calls import control_purpose
 from kvmesh.replica.load_heartbeat import LoadHeartbeat
 from kvmesh.triton.capabilities import ModelFacts
 from kvmesh.triton.errors import EngineStalled, HandoffLost
@@ -46,6 +47,8 @@ class DecodeCore(AttachedCore[DecodeSlot]):
         self.facts = facts
         self.limits = limits
         self.is_draining = False
+        self.is_cordoned = False
+        """True while the control plane keeps the replica out of use. Routers leave it alone; submits are still taken."""
         self.takeover_total = 0
         self._heartbeat = LoadHeartbeat()
         self.slow_reader_cuts = {"time": 0, "share": 0}
@@ -112,6 +115,7 @@ class DecodeCore(AttachedCore[DecodeSlot]):
             traceparent=submit.traceparent,
             tenant=budget.tenant,
             vocabulary_size=submit.vocabulary_size,
+            purpose=control_purpose(budget),
         )
         log = TokenLog(submit.start_position, submit.credit_position, with_logprobs=submit.logprobs)
         slot = DecodeSlot(submitted, log, blocks_needed(submit), submit, has_first_row=is_local)
@@ -220,6 +224,20 @@ class DecodeCore(AttachedCore[DecodeSlot]):
         self.is_draining = True
         self._heartbeat.touch()
 
+    def undrain(self) -> None:
+        """Take new submits again, after a drain by the control plane."""
+        self.is_draining = False
+        self._heartbeat.touch()
+
+    def set_cordoned(self, is_cordoned: bool) -> None:
+        """Report to routers whether the control plane keeps the replica out of use."""
+        self.is_cordoned = is_cordoned
+        self._heartbeat.touch()
+
+    def live_request_count(self) -> int:
+        """Return the number of requests that are held here."""
+        return self.slot_table.held_count()
+
     def is_idle(self) -> bool:
         """True if only finished logs are held."""
         return not self.slot_table.held_count()
@@ -237,7 +255,9 @@ class DecodeCore(AttachedCore[DecodeSlot]):
             running_request_count=len(generation.calls),
             step_us=round(generation.fresh_step_s(now_s) * 1e6),
             draining=self.is_draining,
+            cordoned=self.is_cordoned,
             engine_ready=generation.is_ready,
+            engine_memory_bytes=load.resident_bytes if load else 0,
         )
 
     def assert_consistent(self) -> None:

@@ -286,6 +286,7 @@ class Generation:
                 tokens=slot.log.end - slot.log.start,
                 reused_blocks=slot.reused_blocks,
                 outcome=outcome,
+                purpose=slot.submitted.purpose,
             )
         )
 

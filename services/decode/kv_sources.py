@@ -1,4 +1,4 @@
-"""Addresses from which KV blocks may be pulled: those of registered prefill replicas. Pure.
+"""Addresses from which KV blocks may be pulled: those of registered prefill replicas of the own pool. Pure.
 
 A handoff that names another address is refused.
 """
@@ -18,17 +18,20 @@ to another process, still holds handoffs. Engines hold them no longer by default
 class KvSources:
     """The registered KV addresses. Empty, so that every handoff is refused, until the membership was read once."""
 
-    __slots__ = ("_listed", "_unlisted")
+    __slots__ = ("_listed", "_pool", "_unlisted")
 
-    def __init__(self, addresses: Iterable[str] = ()) -> None:
-        self._listed = frozenset(addresses)
+    def __init__(self, pool: str) -> None:
+        self._pool = pool
+        self._listed: frozenset[str] = frozenset()
         self._unlisted: dict[str, float] = {}
         """Addresses that were listed, with the end of their permission."""
 
     def take(self, members: Iterable[Member], now_s: float) -> None:
         """Take the members of the mesh."""
         listed = frozenset(
-            member.kv_address for member in members if member.role == "prefill" and member.kv_address
+            member.kv_address
+            for member in members
+            if member.role == "prefill" and member.pool == self._pool and member.kv_address
         )
         unlisted = {address: until_s for address, until_s in self._unlisted.items() if until_s > now_s}
         unlisted.update(dict.fromkeys(self._listed - listed, now_s + KEPT_S))

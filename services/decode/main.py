@@ -32,7 +32,7 @@ def _build(options: ReplicaOptions, facts: ModelFacts, metrics: Metrics, tracing
         slow_reader_s=config.slow_reader_s,
         coalesce_max_s=config.coalesce_max_ms / 1000,
     )
-    sources, clock = KvSources(), MonotonicClock()
+    sources, clock = KvSources(options.pool_settings.name), MonotonicClock()
     core = DecodeCore(
         options.process_id, facts, limits, sources.allows, telemetry.CallTelemetry(metrics, tracing)
     )

@@ -22,6 +22,8 @@ class CallRecord:
     reused_blocks: int
     outcome: str
     """"length", "end_token", "cancelled" or the name of an error."""
+    purpose: str = ""
+    """"warm_up" or "probe" for a call of the control plane; empty for every other call."""
 
 
 Recorder = Callable[[CallRecord], None]

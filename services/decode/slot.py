@@ -47,6 +47,8 @@ class DecodeSubmission:
     """The charged tenant; empty: a mesh without tenants."""
     vocabulary_size: int = 0
     """Output ids must be below it. 0: ids are not checked."""
+    purpose: str = ""
+    """"warm_up" or "probe" for a call of the control plane; empty for every other call."""
 
 
 @dataclass(slots=True, eq=False)

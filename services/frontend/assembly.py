@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import logging
 import random
 import secrets
@@ -15,11 +17,17 @@ from kvmesh.attach.link_manager import LinkManager
 from kvmesh.clock import MonotonicClock
 from kvmesh.config import MeshConfig
 from kvmesh.config_sections import Frontend as FrontendSection
+from kvmesh.control.v1 import snapshot_pb2
 from kvmesh.membership.member import Member
+from kvmesh.pools import pool_names
 from kvmesh.process import MeshProcess
 from kvmesh.redis_link import RedisLink
 from kvmesh.request_reader import RequestReader, export_request_reader
 from kvmesh.service_options import ServiceOptions
+from kvmesh.snapshot.content import Content
+from kvmesh.snapshot.identity import Identity
+from kvmesh.snapshot.initial import initial_content
+from kvmesh.snapshot.published import Published
 from kvmesh.tenants.store import CatalogueStore
 from kvmesh.timer import Timer
 from kvmesh.trust.edge import Edge
@@ -29,7 +37,7 @@ from services.frontend.accounts.budgets.batcher import ANSWER_S
 from services.frontend.accounts.tenant_metrics import TenantMetrics
 from services.frontend.draining import drain
 from services.frontend.mesh_secret import MeshSecret
-from services.frontend.metrics import RequestMetrics, watch_core
+from services.frontend.metrics import RequestMetrics, watch_core, watch_pools
 from services.frontend.readiness import follow_routers
 from services.frontend.requests.core import FrontendCore, Observer
 from services.frontend.requests.resume_token import SECRET_BYTES, Seal
@@ -42,9 +50,8 @@ from services.frontend.surface.identity import identify
 from services.frontend.surface.intake import Intake
 from services.frontend.surface.messages import Messages
 from services.frontend.surface.request_parser import RequestParser
+from services.frontend.surface.served_versions import ServedVersions
 from services.frontend.surface.service import SERVICE_NAME, InferenceService
-from services.frontend.surface.tokenizer import ModelTokenizer
-from services.frontend.surface.validation import Bounds
 
 log = logging.getLogger(__name__)
 
@@ -72,24 +79,33 @@ class Frontend(MeshProcess):
     def __init__(
         self,
         options: ServiceOptions,
-        tokenizer: ModelTokenizer,
+        versions: ServedVersions,
         budgets_redis_url: str = "",
         *,
         answer_s: float = ANSWER_S,
     ) -> None:
         """`budgets_redis_url`: Redis of the budgets, if separate. `answer_s`: longest wait for a Redis answer."""
         config = options.config
+        self._versions = versions
         super().__init__("frontend", options, Trust(config, "frontend"))
         self._config = config
-        self._is_seeded = True
+        self._unseeded_pools: frozenset[str] = frozenset()
+        """Pools with a replica whose tokens depend on the engine that makes them."""
         self._has_other = False
+        self._moving: asyncio.Task[None] | None = None
+        """Hands streams over while the control plane drains this frontend."""
         self._budgets_redis = RedisLink(budgets_redis_url) if budgets_redis_url else self.redis
         self.seal = Seal(secrets.token_bytes(SECRET_BYTES))
         self._secret = MeshSecret(self.redis, config.mesh.name, self.seal)
         self.tenants = CatalogueStore(self.redis, config)
-        counts = RequestMetrics(self.metrics, TenantMetrics(self.metrics, config.tenants))
-        self.core = _core(config, self.clock, counts)
+        pools = pool_names(config)
+        counts = RequestMetrics(self.metrics, TenantMetrics(self.metrics, config.tenants), pools)
+        self.core = _core(config, self.clock, counts, self.boot_id)
+        self.core.take_snapshot(initial_content(config))
+        self.core.pools.share_tokenizer = versions.share_tokenizer
+        counts.track_of = self.core.pools.track
         watch_core(self.metrics, self.core)
+        watch_pools(self.metrics, self.core, pools)
         self._timer = Timer(self.core, self.clock, lambda error: log.error("bug in a timer", exc_info=error))
         self.core.on_event = self._timer.update
         self.accounts = Accounts(
@@ -106,7 +122,7 @@ class Frontend(MeshProcess):
             answer_s=answer_s,
         )
         self.links = self._links()
-        self.service = self._service(tokenizer, counts)
+        self.service = self._service(counts)
         self.server = self._server()
         self.service.register(self.server.grpc)
 
@@ -116,14 +132,14 @@ class Frontend(MeshProcess):
         return router_links(
             self.core,
             self.hello,
-            self._config.engine.salt,
+            self._serves,
             self.clock,
             self.trust.channels_to("router"),
             partial(self.trust.explain, role="router"),
             dialer,
         )
 
-    def _service(self, tokenizer: ModelTokenizer, counts: RequestMetrics) -> InferenceService:
+    def _service(self, counts: RequestMetrics) -> InferenceService:
         section = self._config.frontend
         reader = RequestReader(
             section.message_bytes_max + MESSAGE_SLACK_BYTES,
@@ -133,17 +149,14 @@ class Frontend(MeshProcess):
             clock=self.clock,
         )
         export_request_reader(self.metrics, reader)
-        parser = RequestParser(
-            tokenizer,
-            _bounds(self._config, tokenizer),
-            self.seal,
-            message_bytes_max=section.message_bytes_max,
-        )
+        versions = self._versions
+        parser = RequestParser(versions, self.seal, message_bytes_max=section.message_bytes_max)
         return InferenceService(
             self.core,
             CallReader(lambda call: identify(call, self.tenants.catalogue), reader),
             Intake(
                 self.core,
+                versions,
                 parser,
                 self.accounts.executions,
                 self.seal,
@@ -152,7 +165,11 @@ class Frontend(MeshProcess):
             ),
             self.accounts.accounting,
             Messages(
-                tokenizer.token_bytes, self.seal, self.options.process_id, REGION, lambda: self._is_seeded
+                lambda version: versions.get(version).tokenizer.token_bytes,
+                self.seal,
+                self.options.process_id,
+                REGION,
+                self.is_seeded,
             ),
             self.tracing,
             self.clock,
@@ -171,11 +188,29 @@ class Frontend(MeshProcess):
             limits=limits_of(self._config.frontend),
         )
 
+    def is_seeded(self, pool: str) -> bool:
+        """True if tokens of `pool` do not depend on the engine that makes them."""
+        return pool not in self._unseeded_pools
+
+    def _serves(self, member: Member) -> bool:
+        return member.model_version in self._versions
+
+    def refusal(self, content: Content) -> str:
+        """Return why this frontend cannot serve the pools of `content`, or an empty text."""
+        return self._versions.refusal(content)
+
+    def on_snapshot(self, published: Published) -> None:
+        """Choose the pools of new requests by `published`."""
+        self.core.take_snapshot(published.content)
+
     def on_members(self, members: list[Member]) -> None:
         """Take a new view of the mesh's members."""
         self.links.update(members)
-        replicas = [member for member in members if member.role in ("prefill", "decode")]
-        self._is_seeded = all(SEEDED in member.capabilities for member in replicas)
+        self._unseeded_pools = frozenset(
+            member.pool
+            for member in members
+            if member.role in ("prefill", "decode") and SEEDED not in member.capabilities
+        )
         others = [
             member
             for member in members
@@ -190,7 +225,46 @@ class Frontend(MeshProcess):
 
     async def drain(self) -> None:
         """Refuse new requests (graceful shutdown); return when every request has ended or is handed over."""
+        self._stop_moving()
         await drain(self.core, self.clock, lambda: self._has_other, shell.DRAIN_S - FLUSH_S)
+
+    def begin_drain(self) -> None:
+        """Refuse new requests, and hand streams over while another frontend is there. No stream is cut."""
+        self._stop_moving()
+        self._moving = asyncio.create_task(
+            drain(self.core, self.clock, lambda: self._has_other, float("inf")), name="drain"
+        )
+        self.core.is_draining = True
+
+    def end_drain(self) -> None:
+        """Take new requests again."""
+        self._stop_moving()
+        self.core.is_draining = False
+
+    def _stop_moving(self) -> None:
+        if self._moving is not None:
+            self._moving.cancel()
+            self._moving = None
+
+    def identity(self) -> Identity:
+        """Return the introduction of the frontend, with the model versions that it can serve."""
+        return dataclasses.replace(super().identity(), model_versions=tuple(self._versions))
+
+    def report(self) -> snapshot_pb2.ReceiverReport:
+        """Return the number of requests."""
+        return snapshot_pb2.ReceiverReport(live_request_count=len(self.core.admitted.serving))
+
+    def observations(self) -> snapshot_pb2.ObservationBatch | None:
+        """Return the next batch of observations."""
+        return self.core.observations.drain(self.clock.now_s())
+
+    def on_confirmed(self, sequence: int) -> None:
+        """Forget the observations that the control plane has stored."""
+        self.core.observations.confirm(sequence)
+
+    def on_leader(self) -> None:
+        """Send unconfirmed observations again."""
+        self.core.observations.resend()
 
     async def prepare(self) -> None:
         """Take the mesh's secret and the tenants' catalogue from Redis: both are needed to answer requests."""
@@ -203,7 +277,10 @@ class Frontend(MeshProcess):
         yield "mesh-secret", self._secret.run()
         yield from self.accounts.background()
         yield "tenants", self.tenants.run()
-        yield "readiness", follow_routers(self.core.peers, self.clock, self.server.set_serving)
+        yield (
+            "readiness",
+            follow_routers(lambda: self.core.pools.has_router, self.clock, self.server.set_serving),
+        )
 
     async def flush(self) -> None:
         """Write every settlement to Redis, within FLUSH_S."""
@@ -211,12 +288,13 @@ class Frontend(MeshProcess):
 
     async def close(self) -> None:
         """Stop the timer and export the last spans."""
+        self._stop_moving()
         self._timer.close()
         await self._budgets_redis.close()
         await super().close()
 
 
-def _core(config: MeshConfig, clock: MonotonicClock, observer: Observer) -> FrontendCore:
+def _core(config: MeshConfig, clock: MonotonicClock, observer: Observer, boot_id: str) -> FrontendCore:
     section = config.frontend
     watchdog = Watchdog(
         section.first_token_silence_s, section.token_silence_s, config.router.queue_max_wait_s
@@ -233,18 +311,7 @@ def _core(config: MeshConfig, clock: MonotonicClock, observer: Observer) -> Fron
         retries=RetryBudget(section.retry_budget_ratio, section.retry_budget_per_s, clock.now_s()),
         jitter=random.random,
         observer=observer,
-    )
-
-
-def _bounds(config: MeshConfig, tokenizer: ModelTokenizer) -> Bounds:
-    return Bounds(
-        model=config.mesh.model,
-        model_version=config.engine.salt,
-        vocab_size=tokenizer.vocab_size,
-        token_bytes_max=tokenizer.token_bytes_max,
-        max_sequence_tokens=config.engine.max_sequence_tokens,
-        max_output_tokens_default=config.frontend.max_output_tokens_default,
-        max_output_tokens_max=config.frontend.max_output_tokens_max,
+        boot_id=boot_id,
     )
 
 

@@ -11,7 +11,8 @@ from kvmesh.config import ConfigError
 from kvmesh.redis_url import BUDGETS_VARIABLE
 from kvmesh.service_options import ServiceOptions
 from services.frontend.assembly import Frontend
-from services.frontend.surface.tokenizer import ModelFolderError, ModelTokenizer
+from services.frontend.surface import served_versions
+from services.frontend.surface.tokenizer import ModelFolderError
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -26,5 +27,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 async def _serve(options: ServiceOptions) -> None:
-    tokenizer = ModelTokenizer.load(options.config.mesh.model_path)
-    await Frontend(options, tokenizer, os.environ.get(BUDGETS_VARIABLE, "")).serve()
+    versions = served_versions.load(options.config)
+    await Frontend(options, versions, os.environ.get(BUDGETS_VARIABLE, "")).serve()

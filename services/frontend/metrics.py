@@ -5,9 +5,14 @@ One series per outcome, fixed at start (bounded cardinality), so that a scrape s
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
+
 from kvmesh.errors import TABLE, MeshError
 from kvmesh.inference.v1 import inference_pb2 as pb
 from kvmesh.metrics import Counter, Metrics
+from kvmesh.snapshot.content import Track
 from kvmesh.tenants.caller import Caller
 from services.frontend.accounts.settlement import Charge
 from services.frontend.accounts.tenant_metrics import TenantMetrics
@@ -15,12 +20,26 @@ from services.frontend.requests.core import FrontendCore
 from services.frontend.requests.outcome import outcome_of
 from services.frontend.requests.request import LiveRequest
 
+OTHER: Final = "other"
+"""Label of all pools outside the configuration."""
+
 
 class RequestMetrics:
-    """Counts requests as they end, in all and by tenant. Implements core.Observer."""
+    """Counts requests as they end, in all, by tenant and by pool. Implements core.Observer.
 
-    def __init__(self, metrics: Metrics, tenants: TenantMetrics) -> None:
+    `pools`: the configured pools. Requests of any other pool count as OTHER.
+    """
+
+    def __init__(self, metrics: Metrics, tenants: TenantMetrics, pools: Sequence[str] = ()) -> None:
         self._tenants = tenants
+        self.track_of: Callable[[str], Track] = lambda _: Track.IDLE
+        """Returns the track of a pool in the snapshot in force."""
+        text = "Requests that ended, by pool and by the pool's track at that time."
+        self._pools = {
+            (pool, track): metrics.counter("pool_requests", text, pool=pool, track=track.name.lower())
+            for pool in (*pools, OTHER)
+            for track in Track
+        }
         reasons = [outcome_of(reason) for reason in pb.FinishReason.values()[1:]]
         self._outcomes: dict[str, Counter] = {
             outcome: metrics.counter("requests", "Requests that ended, by outcome.", outcome=outcome)
@@ -53,6 +72,8 @@ class RequestMetrics:
         self._tenants.on_end(request)
         progress, spec = request.progress, request.spec
         self._outcomes[request.outcome.name].value += 1
+        track = self.track_of(spec.pool)
+        (self._pools.get((spec.pool, track)) or self._pools[OTHER, track]).value += 1
         self._duration.observe(request.ended_s - spec.timing.arrived_s)
         if progress.first_token_s is not None and not spec.execution.received_ids:
             self._ttft.observe(progress.first_token_s - spec.timing.arrived_s)
@@ -75,6 +96,29 @@ class RequestMetrics:
         """Count a request that was refused before its admission."""
         self._outcomes[error.reason].value += 1
         self._tenants.on_refused(error, caller)
+
+
+def watch_pools(metrics: Metrics, core: FrontendCore, pools: Sequence[str]) -> None:
+    """Export the weights in force, and the requests that left a pool that could not place them."""
+
+    def weight(pool: str) -> float:
+        found = core.pools.content.pool(pool)
+        return 0.0 if found is None else float(found.weight_percent)
+
+    def diverted(pool: str) -> float:
+        counts = core.pools.diverted
+        return counts[pool] if pool != OTHER else counts.total() - sum(counts[known] for known in pools)
+
+    for pool in pools:
+        metrics.gauge(
+            "pool_weight_percent", "Share of new sessions of the pool.", partial(weight, pool), pool=pool
+        )
+    for pool in (*pools, OTHER):
+        text = "Requests that left the pool, because it had no router that could place them."
+        metrics.total("diverted", text, partial(diverted, pool), pool=pool)
+    metrics.total(
+        "observations_dropped", "Observations dropped by a bound.", lambda: core.observations.dropped_total
+    )
 
 
 def watch_core(metrics: Metrics, core: FrontendCore) -> None:

@@ -1,4 +1,4 @@
-"""Readiness of a frontend: not ready after ROUTER_WAIT_S without a router.
+"""Readiness of a frontend: not ready after ROUTER_WAIT_S without a router of the stable pool, or one that can place.
 
 `Readiness` decides, `follow_routers` reports. Load balancers read the readiness as health check. Admitted requests
 continue while the frontend is not ready.
@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Final
 
 from kvmesh.clock import Clock
 from services.frontend.requests.retry_state import ROUTER_WAIT_S
-from services.frontend.requests.router_peers import Peers
 
 CHECK_INTERVAL_S: Final = 0.1
 
@@ -42,7 +41,7 @@ class Readiness:
 
 
 async def follow_routers(
-    peers: Peers[Any],
+    has_router: Callable[[], bool],
     clock: Clock,
     tell: Callable[[bool], Awaitable[None]],
     check_interval_s: float = CHECK_INTERVAL_S,
@@ -50,6 +49,6 @@ async def follow_routers(
     """Report every change of readiness to `tell` until cancelled."""
     readiness = Readiness()
     while True:
-        if readiness.check(clock.now_s(), has_router=any(peer.link.is_up for peer in peers)):
+        if readiness.check(clock.now_s(), has_router=has_router()):
             await tell(readiness.is_ready)
         await asyncio.sleep(check_interval_s)

@@ -1,4 +1,4 @@
-"""Links the routers of the mesh to the frontend's core.
+"""Links the routers of all pools of the mesh to the frontend's core.
 
 A router without a lease keeps its link while its stream is up. A replaced router loses its link once no slot uses it.
 """
@@ -26,14 +26,14 @@ Router: TypeAlias = Peer[LiveRequest]
 def router_links(
     core: FrontendCore,
     hello: pb.Hello,
-    model_version: str,
+    is_served: Callable[[Member], bool],
     clock: Clock,
     open_channel: Callable[[str], grpc.aio.Channel],
     explain: Callable[[str], Awaitable[str]] | None = None,
     dialer: Dialer | None = None,
 ) -> LinkManager[Router]:
-    """Return the links to the routers of `model_version`. `explain`, `dialer`: as of AttachLink."""
-    host = RouterHost(core, hello, model_version, clock, open_channel, explain, dialer or Dialer(clock))
+    """Return the links to the routers for which `is_served` is true. `explain`, `dialer`: as of AttachLink."""
+    host = RouterHost(core, hello, is_served, clock, open_channel, explain, dialer or Dialer(clock))
     return LinkManager(host, clock, "router")
 
 
@@ -44,7 +44,7 @@ class RouterHost:
         self,
         core: FrontendCore,
         hello: pb.Hello,
-        model_version: str,
+        is_served: Callable[[Member], bool],
         clock: Clock,
         open_channel: Callable[[str], grpc.aio.Channel],
         explain: Callable[[str], Awaitable[str]] | None,
@@ -52,14 +52,14 @@ class RouterHost:
     ) -> None:
         self._core = core
         self._hello = hello
-        self._model_version = model_version
+        self._is_served = is_served
         self._clock = clock
         self._open_channel = open_channel
         self._explain = explain
         self._dialer = dialer
 
     def is_wanted(self, member: Member) -> bool:
-        return member.role == "router" and member.model_version == self._model_version
+        return member.role == "router" and self._is_served(member)
 
     def open(self, member: Member, name: str) -> tuple[Router, AttachLink]:
         link = AttachLink(
@@ -75,7 +75,7 @@ class RouterHost:
             explain=self._explain,
             dialer=self._dialer,
         )
-        router = self._core.add_router(link)
+        router = self._core.add_router(link, member.pool, member.model_version)
         router.is_draining = member.draining
         return router, link
 

@@ -13,6 +13,7 @@ from kvmesh.attach.refusal import SubmitRefusal, superseded
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.blocks import count_for
 from kvmesh.replica.admission import check_submit, not_serving, too_late
+from kvmesh.replica.calls import control_purpose
 from kvmesh.replica.load_heartbeat import LoadHeartbeat
 from kvmesh.triton.capabilities import ModelFacts
 from kvmesh.triton.errors import EngineStalled, HandoffLost
@@ -35,6 +36,8 @@ class PrefillCore(AttachedCore[PrefillSlot]):
         self.facts = facts
         self.limits = limits
         self.is_draining = False
+        self.is_cordoned = False
+        """True while the control plane keeps the replica out of use. Routers leave it alone; submits are still taken."""
         self._heartbeat = LoadHeartbeat()
         self.slot_table = PrefillSlotTable(facts.kv_blocks, limits, self._heartbeat)
         self.prefilling = Prefilling(
@@ -109,6 +112,7 @@ class PrefillCore(AttachedCore[PrefillSlot]):
             weight=budget.weight if budget.weight > 0 else 1.0,
             max_output_tokens=budget.max_output_tokens,
             end_token_id=submit.end_token_id,
+            purpose=control_purpose(budget),
         )
         slot = PrefillSlot(submitted, submit)
         self.slot_table.enqueue(slot, session, submit.slot)
@@ -146,6 +150,20 @@ class PrefillCore(AttachedCore[PrefillSlot]):
         self.is_draining = True
         self._heartbeat.touch()
 
+    def undrain(self) -> None:
+        """Take new submits again, after a drain by the control plane."""
+        self.is_draining = False
+        self._heartbeat.touch()
+
+    def set_cordoned(self, is_cordoned: bool) -> None:
+        """Report to routers whether the control plane keeps the replica out of use."""
+        self.is_cordoned = is_cordoned
+        self._heartbeat.touch()
+
+    def live_request_count(self) -> int:
+        """Return the number of requests that are held here."""
+        return len(self.slot_table.slots)
+
     def is_idle(self) -> bool:
         """True if no slot is held."""
         return not self.slot_table.slots
@@ -165,7 +183,9 @@ class PrefillCore(AttachedCore[PrefillSlot]):
             held_handoff_count=len(slot_table.held),
             step_us=round((load.step_s if load else 0.0) * 1e6),
             draining=self.is_draining,
+            cordoned=self.is_cordoned,
             engine_ready=self.prefilling.is_ready,
+            engine_memory_bytes=load.resident_bytes if load else 0,
         )
 
     def assert_consistent(self) -> None:

@@ -242,8 +242,10 @@ class Prefilling:
         self.cut(slot, pb.Finish.REASON_END_TOKEN, now_s)
 
     def _computed(self, slot: PrefillSlot, now_s: float) -> int:
-        """Count the computed prompt of `slot`; return its cached tokens."""
+        """Count the computed prompt of `slot`, unless no user waits for it; return its cached tokens."""
         cached = self._cached_tokens(slot)
+        if slot.submitted.purpose:
+            return cached
         self.cached_token_total += cached
         self.computed_token_total += slot.submitted.prompt_tokens - cached
         self.prefill_rate.observe(slot.submitted.prompt_tokens, now_s - slot.called_s, now_s)
@@ -285,5 +287,6 @@ class Prefilling:
                 prompt_tokens=slot.submitted.prompt_tokens,
                 cached_tokens=self._cached_tokens(slot),
                 outcome=outcome,
+                purpose=slot.submitted.purpose,
             )
         )

@@ -20,6 +20,8 @@ class CallRecord:
     cached_tokens: int
     outcome: str
     """"first_token", "end_token" (before any token), "cancelled" or the name of an error."""
+    purpose: str = ""
+    """"warm_up" or "probe" for a call of the control plane; empty for every other call."""
 
 
 Recorder = Callable[[CallRecord], None]

@@ -54,6 +54,8 @@ class PrefillSubmission:
     end_token_id: int = -1
     vocabulary_size: int = 0
     """The id of the first token must be below it. 0: the id is not checked."""
+    purpose: str = ""
+    """"warm_up" or "probe" for a call of the control plane; empty for every other call."""
 
     @property
     def start_by_s(self) -> float:

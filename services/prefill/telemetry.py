@@ -20,9 +20,13 @@ class CallTelemetry:
         self._cached = metrics.counter("cached_tokens", "Prompt tokens found in the engine's cache.")
         self._computed = metrics.counter("computed_tokens", "Prompt tokens computed.")
         self._ended: dict[str, Counter] = {}
+        self._control: dict[tuple[str, str], Counter] = {}
 
     def __call__(self, record: CallRecord) -> None:
-        """Count the call; record its span if its trace is sampled."""
+        """Count the call; record its span if its trace is sampled. A call of the control plane is counted apart."""
+        if record.purpose:
+            self._count_control_call(record.purpose, record.outcome)
+            return
         outcome = self._ended.get(record.outcome)
         if outcome is None:
             outcome = self._ended[record.outcome] = self._metrics.counter(
@@ -54,6 +58,14 @@ class CallTelemetry:
             parent_span_id=parent.span_id,
             error="" if record.outcome in ("first_token", "end_token", "cancelled") else record.outcome,
         )
+
+    def _count_control_call(self, purpose: str, outcome: str) -> None:
+        counter = self._control.get((purpose, outcome))
+        if counter is None:
+            about = "Engine calls for the control plane that ended: warm-up and probes."
+            counter = self._metrics.counter("control_calls", about, purpose=purpose, outcome=outcome)
+            self._control[purpose, outcome] = counter
+        counter.value += 1
 
 
 def export(core: PrefillCore, metrics: Metrics) -> None:

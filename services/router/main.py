@@ -13,21 +13,25 @@ from kvmesh import process, service_options
 from kvmesh.attach.dialing import Dialer
 from kvmesh.attach.link_manager import LinkManager
 from kvmesh.config import ConfigError
+from kvmesh.control.v1 import snapshot_pb2
 from kvmesh.membership.member import Member
 from kvmesh.queue_order import ORDERS
 from kvmesh.router.v1 import router_pb2_grpc
 from kvmesh.service_options import ServiceOptions
+from kvmesh.snapshot.published import Published
 from kvmesh.timer import Timer
 from kvmesh.trust.peers import Trust
 from services.router import telemetry
 from services.router.forwarding.admission import ForwardingLimits
 from services.router.forwarding.core import ForwardingCore
+from services.router.forwarding.prefill_load import PrefillLoad
 from services.router.forwarding.replica_links import ReplicaHost
 from services.router.gossip.dispatch_gossip import DispatchGossip
 from services.router.gossip.peer_routers import known_dispatches
 from services.router.index.index_reader import IndexReader
 from services.router.index.local_index import LocalPrefixIndex
 from services.router.placement.cost_policy import CostPolicy
+from services.router.pool_members import REFUSED, PoolMembers
 from services.router.status import SERVICE_NAME, RouterStatus
 
 log = logging.getLogger(__name__)
@@ -55,18 +59,18 @@ class Router(process.MeshProcess):
     def __init__(self, options: ServiceOptions) -> None:
         config = options.config
         super().__init__("router", options, Trust(config, "router"))
-        self._version = config.engine.salt
         self._is_view_known = False
         self._is_warmed_up = False
-        self._routers: list[tuple[str, str]] = []
-        self.has_other_router = False
-        """True while another router of the model version takes new requests."""
+        self._members: list[Member] = []
+        self._prefill_load = PrefillLoad()
+        self.pool_members = PoolMembers(self.member(""))
+        self.metrics.gauge("refused_replicas", REFUSED, lambda: len(self.pool_members.refused))
         name, section, mesh = options.process_id, config.router, config.mesh.name
         block_tokens = config.engine.block_tokens
         dialer = Dialer(self.clock, self.networks)
         dialer.export(self.metrics)
         local_index = LocalPrefixIndex(section.index_blocks_max)
-        policy = CostPolicy(
+        policy = self._policy = CostPolicy(
             name,
             local_index,
             random.Random(),
@@ -85,11 +89,12 @@ class Router(process.MeshProcess):
             known_dispatches(policy.backlog),
             lambda replica: replica in self.core.replicas,
             self.clock,
+            pool=self.pool.name,
         )
         self._telemetry = telemetry.ForwardingTelemetry(self.metrics, self.tracing, block_tokens)
         self.core = ForwardingCore(
             name,
-            self._version,
+            self.pool.version.name,
             block_tokens,
             policy,
             ForwardingLimits(
@@ -104,19 +109,20 @@ class Router(process.MeshProcess):
             record=self._telemetry,
             forecast=policy,
         )
+        self.core.readiness.needs_prefill = self.pool.prefill > 0
         self._timer = Timer(self.core, self.clock, _log_bug)
         self.core.on_change = self._timer.update
         self.index = IndexReader(self.redis, mesh, local_index, self.clock)
         host = ReplicaHost(
             self.core,
             self.hello,
-            self._version,
-            block_tokens,
+            self.pool_members.serves,
             self.clock,
             self.trust.channel,
             self.on_replicas,
             self.trust.explain,
             dialer,
+            self._is_cordoned,
         )
         self.links = LinkManager(host, self.clock, "replica")
         telemetry.export(self.core, policy, self.index, self.dispatches, self.metrics, self.clock)
@@ -127,24 +133,18 @@ class Router(process.MeshProcess):
 
     def on_members(self, members: list[Member]) -> None:
         """Take a new view of the mesh."""
-        self._is_view_known = True
-        self.has_other_router = any(
-            member.role == "router"
-            and member.boot_id != self.boot_id
-            and member.model_version == self._version
-            and not member.draining
-            for member in members
-        )
+        self._is_view_known, self._members = True, members
+        for refused in self.pool_members.take(members):
+            log.warning(refused)
         self.links.update(members)
-        self._routers = [(member.process_id, member.boot_id) for member in members if member.role == "router"]
         if self._is_warmed_up or self.links.is_settled():
-            self.dispatches.set_routers(self._routers)
+            self.dispatches.set_routers(self.pool_members.routers)
 
     def on_replicas(self, names: Sequence[str]) -> None:
         """Take the present replicas: dispatches of peer routers to them count from now on."""
         self.index.set_replicas(names)
         self._telemetry.set_replicas(names)
-        self.dispatches.set_routers(self._routers)
+        self.dispatches.set_routers(self.pool_members.routers)
 
     def background(self) -> Iterable[tuple[str, Coroutine[Any, Any, None]]]:
         """Return the tasks that keep the replicas, the index and the peer routers up to date."""
@@ -171,7 +171,7 @@ class Router(process.MeshProcess):
                 "warm-up timed out: serving before all replicas are attached and their index is loaded"
             )
         self._is_warmed_up = True
-        self.dispatches.set_routers(self._routers)
+        self.dispatches.set_routers(self.pool_members.routers)
 
     def _is_warm(self) -> bool:
         if not (self._is_view_known and self.links.is_settled() and self.index.is_caught_up):
@@ -183,10 +183,56 @@ class Router(process.MeshProcess):
         """Graceful shutdown: refuse new requests. Return when none is left, or another router can take over all."""
         self.core.drain()
         while not self.core.is_idle():
-            if self.has_other_router and self.core.can_be_taken_over():
+            if self.pool_members.has_other_router and self.core.can_be_taken_over():
                 log.info("drained: the other routers take over", extra={"requests": self.core.placed_count})
                 return
             await asyncio.sleep(IDLE_POLL_S)
+
+    def on_snapshot(self, published: Published) -> None:
+        """Take the cordons of replicas, and whether the pool is closed."""
+        pool = published.content.pool(self.pool.name)
+        self.core.readiness.is_closed = pool is not None and pool.is_closed
+        self.core.check_readiness()
+        if self._is_view_known:
+            self.links.update(self._members)
+        self.core.after_event(self.clock.now_s())
+
+    def _is_cordoned(self, member: Member) -> bool:
+        return self.control.content.cordon_of(member.process_id, member.boot_id) is not None
+
+    def set_cordoned(self, is_cordoned: bool) -> None:
+        """Report to frontends whether they may place new requests here."""
+        self.core.readiness.is_cordoned = is_cordoned
+        self.core.check_readiness()
+        self.core.after_event(self.clock.now_s())
+
+    def begin_drain(self) -> None:
+        """Refuse new requests. Takeovers are still served."""
+        self.core.drain()
+        self.core.after_event(self.clock.now_s())
+
+    def end_drain(self) -> None:
+        """Take new requests again."""
+        self.core.undrain()
+        self.core.after_event(self.clock.now_s())
+
+    def report(self) -> snapshot_pb2.ReceiverReport:
+        """Return the load of the pool as this router sees it."""
+        load = self._prefill_load
+        load.take(self.core.admission.arrived, self._policy.measured_total_s, self.clock.now_s())
+        prefill = [each for each in self.core.replicas.values() if each.role == "prefill"]
+        in_use = sum(each.is_placeable() for each in prefill)
+        is_known = self._policy.knows_costs()
+        return snapshot_pb2.ReceiverReport(
+            prefill_load_share=load.measured_per_s() / in_use if in_use and is_known else 0.0,
+            uncached_prefill_s_per_s=load.uncached_per_s(self._policy.costs.coefficients)
+            if is_known
+            else 0.0,
+            ejection_total=self.core.ejection_total,
+            can_place=self.core.readiness.can_place,
+            queue_delay_us=self.core.queue_delay_us(),
+            live_request_count=self.core.live_request_count(),
+        )
 
     async def close(self) -> None:
         """Stop the timer, and close what every process has."""

@@ -6,12 +6,15 @@
 --
 -- KEYS: 1 the request. ARGV: 1 the least epoch, 2 digest of all that shapes the output, 3 seed, 4 "1" if the client
 -- gave the seed, 5 owner, 6 the highest epoch, 7 life of the record in ms, 8 channel, 9 request id, 10 output
--- inherited, 11 epoch of the predecessor, or -1, 12 "1" if the client's token is older than a record may be.
+-- inherited, 11 epoch of the predecessor, or -1, 12 "1" if the client's token is older than a record may be,
+-- 13 pool that the execution claims, or '' in a mesh with one pool, 14 pool of a record that has none, 15 claimed pool
+-- that the new one replaces, or '*' for any, 16 digest of the request before its tokenizing, or ''.
 --
 -- Returns RUN, the epoch and the seed of the new execution. Then follow owner, epoch, output inherited and output
 -- given of each earlier execution that has not reported, from the predecessor on. UNSHOWN instead of RUN: the record
 -- does not reach back to the predecessor of an old token, so nothing is inherited. DIFFERS: the record is of another
--- request. ENDED: the request may not run again.
+-- request. ENDED: the request may not run again. POOL and a name: an earlier execution claimed that pool. The first
+-- claim of a request lasts as long as its record.
 
 -- Indices of an execution in the JSON of field `runs`, which lists the executions of a request by epoch. INHERITED:
 -- output of earlier executions that it continued. PREDECESSOR: epoch of the execution that gave that output, or -1.
@@ -51,10 +54,19 @@ local function ensure_predecessor(executions, predecessor)
 end
 
 local record = redis.call('HMGET', KEYS[1], 'epoch', 'digest', 'seed', 'again',
-  'runs', 'owner', 'settler', 'prompt_last', 'output_last')
+  'runs', 'owner', 'settler', 'prompt_last', 'output_last', 'pool', 'asked')
 local epoch, seed = tonumber(ARGV[1]), ARGV[3]
+local pool, is_moved = ARGV[13], false
+if pool ~= '' and (record[1] or record[10]) then
+  local claimed = record[10] or ARGV[14]
+  is_moved = claimed ~= pool
+  if is_moved and ARGV[15] ~= claimed and ARGV[15] ~= '*' then return {'POOL', claimed} end
+end
 if record[1] then
-  if record[2] and record[2] ~= ARGV[2] then return {'DIFFERS'} end
+  -- Another version may have another tokenizer, and so another digest of an equal request.
+  if is_moved then
+    if record[11] and ARGV[16] ~= '' and record[11] ~= ARGV[16] then return {'DIFFERS'} end
+  elseif record[2] and record[2] ~= ARGV[2] then return {'DIFFERS'} end
   if record[3] then
     if ARGV[4] == '1' and record[3] ~= seed then return {'DIFFERS'} end
     seed = record[3]
@@ -65,6 +77,8 @@ end
 if epoch > tonumber(ARGV[6]) then return {'ENDED'} end
 if record[4] then redis.call('HINCRBY', KEYS[1], 'again', -1) end
 redis.call('HSET', KEYS[1], 'epoch', epoch, 'digest', ARGV[2], 'seed', seed, 'owner', ARGV[5])
+if pool ~= '' then redis.call('HSET', KEYS[1], 'pool', pool) end
+if ARGV[16] ~= '' then redis.call('HSET', KEYS[1], 'asked', ARGV[16]) end
 redis.call('PEXPIRE', KEYS[1], ARGV[7])
 if epoch > 0 then redis.call('PUBLISH', ARGV[8], ARGV[9] .. ' ' .. epoch .. ' ' .. ARGV[5]) end
 local inherited, predecessor, answer = tonumber(ARGV[10]), tonumber(ARGV[11]), {'RUN', epoch, seed}

@@ -44,6 +44,10 @@ SLACK_S: Final = 60.0
 """Time for which the record of a request outlives its longest runtime."""
 
 
+ANY_POOL: Final = "*"
+"""Stands for every pool in `Claim.replaced_pool`. No pool has this name."""
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
     """A claim to execute a request."""
@@ -63,6 +67,16 @@ class Claim:
     """Epoch of the predecessor by the client's token; -1: the client has no token."""
     age_s: float = 0.0
     """Age of the client's resume token, in seconds; infinite if the token has no time of issue, 0 without a token."""
+    pool: str = ""
+    """Pool that the execution claims for the request; empty: the mesh has one pool."""
+    stable_pool: str = ""
+    """Pool of a record without a pool: release 0.1.0 made it."""
+    replaced_pool: str = ""
+    """Claimed pool that `pool` replaces, because it cannot place. ANY_POOL: whichever it is."""
+    asked: str = ""
+    """Digest of the request before its tokenizing. It names the request where another pool has another tokenizer.
+
+    Empty: the claim has a resume token, which proves the request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +91,14 @@ class Execution:
     """Executions without a report, from the predecessor on."""
     is_shown: bool = True
     """False if the client's token is older than the record, and thus proves no output of the predecessor."""
+
+
+class PoolClaimed(Exception):
+    """An earlier execution of the request claimed another pool. No execution began."""
+
+    def __init__(self, pool: str) -> None:
+        super().__init__(pool)
+        self.pool = pool
 
 
 Answer: TypeAlias = list[Any] | None
@@ -128,12 +150,15 @@ class Executions:
 
         Without an answer of Redis in time, the number is the claim's, and not fenced. Raises MeshError if another request
         has the name (IDEMPOTENCY_KEY_REUSED), or if the request has used up its repeated executions (ALREADY_FINISHED).
+        Raises PoolClaimed if the claim names another pool than an earlier execution.
         """
         answer = await self._ask(claim)
         if answer is None:
             self.unfenced_total += 1
             return Execution(claim.epoch, claim.seed, is_fenced=False, is_shown=not self._is_old(claim))
         word = bytes(answer[0])
+        if word == b"POOL":
+            raise PoolClaimed(bytes(answer[1]).decode(errors="replace"))
         if word == b"DIFFERS":
             what = "used by another request within the last minutes"
             raise invalid(
@@ -228,6 +253,10 @@ class Executions:
             claim.inherited,
             claim.predecessor,
             int(self._is_old(claim)),
+            claim.pool,
+            claim.stable_pool,
+            claim.replaced_pool,
+            claim.asked,
         )
 
     async def _follow(self) -> None:

@@ -98,6 +98,9 @@ def on_tokens(request: LiveRequest, row: frames.Row, now_s: float) -> None:
         request.upstream.cancel(attach.Cancel.REASON_ABANDONED)
         _on_verdict(request, faults.INVALID_TOKEN, attempt.decode_replica, now_s)
         return
+    note_token_s = request.note_token_s
+    if note_token_s is not None:
+        note_token_s(now_s)
     request.retry_state.on_progress()
     if request.upstream.cross_checked:
         cross_check.on_progress(request, now_s)
@@ -168,6 +171,7 @@ def on_failure(request: LiveRequest, row: attach.Failure, now_s: float) -> None:
     """Handle a failure behind the router; the slot ended."""
     router = request.upstream.detach()
     attempt = request.upstream.current
+    attempt.failed_replica = row.replica
     fault = faults.of_failure(row.code)
     if _has_left(request) or request.end_if_complete(now_s):
         return
@@ -177,7 +181,7 @@ def on_failure(request: LiveRequest, row: attach.Failure, now_s: float) -> None:
         row.code == attach.Failure.CODE_REPLICA_LOST
         and attempt.has_tokens
         and row.replica == attempt.decode_replica != ""
-        and request.hub.has_other(router)
+        and request.hub.has_other(request.spec, router)
     ):
         request.upstream.avoid = router  # perhaps only this router lost the replica
         request.start_takeover(fault, now_s)
@@ -269,6 +273,8 @@ def on_refusal(request: LiveRequest, row: attach.Refusal, now_s: float) -> None:
         request.give_up(fault, now_s, after_s=after_s)
     else:
         request.upstream.avoid = router
+        if row.reason in faults.UNPLACEABLE:
+            request.hub.note_unplaceable(request.spec, router)
         request.try_again(fault, now_s, untouched=True, after_s=after_s)
 
 

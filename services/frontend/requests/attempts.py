@@ -38,6 +38,8 @@ class Attempt:
     first_token: attach.FirstToken | None = None
     transfer_us: int | None = None
     fault: str = ""
+    failed_replica: str = ""
+    """Replica that ended the attempt by `fault`, as the router said. Empty: unknown, or no replica."""
 
     @property
     def is_untouched(self) -> bool:
@@ -48,6 +50,13 @@ class Attempt:
     def decode_replica(self) -> str:
         """Replica that generates; empty before the placement."""
         return self.placement.decode_replica if self.placement is not None else ""
+
+    @property
+    def serving_replica(self) -> str:
+        """Replica that works on the attempt: prefill until the first token, then decode. Empty before the placement."""
+        if self.placement is None:
+            return ""
+        return (not self.has_tokens and self.placement.prefill_replica) or self.placement.decode_replica
 
     @property
     def queue_s(self) -> float:

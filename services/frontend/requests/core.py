@@ -16,11 +16,15 @@ from kvmesh.attach.rules import check_computed
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.deadlines import earliest
 from kvmesh.errors import MeshError
+from kvmesh.pools import DEFAULT_POOL
+from kvmesh.snapshot.content import Content
 from services.frontend.requests import answers, cross_check, faults, timers
 from services.frontend.requests.admitted import AdmittedRequests
 from services.frontend.requests.closed_windows import ClosedWindows
 from services.frontend.requests.feasibility import PRIORITY_CLASS_TOLD, FirstTokens, Outlook
+from services.frontend.requests.observations import Observations
 from services.frontend.requests.output import Output
+from services.frontend.requests.pool_choice import ANY_VERSION, ChosenPool, PoolChoice
 from services.frontend.requests.request import LiveRequest
 from services.frontend.requests.request_spec import RequestSpec
 from services.frontend.requests.retry_budget import RetryBudget
@@ -53,7 +57,8 @@ class FrontendCore:
     """Implements `Hub` for its requests, `Sink` for its links and `TimedCore` for its timer.
 
     `limit`: most admitted requests. `jitter` returns a random number in [0, 1). `on_event` is called after each event that
-    may have changed the next wake time. The owner of the timer sets `on_event`.
+    may have changed the next wake time. The owner of the timer sets `on_event`. `boot_id` names the process in
+    observations.
     """
 
     def __init__(
@@ -64,10 +69,13 @@ class FrontendCore:
         retries: RetryBudget,
         jitter: Callable[[], float],
         observer: Observer | None = None,
+        boot_id: str = "",
     ) -> None:
         self.admitted = AdmittedRequests(limit)
         self.closed_windows = ClosedWindows()
         self.peers: Peers[LiveRequest] = Peers()
+        self.pools = PoolChoice(self.peers, on_diverted=self._on_diverted)
+        self.observations = Observations(boot_id)
         self.retries = retries
         self.verdicts: Verdicts[LiveRequest] = Verdicts()
         self.is_draining = False
@@ -77,7 +85,8 @@ class FrontendCore:
         self._limits = limits
         self._jitter = jitter
         self._observer = observer
-        self._first_tokens = FirstTokens()
+        self._first_tokens: dict[str, FirstTokens] = {}
+        """By pool."""
         self._unrouted: dict[LiveRequest, None] = {}
 
     # Clients.
@@ -103,6 +112,7 @@ class FrontendCore:
         self.supersede(spec.request_id, spec.execution.epoch, now_s)
         self.admitted.admit(request, now_s)
         self.retries.on_request(now_s)
+        self.observations.on_start(request)
         self._guard(request, lambda each: each.start(now_s), now_s)
         self.on_event()
         return request
@@ -130,16 +140,25 @@ class FrontendCore:
             )
         self.on_event()
 
-    def outlook(self, affinity: str, priority_class: int, prompt_tokens: int, now_s: float) -> Outlook:
-        """Return the last report of the router for `affinity`, with the first-token times seen at this frontend.
+    def outlook(
+        self,
+        affinity: str,
+        priority_class: int,
+        prompt_tokens: int,
+        now_s: float,
+        chosen: ChosenPool = ANY_VERSION,
+    ) -> Outlook:
+        """Return the last report of the router for `affinity` in the pool `chosen`, with the pool's first-token times.
 
-        Without a router all times are unknown.
+        This frontend measures the first-token times. Without a router all times are unknown.
         """
-        peer = self.peers.choose(affinity)
+        peer = self.peers.choose(chosen.pool, affinity, model_version=chosen.model_version)
         if peer is None:
             return Outlook()
         queue_delay_s = peer.queue_delay_s if priority_class <= PRIORITY_CLASS_TOLD else 0.0
-        return Outlook(queue_delay_s, peer.step_s, self._first_tokens.expected_s(prompt_tokens, now_s))
+        first_tokens = self._first_tokens.get(chosen.pool)
+        first_s = first_tokens.expected_s(prompt_tokens, now_s) if first_tokens is not None else 0.0
+        return Outlook(queue_delay_s, peer.step_s, first_s)
 
     def deliver(self, request: LiveRequest, position: int, now_s: float) -> None:
         """Note that the client's transport took the output of `request` below `position`."""
@@ -150,11 +169,18 @@ class FrontendCore:
         request.on_client_gone(now_s, was_deadline=was_deadline)
         self.on_event()
 
+    def take_snapshot(self, content: Content) -> None:
+        """Put `content` in force: it chooses the pools of new requests. Admitted requests stay where they are."""
+        self.pools.take(content)
+        self.observations.take_rollout(content.running_rollout)
+
     # Routers.
 
-    def add_router(self, link: RouterLink) -> Peer[LiveRequest]:
-        """Add a link to a router; the link's events must come to the sink methods below."""
-        return self.peers.add(link)
+    def add_router(
+        self, link: RouterLink, pool: str = DEFAULT_POOL, model_version: str = ""
+    ) -> Peer[LiveRequest]:
+        """Add a link to a router of `pool`; the link's events must come to the sink methods below."""
+        return self.peers.add(link, pool, model_version)
 
     def remove_router(self, name: str) -> None:
         """Forget a router after its link was lost and closed."""
@@ -162,10 +188,13 @@ class FrontendCore:
 
     def on_attached(self, link: RouterLink, peer: pb.Hello, now_s: float) -> None:
         """Handle a router that came up: requests that wait for a router continue."""
+        self._continue_unrouted(now_s)
+        self.on_event()
+
+    def _continue_unrouted(self, now_s: float) -> None:
         waiting, self._unrouted = self._unrouted, {}
         for request in waiting:
             self._guard(request, lambda each: each.on_router_up(now_s), now_s)
-        self.on_event()
 
     def on_response(self, link: RouterLink, message: pb.AttachResponse, now_s: float) -> None:
         """Take the rows of one message, in the order of the protocol. Raises FrameError."""
@@ -183,13 +212,32 @@ class FrontendCore:
                 rows = frames.rows(value) if field.name == "frame" else value
                 self._each(peer.slots, rows, take, now_s)
             elif field.name == "load_report":
-                peer.queue_delay_s, peer.step_s = value.queue_delay_us / 1e6, value.step_p95_us / 1e6
+                self._take_report(peer, value, now_s)
         self.on_event()
+
+    def _take_report(self, peer: Peer[LiveRequest], report: pb.LoadReport, now_s: float) -> None:
+        peer.queue_delay_s, peer.step_s = report.queue_delay_us / 1e6, report.step_p95_us / 1e6
+        could_place = peer.can_place
+        peer.can_place = report.can_place or not report.HasField("can_place")
+        if peer.can_place and not could_place:
+            self._continue_unrouted(now_s)
+        elif not peer.can_place:
+            self._leave_pool(peer, now_s)
+
+    def _leave_pool(self, peer: Peer[LiveRequest], now_s: float) -> None:
+        """Move the requests that wait at the router `peer`, if its pool cannot place any more and another pool can."""
+        if self.pools.can_place(peer.pool, peer.model_version) or self.pools.other(peer.pool) is None:
+            return
+        for request in [each for each in peer.slots.values() if each.may_leave_router]:
+            self._guard(request, lambda each: each.leave_router(now_s), now_s)
 
     def on_lost(self, link: RouterLink, reason: str, now_s: float) -> None:
         """Handle a broken stream to a router: its slots are void, their requests continue through other routers."""
         peer = self.peers.get(link.name)
-        if peer is None or not peer.slots:
+        if peer is None:
+            return
+        peer.can_place = True  # unknown until the next report
+        if not peer.slots:
             return
         log.warning("router lost", extra={"router": link.name, "slots": len(peer.slots), "why": reason})
         requests = list(peer.slots.values())
@@ -219,11 +267,32 @@ class FrontendCore:
 
     # Services for the requests (Hub).
 
-    def choose(self, affinity: str, avoid: str = "") -> Peer[LiveRequest] | None:
-        return self.peers.choose(affinity, avoid)
+    def choose(self, spec: RequestSpec, avoid: str = "") -> Peer[LiveRequest] | None:
+        return self.peers.choose(spec.pool, spec.affinity, avoid, model_version=spec.model_version)
 
-    def has_other(self, name: str) -> bool:
-        return self.peers.has_other(name)
+    def has_other(self, spec: RequestSpec, name: str) -> bool:
+        return self.peers.has_other(spec.pool, name)
+
+    def _on_diverted(self, pool: str) -> None:
+        self.observations.on_diverted(pool)
+
+    def note_unplaceable(self, spec: RequestSpec, name: str) -> None:
+        peer = self.peers.get(name)
+        if peer is not None and self.pools.has_several:
+            peer.can_place = False
+
+    def moved(self, request: LiveRequest, pool: str, fault: str, now_s: float) -> None:
+        self.pools.diverted[pool] += 1
+        self.observations.on_moved(request, fault, now_s)
+        log.info(
+            "request moved to another pool",
+            extra={
+                "request_id": request.spec.request_id,
+                "pool": pool,
+                "to": request.spec.pool,
+                "why": fault,
+            },
+        )
 
     def await_router(self, request: LiveRequest) -> None:
         self._unrouted[request] = None
@@ -237,10 +306,10 @@ class FrontendCore:
     def take_spare_retry(self, now_s: float) -> bool:
         return self.retries.take_spare(now_s)
 
-    def contradict(self, verdict: Verdict, now_s: float) -> None:
+    def contradict(self, spec: RequestSpec, verdict: Verdict, now_s: float) -> None:
         log.warning("verdict contradicted", extra={"replica": verdict.replica, "fault": verdict.fault})
         age_ms = round(1000 * max(0.0, now_s - verdict.at_s))
-        for peer in self.peers:
+        for peer in self.peers.of_pool(spec.pool):
             if peer.link.is_up:
                 peer.link.outbox.contradict(pb.Contradiction(replica=verdict.replica, age_ms=age_ms))
 
@@ -253,8 +322,10 @@ class FrontendCore:
         first_s = request.progress.first_token_s
         if first_s is not None and len(request.attempts) == 1 and not request.spec.execution.received_ids:
             seconds = first_s - request.spec.timing.arrived_s - request.attempts[0].queue_s
-            self._first_tokens.observe(request.spec.prompt_tokens, seconds, now_s)
-        if self._observer is not None:
+            first_tokens = self._first_tokens.setdefault(request.spec.pool, FirstTokens())
+            first_tokens.observe(request.spec.prompt_tokens, seconds, now_s)
+        self.observations.on_end(request)
+        if self._observer is not None and not request.must_reread:
             self._observer.on_end(request)
 
     def forget(self, request: LiveRequest) -> None:
@@ -270,6 +341,9 @@ class FrontendCore:
         cross_check.assert_consistent(self.verdicts)
         known = self.admitted.serving | self.admitted.leaving
         assert len(self.admitted) <= self.admitted.limit
+        for peer in self.peers:
+            for request in peer.slots.values():
+                assert request.spec.pool == peer.pool, f"{request} of pool {request.spec.pool} is at {peer}"
         assert self._unrouted.keys() <= known, "a request that is gone waits for a router"
         slots: dict[LiveRequest, int] = {}
         for peer in self.peers:

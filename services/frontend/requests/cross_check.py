@@ -72,7 +72,7 @@ def on_progress(request: LiveRequest, now_s: float) -> None:
         request.hub.verdicts.closed(request, verdict.replica)
         if verdict.replica not in (placement.prefill_replica, placement.decode_replica):
             request.hub.verdicts.contradicted(verdict.replica, now_s)
-            request.hub.contradict(verdict, now_s)
+            request.hub.contradict(request.spec, verdict, now_s)
 
 
 def close(request: LiveRequest) -> None:

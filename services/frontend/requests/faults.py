@@ -16,6 +16,8 @@ from services.frontend.requests.request_spec import RequestSpec
 
 ROUTER_LOST: Final = "ROUTER_LOST"
 NO_ROUTER: Final = "NO_ROUTER"
+NO_REPLICA: Final = "NO_REPLICA"
+STALE_SNAPSHOT: Final = "STALE_SNAPSHOT"
 GAP: Final = "GAP"
 FRONTEND_LOST: Final = "FRONTEND_LOST"
 """The client came from another frontend."""
@@ -30,6 +32,14 @@ ADOPTED: Final = "ADOPTED"
 
 ROUTER_GONE: Final = frozenset({ROUTER_LOST, "DRAINING"})
 """The router that had the request died, or drains. A retry after such a fault takes nothing from the retry budget."""
+
+POOL_GONE: Final = frozenset({NO_ROUTER, NO_REPLICA, STALE_SNAPSHOT})
+"""Faults after which another pool may serve a request that its own pool cannot."""
+
+UNPLACEABLE: Final = frozenset(
+    {pb.Refusal.REASON_NO_REPLICA, pb.Refusal.REASON_STALE_SNAPSHOT, pb.Refusal.REASON_DRAINING}
+)
+"""Refusals of a router that cannot place new requests."""
 
 FULL: Final = frozenset(
     {pb.Refusal.REASON_QUEUE_FULL, pb.Refusal.REASON_KV_FULL, pb.Refusal.REASON_QUEUE_TIMEOUT}

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 from kvmesh.attach.v1 import attach_pb2 as attach
 from kvmesh.errors import MeshError, internal
@@ -22,6 +22,7 @@ from services.frontend.requests.attempts import Attempt
 from services.frontend.requests.closed_windows import ClosedWindows
 from services.frontend.requests.outcome import Outcome, by_deadline, completed, finished
 from services.frontend.requests.output import Output
+from services.frontend.requests.pool_choice import PoolChoice
 from services.frontend.requests.progress import Progress
 from services.frontend.requests.request_spec import RequestSpec
 from services.frontend.requests.resume_token import ATTEMPT_STRIDE
@@ -32,6 +33,9 @@ from services.frontend.requests.takeover import AttemptLocation
 from services.frontend.requests.upstream import CancelReason, Upstream
 from services.frontend.requests.verdicts import Verdict, Verdicts
 
+MOVES_MAX: Final = 4
+"""Most moves of one request between pools, so that pools that take turns in failing cannot keep a request for ever."""
+
 
 def _nothing() -> None:
     return None
@@ -40,12 +44,23 @@ def _nothing() -> None:
 class Hub(Protocol):
     """Services of the frontend for an admitted request; the core implements them, and a test may."""
 
-    def choose(self, affinity: str, avoid: str = "") -> Peer[LiveRequest] | None:
-        """Return a router that is up, or None. `affinity` and `avoid`: see `Peers.choose`."""
+    pools: PoolChoice
+    """Pools by weight and availability."""
+
+    def choose(self, spec: RequestSpec, avoid: str = "") -> Peer[LiveRequest] | None:
+        """Return a router of the pool of `spec` that is up, or None. `avoid`: see `Peers.choose`."""
         ...
 
-    def has_other(self, name: str) -> bool:
-        """True if a router other than `name` is up."""
+    def has_other(self, spec: RequestSpec, name: str) -> bool:
+        """True if a router of the pool of `spec` other than `name` is up."""
+        ...
+
+    def note_unplaceable(self, spec: RequestSpec, name: str) -> None:
+        """Note that the router `name` could not place `spec`: it counts as unable to place until its next report."""
+        ...
+
+    def moved(self, request: LiveRequest, pool: str, fault: str, now_s: float) -> None:
+        """Count `request`, which left `pool` by `fault` and is in the pool of its spec now."""
         ...
 
     def await_router(self, request: LiveRequest) -> None:
@@ -66,8 +81,8 @@ class Hub(Protocol):
         """Spend one retry if the retry budget is at least half full. False: a verdict is not tested."""
         ...
 
-    def contradict(self, verdict: Verdict, now_s: float) -> None:
-        """Tell all connected routers that another replica served the request on which `verdict` was given.
+    def contradict(self, spec: RequestSpec, verdict: Verdict, now_s: float) -> None:
+        """Tell all connected routers of the request's pool that another replica served the request of `verdict`.
 
         The routers count a failure of the verdict's replica.
         """
@@ -102,10 +117,18 @@ class LiveRequest:
         self.upstream = Upstream(spec.execution.attempt_base)
         self.retry_state = RetryState(limits.attempts_max)
         self.on_ready: Callable[[], None] = _nothing
+        self.note_token_s: Callable[[float], None] | None = None
+        """Takes the time of each message with new tokens, for observations. None: nothing is recorded."""
         self.state = State.WAITING
         self.outcome: Outcome | None = None
         self.ended_s = 0.0
         self.takeovers = 0
+        self.is_bound = spec.execution.is_resumed
+        """True once the client knows the model version, by `started` or a resume token: no other version may continue."""
+        self.must_reread = False
+        """True if the request ended without output only because its new pool's version has another tokenizer."""
+        self.moves = 0
+        """Number of moves to another pool."""
         self.hub = hub
         self.limits = limits
         self.retry_at_s: float | None = None
@@ -134,6 +157,16 @@ class LiveRequest:
     def location(self) -> AttemptLocation | None:
         """Location of the current attempt, if it is known."""
         return self.upstream.location
+
+    @property
+    def may_move(self) -> bool:
+        """True while another pool, and so another model version, may serve the request."""
+        return not (self.is_bound or self.progress.ids or self.outcome is not None or self.moves >= MOVES_MAX)
+
+    @property
+    def may_leave_router(self) -> bool:
+        """True if the request may move to another pool, and only a router has it."""
+        return self.may_move and self.state is State.ATTACHED and self.upstream.current.is_untouched
 
     # The client's side.
 
@@ -214,14 +247,17 @@ class LiveRequest:
     def submit(self, now_s: float) -> None:
         """WAITING -> ATTACHED, or remain WAITING until a router comes up.
 
-        The request ends if its first token has less than `start_min_s` left, or if no attempt number is left.
+        A request that no version binds first leaves a pool that cannot place, if another pool can. The request ends if its
+        first token has less than `start_min_s` left, or if no attempt number is left.
         """
         left_s, needed_s = self.spec.timing.left_s(now_s), self.limits.start_min_s
         if not self.progress.ids and left_s < needed_s:
             error = faults.too_short(left_s, needed_s)
             self.end_with(Outcome(error=error), now_s, attach.Cancel.REASON_DEADLINE)
             return
-        peer = self.hub.choose(self.spec.affinity, self.upstream.avoid)
+        if self.may_move and not self._leave_dead_pool(now_s):
+            return
+        peer = self.hub.choose(self.spec, self.upstream.avoid)
         if peer is None:
             if self.router_until_s is None:
                 self.router_until_s = now_s + self.retry_state.router_wait_s
@@ -244,7 +280,7 @@ class LiveRequest:
     def take_over(self) -> None:
         """Request the takeover of the running attempt, or wait for a router."""
         self.retry_at_s = None
-        peer = self.hub.choose(self.spec.affinity, self.upstream.avoid)
+        peer = self.hub.choose(self.spec, self.upstream.avoid)
         if peer is None:
             self.hub.await_router(self)
         else:
@@ -275,6 +311,9 @@ class LiveRequest:
         self._wait(fault)
         if not untouched:
             self.progress.count_lost(self.upstream.current)
+        elif self.may_move and self.hub.pools.elsewhere(self.spec) is not None:
+            self.submit(now_s)  # the dead pool's fault takes nothing from the retry budget
+            return
         error = self.retry_state.spend(
             fault,
             now_s,
@@ -284,7 +323,8 @@ class LiveRequest:
             take_retry=lambda: self.hub.take_retry(self, now_s),
         )
         if error is not None:
-            self.end_with(Outcome(error=error), now_s)
+            if fault not in faults.POOL_GONE or not self._continue_elsewhere(fault, now_s):
+                self.end_with(Outcome(error=self._stale(fault) or error), now_s)
             return
         delay_s = self.retry_state.delay_s(self.hub.jitter(), untouched=untouched, after_s=after_s)
         self._submit_after(delay_s, now_s, is_resume=not untouched)
@@ -312,6 +352,61 @@ class LiveRequest:
         self._wait(fault)
         self.retry_at_s = until_s
         self.hub.schedule(self)
+
+    # Pools.
+
+    def leave_router(self, now_s: float) -> None:
+        """ATTACHED -> WAITING -> the other pool: the request's pool cannot place it. Check `may_leave_router` first."""
+        self.upstream.cancel(attach.Cancel.REASON_SUPERSEDED)
+        self._wait(faults.NO_REPLICA)
+        self.submit(now_s)
+
+    def router_wait_over(self, now_s: float) -> None:
+        """No router came in time: continue in another pool of the version, or end."""
+        if self._continue_elsewhere(faults.NO_ROUTER, now_s):
+            return
+        stale = self._stale(faults.NO_ROUTER)
+        if stale is not None:
+            self.end_with(Outcome(error=stale), now_s)
+        else:
+            self.give_up(faults.NO_ROUTER, now_s)
+
+    def _leave_dead_pool(self, now_s: float) -> bool:
+        """Move to another pool if the request's own cannot place. Return False if the request ended, to be read again."""
+        spec = self.hub.pools.elsewhere(self.spec)
+        if spec is None:
+            return True
+        has_router = self.hub.choose(self.spec) is not None
+        fault = faults.NO_REPLICA if has_router else faults.NO_ROUTER
+        if not self.hub.pools.share_tokenizer(self.spec.model_version, spec.model_version):
+            self.must_reread = True
+            self.give_up(fault, now_s)
+            return False
+        self._move(spec, fault, now_s)
+        return True
+
+    def _continue_elsewhere(self, fault: str, now_s: float) -> bool:
+        """Continue in another pool of the version, if there is one. The tokens stay equal."""
+        spec = self.hub.pools.same_version_elsewhere(self.spec) if self.moves < MOVES_MAX else None
+        if spec is None:
+            return False
+        self._move(spec, fault, now_s)
+        self.retry_state.on_progress()
+        self.submit(now_s)
+        return True
+
+    def _move(self, spec: RequestSpec, fault: str, now_s: float) -> None:
+        pool, self.spec = self.spec.pool, spec
+        self.moves += 1
+        self.router_until_s = None
+        self.upstream.avoid = ""
+        self.hub.moved(self, pool, fault, now_s)
+
+    def _stale(self, fault: str) -> MeshError | None:
+        """Return the error of a request whose model version no pool serves any more, or None."""
+        if fault not in faults.POOL_GONE or not self.hub.pools.is_stale(self.spec.model_version):
+            return None
+        return faults.given_up(faults.STALE_SNAPSHOT, len(self.attempts), len(self.progress.ids))
 
     def _wait(self, fault: str) -> None:
         """-> WAITING: the current attempt was lost by `fault`."""

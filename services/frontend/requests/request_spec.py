@@ -11,6 +11,7 @@ from kvmesh.attach import frames
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.buckets.limits import Account
 from kvmesh.deadlines import RUNTIME_MAX_S
+from kvmesh.pools import DEFAULT_POOL
 from kvmesh.tenants.caller import Caller, ServiceClass, Tenant
 from services.frontend.requests.resume_token import ATTEMPT_STRIDE, ResumeToken
 from services.frontend.requests.takeover import AttemptLocation
@@ -138,7 +139,11 @@ class RequestSpec:
     """Positions of the whole output: [0, max_output_tokens)."""
     asked_output_tokens: int = 0
     """Output tokens that the client asked for; its deadline may leave no time for all. 0: `max_output_tokens`."""
+    pool: str = DEFAULT_POOL
+    """Pool of the routers and replicas that serve the request. All attempts stay in it."""
     model_version: str
+    rollout: str = ""
+    """Id of the rollout whose weights chose the pool. Empty: no rollout, or another reason."""
     end_token_id: int
     priority: int = 0
     session_id: str = ""
@@ -256,6 +261,7 @@ class RequestSpec:
             self.digest,
             self.model_version,
             location,
+            pool=self.pool,
         )
         if location is None:
             return token

@@ -7,8 +7,9 @@ Pure. Layout, little-endian:
 - From version 3 on: 4 bytes requested output limit, 4 bytes granted output limit.
 - From version 4 on: 4 bytes time of issue.
 - 16 bytes HMAC-SHA256 over all fields before.
+- Version 5 has, behind the model version: 1 byte length and the pool, 1 byte: 1 if the fields of version 4 follow, else 0.
 
-A token without a location is written in version 2, which every release reads.
+A token without a location is written in version 2, which every release reads. A token of the pool "default" has no pool.
 Only the mesh signs tokens, because a forged token could end another client's stream (decision 0007).
 """
 
@@ -20,6 +21,7 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
+from kvmesh.pools import DEFAULT_POOL
 from services.frontend.requests.takeover import AttemptLocation
 
 ATTEMPT_STRIDE: Final = 256
@@ -37,6 +39,7 @@ EPOCH_MAX: Final = ATTEMPT_BASE_MAX // ATTEMPT_STRIDE
 _MARK: Final = b"k\x02"
 _MARK_LOCATED: Final = b"k\x03"
 _MARK_DATED: Final = b"k\x04"
+_MARK_POOLED: Final = b"k\x05"
 _HEAD: Final = struct.Struct("<2s16sQHQB")
 _LOCATION: Final = struct.Struct("<HB")
 _OUTPUT: Final = struct.Struct("<II")
@@ -48,7 +51,7 @@ SECRET_BYTES: Final = 32
 
 
 TOKEN_BYTES_MAX: Final = (
-    _HEAD.size + 255 + _LOCATION.size + 255 + _OUTPUT.size + _ISSUED.size + _SIGNATURE_BYTES
+    _HEAD.size + 255 + 2 + 255 + _LOCATION.size + 255 + _OUTPUT.size + _ISSUED.size + _SIGNATURE_BYTES
 )
 
 
@@ -116,6 +119,8 @@ class ResumeToken:
     """Output limit of the attempt, lower if the deadline left no time for `asked_output_tokens`; 0: not stated."""
     issued_s: int = 0
     """Time of issue in seconds since 1970; 0: not stated."""
+    pool: str = ""
+    """Pool of the routers and replicas of the request; empty in tokens of version 4 and below."""
 
     @property
     def epoch(self) -> int:
@@ -125,22 +130,26 @@ class ResumeToken:
     def pack(self, seal: Seal) -> bytes:
         """Return the token as bytes, signed."""
         version, location = self.model_version.encode(), self.location
+        pool = b"" if self.pool == DEFAULT_POOL else self.pool.encode()[:255]
         mark = _MARK if location is None else _MARK_DATED if self.issued_s else _MARK_LOCATED
         head = _HEAD.pack(
-            mark,
+            _MARK_POOLED if pool else mark,
             bytes.fromhex(self.request_id),
             self.seed,
             self.attempt_base,
             self.digest,
             len(version),
         )
-        if location is None:
-            return seal.sign(head + version)
+        body = head + version
+        if pool:
+            body += bytes((len(pool),)) + pool + bytes((location is not None,))
+        return seal.sign(body if location is None else body + self._located(location, is_dated=bool(pool)))
+
+    def _located(self, location: AttemptLocation, *, is_dated: bool) -> bytes:
         replica = location.decode_replica.encode()[:255]
         output = _OUTPUT.pack(self.asked_output_tokens, self.max_output_tokens)
-        issued = _ISSUED.pack(self.issued_s) if self.issued_s else b""
-        located = _LOCATION.pack(location.attempt, len(replica)) + replica + output + issued
-        return seal.sign(head + version + located)
+        issued = _ISSUED.pack(self.issued_s) if self.issued_s or is_dated else b""
+        return _LOCATION.pack(location.attempt, len(replica)) + replica + output + issued
 
 
 def unpack(data: bytes, seal: Seal) -> ResumeToken:
@@ -148,7 +157,7 @@ def unpack(data: bytes, seal: Seal) -> ResumeToken:
     if not _HEAD.size + _SIGNATURE_BYTES <= len(data) <= TOKEN_BYTES_MAX:
         raise ResumeTokenError(f"it has {len(data)} bytes")
     mark = data[: len(_MARK)]
-    if mark not in (_MARK, _MARK_LOCATED, _MARK_DATED):
+    if mark not in (_MARK, _MARK_LOCATED, _MARK_DATED, _MARK_POOLED):
         raise ResumeTokenError("it is of another kind or version")
     body = seal.open(data)
     if body is None:
@@ -157,18 +166,24 @@ def unpack(data: bytes, seal: Seal) -> ResumeToken:
     at = _HEAD.size + length
     try:
         version = body[_HEAD.size : at].decode()
-        location, asked, most, issued_s = None, 0, 0, 0
-        if mark != _MARK:
+        location, asked, most, issued_s, pool = None, 0, 0, 0, ""
+        is_located = mark != _MARK
+        if mark == _MARK_POOLED:
+            count = body[at]
+            pool = body[at + 1 : at + 1 + count].decode()
+            at += count + 2
+            is_located = body[at - 1] == 1
+        if is_located:
             attempt, count = _LOCATION.unpack_from(body, at)
             at += _LOCATION.size + count
             location = AttemptLocation(attempt, body[at - count : at].decode())
             asked, most = _OUTPUT.unpack_from(body, at)
             at += _OUTPUT.size
-        if mark == _MARK_DATED:
+        if is_located and mark in (_MARK_DATED, _MARK_POOLED):
             (issued_s,) = _ISSUED.unpack_from(body, at)
             at += _ISSUED.size
-    except (UnicodeDecodeError, struct.error):
+    except (UnicodeDecodeError, IndexError, struct.error):
         raise ResumeTokenError("its texts cannot be read") from None
     if at != len(body):
         raise ResumeTokenError("its length does not match")
-    return ResumeToken(request_id.hex(), seed, base, digest, version, location, asked, most, issued_s)
+    return ResumeToken(request_id.hex(), seed, base, digest, version, location, asked, most, issued_s, pool)

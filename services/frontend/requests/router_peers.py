@@ -1,16 +1,18 @@
-"""The routers that a frontend is attached to, and the choice of a request's router (consistent hashing).
+"""The routers that a frontend is attached to, by pool, and the choice of a request's router (consistent hashing).
 
-Pure. Every router can serve every request. Session affinity: a session keeps one router while that router is up.
+Pure. Every router of a pool can serve every request of that pool's version, and no other request. Session affinity: a
+session keeps one router of its pool while that router is up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Generic, Protocol, TypeVar
 
 import xxhash
 
 from kvmesh.attach.outbox import UpwardOutbox
+from kvmesh.pools import DEFAULT_POOL
 
 Owner = TypeVar("Owner")
 """The request that owns a slot."""
@@ -28,11 +30,26 @@ class RouterLink(Protocol):
 class Peer(Generic[Owner]):
     """One router: its link, and the request of each open slot. Slots are void once the link is lost."""
 
-    __slots__ = ("is_draining", "link", "queue_delay_s", "slots", "step_s")
+    __slots__ = (
+        "can_place",
+        "is_draining",
+        "link",
+        "model_version",
+        "pool",
+        "queue_delay_s",
+        "slots",
+        "step_s",
+    )
 
-    def __init__(self, link: RouterLink) -> None:
+    def __init__(self, link: RouterLink, pool: str = DEFAULT_POOL, model_version: str = "") -> None:
         self.link = link
         self.slots: dict[int, Owner] = {}
+        self.pool = pool
+        """Pool of the router, by its lease."""
+        self.model_version = model_version
+        """Model version that the router serves, by its lease. Empty: any."""
+        self.can_place = True
+        """False while the router reports that it cannot place new requests. A router of release 0.1.0 reports nothing."""
         self.is_draining = False
         """True while the router's lease says that it takes no new requests."""
         self.queue_delay_s = 0.0
@@ -48,6 +65,11 @@ class Peer(Generic[Owner]):
         """Name of the router in the mesh."""
         return self.link.name
 
+    @property
+    def takes_new(self) -> bool:
+        """True if the router is up, does not drain, and can place new requests."""
+        return self.can_place and self.link.is_up and not self.is_draining
+
     def open(self, owner: Owner) -> int:
         """Return a new slot; its rows go to `owner`."""
         slot = self.link.outbox.new_slot()
@@ -60,10 +82,11 @@ class Peer(Generic[Owner]):
 
 
 class Peers(Generic[Owner]):
-    """All routers by name."""
+    """All routers by name, and by pool."""
 
     def __init__(self) -> None:
         self._by_name: dict[str, Peer[Owner]] = {}
+        self._by_pool: dict[str, list[Peer[Owner]]] = {}
 
     def __iter__(self) -> Iterator[Peer[Owner]]:
         return iter(self._by_name.values())
@@ -71,40 +94,75 @@ class Peers(Generic[Owner]):
     def __len__(self) -> int:
         return len(self._by_name)
 
-    def add(self, link: RouterLink) -> Peer[Owner]:
-        """Add a router; its name must be new."""
+    @property
+    def has_several_pools(self) -> bool:
+        """True if the routers are of more than one pool."""
+        return len(self._by_pool) > 1
+
+    def add(self, link: RouterLink, pool: str = DEFAULT_POOL, model_version: str = "") -> Peer[Owner]:
+        """Add a router; its name must be new. `model_version`: empty for a router that serves any version."""
         assert link.name not in self._by_name, f"router {link.name} was added already"
-        peer: Peer[Owner] = Peer(link)
+        peer: Peer[Owner] = Peer(link, pool, model_version)
         self._by_name[link.name] = peer
+        self._by_pool.setdefault(pool, []).append(peer)
         return peer
 
     def remove(self, name: str) -> None:
         """Forget a router after its link was lost and stays closed."""
         peer = self._by_name.pop(name)
         assert not peer.slots, f"{peer} still has slots"
+        of_pool = self._by_pool[peer.pool]
+        of_pool.remove(peer)
+        if not of_pool:
+            del self._by_pool[peer.pool]
 
     def get(self, name: str) -> Peer[Owner] | None:
         """Return the router of that name."""
         return self._by_name.get(name)
 
-    def choose(self, affinity: str, avoid: str = "") -> Peer[Owner] | None:
-        """Return the router for `affinity` among those that are up, or None.
+    def of_pool(self, pool: str) -> Sequence[Peer[Owner]]:
+        """Return the routers of `pool`, up or down."""
+        return self._by_pool.get(pool, ())
+
+    def choose(
+        self, pool: str, affinity: str, avoid: str = "", *, model_version: str = ""
+    ) -> Peer[Owner] | None:
+        """Return the router for `affinity` among the routers of `pool` that are up and serve `model_version`, or None.
 
         Equal affinities go to the same router while it is up. The loss of a router moves only its share (rendezvous
-        hashing, Thaler and Ravishankar 1998). Routers that do not drain come first; among equals, all routers but `avoid`.
+        hashing, Thaler and Ravishankar 1998). Routers that do not drain come first, then routers that can place, then all
+        routers but `avoid`.
         """
-        up = [peer for peer in self._by_name.values() if peer.link.is_up]
+        up = [
+            peer
+            for peer in self._by_pool.get(pool, ())
+            if peer.link.is_up and peer.model_version in ("", model_version)
+        ]
         if len(up) < 2:
             return up[0] if up else None
         return min(
             up,
             key=lambda peer: (
                 peer.is_draining,
+                not peer.can_place,
                 peer.name == avoid,
                 xxhash.xxh3_64_intdigest(f"{peer.name}\n{affinity}".encode()),
             ),
         )
 
-    def has_other(self, name: str) -> bool:
-        """True if a router other than `name` is up."""
-        return any(peer.link.is_up and peer.name != name for peer in self)
+    def can_place(self, pool: str, model_version: str = "") -> bool:
+        """True if a router of `pool` that serves `model_version` is up and can place new requests."""
+        return any(
+            peer.takes_new and peer.model_version in ("", model_version)
+            for peer in self._by_pool.get(pool, ())
+        )
+
+    def placeable(self) -> Iterator[tuple[str, str]]:
+        """Yield pool and model version of each router that is up and can place new requests; some repeatedly."""
+        for peer in self:
+            if peer.takes_new:
+                yield peer.pool, peer.model_version
+
+    def has_other(self, pool: str, name: str) -> bool:
+        """True if a router of `pool` other than `name` is up."""
+        return any(peer.link.is_up and peer.name != name for peer in self._by_pool.get(pool, ()))

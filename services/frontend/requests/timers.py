@@ -74,6 +74,7 @@ def _takeover_failed(request: LiveRequest, now_s: float) -> None:
 def _too_silent(request: LiveRequest, now_s: float) -> None:
     upstream = request.upstream
     upstream.avoid = upstream.cancel(attach.Cancel.REASON_SUPERSEDED)
+    upstream.current.failed_replica = upstream.current.serving_replica
     request.try_again(faults.SILENT, now_s, untouched=upstream.current.is_untouched)
 
 
@@ -89,4 +90,4 @@ def _ask(request: LiveRequest, now_s: float) -> None:
 
 
 def _no_router(request: LiveRequest, now_s: float) -> None:
-    request.give_up(faults.NO_ROUTER, now_s)
+    request.router_wait_over(now_s)

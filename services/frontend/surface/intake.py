@@ -1,4 +1,4 @@
-"""Admission control: from a parsed request to a complete request spec, with deadlines and the execution's number.
+"""Admission control: from a client's bytes to a complete request spec: pool, tokens, deadlines, the execution's number.
 
 A shell: Redis numbers a request that may have run before. Raises MeshError for a refused request.
 """
@@ -15,18 +15,24 @@ from kvmesh.call import Call
 from kvmesh.clock import Clock, wall_s
 from kvmesh.deadlines import from_remaining_s
 from kvmesh.tenants.caller import Caller
-from services.frontend.accounts.executions import Claim, Execution, Executions
+from services.frontend.accounts.executions import ANY_POOL, Claim, Execution, Executions, PoolClaimed
 from services.frontend.requests import faults, feasibility
 from services.frontend.requests.core import FrontendCore
 from services.frontend.requests.feasibility import Outlook
+from services.frontend.requests.pool_choice import ChosenPool
 from services.frontend.requests.request_spec import ExecutionSpec, RequestSpec, Sampling, Timing
-from services.frontend.requests.resume_token import ATTEMPT_STRIDE, EPOCH_MAX, Seal
+from services.frontend.requests.resume_token import ATTEMPT_STRIDE, EPOCH_MAX, ResumeToken, Seal
+from services.frontend.requests.takeover import AttemptLocation
 from services.frontend.surface import validation
-from services.frontend.surface.request_parser import Parsed, RequestParser
+from services.frontend.surface.request_parser import Message, Parsed, RequestParser
+from services.frontend.surface.served_versions import ServedVersions
 from services.frontend.surface.validation import ValidRequest
 
 HANDOVER_METADATA: Final = "kvmesh-hand-over"
 """Metadata key of a client that can continue at another frontend."""
+
+CLAIMS_MAX: Final = 3
+"""Tries to agree with other frontends on the pool of an idempotency key. Then this frontend's choice counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +59,7 @@ class Intake:
     def __init__(
         self,
         core: FrontendCore,
+        versions: ServedVersions,
         parser: RequestParser,
         executions: Executions,
         seal: Seal,
@@ -62,12 +69,18 @@ class Intake:
         random_bits: Callable[[int], int] = secrets.randbits,
     ) -> None:
         self._core = core
+        self._versions = versions
         self._parser = parser
         self._executions = executions
         self._seal = seal
         self._clock = clock
         self._start_min_s = start_min_s
         self._random_bits = random_bits
+
+    @property
+    def reads_once(self) -> bool:
+        """True if no request is ever read again: all versions make the same token ids of each prompt."""
+        return self._versions.has_one_tokenizer
 
     def arrival(
         self, call: Call[Any, Any], caller: Caller, at_s: float, remaining_s: float | None, traceparent: str
@@ -83,21 +96,69 @@ class Intake:
         """Forget the execution `owner`, which is over or never began. Idempotent; an empty name is ignored."""
         self._executions.forget(owner)
 
+    def again(self, arrival: Arrival) -> Arrival:
+        """Return `arrival` for another execution of the same call; the one before is forgotten."""
+        self.forget(arrival.owner)
+        return replace(arrival, owner=self._executions.new_owner())
+
     async def read(self, data: bytes, arrival: Arrival) -> RequestSpec:
         """Return the client's request as a complete spec. Raises MeshError before any router hears of the request."""
-        parsed = await self._parser.parse(data, arrival.caller.service_class)
-        return await self._spec(parsed, arrival)
+        message = await self._parser.read(data)
+        request_id = self._request_id(message, arrival.caller.tenant.name)
+        chosen, replaced = self._choose(message, request_id, arrival), ""
+        for left in range(CLAIMS_MAX, 0, -1):
+            version = self._versions.get(chosen.model_version)
+            parsed = await self._parser.check(message, version, arrival.caller.service_class)
+            try:
+                return await self._spec(
+                    parsed, arrival, request_id, chosen, replaced if left > 1 else ANY_POOL
+                )
+            except PoolClaimed as claimed:
+                chosen, replaced = self._claimed(claimed.pool, chosen, request_id, message, arrival)
+        raise AssertionError("the last claim takes any pool")
 
-    async def _spec(self, parsed: Parsed, arrival: Arrival) -> RequestSpec:
-        """Return the complete request spec. Raises MeshError."""
-        asked, prompt_ids, bounds = parsed
+    def _choose(self, message: Message, request_id: str, arrival: Arrival) -> ChosenPool:
+        """Return the pool of the request: that of its resume token, else by weight and availability.
+
+        Raises MeshError (STALE_SNAPSHOT) if no pool serves the version of the token any more.
+        """
+        pools, token = self._core.pools, message.resume
+        if token is not None:
+            found = pools.of_version(token.model_version, token.pool)
+            if found is None or token.model_version not in self._versions:
+                received = len(message.request.options.resume.received_token_ids)
+                raise faults.given_up(faults.STALE_SNAPSHOT, 0, received)
+            return found
+        return pools.choose(arrival.caller.tenant.name, message.request.session_id or request_id)
+
+    def _claimed(
+        self, pool: str, chosen: ChosenPool, request_id: str, message: Message, arrival: Arrival
+    ) -> tuple[ChosenPool, str]:
+        """Return the pool of a request with an idempotency key that an execution in `pool` has claimed.
+
+        `chosen` replaces a claimed pool that cannot place; the claimed pool's name is then returned, else an empty text.
+        """
+        pools = self._core.pools
+        found = pools.named(pool)
+        if found is None or found.model_version not in self._versions:
+            return chosen, pool
+        if not pools.can_place(*found[:2]) and pools.can_place(*chosen[:2]):
+            return chosen, pool
+        session = message.request.session_id or request_id
+        assigned = pools.assigned(arrival.caller.tenant.name, session)
+        return (assigned if assigned.pool == pool else found._replace(rollout="")), ""
+
+    async def _spec(
+        self, parsed: Parsed, arrival: Arrival, request_id: str, chosen: ChosenPool, replaced: str
+    ) -> RequestSpec:
+        """Return the complete request spec. Raises MeshError and PoolClaimed."""
+        asked, prompt_ids, bounds, version = parsed
         asked_tokens = validation.fit(asked, parsed.prompt_tokens, bounds)
         tenant = arrival.caller.tenant
         digest = validation.digest(asked, prompt_ids, asked_tokens, tenant.name)
         validation.check_resumed(asked, digest)
         resume, timing = asked.resume, _timing(asked, arrival)
-        self._check_time(asked, arrival, timing, parsed.prompt_tokens)
-        request_id = self._request_id(asked, tenant.name)
+        self._check_time(asked, arrival, timing, parsed.prompt_tokens, chosen)
         max_output_tokens = asked_tokens
         if resume is not None and resume.max_output_tokens:
             # The same limit as the running attempt, which is taken over.
@@ -108,9 +169,10 @@ class Intake:
                 arrival.caller.service_class.priority_class,
                 parsed.prompt_tokens,
                 self._clock.now_s(),
+                chosen,
             )
             max_output_tokens = self._clamped(asked, asked_tokens, timing.deadline_s, outlook)
-        execution = await self._begin(asked, request_id, digest, arrival.owner)
+        execution = await self._begin(asked, request_id, digest, arrival.owner, chosen, replaced)
         return RequestSpec(
             caller=arrival.caller,
             request_id=request_id,
@@ -119,8 +181,10 @@ class Intake:
             stop=asked.stop,
             max_output_tokens=max_output_tokens,
             asked_output_tokens=asked_tokens,
+            pool=chosen.pool,
             model_version=bounds.model_version,
-            end_token_id=self._parser.end_token_id,
+            rollout="" if chosen.is_diverted or resume is not None else chosen.rollout,
+            end_token_id=version.tokenizer.end_token_id,
             priority=asked.priority,
             session_id=asked.session_id,
             timing=timing,
@@ -132,7 +196,7 @@ class Intake:
                 owner=arrival.owner,
                 earlier=execution.earlier,
                 can_move=arrival.can_move,
-                location=resume.location if resume is not None and execution.is_shown else None,
+                location=_location(resume, chosen) if execution.is_shown else None,
                 received_ids=asked.received_ids,
             ),
             logprobs=asked.logprobs,
@@ -141,7 +205,9 @@ class Intake:
             digest=digest,
         )
 
-    def _check_time(self, asked: ValidRequest, arrival: Arrival, timing: Timing, prompt_tokens: int) -> None:
+    def _check_time(
+        self, asked: ValidRequest, arrival: Arrival, timing: Timing, prompt_tokens: int, chosen: ChosenPool
+    ) -> None:
         """Raise MeshError if the deadline has passed, or is too short for a start; a running attempt may be taken over."""
         now_s = self._clock.now_s()
         if timing.deadline_s <= now_s:
@@ -153,7 +219,7 @@ class Intake:
         left_s = timing.left_s(now_s)
         if left_s < self._start_min_s:
             priority_class = arrival.caller.service_class.priority_class
-            outlook = self._core.outlook(asked.session_id, priority_class, prompt_tokens, now_s)
+            outlook = self._core.outlook(asked.session_id, priority_class, prompt_tokens, now_s, chosen)
             raise faults.too_short(left_s, self._start_min_s, outlook.until_first_token_s)
 
     def _clamped(self, asked: ValidRequest, wanted: int, deadline_s: float, outlook: Outlook) -> int:
@@ -161,22 +227,30 @@ class Intake:
         left_s, received = deadline_s - self._clock.now_s(), len(asked.received_ids)
         return feasibility.output_tokens(left_s, received, wanted, outlook)
 
-    def _request_id(self, asked: ValidRequest, tenant: str) -> str:
+    def _request_id(self, message: Message, tenant: str) -> str:
         """Return the request's id: that of its resume token, one derived from its key at every frontend, or a new one.
 
         Tenants do not share idempotency keys: a tenant that knows another's key must not reach its request.
         """
-        if asked.resume is not None:
-            return asked.resume.request_id
-        if asked.idempotency_key:
-            key = asked.idempotency_key
+        if message.resume is not None:
+            return message.resume.request_id
+        key = message.request.idempotency_key
+        if key:
             return self._seal.name(f"{tenant}\0{key}" if tenant else key)
         return f"{self._random_bits(128):032x}"
 
-    async def _begin(self, asked: ValidRequest, request_id: str, digest: int, owner: str) -> Execution:
-        """Return the execution that starts now. Raises MeshError.
+    async def _begin(
+        self,
+        asked: ValidRequest,
+        request_id: str,
+        digest: int,
+        owner: str,
+        chosen: ChosenPool,
+        replaced: str,
+    ) -> Execution:
+        """Return the execution that starts now. Raises MeshError and PoolClaimed.
 
-        Only a request that may have run before gets a number from Redis.
+        Only a request that may have run before gets a number from Redis, and claims its pool there.
         """
         resume = asked.resume
         seed = resume.seed if resume is not None else asked.seed
@@ -189,12 +263,25 @@ class Intake:
         for other in self._core.admitted.executions(request_id):
             least = max(least, min(EPOCH_MAX, other.spec.execution.epoch + 1))
         claim = Claim(request_id, digest, seed, is_seed_asked, least, owner)
+        pools = self._core.pools
+        if pools.has_several:
+            replaced = replaced if resume is None else ANY_POOL
+            claim = replace(claim, pool=chosen.pool, stable_pool=pools.stable, replaced_pool=replaced)
+            if resume is None:
+                claim = replace(claim, asked=f"{validation.asked_digest(asked):016x}")
         if resume is not None:
             inherited = len(asked.received_ids) if resume.location is not None else 0
             # Without a date the token may be old: then only the record in Redis proves the output that was given.
             age_s = wall_s() - resume.issued_s if resume.issued_s else math.inf
             claim = replace(claim, inherited=inherited, predecessor=resume.epoch, age_s=age_s)
         return await self._executions.begin(claim)
+
+
+def _location(resume: ResumeToken | None, chosen: ChosenPool) -> AttemptLocation | None:
+    """Return the location of the running attempt, if the routers of the pool `chosen` can take it over."""
+    if resume is None or resume.pool not in ("", chosen.pool):
+        return None
+    return resume.location
 
 
 def _timing(asked: ValidRequest, arrival: Arrival) -> Timing:

@@ -21,17 +21,17 @@ EXPLAINED_ATTEMPTS_MAX: Final = 32
 class Messages:
     """Makes the messages of one frontend, in `region`. `seal` signs resume tokens.
 
-    `token_bytes`: the bytes of each token id. `is_seeded()` is True if tokens do not depend on the engine that makes them.
-    A resume is then invisible in the output.
+    `token_bytes(version)` returns the bytes of each token id of a model version. `is_seeded(pool)` is True if tokens of
+    the pool do not depend on the engine that makes them. A resume is then invisible in the output.
     """
 
     def __init__(
         self,
-        token_bytes: Sequence[bytes],
+        token_bytes: Callable[[str], Sequence[bytes]],
         seal: Seal,
         frontend: str,
         region: str,
-        is_seeded: Callable[[], bool] = lambda: True,
+        is_seeded: Callable[[str], bool] = lambda _: True,
     ) -> None:
         self._token_bytes = token_bytes
         self._seal = seal
@@ -41,7 +41,9 @@ class Messages:
 
     def output(self, spec: RequestSpec) -> Output:
         """Return the output of a request, still empty."""
-        return Output(Detokenizer(self._token_bytes), spec.stop, with_logprobs=spec.logprobs)
+        return Output(
+            Detokenizer(self._token_bytes(spec.model_version)), spec.stop, with_logprobs=spec.logprobs
+        )
 
     def started(self, spec: RequestSpec, issued_s: int) -> pb.GenerateResponse:
         """Return the first message, with a resume token made at `issued_s` seconds since 1970."""
@@ -66,7 +68,7 @@ class Messages:
 
     def finished(self, request: LiveRequest) -> pb.GenerateResponse:
         """Return the last message of a request that ended well."""
-        return finished(request, self._frontend, self._region, is_seeded=self._is_seeded())
+        return finished(request, self._frontend, self._region, is_seeded=self._is_seeded(request.spec.pool))
 
 
 def finished(request: LiveRequest, frontend: str, region: str, *, is_seeded: bool) -> pb.GenerateResponse:
@@ -105,6 +107,8 @@ def explanation(request: LiveRequest, frontend: str, region: str) -> pb.Explanat
     message = pb.Explanation(
         region=region,
         frontend=frontend,
+        pool=spec.pool,
+        model_version=spec.model_version,
         attempts=[attempt.explanation(number) for number, attempt in numbered],
         adoption_count=request.takeovers,
         total=of_s(request.ended_s - spec.timing.arrived_s),

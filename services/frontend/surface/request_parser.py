@@ -1,6 +1,7 @@
-"""Parses a client's bytes into a checked message and a prompt of token ids. Raises MeshError for a refused message.
+"""Parses a client's bytes into a message, then into a checked request with a prompt of token ids.
 
-A thread parses and checks a big message, and a thread tokenizes a big prompt.
+Raises MeshError for a refused message. The model version is chosen between the two steps. A thread parses and checks a big
+message, and a thread tokenizes a big prompt.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ import asyncio
 from array import array
 from typing import Final, NamedTuple
 
+from kvmesh.inference.v1 import inference_pb2 as pb
 from kvmesh.tenants.caller import ServiceClass
-from services.frontend.requests.resume_token import Seal
+from services.frontend.requests import resume_token
+from services.frontend.requests.resume_token import ResumeToken, Seal
 from services.frontend.surface import validation, wire
-from services.frontend.surface.tokenizer import ModelTokenizer
+from services.frontend.surface.served_versions import ServedVersion, ServedVersions
 from services.frontend.surface.validation import Bounds, ValidRequest
 
 THREAD_BYTES_MIN: Final = 8192
@@ -22,6 +25,15 @@ Either takes some milliseconds, in which the event loop would serve no other str
 """
 
 
+class Message(NamedTuple):
+    """A parsed message, not checked yet."""
+
+    request: pb.GenerateRequest
+    resume: ResumeToken | None
+    """Its resume token. None: it has none, or none that can be read; `check` then refuses the message."""
+    is_big: bool
+
+
 class Parsed(NamedTuple):
     """A checked and tokenized request."""
 
@@ -29,7 +41,8 @@ class Parsed(NamedTuple):
     prompt_ids: bytes
     """32-bit little-endian."""
     bounds: Bounds
-    """Bounds of the caller's service class."""
+    """Bounds of the model version and of the caller's service class."""
+    version: ServedVersion
 
     @property
     def prompt_tokens(self) -> int:
@@ -38,50 +51,52 @@ class Parsed(NamedTuple):
 
 
 class RequestParser:
-    """Parses requests for one model. `seal` verifies the mesh's resume tokens."""
+    """Parses requests for all served versions. `seal` verifies the mesh's resume tokens."""
 
-    def __init__(
-        self, tokenizer: ModelTokenizer, bounds: Bounds, seal: Seal, *, message_bytes_max: int
-    ) -> None:
-        self.end_token_id = tokenizer.end_token_id
-        self._tokenizer = tokenizer
-        self._bounds = bounds
-        self._bounds_up_to: dict[int, Bounds] = {}
-        """Bounds by the largest output limit of a service class."""
+    def __init__(self, versions: ServedVersions, seal: Seal, *, message_bytes_max: int) -> None:
+        self._versions = versions
         self._seal = seal
         self._message_bytes_max = message_bytes_max
         self._big = asyncio.Lock()
         """Held while a thread checks a big message: several such threads would take the CPU from the event loop."""
 
-    async def parse(self, data: bytes, service_class: ServiceClass) -> Parsed:
-        """Return the request in `data`, of a caller of `service_class`. Raises MeshError."""
-        bounds = self._bounds_of(service_class)
+    async def read(self, data: bytes) -> Message:
+        """Return the message in `data`. Raises MeshError."""
         if len(data) < THREAD_BYTES_MIN:
-            asked = self._check(data, bounds)
+            return Message(*self._read(data), is_big=False)
+        async with self._big:
+            return Message(*await asyncio.to_thread(self._read, data), is_big=True)
+
+    async def check(self, message: Message, version: ServedVersion, service_class: ServiceClass) -> Parsed:
+        """Return the request in `message`, for `version`, of a caller of `service_class`. Raises MeshError."""
+        bounds = version.bounds(service_class)
+        if not message.is_big:
+            asked = validation.check(message.request, bounds, self._seal)
         else:
             async with self._big:
-                asked = await asyncio.to_thread(self._check, data, bounds)
-        return Parsed(asked, array("i", await self._tokenize(asked)).tobytes(), bounds)
+                asked = await asyncio.to_thread(validation.check, message.request, bounds, self._seal)
+        ids = await _tokenize(asked, version)
+        return Parsed(asked, array("i", ids).tobytes(), bounds, version)
 
-    def _bounds_of(self, service_class: ServiceClass) -> Bounds:
-        known = self._bounds_up_to.get(service_class.max_output_tokens)
-        if known is None:
-            known = self._bounds.up_to(service_class.max_output_tokens)
-            self._bounds_up_to[service_class.max_output_tokens] = known
-        return known
+    def _read(self, data: bytes) -> tuple[pb.GenerateRequest, ResumeToken | None]:
+        request = wire.parse(data, self._message_bytes_max, self._versions.max_sequence_tokens)
+        if not request.options.HasField("resume"):
+            return request, None
+        try:
+            return request, resume_token.unpack(request.options.resume.resume_token, self._seal)
+        except resume_token.ResumeTokenError:
+            return request, None
 
-    def _check(self, data: bytes, bounds: Bounds) -> ValidRequest:
-        message = wire.parse(data, self._message_bytes_max, bounds.max_sequence_tokens)
-        return validation.check(message, bounds, self._seal)
 
-    async def _tokenize(self, asked: ValidRequest) -> list[int] | tuple[int, ...]:
-        if asked.token_ids is not None:
-            return asked.token_ids
-        if asked.prompt_bytes < THREAD_BYTES_MIN:
-            return self._encode(asked)
-        return await asyncio.to_thread(self._encode, asked)
+async def _tokenize(asked: ValidRequest, version: ServedVersion) -> list[int] | tuple[int, ...]:
+    if asked.token_ids is not None:
+        return asked.token_ids
+    if asked.prompt_bytes < THREAD_BYTES_MIN:
+        return _encode(asked, version)
+    return await asyncio.to_thread(_encode, asked, version)
 
-    def _encode(self, asked: ValidRequest) -> list[int]:
-        if asked.text is not None:
-            return self._tokenizer.encode(asked.text)
-        return self._tokenizer.encode_chat(asked.chat or ())
+
+def _encode(asked: ValidRequest, version: ServedVersion) -> list[int]:
+    if asked.text is not None:
+        return version.tokenizer.encode(asked.text)
+    return version.tokenizer.encode_chat(asked.chat or ())

@@ -37,6 +37,7 @@ class RequestTrace:
                 extra={
                     "request_id": request.spec.request_id,
                     "outcome": outcome.name,
+                    "pool": request.spec.pool,
                     "faults": [attempt.fault for attempt in request.attempts],
                     "tokens": len(request.progress.ids),
                 },
@@ -51,6 +52,8 @@ class RequestTrace:
             {
                 "request_id": request.spec.request_id,
                 "outcome": outcome.name,
+                "pool": request.spec.pool,
+                "model_version": request.spec.model_version,
                 "prompt_tokens": request.spec.prompt_tokens,
                 "output_tokens": len(request.progress.ids),
                 "cached_tokens": request.progress.cached_tokens or 0,

@@ -10,7 +10,8 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
 
 import grpc
 
@@ -27,7 +28,7 @@ from services.frontend.requests.request import LiveRequest
 from services.frontend.requests.takeover import AttemptLocation
 from services.frontend.surface import wire
 from services.frontend.surface.call_reader import METHOD, CallReader
-from services.frontend.surface.intake import Intake
+from services.frontend.surface.intake import Arrival, Intake
 from services.frontend.surface.messages import Messages
 from services.frontend.surface.request_trace import RequestTrace
 from services.frontend.surface.slow_reader import SlowReaderTimeout
@@ -36,8 +37,22 @@ log = logging.getLogger(__name__)
 
 SERVICE_NAME: Final = "kvmesh.inference.v1.InferenceService"
 
+BIND_AFTER_S: Final = 5.0
+"""Longest time from the admission of a request to its `started`, in a mesh with several pools.
+
+The failure detector finds a frozen router in this time, so that its requests can still move.
+"""
+
 RETRY_JITTER: Final = 0.2
 """RetryInfo is up to this share longer than the estimate (jitter): clients that were refused together come back apart."""
+
+
+class Admitted(NamedTuple):
+    """An admitted request, its reader, and its reservation."""
+
+    request: LiveRequest
+    reader: SlowReaderTimeout
+    hold: Hold
 
 
 class InferenceService:
@@ -103,28 +118,50 @@ class InferenceService:
         # All three are taken at the same time, because the message may take seconds to arrive.
         arrived_s, arrived_ns, remaining_s = self._clock.now_s(), wall_ns(), call.remaining_s()
         caller: Caller | None = None
-        owner, hold = "", Hold()
         try:
             caller = self._calls.caller(call)
             self._core.check_capacity(arrived_s)
             data = await self._calls.message(call, caller)
             if caller.account.scopes and not wire.may_resume(data):
                 self._accounting.check(caller)
+        except MeshError as error:
+            self._on_refused(error, caller)
+            raise
+        trace = RequestTrace(self._tracing, call, arrived_ns)
+        arrival = self._intake.arrival(call, caller, arrived_s, remaining_s, trace.traceparent)
+        admitted = await self._admit(data, arrival)
+        if self._intake.reads_once:
+            data = b""
+        while not await self._attend(call, admitted, trace):
+            # Its pool was lost before `started`, and the version of the other pool has another tokenizer.
+            arrival = self._intake.again(arrival)
+            admitted = await self._admit(data, arrival)
+
+    async def _admit(self, data: bytes, arrival: Arrival) -> Admitted:
+        """Read the request in `data`, reserve its budget, and submit it. Raises MeshError."""
+        hold = Hold()
+        try:
             with self._core.capacity_to_read(self._clock.now_s()):
-                trace = RequestTrace(self._tracing, call, arrived_ns)
-                arrival = self._intake.arrival(call, caller, arrived_s, remaining_s, trace.traceparent)
-                owner = arrival.owner
                 spec = await self._intake.read(data, arrival)
                 spec = await self._accounting.reserve(hold, spec)
-            del data
             output, reader = self._messages.output(spec), SlowReaderTimeout(self._clock)
             request = self._core.submit(spec, output, reader.on_ready, self._clock.now_s())
         except BaseException as error:
-            self._intake.forget(owner)
+            self._intake.forget(arrival.owner)
             self._accounting.release(hold)
             if isinstance(error, MeshError):
-                self._on_refused(error, caller)
+                self._on_refused(error, arrival.caller)
             raise
+        return Admitted(request, reader, hold)
+
+    async def _attend(
+        self, call: Call[bytes, pb.GenerateResponse], admitted: Admitted, trace: RequestTrace
+    ) -> bool:
+        """Stream the answer of an admitted request. Return False if it ended unanswered, to be read again.
+
+        Raises MeshError.
+        """
+        request, reader, hold = admitted
         remaining: Mapping[str, str] = {}
         self._core.admitted.attend(request)
         try:
@@ -132,7 +169,9 @@ class InferenceService:
             remaining = hold.trailers()
             if remaining:
                 call.set_trailers(remaining)
-            await self._stream(call, request, reader, hold)
+            await self._bind(request, reader.ready)
+            if not request.must_reread:
+                await self._stream(call, request, reader, hold)
         except MeshError as error:
             error.trailers = {**remaining, **error.trailers}
             raise
@@ -140,12 +179,25 @@ class InferenceService:
             now_s = self._clock.now_s()
             reader.close()
             try:
-                self._core.leave(request, now_s, was_deadline=now_s >= spec.timing.deadline_s)
+                self._core.leave(request, now_s, was_deadline=now_s >= request.spec.timing.deadline_s)
             finally:
                 self._core.admitted.dismiss(request, now_s)
-                self._intake.forget(owner)
+                self._intake.forget(request.spec.execution.owner)
                 self._accounting.close(hold, request)
-            trace.record(request)
+            if not request.must_reread:
+                trace.record(request)
+        return not request.must_reread
+
+    async def _bind(self, request: LiveRequest, ready: asyncio.Event) -> None:
+        """Wait until `started` may be sent: it binds the request to its model version.
+
+        In a mesh with several pools, a request without a token is unbound for BIND_AFTER_S, and may move to another pool.
+        """
+        if self._core.pools.has_several and request.may_move:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(BIND_AFTER_S):
+                    await ready.wait()
+        request.is_bound = True
 
     async def _stream(
         self,

@@ -151,14 +151,25 @@ def digest(asked: ValidRequest, prompt_ids: bytes, max_output_tokens: int, tenan
     A resumed request must have the digest of its resume token.
     """
     state = xxhash.xxh3_64(prompt_ids)
+    _add_sampling(state, asked, max_output_tokens)
+    if tenant:
+        state.update(b"\0tenant\0" + tenant.encode())
+    return state.intdigest()
+
+
+def asked_digest(asked: ValidRequest) -> int:
+    """Return 64 bits over the prompt and the parameters as the client wrote them: equal under every tokenizer."""
+    state = xxhash.xxh3_64(repr((asked.text, asked.chat, asked.token_ids)).encode())
+    _add_sampling(state, asked, asked.max_output_tokens)
+    return state.intdigest()
+
+
+def _add_sampling(state: xxhash.xxh3_64, asked: ValidRequest, max_output_tokens: int) -> None:
     state.update(struct.pack("<ffII", asked.temperature, asked.top_p, asked.top_k, max_output_tokens))
     for string in asked.stop:
         encoded = string.encode()
         state.update(struct.pack("<I", len(encoded)))
         state.update(encoded)
-    if tenant:
-        state.update(b"\0tenant\0" + tenant.encode())
-    return state.intdigest()
 
 
 def check_resumed(asked: ValidRequest, found: int) -> None:

@@ -21,6 +21,7 @@ from kvmesh.queue_order import OrderKey, shortest
 from services.router.forwarding.attempt import Attempt, Stage, Submission
 from services.router.forwarding.attempt_table import AttemptTable
 from services.router.forwarding.dispatcher import Dispatcher
+from services.router.forwarding.prefill_load import ArrivedPrompts
 from services.router.forwarding.replicas import Replica
 from services.router.forwarding.rows import MS_MAX
 from services.router.forwarding.work_reports import WorkReports
@@ -64,6 +65,8 @@ class Admission:
         self.is_draining = False
         self.refusals: Counter[pb.Refusal.Reason.ValueType] = Counter()
         """New attempts refused at admission, by reason."""
+        self.arrived = ArrivedPrompts()
+        """Prompts of the accepted attempts, without resumed ones."""
         self._attempts = attempts
         self._work = work
         self._dispatcher = dispatcher
@@ -95,6 +98,8 @@ class Admission:
         for victim in victims or ():
             self._evict(victim, now_s)
         submitted = attempt.submitted
+        if not submitted.is_resumed:
+            self.arrived.add(submitted.token_count)
         self._work.reservations.touch((submitted.tenant, submitted.priority_class), submitted.weight, now_s)
         self._attempts.add(attempt)
         self._attempts.latest[submitted.request_id] = attempt
@@ -233,8 +238,12 @@ class Admission:
         if not 1 <= budget.max_output_tokens <= MAX_OUTPUT_TOKENS:
             message = f"max_output_tokens is {budget.max_output_tokens}; 1 to {MAX_OUTPUT_TOKENS} is allowed"
             return SubmitRefusal(pb.Refusal.REASON_INVALID, message, field="budget.max_output_tokens")
-        if not any(one.role == "decode" and one.is_in_service() for one in self._replicas.values()):
-            return SubmitRefusal(pb.Refusal.REASON_NO_REPLICA, "no decode replica is there")
+        decodes = [one for one in self._replicas.values() if one.role == "decode"]
+        if not any(one.is_in_service() for one in decodes):
+            count = sum(one.is_draining for one in decodes)
+            why = f"takes new requests: {count} of {len(decodes)} are cordoned or draining"
+            message = f"no decode replica {why if count else 'is there'}"
+            return SubmitRefusal(pb.Refusal.REASON_NO_REPLICA, message)
         return None
 
     def _capacity_refusal(

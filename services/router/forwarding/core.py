@@ -22,6 +22,7 @@ from services.router.forwarding.attempt_table import AttemptTable, Record
 from services.router.forwarding.completion import Completion
 from services.router.forwarding.dispatcher import Dispatcher, Forecast
 from services.router.forwarding.eligible_replicas import EligibleReplicas
+from services.router.forwarding.readiness import Readiness
 from services.router.forwarding.replicas import Replica
 from services.router.forwarding.rows import as_us
 from services.router.forwarding.timeouts import Timeouts
@@ -76,6 +77,7 @@ class ForwardingCore(AttachedCore[Attempt]):
         self.admission = Admission(
             self.attempts, self.work, self.dispatcher, self.replicas, limits, model_version, block_tokens
         )
+        self.readiness = Readiness(self.eligible)
         self.ejection_total = 0
         self.contradiction_total = 0
         self._heartbeat = LoadHeartbeat()
@@ -123,6 +125,7 @@ class ForwardingCore(AttachedCore[Attempt]):
         session = CallerSession[Attempt](self, peer.process_id, outbox)
         self.sessions.append(session)
         self._heartbeat.has_listener = True
+        self.check_readiness()
         outbox.load(self.load_report())
         return session
 
@@ -179,6 +182,8 @@ class ForwardingCore(AttachedCore[Attempt]):
         if now_s is not None:
             self.after_message(now_s)
         self.dispatcher.dispatch_waiting(self._now_s)
+        if self.readiness.may_have_changed():
+            self.check_readiness()
         self.on_change()
 
     def next_wake_s(self) -> float | None:
@@ -194,6 +199,7 @@ class ForwardingCore(AttachedCore[Attempt]):
             self.timeouts.check(attempt, now_s)
         self.dispatcher.dispatch_waiting(now_s)
         if self._heartbeat.take(now_s):
+            self.check_readiness()
             report = self.load_report()
             for session in self.sessions:
                 if not session.outbox.is_full():
@@ -205,6 +211,8 @@ class ForwardingCore(AttachedCore[Attempt]):
             queued_request_count=len(self.queue),
             running_request_count=self.placed_count,
             draining=self.admission.is_draining,
+            can_place=self.readiness.can_place,
+            cordoned=self.readiness.is_cordoned,
             engine_ready=True,
             queue_delay_us=self.queue_delay_us(),
             step_p95_us=max(
@@ -221,6 +229,21 @@ class ForwardingCore(AttachedCore[Attempt]):
     def drain(self) -> None:
         """Refuse new attempts from now on. Takeovers are still accepted."""
         self.admission.is_draining = True
+        self.check_readiness()
+
+    def undrain(self) -> None:
+        """Take new attempts again, after a drain by the control plane."""
+        self.admission.is_draining = False
+        self.check_readiness()
+
+    def check_readiness(self) -> None:
+        """Compute whether new requests can be placed. A change is reported to the frontends at once."""
+        if self.readiness.check(self._now_s, is_draining=self.admission.is_draining):
+            self._heartbeat.touch()
+
+    def live_request_count(self) -> int:
+        """Return the number of attempts of frontends."""
+        return sum(len(session.slots) for session in self.sessions)
 
     def is_idle(self) -> bool:
         """True if no frontend's stream has an attempt."""

@@ -319,7 +319,9 @@ class Dispatcher:
         decode.outbox.submit(submit, attempt.submitted.deadline_s, attempt.submitted.ttft_deadline_s)
         if attempt.is_window_closed:
             decode.outbox.close_window(slot)
-        attempt.outbox.placement(placement_row(attempt, placement, now_s))
+        report = decode.load.report
+        running = report.running_request_count if report is not None else 0
+        attempt.outbox.placement(placement_row(attempt, placement, now_s, running))
         self._work.dispatched(attempt, now_s)
         if prefill is not None and decode.load.state.has_ample_room():
             # Decode will accept: to wait for its answer would add a round trip before every first token.

@@ -23,6 +23,8 @@ class EligibleReplicas:
     def __init__(self, replicas: Mapping[str, Replica[Attempt]]) -> None:
         """`replicas`: by name. The caller owns the mapping, and calls `changed` after each change."""
         self._replicas = replicas
+        self.change_count = 0
+        """Ascends with each change of a replica or of an ejection."""
         self._is_known = False
         self._prefill: list[Replica[Attempt]] = []
         self._decode: list[Replica[Attempt]] = []
@@ -38,22 +40,19 @@ class EligibleReplicas:
     def changed(self) -> None:
         """Note that a replica came, went, or changed its eligibility."""
         self._is_known = False
+        self.change_count += 1
 
     def trust_changed(self) -> None:
         """Note that an ejection began or ended, or that a half-open probe did."""
         self._states = None
+        self.change_count += 1
 
     def current(self, now_s: float) -> tuple[Sequence[ReplicaState], Sequence[ReplicaState]]:
         """Return the prefill and the decode replicas. Reports older than STALE_S are marked as stale.
 
         At least half of a role is returned, ejected or not (see `trusted`).
         """
-        if not self._is_known:
-            placeable = [one for one in self._replicas.values() if one.is_placeable()]
-            self._prefill = [one for one in placeable if one.role == "prefill"]
-            self._decode = [one for one in placeable if one.role == "decode"]
-            self._states, self._is_known = None, True
-            self._oldest_s = -inf
+        self._know()
         if now_s - self._oldest_s > STALE_S:
             self._mark_stale(now_s)
         if self._states is None or now_s >= self._next_probe_s:
@@ -64,6 +63,24 @@ class EligibleReplicas:
                 (one for one in ejections if one is not None and one > now_s), default=inf
             )
         return self._states
+
+    def can_place(self, now_s: float, *, needs_prefill: bool) -> bool:
+        """Return True if a decode replica may take a request, and a prefill replica too unless `needs_prefill` is False.
+
+        An ejected replica does not count, also where `current` returns it because the role has no other.
+        """
+        self._know()
+        roles = (self._prefill, self._decode) if needs_prefill else (self._decode,)
+        return all(any(one.ejection.may_take(now_s) for one in role) for role in roles)
+
+    def _know(self) -> None:
+        if self._is_known:
+            return
+        placeable = [one for one in self._replicas.values() if one.is_placeable()]
+        self._prefill = [one for one in placeable if one.role == "prefill"]
+        self._decode = [one for one in placeable if one.role == "decode"]
+        self._states, self._is_known = None, True
+        self._oldest_s = -inf
 
     def _mark_stale(self, now_s: float) -> None:
         oldest_s = now_s

@@ -1,4 +1,4 @@
-"""The links to all prefill and decode replicas, for a LinkManager.
+"""The links to the prefill and decode replicas of the router's pool, for a LinkManager.
 
 A link is opened when its replica registers, and closed when the replica is gone. A lost lease alone closes no link: the
 replica gets no new requests, and its stream stays.
@@ -30,39 +30,36 @@ GONE_S: Final = 5.0
 class ReplicaHost:
     """Adds replicas to a core and removes them. Implements link_manager.Host.
 
-    `open_channel` and `explain` get the address of a replica and its role. `explain` returns the TLS fault between both
-    processes, or an empty text. `on_replicas` gets the names whenever they change.
+    `is_served` is true for the replicas of the router's pool. `open_channel` and `explain` get the address of a replica
+    and its role. `explain` returns the TLS fault between both processes, or an empty text. `on_replicas` gets the names
+    whenever they change. `is_cordoned` is true for replicas that the snapshot of this router takes out of use.
     """
 
     def __init__(
         self,
         core: ForwardingCore,
         hello: pb.Hello,
-        model_version: str,
-        block_tokens: int,
+        is_served: Callable[[Member], bool],
         clock: Clock,
         open_channel: Callable[[str, str], grpc.aio.Channel],
         on_replicas: Callable[[list[str]], None],
         explain: Callable[[str, str], Awaitable[str]] | None = None,
         dialer: Dialer | None = None,
+        is_cordoned: Callable[[Member], bool] = lambda _: False,
     ) -> None:
         self._core = core
         self._hello = hello
-        self._model_version = model_version
-        self._block_tokens = block_tokens
+        self._is_served = is_served
         self._clock = clock
         self._open_channel = open_channel
         self._on_replicas = on_replicas
         self._explain = explain
+        self._is_cordoned = is_cordoned
         self._dialer = dialer or Dialer(clock)
         self._names: list[str] = []
 
     def is_wanted(self, member: Member) -> bool:
-        return (
-            member.role in ("prefill", "decode")
-            and member.model_version == self._model_version
-            and member.block_tokens == self._block_tokens
-        )
+        return self._is_served(member)
 
     def open(self, member: Member, name: str) -> tuple[Replica[Attempt], AttachLink]:
         role: Literal["prefill", "decode"] = "prefill" if member.role == "prefill" else "decode"
@@ -70,7 +67,7 @@ class ReplicaHost:
         replica = self._core.add_replica(
             member.process_id, role, address=member.address, kv_address=member.kv_address
         )
-        replica.is_draining = member.draining
+        replica.is_draining = self._is_out_of_use(member)
         link = AttachLink(
             name,
             member.address,
@@ -91,7 +88,10 @@ class ReplicaHost:
     def on_listed(self, peer: Replica[Attempt], member: Member | None) -> None:
         peer.is_listed = member is not None
         if member is not None:
-            peer.is_draining = member.draining
+            peer.is_draining = self._is_out_of_use(member)
+
+    def _is_out_of_use(self, member: Member) -> bool:
+        return member.draining or self._is_cordoned(member)
 
     def on_replaced(self, peer: Replica[Attempt]) -> None:
         self._core.retire_replica(peer)

@@ -102,10 +102,11 @@ class Replica(Generic[SlotT]):
     is_up = _Flag()
     is_listed = _Flag()
     is_draining = _Flag()
+    """True while its lease says that it drains, or the snapshot of this router says that it is out of use."""
     is_retired = _Flag()
     """A newer process has the name. This one serves its attempts; its reports say nothing about the name any more."""
     is_ready = _Flag()
-    """True if its last load report says that its engine is ready and it does not drain; or before any report."""
+    """True if its last load report says that its engine is ready and that it takes new work; or before any report."""
 
     def __init__(
         self,
@@ -298,7 +299,7 @@ class Replica(Generic[SlotT]):
             attempt.outbox.tokens(attempt.slot, rest.position, rest.token_ids, rest.logprobs)
 
     def _on_load(self, report: pb.LoadReport, now_s: float) -> None:
-        self.is_ready = report.engine_ready and not report.draining
+        self.is_ready = report.engine_ready and not report.draining and not report.cordoned
         if self.load.take(report, now_s):  # the restarted engine starts clean
             self.ejection = OutlierEjection(now_s)
             self._trust_changed()

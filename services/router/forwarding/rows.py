@@ -15,8 +15,10 @@ US_MAX: Final = 1 << 53
 """Upper bound of reported times on the wire (285 years). It fits every field on the way."""
 
 
-def placement_row(attempt: Attempt, placement: Placement, now_s: float) -> pb.Placement:
-    """Return `placement` as the frontend gets it."""
+def placement_row(
+    attempt: Attempt, placement: Placement, now_s: float, decode_running: int = 0
+) -> pb.Placement:
+    """Return `placement` as the frontend gets it. `decode_running`: requests that run at the decode replica."""
     row = pb.Placement(
         slot=attempt.slot,
         prefill_replica=placement.prefill or "",
@@ -25,6 +27,7 @@ def placement_row(attempt: Attempt, placement: Placement, now_s: float) -> pb.Pl
         prompt_block_count=len(attempt.hashes),
         queue_us=as_us(now_s - attempt.submitted.arrived_s),
         estimate_us=as_us(placement.estimate_s),
+        decode_running_count=decode_running,
     )
     if placement.candidates:
         row.reason = why(

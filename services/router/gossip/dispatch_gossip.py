@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from kvmesh.clock import Clock, MonotonicClock
+from kvmesh.pools import DEFAULT_POOL
 from kvmesh.prefix_index.events import format_stream_id, parse_stream_id
 from kvmesh.redis_link import RedisLink, key
 from kvmesh.tasks import persist
@@ -51,7 +52,7 @@ StreamId = tuple[int, int]
 class DispatchGossip:
     """Works while its owner runs `run`. `observe` gets the events of peer routers; `publish` takes own events.
 
-    `known` and `has_replica`: see PeerRouters.
+    `known` and `has_replica`: see PeerRouters. `pool`: the pool of the routers that exchange dispatches.
     """
 
     def __init__(
@@ -64,12 +65,15 @@ class DispatchGossip:
         known: Callable[[str], Mapping[str, KnownDispatch]],
         has_replica: Callable[[str], bool],
         clock: Clock | None = None,
+        *,
+        pool: str = DEFAULT_POOL,
     ) -> None:
         self.peer_routers = PeerRouters(router, boot_id, observe, known, has_replica)
         self.exchange = Exchange(router, boot_id, self.peer_routers)
         self.unreadable_total = 0
         self._redis = redis
-        self._stream = key(mesh, "dispatches")
+        # Routers of different pools share no replica. The default pool keeps the key of release 0.1.0.
+        self._stream = key(mesh, "dispatches", *(() if pool == DEFAULT_POOL else (pool,)))
         self._clock = clock or MonotonicClock()
         self._yielder = CooperativeYield(self._clock)
         self._unwritten: Entry | None = None

@@ -1,0 +1,128 @@
+"""The model versions that this frontend can serve: tokenizer, table of token bytes, and bounds of each.
+
+`load` reads the folders of all versions of the configuration, at start. Versions with equal tokenizer files share one
+tokenizer object. Everything else here is pure.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from kvmesh.config import MeshConfig
+from kvmesh.pools import version_names, version_settings
+from kvmesh.snapshot.content import Content, Track
+from kvmesh.tenants.caller import ServiceClass
+from services.frontend.surface.tokenizer import ModelTokenizer
+from services.frontend.surface.validation import Bounds
+
+_SHAPING: Final = ("special_tokens", "chat_template", "stop_token_id")
+"""Keys of model.json that shape the token ids of a prompt."""
+
+
+class ServedVersion:
+    """One model version. Versions with one `tokenizer` object make the same token ids of each prompt."""
+
+    __slots__ = ("_bounds", "_bounds_up_to", "name", "tokenizer")
+
+    def __init__(self, tokenizer: ModelTokenizer, bounds: Bounds) -> None:
+        self.name = bounds.model_version
+        self.tokenizer = tokenizer
+        self._bounds = bounds
+        self._bounds_up_to: dict[int, Bounds] = {}
+        """Bounds by the largest output limit of a service class."""
+
+    def bounds(self, service_class: ServiceClass) -> Bounds:
+        """Return the bounds of requests of `service_class`."""
+        known = self._bounds_up_to.get(service_class.max_output_tokens)
+        if known is None:
+            known = self._bounds.up_to(service_class.max_output_tokens)
+            self._bounds_up_to[service_class.max_output_tokens] = known
+        return known
+
+    @property
+    def max_sequence_tokens(self) -> int:
+        """Tokens of the longest context."""
+        return self._bounds.max_sequence_tokens
+
+
+class ServedVersions:
+    """All versions by name. The first one is that of the first pool of the configuration."""
+
+    def __init__(self, versions: list[ServedVersion]) -> None:
+        assert versions, "a frontend serves at least one version"
+        self._by_name: Mapping[str, ServedVersion] = {version.name: version for version in versions}
+        self.first = versions[0]
+        self.max_sequence_tokens = max(version.max_sequence_tokens for version in versions)
+        self.has_one_tokenizer = len({id(version.tokenizer) for version in versions}) == 1
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._by_name
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._by_name)
+
+    def __getitem__(self, name: str) -> ServedVersion:
+        return self._by_name[name]
+
+    def get(self, name: str) -> ServedVersion:
+        """Return the version `name`, or the first one if this frontend cannot serve `name`."""
+        return self._by_name.get(name, self.first)
+
+    def share_tokenizer(self, one: str, other: str) -> bool:
+        """True if both versions are served and make the same token ids of each prompt."""
+        first, second = self._by_name.get(one), self._by_name.get(other)
+        return first is not None and second is not None and first.tokenizer is second.tokenizer
+
+    def refusal(self, content: Content) -> str:
+        """Return why this frontend cannot serve `content`, or an empty text. A pool without a track gets no request."""
+        missing = [
+            f'pools["{track.pool}"].model_version is "{track.model_version}"'
+            for track in content.pools
+            if track.model_version not in self and (track.track is not Track.IDLE or track.weight_percent)
+        ]
+        if not missing:
+            return ""
+        return f"{', '.join(missing)}; this frontend serves {', '.join(sorted(self))}"
+
+
+def load(config: MeshConfig) -> ServedVersions:
+    """Return all versions of `config`. Raises ModelFolderError and ConfigError."""
+    folders = {name: version_settings(config, name).model_path for name in version_names(config)}
+    loaded = {folder: ModelTokenizer.load(folder) for folder in set(folders.values())}
+    shared: dict[tuple[str, str], ModelTokenizer] = {}
+    for folder, tokenizer in loaded.items():
+        loaded[folder] = shared.setdefault(_shaping(folder), tokenizer)
+    return of(config, {name: loaded[folder] for name, folder in folders.items()})
+
+
+def of(config: MeshConfig, tokenizers: Mapping[str, ModelTokenizer]) -> ServedVersions:
+    """Return the versions with their tokenizers, as of `load`. The first one comes first."""
+    return ServedVersions(
+        [
+            ServedVersion(tokenizer, bounds_of(config, name, tokenizer))
+            for name, tokenizer in tokenizers.items()
+        ]
+    )
+
+
+def bounds_of(config: MeshConfig, model_version: str, tokenizer: ModelTokenizer) -> Bounds:
+    """Return the bounds of requests of `model_version`."""
+    return Bounds(
+        model=config.mesh.model,
+        model_version=model_version,
+        vocab_size=tokenizer.vocab_size,
+        token_bytes_max=tokenizer.token_bytes_max,
+        max_sequence_tokens=config.engine.max_sequence_tokens,
+        max_output_tokens_default=config.frontend.max_output_tokens_default,
+        max_output_tokens_max=config.frontend.max_output_tokens_max,
+    )
+
+
+def _shaping(folder: Path) -> tuple[str, str]:
+    """Return all in a model's folder that shapes the token ids of a prompt. The folder has been loaded before."""
+    model = json.loads((folder / "model.json").read_text(encoding="utf-8"))
+    shaping = json.dumps([model.get(key) for key in _SHAPING], sort_keys=True)
+    return (folder / "tokenizer.json").read_text(encoding="utf-8"), shaping
