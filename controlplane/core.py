@@ -1,0 +1,610 @@
+"""The core of one control process: leadership, receivers, documents, the running rollout, the snapshot in force. Pure.
+
+Events come in as method calls with the time; actions go out through `take_actions`. The shell executes them in order and
+reports their results as further events. `now_s` is the process's monotonic clock; `wall` gives Unix time, which may jump.
+
+INVARIANT: a snapshot that moves traffic forward is published only by a leader with a certain lease, after the document that
+asks for it was written. INVARIANT: a step back needs neither.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol
+
+import msgspec
+
+from controlplane import takeover
+from controlplane.actions import (
+    Action,
+    AppendEvent,
+    ClaimLease,
+    Confirm,
+    Done,
+    ReadStore,
+    ReleaseLease,
+    RunGolden,
+    Send,
+    WriteBoard,
+    WriteDocument,
+)
+from controlplane.facts import frontend_facts, nacks
+from controlplane.judging import Judging, with_golden
+from controlplane.leadership import TAKEOVER_S, Leadership, LeaderState, LeaseAnswer
+from controlplane.library import DESIRED, Document, Library, StoreRead, writing
+from controlplane.observing import tracks_of
+from controlplane.pools.registry import Registry
+from controlplane.rollouts import machine
+from controlplane.rollouts.commands import CommandRefused
+from controlplane.rollouts.document import OBSERVED, DocumentError, RolloutDocument
+from controlplane.rollouts.verdict import NO_VERDICT
+from controlplane.rollouts.view import GoldenFacts, View
+from controlplane.snapshots.publication import is_all_to_stable, reduced, wanted
+from controlplane.snapshots.publisher import Publisher
+from controlplane.snapshots.receivers import Receiver, Receivers
+from kvmesh.control.v1 import snapshot_pb2 as pb
+from kvmesh.membership.member import Member
+from kvmesh.snapshot.content import Content, SnapshotError
+from kvmesh.snapshot.published import NO_NAME, Name, Published, Term
+
+TICK_S: Final = 1.0
+"""Time between two decisions without an event."""
+
+STEP_S: Final = 0.2
+"""Shortest time between two steps of the rollout. Acknowledgements arrive in bursts."""
+
+READ_S: Final = 1.0
+"""Time between two reads of Redis. Followers read too, so that each has a copy of every document."""
+
+COMMANDS_MAX: Final = 64
+"""Commands that wait for a write. A further one is refused."""
+
+READS_MIN: Final = 2
+"""Reads of Redis before a takeover ends. A write of the term before may have followed the first one."""
+
+ENDED_KEPT: Final = 256
+"""Rollouts that are known as taken back. The oldest is forgotten first."""
+
+NOT_LEADER: Final = "this process does not lead"
+NO_REDIS: Final = "Redis does not answer, so nothing was changed"
+UNKNOWN: Final = "Redis did not answer in time: look whether the change is in force before you try again"
+CONFLICT: Final = "another leader changed it at the same time; try again"
+
+
+@dataclass(frozen=True, slots=True)
+class Author:
+    """The caller of a command, for the audit."""
+
+    name: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command that waits for its turn. `make(now_s)` returns the document to write. It raises CommandRefused."""
+
+    ticket: int
+    what: str
+    target: str
+    author: Author
+    make: Callable[[float], Document]
+    reason: str = ""
+    is_back: bool = False
+    """True if it only moves traffic back, which is possible without Redis."""
+    details: dict[str, str] = field(default_factory=dict)
+    """Values before and after, for the audit. `make` fills it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """The write that is under way."""
+
+    number: int
+    document: Document
+    is_back: bool
+    command: Command | None
+    confirmed: Mapping[str, int]
+    """Observations that the document holds: last sequence number by frontend."""
+
+
+class Golden(Protocol):
+    """The runs of the golden prompts."""
+
+    def due(self, document: RolloutDocument, members: Iterable[Member], now_s: float) -> list[RunGolden]:
+        """Return the runs to start now."""
+        ...
+
+    def facts(self, document: RolloutDocument) -> GoldenFacts:
+        """Return the result for the present step."""
+        ...
+
+
+class ControlCore:
+    """See the module. One for each control process.
+
+    `versions`: model version by configured pool.
+    """
+
+    def __init__(
+        self,
+        process_id: str,
+        boot_id: str,
+        versions: Mapping[str, str],
+        initial: Content,
+        wall: Callable[[], float],
+        golden: Golden,
+        judge: Callable[[RolloutDocument, float], Judging] = Judging,
+    ) -> None:
+        self.leadership = Leadership(process_id, boot_id)
+        self.receivers = Receivers()
+        self.registry = Registry()
+        self.library = Library()
+        self.publisher = Publisher(initial)
+        self.judging: Judging | None = None
+        """The judge of the running rollout, at the leader."""
+        self.has_redis = False
+        """True while Redis answers."""
+        self.observed_s = float("-inf")
+        """Time of the last observations."""
+        self._golden = golden
+        self._judge = judge
+        self.initial = initial
+        """The content of a mesh without any snapshot."""
+        self._versions = dict(versions)
+        self._wall = wall
+        self._ended: dict[str, None] = {}
+        """Rollouts that receivers and snapshots name as taken back."""
+        self._writes = 0
+        """Number of the last write."""
+        self._write: Write | None = None
+        self._commands: deque[Command] = deque()
+        self._actions: list[Action] = []
+        self._next_read_s = self._next_tick_s = self._next_step_s = float("-inf")
+        self._reads = 0
+        """Reads of Redis since the term began. The first may have been under way before."""
+        self._refused = ""
+        """Fault of the last content that could not be published."""
+        self._cause: tuple[str, str] = ("", "")
+        """Reason and author of the next snapshot."""
+
+    # Views.
+
+    @property
+    def leads(self) -> bool:
+        """True while this process leads, also during its takeover."""
+        return self.leadership.leads
+
+    @property
+    def content(self) -> Content:
+        """The content in force, as far as this process knows."""
+        return self.publisher.content
+
+    def versions(self) -> dict[str, str]:
+        """Return the model version of each configured pool. Another pool with a lease gets no traffic."""
+        return dict(self._versions)
+
+    def view(self, now_s: float) -> View:
+        """Return the facts by which the running rollout is decided."""
+        wall_s, document, judging = self._wall(), self.library.running, self.judging
+        name = self.publisher.carrier(document) if document is not None else NO_NAME
+        latest = self.publisher.published
+        is_judged = judging is not None and document is not None and judging.rollout == document.id
+        others = [each.id for each in self.library.rollouts if not each.is_final and each != document]
+        golden = self._golden.facts(document) if document is not None else GoldenFacts()
+        verdict = judging.verdict(wall_s) if judging is not None and is_judged else NO_VERDICT
+        return View(
+            pools=self.registry.facts(self._versions, self.receivers, self.library.desired.content_cordons()),
+            frontends=frontend_facts(self.receivers, name, now_s),
+            incapable=self.registry.incapable(),
+            nacks=nacks(self.receivers, name, latest.name if latest is not None else NO_NAME),
+            is_published=name != NO_NAME,
+            verdict=with_golden(verdict, golden),
+            verdict_step=judging.step if judging is not None and is_judged else 0,
+            golden=golden,
+            frozen_s=max(0.0, self.library.desired.frozen_until_s - wall_s),
+            has_redis=self.has_redis,
+            has_lease=self.leadership.may_go_forward(now_s),
+            other_rollout=next(iter(others), ""),
+            ended_rollouts=frozenset(self._ended),
+        )
+
+    # Time and Redis.
+
+    def take_actions(self) -> list[Action]:
+        """Return the actions since the last call, in order."""
+        actions, self._actions = self._actions, []
+        return actions
+
+    def next_wake_s(self) -> float:
+        """Return the time of the next `on_timer`."""
+        return min(self._next_tick_s, self._next_read_s, self.leadership.next_claim_s())
+
+    def on_timer(self, now_s: float) -> None:
+        """Claim the lease, read Redis, decide."""
+        if now_s >= self.leadership.next_claim_s():
+            self._actions.append(ClaimLease(self.leadership.claim(now_s)))
+        if now_s >= self._next_read_s:
+            self._next_read_s = now_s + READ_S
+            self._actions.append(ReadStore())
+        if now_s >= self._next_tick_s:
+            self._next_tick_s = now_s + TICK_S
+            self._advance(now_s)
+
+    def on_lease(self, answer: LeaseAnswer | None, sent_s: float, now_s: float) -> None:
+        """Take the answer to a claim that was sent at `sent_s`; None: Redis did not answer."""
+        self.has_redis = answer is not None
+        led = self.leads
+        if self.leadership.take(answer, sent_s, now_s):
+            self._begin_term(now_s)
+        elif led and not self.leads:
+            self._step_down()
+
+    def on_store(self, read: StoreRead | None, now_s: float) -> None:
+        """Take the answer to a read; None: Redis did not answer."""
+        self.has_redis = read is not None
+        if read is None:
+            return
+        known = {each.id for each in self.library.rollouts}
+        self.library.learn(read, is_leader=self.leads)
+        self._reads += 1
+        self._hear(Term(read.number, ""), now_s)
+        if read.board is not None:
+            self._see(read.board, now_s)
+        is_found = any(each.id not in known and not each.is_final for each in self.library.rollouts)
+        if is_found and self.leadership.state is LeaderState.LEADER:
+            self._reconcile()  # another process put it back from its state folder
+        if self.leads and self._write is None and (unwritten := self.library.unwritten(read)) is not None:
+            self._actions.append(unwritten)
+        latest = self.publisher.latest
+        if latest is not None and (read.board is None or read.board.name.order < latest.name.order):
+            self._actions.append(WriteBoard(latest))
+        self._advance(now_s)
+
+    def on_written(self, number: int, is_written: bool | None, now_s: float) -> None:
+        """Take the result of write `number`. False: a conflict. None: Redis did not answer."""
+        self.has_redis = is_written is not None
+        write = self._write
+        if write is None or number != write.number:
+            return
+        self._write = None
+        is_unreadable = _name(write.document) in self.library.problems
+        if is_written or (write.is_back and (is_written is None or is_unreadable)):
+            self._adopt(write, is_written=bool(is_written))
+            self._advance(now_s)
+            if write.command is not None:
+                self._decided(write.command, "")
+        elif write.command is not None:
+            self._decided(write.command, UNKNOWN if is_written is None else CONFLICT)
+        self._next_read_s = now_s
+
+    def release(self) -> None:
+        """Give the leadership up, at a graceful shutdown."""
+        if self.leads:
+            self.leadership.step_down()
+            self._step_down()
+            self._actions.append(ReleaseLease())
+
+    # Leases and receivers.
+
+    def on_members(self, members: list[Member], now_s: float) -> None:
+        """Take the leases."""
+        boots = self.registry.take(members, now_s)
+        self.receivers.list_members(members, now_s)
+        if self.judging is not None:
+            wall_s = self._wall()
+            self.judging.boots([replace(boot, at_s=wall_s) for boot in boots], tracks_of(self.content))
+        self._advance(now_s)
+
+    def on_hello(
+        self, receiver: Receiver, snapshot: Published | None, ended: Iterable[str], now_s: float
+    ) -> None:
+        """Take a receiver that opened its stream, with the snapshot in force there."""
+        self.receivers.hello(receiver, now_s)
+        self._note_ended(ended)
+        if snapshot is not None:
+            receiver.applied = snapshot.name
+            self._see(snapshot, now_s)
+        self._hear(receiver.highest_term, now_s, is_foreign=self.publisher.published is None)
+        published = self.publisher.published
+        if published is not None:
+            self._actions.append(Send(receiver.process_id, receiver.boot_id, published))
+        self._advance(now_s)
+
+    def on_applied(self, receiver: Receiver, name: Name, now_s: float) -> None:
+        """Take an acknowledgement."""
+        self.receivers.applied(receiver, name, now_s)
+        self._hear(name.term, now_s, is_foreign=self.publisher.is_foreign(name))
+        self._advance(now_s)
+
+    def on_rejected(
+        self, receiver: Receiver, name: Name, reason: str, highest_term: Term, now_s: float
+    ) -> None:
+        """Take a refusal. It is audited once for each snapshot of this leader: a receiver may repeat it without end."""
+        if not self.publisher.is_foreign(name) and name.order > receiver.rejected.order:
+            self._event("snapshot.rejected", receiver.process_id, f"{name}: {reason}")
+        self.receivers.rejects(receiver, name, reason, now_s)
+        self._hear(highest_term, now_s)
+        self._advance(now_s)
+
+    def on_report(self, receiver: Receiver, report: pb.ReceiverReport, now_s: float) -> None:
+        """Take the state of a receiver."""
+        receiver.report, receiver.heard_s = report, now_s
+        if self.judging is not None:
+            track = tracks_of(self.content).get(receiver.pool)
+            self.judging.report(receiver, track, self._wall())
+
+    def on_observations(self, receiver: Receiver, batch: pb.ObservationBatch, now_s: float) -> None:
+        """Take the observations of a frontend. What the judge does not need, or refuses, is confirmed at once."""
+        receiver.heard_s = self.observed_s = now_s
+        document, judging = self.library.running, self.judging
+        frontend = f"{receiver.process_id}/{receiver.boot_id}"
+        is_kept = (
+            judging is not None
+            and document is not None
+            and document.state in OBSERVED
+            and judging.observe(batch, frontend, tracks_of(self.content), self._wall())
+        )
+        if not is_kept:
+            self._actions.append(Confirm(receiver.process_id, receiver.boot_id, batch.sequence))
+
+    def on_gone(self, process_id: str, boot_id: str) -> None:
+        """Note the end of a receiver's stream."""
+        self.receivers.gone(process_id, boot_id)
+
+    # Commands.
+
+    def command(self, command: Command, now_s: float) -> None:
+        """Queue a command. `Done` with its ticket follows. Raises CommandRefused if nothing can be queued."""
+        if not self.leads:
+            raise CommandRefused(NOT_LEADER)
+        if len(self._commands) >= COMMANDS_MAX:
+            raise CommandRefused(f"{COMMANDS_MAX} commands wait already; try again later")
+        if not self.has_redis and not command.is_back:
+            raise CommandRefused(NO_REDIS)
+        self._commands.append(command)
+        self._advance(now_s)
+
+    def _run_command(self, now_s: float) -> None:
+        while self._commands and self._write is None:
+            command = self._commands[0]
+            if self.leadership.state is LeaderState.TAKING_OVER and not command.is_back:
+                return
+            self._commands.popleft()
+            try:
+                document = command.make(now_s)
+            except CommandRefused as error:
+                self._decided(command, str(error))
+                continue
+            self._begin_write(document, is_back=command.is_back, command=command)
+
+    # Decisions.
+
+    def _advance(self, now_s: float) -> None:
+        """Do all that is due: end the takeover, run commands, step the rollout, publish."""
+        if not self.leads:
+            return
+        if self.leadership.state is LeaderState.TAKING_OVER and self._is_informed(now_s):
+            self._finish_takeover()
+        self._run_command(now_s)
+        self._step_rollout(now_s)
+        self._publish(now_s)
+
+    def _is_informed(self, now_s: float) -> bool:
+        """True if the takeover may end: Redis was read, and all that answer were heard."""
+        if self._reads < READS_MIN:
+            return False
+        if now_s - self.leadership.taken_s >= TAKEOVER_S:
+            return True
+        names = [each.process_id for each in self.registry.ordered() if each.role in ("frontend", "router")]
+        heard = {each.process_id for each in self.receivers if each.is_connected}
+        return bool(names) and heard.issuperset(names)
+
+    def _begin_term(self, now_s: float) -> None:
+        self.publisher.begin_term()
+        self.judging, self._reads, self._next_read_s = None, 0, now_s
+        write, self._write = self._write, None
+        if write is not None and write.command is not None:
+            self._decided(write.command, UNKNOWN)
+        self._cause = ("a new leader", "")
+        self._event("leader.takeover", str(self.leadership.term), "this process leads")
+
+    def _finish_takeover(self) -> None:
+        self.leadership.finish_takeover()
+        self._condemn_orphan()
+        self._reconcile()
+
+    def _reconcile(self) -> None:
+        """Reconcile the documents with the highest snapshot that was found (`takeover`)."""
+        highest, library = self.publisher.highest, self.library
+        base = highest.content if highest is not None else None
+        for found in takeover.reconcile(library.rollouts, base, frozenset(self._ended), self._wall()):
+            library.adopt(found)
+            self._event("rollout.takeover", found.id, found.reason)
+
+    def _condemn_orphan(self) -> None:
+        """Take a rollout back whose document is lost. Redis was read, so no copy is left there."""
+        highest = self.publisher.highest
+        if highest is None:
+            return
+        orphan = takeover.orphan([each.id for each in self.library.rollouts], highest.content)
+        if orphan and orphan not in self._ended:
+            self._ended[orphan] = None
+            self._event("rollout.lost", orphan, "its document is lost, so all traffic goes to stable")
+
+    def _step_down(self) -> None:
+        self.publisher.begin_term()
+        self.receivers.forget_all()
+        self.judging = None
+        waiting = [*self._commands]
+        if self._write is not None and self._write.command is not None:
+            waiting.append(self._write.command)
+        self._commands.clear()
+        self._write = None
+        for command in waiting:
+            self._decided(command, NOT_LEADER)
+        self._event("leader.ended", self.leadership.holder.process_id if self.leadership.holder else "", "")
+
+    def _step_rollout(self, now_s: float) -> None:
+        """Run the state machine of the running rollout, and write its document."""
+        document = self.library.running
+        is_leader = self.leadership.state is LeaderState.LEADER
+        if document is None or self._write is not None or not is_leader or now_s < self._next_step_s:
+            return
+        self._next_step_s = now_s + STEP_S
+        wall_s = self._wall()
+        if self.judging is None or self.judging.rollout != document.id:
+            self.judging = self._judge(document, wall_s)
+        self.judging.follow(document, wall_s)
+        decision = machine.step(document, self.view(now_s), wall_s)
+        if decision.runs_golden:
+            self._actions += self._golden.due(document, self.registry.ordered(), now_s)
+        after = decision.document
+        if after is None:
+            return
+        confirmed: Mapping[str, int] = {}
+        if after.state not in OBSERVED:
+            after = msgspec.structs.replace(after, judge="")
+        elif (saved := self.judging.save(wall_s)) is not None:
+            judge, confirmed = saved
+            after = msgspec.structs.replace(after, judge=judge)
+        self._begin_write(after, is_back=after.is_taken_back, confirmed=confirmed)
+
+    def _begin_write(
+        self,
+        document: Document,
+        *,
+        is_back: bool,
+        command: Command | None = None,
+        confirmed: Mapping[str, int] | None = None,
+    ) -> None:
+        self._writes += 1
+        write = Write(self._writes, document, is_back, command, confirmed or {})
+        action = self._writing(write)
+        if action is None and isinstance(document, RolloutDocument) and document.judge:
+            # The judge begins the step anew at the next leader.
+            write = replace(write, document=msgspec.structs.replace(document, judge=""), confirmed={})
+            action = self._writing(write)
+        if action is not None:
+            self._write = write
+            self._actions.append(action)
+        elif is_back:
+            self._adopt(write, is_written=False)
+            if command is not None:
+                self._decided(command, "")
+        elif command is not None:
+            self._decided(command, "the document is too large, so nothing was changed")
+
+    def _writing(self, write: Write) -> WriteDocument | None:
+        """Return the write of a document; None, with an event, if it is too large."""
+        try:
+            return writing(write.number, write.document, self.library.revision(write.document))
+        except DocumentError as error:
+            self._event("rollout.too_large", _name(write.document), str(error))
+            return None
+
+    def _adopt(self, write: Write, *, is_written: bool) -> None:
+        """Take the document of a write. Observations are confirmed if it was written."""
+        document, command = write.document, write.command
+        before = self.library.rollout(document.id) if isinstance(document, RolloutDocument) else None
+        self.library.adopt(document)
+        if isinstance(document, RolloutDocument):
+            if before is None or before.state_name != document.state_name or before.step != document.step:
+                self._cause = (document.reason, "")
+                what = f"{document.state_name} at step {document.step}: {document.reason}"
+                self._event("rollout.changed", document.id, what)
+            if document.is_final:
+                self.judging = None
+        if command is not None:
+            self._cause = (command.reason or command.what, command.author.name)
+        for frontend, sequence in write.confirmed.items() if is_written else ():
+            process_id, _, boot_id = frontend.rpartition("/")
+            self._actions.append(Confirm(process_id, boot_id, sequence))
+
+    def _publish(self, now_s: float) -> None:
+        """Publish the wanted content if it differs from the one in force, and may be published now.
+
+        The first snapshot of a term is published even if it differs in nothing: it fences the last leader.
+        """
+        publisher, library = self.publisher, self.library
+        document, before = library.current, publisher.content
+        content = wanted(before, library.desired, document, self._versions, self._ended)
+        if publisher.is_in_force(content):
+            publisher.carry(document)
+            return
+        if not (self.leadership.may_go_forward(now_s) and self.has_redis):
+            is_taken_back = document is not None and document.is_taken_back
+            is_known = self.leadership.state is LeaderState.LEADER or (is_taken_back and self._reads)
+            if not is_known or publisher.latest is None or not is_all_to_stable(before, content):
+                return
+        snapshot = self._published(content)
+        if snapshot is None:
+            return
+        publisher.carry(document)
+        self._actions.append(WriteBoard(snapshot))
+        connected = [each for each in self.receivers if each.is_connected]
+        self._actions += [Send(each.process_id, each.boot_id, snapshot) for each in connected]
+        self._event("snapshot.published", str(snapshot.name), self._cause[0])
+
+    def _published(self, content: Content) -> Published | None:
+        """Publish `content`, or the part of it that takes traffic if it is too large. None: neither is possible."""
+        for each in (content, reduced(content)):
+            try:
+                return self.publisher.publish(self.leadership.term, each, self._wall(), *self._cause)
+            except SnapshotError as error:
+                if str(error) != self._refused:
+                    self._refused = str(error)
+                    self._event("snapshot.refused", str(self.leadership.term), str(error))
+        return None
+
+    # Snapshots of other leaders and of receivers.
+
+    def _see(self, snapshot: Published, now_s: float) -> None:
+        is_foreign = self.publisher.is_foreign(snapshot.name)
+        self._note_ended(snapshot.content.ended_rollouts)
+        self.publisher.see(snapshot)
+        self._hear(snapshot.name.term, now_s, is_foreign=is_foreign)
+
+    def _note_ended(self, rollouts: Iterable[str]) -> None:
+        self._ended.update(dict.fromkeys(rollouts))
+        while len(self._ended) > ENDED_KEPT:
+            del self._ended[next(iter(self._ended))]
+
+    def _hear(self, term: Term, now_s: float, *, is_foreign: bool = False) -> None:
+        """Take a number above a term that this leader cannot supersede: another leader was there.
+
+        A leader with a lease in doubt steps down instead, so that its receivers dial the other one.
+        """
+        if not self.leadership.hear(term, is_foreign=is_foreign):
+            return
+        if self.leadership.is_in_doubt(now_s):  # another process holds the lease: receivers must find it
+            self.leadership.step_down()
+            self._step_down()
+        else:
+            self._event("leader.superseded", str(term), "a higher term was seen, so a new term begins")
+            self.leadership.begin_term(now_s)
+            self._begin_term(now_s)
+
+    # Results.
+
+    def _decided(self, command: Command, error: str) -> None:
+        author = command.author
+        details = dict(command.details) | ({"reason": command.reason} if command.reason else {})
+        result = "done" if not error else error if error == UNKNOWN else refused(error)
+        self._actions.append(Done(command.ticket, error))
+        self._actions.append(
+            AppendEvent(command.what, command.target, result, author.name, author.source, details)
+        )
+
+    def _event(self, what: str, target: str, result: str) -> None:
+        self._actions.append(AppendEvent(what, target, result))
+
+
+def refused(error: str) -> str:
+    """Return the result of a refused command, for the audit."""
+    return f"refused: {error}"
+
+
+def _name(document: Document) -> str:
+    return document.id if isinstance(document, RolloutDocument) else DESIRED

@@ -1,0 +1,199 @@
+"""The control process: config -> build -> serve -> give the leadership back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from typing import Final
+
+from controlplane import options as control_options
+from controlplane import telemetry
+from controlplane.actions import RunGolden
+from controlplane.core import ControlCore
+from controlplane.golden_runner import GoldenRunner, golden_sets
+from controlplane.loop import ControlLoop
+from controlplane.operators import Operators
+from controlplane.rollouts.golden import VOCABULARY_MIN, GoldenSetError, fixed_prompts
+from controlplane.rollouts.golden_schedule import GoldenSchedule
+from controlplane.service import SERVICE_NAME as CONTROL_PLANE
+from controlplane.service import ControlPlaneServicer
+from controlplane.store.leader_lease import Identity
+from controlplane.store.store import Store
+from controlplane.streams import ReceiverStreams
+from controlplane.watch import SERVICE_NAME as SNAPSHOTS
+from controlplane.watch import SnapshotServicer
+from kvmesh import process
+from kvmesh.attach.dialing import Dialer
+from kvmesh.clock import MonotonicClock, wall_ns
+from kvmesh.config import ConfigError, MeshConfig
+from kvmesh.control.v1 import control_pb2_grpc, snapshot_pb2_grpc
+from kvmesh.membership.address_filter import AddressFilter
+from kvmesh.membership.member import Member
+from kvmesh.membership.membership import Membership
+from kvmesh.metrics import Metrics, exposed
+from kvmesh.pools import pool_names, pool_settings, version_names, version_settings
+from kvmesh.redis_link import RedisLink
+from kvmesh.request_reader import RequestReader, export_request_reader
+from kvmesh.roles import CONTROL
+from kvmesh.server import MeshServer, ServerLimits
+from kvmesh.service_options import ServiceOptions
+from kvmesh.snapshot.initial import initial_content
+from kvmesh.tasks import end
+from kvmesh.telemetry import tracing_of
+from kvmesh.trust.networks import Networks
+from kvmesh.trust.peers import EXPIRES, Trust
+
+log = logging.getLogger(__name__)
+
+MESSAGE_BYTES_MAX: Final = 4 << 20
+"""Largest message: a hello with the largest snapshot, or a batch of observations."""
+
+KEEPALIVE_S: Final = 3.0
+"""Time between two pings of a caller. A lost host is found within nine seconds, before `watch.SILENCE_S`."""
+
+STOP_S: Final = 3.0
+"""Longest graceful shutdown."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run until a signal; return the exit status. 2: it could not start, and one sentence on stderr says why."""
+    return process.main(
+        CONTROL,
+        lambda: control_options.parse(arguments, os.environ),
+        lambda options: ControlProcess(options).serve(),
+        (ConfigError, OSError),
+    )
+
+
+def _golden(config: MeshConfig) -> tuple[GoldenSchedule, frozenset[str]]:
+    """Return the schedule of golden prompts, and the versions with a set of their own. Raises ConfigError."""
+    try:
+        sets = golden_sets(version_settings(config, name) for name in version_names(config))
+    except GoldenSetError as error:
+        raise ConfigError(f"{error}") from error
+    # Token ids below VOCABULARY_MIN exist in every vocabulary, so no tokenizer is loaded.
+    prompts = fixed_prompts(VOCABULARY_MIN, config.engine.max_sequence_tokens)
+    return GoldenSchedule(prompts, sets), frozenset(sets)
+
+
+def wall_s() -> float:
+    """Return Unix time, for documents and people."""
+    return wall_ns() / 1e9
+
+
+class ControlProcess:
+    """One control process, built but not started: `serve` opens its sockets, leases and tasks."""
+
+    def __init__(self, options: ServiceOptions) -> None:
+        """Read certificates and golden sets. Raises ConfigError."""
+        config = options.config
+        self.options = options
+        self.boot_id = secrets.token_hex(8)
+        self.clock = MonotonicClock()
+        self.trust = Trust(config, CONTROL)
+        self.redis = RedisLink(options.redis_url)
+        self.metrics = Metrics(CONTROL)
+        self.metrics.gauge("certificate_expires_seconds", EXPIRES, self.trust.expires_s)
+        self.tracing = tracing_of(config.telemetry, CONTROL, options.process_id)
+        self.streams = ReceiverStreams()
+        self.golden, sets = _golden(config)
+        self.core = ControlCore(
+            options.process_id,
+            self.boot_id,
+            {name: pool_settings(config, name).version.name for name in pool_names(config)},
+            initial_content(config),
+            wall_s,
+            self.golden,
+        )
+        self.operators = Operators(self.core, wall_s, sets)
+        networks = Networks(config.trust.networks)
+        dialer = Dialer(self.clock, networks)
+        dialer.export(self.metrics)
+        self._address_filter = AddressFilter(networks)
+        self.metrics.total(
+            "refused_members",
+            "Members refused for an address outside trust.networks.",
+            lambda: self._address_filter.refused_total,
+        )
+        self._runner = GoldenRunner(options.process_id, self.boot_id, self.clock, self.trust.channel, dialer)
+        self._reader = RequestReader(MESSAGE_BYTES_MAX, clock=self.clock)
+        export_request_reader(self.metrics, self._reader)
+        self.server = MeshServer(
+            CONTROL,
+            options.process_id,
+            (SNAPSHOTS, CONTROL_PLANE),
+            credentials=self.trust.server_credentials(),
+            keepalive_s=KEEPALIVE_S,
+            guards=self.trust.guards(),
+            limits=ServerLimits(message_bytes_max=MESSAGE_BYTES_MAX),
+            request_reader=self._reader,
+        )
+
+    async def serve(self) -> None:
+        """Join the mesh and serve until a signal. Then give the leadership back. Raises ListenError."""
+        service, mesh = self.options, self.options.config.mesh.name
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self.close)
+            metrics_address = await stack.enter_async_context(
+                exposed(self.metrics, service.host, service.metrics_port)
+            )
+            self.metrics.process_gauges()
+            store = Store(
+                self.redis,
+                mesh,
+                Identity(service.process_id, self.boot_id, ""),
+                control_options.state_folder(service),
+            )
+            loop = ControlLoop(
+                self.core, store, self.streams, self.clock, service.process_id, self._run_golden
+            )
+            self._add_services(loop)
+            address = service.advertise.address(await self.server.listen(service.listen))
+            store.identify(Identity(service.process_id, self.boot_id, address))
+            telemetry.export(loop, self.metrics, self.clock)
+            stack.push_async_callback(loop.close)
+            await store.load()
+            await self._run(loop, metrics_address)
+
+    async def close(self) -> None:
+        """Close the resources that the constructor opened."""
+        self.tracing.close()
+        await self.redis.close()
+
+    async def _run_golden(self, run: RunGolden) -> None:
+        await self._runner.run_for(self.golden, run)
+
+    def _add_services(self, loop: ControlLoop) -> None:
+        mesh = self.options.config.mesh.name if self.trust.is_on else ""
+        snapshot_pb2_grpc.add_SnapshotServiceServicer_to_server(
+            SnapshotServicer(loop, self._reader, self.clock, mesh), self.server.grpc
+        )
+        control_pb2_grpc.add_ControlPlaneServiceServicer_to_server(
+            ControlPlaneServicer(loop, self.operators, self.options.process_id, self.clock, wall_s),
+            self.server.grpc,
+        )
+
+    async def _run(self, loop: ControlLoop, metrics_address: str) -> None:
+        config = self.options.config
+
+        def on_members(members: list[Member]) -> None:
+            self.core.on_members(members, self.clock.now_s())
+            loop.touch()
+
+        membership = Membership(self.redis, config.mesh.name, on_members, address_filter=self._address_filter)
+        async with asyncio.TaskGroup() as tasks:
+            running = [
+                tasks.create_task(work, name=name)
+                for name, work in (*loop.background(), ("membership", membership.run()))
+            ]
+            try:
+                await self.server.set_serving(True)
+                log.info("serving", extra={"address": self.server.address})
+                self.server.announce(metrics_address)
+                await self.server.run(loop.release, STOP_S)
+            finally:
+                await end(running)

@@ -1,0 +1,51 @@
+"""Messages that wait to be sent to one receiver. Pure.
+
+Only the latest snapshot and the highest confirmation count, so the outbox has a constant size: a slow receiver makes it
+no larger. The stream is cut off when the receiver does not take a message for long (`watch`).
+"""
+
+from __future__ import annotations
+
+from controlplane.actions import Confirm, Send
+from kvmesh.control.v1 import snapshot_pb2 as pb
+from kvmesh.snapshot.published import Published
+
+
+class ReceiverOutbox:
+    """See the module. `take` empties it."""
+
+    def __init__(self) -> None:
+        self.skipped_total = 0
+        """Snapshots that a later one replaced before they were sent."""
+        self._hint: pb.LeaderHint | None = None
+        self._snapshot: Published | None = None
+        self._confirmed = 0
+
+    def __repr__(self) -> str:
+        return f"ReceiverOutbox({self._snapshot}, confirmed {self._confirmed}, hint {self._hint is not None})"
+
+    @property
+    def is_empty(self) -> bool:
+        """True if nothing waits."""
+        return self._hint is None and self._snapshot is None and not self._confirmed
+
+    def lead(self, hint: pb.LeaderHint) -> None:
+        """Tell which process leads."""
+        self._hint = hint
+
+    def send(self, action: Send) -> None:
+        """Send a snapshot, in place of one that waits."""
+        self.skipped_total += self._snapshot is not None
+        self._snapshot = action.snapshot
+
+    def confirm(self, action: Confirm) -> None:
+        """Confirm observations."""
+        self._confirmed = max(self._confirmed, action.sequence)
+
+    def take(self) -> pb.WatchResponse:
+        """Return the message with all that waits; an empty one is a heartbeat."""
+        message = pb.WatchResponse(leader=self._hint, confirmed_sequence=self._confirmed)
+        if self._snapshot is not None:
+            message.snapshot.ParseFromString(self._snapshot.data)
+        self._hint, self._snapshot, self._confirmed = None, None, 0
+        return message

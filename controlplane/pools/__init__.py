@@ -1,0 +1,1 @@
+"""The pools as the leases show them. Pure."""

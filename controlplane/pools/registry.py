@@ -1,0 +1,129 @@
+"""The processes of each pool as leases and reports show them, for the decisions about rollouts and drains. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from controlplane.rollouts.capacity import prefill_load
+from controlplane.rollouts.view import PoolFacts
+from controlplane.snapshots.receivers import Receivers
+from kvmesh.control.v1 import snapshot_pb2 as pb
+from kvmesh.membership.member import Member
+from kvmesh.snapshot.content import Cordon
+
+CAPABILITY: Final = "pools"
+"""Capability in the leases of processes that know pools."""
+
+BOOT_WINDOW_S: Final = 600.0
+"""Time for which the starts of a process are remembered."""
+
+BOOTS_MAX: Final = 16
+"""Starts of one process that are remembered."""
+
+LOAD_MAX: Final = 1e6
+"""Largest prefill load that a router can report, seconds per second."""
+
+ROLES: Final = ("frontend", "router", "prefill", "decode")
+
+
+@dataclass(frozen=True, slots=True)
+class Boot:
+    """The start of a process."""
+
+    pool: str
+    process_id: str
+    at_s: float
+
+
+class Registry:
+    """See the module. `take` follows each poll of the leases."""
+
+    def __init__(self) -> None:
+        self.members: dict[str, Member] = {}
+        self._boots: dict[str, deque[tuple[str, float]]] = {}
+        """Process -> boot ids with the time at which each was first seen."""
+
+    def take(self, members: Iterable[Member], now_s: float) -> list[Boot]:
+        """Take the leases. Return the starts that were not known; those of the first poll are not among them."""
+        is_first = not self.members and not self._boots
+        self.members = {member.process_id: member for member in members}
+        started = []
+        for member in self.members.values():
+            boots = self._boots.setdefault(member.process_id, deque(maxlen=BOOTS_MAX))
+            if all(boot_id != member.boot_id for boot_id, _ in boots):
+                boots.append((member.boot_id, now_s))
+                if not is_first:
+                    started.append(Boot(member.pool, member.process_id, now_s))
+        for name, boots in list(self._boots.items()):
+            if name not in self.members and now_s - boots[-1][1] > BOOT_WINDOW_S:
+                del self._boots[name]
+        return started
+
+    def ordered(self) -> list[Member]:
+        """Return all members, ordered by name."""
+        return [self.members[name] for name in sorted(self.members)]
+
+    def incapable(self) -> tuple[str, ...]:
+        """Return the names of processes that do not know pools, in order."""
+        return tuple(
+            member.process_id
+            for member in self.ordered()
+            if member.role in ROLES and CAPABILITY not in member.capabilities
+        )
+
+    def peers(self, member: Member, cordons: Iterable[Cordon]) -> list[Member]:
+        """Return the other processes of the member's role and pool that are in use."""
+        cordons = tuple(cordons)
+        return [
+            other
+            for other in self.ordered()
+            if other.process_id != member.process_id
+            and (other.role, other.pool) == (member.role, member.pool)
+            and is_in_use(other, cordons)
+        ]
+
+    def facts(
+        self, pools: Iterable[str], receivers: Receivers, cordons: Iterable[Cordon]
+    ) -> dict[str, PoolFacts]:
+        """Return the facts of `pools`."""
+        cordons = tuple(cordons)
+        return {pool: self._facts(pool, receivers, cordons) for pool in pools}
+
+    def _facts(self, pool: str, receivers: Receivers, cordons: tuple[Cordon, ...]) -> PoolFacts:
+        members = [member for member in self.members.values() if member.pool == pool]
+        used = [member for member in members if is_in_use(member, cordons)]
+        counts = {role: sum(member.role == role for member in used) for role in ROLES}
+        known = {each.process_id: each for each in receivers if each.is_connected}
+        heard = [
+            (member.role, known[member.process_id].report) for member in members if member.process_id in known
+        ]
+        reports = [report for role, report in heard if role == "router"]
+        has_load = bool(reports) and all(map(is_sound, reports))
+        uncached = sum(report.uncached_prefill_s_per_s for report in reports)
+        load_share = sum(report.prefill_load_share for report in reports)
+        live = [report.live_request_count for _, report in heard]
+        return PoolFacts(
+            routers=counts["router"],
+            prefill=counts["prefill"],
+            decode=counts["decode"],
+            can_place=any(report.can_place for report in reports),
+            queue_delay_s=max((report.queue_delay_us / 1e6 for report in reports), default=None),
+            prefill_load=prefill_load(load_share, uncached, counts["prefill"]) if has_load else None,
+            uncached_prefill=uncached if has_load else None,
+            live_requests=max(live, default=None if members else 0),
+        )
+
+
+def is_sound(report: pb.ReceiverReport) -> bool:
+    """True if the prefill loads of a router's report are in range. Others count as unknown. NaN is in no range."""
+    loads = (report.prefill_load_share, report.uncached_prefill_s_per_s)
+    return all(0 <= load <= LOAD_MAX for load in loads)
+
+
+def is_in_use(member: Member, cordons: tuple[Cordon, ...]) -> bool:
+    """True if the process takes new work: it neither drains nor is cordoned."""
+    is_cordoned = any(cordon.is_of(member.process_id, member.boot_id) for cordon in cordons)
+    return not member.draining and not is_cordoned

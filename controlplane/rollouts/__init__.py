@@ -1,0 +1,1 @@
+"""Rollouts of a new version beside the stable one, step by step."""

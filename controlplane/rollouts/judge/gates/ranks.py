@@ -1,0 +1,126 @@
+"""The gates of TTFT, gap and computed share: stratified rank tests against a multiple of the comparison arm. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from controlplane.rollouts.judge.samples import bucket_name
+from controlplane.rollouts.judge.settings import JudgeSettings
+from controlplane.rollouts.judge.statistics import binomial, ratio
+from controlplane.rollouts.judge.statistics.ranks import RankComparison, Sample
+from controlplane.rollouts.judge.verdict import GateReport, GateState, Need, StratumCount
+
+CONFIDENCE: Final = 0.99
+COMMON_MIN: Final = 0.5
+"""Share of the canary's samples that must have a counterpart in their stratum."""
+P95_SHARE: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class RankGate:
+    """A measure that is compared by ranks."""
+
+    name: str
+    unit: str
+    """Of its strata. Empty: it has one."""
+    measure: str
+    """For people."""
+
+
+TTFT: Final = RankGate("ttft", "uncached tokens", "TTFT")
+GAP: Final = RankGate("gap", "running requests", "gap between tokens")
+COMPUTED: Final = RankGate("computed_share", "", "computed share of prompt tokens")
+
+
+def judge_ranks(
+    gate: RankGate,
+    canary: Sample,
+    other: Sample,
+    bound: float,
+    settings: JudgeSettings,
+    *,
+    is_brief: bool = False,
+) -> GateReport:
+    """Test "the canary's values are higher than `bound` x the comparison arm's". `is_brief`: without the figure."""
+    comparison = RankComparison(canary, other)
+    common, others = int(comparison.canary_counts.sum()), int(comparison.other_counts.sum())
+    state, reason = _coverage(gate, canary, other, common, others, settings)
+    if state is not None:
+        return GateReport(
+            gate.name,
+            state,
+            reason,
+            bound=bound,
+            alpha=settings.alpha,
+            canary_samples=len(canary),
+            comparison_samples=len(other),
+        )
+    result = comparison.test(bound)
+    figure = None if is_brief else ratio.hodges_lehmann(comparison)
+    is_failed = result.p < settings.alpha
+    return GateReport(
+        gate.name,
+        GateState.FAIL if is_failed else GateState.PASS,
+        f"{gate.measure} is {'' if is_failed else 'not '}above {bound:g} x that of the comparison arm",
+        figure=figure,
+        bound=bound,
+        p=result.p,
+        alpha=settings.alpha,
+        canary_samples=common,
+        comparison_samples=others,
+        strata=() if is_brief else _strata(gate, comparison),
+    )
+
+
+def need_ratio(gate: RankGate, canary: Sample, other: Sample, bound: float, settings: JudgeSettings) -> Need:
+    """Return the need that the ratio is certainly below `bound`, over all steps before 50 %."""
+    name = f"{gate.name}, upper 99 % bound of the ratio"
+    comparison = RankComparison(canary, other)
+    common, others = int(comparison.canary_counts.sum()), int(comparison.other_counts.sum())
+    state, reason = _coverage(gate, canary, other, common, others, settings)
+    if state is not None:
+        return Need(name, None, bound, False, reason)
+    upper = ratio.ratio_upper(comparison, CONFIDENCE)
+    reason = f"from {common} canary and {others} comparison sessions"
+    return Need(name, upper, bound, upper is not None and upper < bound, reason)
+
+
+def judge_absolute_ttft(above: int, known: int, ttft_p95_max_s: float, settings: JudgeSettings) -> GateReport:
+    """Test "more than 5 % of the canary's sessions have a mean TTFT above `ttft_p95_max_s`"."""
+    p = binomial.upper_tail(above, known, P95_SHARE)
+    state = GateState.FAIL if p < settings.alpha else GateState.PASS
+    return GateReport(
+        "ttft_absolute",
+        GateState.NEEDS_MORE if known < settings.informative_min else state,
+        f"{above} of {known} canary sessions have a mean TTFT above {ttft_p95_max_s:g} s; at most 5 % may",
+        figure=above / known if known else None,
+        bound=P95_SHARE,
+        p=p,
+        alpha=settings.alpha,
+        canary_samples=known,
+    )
+
+
+def _coverage(
+    gate: RankGate, canary: Sample, other: Sample, common: int, others: int, settings: JudgeSettings
+) -> tuple[GateState | None, str]:
+    """Return why the samples cannot be compared, or None."""
+    least = settings.informative_min
+    if min(len(canary), len(other)) < least:
+        reason = f"{len(canary)} canary and {len(other)} comparison sessions have a {gate.measure}"
+        return GateState.NEEDS_MORE, f"{reason}; at least {least} each are needed"
+    if min(common, others) < least or common < COMMON_MIN * len(canary):
+        reason = (
+            f"{common} of {len(canary)} canary sessions share a stratum with {others} comparison sessions"
+        )
+        return GateState.INCONCLUSIVE, f"{reason}; at least half and {least} each are needed"
+    return None, ""
+
+
+def _strata(gate: RankGate, comparison: RankComparison) -> tuple[StratumCount, ...]:
+    counts = zip(comparison.strata, comparison.canary_counts, comparison.other_counts, strict=True)
+    return tuple(
+        StratumCount(bucket_name(int(stratum), gate.unit) if gate.unit else "all", int(own), int(others))
+        for stratum, own, others in counts
+    )

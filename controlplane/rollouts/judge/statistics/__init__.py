@@ -1,0 +1,1 @@
+"""Exact and rank tests for the judge, without a statistics library."""

@@ -1,0 +1,122 @@
+"""The content that a leader wants in force, and the checks before an operator's change of it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Final
+
+from controlplane.rollouts.document import RolloutDocument
+from controlplane.rollouts.weights import weights
+from controlplane.snapshots.desired import Desired
+from kvmesh.snapshot.content import ENDED_MAX, Content, PoolTrack, RolloutState, Track
+
+MOVED_MAX_PERCENT: Final = 25
+"""Points of traffic that an operator may move at once without force."""
+
+
+def wanted(
+    base: Content,
+    desired: Desired,
+    document: RolloutDocument | None,
+    versions: Mapping[str, str],
+    ended: Iterable[str] = (),
+) -> Content:
+    """Return the content to be in force.
+
+    `base`: the content in force before. `document`: the running rollout, else the last one. `versions`: model version by
+    pool, all known pools. `ended`: further rollouts that were taken back.
+    """
+    stable_pool = desired.stable_pool_after(document.id if document is not None else "")
+    is_carried = document is not None and document.id == base.rollout and not stable_pool
+    if document is not None and (is_carried or not document.is_final):
+        settings = document.settings
+        content = Content(
+            pools=weights(document, versions),
+            rollout=document.id,
+            rollout_state=document.state,
+            step=document.step,
+            only_tenants=frozenset(settings.only_tenants),
+            never_tenants=frozenset(settings.never_tenants),
+        )
+    else:
+        content = settled(base, versions, stable_pool)
+    taken_back = (document.id,) if document is not None and document.is_taken_back else ()
+    merged = _merged(tuple(ended), base.ended_rollouts, desired.ended_rollouts, taken_back)
+    return replace(content, cordons=desired.content_cordons(), ended_rollouts=merged)
+
+
+def settled(base: Content, versions: Mapping[str, str], stable_pool: str = "") -> Content:
+    """Return `base` without a rollout: all weight on one pool, its stable one or `stable_pool`."""
+    stable = stable_pool or base.stable.pool
+    known = {pool.pool: pool.model_version for pool in base.pools} | dict(versions)
+    closed = {pool.pool for pool in base.pools if pool.is_closed}
+    pools = tuple(
+        PoolTrack(name, version, Track.STABLE, 100)
+        if name == stable
+        else PoolTrack(name, version, is_closed=name in closed)
+        for name, version in sorted(known.items())
+        if name in versions or name == stable
+    )
+    return Content(pools=pools)
+
+
+def is_all_to_stable(before: Content, after: Content) -> bool:
+    """True if `after` only takes traffic from a canary and a baseline, or undoes a promotion.
+
+    Such a content is safe whatever else this leader does not know.
+    """
+    if after.canary_percent or after.of_track(Track.BASELINE) is not None:
+        return False
+    is_undone = bool(before.rollout) and before.rollout in after.ended_rollouts
+    return after.stable.pool == before.stable.pool or is_undone
+
+
+def reduced(content: Content) -> Content:
+    """Return the part of `content` that takes traffic: pools with a track, no cordons. For a content that is too large."""
+    pools = tuple(pool for pool in content.pools if pool.track is not Track.IDLE)
+    return replace(content, pools=pools, cordons=())
+
+
+def same_orders(one: Content, other: Content) -> bool:
+    """True if both contents ask the same of every process. The time of publication does not count."""
+    return _orders(one) == _orders(other)
+
+
+def _orders(content: Content) -> tuple[object, ...]:
+    return (
+        *(content.pools, content.rollout, content.rollout_state, content.step, content.cordons),
+        *(content.only_tenants, content.never_tenants, content.ended_rollouts),
+    )
+
+
+def objections(before: Content, after: Content) -> list[str]:
+    """Return the checks that an operator's change fails, one sentence each. `force` overrides them."""
+    found = []
+    moved = after.moved_percent(before)
+    if moved > MOVED_MAX_PERCENT:
+        found.append(
+            f"the change moves {moved} points of traffic at once; up to {MOVED_MAX_PERCENT} are allowed without force"
+        )
+    for pool in before.pools:
+        now = after.pool(pool.pool)
+        if pool.weight_percent and (now is None or not now.weight_percent):
+            found.append(
+                f'the change empties the pool "{pool.pool}", which has {pool.weight_percent} percent of the traffic'
+            )
+    return found
+
+
+def is_promoting(content: Content) -> bool:
+    """True if `content` carries a promotion, which a new leader completes even without a document."""
+    return content.rollout_state is RolloutState.PROMOTING
+
+
+def _merged(*ended: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the ended rollouts of all sources, the latest last, ENDED_MAX at most."""
+    merged: dict[str, None] = {}
+    for source in ended:
+        for rollout in source:
+            merged.pop(rollout, None)
+            merged[rollout] = None
+    return tuple(merged)[-ENDED_MAX:]

@@ -1,0 +1,98 @@
+"""Metrics of a control process, read from the core at each scrape."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from controlplane import views
+from controlplane.core import ControlCore
+from controlplane.loop import ControlLoop
+from controlplane.rollouts.verdict import Verdict
+from kvmesh.clock import Clock
+from kvmesh.metrics import Metrics
+
+GATES: Final = ("errors", "ttft", "gap", "computed_share")
+"""Gates with a statistical test."""
+
+TRACKS: Final = ("stable", "canary", "baseline")
+
+
+def export(loop: ControlLoop, metrics: Metrics, clock: Clock) -> None:
+    """Export leadership, receivers, the running rollout and the store."""
+    core, store = loop.core, loop.store
+    metrics.gauge("is_leader", "1 while this process leads.", lambda: float(core.leads))
+    metrics.gauge(
+        "term", "Number of the term in force, as far as this process knows; 0: none.", lambda: _term(core)
+    )
+    metrics.gauge("redis_connected", "1 while Redis answers.", lambda: float(core.has_redis))
+    metrics.gauge("receivers", "Receivers with an open stream.", lambda: views.connected_count(core))
+    metrics.gauge(
+        "receivers_behind",
+        "Receivers with an open stream that lack the latest snapshot.",
+        lambda: views.behind_count(core),
+    )
+    metrics.total(
+        "rejected_snapshots",
+        "Refusals (NACKs) of snapshots by receivers.",
+        lambda: core.receivers.nacks_total,
+    )
+    metrics.total(
+        "cut_streams", "Streams cut off: the receiver took or sent nothing.", lambda: loop.streams.cut_total
+    )
+    metrics.total("dropped_events", "Audit entries that only the log has.", lambda: store.audit.dropped_total)
+    metrics.total("state_failures", "Failed writes to the state folder.", lambda: store.folder.failure_total)
+    metrics.gauge(
+        "observation_age_seconds",
+        "Seconds since the last observations of a frontend; +Inf before the first.",
+        lambda: clock.now_s() - core.observed_s,
+    )
+    _export_rollout(core, metrics)
+
+
+def _export_rollout(core: ControlCore, metrics: Metrics) -> None:
+    metrics.gauge(
+        "canary_weight_percent", "Weight of the canary in force.", lambda: core.content.canary_percent
+    )
+    metrics.gauge("rollout_step", "Step of the running rollout; 0: none.", lambda: _step(core))
+    for track in TRACKS:
+        metrics.gauge(
+            "rollout_samples",
+            "Sessions of the present step that the judge has, by track.",
+            partial(_of_verdict, core, partial(_samples, track=track)),
+            track=track,
+        )
+    for gate in GATES:
+        metrics.gauge(
+            "gate_p",
+            "Probability of such a difference between equal arms, by gate; NaN: no test yet.",
+            partial(_of_verdict, core, partial(_p, gate=gate), math.nan),
+            gate=gate,
+        )
+
+
+def _term(core: ControlCore) -> float:
+    if core.leads:
+        return core.leadership.term.number
+    return core.publisher.latest.name.term.number if core.publisher.latest is not None else 0
+
+
+def _step(core: ControlCore) -> float:
+    running = core.library.running
+    return running.step if running is not None else 0
+
+
+def _of_verdict(core: ControlCore, read: Callable[[Verdict], float], otherwise: float = 0.0) -> float:
+    running = core.library.running
+    return read(running.verdict) if running is not None else otherwise
+
+
+def _samples(verdict: Verdict, track: str) -> float:
+    return sum(each.sessions for each in verdict.samples if each.track == track)
+
+
+def _p(verdict: Verdict, gate: str) -> float:
+    found = [each.p for each in verdict.gates if each.name == gate and each.p is not None]
+    return min(found, default=math.nan)
