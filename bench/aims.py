@@ -25,6 +25,13 @@ UNLEASED = "by Redis"
 ADMISSION = "CPU of an admission"
 ADMISSION_LATENCY = "added latency, p50"
 REFUSAL = "CPU of a refusal by a budget"
+THREE_POOLS = "three pools of two routers, two versions"
+VERSION_CHOICE = "version choice, CPU of a request"
+OBSERVED = "200 tokens each, 200 requests/s"
+OBSERVATION = "CPU of the observation of a request"
+CONNECTED = "16 receivers, two pools"
+CORE_SHARE = "share of a core, idle"
+ACK = "publication to the ACK of a receiver"
 PER_REFUSAL = "CPU per refusal"
 OWN_REFUSAL = "CPU per refusal, the frontend's code alone"
 
@@ -76,6 +83,11 @@ AIMS: dict[Key, Aim] = {
     Key("admission", LEASED, ADMISSION): Aim(5.0),
     Key("admission", UNLEASED, ADMISSION_LATENCY): Aim(150.0),
     Key("admission", "refused", REFUSAL): Aim(20.0),
+    Key("versions", THREE_POOLS, VERSION_CHOICE): Aim(3.0),
+    Key("versions", OBSERVED, OBSERVATION): Aim(10.0),
+    Key("snapshots", CONNECTED, f"{ACK}, p99"): Aim(500.0),
+    Key("snapshots", CONNECTED, CORE_SHARE): Aim(1.0),
+    Key("snapshots", CONNECTED, IDLE): Aim(120.0),
     Key("index", "lookup of 64 blocks, 1M in the index", "time"): Aim(15.0),
     Key("index", "1M blocks", "memory per block"): Aim(110.0),
     Key("index", "1M blocks", "longest stall while loading"): Aim(STALL_MS),

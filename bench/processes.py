@@ -85,9 +85,9 @@ class Process:
                 raise BenchError(f"{self.name} ended: {self.log_tail()}")
             self._buffer += chunk
 
-    def wait_ready(self) -> None:
+    def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
         """Return when the process has announced that it is ready, with its addresses. Raises BenchError."""
-        ready = self.read_answer(START_TIMEOUT_S)
+        ready = self.read_answer(timeout_s)
         self.address, self.metrics_address = ready["address"], ready.get("metrics_address", "")
 
     def metric(self, name: str) -> float:
@@ -159,7 +159,8 @@ class Fleet:
         self.folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="kvmesh-bench-")))
         self.redis_url = ""
         """URL of the Redis that `configure` started."""
-        self._config = self.folder / "kvmesh.toml"
+        self.config_path = self.folder / "kvmesh.toml"
+        """Configuration that `configure` writes."""
 
     def __enter__(self) -> Fleet:
         return self
@@ -204,7 +205,7 @@ class Fleet:
     ) -> Process:
         """Start a service of the mesh of `configure`, without waiting for it."""
         more = ("--redis", self.redis_url, *options)
-        command = service_command(role, name, config=str(self._config), listen=listen, more=more)
+        command = service_command(role, name, config=str(self.config_path), listen=listen, more=more)
         return self.start(name, command, core)
 
     def service(self, role: str, name: str, *options: str) -> Process:
@@ -222,12 +223,17 @@ class Fleet:
 
     def configure(self, tables: Mapping[str, Mapping[str, Any]]) -> None:
         """Begin a mesh: write its configuration from `tables`, with logs of warnings only, and start its Redis."""
+        self.write_config(tables)
+        self.redis_url = self.redis()
+
+    def write_config(self, tables: Mapping[str, Mapping[str, Any]]) -> Path:
+        """Write the configuration of a mesh from `tables`, with logs of warnings only, and return its path."""
         lines = []
         for section, keys in {"telemetry": {"log_level": "warning"}, **tables}.items():
             lines.append(f"[{section}]")
             lines += [f"{key} = {json.dumps(value)}" for key, value in keys.items()]
-        self._config.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        self.redis_url = self.redis()
+        self.config_path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        return self.config_path
 
 
 def prepare_kill(*processes: Process) -> Callable[[], None]:

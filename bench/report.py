@@ -25,6 +25,8 @@ TITLES = {
     "gossip": "Gossip of dispatches between routers, over one Redis",
     "trust": "Router alone, plain text and mutual TLS",
     "admission": "Admission by budgets",
+    "versions": "Versions side by side: choice and observation of a request",
+    "snapshots": "Snapshots: publication to ACK, and the idle control plane",
     "refusals": "Refusals, over gRPC and without it",
     "fairness": "Fairness: effect of a tenant's burst on other tenants",
     "conversations": "Conversations: prefix-cache reuse and balance of work",

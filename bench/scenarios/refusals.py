@@ -25,7 +25,7 @@ from kvmesh.inference.v1 import inference_pb2 as pb
 from kvmesh.inference.v1 import inference_pb2_grpc
 from kvmesh.service_options import ServiceOptions
 from services.frontend.assembly import Frontend
-from services.frontend.surface.tokenizer import ModelTokenizer
+from services.frontend.surface import served_versions
 
 CALLS = 32
 """Concurrent calls."""
@@ -174,15 +174,13 @@ class Own:
     """A frontend in this process, without gRPC and without a router. Its budgets are in the Redis at `redis_url`."""
 
     def __init__(self, redis_url: str) -> None:
-        mesh = configuration.MeshConfig()
-        tokenizer = ModelTokenizer.load(mesh.mesh.model_path)
         tables: dict[str, dict[str, Any]] = {"frontend": {"max_live_requests": PLACES}}
         for name, table in TABLES.items():
             kind, _, key = name.partition(".")
             tables.setdefault(kind, {})[key] = table
         config = configuration.build(tables)
         options = ServiceOptions(config, "bench", "127.0.0.1:0", redis_url, 0, AS_LISTENED)
-        self._frontend = Frontend(options, tokenizer)
+        self._frontend = Frontend(options, served_versions.load(config))
         self._data = request().SerializeToString()
 
     async def measure(self, case: str, seconds: float) -> Mapping[str, Any]:

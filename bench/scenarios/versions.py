@@ -1,0 +1,167 @@
+"""Versions side by side: the cost of choosing a request's pool, and of observing the request for the judge of rollouts.
+
+The process under test is this module as a process, with the frontend's own choice and observations, three pools and two
+routers each. Neither awaits anything, so that the CPU time of a batch is the cost of its requests.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any, Final
+
+from bench import aims, control
+from bench.processes import TEST_CORE, Fleet
+from bench.results import ScenarioResults
+from bench.windows import Pace
+from kvmesh.attach.outbox import UpwardOutbox
+from kvmesh.attach.v1 import attach_pb2 as attach
+from kvmesh.inference.v1 import inference_pb2 as pb
+from kvmesh.snapshot.content import Content, PoolTrack, Track
+from services.frontend.requests.attempts import Attempt
+from services.frontend.requests.core import FrontendCore
+from services.frontend.requests.detokenizer import Detokenizer
+from services.frontend.requests.outcome import Outcome
+from services.frontend.requests.output import Output
+from services.frontend.requests.request import LiveRequest
+from services.frontend.requests.request_spec import RequestSpec, Sampling, Timing
+from services.frontend.requests.retry_budget import RetryBudget
+from services.frontend.requests.retry_state import Limits
+
+REQUESTS: Final = 20_000
+QUICK_REQUESTS: Final = 5_000
+BATCH: Final = 200
+"""Requests between two batches of observations, a second of load."""
+
+OUTPUT_TOKENS: Final = 200
+TIMEOUT_S: Final = 120.0
+
+CONTENT: Final = Content(
+    (
+        PoolTrack("stable", "v1", Track.STABLE, 90),
+        PoolTrack("canary", "v2", Track.CANARY, 5),
+        PoolTrack("baseline", "v1", Track.BASELINE, 5),
+    ),
+    rollout="rollout-1",
+)
+
+
+def run(results: ScenarioResults, pace: Pace) -> None:
+    """Measure one repeat."""
+    with Fleet() as fleet:
+        probe = fleet.start_ready("versions", __name__, TEST_CORE)
+        requests = QUICK_REQUESTS if pace.is_quick else REQUESTS
+        chosen = probe.ask("choose", requests=requests, timeout_s=TIMEOUT_S)
+        observed = probe.ask("observe", requests=requests, timeout_s=TIMEOUT_S)
+    results.add(aims.THREE_POOLS, aims.VERSION_CHOICE, "us", chosen["us"])
+    results.add(aims.OBSERVED, aims.OBSERVATION, "us", observed["us"])
+    results.add(aims.OBSERVED, "CPU of the count of a request, without a rollout", "us", observed["count_us"])
+
+
+class VersionsProbe:
+    """A core with routers that are up, and no stream."""
+
+    def __init__(self) -> None:
+        self._core = FrontendCore(
+            Limits(3, 5.0, 32), limit=64, retries=RetryBudget(0.1, 3.0, 0.0), jitter=lambda: 0.5
+        )
+        self._core.take_snapshot(CONTENT)
+        for track in CONTENT.pools:
+            for number in range(2):
+                link = SimpleNamespace(name=f"{track.pool}-{number}", is_up=True, outbox=UpwardOutbox())
+                self._core.add_router(link, track.pool, track.model_version)
+
+    async def choose(self, requests: int) -> Mapping[str, Any]:
+        """Choose the pool of `requests` sessions. Return `us`, CPU microseconds per choice in the cheapest batch."""
+        sessions = [f"session-{number}" for number in range(requests)]
+        pools, least_ns = self._core.pools, float("inf")
+        gc.collect()
+        for first in range(0, requests, BATCH):
+            batch = sessions[first : first + BATCH]
+            began_ns = time.process_time_ns()
+            for session in batch:
+                pools.choose("tenant", session)
+            least_ns = min(least_ns, time.process_time_ns() - began_ns)
+        return {"us": least_ns / 1e3 / BATCH}
+
+    async def observe(self, requests: int) -> Mapping[str, Any]:
+        """Observe `requests` requests of OUTPUT_TOKENS tokens, and send their batches.
+
+        Return `us`, CPU microseconds per request in the cheapest batch with a rollout, and `count_us` without one, where no
+        token is noted.
+        """
+        self._observe(BATCH)
+        cost_us = self._observe(requests)
+        self._core.observations.take_rollout("")
+        return {"us": cost_us, "count_us": self._observe(requests, tokens=0)}
+
+    def _observe(self, count: int, tokens: int = OUTPUT_TOKENS) -> float:
+        least_ns, now_s = float("inf"), 1000.0
+        for _ in range(count // BATCH):
+            ended = [self._ended(number) for number in range(BATCH)]
+            gc.collect()
+            times = [now_s + 0.02 * at for at in range(tokens)]
+            empty_ns = self._tokens(ended, times)
+            began_ns = time.process_time_ns()
+            observations = self._core.observations
+            for request in ended:
+                observations.on_start(request)
+            self._tokens(ended, times)
+            for request in ended:
+                observations.on_end(request)
+            now_s += 1.0
+            batch = observations.drain(now_s)
+            if batch is not None:
+                batch.SerializeToString()
+                observations.confirm(batch.sequence)
+            least_ns = min(least_ns, time.process_time_ns() - began_ns - empty_ns)
+        return least_ns / 1e3 / BATCH
+
+    def _tokens(self, requests: list[LiveRequest], times: list[float]) -> int:
+        """Note the times of all tokens, as the core does; return the nanoseconds."""
+        began_ns = time.process_time_ns()
+        for request in requests:
+            for now_s in times:
+                note_token_s = request.note_token_s
+                if note_token_s is not None:
+                    note_token_s(now_s)
+        return time.process_time_ns() - began_ns
+
+    def _ended(self, number: int) -> LiveRequest:
+        """Return a request as it is at its end, not observed yet."""
+        spec = RequestSpec(
+            request_id=f"{number:032x}",
+            prompt_ids=bytes(4 * 256),
+            sampling=Sampling(1.0, 1.0, 0, 7),
+            max_output_tokens=OUTPUT_TOKENS,
+            pool="canary",
+            model_version="v2",
+            rollout="rollout-1",
+            end_token_id=1,
+            session_id=f"session-{number}",
+            timing=Timing(arrived_s=1000.0, deadline_s=1600.0),
+        )
+        output = Output(Detokenizer([b"a"] * 16), (), with_logprobs=False)
+        request = LiveRequest(spec, output, self._core, Limits(3, 5.0, 32))
+        attempt = Attempt(1, pb.AttemptExplanation.CAUSE_FIRST, 0, 256, "canary-0", 1000.0)
+        attempt.placement = attach.Placement(
+            prefill_replica="prefill-0", decode_replica="decode-0", queue_us=500, decode_running_count=9
+        )
+        request.upstream.attempts.append(attempt)
+        request.progress.ids.extend([5] * OUTPUT_TOKENS)
+        request.progress.first_token_s, request.progress.cached_tokens = 1000.3, 128
+        request.outcome = Outcome(finish_reason=pb.FINISH_REASON_LENGTH)
+        request.ended_s = 1004.0
+        return request
+
+
+async def serve() -> None:
+    """Serve until stdin ends."""
+    probe = VersionsProbe()
+    await control.serve_commands(probe.choose, probe.observe)
+
+
+if __name__ == "__main__":
+    control.main(serve, __doc__)
