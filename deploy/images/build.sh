@@ -3,8 +3,8 @@
 #   build.sh [--if-possible] [service|engine|redis|faults ...]     default: all four
 #   --if-possible    if Docker or a base is missing, print a message and exit with status 0
 #   TAG=dev          of the images: kvmesh:TAG, kvmesh-engine:TAG, kvmesh-redis:TAG, kvmesh-faults:TAG
-#   SOURCES=         folder with the kvmesh/, services/, simulator/ and engines/ to build; empty: this repository. For another revision:
-#                      git archive REVISION kvmesh services simulator engines LICENSE | tar -x -C FOLDER
+#   SOURCES=         folder with the kvmesh/, services/, simulator/, controlplane/ and engines/ to build; empty: this repository. For another revision:
+#                      git archive REVISION kvmesh services simulator controlplane engines LICENSE | tar -x -C FOLDER
 #   LOCKS=           folder with the *.lock that pin their packages; empty: this one
 #   BASE=            an image with Python 3.11 of Debian; empty: kvmesh-base:bookworm. base.sh makes it if it is missing. If
 #                    base.sh cannot run: python:3.11-slim-bookworm
@@ -63,7 +63,7 @@ fi
 name_of() { [ "$1" = service ] && echo "kvmesh:$tag" || echo "kvmesh-$1:$tag"; }
 
 sources() {  # print the source files of a kvmesh image, one path a line, relative to the root of the repository
-  (cd "$root" && find kvmesh services engines $([ ! -d simulator ] || echo simulator) -type f \( -name '*.py' -o -name '*.lua' -o -path 'engines/reference/model/*' \) \
+  (cd "$root" && find kvmesh services engines $(for each in simulator controlplane; do [ ! -d $each ] || echo $each; done) -type f \( -name '*.py' -o -name '*.lua' -o -path 'engines/reference/model/*' \) \
     ! -path 'engines/reference/training/*' ! -path '*/__pycache__/*' | LC_ALL=C sort)
 }
 

@@ -11,7 +11,7 @@ fi
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 # A release that lacks one of these folders is built without it.
-folders=$(git -C ../.. ls-tree --name-only "$commit" -- kvmesh services simulator engines LICENSE)
+folders=$(git -C ../.. ls-tree --name-only "$commit" -- kvmesh services simulator controlplane engines LICENSE)
 # shellcheck disable=SC2086
 git -C ../.. archive "$commit" $folders | tar --extract -C "$folder"
 
