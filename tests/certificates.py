@@ -34,7 +34,7 @@ class Folder:
         """Sign a certificate for `name` (default: the file's) and put it in place as `file`."""
         work = self.path / "work"
         work.mkdir(exist_ok=True)
-        maker._sign(work, self.path / maker.AUTHORITY, name or file, days)
+        maker._sign(work, self.path / maker.AUTHORITY, [name or file], days)
         (work / "one.key").replace(self.path / f"{file}.key")
         (work / "one.pem").replace(self.path / f"{file}.pem")
 

@@ -10,7 +10,7 @@ from luaparser import ast, astnodes
 
 from kvmesh.config import ROOT
 
-FOLDERS: Final = ("kvmesh", "services", "engines", "simulator")
+FOLDERS: Final = ("kvmesh", "services", "engines", "simulator", "controlplane")
 SCRIPTS: Final = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.lua"))
 
 GLOBALS: Final = frozenset(

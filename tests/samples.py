@@ -10,7 +10,7 @@ from typing import Final
 
 from kvmesh.config import ROOT
 
-LANGUAGES: Final = ("sh", "python", "toml", "json", "text")
+LANGUAGES: Final = ("sh", "python", "toml", "json", "yaml", "text")
 """Languages of fenced blocks. `text` is output, a tree or a key of Redis; every other block is run or parsed."""
 
 NOT_RUN: Final = {

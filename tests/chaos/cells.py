@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-PARTS: Final = ("frontend", "router", "prefill", "decode", "prefill-engine", "decode-engine", "redis")
+PARTS: Final = (
+    *("frontend", "router", "prefill", "decode", "prefill-engine", "decode-engine", "redis", "control"),
+)
 
 FAULTS: Final = ("kill", "term", "pause", "cut", "slow")
 """SIGKILL; SIGTERM; a pause (SIGSTOP); a partition (all packets lost); slow packets, some of them lost."""
@@ -45,7 +47,7 @@ SHORT: Final = (
     ("prefill-engine", "kill"),
     ("decode-engine", "pause"),
     ("redis", "term"),
-    ("decode", "kill"),
+    ("control", "kill"),
 )
 
 

@@ -16,12 +16,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from kvmesh.buckets.ledger import Ledger
 from kvmesh.buckets.operations import Show, Shown
 from kvmesh.redis_link import RedisLink, RedisUnavailable
+from kvmesh.roles import CONTROL, SERVERS
 from kvmesh.server import channel
 from kvmesh.tenants.catalogue import Catalogue
+from tests.chaos import rollout
 from tests.chaos.records import Budget, Census, Placing, Process
 from tests.chaos.rig import PAYER, Body, Rig
 from tests.family import family
-from tests.integration.live_mesh import accepts, engine_ready
+from tests.integration.live_mesh import accepts, engine_ready, role_of
 
 ANSWER_S: Final = 3.0
 """A part that sends no response for this long is unreachable."""
@@ -37,7 +39,7 @@ class Unreachable(RuntimeError):
 async def take(rig: Rig, at_s: float) -> Census:
     """Return the state of the mesh now. Raises Unreachable if a service that should run does not answer."""
     names = list(rig.mesh.parts)
-    services = rig.mesh.running("frontend", "router", "prefill", "decode")
+    services = rig.mesh.running(*SERVERS)
     scrapes = dict(
         zip(services, await asyncio.gather(*(scrape(rig, name) for name in services)), strict=True)
     )
@@ -61,8 +63,10 @@ async def take(rig: Rig, at_s: float) -> Census:
         },
         budgets={name: _budget(scrapes[name]) for name in frontends},
         keys_for_good=await keys_for_good(rig),
-        placings={name: _placing(scrapes[name]) for name in services if name.startswith("router")},
+        placings={name: _placing(scrapes[name]) for name in services if role_of(name) == "router"},
         settled={name: _settled(scrapes[name]) for name in frontends},
+        rollout=rollout.told(await rollout.content_of(rig.mesh)),
+        snapshots=await rollout.snapshots_of(rig.mesh),
     )
 
 
@@ -140,6 +144,19 @@ async def open_reservations(rig: Rig) -> int:
     return shown.ledger_totals.open_count
 
 
+async def control_serves(rig: Rig) -> bool:
+    """Return whether one control process leads, and every receiver is connected to it and has its snapshot."""
+    receivers = len(rig.mesh.running("frontend", "router", "prefill", "decode"))
+    leading = []
+    for name in rig.mesh.running(CONTROL):
+        samples = await scrape(rig, name)
+        if samples.get("kvmesh_control_is_leader"):
+            leading.append(samples)
+    return [
+        (one.get("kvmesh_control_receivers"), one.get("kvmesh_control_receivers_behind")) for one in leading
+    ] == [(receivers, 0)]
+
+
 async def registered(rig: Rig, mesh: str) -> set[str]:
     """Return the names of the processes with a lease in Redis; none if Redis does not answer."""
     host, _, port = rig.mesh.parts["redis"].address.rpartition(":")
@@ -153,7 +170,7 @@ async def registered(rig: Rig, mesh: str) -> set[str]:
 
 def _process(name: str, body: Body, samples: dict[str, float] | None, is_up: bool) -> Process:
     if samples is not None:
-        prefix = f"kvmesh_{name.rpartition('-')[0]}_process_"
+        prefix = f"kvmesh_{role_of(name)}_process_"
         tasks, fds, resident = (
             int(samples[prefix + what]) for what in ("tasks", "open_fds", "resident_bytes")
         )

@@ -39,6 +39,7 @@ def request_of(stream: Stream) -> pb.GenerateRequest:
         explain=True,
     )
     request.sampling.top_k = stream.top_k
+    request.session_id = stream.session
     return request
 
 
@@ -161,6 +162,7 @@ def note_finish(seen: Seen, finished: pb.Finished) -> None:
     )
     seen.takeovers = explanation.adoption_count
     seen.recomputed_tokens = usage.recomputed_token_count
+    seen.pool = explanation.pool
     seen.parts.add(explanation.frontend)
     for attempt in explanation.attempts:
         if not attempt.fault:

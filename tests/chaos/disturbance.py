@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Final
 
+from kvmesh.roles import CONTROL
 from tests.chaos import census, faults
 from tests.chaos.cells import DUPLICATE, Run
 from tests.chaos.clients import PlainReader
@@ -77,7 +78,9 @@ class Disturbance:
     async def _first_served(self) -> float | None:
         """Return the time at which the returned part served a request, None if it did not in time."""
         if self._target == "redis":
-            return await self._redis_used()
+            return await self._used(self._is_redis_used, "Redis is used again")
+        if self._run.cell.part == CONTROL:
+            return await self._used(self._is_control_used, "the control plane is used again")
         plain = PlainReader(lambda number: self._rig.mesh.parts[f"frontend-{number}"].address)
         probing = Probing(self._run, self._target, plain, self._now_s)
         try:
@@ -85,12 +88,17 @@ class Disturbance:
         finally:
             self.probes = probing.probes
 
-    async def _redis_used(self) -> float | None:
-        """Return the time at which every router and replica was registered and connected again."""
+    async def _used(self, condition: Callable[[], Awaitable[bool]], what: str) -> float | None:
+        """Return the time at which `condition` held: every process was registered, or had its snapshot, again."""
         with suppress(AssertionError):
-            await until(self._is_redis_used, SERVED_S_MAX, "Redis is used again", every_s=LOOK_EVERY_S)
+            await until(condition, SERVED_S_MAX, what, every_s=LOOK_EVERY_S)
             return self._now_s()
         return None
+
+    async def _is_control_used(self) -> bool:
+        with suppress(census.Unreachable):
+            return await census.control_serves(self._rig)
+        return False
 
     async def _is_redis_used(self) -> bool:
         for name in self._rig.mesh.running("router"):

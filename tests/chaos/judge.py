@@ -7,11 +7,12 @@ than the watchdogs allow. No state is left behind. Retries stayed within the ret
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from kvmesh.errors import TABLE
+from kvmesh.roles import CONTROL
 from tests.chaos.cells import DUPLICATE
 from tests.chaos.plan import Plan, Stream
 from tests.chaos.records import (
@@ -23,6 +24,7 @@ from tests.chaos.records import (
     Census,
     Moments,
     Placing,
+    Process,
     Seen,
     Violation,
 )
@@ -46,6 +48,8 @@ KNOWN_KEYS: Final = tuple(
         r"[^:]+:kv",
         r"[^:]+:resume-secret",
         r"[^:]+:snap:[^:]+",
+        r"[^:]+:snapshot",
+        r"[^:]+:control:(term|rollouts|desired|snapshots|events)",
     )
 )
 """Redis keys without an expiry that are allowed: one of each, or one per replica, for any number of requests."""
@@ -257,17 +261,55 @@ def judge_remains(plan: Plan, before: Census, after: Census, limits: Limits) -> 
         may_differ = name == plan.target and plan.run.cell.ends_the_part
         if new.life != old.life and not may_differ:
             yield Violation("RESTART", f"{name} restarted without an order: {old.life} became {new.life}")
+        peers = _peers(before, name)
         for what, was, now, slack in (
-            ("tasks", old.tasks, new.tasks, limits.tasks),
-            ("file descriptors", old.fds, new.fds, limits.fds),
-            ("bytes of memory", old.resident_bytes, new.resident_bytes, limits.resident_bytes),
+            ("tasks", _most(one.tasks for one in peers), new.tasks, limits.tasks),
+            ("file descriptors", _most(one.fds for one in peers), new.fds, limits.fds),
+            (
+                "bytes of memory",
+                _most(one.resident_bytes for one in peers),
+                new.resident_bytes,
+                limits.resident_bytes,
+            ),
         ):
             if was is not None and now is not None and now > was + slack:
                 yield Violation("LEAK", f"{name}: {now} {what}, {was} before; {slack} more are allowed")
     for key in after.keys_for_good:
         if not any(pattern.fullmatch(key) for pattern in KNOWN_KEYS):
             yield Violation("LEAK", f"the Redis key {key} never expires")
+    yield from _judge_rollout(before, after)
     yield from _judge_retries(before, after, limits)
+
+
+def _peers(before: Census, name: str) -> list[Process]:
+    """Return the process before the run. Of a control process all of them: another one may lead now.
+
+    The leader has the streams of all receivers.
+    """
+    if not name.startswith(CONTROL):
+        return [before.processes[name]]
+    return [process for peer, process in before.processes.items() if peer.startswith(CONTROL)]
+
+
+def _most(values: Iterable[int | None]) -> int | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _judge_rollout(before: Census, after: Census) -> Iterator[Violation]:
+    """Yield a violation if the rollout under way has changed, or if receivers hold different snapshots.
+
+    No fault touches the canary, so no fault may take the rollout back.
+    """
+    if not before.rollout:
+        return
+    if after.rollout != before.rollout:
+        yield Violation("ROLLOUT", f"{before.rollout} before, {after.rollout or 'nothing'} now")
+    held = sorted(set(after.snapshots.values()))
+    if len(held) > 1:
+        names = ", ".join(
+            f"{name} {snapshot or 'none'}" for name, snapshot in sorted(after.snapshots.items())
+        )
+        yield Violation("SNAPSHOTS", f"receivers hold {len(held)} snapshots: {names}")
 
 
 def _judge_retries(before: Census, after: Census, limits: Limits) -> Iterator[Violation]:

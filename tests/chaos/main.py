@@ -1,13 +1,15 @@
-"""The command: `python -m tests.chaos run | page | soak`."""
+"""The command: `python -m tests.chaos run | page | soak | without-control`."""
 
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import logging
 import sys
+import time
 from contextlib import aclosing
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeVar
 
 import msgspec
 import typer
@@ -23,13 +25,20 @@ from tests.chaos.judge import LIMITS
 from tests.chaos.matrix import Matrix, OpenRig
 from tests.chaos.records import Record
 from tests.chaos.results import Results
+from tests.chaos.rolling_drains import rolling_drains
+from tests.chaos.rollout import WEIGHT_PERCENT
 from tests.chaos.soak_record import SoakRecord
+from tests.chaos.stage import stage
+from tests.chaos.without_control import without_canary, without_control
+from tests.chaos.without_page import without_section
+from tests.chaos.without_record import WithoutRecord
 from tests.integration.containers import daemon
 
 PLAIN_WIDTH: Final = 150
 MINUTES_MIN: Final = 0.5
 MINUTES_MAX: Final = 10_080.0
 """A week."""
+DRAINS_MAX: Final = 10_000
 
 Cells = Annotated[
     str, typer.Option(help="Some of the matrix: prefill:kill,redis,cut (a part or a fault alone: all of it).")
@@ -52,6 +61,8 @@ Check = Annotated[bool, typer.Option("--check", help="Only check the other optio
 Page = Annotated[
     Path | None, typer.Option(help="Page to write when done; the results move beside it, as .jsonl.")
 ]
+
+StoredT = TypeVar("StoredT")
 
 app = typer.Typer(add_completion=False, help="Breaks a whole mesh under load and judges the result.")
 
@@ -159,6 +170,50 @@ def soak(
         raise typer.Exit(1)
 
 
+@app.command("without-control")
+def without(
+    dead_minutes: Annotated[
+        float,
+        typer.Option(help="Time without a control process.", min=0.1, max=MINUTES_MAX),
+    ] = 10,
+    drains: Annotated[int, typer.Option(help="Rolling drains.", min=1, max=DRAINS_MAX)] = 100,
+    logs: Logs = Path(".kvmesh/without-control"),
+    write: Annotated[Path | None, typer.Option(help="Page to write; the record is kept beside it.")] = None,
+) -> None:
+    """Drain processes in turn, and run a mesh of processes without its control plane; status 1 if anything was lost."""
+    logging.basicConfig(level=logging.ERROR)
+    record = asyncio.run(_without(logs.resolve(), dead_minutes, drains))
+    console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
+    for line in without_section(record):
+        console.print(line, highlight=False, markup=False)
+    if write is not None:
+        write.parent.mkdir(parents=True, exist_ok=True)
+        data = msgspec.json.format(msgspec.json.encode(record), indent=1)
+        without_file_of(write).write_bytes(data + b"\n")
+        _write_page(write)
+    if record.faults:
+        raise typer.Exit(1)
+
+
+async def _without(folder: Path, dead_minutes: float, drains: int) -> WithoutRecord:
+    began, began_s = dt.datetime.now(dt.UTC), time.monotonic()
+    async with stage(folder) as made:
+        drained = await rolling_drains(made, drains)
+        dead = await without_control(made, 60 * dead_minutes)
+        canary = await without_canary(made)
+    return WithoutRecord(
+        commit=machine.commit(),
+        machine=machine.about(),
+        began=began.isoformat(timespec="seconds"),
+        command=f"make without-control DEAD_MINUTES={dead_minutes:g} DRAINS={drains}",
+        seconds=round(time.monotonic() - began_s, 1),
+        weight_percent=WEIGHT_PERCENT,
+        dead=dead,
+        canary=canary,
+        drains=drained,
+    )
+
+
 async def _run_all(matrix: Matrix, runs: list[Run], kept: Results, *, as_json: bool) -> list[Record]:
     shown = Console(stderr=as_json, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -245,12 +300,22 @@ def _show(shown: Console, matrix: Matrix, one: Run, record: Record) -> None:
 
 
 def _write_page(path: Path) -> None:
-    """Write the page from the records of the matrix (.jsonl) and of the soak (-soak.json) beside it."""
-    soak_file = soak_file_of(path)
-    soak = msgspec.json.decode(soak_file.read_bytes(), type=SoakRecord) if soak_file.exists() else None
-    text = page.page(Results(path.with_suffix(".jsonl")).read(), soak, "make chaos", pages.old(path))
+    """Write the page from the records beside it: of the matrix (.jsonl), the soak and the mesh without control plane."""
+    soak = _stored(soak_file_of(path), SoakRecord)
+    without = _stored(without_file_of(path), WithoutRecord)
+    matrix = Results(path.with_suffix(".jsonl")).read()
+    text = page.page(matrix, soak, "make chaos", pages.old(path), without)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
+
+
+def _stored(path: Path, kind: type[StoredT]) -> StoredT | None:
+    return msgspec.json.decode(path.read_bytes(), type=kind) if path.exists() else None
+
+
+def without_file_of(path: Path) -> Path:
+    """Return where the record of the mesh without its control plane is, for the page at `path`."""
+    return path.with_name(f"{path.stem}-without-control.json")
 
 
 def soak_file_of(path: Path) -> Path:

@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 from typing import Final
 
-from tests.chaos import census
+from tests.chaos import census, rollout
 from tests.chaos.cells import FAULT_S, Run
 from tests.chaos.clients import PlainReader, live
 from tests.chaos.judge import Limits
@@ -123,7 +123,8 @@ class Matrix:
 
 
 async def settled(rig: Rig) -> Census:
-    """Send requests until all processes are connected, and return the census of the idle mesh."""
+    """Start a rollout, send requests until all processes are connected, and return the census of the idle mesh."""
+    await rollout.begin(rig)
     plain = PlainReader(lambda number: rig.mesh.parts[f"frontend-{number}"].address)
     run = Run.warm()
     answers = await asyncio.gather(

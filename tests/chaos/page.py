@@ -10,6 +10,8 @@ from tests.chaos.cells import Cell, everything
 from tests.chaos.records import Record, median
 from tests.chaos.slopes import FLAT, GROWS, MINUTES_OF_A_DAY, NOT_JUDGED, Slope
 from tests.chaos.soak_record import SoakRecord
+from tests.chaos.without_page import without_section
+from tests.chaos.without_record import WithoutRecord
 
 READMITTED_S: Final = 2.0
 """Longest time until a returned part serves again."""
@@ -37,11 +39,12 @@ SLOPE_COLUMNS: Final = (
 
 LEGEND: Final = """\
 Each run breaks one process of a mesh under load. The mesh has 2 frontends, 2 routers, 2 prefill and 2 decode replicas,
-their 4 engines and Redis. Each process has its own container. The engines run hashed arithmetic with 45 ms a step. The
-load is 16 to 64 streams with prompts of 20 to 1,500 tokens and 20 to 260 tokens of output. 40 % of them are greedy, the
-rest sampled. Clients cancel 15 % at a random moment; 10 % have a deadline of 0.5 to 8 s. Most are under way when the
-fault comes, others arrive during the fault and after it. One in five clients is plain gRPC, the others use
-`kvmesh.client`.
+their 4 engines, Redis and 2 control processes. A rollout is under way: the pool `next`, with 1 router, 1 prefill and 1
+decode replica, has 20 % of the requests. No fault hits `next`. Each process has its own container. The engines run
+hashed arithmetic with 45 ms a step. The load is 16 to 64 streams with prompts of 20 to 1,500 tokens and 20 to 260
+tokens of output. 40 % of them are greedy, the rest sampled. Clients cancel 15 % at a random moment; 10 % have a
+deadline of 0.5 to 8 s. Most are under way when the fault comes, others arrive during the fault and after it. One in
+five clients is plain gRPC, the others use `kvmesh.client`.
 
 A killed or terminated process is started again 2 s after its end. All other faults last 10 s:
 
@@ -67,17 +70,25 @@ Every token is compared with a calculation without a server, also those of strea
 - **longest pause**: the longest wait of a stream for its next message, from the fault on; median and largest of the
   runs.
 - **first served**: the time until the part serves again. It begins when the part answers health and ends with the first
-  token of the first request that it served. For Redis it ends when all processes are registered and connected. Median
-  and largest of the runs. The probing requests are sent 4 at once, and up to 32 where other replicas serve them.
+  token of the first request that it served. For Redis it ends when all processes are registered and connected. For
+  the control plane it ends when one process leads, and all receivers are connected to it and have its snapshot. Median and
+  largest of the runs. The probing requests are sent 4 at once, and up to 32 where other replicas serve them.
 - **violations**: broken invariants of any kind:
   - a wrong, repeated or missing token; a hang; no progress beyond the watchdogs; an error without a remedy;
   - engine blocks, reservations, handoffs, slots, tasks, file descriptors, memory or Redis keys left behind;
   - retries beyond their budget, or work tried again more than once on average;
   - tokens charged twice or not at all (where no frontend and no Redis ended);
+  - a rollout that was taken back or has another weight, or receivers with different snapshots;
   - a process that restarted by itself or does not serve again."""
 
 
-def page(records: Sequence[Record], soak: SoakRecord | None, command: str, old: str = "") -> str:
+def page(
+    records: Sequence[Record],
+    soak: SoakRecord | None,
+    command: str,
+    old: str = "",
+    without: WithoutRecord | None = None,
+) -> str:
     """Return the page as Markdown. `old`: the page that it replaces; its hand-written end is kept."""
     lines = [
         "# Faults",
@@ -88,6 +99,8 @@ def page(records: Sequence[Record], soak: SoakRecord | None, command: str, old: 
     if records:
         lines += [*_about(records, command), "", *_verdict(records), "", *_table(records), "", LEGEND, ""]
         lines += _violations(records)
+    if without is not None:
+        lines += without_section(without)
     if soak is not None:
         lines += soak_section(soak)
     return pages.with_notes(lines, old)

@@ -54,6 +54,8 @@ class Stream:
     """The client cancels this long after it sent the request."""
     deadline_s: float | None = None
     """The client's own deadline."""
+    session: str = ""
+    """Session id. Empty: none, so that each request chooses its pool anew."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,8 @@ class Seen:
     """Frontends that served it, in turn."""
     parts: set[str] = field(default_factory=set)
     """Routers and replicas of the attempts, and the last frontend; known only for a complete stream."""
+    pool: str = ""
+    """Pool that served it; known only for a complete stream."""
     resumes: int = 0
     takeovers: int = 0
     recomputed_tokens: int = 0
@@ -100,6 +102,10 @@ class Census:
     placings: Mapping[str, Placing] = field(default_factory=dict)
     settled: Mapping[str, int] = field(default_factory=dict)
     """Tokens of prompts and outputs that each frontend settled since its start."""
+    rollout: str = ""
+    """The rollout under way, with its weight. Empty: none."""
+    snapshots: Mapping[str, str] = field(default_factory=dict)
+    """Name of the snapshot in the lease of each receiver."""
 
 
 @dataclass(frozen=True, slots=True)

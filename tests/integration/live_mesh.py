@@ -18,6 +18,7 @@ from kvmesh import server
 from kvmesh.config import MeshConfig
 from kvmesh.decode.v1 import decode_pb2, decode_pb2_grpc
 from kvmesh.inference.v1 import inference_pb2_grpc
+from kvmesh.pools import DEFAULT_POOL
 from kvmesh.prefill.v1 import prefill_pb2, prefill_pb2_grpc
 from kvmesh.router.v1 import router_pb2, router_pb2_grpc
 
@@ -58,7 +59,8 @@ PartT = TypeVar("PartT", bound=LivePart)
 
 
 class LiveMesh(ABC, Generic[PartT]):
-    """Parts by name: redis, <replica>-engine, prefill-N, decode-N, router-N, frontend-N.
+    """Parts by name: redis, <replica>-engine, prefill-N, decode-N, router-N, frontend-N. Those of a pool with a name begin
+    with that name.
 
     A subclass fills `parts` in its constructor, and implements start, readiness and end.
     """
@@ -80,7 +82,7 @@ class LiveMesh(ABC, Generic[PartT]):
         for group in (first, services):
             await self.launch(group)
             await asyncio.gather(*(self.ready(part) for part in group))
-        if any(name.startswith("router") for name in names or self.parts):
+        if any(role_of(name) == "router" for name in names or self.parts):
             await self.placeable()
 
     @abstractmethod
@@ -96,11 +98,11 @@ class LiveMesh(ABC, Generic[PartT]):
         """End all parts."""
 
     async def placeable(self) -> None:
-        """Wait until every running router may place on every running replica, and all frontends serve."""
-        replicas = set(self.running("prefill", "decode"))
+        """Wait until every running router may place on every running replica of its pool, and all frontends serve."""
         for name in self.running("router"):
+            replicas = {each for each in self.running("prefill", "decode") if pool_of(each) == pool_of(name)}
 
-            async def sees_all(name: str = name) -> bool:
+            async def sees_all(name: str = name, replicas: set[str] = replicas) -> bool:
                 status = await self.status(name)
                 return {view.replica for view in status.replicas if view.placeable} == replicas
 
@@ -128,10 +130,10 @@ class LiveMesh(ABC, Generic[PartT]):
     async def status(self, name: str) -> Any:
         """Return the status of a router, prefill or decode."""
         channel = self.channel(name)
-        if name.startswith("router"):
+        if role_of(name) == "router":
             router = router_pb2_grpc.RouterServiceStub(channel)
             return await router.GetStatus(router_pb2.GetStatusRequest(), timeout=STATUS_S_MAX)
-        if name.startswith("prefill"):
+        if role_of(name) == "prefill":
             prefill = prefill_pb2_grpc.PrefillServiceStub(channel)
             return await prefill.GetStatus(prefill_pb2.GetStatusRequest(), timeout=STATUS_S_MAX)
         decode = decode_pb2_grpc.DecodeServiceStub(channel)
@@ -139,9 +141,7 @@ class LiveMesh(ABC, Generic[PartT]):
 
     def running(self, *roles: str) -> list[str]:
         """Return the names of the running services of these roles."""
-        return [
-            name for name, part in self.parts.items() if part.is_running and name.rpartition("-")[0] in roles
-        ]
+        return [name for name, part in self.parts.items() if part.is_running and role_of(name) in roles]
 
     async def held(self) -> dict[str, int]:
         """Return the resources that the mesh holds for requests now; all zero in an idle mesh."""
@@ -155,7 +155,7 @@ class LiveMesh(ABC, Generic[PartT]):
             held[f"{name} dispatched"] = sum(view.dispatched_request_count for view in router.replicas)
         for name in self.running("prefill", "decode"):
             status = await self.status(name)
-            if name.startswith("prefill"):
+            if role_of(name) == "prefill":
                 held[f"{name} slots"] = status.slot_count
             else:
                 # Finished logs can be taken over for some time (detached streams); they cost 4 bytes a token.
@@ -190,6 +190,16 @@ class LiveMesh(ABC, Generic[PartT]):
             return await until(nothing_held, timeout_s, "mesh idle")
         except AssertionError:
             raise AssertionError(f"still held after {timeout_s:g} s: {json.dumps(last, indent=1)}") from None
+
+
+def role_of(name: str) -> str:
+    """Return the role of a service, by its name."""
+    return name.rpartition("-")[0].rpartition("-")[2]
+
+
+def pool_of(name: str) -> str:
+    """Return the pool of a router or a replica, by its name."""
+    return name.rpartition("-")[0].rpartition("-")[0] or DEFAULT_POOL
 
 
 async def until(

@@ -90,6 +90,9 @@ def _arguments(process: Process, ips: Mapping[str, str]) -> list[str]:
     ports = ROLES[process.role].ports
     given[given.index("--listen") + 1] = f"{ip}:{ports['grpc']}"
     given[given.index("--metrics-port") + 1] = str(ports["metrics"])
+    if "--state" in given:
+        at = given.index("--state")
+        del given[at : at + 2]  # a container has a scratch folder alone
     if "--engine" in given:
         given[given.index("--engine") + 1] = f"{ips[f'{process.name}-engine']}:{ROLES['engine'].port}"
     return given

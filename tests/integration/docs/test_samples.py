@@ -24,7 +24,7 @@ from kvmesh.cli.mesh_file import MeshFile, read_mesh
 from kvmesh.config import ROOT
 from tests.samples import Sample, exclusion, samples
 
-pytestmark = [pytest.mark.mesh, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.mesh, pytest.mark.timeout(300)]
 
 TRACE_REQUESTS: Final = 20
 COMMAND_S_MAX: Final = 150.0
@@ -35,15 +35,21 @@ name = "kvmesh"
 [engine]
 arithmetic = "hashed"
 step_s = 0.002
-[prefill]
-replicas = 1
-[decode]
-replicas = 1
 [frontend]
 replicas = 2
 anonymous_tenant = "reports"
+[control]
+replicas = 1
+[versions.v1]
+[versions.v2]
+[pools.stable]
+version = "v1"
+[pools.stable-young]
+version = "v1"
+[pools.next]
+version = "v2"
 """
-"""Cheap steps, and callers without a key: only the samples of docs/tenants.md bring one."""
+"""The pools of docs/rollouts.md, cheap steps, and callers without a key: only the samples of docs/tenants.md bring one."""
 
 FIRST: Final = next(sample for sample in samples("sh") if sample.page == "docs/security.md")
 """Makes the certificates of the mesh, so it runs before the mesh does."""

@@ -19,7 +19,7 @@ from kvmesh.membership.member import Member
 from kvmesh.ports import free_ports
 from kvmesh.service_options import ServiceOptions
 from services.frontend.assembly import Frontend
-from services.frontend.surface.tokenizer import ModelTokenizer
+from services.frontend.surface import served_versions
 from tests.integration.frontend.scripted_router import Pool, serving_router
 
 CONFIG = configuration.MeshConfig()
@@ -91,11 +91,10 @@ async def serving_frontend(
 
     Without `redis_url` there is no Redis. A Redis that responds is waited for, see ANSWER_S.
     """
-    tokenizer = ModelTokenizer.load(CONFIG.mesh.model_path)
     config = configuration.build({"frontend": section, **tables})
     url = redis_url or f"redis://127.0.0.1:{next(free_ports('127.0.0.1', 1))}"
     options = ServiceOptions(config, "frontend-0", "127.0.0.1:0", url, 0, AS_LISTENED)
-    frontend = Frontend(options, tokenizer, answer_s=ANSWER_S)
+    frontend = Frontend(options, served_versions.load(config), answer_s=ANSWER_S)
     address = await frontend.server.listen("127.0.0.1:0")
     running = [asyncio.create_task(frontend.links.run())]
     if redis_url:

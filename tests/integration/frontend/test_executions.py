@@ -202,3 +202,17 @@ async def test_an_ended_request_requests_no_number(redis_url: str) -> None:
         await until(lambda: bool(one.news), "Redis goes on")
         assert not await one.redis.execute("EXISTS", f"{MESH}:exec:{'f' * 32}", f"{MESH}:exec:{'d' * 32}")
         assert [each for each, _, _ in one.news] == ["e" * 32]
+
+
+async def test_a_moved_request_is_compared_before_its_tokenizing(redis_url: str) -> None:
+    """Another pool may have another tokenizer, and so another digest; another request under the key is still refused."""
+    async with Frontend(redis_url, "a") as one:
+        first = {"pool": "stable", "stable_pool": "stable", "asked": "aa"}
+        await one.begin(digest=5, **first)
+        moved = {**first, "pool": "next", "replaced_pool": "stable"}
+        with pytest.raises(MeshError) as caught:
+            await one.begin(digest=6, **{**moved, "asked": "bb"})
+        assert caught.value.reason == "IDEMPOTENCY_KEY_REUSED"
+        assert (await one.begin(digest=6, **moved)).epoch == 1
+        back = {**first, "replaced_pool": "next", "asked": ""}  # a resume token proves the request
+        assert (await one.begin(digest=5, **back)).epoch == 2

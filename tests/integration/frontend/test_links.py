@@ -20,6 +20,8 @@ from services.frontend.requests.core import FrontendCore
 from services.frontend.requests.retry_budget import RetryBudget
 from services.frontend.requests.retry_state import Limits
 from services.frontend.routers import router_links
+from tests.integration.frontend.conftest import serving_frontend
+from tests.unit.pools.leases import lease
 
 
 class Quiet:
@@ -71,24 +73,24 @@ async def test_a_router_that_started_again_is_reached_while_its_predecessor_drai
     """New requests go to the newer process at once; the older one's stream is closed after its last request."""
     core = FrontendCore(Limits(3, 3.0, 4), limit=8, retries=RetryBudget(0.1, 3.0, 0.0), jitter=lambda: 0.5)
     hello = pb.Hello(process_id="f", boot_id="f", protocol_version=1)
-    links = router_links(core, hello, "m", MonotonicClock(), _channel)
+    links = router_links(core, hello, lambda member: True, MonotonicClock(), _channel)
     async with AsyncExitStack() as stack:
         old, old_member = await router(stack, "A")
         new, new_member = await router(stack, "B")
         task = asyncio.create_task(links.run())
         links.update([old_member])
         await until(lambda: up_count(core) == 1)
-        first = core.choose("any")
+        first = core.peers.choose("default", "any", model_version="m")
         assert first is not None and first.name == "router-0"
         request: Any = object()
         first.slots[1] = request
         links.update([new_member])
         await until(lambda: up_count(core) == 2)
-        chosen = core.choose("any")
+        chosen = core.peers.choose("default", "any", model_version="m")
         assert chosen is not None and chosen is not first and first.is_draining
         del first.slots[1]
         await until(lambda: old.stream_count == 0 and up_count(core) == 1)
-        assert core.choose("any") is chosen and new.stream_count == 1
+        assert core.peers.choose("default", "any", model_version="m") is chosen and new.stream_count == 1
         for boot in range(4):
             links.update([old_member if boot % 2 == 0 else new_member])
             await until(lambda: up_count(core) >= 1)
@@ -102,13 +104,13 @@ async def test_a_router_that_started_again_at_its_address_is_attached_again() ->
     """A new boot at the old address is a new process; the old process is not waited for."""
     core = FrontendCore(Limits(3, 3.0, 4), limit=8, retries=RetryBudget(0.1, 3.0, 0.0), jitter=lambda: 0.5)
     hello = pb.Hello(process_id="f", boot_id="f", protocol_version=1)
-    links = router_links(core, hello, "m", MonotonicClock(), _channel)
+    links = router_links(core, hello, lambda member: True, MonotonicClock(), _channel)
     async with AsyncExitStack() as stack:
         attach, member = await router(stack, "B")
         task = asyncio.create_task(links.run())
         links.update([Member(**{**_fields(member), "boot_id": "A"})])
         await until(lambda: any(linked.link.failures > 1 for linked in links))
-        assert core.choose("any") is None
+        assert core.peers.choose("default", "any", model_version="m") is None
         links.update([member])
         await until(lambda: up_count(core) == 1 and len(links) == 1)
         assert attach.stream_count == 1
@@ -122,3 +124,15 @@ def _fields(member: Member) -> dict[str, Any]:
 
 def _channel(address: str) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
+
+
+async def test_replicas_of_other_pools_do_not_make_resumed_tokens_unsure() -> None:
+    """A frontend tells its clients that a resumed stream is exact if all engines of its pool can seed."""
+    pools: dict[str, Any] = {"pools": {"a": {}, "b": {}}}
+    async with serving_frontend(tables=pools) as served:
+        own = lease("a-decode-0", model_version="kvmesh-1", capabilities=("seeded_resume",))
+        other = lease("b-decode-0", model_version="kvmesh-1", pool="b")
+        served.frontend.on_members([own, other])
+        assert served.frontend.is_seeded("a") and not served.frontend.is_seeded("b")
+        served.frontend.on_members([own, lease("a-decode-1", model_version="kvmesh-1")])
+        assert not served.frontend.is_seeded("a")

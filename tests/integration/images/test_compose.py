@@ -18,7 +18,8 @@ pytestmark = [pytest.mark.mesh, pytest.mark.timeout(600)]
 HEALTHY_S_MAX = 180.0
 OUTPUT_TOKENS = 60
 REPLICAS = ("prefill-0", "prefill-1", "decode-0", "decode-1")
-SERVICES = {"redis", "router", "frontend", *REPLICAS, *(f"{name}-engine" for name in REPLICAS)}
+CONTROL = ("control-0", "control-1")
+SERVICES = {"redis", "router", "frontend", *CONTROL, *REPLICAS, *(f"{name}-engine" for name in REPLICAS)}
 
 
 async def test_up_generate_scale_stop(small_mesh: Project) -> None:
@@ -28,6 +29,7 @@ async def test_up_generate_scale_stop(small_mesh: Project) -> None:
     _assert_locked_down(small_mesh)
     whole = await _answer(small_mesh)
     assert whole.error is None and len(whole.ids) == OUTPUT_TOKENS
+    await asyncio.to_thread(_check_commands, small_mesh)
 
     await asyncio.to_thread(small_mesh.run, "up", "--detach", "--scale", "router=2", "--scale", "frontend=2")
     await _healthy(small_mesh, len(SERVICES) + 2)
@@ -45,6 +47,18 @@ async def test_up_generate_scale_stop(small_mesh: Project) -> None:
         name: one.attrs["State"]["ExitCode"] for name, one in containers if one.attrs["State"]["ExitCode"]
     } == {}
     assert not any(one.attrs["State"]["Running"] for _, one in containers)
+
+
+def _check_commands(mesh: Project) -> None:
+    """Without [trust] the leading control process takes changes from its own container, and from no other one."""
+    containers = dict(mesh.containers())
+    answers = {}
+    for name in CONTROL:
+        done = containers[name].exec_run(["kvmesh", "freeze", "--ttl", "60s", "--json"])
+        answers[name] = done.exit_code, done.output.decode()
+    (taken,) = [name for name, (status, _) in answers.items() if status == 0]
+    (refused,) = [text for status, text in answers.values() if status]
+    assert "PEER_REFUSED" in refused and "because the mesh has no [trust]" in refused, (taken, refused)
 
 
 def _assert_locked_down(mesh: Project) -> None:

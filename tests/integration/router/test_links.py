@@ -78,7 +78,7 @@ async def linked() -> AsyncIterator[tuple[LinkManager[Replica[Attempt]], Forward
     core = ForwardingCore("r", "m", 4, policy, ForwardingLimits(8, 60.0, 3.0))
     hello = pb.Hello(process_id="r", boot_id="r", protocol_version=1)
     clock = MonotonicClock()
-    host = ReplicaHost(core, hello, "m", 4, clock, _channel, lambda names: None)
+    host = ReplicaHost(core, hello, lambda member: True, clock, _channel, lambda names: None)
     links = LinkManager(host, clock, "replica")
     task = asyncio.create_task(links.run())
     try:

@@ -1,6 +1,7 @@
 """Rolling upgrade from the last release: processes are replaced one by one under running streams, and no stream is
 lost.
 
+Two control processes of this release run beside it; the last release has none. The leader is killed meanwhile.
 `deploy/images/previous-release` names the last release.
 """
 
@@ -17,9 +18,12 @@ from typing import Final
 import pytest
 
 from kvmesh.config import MeshConfig, keys, sections
+from kvmesh.membership.membership import read_members
+from kvmesh.membership.pool_mismatch import mismatches
+from kvmesh.redis_link import RedisLink
 from tests.chaos.truth import Truth
 from tests.integration.containers.mesh import ContainerMesh, Options
-from tests.integration.live_mesh import ROOT, configure
+from tests.integration.live_mesh import ROOT, configure, until
 from tests.integration.upgrade.load import Load, streams
 
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(600)]
@@ -38,13 +42,19 @@ def settings() -> MeshConfig:
         engine={"arithmetic": "hashed", "step_s": 0.04, "prefill_token_s": 0.0001},
         router={"replicas": 2},
         frontend={"replicas": 2},
+        control={"replicas": 2},
     )
 
 
 def only_what_differs(config: MeshConfig) -> str:
-    """Return `config` as TOML without the keys that have their defaults: the last release rejects unknown keys."""
+    """Return `config` as TOML without [control] and without the keys that have their defaults.
+
+    The last release rejects unknown keys.
+    """
     default, lines = MeshConfig(), []
     for name, kind in sections().items():
+        if name == "control":
+            continue
         values = {key: getattr(getattr(config, name), key) for key, _, _ in keys(kind)}
         changed = {
             key: value for key, value in values.items() if value != getattr(getattr(default, name), key)
@@ -88,6 +98,13 @@ class Replacement:
                 await self._replica(name)
             await self._load.more(4)
 
+    async def control(self) -> None:
+        """Kill the first control process, which leads, and start it again when the other one has taken over."""
+        await self._mesh.parts["control-0"].end(signal.SIGKILL)
+        await self._load.more(4)
+        await self._mesh.launch([self._mesh.parts["control-0"]])
+        await self._mesh.ready(self._mesh.parts["control-0"])
+
     async def _replica(self, name: str) -> None:
         """Replace the first of its role together with its engine; of the others first the service, with its old engine."""
         engine = f"{name}-engine"
@@ -124,6 +141,17 @@ class Replacement:
             await mesh.placeable()
 
 
+async def one_snapshot(mesh: ContainerMesh) -> bool:
+    """True if each frontend, router and replica tells the same snapshot in its lease, and fits its pool."""
+    link = RedisLink(f"redis://{mesh.parts['redis'].address}/0")
+    try:
+        members = await read_members(link, mesh.config.mesh.name)
+    finally:
+        await link.close()
+    told = {member.snapshot for member in members}
+    return len(members) == 2 * len(ROLES) and len(told) == 1 and told != {""} and not mismatches(members)
+
+
 async def replaced(folder: Path, before: dict[str, str], after: dict[str, str], order: Sequence[str]) -> None:
     """Start a mesh from `before`, replace it by `after` role by role under load, and check that nothing was lost."""
     config = settings()
@@ -142,12 +170,17 @@ async def replaced(folder: Path, before: dict[str, str], after: dict[str, str], 
             await load.more(CLIENTS)
             for role in order:
                 await replacement.role(role)
+                if role == order[1]:
+                    await replacement.control()
             await load.more(CLIENTS)
         assert load.failures == []
         assert load.resumes, "no client went on at another frontend: the kills hit nothing"
-        assert {part.recipe.image for name, part in mesh.parts.items() if name != "redis"} == set(
-            after.values()
-        )
+        upgraded = [part for name, part in mesh.parts.items() if not name.startswith(("redis", "control"))]
+        assert {part.recipe.image for part in upgraded} == set(after.values())
+        if after is NOW:
+            await until(
+                lambda: one_snapshot(mesh), 20, "all processes have the snapshot of the control plane"
+            )
         await mesh.idle(20)
         print(
             f"{order[0]} first: {load.completed} streams, {load.resumes} went on elsewhere, {load.recomputed} tokens "

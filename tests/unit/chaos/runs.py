@@ -92,4 +92,6 @@ def census(at_s: float) -> Census:
         budgets={"frontend-0": Budget(100, 3, 5), "frontend-1": Budget(90, 0)},
         keys_for_good=["kvmesh:kv", "kvmesh:procs", "kvmesh:resume-secret", "kvmesh:snap:decode-0"],
         placings={"router-0": Placing(100, 0)},
+        rollout="r-1 BAKING at 20 %",
+        snapshots={"frontend-0": "1.control-0/7", "router-0": "1.control-0/7"},
     )

@@ -352,3 +352,53 @@ def test_a_part_takes_its_name_back_in_time() -> None:
         run = good_run("prefill", fault)
         run.moments = replace(run.moments, returned_s=returned_s, served_s=returned_s + 0.1)
         assert run.kinds() == kinds, (fault, returned_s)
+
+
+def test_no_fault_may_change_the_rollout() -> None:
+    """A rollout that was taken back, or another weight, is a violation; a mesh without a rollout is not judged."""
+    for now in ("r-1 ROLLING_BACK at 0 %", "r-1 BAKING at 10 %", "r-2 BAKING at 20 %", ""):
+        run = good_run("control", "kill")
+        run.after = replace(run.after, rollout=now)
+        assert run.kinds() == {"ROLLOUT"}, now
+        run.before = replace(run.before, rollout="")
+        assert run.violations() == []
+
+
+def test_all_receivers_hold_one_snapshot() -> None:
+    """A receiver behind the others, or without a snapshot, is a violation."""
+    for name in ("1.control-0/6", ""):
+        run = good_run("control", "pause")
+        run.after = replace(run.after, snapshots={**run.after.snapshots, "router-0": name})
+        assert run.kinds() == {"SNAPSHOTS"}, name
+
+
+def test_keys_of_the_control_plane_may_stay() -> None:
+    """Its documents, and the board; any other key without an expiry is a leak."""
+    for key, kinds in (
+        ("kvmesh:snapshot", set()),
+        ("kvmesh:control:rollouts", set()),
+        ("kvmesh:control:x", {"LEAK"}),
+    ):
+        run = good_run()
+        run.after = replace(run.after, keys_for_good=[*run.after.keys_for_good, key])
+        assert run.kinds() == kinds, key
+
+
+def test_another_control_process_may_lead_with_the_streams_of_all_receivers() -> None:
+    """The leader's tasks may move to another control process; more than the leader had are a leak."""
+    for tasks, kinds in ((70, set()), (90, {"LEAK"})):
+        run = good_run("control", "kill")
+        leader, follower = Process("life", True, 70, 30, 100 << 20), Process("life", True, 20, 30, 100 << 20)
+        run.before = replace(
+            run.before,
+            processes={**run.before.processes, "control-0": leader, "control-1": follower},
+        )
+        run.after = replace(
+            run.after,
+            processes={
+                **run.after.processes,
+                "control-0": replace(leader, tasks=20),
+                "control-1": replace(follower, tasks=tasks),
+            },
+        )
+        assert run.kinds() == kinds, tasks

@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from kvmesh.roles import SERVERS
 from tests.chaos.cells import FAULTS, PARTS, Cell, CellError, Run, everything, long_form, parse, short_form
 from tests.chaos.plan import AFTER, BEFORE, DURING, OUTPUT_TOKENS, PROMPT_TOKENS, STREAMS, plan_of, probe_of
 from tests.chaos.truth import Truth
@@ -43,18 +44,18 @@ def test_plans_keep_their_ranges_and_have_everything() -> None:
     targets = {plan.target for plan in plans}
     assert targets == {
         "redis",
-        *(f"{role}-{number}" for role in ("frontend", "router", "prefill", "decode") for number in (0, 1)),
+        *(f"{role}-{number}" for role in SERVERS for number in (0, 1)),
         *(f"{role}-{number}-engine" for role in ("prefill", "decode") for number in (0, 1)),
     }
 
 
 def test_the_long_form_runs_kills_and_pauses_over_five_seeds_and_the_rest_over_two() -> None:
-    """Each run once; the first 40 are all cells."""
+    """Each run once; the first 45 are all cells."""
     runs = long_form(everything())
-    assert len(set(runs)) == len(runs) == 7 * (5 + 2 + 5 + 2 + 2) + 2 + 4 * 2
-    assert {run.cell for run in runs[:40]} == set(everything())
+    assert len(set(runs)) == len(runs) == 8 * (5 + 2 + 5 + 2 + 2) + 2 + 4 * 2
+    assert {run.cell for run in runs[:45]} == set(everything())
     seeds = Counter(run.cell.fault for run in runs)
-    assert seeds == {"kill": 35, "pause": 35, "term": 14, "cut": 14, "slow": 14, "link": 2, "duplicate": 8}
+    assert seeds == {"kill": 40, "pause": 40, "term": 16, "cut": 16, "slow": 16, "link": 2, "duplicate": 8}
     assert long_form(parse("redis:cut"), only_seed=7) == [Run(Cell("redis", "cut"), 7)]
 
 
@@ -71,7 +72,7 @@ def test_cells_are_named_singly_by_part_or_by_fault() -> None:
     assert {cell.fault for cell in parse("redis")} == set(FAULTS)
     assert {cell.part for cell in parse("duplicate")} == {"frontend", "router", "prefill", "decode"}
     assert {cell.part for cell in parse("pause")} == set(PARTS)
-    assert len(parse("redis,pause,redis:pause")) == 11
+    assert len(parse("redis,pause,redis:pause")) == 12
     assert parse("") == everything()
 
 

@@ -39,8 +39,8 @@ from kvmesh.cli.readiness import ReadyLine
 from kvmesh.cli.status import ProcessStatus, Sample, status
 from kvmesh.cli.up import up
 from kvmesh.client import Client, connections
-from kvmesh.config import ConfigError, MeshConfig
-from kvmesh.config_sections import Decode, Engine, Frontend, Prefill, Redis
+from kvmesh.config import ROOT, ConfigError, MeshConfig, parse
+from kvmesh.config_sections import Control, Decode, Engine, Frontend, Prefill, Redis
 from kvmesh.errors import MeshError, QuotaViolation, Violation, invalid
 from kvmesh.inference.v1 import inference_pb2 as inference
 from kvmesh.inference.v1 import inference_pb2_grpc as inference_grpc
@@ -48,6 +48,7 @@ from kvmesh.metrics import Metrics, exposed
 from kvmesh.ports import free_ports
 from kvmesh.redis_binary import redis_binaries
 from kvmesh.redis_url import without_password
+from kvmesh.roles import option_of
 from kvmesh.router.v1 import router_pb2 as router_pb
 from kvmesh.router.v1 import router_pb2_grpc as router_grpc
 from kvmesh.server import MeshServer
@@ -713,6 +714,21 @@ def test_the_list_has_every_process_and_its_dependencies(tmp_path: Path) -> None
     assert len(set(ports) - {"1024", "4096"}) == 1 + 4 * 4
 
 
+@pytest.mark.parametrize("elsewhere", ["", "/var/lib/kvmesh"])
+def test_a_mesh_with_a_control_plane_keeps_its_state(tmp_path: Path, elsewhere: str) -> None:
+    """Each process has a folder of its own; `control.state_dir` goes first; without a control plane there is nothing."""
+
+    def states(replicas: int) -> list[str]:
+        config = MeshConfig(control=Control(replicas=replicas, state_dir=elsewhere))
+        commands = [each.command for each in processes_of(config, tmp_path / "kvmesh.toml", tmp_path)]
+        return [command[command.index("--state") + 1] for command in commands if "--state" in command]
+
+    services = {"router-0", "prefill-0", "prefill-1", "decode-0", "decode-1", "frontend-0"}
+    kept = services if elsewhere else services | {"control-0"}
+    assert sorted(states(1)) == sorted(str(tmp_path / "state" / name) for name in kept)
+    assert states(0) == []
+
+
 def test_an_existing_redis_is_used_as_it_is(tmp_path: Path) -> None:
     """With a URL no Redis is started, and no process depends on one."""
     config = MeshConfig(
@@ -729,6 +745,57 @@ def test_an_existing_redis_is_used_as_it_is(tmp_path: Path) -> None:
     assert command[command.index("--redis") + 1] == "redis://10.0.0.1:6379/3"
     engine = processes["decode-0-engine"].command
     assert engine[engine.index("--step-s") + 1] == "0.02"
+
+
+POOLS = """
+[mesh]
+model_dir = "."
+[engine]
+arithmetic = "hashed"
+step_s = 0.02
+[versions.v1]
+[versions.v2]
+salt = "s2"
+step_s = 0.03
+model_dir = "engines"
+faults = "slow=1.3"
+[pools.stable]
+version = "v1"
+prefill = 0
+[pools.next]
+version = "v2"
+routers = 2
+"""
+
+
+def test_each_pool_has_processes_of_its_own(tmp_path: Path) -> None:
+    """Services get --pool, and engines the name, the salt, the costs and the faults of their version."""
+    processes = {each.name: each for each in processes_of(parse(POOLS), tmp_path / "c", tmp_path)}
+    assert [name for name in processes if not name.endswith("-engine")] == [
+        *("redis", "stable-router-0", "next-router-0", "next-router-1"),
+        *("stable-decode-0", "next-prefill-0", "next-decode-0", "frontend-0"),
+    ]
+    for name, each in processes.items():
+        is_service = each.role in ("router", "prefill", "decode")
+        assert option_of(each.command, "pool") == (name.partition("-")[0] if is_service else ""), name
+    stable, following = processes["stable-decode-0-engine"].command, processes["next-decode-0-engine"].command
+    options = ("model-version", "salt", "step-s", "faults", "model-dir")
+    assert [option_of(stable, name) for name in options] == ["v1", "kvmesh-1", "0.02", "", str(ROOT)]
+    assert "--faults" not in stable
+    assert [option_of(following, name) for name in options] == [
+        *("v2", "s2", "0.03", "slow=1.3"),
+        str(ROOT / "engines"),
+    ]
+    assert set(processes["frontend-0"].deps) >= {"stable-router-0", "next-router-1", "next-prefill-0"}
+
+
+def test_a_pool_named_default_has_the_names_of_a_mesh_without_pools(tmp_path: Path) -> None:
+    """Release 0.1.0 knows no --pool, so the default pool passes none."""
+    processes = processes_of(parse("[pools.default]\n[pools.next]"), tmp_path / "c", tmp_path)
+    names = [each.name for each in processes]
+    assert {"router-0", "prefill-0", "decode-0", "next-decode-0"} <= set(names)
+    (router,) = (each for each in processes if each.name == "router-0")
+    assert "--pool" not in router.command
 
 
 def test_free_ports_differ() -> None:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from kvmesh.config import ROOT
-from kvmesh.roles import CONFIG_PATH, ROLES, SERVICES, engine_command, option_of, service_command
+from kvmesh.roles import CONFIG_PATH, ROLES, SERVERS, engine_command, option_of, service_command
 
 IMAGES: Final = ROOT / "deploy" / "images"
 COMPOSE: Final[dict[str, Any]] = yaml.safe_load((ROOT / "deploy/compose/compose.yaml").read_text("utf-8"))[
@@ -32,17 +32,17 @@ def started_before(name: str) -> set[str]:
 def test_a_role_starts_after_those_that_it_needs() -> None:
     """The table is in start order."""
     names = list(ROLES)
-    assert set(names) == {*SERVICES, "redis", "engine"}
+    assert set(names) == {*SERVERS, "redis", "engine"}
     for role in ROLES.values():
         assert all(names.index(needed) < names.index(role.name) for needed in role.needs), role
 
 
-@pytest.mark.parametrize("role", SERVICES)
-def test_the_entrypoint_starts_services_on_the_ports_of_the_table(role: str) -> None:
+@pytest.mark.parametrize("role", SERVERS)
+def test_the_entrypoint_starts_servers_on_the_ports_of_the_table(role: str) -> None:
     """Module and ports."""
-    ports = ROLES[role].ports
-    assert ROLES[role].module == f"services.{role}"
-    line = next(line for line in ENTRYPOINT.splitlines() if "services.$role" in line).split()
+    ports, module = ROLES[role].ports, "controlplane" if role == "control" else "services.$role"
+    assert ROLES[role].module == module.replace("$role", role)
+    line = next(line for line in ENTRYPOINT.splitlines() if f"-m {module} " in line.replace('"', "")).split()
     assert option_of(line, "listen") == f"0.0.0.0:{ports['grpc']}"
     assert option_of(line, "metrics-port") == str(ports["metrics"])
     assert re.search(rf"[ |]{role} [|)]|[ |]{role}\)", ENTRYPOINT)
@@ -75,7 +75,7 @@ def test_compose_starts_a_part_as_the_table_says(name: str) -> None:
     words = part["command"]
     if role.module:
         assert words[0] == role.name
-    if role.name in SERVICES:
+    if role.name in SERVERS:
         assert option_of(words, "config") == CONFIG_PATH
         assert option_of(words, "redis") == f"redis://redis:{ROLES['redis'].port}/0"
     if "engine" in role.needs:

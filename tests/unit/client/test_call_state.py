@@ -241,6 +241,35 @@ def test_an_error_that_no_retry_mends_is_raised_at_once(
     assert error.resume == pb.Resume(resume_token=b"1", received_token_ids=[1, 2])
 
 
+def test_a_request_without_tokens_begins_anew_when_its_version_is_gone() -> None:
+    """STALE_SNAPSHOT before the first token: the same request is sent at once, and may be answered by another version."""
+    one = call_state()
+    one.outgoing()
+    one.on_message(pb.GenerateResponse(started=pb.Started(request_id="r", seed=7, resume_token=b"1")))
+    gone = details("UNAVAILABLE", "STALE_SNAPSHOT", 1.0)
+    assert one.on_error(gone, has_other=True, now_s=0, jitter=0) == Retry(0.0)
+    assert not one.outgoing().options.HasField("resume")
+    one.on_message(pb.GenerateResponse(started=pb.Started(request_id="q", seed=8, resume_token=b"2")))
+    one.on_message(pb.GenerateResponse(tokens=pb.Tokens(ids=[3], text="c", position=0)))
+    assert one.started is not None and one.started.request_id == "q" and one.resumes == 0
+
+
+def test_a_request_with_tokens_or_with_a_callers_token_keeps_its_version() -> None:
+    """Its next send carries the resume token and waits for the Retry-After: its version may come back."""
+    gone = details("UNAVAILABLE", "STALE_SNAPSHOT", 1.0)
+    one = started(call_state())
+    step = one.on_error(gone, has_other=True, now_s=0, jitter=0)
+    assert isinstance(step, Retry) and step.after_s >= 1.0
+    assert one.outgoing().options.resume == pb.Resume(resume_token=b"1", received_token_ids=[1, 2])
+    message = request()
+    message.options.resume.resume_token = b"own"
+    other = CallState(message, RetryPolicy(), 100.0, has_own_key=False)
+    other.outgoing()
+    other.on_message(pb.GenerateResponse(started=pb.Started(request_id="r", seed=7, resume_token=b"1")))
+    other.on_error(gone, has_other=True, now_s=0, jitter=0)
+    assert other.outgoing().options.resume.resume_token == b"1"
+
+
 def test_a_callers_own_key_that_is_sent_again_later_ends_the_call() -> None:
     """Two clients with one key do not supersede each other for ever."""
     step = started(call_state(has_own_key=False)).on_error(

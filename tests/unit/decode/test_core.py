@@ -720,3 +720,28 @@ def test_a_caller_without_a_vocabulary_gets_every_id() -> None:
     for _ in range(4):
         replica.step(3)
     assert view.finish is not None and view.ids[2] == VOCABULARY
+
+
+def test_a_cordon_is_reported_and_refuses_nothing() -> None:
+    """Routers leave the replica alone. A submit that was on its way is taken."""
+    replica = Replica()
+    replica.core.set_cordoned(True)
+    assert replica.core.load_report(replica.now_s).cordoned
+    assert replica.submit(1, LOCAL).refusal is None and replica.core.live_request_count() == 1
+    replica.core.set_cordoned(False)
+    assert not replica.core.load_report(replica.now_s).cordoned
+
+
+def test_a_drain_by_the_control_plane_ends() -> None:
+    """The running slot goes on, new ones are refused meanwhile, and taken afterwards; routers are told at once."""
+    replica = Replica()
+    running = replica.submit(1, LOCAL, output=3)
+    replica.core.drain()
+    refused = replica.submit(2, LOCAL)
+    assert refused.refusal is not None and refused.refusal.reason == pb.Refusal.REASON_DRAINING
+    replica.step(3)
+    assert running.finish is not None and replica.core.is_idle()
+    replica.core.undrain()
+    replica.pass_time(0.06)
+    assert not replica.reader.loads[-1].draining
+    assert replica.submit(3, LOCAL).refusal is None

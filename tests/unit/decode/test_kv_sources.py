@@ -13,7 +13,7 @@ def test_an_address_stays_allowed_while_handoffs_may_be_held_there() -> None:
     one, two = (
         msgspec.structs.replace(member(name), role="prefill", kv_address=f"kv:{name}") for name in ("a", "b")
     )
-    sources = KvSources()
+    sources = KvSources("default")
     assert not sources.allows("kv:a", 0.0)
     sources.take([one, two], 1.0)
     sources.take([two], 10.0)
@@ -24,3 +24,16 @@ def test_an_address_stays_allowed_while_handoffs_may_be_held_there() -> None:
     sources.take([one], 30.0)
     assert sources.allows("kv:a", 1e9) and sources.allows("kv:b", 59.0) and not sources.allows("kv:b", 60.0)
     assert not sources.allows("", 30.0)
+
+
+def test_addresses_of_other_pools_are_refused() -> None:
+    """Prefill replicas of another pool may have other weights."""
+    own, foreign = (
+        msgspec.structs.replace(member(name), role="prefill", kv_address=f"kv:{name}", pool=pool)
+        for name, pool in (("a", "next"), ("b", "stable"))
+    )
+    sources = KvSources("next")
+    sources.take([own, foreign], 1.0)
+    assert sources.allows("kv:a", 1.0) and not sources.allows("kv:b", 1.0)
+    sources.take([msgspec.structs.replace(own, pool="stable"), foreign], 2.0)
+    assert sources.allows("kv:a", 2.0) and not sources.allows("kv:a", 2.0 + KEPT_S)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from engines.reference.config import EngineConfig
 from engines.reference.engine import Engine
+from engines.reference.fault_injector import FaultInjector
 from engines.reference.handoff import decode
 from engines.reference.loading import load_arithmetic
 from engines.reference.output_queue import OutputQueue
@@ -54,6 +55,7 @@ class EngineHarness:
 
     engine: Engine
     output_queue: OutputQueue
+    deaths: list[str] = field(default_factory=list)  # an injected death of the process, instead of it
 
     def submit(
         self,
@@ -107,10 +109,12 @@ def running(config: EngineConfig = CONFIG, **changes: object) -> Iterator[Engine
     arithmetic, digest = load_arithmetic(config)
     output_queue = OutputQueue()
     output_queue.start()
-    engine = Engine(config, arithmetic, digest, output_queue)
+    deaths: list[str] = []
+    faults = FaultInjector(config.faults, lambda: deaths.append("died")) if config.faults else None
+    engine = Engine(config, arithmetic, digest, output_queue, faults)
     engine.start()
     try:
-        yield EngineHarness(engine, output_queue)
+        yield EngineHarness(engine, output_queue, deaths)
     finally:
         engine.close()
         output_queue.close()

@@ -1,86 +1,33 @@
 """The engine core without threads: random schedules of arrivals, cancellations and steps."""
 
 import random
-from collections import defaultdict
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from engines.reference import errors
 from engines.reference.arithmetic import ChunkInput
-from engines.reference.config import EngineConfig
-from engines.reference.core import EngineCore
 from engines.reference.cost_model import CostModel, Pacer
 from engines.reference.handoff import decode
-from engines.reference.hashed import HashedArithmetic
-from engines.reference.sampling import SamplingParams, sample_token
-from engines.reference.sequence import EngineRequest, RequestKind, RequestOutput, Sequence
+from engines.reference.sampling import sample_token
+from engines.reference.sequence import RequestKind, Sequence
 from kvmesh.triton.errors import InvalidRequest, of_text
-
-_CONFIG = EngineConfig(
-    "hashed", kv_blocks=24, block_tokens=4, step_tokens_max=16, running_max=6, queue_max=20
-)
-_ARITHMETIC = HashedArithmetic(vocab_size=64)
-
-
-class Driver:
-    """Steps a core and collects its outputs."""
-
-    def __init__(self, config: EngineConfig) -> None:
-        self.store = _ARITHMETIC.new_store(config.kv_blocks, config.block_tokens)
-        self.core = EngineCore(config, "boot", "digest", "127.0.0.1:1", int(self.store[0].nbytes))
-        self.answers: dict[int, RequestOutput] = defaultdict(RequestOutput)
-        self.now_ns = 0
-
-    def step(self) -> bool:
-        self.now_ns += 1_000_000
-        self.core.expire(self.now_ns * 1e-9)
-        plan = self.core.plan(self.now_ns)
-        assert sum(work.count for work in plan) <= self.core.config.step_tokens_max
-        if plan:
-            logits = _ARITHMETIC.forward(self.core.chunk_inputs(plan), self.store)
-            self.core.commit(plan, logits, self.now_ns, 0.001)
-        for key, output in self.core.outputs:
-            assert not self.answers[key].is_final, "something came after the end"
-            self.answers[key].merge(output)
-        self.core.outputs.clear()
-        self.core.scheduler.assert_consistent()
-        return bool(plan)
-
-
-def _request(
-    key: int,
-    prompt: npt.NDArray[np.int32],
-    output: int,
-    kind: RequestKind = RequestKind.CONTEXT_AND_GENERATION,
-) -> EngineRequest:
-    sampling = SamplingParams(temperature=1.0 if key % 2 else 0.0, seed=key)
-    return EngineRequest(key, f"r{key}", kind, prompt, output, sampling=sampling)
-
-
-def _alone(request: EngineRequest) -> list[int]:
-    """Return the output of a fresh engine without prefix reuse and without batching, one row per step."""
-    driver = Driver(replace(_CONFIG, prefix_reuse=False, running_max=1, step_tokens_max=1))
-    driver.core.submit(request)
-    while driver.step():
-        pass
-    return driver.answers[request.key].tokens
+from tests.unit.engine.driver import ARITHMETIC, CONFIG, Driver, alone, request_of
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_tokens_do_not_depend_on_batch_chunks_or_cache(seed: int) -> None:
     """Under random arrivals and cancellations every other request gets the output that it gets alone; nothing leaks."""
     rng = random.Random(seed)
-    config = replace(_CONFIG, kv_blocks=rng.randrange(16, 40), step_tokens_max=rng.randrange(6, 20))
+    config = replace(CONFIG, kv_blocks=rng.randrange(16, 40), step_tokens_max=rng.randrange(6, 20))
     driver, open_streams, submitted, cancelled = Driver(config), {}, {}, set()
     stems = [np.array([rng.randrange(64) for _ in range(24)], dtype=np.int32) for _ in range(3)]
     for key in range(1, 30):
         own = np.array([rng.randrange(64) for _ in range(rng.randrange(1, 12))], dtype=np.int32)
         prompt = np.concatenate([rng.choice(stems)[: rng.randrange(25)], own])
         kind = RequestKind.CONTEXT_ONLY if rng.random() < 0.2 else RequestKind.CONTEXT_AND_GENERATION
-        submitted[key] = _request(key, prompt, rng.randrange(1, 12), kind)
+        submitted[key] = request_of(key, prompt, rng.randrange(1, 12), kind)
         sequence = driver.core.submit(submitted[key])
         if sequence is not None:
             open_streams[key] = sequence
@@ -107,7 +54,7 @@ def test_tokens_do_not_depend_on_batch_chunks_or_cache(seed: int) -> None:
         output = driver.answers[key]
         assert output.is_final, f"seed={seed} request {key} never ended"
         if key not in cancelled and output.error is None:
-            expected = _alone(request)
+            expected = alone(request)
             assert output.tokens == expected, f"seed={seed} request {key}"
     load = driver.core.load()
     assert load.blocks_free == load.blocks_total and load.handoffs_held == 0, f"seed={seed}"
@@ -116,11 +63,11 @@ def test_tokens_do_not_depend_on_batch_chunks_or_cache(seed: int) -> None:
 
 def test_admission_is_first_come_first_served() -> None:
     """A small request does not overtake a large one that waits for its blocks."""
-    driver = Driver(replace(_CONFIG, kv_blocks=8))
+    driver = Driver(replace(CONFIG, kv_blocks=8))
     big = np.zeros(20, dtype=np.int32)
-    first = driver.core.submit(_request(2, big, 4))
-    second = driver.core.submit(_request(4, big + 1, 4))
-    third = driver.core.submit(_request(6, big[:2] + 2, 2))
+    first = driver.core.submit(request_of(2, big, 4))
+    second = driver.core.submit(request_of(4, big + 1, 4))
+    third = driver.core.submit(request_of(6, big[:2] + 2, 2))
     driver.step()
     running = driver.core.scheduler.running
     assert first is not None and second is not None and third is not None
@@ -131,30 +78,30 @@ def test_admission_is_first_come_first_served() -> None:
 
 def test_a_request_that_can_never_fit_is_rejected() -> None:
     """The request would otherwise wait for ever."""
-    driver = Driver(_CONFIG)
-    driver.core.submit(_request(2, np.zeros(100, dtype=np.int32), 4))
+    driver = Driver(CONFIG)
+    driver.core.submit(request_of(2, np.zeros(100, dtype=np.int32), 4))
     driver.step()
     assert driver.answers[2].error == errors.KV_POOL_TOO_SMALL.format(needed=26, total=24)
 
 
 def test_a_full_queue_rejects_requests() -> None:
     """The waiting queue is bounded, and a rejection says so."""
-    driver = Driver(replace(_CONFIG, queue_max=2, running_max=1))
+    driver = Driver(replace(CONFIG, queue_max=2, running_max=1))
     for key in (2, 4, 6):
-        driver.core.submit(_request(key, np.zeros(4, dtype=np.int32), 2))
+        driver.core.submit(request_of(key, np.zeros(4, dtype=np.int32), 2))
     assert [key for key, output in driver.core.outputs] == [6]
     assert driver.core.outputs[0][1].error == errors.QUEUE_FULL.format(limit=2)
 
 
 def test_a_generated_history_is_reused() -> None:
     """The next turn of a dialogue reuses the blocks of the previous output, not only those of its prompt."""
-    driver = Driver(_CONFIG)
+    driver = Driver(CONFIG)
     prompt = np.arange(8, dtype=np.int32)
-    driver.core.submit(_request(2, prompt, 9))
+    driver.core.submit(request_of(2, prompt, 9))
     while driver.step():
         pass
     turn = np.concatenate([prompt, np.array(driver.answers[2].tokens, dtype=np.int32), prompt])
-    driver.core.submit(_request(4, turn, 1))
+    driver.core.submit(request_of(4, turn, 1))
     driver.step()
     perf = driver.answers[4].perf
     assert perf is not None and perf.reused_blocks == 4
@@ -162,9 +109,9 @@ def test_a_generated_history_is_reused() -> None:
 
 def test_the_last_prompt_token_is_always_recomputed() -> None:
     """The logits of the last prompt token are needed: a prompt of whole cached blocks reuses all blocks but the last."""
-    driver, prompt = Driver(_CONFIG), np.arange(12, dtype=np.int32)
+    driver, prompt = Driver(CONFIG), np.arange(12, dtype=np.int32)
     for key in (2, 4):
-        driver.core.submit(_request(key, prompt, 1))
+        driver.core.submit(request_of(key, prompt, 1))
         driver.step()
     perf = driver.answers[4].perf
     assert perf is not None and perf.reused_blocks == 2
@@ -175,14 +122,14 @@ def test_the_last_prompt_token_is_always_recomputed() -> None:
 
 def test_draws_are_keyed_by_the_absolute_position_of_the_drawn_token() -> None:
     """The first output token of a prompt of n tokens is drawn at position n; a resumed request continues."""
-    driver, prompt = Driver(_CONFIG), np.arange(5, dtype=np.int32)
-    requests = [_request(key, prompt, 6) for key in range(1, 21, 2)]
+    driver, prompt = Driver(CONFIG), np.arange(5, dtype=np.int32)
+    requests = [request_of(key, prompt, 6) for key in range(1, 21, 2)]
     for one in requests:
         driver.core.submit(one)
     while driver.step():
         pass
-    store = _ARITHMETIC.new_store(2, 4)
-    (row,) = _ARITHMETIC.forward([ChunkInput(prompt, 0, np.arange(2, dtype=np.int32), True)], store)
+    store = ARITHMETIC.new_store(2, 4)
+    (row,) = ARITHMETIC.forward([ChunkInput(prompt, 0, np.arange(2, dtype=np.int32), True)], store)
     assert row is not None
     for one in requests:
         assert driver.answers[one.key].tokens[0] == sample_token(row, 5, one.sampling)[0]
@@ -196,14 +143,14 @@ def test_draws_are_keyed_by_the_absolute_position_of_the_drawn_token() -> None:
 
 def test_only_missing_blocks_are_pulled() -> None:
     """Blocks in the prefix cache of the decode engine are not transferred again; the partial last block is."""
-    prefill, decoder, prompt = Driver(_CONFIG), Driver(_CONFIG), np.arange(14, dtype=np.int32)
-    decoder.core.submit(_request(2, prompt[:9], 1))
+    prefill, decoder, prompt = Driver(CONFIG), Driver(CONFIG), np.arange(14, dtype=np.int32)
+    decoder.core.submit(request_of(2, prompt[:9], 1))
     decoder.step()
-    prefill.core.submit(_request(4, prompt, 4, RequestKind.CONTEXT_ONLY))
+    prefill.core.submit(request_of(4, prompt, 4, RequestKind.CONTEXT_ONLY))
     prefill.step()
     blob = prefill.answers[4].handoff
     assert blob is not None
-    decoder.core.submit(replace(_request(6, prompt, 4, RequestKind.GENERATION_ONLY), handoff=decode(blob)))
+    decoder.core.submit(replace(request_of(6, prompt, 4, RequestKind.GENERATION_ONLY), handoff=decode(blob)))
     decoder.step()
     (pull,) = decoder.core.pulls_to_start
     assert pull.first_block == 2 and len(pull.block_ids) == 2
@@ -230,10 +177,10 @@ def test_fault_injection_starts_after_the_set_number_of_correct_tokens(after: in
     """Injected faults: after the correct tokens come ids outside the vocabulary, or an error that the mesh reads as
     invalid.
     """
-    request = _request(1, np.arange(1, 8, dtype=np.int32), 6)
-    true = _alone(request)
+    request = request_of(1, np.arange(1, 8, dtype=np.int32), 6)
+    true = alone(request)
     for lie in ("tokens", "refuse"):
-        driver = Driver(replace(_CONFIG, lie=lie, lie_after=after))
+        driver = Driver(replace(CONFIG, lie=lie, lie_after=after))
         driver.core.submit(request)
         while driver.step():
             pass

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -31,17 +32,18 @@ COMPUTED_STRIDE = 32
 """Number of tokens that an attempt computes beyond its flow-control window before it reports them."""
 
 
-def next_token(history: bytes) -> int:
-    """Return the token behind `history` (packed ids)."""
-    digest = xxhash.xxh3_64_intdigest(history)
+def next_token(history: bytes, model_version: str = "v1") -> int:
+    """Return the token of `model_version` behind `history` (packed ids)."""
+    seed = 0 if model_version == "v1" else xxhash.xxh3_64_intdigest(model_version.encode())
+    digest = xxhash.xxh3_64_intdigest(history, seed)
     return END_ID if digest % 41 == 0 else 4 + digest % (VOCABULARY - 4)
 
 
-def oracle(prompt: bytes, max_output_tokens: int) -> list[int]:
-    """Return the whole output of `prompt`."""
+def oracle(prompt: bytes, max_output_tokens: int, model_version: str = "v1") -> list[int]:
+    """Return the whole output of `prompt` by `model_version`."""
     history, ids = prompt, list[int]()
     while len(ids) < max_output_tokens:
-        ids.append(next_token(history))
+        ids.append(next_token(history, model_version))
         history += frames.pack_ids(ids[-1:])
         if ids[-1] == END_ID:
             break
@@ -61,6 +63,10 @@ class Router:
     runs: dict[int, Run] = field(default_factory=dict)
     last_slot: int = 0
     is_frozen: bool = False
+    pool: str = "default"
+    model_version: str = ""
+    """Version that its pool serves; empty: any."""
+    can_place: bool = True
 
 
 @dataclass
@@ -87,11 +93,26 @@ class Run:
 class FakeMesh:
     """Everything behind one frontend core, stepped by hand."""
 
-    def __init__(self, core: FrontendCore, draw: random.Random, router_count: int = 2) -> None:
+    def __init__(
+        self,
+        core: FrontendCore,
+        draw: random.Random,
+        router_count: int = 2,
+        pools: Sequence[tuple[str, str]] = (("default", ""),),
+    ) -> None:
+        """`router_count`: routers of each of `pools`, given with their versions."""
         self.core = core
         self.draw = draw
         self.now_s = 1000.0
-        self.routers = [Router(f"router-{each}") for each in range(router_count)]
+        self.routers = [
+            Router(
+                f"router-{each}" if pool == "default" else f"{pool}-router-{each}",
+                pool=pool,
+                model_version=version,
+            )
+            for pool, version in pools
+            for each in range(router_count)
+        ]
         self.runs: list[Run] = []
         self.highest: dict[str, int] = {}
         self.submits: list[pb.Submit] = []
@@ -101,10 +122,12 @@ class FakeMesh:
         self.contradictions: list[tuple[str, str]] = []
         """Contradictions received, as (router, replica)."""
         self.cancels: list[int] = []
+        self.pools: dict[str, list[str]] = {}
+        """Pools of the attempts, by request."""
         self.computed: dict[str, int] = {}
         """Position behind the highest output position computed, by request."""
         for router in self.routers:
-            core.add_router(router)
+            core.add_router(router, router.pool, router.model_version)
 
     # Links.
 
@@ -293,8 +316,16 @@ class FakeMesh:
                 while router.downward and not router.is_frozen:
                     self.arrive_down(router)
 
+    def report(self, router: Router, *, can_place: bool | None) -> None:
+        """Send the load report of a router. None: a router of release 0.1.0, which does not say."""
+        router.can_place = can_place is not False
+        if router.is_up:
+            router.down.load(pb.LoadReport(engine_ready=True, can_place=can_place))
+
     def _submit(self, router: Router, submit: pb.Submit) -> None:
         self.submits.append(submit)
+        assert router.model_version in ("", submit.model_version), f"{submit.model_version} at {router.name}"
+        self.pools.setdefault(submit.request_id, []).append(router.pool)
         known = self.highest.get(submit.request_id, 0)
         if submit.attempt <= known:
             router.down.refuse(submit.slot, pb.Refusal.REASON_SUPERSEDED, "old")
@@ -313,6 +344,7 @@ class FakeMesh:
         for run in self.runs:
             if (run.submit.request_id, run.submit.attempt) != (adopt.request_id, adopt.attempt):
                 continue
+            assert run.submit.model_version == router.model_version or not router.model_version
             if run.stage not in ("running", "finished") or not run.log.start <= adopt.position <= run.log.end:
                 break
             if run.router is not None:
@@ -328,7 +360,7 @@ class FakeMesh:
 
     def _generate(self, run: Run, count: int) -> None:
         for _ in range(count):
-            token = next_token(run.history)
+            token = next_token(run.history, run.submit.model_version)
             run.history += frames.pack_ids((token,))
             run.log.append((token,))
             known = self.computed.get(run.submit.request_id, 0)

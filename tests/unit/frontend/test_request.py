@@ -680,11 +680,11 @@ def test_a_bug_at_the_start_gives_the_slot_back(monkeypatch: pytest.MonkeyPatch)
 def test_a_session_keeps_its_router_while_it_is_up() -> None:
     """Session affinity is by name: the same choice in every frontend; only a lost router's share moves."""
     mesh = mesh_of(3)
-    chosen = {each: mesh.core.choose(f"session-{each}").name for each in range(300)}  # type: ignore[union-attr]
+    chosen = {each: mesh.core.peers.choose("default", f"session-{each}").name for each in range(300)}  # type: ignore[union-attr]
     assert {*chosen.values()} == {"router-0", "router-1", "router-2"}
     mesh.cut(mesh.routers[1])
     for each, name in chosen.items():
-        now = mesh.core.choose(f"session-{each}").name  # type: ignore[union-attr]
+        now = mesh.core.peers.choose("default", f"session-{each}").name  # type: ignore[union-attr]
         assert now != "router-1" and (name in (now, "router-1"))
 
 

@@ -256,12 +256,14 @@ def test_a_resumed_request_keeps_its_seed() -> None:
         st.text(max_size=20),
     ),
     st.none() | st.builds(AttemptLocation, st.integers(0, 65_535), st.text(max_size=20)),
+    st.sampled_from(("", "next", "a" * 64, "\N{SNOWMAN}")),
     st.data(),
 )
 def test_a_resume_token_reads_back_and_never_reads_wrong(
-    token: ResumeToken, location: AttemptLocation | None, data: st.DataObject
+    token: ResumeToken, location: AttemptLocation | None, pool: str, data: st.DataObject
 ) -> None:
-    """A resume token reads back as it was packed, or raises an error."""
+    """A resume token reads back as it was packed, or raises an error. Without a pool it is of an earlier version."""
+    token = replace(token, pool=pool)
     if location is not None:
         token = replace(
             token,
@@ -272,11 +274,40 @@ def test_a_resume_token_reads_back_and_never_reads_wrong(
         )
     packed = token.pack(SEAL)
     assert resume_token.unpack(packed, SEAL) == token
+    assert (packed[1] == 5) is bool(pool) and len(packed) <= resume_token.TOKEN_BYTES_MAX
     at = data.draw(st.integers(0, len(packed) - 1))
     broken = bytearray(packed)
     broken[at] ^= data.draw(st.integers(1, 255))
     with pytest.raises(resume_token.ResumeTokenError):
         resume_token.unpack(bytes(broken), SEAL)
+
+
+LAST_RELEASE = (
+    (
+        "6b0200000000000000000000000000000001070000000000000000006300000000000000027631"
+        "b006126efac164a0af6ac2df6747b4ba"
+    ),
+    (
+        "6b03000000000000000000000000000000010700000000000000000063000000000000000276310300086465636f64652d30"
+        "0900000008000000d0a142ed109b6ad734c5e90f06b525e2"
+    ),
+    (
+        "6b04000000000000000000000000000000010700000000000000000063000000000000000276310300086465636f64652d30"
+        "090000000800000000d2496b2f9c6935b935a79e747019811676a042"
+    ),
+)
+"""Tokens that release 0.1.0 made with SEAL: without a location, with a location, and with a time of issue."""
+
+
+def test_tokens_of_the_default_pool_are_those_of_the_last_release() -> None:
+    """A mesh without pools writes the bytes of release 0.1.0, so that its frontends read them, and reads its tokens."""
+    located = replace(
+        TOKEN, location=AttemptLocation(3, "decode-0"), asked_output_tokens=9, max_output_tokens=8
+    )
+    dated = replace(located, issued_s=1_800_000_000)
+    for token, text in zip((TOKEN, located, dated), LAST_RELEASE, strict=True):
+        assert replace(token, pool="default").pack(SEAL).hex() == token.pack(SEAL).hex() == text
+        assert resume_token.unpack(bytes.fromhex(text), SEAL) == token
 
 
 def test_a_token_holds_over_one_change_of_the_secret() -> None:

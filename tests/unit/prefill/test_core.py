@@ -10,7 +10,7 @@ from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.queue_order import fifo
 from kvmesh.triton.capabilities import ModelFacts
 from kvmesh.triton.errors import EngineBusy, EngineError, InvalidRequest
-from kvmesh.triton.port import FirstAnswer
+from kvmesh.triton.port import EngineLoad, FirstAnswer
 from services.prefill.core import PrefillCore
 from services.prefill.limits import PrefillLimits
 from services.prefill.records import CallRecord
@@ -383,7 +383,9 @@ def test_the_load_report_is_correct() -> None:
     load = replica.core.load_report(replica.now_s)
     assert (load.queued_request_count, load.queued_token_count) == (1, 6)
     assert (load.running_request_count, load.held_handoff_count) == (1, 1)
-    assert load.engine_ready and load.engine_boot_id == "boot-1"
+    assert load.engine_ready and load.engine_boot_id == "boot-1" and load.engine_memory_bytes == 0
+    replica.core.sink.on_load(EngineLoad("boot-1", 64, 60, resident_bytes=1 << 40), replica.now_s)
+    assert replica.core.load_report(replica.now_s).engine_memory_bytes == 1 << 40
 
 
 @pytest.mark.parametrize("vocabulary_size", [VOCABULARY, 0])
@@ -400,3 +402,21 @@ def test_a_first_token_outside_the_vocabulary_is_a_fault_of_the_engine(vocabular
     assert view.failure is not None and view.failure.code == pb.Failure.CODE_INVALID_TOKEN
     assert not view.failure.untouched and len(replica.engine.released) == 1
     assert after.is_started
+
+
+def test_a_cordon_and_a_drain_by_the_control_plane_end() -> None:
+    """A cordon is reported and refuses nothing. A drain refuses new prompts; held ones stay until the pull."""
+    replica = Replica()
+    replica.core.set_cordoned(True)
+    assert replica.core.load_report(replica.now_s).cordoned
+    assert replica.submit(1).refusal is None
+    replica.core.drain()
+    refused = replica.submit(2)
+    assert refused.refusal is not None and refused.refusal.reason == pb.Refusal.REASON_DRAINING
+    replica.step()
+    assert replica.core.live_request_count() == len(replica.core.slot_table.held) == 1
+    replica.core.undrain()
+    replica.core.set_cordoned(False)
+    load = replica.core.load_report(replica.now_s)
+    assert not load.draining and not load.cordoned
+    assert replica.submit(3).refusal is None

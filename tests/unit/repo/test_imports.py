@@ -1,6 +1,6 @@
-"""Imports point one way: services -> kvmesh -> stubs, inside a service from package to package, and in no cycle.
+"""Imports point one way: services, simulator, controlplane -> kvmesh -> stubs.
 
-Read from the source, so that prose cannot drift.
+Inside a service they point from package to package, and in no cycle. Read from the source, so that prose cannot drift.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ ROUTER_ORDER = {
     "placement": ("queue", "index"),
     "gossip": ("cooperative_yield", "placement"),
     "forwarding": ("queue", "placement"),
+    "pool_members": (),
     "status": ("placement", "forwarding"),
     "telemetry": ("queue", "index", "placement", "gossip", "forwarding"),
-    "main": ("index", "placement", "gossip", "forwarding", "status", "telemetry"),
+    "main": ("index", "placement", "gossip", "forwarding", "pool_members", "status", "telemetry"),
     "__main__": ("main",),
 }
 """What each package or module of the router imports of the others: only of those before it."""
@@ -49,7 +50,7 @@ FRONTEND_ORDER = {
 
 ORDERS = {"router": ROUTER_ORDER, "frontend": FRONTEND_ORDER}
 
-SHIPPED = ("kvmesh", "services", "simulator", "engines", "bench")
+SHIPPED = ("kvmesh", "services", "simulator", "controlplane", "engines", "bench")
 """Folders without import cycles."""
 
 SIMULATED = {"queue", "index", "placement", "forwarding"}
@@ -85,13 +86,13 @@ def breaches(folder: str, *forbidden: str) -> list[str]:
 
 def test_the_shared_package_imports_no_service_and_no_engine() -> None:
     """kvmesh is what services stand on; the command line starts services by name."""
-    assert breaches("kvmesh", "services", "simulator", "engines", "bench", "tests") == []
+    assert breaches("kvmesh", "services", "simulator", "controlplane", "engines", "bench", "tests") == []
 
 
 def test_the_simulator_imports_of_the_router_its_decisions_alone() -> None:
     """The simulator runs the router's own placement and queue; it starts no service and no engine."""
     others = [f"services.{name}" for name in SERVICES if name != "router"]
-    assert breaches("simulator", "engines", "bench", "tests", "kvmesh.cli", *others) == []
+    assert breaches("simulator", "controlplane", "engines", "bench", "tests", "kvmesh.cli", *others) == []
     used = {
         tuple(name.split(".")[:3]) for path in (ROOT / "simulator").rglob("*.py") for name in imports(path)
     }
@@ -100,12 +101,18 @@ def test_the_simulator_imports_of_the_router_its_decisions_alone() -> None:
 
 def test_engines_import_nothing_of_the_mesh() -> None:
     """An engine stands for somebody else's: it knows the tensor contract and nothing more."""
-    assert breaches("engines", "services", "kvmesh", "bench", "tests") == []
+    assert breaches("engines", "services", "controlplane", "kvmesh", "bench", "tests") == []
 
 
 def test_no_service_imports_an_engine_or_a_bench() -> None:
     """A service knows its engine through Triton alone."""
-    assert breaches("services", "engines", "bench", "simulator", "tests", "kvmesh.cli") == []
+    assert breaches("services", "engines", "bench", "simulator", "controlplane", "tests", "kvmesh.cli") == []
+
+
+def test_the_control_plane_imports_the_shared_package_alone() -> None:
+    """It reaches services through their stubs, and `kvmesh up` starts it by name."""
+    others = ("services", "simulator", "engines", "bench", "tests", "kvmesh.cli")
+    assert breaches("controlplane", *others) == []
 
 
 def test_no_service_imports_another() -> None:

@@ -11,7 +11,7 @@ from kvmesh.config import ROOT
 from tests.samples import samples
 
 TREE, ROUTER = (sample.text for sample in samples("text") if sample.page == "docs/map.md")
-MAPPED = ("services", "kvmesh", "simulator", "engines", "bench")
+MAPPED = ("services", "kvmesh", "simulator", "controlplane", "engines", "bench")
 
 
 def braces(path: str) -> list[str]:

@@ -7,14 +7,18 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from kvmesh.config import ROOT
+from tests.samples import samples
 
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
 LINK = re.compile(r"\]\((?!\w+://)([^)#\s]*)#([^)\s]+)\)")
 HEADING = re.compile(r"(?m)^#{1,6} (.+)$")
 ANCHOR = re.compile(r'<a id="([^"]+)">')
-FILE = re.compile(r"`((?:bench|deploy|docs|engines|kvmesh|protos|services|simulator|tests|tools)/[\w./-]+)`")
+FILE = re.compile(
+    r"`((?:bench|controlplane|deploy|docs|engines|kvmesh|protos|services|simulator|tests|tools)/[\w./-]+)`"
+)
 FENCED = re.compile(r"(?ms)^\s*```.*?^\s*```")
 
 ROLES = ("frontend", "router", "prefill", "decode")
@@ -28,13 +32,16 @@ SERIES = re.compile(r"`([a-z][a-z0-9_]*)(?:\{([a-z_]+)\})?`(?: by `([a-z_]+)`)?"
 def exported() -> dict[tuple[str, str], set[str]]:
     """Return the labels of each exported metric by role and name without prefix, read from the source."""
     found: dict[tuple[str, str], set[str]] = {}
-    for path in sorted(ROOT.glob("kvmesh/**/*.py")) + sorted(ROOT.glob("services/**/*.py")):
+    folders = ("kvmesh", "services", "controlplane")
+    for path in (path for folder in folders for path in sorted(ROOT.glob(f"{folder}/**/*.py"))):
         place = path.relative_to(ROOT).as_posix()
         roles: tuple[str, ...] = next(
-            (each for folder, each in SHARED.items() if place.startswith(folder)), ROLES
+            (each for folder, each in SHARED.items() if place.startswith(folder)), (*ROLES, "control")
         )
         if place.startswith("services/"):
             roles = (path.relative_to(ROOT).parts[1],)
+        elif place.startswith("controlplane/"):
+            roles = ("control",)
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args):
                 continue
@@ -76,6 +83,21 @@ def test_each_metric_of_the_page_is_exported() -> None:
         if (role, name) not in known or label not in {"", *known[role, name]}
     ]
     assert missing == []
+
+
+def test_each_metric_of_the_alert_rules_is_exported() -> None:
+    """A rule about a name that no process exports would never fire."""
+    known = {f"kvmesh_{role}_{name}" for role, name in exported()}
+    rules = [
+        rule
+        for sample in samples("yaml")
+        for group in yaml.safe_load(sample.text)["groups"]
+        for rule in group["rules"]
+    ]
+    assert len(rules) >= 3
+    for rule in rules:
+        named = set(re.findall(r"kvmesh_\w+", rule["expr"]))
+        assert named and named <= known, rule
 
 
 def anchors(page: Path) -> set[str]:

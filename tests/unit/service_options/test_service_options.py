@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from kvmesh import service_options
+from kvmesh.replica import options as replica_options
 from services.decode import main as decode
 from services.frontend import main as frontend
 from services.prefill import main as prefill
@@ -81,3 +84,32 @@ def test_help_gives_an_example_of_its_own_role(role: str, capsys: pytest.Capture
     with pytest.raises(SystemExit):
         MAINS[role][0](["--help"])
     assert f'"{role}-0"' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("role", ["router", "prefill", "decode"])
+def test_an_unknown_pool_is_refused_with_the_allowed_ones(
+    role: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A mesh with pools has no pool "default" unless the file names one."""
+    config = tmp_path / "kvmesh.toml"
+    config.write_text("[pools.stable]\n[pools.next]\n")
+    refused(role, *REDIS, "--config", str(config))
+    assert '--pool = "default" is not a pool: allowed are next, stable.' in capsys.readouterr().err
+    refused(role, *REDIS, "--config", str(config), "--pool", "nxt")
+    assert '--pool = "nxt" is not a pool: did you mean next?' in capsys.readouterr().err
+
+
+def test_the_pool_decides_version_and_lease(tmp_path: Path) -> None:
+    """A router has the version of its pool. A frontend belongs to no pool and starts with the first one's version."""
+    config = tmp_path / "kvmesh.toml"
+    config.write_text("[versions.v1]\n[versions.v2]\n[pools.a]\nversion = 'v1'\n[pools.b]\nversion = 'v2'\n")
+    given = (*REDIS, "--config", str(config))
+    router = service_options.parse("router", (*given, "--pool", "b"), {})
+    assert (router.pool, router.pool_settings.version.name) == ("b", "v2")
+    replica = replica_options.parse("decode", (*given, *REPLICA, "--pool", "b"))
+    assert replica.pool_settings.version.name == "v2"
+    frontend_options = service_options.parse("frontend", given, {})
+    assert (frontend_options.pool, frontend_options.pool_settings.version.name) == ("", "v1")
+    assert service_options.parse("router", REDIS, {}).pool_settings.version.name == "kvmesh-1"
+    with pytest.raises(SystemExit):
+        service_options.parse("frontend", (*given, "--pool", "b"), {})

@@ -145,3 +145,12 @@ def test_one_refusal_lists_all_missing_parts() -> None:
         "tokens_per_block 16 (it has 32)",
     ):
         assert part in text, part
+
+
+def test_the_digest_of_an_engine_is_unknown_unless_it_says_one() -> None:
+    """An engine of release 0.1.0 has no such parameter. A long one is cut: each lease holds it."""
+    assert derive(*model(), role="decode", model_version="v1", block_tokens=32).digest == ""
+    for digest, kept in (("hashed-1", "hashed-1"), ("x" * 10_000, "x" * 256)):
+        parameters = PARAMETERS | {"engine_digest": digest}
+        facts = derive(*model(parameters=parameters), role="decode", model_version="v1", block_tokens=32)
+        assert facts.digest == kept

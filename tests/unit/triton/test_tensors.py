@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 import numpy as np
+import pytest
 from tritonclient.grpc import service_pb2
 
 from kvmesh.attach import frames
@@ -118,3 +120,17 @@ def test_load_report_of_an_engine_is_read() -> None:
     """Only the needed keys are read. Unknown keys are ignored."""
     load = load_of({"boot_id": "b", "blocks_total": 8, "blocks_free": 3, "step_s_ewma": 0.5, "x": 1})
     assert (load.boot_id, load.blocks_total, load.blocks_free, load.step_s) == ("b", 8, 3, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("reported", "expected"),
+    [
+        ({}, 0),
+        ({"resident_bytes": 5}, 5),
+        *(({"resident_bytes": bad}, 0) for bad in (None, -1, 1 << 63, 0.5, "5")),
+    ],
+)
+def test_the_resident_memory_of_an_engine_is_optional(reported: dict[str, Any], expected: int) -> None:
+    """Without a number of bytes the memory is unknown, and the rest of the report counts."""
+    load = load_of({"boot_id": "b", "blocks_total": 8, "blocks_free": 3} | reported)
+    assert (load.blocks_free, load.resident_bytes) == (3, expected)

@@ -99,7 +99,7 @@ def test_no_probe_stays_open(seed: int) -> None:
             for _ in range(EJECT_AFTER):
                 world.advance(0.001)
                 replica.failed(world.now_s, world.now_s, "test")
-        if world.rng.random() < 0.02:
+        if world.rng.random() < 0.03:
             world.advance(1.0)
         before = {name: one.ejection.probe for name, one in world.core.replicas.items()}
         world.step()

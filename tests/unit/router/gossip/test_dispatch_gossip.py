@@ -25,11 +25,13 @@ class FullRedis:
     """Its stream has the entries of another router, and returns all of them in one answer."""
 
     def __init__(self, entries: list[Entry]) -> None:
+        self.commands: list[tuple[Any, ...]] = []
         self.answer: Any = [
             (b"stream", [(b"5-%d" % one.seq, {FIELD: messages.encode(one, 0.0)}) for one in entries])
         ]
 
     async def execute(self, *command: Any) -> Any:
+        self.commands.append(command)
         if command[0] == "XREAD" and self.answer is not None:
             answer, self.answer = self.answer, None
             return answer
@@ -106,3 +108,22 @@ def test_entries_are_short() -> None:
             assert len(entry.messages) <= 256
             assert len(found) <= 1 or len(messages.encode(entry, 0.0)) < 100_000
         assert told == count
+
+
+@pytest.mark.parametrize(("pool", "key"), [("default", "m:dispatches"), ("next", "m:dispatches:next")])
+async def test_each_pool_has_a_stream_of_its_own(pool: str, key: str) -> None:
+    """Routers of two pools never read each other's entries. The default pool keeps the key of release 0.1.0."""
+    redis: Any = FullRedis([])
+    dispatches = DispatchGossip(
+        redis, "m", "r0", "boot-0", print, lambda _: {}, lambda _: True, SlowClock(), pool=pool
+    )
+    dispatches.set_routers(EVERYBODY)
+    task = asyncio.create_task(dispatches.run())
+    async with asyncio.timeout(5):
+        while not {"XADD", "XREAD", "XREVRANGE"} <= {command[0] for command in redis.commands}:
+            await asyncio.sleep(0)
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+    words = {word for command in redis.commands for word in command if str(word).startswith("m:")}
+    assert words == {key}

@@ -1,0 +1,39 @@
+"""Runs seeds of the simulated control plane: `python -m tests.simulation.control --seeds 3000`. `--seed N` replays one."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+
+from tests.simulation.control.runs import run
+
+
+def main() -> int:
+    """Run the seeds; return 1 if one of them failed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation.control", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=3000, help="number of seeds, from 0")
+    parser.add_argument("--seed", type=int, default=None, help="replay this one, with its events")
+    given = parser.parse_args()
+    seeds = range(given.seeds) if given.seed is None else [given.seed]
+    ends: Counter[str] = Counter()
+    failed, began_s = [], time.monotonic()
+    for seed in seeds:
+        try:
+            schedule = run(seed)
+        except AssertionError as error:
+            failed.append(seed)
+            print(f"FAILED seed={seed}: {error}")
+            continue
+        ends.update(schedule.ends())
+        if given.seed is not None:
+            for event in schedule.world.events:
+                print(event.what, event.target, event.result)
+    took_s = time.monotonic() - began_s
+    print(f"{len(seeds)} seeds in {took_s:.0f} s, {len(failed)} failed; ends of rollouts: {dict(ends)}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

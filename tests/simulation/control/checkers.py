@@ -1,0 +1,75 @@
+"""Checks of a simulated control plane: safety over its whole history, and agreement at its end.
+
+`World.offer` checks at each receiver that no name goes back, and that no condemned canary has weight.
+"""
+
+from __future__ import annotations
+
+from kvmesh.snapshot.content import RolloutState
+from tests.simulation.control.world import World
+
+
+def check_weights_have_documents(world: World) -> None:
+    """Every applied weight of a canary stands in a document that Redis had written before."""
+    written: dict[tuple[str, int, int], bool] = {}
+    for document in world.redis.written:
+        written[document.id, document.step, document.weight_percent] = True
+    for at_s, receiver, _, snapshot in world.applied:
+        content = snapshot.content
+        weight = content.canary_percent
+        if weight:
+            found = (content.rollout, content.step, weight) in written
+            assert found, f"seed={world.seed}: {receiver} at {at_s:.1f} s has {weight} % without a document"
+
+
+def check_promotions_have_documents(world: World) -> None:
+    """The stable pool changes only by a promotion that a document has decided."""
+    promoted = {document.to_pool for document in world.redis.written if document.state_name == "PROMOTING"}
+    for at_s, receiver, _, snapshot in world.applied:
+        stable = snapshot.content.stable.pool
+        is_allowed = stable == "stable" or stable in promoted
+        assert is_allowed, (
+            f"seed={world.seed}: {stable} is stable at {receiver} at {at_s:.1f} s without a document"
+        )
+
+
+def check_completed_rollouts_stay(world: World) -> None:
+    """A rollout that a receiver has as completed is never taken back: its old pool may be gone."""
+    completed: set[str] = set()
+    for at_s, receiver, _, snapshot in world.applied:
+        content = snapshot.content
+        if content.rollout_state is RolloutState.COMPLETED:
+            completed.add(content.rollout)
+        found = completed.intersection(content.ended_rollouts)
+        assert not found, f"seed={world.seed}: {receiver} at {at_s:.1f} s takes {found} back"
+
+
+def check_agreement(world: World) -> None:
+    """After the healing all receivers have the leader's snapshot, and Redis has it, too."""
+    leader = world.leader()
+    assert leader is not None, f"seed={world.seed}: no leader"
+    published = leader.core.publisher.published
+    assert published is not None, f"seed={world.seed}: {leader.name} published nothing"
+    behind = [peer.name for peer in world.peers.values() if peer.fence.current != published]
+    assert not behind, f"seed={world.seed}: {behind} lack {published.name}"
+    assert world.redis.board == published, f"seed={world.seed}: the board has {world.redis.board}"
+    assert published.content.canary_percent == 0, f"seed={world.seed}"
+
+
+def check_ended_rollouts(world: World) -> None:
+    """A rollout that a receiver knows as taken back has not been promoted: its pool is stable by another one only."""
+    leader = world.leader()
+    assert leader is not None
+    ended = {rollout for peer in world.peers.values() for rollout in peer.fence.ended_rollouts}
+    for document in leader.core.library.rollouts:
+        if document.id in ended:
+            assert document.is_taken_back, f"seed={world.seed}: {document.id} is {document.state_name}"
+
+
+CHECKS = (
+    check_weights_have_documents,
+    check_promotions_have_documents,
+    check_completed_rollouts_stay,
+    check_agreement,
+    check_ended_rollouts,
+)

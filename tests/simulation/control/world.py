@@ -1,0 +1,735 @@
+"""A control plane on a virtual clock: real cores and fences, a Redis that forgets, links that break, processes that pause.
+
+The schedule is a seed. Time is a heap of events. Every message takes some milliseconds, in order for each link.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from controlplane.actions import (
+    AppendEvent,
+    ClaimLease,
+    Confirm,
+    DocumentKind,
+    Done,
+    ReadStore,
+    ReleaseLease,
+    RunGolden,
+    Send,
+    WriteBoard,
+    WriteDocument,
+)
+from controlplane.core import Author, Command, ControlCore
+from controlplane.judging import Judging
+from controlplane.leadership import LEASE_S, Holder, LeaseAnswer
+from controlplane.library import Document, StoreRead
+from controlplane.loop import HEARTBEAT_S
+from controlplane.rollouts import commands
+from controlplane.rollouts import document as documents
+from controlplane.rollouts.document import RolloutDocument
+from controlplane.rollouts.settings import RolloutSettings
+from controlplane.rollouts.verdict import TrackSamples, Verdict, VerdictKind
+from controlplane.rollouts.view import GoldenFacts, GoldenState
+from controlplane.snapshots.receivers import Receiver
+from controlplane.store.documents import DESIRED, Documents
+from controlplane.store.documents import Document as StoredDocument
+from kvmesh.control.v1 import control_pb2 as cpb
+from kvmesh.control.v1 import snapshot_pb2 as pb
+from kvmesh.membership.member import Member
+from kvmesh.snapshot.content import Content, PoolTrack, Track
+from kvmesh.snapshot.fence import Applied, Fence, Rejected
+from kvmesh.snapshot.published import Published
+from kvmesh.snapshot.watch import SILENCE_S
+from kvmesh.snapshot.watch_outbox import WatchOutbox
+
+T = TypeVar("T")
+
+VERSIONS = {"stable": "v1", "next": "v2", "stable-young": "v1"}
+INITIAL = Content(
+    (
+        PoolTrack("next", "v2"),
+        PoolTrack("stable", "v1", Track.STABLE, 100),
+        PoolTrack("stable-young", "v1"),
+    )
+)
+ANSWER_S = 0.5
+"""Longest wait of a process for Redis."""
+
+
+class Redis:
+    """One Redis: a lease, a term, documents, the board. `is_up` and the partitions decide who reaches it."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.is_up = True
+        self.flush()
+        self.written: list[RolloutDocument] = []
+        """Every rollout document that was ever written."""
+
+    def flush(self) -> None:
+        """Lose everything."""
+        self.lease: tuple[Holder, float] | None = None
+        self.number = 0
+        self.rollouts: dict[str, tuple[int, bytes]] = {}
+        self.desired: tuple[int, bytes] | None = None
+        self.board: Published | None = None
+        self.undo: list[Callable[[], None]] = []
+
+    def lose_last_write(self) -> None:
+        """Fail over to a replica that lacks the last write."""
+        if self.undo:
+            self.undo.pop()()
+
+    def claim(self, holder: Holder, number: int) -> LeaseAnswer:
+        """Claim or renew the lease."""
+        now_s = self.world.now_s
+        if self.lease is None or self.lease[1] <= now_s or self.lease[0] == holder:
+            if self.lease is not None and self.lease[0] != holder:  # it ran out; a lost one says nothing
+                self.world.check_leader_in_doubt(self.lease[0])
+            self.lease = (holder, now_s + LEASE_S)
+            self.number = max(self.number, number)
+        return LeaseAnswer(self.lease[0], self.number)
+
+    def release(self, holder: Holder) -> None:
+        """Delete the lease if it is the holder's own."""
+        if self.lease is not None and self.lease[0] == holder:
+            self.lease = None
+
+    def read(self, copies: Copies) -> StoreRead:
+        """Read all into the copies of a process, and put back what is lost, as `Store` does."""
+        rows = dict(self.rollouts) | ({DESIRED: self.desired} if self.desired is not None else {})
+        found = {name: StoredDocument(revision, data) for name, (revision, data) in rows.items()}
+        for lost in copies.documents.take(found, {name: each.revision for name, each in found.items()}):
+            document, is_desired = lost.document, lost.name == DESIRED
+            kind = DocumentKind.DESIRED if is_desired else DocumentKind.ROLLOUT
+            self.write(
+                WriteDocument(kind, lost.name, document.data, document.revision, lost.replaces), is_new=False
+            )
+        copies.see(self.board)
+        if copies.board is not None:
+            self.offer(copies.board)
+        documents = copies.documents
+        return StoreRead(documents.rollouts, documents.desired, copies.board, self.number)
+
+    def write(self, action: WriteDocument, *, is_new: bool = True) -> bool:
+        """Write a document by compare-and-set."""
+        if action.kind is DocumentKind.DESIRED:
+            before = self.desired
+            if (before[0] if before else 0) > action.replaces:
+                return False
+            self.desired = (action.revision, action.data)
+            self.undo.append(lambda: setattr(self, "desired", before))
+            return True
+        known = self.rollouts.get(action.name)
+        if (known[0] if known else 0) > action.replaces:
+            return False
+        self.rollouts[action.name] = (action.revision, action.data)
+        if is_new:
+            self.written.append(documents.decode(action.name, action.data))
+        self.undo.append(lambda: self._back(action.name, known))
+        return True
+
+    def offer(self, snapshot: Published) -> None:
+        """Write the board unless a higher snapshot is there."""
+        if self.board is None or snapshot.name.order > self.board.name.order:
+            before, self.board = self.board, snapshot
+            self.undo.append(lambda: setattr(self, "board", before))
+
+    def put_back(self, document: RolloutDocument) -> None:
+        """Replace a document by an old revision of it."""
+        self.rollouts[document.id] = (document.revision, documents.encode(document))
+
+    def _back(self, name: str, known: tuple[int, bytes] | None) -> None:
+        if known is None:
+            self.rollouts.pop(name, None)
+        else:
+            self.rollouts[name] = known
+
+
+class Copies:
+    """What one control process has of the documents and the board: in memory, and on its disk."""
+
+    def __init__(self) -> None:
+        self.documents = Documents()
+        self.board: Published | None = None
+        self.unstored: dict[str, StoredDocument] = {}
+        """Documents on disk whose write had no answer."""
+
+    def see(self, snapshot: Published | None) -> None:
+        """Keep the highest snapshot."""
+        if snapshot is not None and (self.board is None or snapshot.name.order > self.board.name.order):
+            self.board = snapshot
+
+    def restarted(self) -> Copies:
+        """Return the copies of the next boot, from the disk."""
+        after, documents = Copies(), self.documents
+        known = {name: found for name in documents.names() if (found := documents.get(name)) is not None}
+        after.documents, after.board = Documents(known | self.unstored), self.board
+        return after
+
+
+class ScriptedJudge(Judging):
+    """A judge that passes each step after a few seconds, or fails the rollout at one step."""
+
+    fails_at: int = 0
+    passes_after_s: float = 3.0
+
+    def __init__(self, document: RolloutDocument, now_s: float) -> None:
+        super().__init__(document, now_s)
+        self._began_s = now_s
+
+    def follow(self, document: RolloutDocument, now_s: float) -> None:
+        """Begin a new step."""
+        if document.step != self.step:
+            self._began_s = now_s
+        super().follow(document, now_s)
+
+    def verdict(self, now_s: float) -> Verdict:
+        """Return the scripted verdict."""
+        if not self.step:
+            stable = TrackSamples(track="stable", sessions=1000)
+            return Verdict(kind=VerdictKind.NONE, samples=(stable,))
+        if 0 < self.fails_at <= self.step:
+            return Verdict(kind=VerdictKind.FAIL, reason="scripted")
+        if abs(now_s - self._began_s) < self.passes_after_s:
+            return Verdict(kind=VerdictKind.NEEDS_MORE, reason="scripted")
+        return Verdict(kind=VerdictKind.PASS, reason="scripted")
+
+
+class GreenGolden:
+    """Golden prompts that pass."""
+
+    def due(self, document: RolloutDocument, members: Iterable[Member], now_s: float) -> list[RunGolden]:
+        """Return nothing to run."""
+        return []
+
+    def facts(self, document: RolloutDocument) -> GoldenFacts:
+        """Return a pass for the present step."""
+        return GoldenFacts(document.step, GoldenState.GREEN)
+
+
+@dataclass
+class Node:
+    """What control processes and receivers share: links, pauses, crashes."""
+
+    name: str
+    boot: int = 0
+    is_up: bool = True
+    paused_until_s: float = 0.0
+    has_redis: bool = True
+    keeps_state: bool = False
+    """True if a restart finds a state folder."""
+
+    @property
+    def boot_id(self) -> str:
+        """Boot id of the present start."""
+        return f"{self.name}#{self.boot}"
+
+
+@dataclass
+class Control(Node):
+    """One control process."""
+
+    core: ControlCore = field(init=False)
+    copies: Copies = field(default_factory=Copies)
+    wall_offset_s: float = 0.0
+    is_leaving: bool = False
+    """True after SIGTERM: it claims nothing more."""
+    led: bool = False
+    """True if it led after its last actions."""
+
+
+@dataclass
+class Peer(Node):
+    """One receiver with its fence."""
+
+    role: str = "frontend"
+    pool: str = ""
+    fence: Fence = field(default_factory=Fence)
+    dialed: str = ""
+    """Control process of the open stream; empty: none."""
+    stream: int = 0
+    heard_s: float = 0.0
+    hint: str = ""
+    outbox: WatchOutbox = field(default_factory=lambda: WatchOutbox(pb.ReceiverHello()))
+
+    @property
+    def is_observed(self) -> bool:
+        """True while a rollout runs."""
+        in_force = self.fence.in_force
+        return in_force is not None and bool(in_force.content.running_rollout)
+
+    def report(self) -> pb.ReceiverReport:
+        """Return the state of the process."""
+        return pb.ReceiverReport(
+            can_place=self.role == "router",
+            queue_delay_us=1000,
+            prefill_load_share=0.1,
+            uncached_prefill_s_per_s=0.1,
+        )
+
+    def observations(self) -> pb.ObservationBatch | None:
+        """Return None."""
+        return None
+
+
+class World:
+    """See the module. `checks` run after every event with the world."""
+
+    def __init__(
+        self, seed: int, *, controls: int = 2, frontends: int = 3, judge: type[Judging] = ScriptedJudge
+    ) -> None:
+        self.rng = random.Random(seed)
+        self.seed = seed
+        self.now_s = 100.0
+        self.judge = judge
+        self.redis = Redis(self)
+        self.cut: set[frozenset[str]] = set()
+        """Pairs that do not reach each other."""
+        self.done: dict[int, str] = {}
+        self.events: list[AppendEvent] = []
+        self.applied: list[tuple[float, str, str, Published]] = []
+        """(time, receiver, boot id, snapshot) of every application."""
+        self.on_publish: Callable[[Control, Published], None] = lambda _, __: None
+        """Called when a process writes the board."""
+        self.tickets = itertools.count(1)
+        self._order = itertools.count()
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._arrivals: dict[tuple[str, str], float] = {}
+        self.controls = {f"control-{n}": Control(f"control-{n}") for n in range(controls)}
+        self.peers: dict[str, Peer] = {f"frontend-{n}": Peer(f"frontend-{n}") for n in range(frontends)}
+        for pool in VERSIONS:
+            for role in ("router", "prefill", "decode"):
+                name = f"{pool}-{role}-0"
+                self.peers[name] = Peer(name, role=role, pool=pool)
+        for control in self.controls.values():
+            self.start_control(control)
+        for peer in self.peers.values():
+            self.start_peer(peer)
+
+    # Time.
+
+    def at(self, at_s: float, run: Callable[[], None]) -> None:
+        """Run `run` at `at_s`."""
+        heapq.heappush(self._heap, (max(at_s, self.now_s), next(self._order), run))
+
+    def after(self, delay_s: float, run: Callable[[], None]) -> None:
+        """Run `run` after `delay_s`."""
+        self.at(self.now_s + delay_s, run)
+
+    def run_until(self, until_s: float, is_over: Callable[[], bool] = lambda: False) -> None:
+        """Run all events before `until_s`, or until `is_over`."""
+        while self._heap and self._heap[0][0] <= until_s and not is_over():
+            self.now_s, _, run = heapq.heappop(self._heap)
+            run()
+        if not is_over():
+            self.now_s = max(self.now_s, until_s)
+
+    def on(self, node: Node, boot: int, run: Callable[[], None]) -> None:
+        """Run `run` at a node: later if it is paused, never if it restarted."""
+        if not node.is_up or node.boot != boot:
+            return
+        if self.now_s < node.paused_until_s:
+            self.at(node.paused_until_s, lambda: self.on(node, boot, run))
+            return
+        run()
+
+    def send(self, source: Node, target: Node, run: Callable[[], None]) -> None:
+        """Run `run` at `target` after a latency, in the order of the link; never across a cut."""
+        boot, link = target.boot, (source.name, target.name)
+        arrival_s = max(self._arrivals.get(link, 0.0), self.now_s + self.rng.uniform(0.001, 0.05))
+        self._arrivals[link] = arrival_s
+
+        def arrive() -> None:
+            if frozenset(link) not in self.cut:
+                self.on(target, boot, run)
+            else:  # a stream loses no message and stays open
+                for node in (source, target):
+                    if isinstance(node, Peer):
+                        node.dialed = ""
+
+        self.at(arrival_s, arrive)
+
+    # Control processes.
+
+    def start_control(self, control: Control) -> None:
+        """Start or restart a control process without memory."""
+        control.boot += 1
+        control.is_up, control.led, control.paused_until_s, control.is_leaving = True, False, 0.0, False
+        control.copies = control.copies.restarted() if control.keeps_state else Copies()
+        boot = control.boot
+
+        def wall() -> float:
+            return 1_700_000_000.0 + self.now_s + control.wall_offset_s
+
+        control.core = ControlCore(
+            control.name, control.boot_id, VERSIONS, INITIAL, wall, GreenGolden(), self.judge
+        )
+        self.on(control, boot, lambda: self._tick(control, boot))
+        self.after(self.rng.uniform(0, 1), lambda: self._list(control, boot))
+        self.after(HEARTBEAT_S, lambda: self.on(control, boot, lambda: self._beat(control, boot)))
+
+    def _beat(self, control: Control, boot: int) -> None:
+        for peer in self._receivers_of(control):
+            self._down(control, peer, peer.stream, lambda: None)
+        self.after(HEARTBEAT_S, lambda: self.on(control, boot, lambda: self._beat(control, boot)))
+
+    def _receivers_of(self, control: Control) -> list[Peer]:
+        known = {each.process_id: each for each in control.core.receivers if each.is_connected}
+        return [
+            peer
+            for peer in self.peers.values()
+            if peer.dialed == control.name and peer.name in known and known[peer.name].boot_id == peer.boot_id
+        ]
+
+    def crash(self, node: Node) -> None:
+        """End a process without warning."""
+        node.is_up = False
+        node.boot += 1
+
+    def terminate(self, control: Control) -> None:
+        """SIGTERM: give the lease back, and end a second later."""
+        boot, holder = control.boot, self._holder(control)
+
+        def leave() -> None:
+            control.is_leaving = True
+            control.core.release()
+            self.act(control)
+            self._ask(control, lambda: self.redis.release(holder), lambda _: None)
+
+        def end() -> None:
+            if control.boot == boot and control.is_up:
+                self.crash(control)
+
+        self.on(control, boot, leave)
+        self.after(1.0, end)
+
+    def check_leader_in_doubt(self, holder: Holder) -> None:
+        """The lease of `holder` goes to another process: it may not go forward any more, paused or not."""
+        control = self.controls[holder.process_id]
+        is_it = control.is_up and control.boot_id == holder.boot_id
+        is_certain = is_it and control.core.leadership.may_go_forward(self.now_s)
+        assert not is_certain, f"seed={self.seed}: {control.name} goes forward without its lease"
+
+    def _holder(self, control: Control) -> Holder:
+        return Holder(control.name, control.boot_id, f"{control.name}:1")
+
+    def _tick(self, control: Control, boot: int) -> None:
+        if control.is_leaving:
+            return
+        control.core.on_timer(self.now_s)
+        self.act(control)
+        pause_s = max(0.01, control.core.next_wake_s() - self.now_s)
+        self.after(pause_s, lambda: self.on(control, boot, lambda: self._tick(control, boot)))
+
+    def _list(self, control: Control, boot: int) -> None:
+        def listed() -> None:
+            if self.redis.is_up and control.has_redis:
+                control.core.on_members(self.members(), self.now_s)
+                self.act(control)
+
+        self.on(control, boot, listed)
+        if control.boot == boot:
+            self.after(1.0, lambda: self._list(control, boot))
+
+    def members(self) -> list[Member]:
+        """Return the leases of all live receivers."""
+        return [
+            Member(
+                process_id=peer.name,
+                role=peer.role,  # type: ignore[arg-type]  # one of the roles
+                address=f"{peer.name}:1",
+                boot_id=peer.boot_id,
+                model_version=VERSIONS.get(peer.pool, "v1"),
+                block_tokens=16,
+                pool=peer.pool,
+                capabilities=("pools",),
+            )
+            for peer in self.peers.values()
+            if peer.is_up
+        ]
+
+    def act(self, control: Control) -> None:
+        """Execute the actions of a core. A process that led ends its streams."""
+        if control.led and not control.core.leads:
+            self._end_streams(control)
+        control.led = control.core.leads
+        for action in control.core.take_actions():
+            match action:
+                case ClaimLease():
+                    self._claim(control, action)
+                case ReadStore():
+                    core, copies = control.core, control.copies
+                    self._ask(
+                        control,
+                        lambda copies=copies: self.redis.read(copies),  # type: ignore[misc]
+                        lambda answer, core=core: core.on_store(answer, self.now_s),  # type: ignore[misc]
+                    )
+                case WriteDocument():
+                    self._write(control, action)
+                case WriteBoard(snapshot):
+                    control.copies.see(snapshot)
+                    self.on_publish(control, snapshot)
+                    self._ask(control, lambda s=snapshot: self.redis.offer(s), lambda _: None)  # type: ignore[misc]
+                case Send():
+                    self._deliver(control, action)
+                case AppendEvent():
+                    self.events.append(action)
+                case Done(ticket, error):
+                    self.done[ticket] = error
+                case ReleaseLease() | Confirm() | RunGolden():
+                    pass
+
+    def _end_streams(self, control: Control) -> None:
+        holder = control.core.leadership.holder
+        hint = holder.process_id if holder is not None and holder.process_id != control.name else ""
+        for peer in self.peers.values():
+            if peer.dialed == control.name:
+                self._down(control, peer, peer.stream, lambda peer=peer: self._redirect(peer, hint))  # type: ignore[misc]
+
+    def _claim(self, control: Control, action: ClaimLease) -> None:
+        sent_s, core, holder = self.now_s, control.core, self._holder(control)
+
+        def take(answer: LeaseAnswer | None) -> None:
+            if not control.is_leaving:
+                core.on_lease(answer, sent_s, self.now_s)
+
+        self._ask(control, lambda: self.redis.claim(holder, action.number), take)
+
+    def _write(self, control: Control, action: WriteDocument) -> None:
+        core, copies = control.core, control.copies
+        name = DESIRED if action.kind is DocumentKind.DESIRED else action.name
+        document = StoredDocument(action.revision, action.data)
+
+        def take(is_written: bool | None) -> None:
+            if is_written:
+                copies.documents.stored(name, document)
+                copies.unstored.pop(name, None)
+            elif is_written is None:
+                copies.unstored[name] = document
+            core.on_written(action.number, is_written, self.now_s)
+
+        self._ask(control, lambda: self.redis.write(action), take)
+
+    def _ask(self, control: Control, run: Callable[[], T], answer: Callable[[T | None], None]) -> None:
+        """Ask Redis. The answer is None if Redis is not reached, or if only the answer is lost."""
+        boot = control.boot
+
+        def arrive() -> None:
+            is_reached = self.redis.is_up and control.has_redis
+            result = run() if is_reached else None
+            is_lost = is_reached and self.rng.random() < 0.002
+            delay_s = self.rng.uniform(0.001, 0.02) if is_reached and not is_lost else ANSWER_S
+            value = None if is_lost else result
+
+            def back() -> None:
+                answer(value)
+                self.act(control)
+
+            self.after(delay_s, lambda: self.on(control, boot, back))
+
+        self.after(self.rng.uniform(0.001, 0.02), arrive)
+
+    def leader(self) -> Control | None:
+        """Return a live process that may go forward."""
+        for control in self.controls.values():
+            if control.is_up and control.core.leadership.may_go_forward(self.now_s):
+                return control
+        return None
+
+    def command(self, make: Callable[[ControlCore, float], Document], *, is_back: bool = False) -> int:
+        """Give a command to the leader; return its ticket, 0 without a leader."""
+        control = self.leader()
+        if control is None:
+            return 0
+        ticket, core = next(self.tickets), control.core
+        try:
+            core.command(
+                Command(ticket, "test", "", Author(), lambda now_s: make(core, now_s), is_back=is_back),
+                self.now_s,
+            )
+        except commands.CommandRefused:
+            return 0
+        self.act(control)
+        return ticket
+
+    def start_rollout(self, name: str, settings: RolloutSettings) -> int:
+        """Start a rollout at the leader."""
+
+        def make(core: ControlCore, now_s: float) -> Document:
+            stable = core.content.stable
+            if stable.pool == settings.to_pool:
+                raise commands.CommandRefused("the pool is stable already")
+            return commands.start(
+                name,
+                settings,
+                from_pool=stable.pool,
+                from_version=stable.model_version,
+                to_version=VERSIONS[settings.to_pool],
+                by="test",
+                view=core.view(now_s),
+                now_s=core._wall(),
+                is_forced=True,
+            ).document
+
+        return self.command(make)
+
+    def change_rollout(self, what: str) -> int:
+        """Pause, resume, abort or undo the running rollout."""
+        change = cpb.ChangeRolloutRequest.Change.Value(f"CHANGE_{what.upper()}")
+
+        def make(core: ControlCore, now_s: float) -> Document:
+            running = core.library.running
+            if running is None:
+                raise commands.CommandRefused("no rollout runs")
+            request = commands.Command(change, "test")
+            return commands.command(running, request, core.view(now_s), core._wall()).document
+
+        return self.command(make, is_back=what in ("abort", "undo"))
+
+    # Receivers.
+
+    def start_peer(self, peer: Peer) -> None:
+        """Start or restart a receiver. Without a state folder it has forgotten everything."""
+        peer.boot += 1
+        peer.is_up, peer.paused_until_s, peer.dialed = True, 0.0, ""
+        before, peer.fence = peer.fence, Fence()
+        if peer.keeps_state:
+            peer.fence.remember(before.ended_rollouts)
+            if before.current is not None:
+                self.offer(peer, before.current)
+        boot = peer.boot
+        self.after(self.rng.uniform(0, 0.5), lambda: self.on(peer, boot, lambda: self._poll(peer, boot)))
+
+    def _poll(self, peer: Peer, boot: int) -> None:
+        """Once a second: read the board, put a lost one back, dial, report what the outbox wants to."""
+        if self.redis.is_up and peer.has_redis:
+            board = self.redis.board
+            if board is not None:
+                self.offer(peer, board)
+            current = peer.fence.current
+            if current is not None and (board is None or board.name.order < current.name.order):
+                self.redis.offer(current)
+        if not peer.dialed or self.now_s - peer.heard_s > SILENCE_S:
+            self._dial(peer)
+        else:
+            message = peer.outbox.take(self.now_s, peer)
+            if message is not None:
+                self._up(peer, peer.stream, lambda core, r: core.on_report(r, message.report, self.now_s))
+        self.after(1.0, lambda: self.on(peer, boot, lambda: self._poll(peer, boot)))
+
+    def _dial(self, peer: Peer) -> None:
+        live = [name for name, control in self.controls.items() if control.is_up]
+        if not live:
+            peer.dialed = ""
+            return
+        name = peer.hint if peer.hint in live else self.rng.choice(live)
+        peer.hint = ""
+        peer.dialed, peer.heard_s = name, self.now_s
+        peer.outbox = WatchOutbox(pb.ReceiverHello())
+        peer.outbox.take(self.now_s, peer)  # the introduction, which goes as `hello` below
+        peer.outbox.is_leader = True
+        peer.stream += 1
+        control, stream, boot_id = self.controls[name], peer.stream, peer.boot_id
+        receiver = Receiver(
+            peer.name,
+            boot_id,
+            peer.role,
+            peer.pool,
+            frozenset({"pools"}),
+            frozenset(VERSIONS.values()),
+            highest_term=peer.fence.highest_term,
+        )
+        current, ended = peer.fence.current, peer.fence.ended_rollouts
+
+        def hello() -> None:
+            core = control.core
+            if core.leads:
+                core.on_hello(receiver, current, ended, self.now_s)
+                self.act(control)
+                self._down(control, peer, stream, lambda: None)
+            else:
+                holder = core.leadership.holder
+                hint = holder.process_id if holder is not None else ""
+                self._down(control, peer, stream, lambda: self._redirect(peer, hint))
+
+        self.send(peer, control, hello)
+
+    def _redirect(self, peer: Peer, hint: str) -> None:
+        peer.hint, peer.dialed = hint, ""
+
+    def _up(self, peer: Peer, stream: int, run: Callable[[ControlCore, Receiver], None]) -> None:
+        """Send a message to the dialed process."""
+        if peer.stream != stream or not peer.dialed:
+            return
+        control, boot_id = self.controls[peer.dialed], peer.boot_id
+
+        def arrive() -> None:
+            receiver = control.core.receivers.get(peer.name, boot_id)
+            if control.core.leads and receiver is not None and receiver.is_connected:
+                run(control.core, receiver)
+                self.act(control)
+            else:
+                self._down(control, peer, stream, lambda: self._redirect(peer, ""))
+
+        self.send(peer, control, arrive)
+
+    def _down(self, control: Control, peer: Peer, stream: int, run: Callable[[], None]) -> None:
+        """Send a message to a receiver on its stream; every message counts as a heartbeat."""
+
+        def arrive() -> None:
+            if peer.stream == stream and peer.dialed == control.name:
+                peer.heard_s = self.now_s
+                run()
+
+        self.send(control, peer, arrive)
+
+    def _deliver(self, control: Control, action: Send) -> None:
+        peer = self.peers[action.process_id]
+        if peer.boot_id != action.boot_id:
+            return
+        stream, snapshot = peer.stream, action.snapshot
+
+        def take() -> None:
+            result = self.offer(peer, snapshot)
+            name, highest = snapshot.name, peer.fence.highest_term
+            if isinstance(result, Rejected):
+                reason = result.reason
+                self._up(peer, stream, lambda core, r: core.on_rejected(r, name, reason, highest, self.now_s))
+            elif peer.fence.current is not None:  # the one in force, also if the delivered one is lower
+                in_force = peer.fence.current.name
+                self._up(peer, stream, lambda core, r: core.on_applied(r, in_force, self.now_s))
+
+        self._down(control, peer, stream, take)
+
+    def offer(self, peer: Peer, snapshot: Published) -> Applied | Rejected | None:
+        """Offer a snapshot to a receiver's fence, with the checks of safety around it."""
+        before, ended = peer.fence.current, set(peer.fence.ended_rollouts)
+        result = peer.fence.offer(snapshot)
+        current = peer.fence.current
+        if current is not before:
+            assert current is not None
+            self.applied.append((self.now_s, peer.name, peer.boot_id, current))
+            assert before is None or current.name.order > before.name.order, f"seed={self.seed}: went back"
+            content = current.content
+            is_condemned = content.rollout in ended and content.canary_percent
+            assert not is_condemned, f"seed={self.seed}: {peer.name} raised a condemned canary"
+        return result
+
+    # What the checkers read.
+
+    def documents_of(self, name: str) -> list[RolloutDocument]:
+        """Return every written revision of a rollout."""
+        return [each for each in self.redis.written if each.id == name]
+
+    def final(self, name: str) -> RolloutDocument | None:
+        """Return the document of a rollout as the leader knows it, if it is over."""
+        control = self.leader()
+        found = control.core.library.rollout(name) if control is not None else None
+        return found if found is not None and found.is_final else None

@@ -1,0 +1,110 @@
+"""Gates on counts and samples alone: errors by class, and ratios over several steps."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from controlplane.rollouts.judge.comparison import Arm, choose, needs
+from controlplane.rollouts.judge.evidence import StepEvidence
+from controlplane.rollouts.judge.gates.errors import judge_absolute_errors, judge_errors, need_few_errors
+from controlplane.rollouts.judge.gates.ranks import judge_absolute_ttft
+from controlplane.rollouts.judge.observation import CANARY, STABLE, Track
+from controlplane.rollouts.judge.samples import ErrorCounts
+from controlplane.rollouts.judge.settings import JudgeSettings, Step
+from controlplane.rollouts.judge.statistics import binomial
+from controlplane.rollouts.judge.track import TrackStatistics
+from controlplane.rollouts.judge.verdict import GateState
+
+from .samples import START_S, end
+
+SETTINGS = JudgeSettings()
+
+
+def counts(sessions: int, **by_class: int) -> ErrorCounts:
+    """Return the counts of an arm in which no session has errors of two classes."""
+    return ErrorCounts(sessions, sum(by_class.values()), by_class)
+
+
+@pytest.mark.parametrize(
+    ("canary", "other", "state"),
+    [
+        (counts(100, A=4), counts(800), GateState.FAIL),
+        (counts(100, A=3), counts(800), GateState.PASS),
+        (counts(100), counts(800, A=400), GateState.PASS),
+        (counts(4_000, A=36), counts(40_000, A=160), GateState.PASS),  # significant, and 0.5 points
+        (counts(4_000, A=40), counts(40_000, A=160), GateState.FAIL),
+        (counts(100, A=3, B=3, C=3), counts(800, A=1, B=1, C=1), GateState.FAIL),  # together
+        (counts(100, A=4, B=1, C=1), counts(800, A=10, B=10, C=10), GateState.PASS),
+        (counts(0), counts(800), GateState.NEEDS_MORE),
+        (counts(100, A=50), counts(0), GateState.NEEDS_MORE),
+    ],
+)
+def test_errors_fail_by_test_and_difference(
+    canary: ErrorCounts, other: ErrorCounts, state: GateState
+) -> None:
+    """Both are needed; one class can fail, and all together."""
+    assert judge_errors(canary, other, SETTINGS).state == state
+
+
+def test_p_is_corrected_for_the_number_of_classes() -> None:
+    """Three tests for two classes: each, and both together."""
+    report = judge_errors(counts(100, A=5), counts(800, B=3), SETTINGS)
+    assert report.p == pytest.approx(3 * binomial.share_p(5, 100, 0, 800))
+    assert report.reason == "A: 5 of 100 canary sessions, 0 of 800 comparison sessions"
+    assert judge_errors(counts(100, A=5), counts(800), SETTINGS).p == pytest.approx((1 / 9) ** 5)
+
+
+def test_few_errors_are_needed_with_certainty() -> None:
+    """No error in 100 sessions is too little evidence for 2.5 points; none in 200 is enough."""
+    assert not need_few_errors(counts(100), counts(800), SETTINGS).is_met
+    assert need_few_errors(counts(200), counts(1_600), SETTINGS).is_met
+    assert not need_few_errors(counts(0), counts(800), SETTINGS).is_met
+
+
+def test_a_missing_certainty_names_the_sessions_that_are_needed() -> None:
+    """The number is exact for arms without errors: one session less is not enough."""
+    needed = binomial.samples_without(SETTINGS.error_difference_needed, 0.99)
+    found = need_few_errors(counts(50), counts(800), SETTINGS)
+    assert found.reason == f"50 of about {needed} canary sessions without an error"
+    assert (found.gate, found.measure) == ("errors", "upper 99 % bound of the difference")
+    assert not need_few_errors(counts(needed - 1), counts(800), SETTINGS).is_met
+    assert need_few_errors(counts(needed), counts(800), SETTINGS).is_met
+    assert (
+        "3 of 100 canary sessions have an error"
+        in need_few_errors(counts(100, A=3), counts(8), SETTINGS).reason
+    )
+
+
+def test_absolute_bounds_are_tested_with_few_samples_and_many() -> None:
+    """A share just above its bound fails only once it is certain."""
+    assert judge_absolute_errors(counts(100, A=3), 0.01, SETTINGS).state == GateState.PASS
+    assert judge_absolute_errors(counts(1_000, A=30), 0.01, SETTINGS).state == GateState.FAIL
+    assert judge_absolute_errors(counts(10, A=10), 0.01, SETTINGS).state == GateState.NEEDS_MORE
+    assert judge_absolute_ttft(8, 100, 1.0, SETTINGS).state == GateState.PASS
+    assert judge_absolute_ttft(80, 1_000, 1.0, SETTINGS).state == GateState.FAIL
+    assert judge_absolute_ttft(10, 10, 1.0, SETTINGS).state == GateState.NEEDS_MORE
+
+
+def step_of(index: int, canary: int, stable: int, ttft_s: float) -> StepEvidence:
+    """Return a step in which every track has the same TTFT but for noise."""
+    random = Random(index)
+    evidence = StepEvidence.begin(Step(index, 5.0 * index), START_S, 4_096)
+    numbers: dict[Track, int] = {CANARY: canary, STABLE: stable}
+    for track, number in numbers.items():
+        for key in range(number):
+            evidence.tracks[track].add(key, end(track, ttft_s=ttft_s * random.lognormvariate(0.0, 0.1)))
+    return evidence
+
+
+def test_steps_are_compared_each_with_itself() -> None:
+    """The second step is slower for all, and has most of the canary: pooled, the canary would seem slow."""
+    first, second = step_of(1, 30, 900, 0.1), step_of(2, 200, 300, 0.4)
+    arms = choose(second, TrackStatistics(100), {}, SETTINGS)
+    assert isinstance(arms.canary, Arm)
+    need = next(need for need in needs([first], second, arms, SETTINGS) if need.name.startswith("ttft"))
+    assert need.figure is not None
+    assert need.is_met
+    assert need.figure < 1.06
+    assert need.reason == "from 230 canary and 1200 comparison sessions"

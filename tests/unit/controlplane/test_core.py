@@ -1,0 +1,231 @@
+"""The core under inputs that once wedged or misled it. The simulation has the schedules of faults."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+from msgspec.structs import replace as changed
+
+from controlplane.actions import AppendEvent, Done, ReadStore, RunGolden, Send, WriteDocument
+from controlplane.core import Author, Command, ControlCore
+from controlplane.leadership import JUMP_MAX, Holder, LeaderState, LeaseAnswer
+from controlplane.library import Document, StoreRead
+from controlplane.rollouts import commands
+from controlplane.rollouts import document as documents
+from controlplane.rollouts.document import RolloutDocument
+from controlplane.rollouts.view import GoldenFacts, GoldenState
+from controlplane.snapshots.desired import CordonEntry, Desired
+from controlplane.snapshots.receivers import Receiver
+from kvmesh.control.v1 import control_pb2 as pb
+from kvmesh.membership.member import Member
+from kvmesh.snapshot.content import Content
+from kvmesh.snapshot.published import NO_TERM, Name, Published, Term, publish
+from tests.unit.controlplane.test_takeover import CALM, VERSIONS, baking, content_of
+
+OWN = Holder("control-0", "boot", "a:1")
+
+
+class Green:
+    """Golden prompts that pass."""
+
+    def due(self, document: RolloutDocument, members: Iterable[Member], now_s: float) -> list[RunGolden]:
+        """Return nothing to run."""
+        return []
+
+    def facts(self, document: RolloutDocument) -> GoldenFacts:
+        """Return a pass."""
+        return GoldenFacts(document.step, GoldenState.GREEN)
+
+
+class Driver:
+    """A core with a Redis that answers at once, unless a test answers itself."""
+
+    def __init__(self, *stored: RolloutDocument, board: Published | None = None) -> None:
+        self.now_s = 0.0
+        self.core = ControlCore("control-0", "boot", VERSIONS, CALM, lambda: 5000.0 + self.now_s, Green())
+        self.stored = {each.id: documents.encode(each) for each in stored}
+        self.board = board
+        self.sent: list[Published] = []
+        self.done: dict[int, str] = {}
+        self.writes: list[WriteDocument] = []
+        self.answers: bool | None = True
+
+    def lead(self, seconds: int = 8) -> None:
+        """Get the lease, and let the takeover end."""
+        for _ in range(seconds):
+            self.tick()
+
+    def tick(self, seconds: float = 1.0) -> None:
+        """Let time pass; renew the lease; answer reads and writes."""
+        self.now_s += seconds
+        pools = [
+            lease(f"{pool}-{role}-0", role=role, pool=pool, version=version)
+            for pool, version in VERSIONS.items()
+            for role in ("router", "prefill", "decode")
+        ]
+        self.core.on_members(pools, self.now_s)
+        self.core.on_lease(LeaseAnswer(OWN, self.core.leadership.term.number), self.now_s, self.now_s)
+        self.core.on_timer(self.now_s)
+        self.perform()
+
+    def perform(self) -> None:
+        """Perform the actions of the core."""
+        while actions := self.core.take_actions():
+            for action in actions:
+                match action:
+                    case ReadStore():
+                        self.core.on_store(StoreRead(dict(self.stored), None, self.board, 0), self.now_s)
+                    case WriteDocument():
+                        self.writes.append(action)
+                        if self.answers:
+                            self.stored[action.name] = action.data
+                        self.core.on_written(action.number, self.answers, self.now_s)
+                    case Send():
+                        self.sent.append(action.snapshot)
+                    case Done():
+                        self.done[action.ticket] = action.error
+
+    def hello(self, name: str, snapshot: Published | None, term: Term = NO_TERM) -> Receiver:
+        """Let a frontend open its stream."""
+        receiver = Receiver(name, "b", "frontend", "", highest_term=term)
+        self.core.on_hello(receiver, snapshot, (), self.now_s)
+        self.perform()
+        return receiver
+
+    def abort(self) -> None:
+        """Let an operator abort the rollout, as ticket 1."""
+
+        def make(now_s: float) -> Document:
+            running = self.core.library.running
+            assert running is not None
+            request = commands.Command(pb.ChangeRolloutRequest.CHANGE_ABORT, "test")
+            return commands.command(running, request, self.core.view(now_s), now_s).document
+
+        self.core.command(Command(1, "rollout.abort", "r1", Author(), make, is_back=True), self.now_s)
+        self.perform()
+
+
+def test_a_document_that_is_too_large_never_stops_a_rollback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without room for the document the abort still takes the traffic back, and the core goes on."""
+    driver = Driver(baking(1, 10))
+    driver.lead()
+    monkeypatch.setattr(documents, "DOCUMENT_BYTES_MAX", 10)
+    driver.hello("frontend-0", None)
+    driver.abort()
+    assert driver.done == {1: ""} and driver.sent[-1].content.canary_percent == 0
+    driver.tick()
+    assert driver.core.library.running is not None
+
+
+def test_an_unreadable_document_never_stops_a_rollback() -> None:
+    """A later release wrote the document, so the write conflicts for ever: the abort counts in memory."""
+    driver = Driver(baking(1, 10))
+    driver.lead()
+    driver.hello("frontend-0", None)
+    driver.stored["r1"] = b'{"later": true}'
+    driver.answers = False
+    driver.tick()
+    driver.abort()
+    assert driver.done == {1: ""} and driver.sent[-1].content.canary_percent == 0
+
+
+def test_a_receiver_that_repeats_its_refusals_fills_no_audit() -> None:
+    """One entry for each snapshot of this leader, whatever names and reasons it makes up."""
+    driver = Driver()
+    driver.lead()
+    receiver = driver.hello("frontend-0", None)
+    published = driver.core.publisher.published
+    assert published is not None
+    foreign = [Name(Term(number, "x"), number) for number in range(1, 500)]
+    for at, name in enumerate((*foreign, *[published.name] * 500)):
+        driver.core.on_rejected(receiver, name, f"reason {at}", NO_TERM, driver.now_s)
+        published = driver.core.publisher.published or published
+    events = [each for each in driver.core.take_actions() if isinstance(each, AppendEvent)]
+    assert len([each for each in events if each.what == "snapshot.rejected"]) <= 2
+
+
+def test_a_content_that_is_too_large_still_takes_traffic_back() -> None:
+    """With more cordons than a snapshot may hold, the part that takes traffic is published."""
+    driver = Driver(baking(1, 10))
+    driver.lead()
+    driver.hello("frontend-0", None)
+    many = tuple(CordonEntry(process_id=f"p{number}") for number in range(5000))
+    driver.core.library.adopt(Desired(revision=1, cordons=many))
+    driver.abort()
+    assert driver.sent[-1].content.canary_percent == 0 and not driver.sent[-1].content.cordons
+
+
+def test_one_stale_receiver_does_not_undo_a_promotion() -> None:
+    """Documents are lost; the first hello is from a receiver behind. The promotion that others report stays."""
+    promoted = changed(baking(3, 100), state_name="PROMOTING")
+    stale = publish(Term(3, "control-9"), 1, content_of(baking(2, 50)))
+    late = publish(Term(3, "control-9"), 2, content_of(promoted))
+    driver = Driver()
+    driver.tick()
+    driver.hello("frontend-0", stale)
+    driver.tick()
+    driver.hello("frontend-1", late)
+    driver.lead()
+    assert driver.core.leadership.state is LeaderState.LEADER
+    assert driver.core.content.stable.pool == "next"
+    assert all(each.content.stable.pool == "next" for each in driver.sent)
+
+
+def test_a_broken_receiver_does_not_use_up_the_terms() -> None:
+    """A number far above all others is not believed."""
+    driver = Driver()
+    driver.lead()
+    term = driver.core.leadership.term
+    driver.hello("frontend-0", None, Term(term.number + 2 * JUMP_MAX, "zz"))
+    assert driver.core.leadership.term == term
+    driver.hello("frontend-1", None, Term(term.number + 5, "zz"))
+    assert driver.core.leadership.term.number == term.number + 6
+
+
+def test_a_refusal_of_a_snapshot_that_was_never_published_says_nothing() -> None:
+    """Only refusals of this leader's snapshots take a rollout back."""
+    driver = Driver(baking(1, 10))
+    driver.lead()
+    receiver = driver.hello("frontend-0", None)
+    driver.core.on_rejected(receiver, Name(Term(1, "control-0"), 999), "made up", Term(0, ""), driver.now_s)
+    assert driver.core.view(driver.now_s).nacks == ()
+    published = driver.core.publisher.published
+    assert published is not None
+    driver.core.on_rejected(receiver, published.name, "no tokenizer", Term(0, ""), driver.now_s)
+    assert [nack.reason for nack in driver.core.view(driver.now_s).nacks] == ["no tokenizer"]
+
+
+def test_a_deposed_leader_sends_its_receivers_away() -> None:
+    """With a lease in doubt, a higher term at a receiver ends the leadership; with a certain one it begins a new term."""
+    driver = Driver()
+    driver.lead()
+    higher = Term(driver.core.leadership.term.number + 1, "control-1")
+    driver.now_s += 10.0
+    driver.hello("frontend-0", None, higher)
+    assert not driver.core.leads
+
+
+def test_a_router_of_an_unknown_pool_changes_no_snapshot() -> None:
+    """Only configured pools are published, so a stray router is refused by no frontend."""
+    driver = Driver()
+    driver.lead()
+    before: Content = driver.core.content
+    stray = lease("scratch-router-0", role="router", pool="scratch", version="v9")
+    driver.core.on_members([stray], driver.now_s)
+    driver.tick()
+    assert driver.core.content == before
+
+
+def lease(name: str, *, role: str = "frontend", pool: str = "", version: str = "v1") -> Member:
+    """Return the lease of a process."""
+    return Member(
+        process_id=name,
+        role=role,  # type: ignore[arg-type]  # one of the roles
+        address=f"{name}:1",
+        boot_id="b",
+        model_version=version,
+        block_tokens=16,
+        pool=pool,
+        capabilities=("pools",),
+    )

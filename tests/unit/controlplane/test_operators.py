@@ -1,0 +1,68 @@
+"""Commands of operators: what they change, and what they refuse."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from controlplane.core import Author
+from controlplane.operators import Operators
+from controlplane.rollouts.commands import CommandRefused
+from controlplane.rollouts.document import RolloutDocument
+from kvmesh.control.v1 import control_pb2 as pb
+from kvmesh.errors import MeshError
+from kvmesh.snapshot.content import Content, PoolTrack, Track
+from kvmesh.snapshot.published import Term, publish
+from tests.unit.controlplane.test_core import Driver
+from tests.unit.controlplane.test_takeover import baking
+
+NOBODY = Author()
+PAUSE = pb.ChangeRolloutRequest.CHANGE_PAUSE
+
+
+def operators_of(driver: Driver) -> Operators:
+    return Operators(driver.core, lambda: 5000.0)
+
+
+def test_all_to_stable_leaves_a_pool_that_is_not_configured_any_more() -> None:
+    """Else nothing could: a rollout needs its old pool. All traffic at once needs force."""
+    gone = Content((PoolTrack("gone", "v0", Track.STABLE, 100), PoolTrack("stable", "v1")))
+    driver = Driver(board=publish(Term(3, "control-9"), 1, gone))
+    driver.lead()
+    assert driver.core.content.stable.pool == "gone"
+    operators = operators_of(driver)
+    with pytest.raises(CommandRefused, match="100 points") as refused:
+        operators.revert(pb.RevertSnapshotRequest(to="stable"), NOBODY, None).run(0.0, driver.core.library)
+    assert refused.value.can_force
+    prepared = operators.revert(pb.RevertSnapshotRequest(to="stable", force=True), NOBODY, None)
+    driver.core.command(prepared.command(1, NOBODY, driver.core.library), driver.now_s)
+    driver.perform()
+    assert driver.done == {1: ""} and driver.core.content.stable.pool == "stable"
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"reason": "x" * 201}, "reason is 201 characters; up to 200 characters are allowed"),
+        ({"by": "x" * 201}, "by is 201 characters; up to 200 characters are allowed"),
+        ({"change": 99}, "change is 99; pause, resume, promote, abort, undo, attest are allowed"),
+        ({"rollout": "r-9"}, 'no rollout is named "r-9"'),
+    ],
+)
+def test_a_bad_change_is_refused_with_field_value_and_range(fields: dict[str, Any], text: str) -> None:
+    """Nothing is cut off in silence."""
+    driver = Driver(baking(1, 10))
+    driver.lead()
+    with pytest.raises(MeshError) as refused:
+        operators_of(driver).change(pb.ChangeRolloutRequest(**{"change": PAUSE, **fields}), NOBODY)
+    assert text in str(refused.value)
+
+
+def test_only_an_attestation_has_another_author() -> None:
+    """The caller of any other command stands in the report, whatever name the request has."""
+    driver, caller = Driver(baking(1, 10)), Author("operator.kvmesh.internal")
+    driver.lead()
+    request = pb.ChangeRolloutRequest(change=PAUSE, by="somebody else")
+    made = operators_of(driver).change(request, caller).run(0.0, driver.core.library)
+    assert isinstance(made, RolloutDocument) and made.changes[-1].by == caller.name
