@@ -5,16 +5,18 @@ BIN := $(VENV)/bin
 TAG ?= dev
 BASE ?=
 MINUTES ?= 20
+DEAD_MINUTES ?= 10
+DRAINS ?= 100
 DRAW ?= 0
 ONLY ?=
 SEED ?=
 # A run by name does not change the record. The whole matrix continues where it was stopped, and writes the record at its end.
 CHAOS_ONE = $(if $(ONLY),--cells "$(ONLY)") $(if $(SEED),--seed "$(SEED)")
 CHAOS_ALL = --resume --results .kvmesh/chaos/matrix.jsonl --write docs/measurements/faults.md
-SOURCES := $(wildcard kvmesh services simulator engines bench tests tools)
+SOURCES := $(wildcard kvmesh services simulator controlplane engines bench tests tools)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check exactness upgrade bench bench-peers bench-routing bench-routing-full chaos soak abuse proto docs lock images
+.PHONY: help setup demo test check exactness upgrade bench bench-peers bench-routing bench-routing-full rollouts chaos soak without-control abuse proto docs lock images
 
 help:  ## Show the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,7 +54,7 @@ upgrade: setup  ## Upgrade the last release to this one under load, every role f
 	$(BIN)/python -m pytest -q -rP tests/integration/upgrade
 
 bench: setup  ## Measure the cost of the mesh, limits, placement; writes docs/measurements (an hour)
-	$(BIN)/python -m bench --only floor,router,frontend,decode,path,trust --write docs/measurements/cost.md
+	$(BIN)/python -m bench --only floor,router,frontend,decode,path,trust,versions,snapshots --write docs/measurements/cost.md
 	$(BIN)/python -m bench --only admission,refusals,fairness,overload --write docs/measurements/limits.md
 	$(BIN)/python -m bench --full --only index,placement,gossip,conversations --write docs/measurements/placement.md
 
@@ -66,6 +68,10 @@ bench-routing: setup  ## Compare placement with other routers' policies on repla
 bench-routing-full: setup  ## The same with all rows; continues where it was stopped (hours)
 	$(BIN)/python -m bench.routing --full --write docs/measurements/routing.md
 
+rollouts: setup  ## Roll good and faulty versions out on a mesh, five runs each and ten of A/A; writes docs/measurements (5 hours); continues where it was stopped; ONLY=errors runs one case once
+	$(BIN)/python -m bench.rollouts run $(if $(ONLY),--only "$(ONLY)" --runs 1 --results .kvmesh/rollouts/one.jsonl,--resume --write docs/measurements/rollouts.md)
+	$(if $(ONLY),,$(BIN)/python -m bench.rollouts redraw .kvmesh/rollouts/aa-*/observations.jsonl --write docs/measurements/rollouts.md)
+
 chaos: setup  ## Inject every fault into every part; writes docs/measurements (50 minutes); ONLY=prefill:kill SEED=3 runs one
 	@$(BIN)/python -m tests.chaos run --check $(CHAOS_ONE)
 	@TAG="$(TAG)" BASE="$(BASE)" deploy/images/build.sh
@@ -76,14 +82,18 @@ soak: setup  ## Run 70 % load and a fault every 20 s for MINUTES (20; from 60 mi
 	@TAG="$(TAG)" BASE="$(BASE)" deploy/images/build.sh
 	$(BIN)/python -m tests.chaos soak --tag "$(TAG)" --minutes "$(MINUTES)" --write docs/measurements/faults.md
 
+without-control: setup  ## Kill every control process for DEAD_MINUTES (10) and the canary's pool, and drain DRAINS (100) processes in turn, under load; writes docs/measurements (25 minutes)
+	$(BIN)/python -m tests.chaos without-control --dead-minutes "$(DEAD_MINUTES)" --drains "$(DRAINS)" --write docs/measurements/faults.md
+
 abuse: setup  ## Attack the mesh with floods, half bodies, closed windows, junk, lying engines; writes docs/security.md (15 minutes); ONLY=headers runs one
 	$(BIN)/python -m tests.abuse $(if $(ONLY),--only "$(ONLY)",--write docs/security.md)
 
 proto: setup  ## Write the stubs again from protos/
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tools/stubs.py
 
-docs: setup  ## Write docs/configuration.md again from kvmesh/config_sections.py
+docs: setup  ## Write docs/configuration.md again from kvmesh/config_sections.py, and docs/rollout-status.svg
 	$(BIN)/python tools/configuration_page.py
+	$(BIN)/python tools/rollout_picture.py
 
 lock: setup  ## Write requirements.lock from the installed packages
 	$(BIN)/python tools/lock.py

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Run all tests, two suites at a time. The images, the simulations and exactness run beside the unit tests. The mesh in
-# containers runs beside the mesh in processes. The output of a background suite is shown at its end. The minutes of each
-# suite come last.
+# containers and the whole mesh in processes run beside the other integration tests. The output of a background suite is
+# shown at its end. The minutes of each suite come last.
 # Usage: run_tests.sh [BASE]    BASE: base of the images; empty makes one. Exit status 0 if everything passed.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
@@ -10,7 +10,7 @@ python=.venv/bin/python
 marks=(-m "not exactness and not upgrade")
 slowest=(--durations=15 --durations-min=4)
 beside=(tests/chaos tests/abuse tests/integration/containers tests/integration/images tests/integration/upgrade
-  tests/integration/buckets/test_cluster.py tests/integration/faults)
+  tests/integration/buckets/test_cluster.py tests/integration/faults tests/integration/whole)
 background=""
 trap '[ -z "$background" ] || kill "$background" 2>/dev/null' EXIT
 trap 'exit 130' INT TERM
@@ -44,20 +44,20 @@ background=""
 cat .kvmesh/simulations.log
 [ $tested = 0 ] && [ $simulated = 0 ] || exit 1
 
-echo "The mesh in processes. The mesh in containers and under faults runs meanwhile; log: .kvmesh/containers.log."
+echo "Integration tests. Whole meshes in containers, in processes and under faults run meanwhile; log: .kvmesh/containers.log."
 began=$SECONDS
 {
   trap 'kill "$now" 2>/dev/null' TERM
   "$python" -m pytest -q "${slowest[@]}" "${marks[@]}" "${beside[@]}" & now=$!
   wait "$now"
   status=$?
-  note_minutes "containers, faults, upgrade" "$began"
+  note_minutes "whole meshes, faults, upgrade" "$began"
   exit $status
 } >.kvmesh/containers.log 2>&1 &
 background=$!
 "$python" -m pytest -q "${slowest[@]}" "${marks[@]}" tests/integration --ignore=tests/integration/exactness "${beside[@]/#/--ignore=}"
 tested=$?
-note_minutes "integration in processes" "$began"
+note_minutes "other integration tests" "$began"
 wait "$background"
 contained=$?
 background=""
