@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tests.abuse.attack import Bounds
 from tests.abuse.bystanders import Call
 from tests.abuse.records import Evidence
-from tests.chaos.judge import KNOWN_KEYS, LIMITS
+from tests.chaos.judge import KNOWN_KEYS, LIMITS, most, peers
 from tests.chaos.records import Census
 
 TASKS_MORE = LIMITS.tasks
@@ -80,9 +80,10 @@ def judge_remains(bounds: Bounds, before: Census, after: Census) -> Iterator[str
             continue
         if bounds.is_whole and new.life != old.life:
             yield f"{name} was restarted"
+        alike = peers(before, name)
         for what, was, now, more in (
-            ("tasks", old.tasks, new.tasks, TASKS_MORE),
-            ("file descriptors", old.fds, new.fds, FDS_MORE),
+            ("tasks", most(one.tasks for one in alike), new.tasks, TASKS_MORE),
+            ("file descriptors", most(one.fds for one in alike), new.fds, FDS_MORE),
         ):
             if was is not None and now is not None and now > was + more:
                 yield f"{name}: {now} {what}, {was} before; {more} more are allowed"

@@ -261,13 +261,13 @@ def judge_remains(plan: Plan, before: Census, after: Census, limits: Limits) -> 
         may_differ = name == plan.target and plan.run.cell.ends_the_part
         if new.life != old.life and not may_differ:
             yield Violation("RESTART", f"{name} restarted without an order: {old.life} became {new.life}")
-        peers = _peers(before, name)
+        peers = peers(before, name)
         for what, was, now, slack in (
-            ("tasks", _most(one.tasks for one in peers), new.tasks, limits.tasks),
-            ("file descriptors", _most(one.fds for one in peers), new.fds, limits.fds),
+            ("tasks", most(one.tasks for one in peers), new.tasks, limits.tasks),
+            ("file descriptors", most(one.fds for one in peers), new.fds, limits.fds),
             (
                 "bytes of memory",
-                _most(one.resident_bytes for one in peers),
+                most(one.resident_bytes for one in peers),
                 new.resident_bytes,
                 limits.resident_bytes,
             ),
@@ -281,7 +281,7 @@ def judge_remains(plan: Plan, before: Census, after: Census, limits: Limits) -> 
     yield from _judge_retries(before, after, limits)
 
 
-def _peers(before: Census, name: str) -> list[Process]:
+def peers(before: Census, name: str) -> list[Process]:
     """Return the process before the run. Of a control process all of them: another one may lead now.
 
     The leader has the streams of all receivers.
@@ -291,7 +291,8 @@ def _peers(before: Census, name: str) -> list[Process]:
     return [process for peer, process in before.processes.items() if peer.startswith(CONTROL)]
 
 
-def _most(values: Iterable[int | None]) -> int | None:
+def most(values: Iterable[int | None]) -> int | None:
+    """Return the largest known value. None: none is known."""
     return max((value for value in values if value is not None), default=None)
 
 

@@ -105,3 +105,13 @@ def test_the_slowest_of_few_calls_is_their_p99() -> None:
     """The p99 of a hundred calls is the second slowest; no calls have no p99."""
     calls = [Call(0, 0.0, float(seconds), "OK", "", "", [], 0.0) for seconds in range(1, 101)]
     assert (p99_s(calls), p99_s(calls[:50]), p99_s([])) == (100.0, 50.0, None)
+
+
+def test_another_control_process_may_lead_afterwards() -> None:
+    """The leader has the streams of all receivers, so its tasks move with the lead. More than the leader had are a leak."""
+    leader, follower = replace(process(), tasks=74), process()
+    before = replace(good().before, processes={"control-0": follower, "control-1": leader})
+    for tasks, violations in ((74, 0), (99, 1)):
+        after = replace(before, processes={"control-0": replace(leader, tasks=tasks), "control-1": follower})
+        evidence = replace(good(), before=before, after=after)
+        assert len(judge(Bounds(), evidence, is_short=True)) == violations, tasks
