@@ -261,13 +261,13 @@ def judge_remains(plan: Plan, before: Census, after: Census, limits: Limits) -> 
         may_differ = name == plan.target and plan.run.cell.ends_the_part
         if new.life != old.life and not may_differ:
             yield Violation("RESTART", f"{name} restarted without an order: {old.life} became {new.life}")
-        peers = peers(before, name)
+        alike = peers(before, name)
         for what, was, now, slack in (
-            ("tasks", most(one.tasks for one in peers), new.tasks, limits.tasks),
-            ("file descriptors", most(one.fds for one in peers), new.fds, limits.fds),
+            ("tasks", most(one.tasks for one in alike), new.tasks, limits.tasks),
+            ("file descriptors", most(one.fds for one in alike), new.fds, limits.fds),
             (
                 "bytes of memory",
-                most(one.resident_bytes for one in peers),
+                most(one.resident_bytes for one in alike),
                 new.resident_bytes,
                 limits.resident_bytes,
             ),
