@@ -706,7 +706,7 @@ class RequestEnd(_message.Message):
     ttft_s: _builtins.float
     """Seconds from arrival to the first token. Absent: no token."""
     queue_s: _builtins.float
-    """Seconds of that in queues."""
+    """Seconds in queues: at routers, and at a replica until an engine had the request."""
     prompt_tokens: _builtins.int
     """Tokens of the prompt."""
     computed_tokens: _builtins.int
@@ -817,6 +817,8 @@ class OpenRequest(_message.Message):
     HAS_FIRST_TOKEN_FIELD_NUMBER: _builtins.int
     SILENT_S_FIELD_NUMBER: _builtins.int
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    QUEUE_S_FIELD_NUMBER: _builtins.int
+    RUNNING_REQUESTS_FIELD_NUMBER: _builtins.int
     pool: _builtins.str
     """Pool that serves it."""
     rollout: _builtins.str
@@ -831,6 +833,10 @@ class OpenRequest(_message.Message):
     """Seconds since its last token, or since its arrival."""
     prompt_tokens: _builtins.int
     """Tokens of the prompt."""
+    queue_s: _builtins.float
+    """Seconds in queues, as in `RequestEnd`, up to now. Only before the first token."""
+    running_requests: _builtins.int
+    """Requests that ran at the decode replica when the router placed this one. 0 before the placement."""
     def __init__(
         self,
         *,
@@ -841,10 +847,12 @@ class OpenRequest(_message.Message):
         has_first_token: _builtins.bool = ...,
         silent_s: _builtins.float = ...,
         prompt_tokens: _builtins.int = ...,
+        queue_s: _builtins.float = ...,
+        running_requests: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "has_first_token", b"has_first_token", "pool", b"pool", "prompt_tokens", b"prompt_tokens", "rollout", b"rollout", "session", b"session", "silent_s", b"silent_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "has_first_token", b"has_first_token", "pool", b"pool", "prompt_tokens", b"prompt_tokens", "queue_s", b"queue_s", "rollout", b"rollout", "running_requests", b"running_requests", "session", b"session", "silent_s", b"silent_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

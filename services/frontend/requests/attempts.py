@@ -63,6 +63,12 @@ class Attempt:
         """Wait in the router's queue; 0 before the placement."""
         return self.placement.queue_us / 1e6 if self.placement is not None else 0.0
 
+    def waited_s(self, now_s: float) -> float:
+        """Return its time in queues so far, at the router and at a replica. `now_s`: present time of an open attempt."""
+        if self.is_started or self.fault:
+            return self.queue_s + self.replica_queue_us / 1e6
+        return self.queue_s + max(0.0, now_s - self.last_seen_s)
+
     def explanation(self, number: int) -> pb.AttemptExplanation:
         """Return the attempt in the client's form, numbered `number`."""
         row = pb.AttemptExplanation(

@@ -270,14 +270,19 @@ class Observations:
             if silent_s < SILENT_S or count[spec.pool] >= OPEN_MAX:
                 continue
             count[spec.pool] += 1
+            has_first_token = request.progress.first_token_s is not None
+            attempts = _attempts(request, open_)
+            placement = attempts[-1].placement if attempts else None
             yield pb.OpenRequest(
                 pool=spec.pool,
                 rollout=spec.rollout,
                 session=session_hash(spec.caller.tenant.name, spec.affinity),
                 age_s=now_s - spec.timing.arrived_s,
-                has_first_token=request.progress.first_token_s is not None,
+                has_first_token=has_first_token,
                 silent_s=silent_s,
                 prompt_tokens=spec.prompt_tokens,
+                queue_s=0.0 if has_first_token else _waited_s(attempts, now_s),
+                running_requests=0 if placement is None else placement.decode_running_count,
             )
 
 
@@ -306,11 +311,9 @@ def _fill(row: pb.RequestEnd, request: LiveRequest, open_: _Open, outcome: str, 
     row.output_tokens, row.duration_s = len(progress.ids) - received, now_s - arrived_s
     if outcome == "ok" and request.outcome is not None:
         row.finish_reason = _FINISH_REASONS[request.outcome.finish_reason]
-    attempts = request.upstream.attempts
-    if open_.first_attempt:
-        attempts = attempts[open_.first_attempt :]
+    attempts = _attempts(request, open_)
     if attempts:
-        _add_attempts(row, attempts)
+        _add_attempts(row, attempts, now_s)
     if times is not None and len(times) > 2:
         row.gap_median_s, row.gap_p95_s = gaps(times)
 
@@ -320,20 +323,29 @@ _FINISH_REASONS: Final = {
 }
 
 
-def _add_attempts(row: pb.RequestEnd, attempts: list[Attempt]) -> None:
+def _attempts(request: LiveRequest, open_: _Open) -> list[Attempt]:
+    """Return the attempts in the pool in which the request is counted."""
+    attempts = request.upstream.attempts
+    return attempts[open_.first_attempt :] if open_.first_attempt else attempts
+
+
+def _add_attempts(row: pb.RequestEnd, attempts: list[Attempt], now_s: float) -> None:
     last = attempts[-1]
     placement = last.placement
     if placement is not None:
         row.prefill_replica, row.decode_replica = placement.prefill_replica, placement.decode_replica
         row.running_requests = placement.decode_running_count
     if len(attempts) == 1 and not last.fault:
-        queue_us = last.replica_queue_us if placement is None else placement.queue_us + last.replica_queue_us
-        row.queue_s = queue_us / 1e6
+        row.queue_s = last.waited_s(now_s)
         return
-    row.queue_s = sum(attempt.queue_s + attempt.replica_queue_us / 1e6 for attempt in attempts)
+    row.queue_s = _waited_s(attempts, now_s)
     failed = [attempt for attempt in attempts if attempt.fault]
     for attempt in failed[-FAILED_MAX:]:
         row.failed_attempts.add(fault=attempt.fault, replica=attempt.failed_replica)
+
+
+def _waited_s(attempts: list[Attempt], now_s: float) -> float:
+    return sum(attempt.waited_s(now_s) for attempt in attempts)
 
 
 def gaps(times: Collection[float]) -> tuple[float, float]:

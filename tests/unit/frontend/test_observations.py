@@ -15,9 +15,11 @@ from controlplane.rollouts.judge.observation import Batch
 from controlplane.rollouts.judge.refusal import check_batch
 from kvmesh.attach.v1 import attach_pb2 as attach
 from kvmesh.control.v1 import snapshot_pb2 as pb
+from kvmesh.inference.v1 import inference_pb2 as inference
 from kvmesh.snapshot.assignment import session_hash
 from kvmesh.snapshot.content import Content, PoolTrack, RolloutState, Track
 from services.frontend.requests import observations
+from services.frontend.requests.attempts import Attempt
 from services.frontend.requests.core import FrontendCore
 from services.frontend.requests.observations import (
     BATCH_S,
@@ -170,11 +172,25 @@ def test_open_and_silent_requests_are_reported() -> None:
     (row,) = drained(mesh).open
     assert (row.pool, row.rollout, row.session) == ("canary", "r1", session_hash("", "s1"))
     assert row.age_s == row.silent_s == pytest.approx(1.99) and not row.has_first_token
+    assert row.queue_s == pytest.approx(row.age_s)  # no replica has it
     mesh.advance(8.1)
     batch = drained(mesh)
     assert count(batch, "canary").open == count(batch, "stable").open == 1
     stream = next(row for row in batch.open if row.pool == "stable")
     assert stream.has_first_token and stream.silent_s == pytest.approx(8.6)
+    assert stream.queue_s == 0.0
+
+
+def test_time_in_queues_ends_when_an_engine_has_the_attempt() -> None:
+    """Until then it grows; a failed attempt keeps what is known."""
+    attempt = Attempt(1, inference.AttemptExplanation.CAUSE_FIRST, 0, 100, "router-0", last_seen_s=10.0)
+    assert attempt.waited_s(12.0) == pytest.approx(2.0)
+    attempt.placement, attempt.last_seen_s = attach.Placement(queue_us=2_500_000), 12.5
+    assert attempt.waited_s(13.0) == pytest.approx(3.0)
+    attempt.is_started, attempt.replica_queue_us, attempt.last_seen_s = True, 700_000, 13.2
+    assert attempt.waited_s(20.0) == pytest.approx(3.2)
+    lost = Attempt(2, inference.AttemptExplanation.CAUSE_FIRST, 0, 100, "router-0", last_seen_s=10.0, fault="ROUTER_LOST")
+    assert lost.waited_s(12.0) == 0.0
 
 
 def test_without_a_rollout_there_are_counts_alone() -> None:
