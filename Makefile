@@ -68,7 +68,7 @@ bench-routing: setup  ## Compare placement with other routers' policies on repla
 bench-routing-full: setup  ## The same with all rows; continues where it was stopped (hours)
 	$(BIN)/python -m bench.routing --full --write docs/measurements/routing.md
 
-rollouts: setup  ## Roll good and faulty versions out on a mesh, five runs each and ten of A/A; writes docs/measurements (5 hours); continues where it was stopped; ONLY=errors runs one case once
+rollouts: setup  ## Roll good and faulty versions out on a mesh, five runs each and ten of A/A; writes docs/measurements (4 hours); continues where it was stopped; ONLY=errors runs one case once
 	$(BIN)/python -m bench.rollouts run $(if $(ONLY),--only "$(ONLY)" --runs 1 --results .kvmesh/rollouts/one.jsonl,--resume --write docs/measurements/rollouts.md)
 	$(if $(ONLY),,$(BIN)/python -m bench.rollouts redraw .kvmesh/rollouts/aa-*/observations.jsonl --write docs/measurements/rollouts.md)
 

@@ -127,6 +127,8 @@ def _open(row: pb.OpenRequest, track: Track) -> OpenRequest:
         has_first_token=row.has_first_token,
         gap_so_far_s=row.silent_s if row.has_first_token else 0.0,
         prompt_tokens=row.prompt_tokens,
+        queue_s=row.queue_s,
+        running_requests=row.running_requests,
     )
 
 

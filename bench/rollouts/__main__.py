@@ -16,6 +16,7 @@ from rich.markdown import Markdown
 
 from bench import machine, options, pages
 from bench.results import BenchError
+from bench.rollouts import load as loading
 from bench.rollouts import page, running
 from bench.rollouts import power as detection
 from bench.rollouts import redraw as redrawing
@@ -31,7 +32,12 @@ app = typer.Typer(add_completion=False, help="Measure the judge of rollouts.")
 Seed = Annotated[int, typer.Option(help="Seed of all runs.")]
 Jobs = Annotated[int, typer.Option(help="Processes.", min=1, max=JOBS_MAX)]
 
-_MARKS: Final = ((detection.BEGIN, detection.END), (page.BEGIN, page.END), (redrawing.BEGIN, redrawing.END))
+_MARKS: Final = (
+    (detection.BEGIN, detection.END),
+    (page.BEGIN, page.END),
+    (redrawing.BEGIN, redrawing.END),
+    (loading.BEGIN, loading.END),
+)
 NEW_PAGE: Final = "# Rollouts\n" + "".join(f"\n{begin}\n{end}\n" for begin, end in _MARKS)
 TRIES: Final = 2
 RESULTS: Final = Path(".kvmesh/rollouts/runs.jsonl")
@@ -60,6 +66,30 @@ def power(
     if write is not None:
         text = pages.put(pages.old(write) or NEW_PAGE, lines, detection.BEGIN, detection.END)
         pages.write(write, text, record, tag="-power")
+
+
+@app.command()
+def load(
+    rollouts: Annotated[int, typer.Option(help="Rollouts per row.", min=1, max=100_000)] = 200,
+    seed: Seed = 1,
+    jobs: Jobs = 2,
+    as_json: options.Json = False,
+    write: options.Write = None,
+) -> None:
+    """Count how many versions the judge takes back while sessions wait for each other, by the load of the pools."""
+    started_s = time.monotonic()
+    rows = list(loading.measure(loading.CASES, rollouts, seed, jobs))
+    made = machine.describe()
+    command = f"python -m bench.rollouts load --rollouts {rollouts} --seed {seed}"
+    record = json.dumps({"command": command, **_made(made), "rows": loading.as_json(rows)}, indent=1) + "\n"
+    lines = _load_lines(rows, command, time.monotonic() - started_s, made["commit"])
+    if as_json:
+        sys.stdout.write(record)
+    else:
+        Console().print(Markdown("\n".join(lines)))
+    if write is not None:
+        text = pages.put(pages.old(write) or NEW_PAGE, lines, loading.BEGIN, loading.END)
+        pages.write(write, text, record, tag="-load")
 
 
 @app.command()
@@ -192,6 +222,16 @@ def _power_lines(rows: list[detection.PowerRow], command: str, seconds: float, c
         "The design's figures are in parentheses."
     )
     return ["", *pages.paragraph(about), "", *detection.table(rows), ""]
+
+
+def _load_lines(rows: list[loading.LoadRow], command: str, seconds: float, commit: str) -> list[str]:
+    about = (
+        f"Written by `{command}` at commit {commit}, {seconds / 60:.1f} minutes. Each row has simulated rollouts "
+        f"with steps of 10, 25, 50 and 100 %, {loading.STEP_S} s each. Stable, baseline and canary have a pool of "
+        "the same size. The load is that of one pool with all sessions: a pool is full at 1.7. TTFT is a mean. A step "
+        "has passed if no gate failed, and all that is needed was there at its end."
+    )
+    return ["", *pages.paragraph(about), "", *loading.table(rows), ""]
 
 
 def _made(made: dict[str, str]) -> dict[str, str]:

@@ -181,6 +181,8 @@ class _Draw:
             request.gap_so_far_s,
             request.prompt_tokens,
             request.computed_tokens,
+            request.queue_s,
+            request.running_requests,
         )
 
 

@@ -12,6 +12,7 @@ from controlplane.rollouts.judge.evidence import StepEvidence
 from controlplane.rollouts.judge.gates import errors, ranks
 from controlplane.rollouts.judge.observation import BASELINE, CANARY, STABLE
 from controlplane.rollouts.judge.samples import (
+    WORK_BUCKETS,
     ErrorCounts,
     OpenBySession,
     computed_sample,
@@ -21,12 +22,12 @@ from controlplane.rollouts.judge.samples import (
     ttft_sample,
     values_above,
 )
-from controlplane.rollouts.judge.settings import WHOLE_PERCENT, JudgeSettings, Step
+from controlplane.rollouts.judge.settings import HALF_PERCENT, WHOLE_PERCENT, JudgeSettings, Step
 from controlplane.rollouts.judge.statistics.ranks import Sample
 from controlplane.rollouts.judge.track import TrackStatistics
 from controlplane.rollouts.judge.verdict import GateReport, GateState, Need
 
-STRATA_PER_STEP: Final = 64
+STRATA_PER_STEP: Final = WORK_BUCKETS * WORK_BUCKETS
 """Buckets are powers of two, so there are fewer."""
 
 EARLIER: Final = "stable, the last 10 min before the step"
@@ -57,6 +58,8 @@ class Arms:
     is_same_pool: bool
     """The other arm is a baseline, as young as the canary, so its first requests are as cold."""
     is_weaker: bool
+    is_equal_load: bool = False
+    """Both arms get equal shares of the sessions."""
 
     @property
     def other_errors(self) -> ErrorCounts:
@@ -89,6 +92,7 @@ def choose(
         settings.computed_ratio,
         is_same_pool=is_baseline,
         is_weaker=step.is_before_half and not is_baseline,
+        is_equal_load=is_baseline or step.weight_percent == HALF_PERCENT,
     )
 
 
@@ -149,12 +153,28 @@ def _gates(arms: Arms, settings: JudgeSettings, *, is_brief: bool = False) -> li
     )
     reports = [
         errors.judge_errors(error_counts(own.track), arms.other_errors, settings),
-        ranks.judge_ranks(ranks.TTFT, *ttft, latency_ratio, settings, is_brief=is_brief),
+        ranks.judge_ranks(
+            ranks.TTFT,
+            *ttft,
+            latency_ratio,
+            settings,
+            is_equal_load=arms.is_equal_load,
+            is_brief=is_brief,
+        ),
         ranks.judge_ranks(ranks.COMPUTED, *computed, arms.computed_ratio, settings, is_brief=is_brief),
     ]
     if _has_gaps(own, other):
         gap = (gap_sample(own.track), gap_sample(other.track))
-        reports.append(ranks.judge_ranks(ranks.GAP, *gap, latency_ratio, settings, is_brief=is_brief))
+        reports.append(
+            ranks.judge_ranks(
+                ranks.GAP,
+                *gap,
+                latency_ratio,
+                settings,
+                is_equal_load=arms.is_equal_load,
+                is_brief=is_brief,
+            )
+        )
     else:
         reason = "no request had a second token"
         reports.append(GateReport(ranks.GAP.name, GateState.NOT_APPLICABLE, reason, bound=latency_ratio))

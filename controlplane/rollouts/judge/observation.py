@@ -46,6 +46,7 @@ class RequestEnd:
     ttft_s: float | None = None
     """None: the request ended without a token."""
     queue_s: float = 0.0
+    """In queues, at routers and at replicas. Part of the TTFT, or of the time until the end."""
     prompt_tokens: int = 0
     computed_tokens: int | None = None
     """Tokens computed at prefill, not found in a cache. After a resume they may be more than the prompt's.
@@ -79,6 +80,10 @@ class OpenRequest:
     prompt_tokens: int = 0
     """0: not known yet."""
     computed_tokens: int | None = None
+    queue_s: float = 0.0
+    """In queues so far. Before the first token only."""
+    running_requests: int = 0
+    """At the decode replica, as the request was placed."""
 
 
 @dataclass(frozen=True, slots=True)

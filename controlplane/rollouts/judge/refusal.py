@@ -56,6 +56,8 @@ _END: Final = (
 _OPEN: Final = (
     _Range("age_s", SECONDS_MAX),
     _Range("gap_so_far_s", SECONDS_MAX),
+    _Range("queue_s", SECONDS_MAX),
+    _Range("running_requests", COUNT_MAX, is_whole=True),
     _Range("prompt_tokens", TOKENS_MAX, is_whole=True),
     _Range("computed_tokens", TOKENS_MAX, is_whole=True, is_optional=True),
 )

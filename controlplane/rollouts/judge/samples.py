@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
@@ -17,39 +17,60 @@ from controlplane.rollouts.judge.track import TrackStatistics
 Row: TypeAlias = tuple[int, float, bool]
 """Stratum, value, and whether the value is a lower bound."""
 
+WORK_BUCKETS: Final = 32
+"""Above the buckets of tokens. The stratum of a TTFT is a bucket of running requests times this, plus one of tokens."""
+
 LATER_SHARE_MIN: Final = 0.05
 """Share of the sessions with a second request from which on those are compared alone."""
 
 
 @dataclass(slots=True)
 class OpenTotals:
-    """Requests of a session that wait for their first token."""
+    """Requests of a session that wait for their first token, out of all queues."""
 
     n: int = 0
     age_us: int = 0
+    """Without the time in queues."""
     tokens: int = 0
+    running: int = 0
 
 
 OpenBySession: TypeAlias = Mapping[int, OpenTotals]
 
 
 def open_by_session(requests: Iterable[OpenRequest], age_max_s: float) -> dict[int, OpenTotals]:
-    """Return the requests without a first token and of a known prompt by session, at most `age_max_s` old."""
+    """Return the requests without a first token and of a known prompt by session, at most `age_max_s` old.
+
+    A request that was in queues all the time tells nothing, and is left out.
+    """
     found: dict[int, OpenTotals] = {}
     for request in requests:
         is_known = request.session and request.prompt_tokens > 0
         if request.has_first_token or not is_known or request.age_s > age_max_s:
             continue
+        age_us = round((request.age_s - request.queue_s) * MICROSECONDS)
+        if age_us <= 0:
+            continue
         totals = found.setdefault(session_key(request.session), OpenTotals())
         totals.n += 1
-        totals.age_us += round(request.age_s * MICROSECONDS)
+        totals.age_us += age_us
         totals.tokens += request.prompt_tokens if request.computed_tokens is None else request.computed_tokens
+        totals.running += request.running_requests
     return found
 
 
 def power_bucket(value: float) -> int:
     """Return the bucket of a value: 0 below 1, and then one per power of two."""
     return int(value).bit_length()
+
+
+def stratum_name(stratum: int, units: Sequence[str]) -> str:
+    """Return the buckets of a stratum for people. `units`: of its buckets, those of the lowest digit first."""
+    names = []
+    for unit in units:
+        stratum, bucket = divmod(stratum, WORK_BUCKETS)
+        names.append(bucket_name(bucket, unit))
+    return ", ".join(names) or "all"
 
 
 def bucket_name(bucket: int, unit: str) -> str:
@@ -61,8 +82,10 @@ def bucket_name(bucket: int, unit: str) -> str:
 
 
 def ttft_sample(track: TrackStatistics, waiting: OpenBySession) -> Sample:
-    """Return the mean TTFT of each session, in buckets of its mean uncached tokens.
+    """Return the mean TTFT of each session without its time in queues, in buckets of its mean load and uncached tokens.
 
+    Sessions in one queue are not independent of each other, and a queue depends on the load of the pool. So does the
+    batch in which a prompt is computed: the load is the mean of the running requests at decode.
     Requests without a token enter the mean if they raise it; the mean is then a lower bound.
     """
     rows = []
@@ -104,12 +127,13 @@ def values_above(track: TrackStatistics, ttft_s: float) -> tuple[int, int]:
     """Return the sessions with a mean TTFT above `ttft_s`, and all sessions with a TTFT or a lower bound above."""
     above = known = 0
     for totals in track.sessions.values():
-        row = _ttft(totals, None)
-        if row is None:
+        found = _mean(totals.ttft_n, totals.ttft_us, totals.late_n, totals.late_us)
+        if found is None:
             continue
-        is_above = row[1] > ttft_s
+        mean_s, is_bound = found
+        is_above = mean_s > ttft_s
         above += is_above
-        known += is_above or not row[2]
+        known += is_above or not is_bound
     return above, known
 
 
@@ -148,17 +172,29 @@ def error_counts(track: TrackStatistics) -> ErrorCounts:
 
 
 def _ttft(totals: SessionTotals, waiting: OpenTotals | None) -> Row | None:
-    late_n, late_us = totals.late_n, totals.late_us
-    work_n, work_tokens = totals.work_n, totals.work_tokens
+    late_n, late_us = totals.late_n, totals.late_us - totals.late_queue_us
+    work_n, work_tokens, running = totals.work_n, totals.work_tokens, totals.work_running
     if waiting is not None:
         late_n, late_us = late_n + waiting.n, late_us + waiting.age_us
         work_n, work_tokens = work_n + waiting.n, work_tokens + waiting.tokens
-    number = totals.ttft_n + late_n
-    if number == 0 or work_n == 0:
+        running += waiting.running
+    found = _mean(totals.ttft_n, totals.ttft_us - totals.queue_us, late_n, late_us)
+    if found is None or work_n == 0:
         return None
-    is_late = late_n > 0 and (totals.ttft_n == 0 or late_us * totals.ttft_n > totals.ttft_us * late_n)
-    mean_us = (totals.ttft_us + late_us) / number if is_late else totals.ttft_us / totals.ttft_n
-    return power_bucket(work_tokens / work_n), mean_us / MICROSECONDS, is_late
+    stratum = power_bucket(running / work_n) * WORK_BUCKETS + power_bucket(work_tokens / work_n)
+    return stratum, *found
+
+
+def _mean(known_n: int, known_us: int, late_n: int, late_us: int) -> tuple[float, bool] | None:
+    """Return the mean in seconds, and whether it is a lower bound. None: nothing is known.
+
+    Times that are lower bounds enter the mean if they raise it.
+    """
+    if known_n == 0 and late_us == 0:
+        return None
+    is_bound = late_n > 0 and (known_n == 0 or late_us * known_n > known_us * late_n)
+    mean_us = (known_us + late_us) / (known_n + late_n) if is_bound else known_us / known_n
+    return mean_us / MICROSECONDS, is_bound
 
 
 def _share(totals: SessionTotals) -> float | None:

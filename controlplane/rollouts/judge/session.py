@@ -57,17 +57,26 @@ class SessionTotals(msgspec.Struct, array_like=True):
     first: FirstRequest | None = None
     """Of the requests with known computed tokens."""
     errors: dict[str, list[Cell]] = {}
+    queue_us: int = 0
+    """Part of `ttft_us` that is time in queues."""
+    late_queue_us: int = 0
+    """Part of `late_us` that is time in queues."""
+    work_running: int = 0
+    """Running requests at decode, summed over the requests of `work_n`."""
 
     def add(self, end: RequestEnd) -> None:
         """Add a request. Its TTFT counts whatever ended it."""
         if end.ttft_s is not None:
             self.ttft_n += 1
             self.ttft_us += round(end.ttft_s * MICROSECONDS)
-            self._add_work(end.computed_tokens, end.prompt_tokens)
+            self.queue_us += round(min(end.queue_s, end.ttft_s) * MICROSECONDS)
+            self._add_work(end)
         elif end.outcome == CLIENT and end.prompt_tokens > 0:
             self.late_n += 1
-            self.late_us += round((end.ended_s - end.started_s) * MICROSECONDS)
-            self._add_work(end.computed_tokens, end.prompt_tokens)
+            age_s = end.ended_s - end.started_s
+            self.late_us += round(age_s * MICROSECONDS)
+            self.late_queue_us += round(min(end.queue_s, age_s) * MICROSECONDS)
+            self._add_work(end)
         if end.gap_median_s is not None:
             self.gap_n += 1
             self.gap_us += round(end.gap_median_s * MICROSECONDS)
@@ -94,9 +103,10 @@ class SessionTotals(msgspec.Struct, array_like=True):
         """Whether the session is a sample: a time, or an outcome of the mesh."""
         return self.judged > 0 or self.ttft_n > 0 or self.late_n > 0 or bool(self.errors)
 
-    def _add_work(self, computed: int | None, prompt: int) -> None:
+    def _add_work(self, end: RequestEnd) -> None:
         self.work_n += 1
-        self.work_tokens += prompt if computed is None else computed
+        self.work_tokens += end.prompt_tokens if end.computed_tokens is None else end.computed_tokens
+        self.work_running += end.running_requests
 
     def _add_share(self, end: RequestEnd, computed: int) -> None:
         self.share_n += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from controlplane.rollouts.judge.samples import bucket_name
+from controlplane.rollouts.judge.samples import WORK_BUCKETS, stratum_name
 from controlplane.rollouts.judge.settings import JudgeSettings
 from controlplane.rollouts.judge.statistics import binomial, ratio
 from controlplane.rollouts.judge.statistics.ranks import RankComparison, Sample
@@ -22,15 +22,17 @@ class RankGate:
     """A measure that is compared by ranks."""
 
     name: str
-    unit: str
-    """Of its strata. Empty: it has one."""
+    units: tuple[str, ...]
+    """Of the buckets of its strata. Empty: it has one stratum."""
     measure: str
     """For people."""
+    work_strata: int = 1
+    """Number of strata by work alone. A stratum modulo this number leaves the load out."""
 
 
-TTFT: Final = RankGate("ttft", "uncached tokens", "TTFT")
-GAP: Final = RankGate("gap", "running requests", "gap between tokens")
-COMPUTED: Final = RankGate("computed_share", "", "computed share of prompt tokens")
+TTFT: Final = RankGate("ttft", ("uncached tokens", "running requests"), "TTFT without queues", WORK_BUCKETS)
+GAP: Final = RankGate("gap", ("running requests",), "gap between tokens")
+COMPUTED: Final = RankGate("computed_share", (), "computed share of prompt tokens")
 
 
 def judge_ranks(
@@ -40,11 +42,18 @@ def judge_ranks(
     bound: float,
     settings: JudgeSettings,
     *,
+    is_equal_load: bool = False,
     is_brief: bool = False,
 ) -> GateReport:
-    """Test "the canary's values are higher than `bound` x the comparison arm's". `is_brief`: without the figure."""
+    """Test "the canary's values are higher than `bound` x the comparison arm's".
+
+    `is_equal_load`: the arms get equal shares of the sessions. If their loads still hardly overlap, that is the doing of
+    the versions, and the load is left out of the strata. `is_brief`: without the figure.
+    """
     comparison = RankComparison(canary, other)
-    common, others = int(comparison.canary_counts.sum()), int(comparison.other_counts.sum())
+    if is_equal_load and _common(comparison)[0] < COMMON_MIN * len(canary):
+        comparison = RankComparison(_of_any_load(canary, gate), _of_any_load(other, gate))
+    common, others = _common(comparison)
     state, reason = _coverage(gate, canary, other, common, others, settings)
     if state is not None:
         return GateReport(
@@ -77,7 +86,7 @@ def need_ratio(gate: RankGate, canary: Sample, other: Sample, bound: float, sett
     """Return the need that the ratio is certainly below `bound`, over all steps before 50 %."""
     name = f"{gate.name}, upper 99 % bound of the ratio"
     comparison = RankComparison(canary, other)
-    common, others = int(comparison.canary_counts.sum()), int(comparison.other_counts.sum())
+    common, others = _common(comparison)
     state, reason = _coverage(gate, canary, other, common, others, settings)
     if state is not None:
         return Need(name, None, bound, False, reason)
@@ -118,9 +127,18 @@ def _coverage(
     return None, ""
 
 
+def _common(comparison: RankComparison) -> tuple[int, int]:
+    """Return the samples of both arms in common strata."""
+    return int(comparison.canary_counts.sum()), int(comparison.other_counts.sum())
+
+
+def _of_any_load(sample: Sample, gate: RankGate) -> Sample:
+    return Sample(sample.strata % gate.work_strata, sample.values, sample.is_censored)
+
+
 def _strata(gate: RankGate, comparison: RankComparison) -> tuple[StratumCount, ...]:
     counts = zip(comparison.strata, comparison.canary_counts, comparison.other_counts, strict=True)
     return tuple(
-        StratumCount(bucket_name(int(stratum), gate.unit) if gate.unit else "all", int(own), int(others))
+        StratumCount(stratum_name(int(stratum), gate.units), int(own), int(others))
         for stratum, own, others in counts
     )

@@ -327,7 +327,8 @@ def test_open_requests_count_as_at_least_their_age() -> None:
     rollout = Rollout(16)
     for second in range(21):
         old = tuple(
-            OpenRequest(CANARY, f"open-{each}", 5.0, False, 0.0, 400, 120) for each in range(5 * (second - 6))
+            OpenRequest(CANARY, f"open-{each}", 5.0, False, 0.0, 400, 120, running_requests=4)
+            for each in range(5 * (second - 6))
         )
         verdict = rollout.second(open_requests=old)
     assert failed(verdict) == {"ttft"}

@@ -8,8 +8,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from controlplane.rollouts.judge.observation import CLIENT, FailedAttempt, RequestEnd
-from controlplane.rollouts.judge.samples import error_counts, gap_sample, ttft_sample
+from controlplane.rollouts.judge.observation import CLIENT, FailedAttempt, OpenRequest, RequestEnd
+from controlplane.rollouts.judge.samples import (
+    WORK_BUCKETS,
+    error_counts,
+    gap_sample,
+    open_by_session,
+    ttft_sample,
+    values_above,
+)
 from controlplane.rollouts.judge.session import CELLS_MAX, CLASSES_MAX, session_key
 from controlplane.rollouts.judge.track import TrackStatistics
 
@@ -171,10 +178,42 @@ def test_a_sample_is_the_mean_of_a_session() -> None:
     ends.append(end(session="t", ttft_s=1.0, computed_tokens=100, gap_median_s=None))
     statistics = observed(ends)
     values = ttft_sample(statistics, {})
-    assert sorted(zip(values.strata, values.values, strict=True)) == [(5, pytest.approx(0.3)), (7, 1.0)]
+    load = 2 * WORK_BUCKETS
+    found = sorted(zip(values.strata, values.values, strict=True))
+    assert found == [(load + 5, pytest.approx(0.3)), (load + 7, 1.0)]
     assert not values.is_censored.any()
     gaps = gap_sample(statistics)
     assert list(zip(gaps.strata, gaps.values, strict=True)) == [(2, pytest.approx(0.02))]
+
+
+def test_time_in_queues_is_no_part_of_the_sample() -> None:
+    """It depends on the load of the pool. The absolute bound judges the whole time."""
+    quick, queued = end(ttft_s=0.2), end(session="t", ttft_s=1.2, queue_s=1.0)
+    statistics = observed([quick, queued])
+    assert ttft_sample(statistics, {}).values == pytest.approx([0.2, 0.2])
+    assert values_above(statistics, 1.0) == (1, 2)
+
+
+def test_a_request_tells_nothing_while_it_is_in_a_queue() -> None:
+    """Neither an open one nor one whose client gave up. Behind the queue its time is a lower bound."""
+    gave_up = end(
+        outcome=CLIENT,
+        ttft_s=None,
+        gap_median_s=None,
+        ended_s=START_S + 4.0,
+        computed_tokens=None,
+        queue_s=4.0,
+    )
+    assert not len(ttft_sample(observed([gave_up]), {}))
+    for queue_s, values in ((6.0, []), (1.0, [5.0])):
+        waiting = [OpenRequest("canary", "u", 6.0, False, 0.0, 400, queue_s=queue_s)]
+        assert ttft_sample(observed([]), open_by_session(waiting, 10.0)).values.tolist() == values
+
+
+def test_sessions_under_unlike_load_are_not_compared() -> None:
+    """A prompt that shares its step with others takes longer."""
+    idle, busy = end(running_requests=0), end(session="t", running_requests=5)
+    assert len(set(ttft_sample(observed([idle, busy]), {}).strata)) == 2
 
 
 def test_a_request_without_a_token_is_a_lower_bound() -> None:
