@@ -189,7 +189,9 @@ def test_time_in_queues_ends_when_an_engine_has_the_attempt() -> None:
     assert attempt.waited_s(13.0) == pytest.approx(3.0)
     attempt.is_started, attempt.replica_queue_us, attempt.last_seen_s = True, 700_000, 13.2
     assert attempt.waited_s(20.0) == pytest.approx(3.2)
-    lost = Attempt(2, inference.AttemptExplanation.CAUSE_FIRST, 0, 100, "router-0", last_seen_s=10.0, fault="ROUTER_LOST")
+    lost = Attempt(
+        2, inference.AttemptExplanation.CAUSE_FIRST, 0, 100, "router-0", last_seen_s=10.0, fault="ROUTER_LOST"
+    )
     assert lost.waited_s(12.0) == 0.0
 
 
