@@ -30,6 +30,7 @@ from controlplane.actions import (
     WriteBoard,
     WriteDocument,
 )
+from controlplane.early_observations import EarlyObservations
 from controlplane.facts import frontend_facts, nacks
 from controlplane.judging import Judging, with_golden
 from controlplane.leadership import TAKEOVER_S, Leadership, LeaderState, LeaseAnswer
@@ -59,7 +60,7 @@ READ_S: Final = 1.0
 """Time between two reads of Redis. Followers read too, so that each has a copy of every document."""
 
 COMMANDS_MAX: Final = 64
-"""Commands that wait for a write. A further one is refused."""
+"""Commands that wait for a write. A further one is refused, unless it only moves traffic back."""
 
 READS_MIN: Final = 2
 """Reads of Redis before a takeover ends. A write of the term before may have followed the first one."""
@@ -160,10 +161,13 @@ class ControlCore:
         """Number of the last write."""
         self._write: Write | None = None
         self._commands: deque[Command] = deque()
+        self._early = EarlyObservations()
         self._actions: list[Action] = []
         self._next_read_s = self._next_tick_s = self._next_step_s = float("-inf")
         self._reads = 0
         """Reads of Redis since the term began. The first may have been under way before."""
+        self._was_leader = False
+        """True from the end of the first takeover until this process follows again. Its documents are in force."""
         self._refused = ""
         """Fault of the last content that could not be published."""
         self._cause: tuple[str, str] = ("", "")
@@ -338,7 +342,10 @@ class ControlCore:
     def on_observations(self, receiver: Receiver, batch: pb.ObservationBatch, now_s: float) -> None:
         """Take the observations of a frontend. What the judge does not need, or refuses, is confirmed at once."""
         receiver.heard_s = self.observed_s = now_s
-        document, judging = self.library.running, self.judging
+        if self.leadership.state is LeaderState.TAKING_OVER and not self._was_leader:
+            self._early.keep(receiver, batch, now_s)
+            return
+        document, judging = self.library.running, self._judge_running()
         frontend = f"{receiver.process_id}/{receiver.boot_id}"
         is_kept = (
             judging is not None
@@ -359,7 +366,7 @@ class ControlCore:
         """Queue a command. `Done` with its ticket follows. Raises CommandRefused if nothing can be queued."""
         if not self.leads:
             raise CommandRefused(NOT_LEADER)
-        if len(self._commands) >= COMMANDS_MAX:
+        if len(self._commands) >= COMMANDS_MAX * (2 if command.is_back else 1):
             raise CommandRefused(f"{COMMANDS_MAX} commands wait already; try again later")
         if not self.has_redis and not command.is_back:
             raise CommandRefused(NO_REDIS)
@@ -367,17 +374,19 @@ class ControlCore:
         self._advance(now_s)
 
     def _run_command(self, now_s: float) -> None:
-        while self._commands and self._write is None:
-            command = self._commands[0]
-            if self.leadership.state is LeaderState.TAKING_OVER and not command.is_back:
-                return
-            self._commands.popleft()
+        while self._write is None and (command := self._next_command()) is not None:
+            self._commands.remove(command)
             try:
                 document = command.make(now_s)
             except CommandRefused as error:
                 self._decided(command, str(error))
                 continue
             self._begin_write(document, is_back=command.is_back, command=command)
+
+    def _next_command(self) -> Command | None:
+        """Return the first command that may run now. During a takeover that is one that only moves traffic back."""
+        is_leader = self.leadership.state is LeaderState.LEADER
+        return next((each for each in self._commands if is_leader or each.is_back), None)
 
     # Decisions.
 
@@ -387,6 +396,8 @@ class ControlCore:
             return
         if self.leadership.state is LeaderState.TAKING_OVER and self._is_informed(now_s):
             self._finish_takeover()
+            for receiver, batch in self._early.take(now_s):
+                self.on_observations(receiver, batch, now_s)
         self._run_command(now_s)
         self._step_rollout(now_s)
         self._publish(now_s)
@@ -403,7 +414,7 @@ class ControlCore:
 
     def _begin_term(self, now_s: float) -> None:
         self.publisher.begin_term()
-        self.judging, self._reads, self._next_read_s = None, 0, now_s
+        self._reads, self._next_read_s = 0, now_s
         write, self._write = self._write, None
         if write is not None and write.command is not None:
             self._decided(write.command, UNKNOWN)
@@ -412,6 +423,7 @@ class ControlCore:
 
     def _finish_takeover(self) -> None:
         self.leadership.finish_takeover()
+        self._was_leader = True
         self._condemn_orphan()
         self._reconcile()
 
@@ -436,40 +448,50 @@ class ControlCore:
     def _step_down(self) -> None:
         self.publisher.begin_term()
         self.receivers.forget_all()
-        self.judging = None
-        waiting = [*self._commands]
-        if self._write is not None and self._write.command is not None:
-            waiting.append(self._write.command)
+        self.judging, self._was_leader = None, False
+        self._early.clear()
+        waiting, write = [*self._commands], self._write
         self._commands.clear()
         self._write = None
+        if write is not None and write.command is not None:
+            self._decided(write.command, UNKNOWN)  # Redis may have executed it
         for command in waiting:
             self._decided(command, NOT_LEADER)
         self._event("leader.ended", self.leadership.holder.process_id if self.leadership.holder else "", "")
 
     def _step_rollout(self, now_s: float) -> None:
-        """Run the state machine of the running rollout, and write its document."""
-        document = self.library.running
-        is_leader = self.leadership.state is LeaderState.LEADER
-        if document is None or self._write is not None or not is_leader or now_s < self._next_step_s:
+        """Run the state machine of the running rollout, and write its document.
+
+        A leader that takes over from itself goes on with it, but only back.
+        """
+        document, judging = self.library.running, self._judge_running()
+        if document is None or judging is None or self._write is not None or now_s < self._next_step_s:
             return
         self._next_step_s = now_s + STEP_S
-        wall_s = self._wall()
-        if self.judging is None or self.judging.rollout != document.id:
-            self.judging = self._judge(document, wall_s)
-        self.judging.follow(document, wall_s)
+        wall_s, is_leader = self._wall(), self.leadership.state is LeaderState.LEADER
+        judging.follow(document, wall_s)
         decision = machine.step(document, self.view(now_s), wall_s)
-        if decision.runs_golden:
+        if decision.runs_golden and is_leader:
             self._actions += self._golden.due(document, self.registry.ordered(), now_s)
         after = decision.document
-        if after is None:
+        if after is None or not (is_leader or after.is_taken_back):
             return
         confirmed: Mapping[str, int] = {}
         if after.state not in OBSERVED:
             after = msgspec.structs.replace(after, judge="")
-        elif (saved := self.judging.save(wall_s)) is not None:
+        elif (saved := judging.save(wall_s)) is not None:
             judge, confirmed = saved
             after = msgspec.structs.replace(after, judge=judge)
         self._begin_write(after, is_back=after.is_taken_back, confirmed=confirmed)
+
+    def _judge_running(self) -> Judging | None:
+        """Return the judge of the running rollout. None: there is no rollout, or it is not known yet."""
+        document = self.library.running
+        if document is None or not (self.leads and self._was_leader):
+            return None
+        if self.judging is None or self.judging.rollout != document.id:
+            self.judging = self._judge(document, self._wall())
+        return self.judging
 
     def _begin_write(
         self,
@@ -486,10 +508,10 @@ class ControlCore:
             # The judge begins the step anew at the next leader.
             write = replace(write, document=msgspec.structs.replace(document, judge=""), confirmed={})
             action = self._writing(write)
-        if action is not None:
+        if action is not None and (self.has_redis or not is_back):
             self._write = write
             self._actions.append(action)
-        elif is_back:
+        elif is_back:  # it waits for nothing; `on_store` writes the document later
             self._adopt(write, is_written=False)
             if command is not None:
                 self._decided(command, "")
@@ -535,7 +557,7 @@ class ControlCore:
             return
         if not (self.leadership.may_go_forward(now_s) and self.has_redis):
             is_taken_back = document is not None and document.is_taken_back
-            is_known = self.leadership.state is LeaderState.LEADER or (is_taken_back and self._reads)
+            is_known = self._was_leader or (is_taken_back and self._reads)
             if not is_known or publisher.latest is None or not is_all_to_stable(before, content):
                 return
         snapshot = self._published(content)
