@@ -168,6 +168,8 @@ class ControlCore:
         """Reads of Redis since the term began. The first may have been under way before."""
         self._was_leader = False
         """True from the end of the first takeover until this process follows again. Its documents are in force."""
+        self._too_large: set[str] = set()
+        """Documents that were too large once. The audit has it once."""
         self._refused = ""
         """Fault of the last content that could not be published."""
         self._cause: tuple[str, str] = ("", "")
@@ -396,11 +398,12 @@ class ControlCore:
             return
         if self.leadership.state is LeaderState.TAKING_OVER and self._is_informed(now_s):
             self._finish_takeover()
-            for receiver, batch in self._early.take(now_s):
-                self.on_observations(receiver, batch, now_s)
         self._run_command(now_s)
         self._step_rollout(now_s)
         self._publish(now_s)
+        if self.leadership.state is LeaderState.LEADER:
+            for receiver, batch in self._early.take(now_s):
+                self.on_observations(receiver, batch, now_s)
 
     def _is_informed(self, now_s: float) -> bool:
         """True if the takeover may end: Redis was read, and all that answer were heard."""
@@ -491,6 +494,7 @@ class ControlCore:
             return None
         if self.judging is None or self.judging.rollout != document.id:
             self.judging = self._judge(document, self._wall())
+            self.judging.follow(document, self._wall())
         return self.judging
 
     def _begin_write(
@@ -505,8 +509,8 @@ class ControlCore:
         write = Write(self._writes, document, is_back, command, confirmed or {})
         action = self._writing(write)
         if action is None and isinstance(document, RolloutDocument) and document.judge:
-            # The judge begins the step anew at the next leader.
-            write = replace(write, document=msgspec.structs.replace(document, judge=""), confirmed={})
+            # The judge begins the step anew at the next leader, so nobody needs the observations any more.
+            write = replace(write, document=msgspec.structs.replace(document, judge=""))
             action = self._writing(write)
         if action is not None and (self.has_redis or not is_back):
             self._write = write
@@ -523,7 +527,9 @@ class ControlCore:
         try:
             return writing(write.number, write.document, self.library.revision(write.document))
         except DocumentError as error:
-            self._event("rollout.too_large", _name(write.document), str(error))
+            if (name := _name(write.document)) not in self._too_large:
+                self._too_large.add(name)
+                self._event("rollout.too_large", name, str(error))
             return None
 
     def _adopt(self, write: Write, *, is_written: bool) -> None:

@@ -38,6 +38,9 @@ SAVE_S: Final = 5.0
 STATE_BYTES_MAX: Final = 16 << 20
 """Largest state of a judge, before its compression. A larger one is not read."""
 
+TEXT_BYTES_MAX: Final = 512 << 10
+"""Largest state of a judge in a document. A larger one is thinned out: it keeps fewer sessions, chosen by hash."""
+
 EJECTIONS_MAX: Final = 8
 """Ejections of one report that are counted. Two fail a rollout."""
 
@@ -99,10 +102,14 @@ class Judging:
         at_s = self._clock.at(now_s)
         if document.step != self._step:
             self._step = document.step
-            has_baseline = bool(baseline_target(document))
-            self._judge.begin_step(
-                Step(document.step, float(document.target_percent), has_baseline=has_baseline), at_s
+            settings = document.settings
+            step = Step(
+                document.step,
+                float(document.target_percent),
+                has_baseline=bool(baseline_target(document)),
+                is_restricted=bool(settings.only_tenants or settings.never_tenants),
             )
+            self._judge.begin_step(step, at_s)
         self._judge.weigh(float(document.weight_percent), at_s)
 
     def observe(
@@ -164,7 +171,10 @@ class Judging:
         if position == self._saved and 0 <= now_s - self._saved_s < SAVE_S:
             return None
         self._saved, self._saved_s = position, now_s
-        return _packed(self._judge.save(self._clock.at(now_s))), self._judge.confirmed()
+        text = _packed(self._judge.save(self._clock.at(now_s)))
+        while len(text) > TEXT_BYTES_MAX and self._judge.thin():
+            text = _packed(self._judge.save(self._clock.at(now_s)))
+        return text, self._judge.confirmed()
 
     def _note(self, event: Event) -> None:
         try:
@@ -175,7 +185,7 @@ class Judging:
 
 
 def _packed(state: JudgeState) -> str:
-    """Return the state as compressed JSON in base64. Sessions have much in common, so it shrinks to about a fifth."""
+    """Return the state as compressed JSON in base64. Sessions have much in common, so it shrinks to about half."""
     return base64.b64encode(zlib.compress(msgspec.json.encode(state), level=1)).decode()
 
 

@@ -1,7 +1,7 @@
 """Turns the observations of frontends into those of the judge. Pure.
 
-A row names the pool and the rollout that chose it. A row of another rollout, or of none, is about a request that began
-before the rollout. It counts for stable only.
+A row names the pool and the rollout that chose it. A row of another rollout, or of none, does not count. Its request began
+before the rollout, was diverted, or is of a tenant that takes no part in the rollout.
 """
 
 from __future__ import annotations
@@ -60,12 +60,11 @@ def batch_of(
 ) -> Batch:
     """Return the judge's batch. `frontend`: unique per start. `now_s`: the leader's clock at the arrival.
 
-    INVARIANT: a row of a request that the rollout did not place never counts for canary or baseline.
+    INVARIANT: a row of a request that the rollout did not place never counts.
     """
 
     def track_of(pool: str, chosen_by: str) -> Track | None:
-        track = tracks.get(pool)
-        return track if track == STABLE or chosen_by == rollout else None
+        return tracks.get(pool) if chosen_by == rollout else None
 
     end_s = now_s - message.age_ms / 1000
     ends = []

@@ -46,6 +46,7 @@ class LoadCase:
     """Of the pool that has all sessions, in turns per TURN_S. With the steps that turns share, a pool is full at 1.7."""
     speed: Speed = GOOD
     """Of the canary."""
+    steps: tuple[float, ...] = STEPS
 
 
 CASES: Final = (
@@ -54,6 +55,7 @@ CASES: Final = (
     LoadCase("equal versions", 0.9),
     LoadCase("equal versions", 1.2),
     LoadCase("equal versions", 1.5),
+    LoadCase("equal versions, 75 % before 100 %", 0.9, steps=(10.0, 50.0, 75.0, 100.0)),
     LoadCase("prefill x1.3", 0.6, Speed(prefill=1.3)),
     LoadCase("prefill x3", 0.6, Speed(prefill=3.0)),
     LoadCase("gaps x1.3", 0.6, Speed(gap=1.3)),
@@ -163,7 +165,7 @@ def run_case(case: LoadCase, seed: str) -> LoadedRollout:
     warm = mesh.second(0).ends
     ttft_s = sum(end.ttft_s or 0.0 for end in warm) / max(len(warm), 1)
     index = passed = 0
-    for index, weight in enumerate(STEPS):
+    for index, weight in enumerate(case.steps):
         mesh.weight, mesh.has_baseline = weight, weight < HALF_PERCENT
         judge.begin_step(Step(index, weight, mesh.has_baseline), mesh.events.now_s)
         kind = VerdictKind.NEEDS_MORE

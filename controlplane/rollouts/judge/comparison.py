@@ -10,9 +10,10 @@ import numpy as np
 
 from controlplane.rollouts.judge.evidence import StepEvidence
 from controlplane.rollouts.judge.gates import errors, ranks
+from controlplane.rollouts.judge.gates.ranks import Loads
 from controlplane.rollouts.judge.observation import BASELINE, CANARY, STABLE
 from controlplane.rollouts.judge.samples import (
-    WORK_BUCKETS,
+    STRATA_PER_STEP,
     ErrorCounts,
     OpenBySession,
     computed_sample,
@@ -22,15 +23,12 @@ from controlplane.rollouts.judge.samples import (
     ttft_sample,
     values_above,
 )
-from controlplane.rollouts.judge.settings import HALF_PERCENT, WHOLE_PERCENT, JudgeSettings, Step
+from controlplane.rollouts.judge.settings import WHOLE_PERCENT, JudgeSettings, Step
 from controlplane.rollouts.judge.statistics.ranks import Sample
 from controlplane.rollouts.judge.track import TrackStatistics
 from controlplane.rollouts.judge.verdict import GateReport, GateState, Need
 
-STRATA_PER_STEP: Final = WORK_BUCKETS * WORK_BUCKETS
-"""Buckets are powers of two, so there are fewer."""
-
-EARLIER: Final = "stable, the last 10 min before the step"
+EARLIER: Final = "stable, the last 10 min at 50 % or less"
 NO_WAITING: Final[OpenBySession] = {}
 
 
@@ -58,8 +56,7 @@ class Arms:
     is_same_pool: bool
     """The other arm is a baseline, as young as the canary, so its first requests are as cold."""
     is_weaker: bool
-    is_equal_load: bool = False
-    """Both arms get equal shares of the sessions."""
+    loads: Loads
 
     @property
     def other_errors(self) -> ErrorCounts:
@@ -73,13 +70,26 @@ def choose(
     waiting: Mapping[str, OpenBySession],
     settings: JudgeSettings,
 ) -> Arms:
-    """Return the arms of a step. `earlier`: stable before the step. `waiting`: by track."""
+    """Return the arms of a step. `waiting`: by track.
+
+    `earlier`: stable before the steps above 50 %. From there on stable has less load than the canary, and soon none.
+    """
     step = evidence.step
     own = Arm(evidence.tracks[CANARY], waiting.get(CANARY, NO_WAITING))
-    if step.weight_percent >= WHOLE_PERCENT:
+    if step.is_past_half:
         ratio = settings.earlier_ratio
         other = Arm(earlier, NO_WAITING)
-        return Arms(EARLIER, own, other, (earlier,), ratio, ratio, is_same_pool=False, is_weaker=True)
+        return Arms(
+            EARLIER,
+            own,
+            other,
+            (earlier,),
+            ratio,
+            ratio,
+            is_same_pool=False,
+            is_weaker=True,
+            loads=Loads.RISEN,
+        )
     is_baseline = step.is_before_half and step.has_baseline
     track = BASELINE if is_baseline else STABLE
     error_tracks = (STABLE, BASELINE) if step.is_before_half else (STABLE,)
@@ -92,7 +102,7 @@ def choose(
         settings.computed_ratio,
         is_same_pool=is_baseline,
         is_weaker=step.is_before_half and not is_baseline,
-        is_equal_load=is_baseline or step.weight_percent == HALF_PERCENT,
+        loads=Loads.EQUAL if is_baseline or not (step.is_before_half or step.is_restricted) else Loads.UNLIKE,
     )
 
 
@@ -124,14 +134,15 @@ def needs(
         canary = canary.plus(error_counts(past.tracks[CANARY]))
         other = other.plus(_error_counts((past.tracks[STABLE], past.tracks[BASELINE])))
     bound = settings.ratio_needed
+    loads = Loads.EQUAL if all(step.has_baseline for step, _, _ in pairs) else Loads.UNLIKE
     ttft = _pooled(pairs, lambda arm: ttft_sample(arm.track, arm.waiting))
     found = [
         errors.need_few_errors(canary, other, settings),
-        ranks.need_ratio(ranks.TTFT, *ttft, bound, settings),
+        ranks.need_ratio(ranks.TTFT, *ttft, bound, settings, loads=loads),
     ]
     if any(_has_gaps(mine, theirs) for _, mine, theirs in pairs):
         gap = _pooled(pairs, lambda arm: gap_sample(arm.track))
-        found.append(ranks.need_ratio(ranks.GAP, *gap, bound, settings))
+        found.append(ranks.need_ratio(ranks.GAP, *gap, bound, settings, loads=loads))
     return found
 
 
@@ -158,7 +169,7 @@ def _gates(arms: Arms, settings: JudgeSettings, *, is_brief: bool = False) -> li
             *ttft,
             latency_ratio,
             settings,
-            is_equal_load=arms.is_equal_load,
+            loads=arms.loads,
             is_brief=is_brief,
         ),
         ranks.judge_ranks(ranks.COMPUTED, *computed, arms.computed_ratio, settings, is_brief=is_brief),
@@ -171,7 +182,7 @@ def _gates(arms: Arms, settings: JudgeSettings, *, is_brief: bool = False) -> li
                 *gap,
                 latency_ratio,
                 settings,
-                is_equal_load=arms.is_equal_load,
+                loads=arms.loads,
                 is_brief=is_brief,
             )
         )
@@ -192,6 +203,7 @@ def _control(evidence: StepEvidence, waiting: Mapping[str, OpenBySession], setti
         settings.computed_ratio,
         is_same_pool=False,
         is_weaker=False,
+        loads=Loads.UNLIKE,
     )
 
 

@@ -34,9 +34,9 @@ class Frontends(msgspec.Struct):
             self._forget_silent(now_s)
             self.seen[batch.frontend] = FrontendSeen(batch.number, now_s)
             return 0
-        last.at_s = max(last.at_s, now_s)
         if batch.number <= last.number:
-            return None
+            return None  # it is no news
+        last.at_s = max(last.at_s, now_s)
         lost = batch.number - last.number - 1
         last.number = batch.number
         return lost

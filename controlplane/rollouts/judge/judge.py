@@ -36,7 +36,7 @@ from controlplane.rollouts.judge.observation import (
 from controlplane.rollouts.judge.refusal import check_batch, check_event
 from controlplane.rollouts.judge.samples import OpenBySession, open_by_session
 from controlplane.rollouts.judge.session import session_key
-from controlplane.rollouts.judge.settings import WHOLE_PERCENT, JudgeSettings, Step
+from controlplane.rollouts.judge.settings import JudgeSettings, Step
 from controlplane.rollouts.judge.track import TrackStatistics
 from controlplane.rollouts.judge.verdict import (
     ArmReport,
@@ -47,6 +47,9 @@ from controlplane.rollouts.judge.verdict import (
     Verdict,
     VerdictKind,
 )
+
+THIN_MIN: Final = 128
+"""Sessions of a track that always stay."""
 
 CARRIED_MAX: Final = 8
 """Finished steps before 50 % that are kept, the latest."""
@@ -71,7 +74,7 @@ class JudgeState(msgspec.Struct):
     """Finished steps before 50 %."""
     recent: RecentStable = msgspec.field(default_factory=RecentStable)
     earlier: TrackStatistics | None = None
-    """Stable before the step to 100 %."""
+    """Stable before the steps above 50 %."""
     frontends: Frontends = msgspec.field(default_factory=Frontends)
     facts: ReplicaFacts = msgspec.field(default_factory=ReplicaFacts)
 
@@ -94,13 +97,29 @@ class Judge:
         self._state.clock_s = now_s
         return self._state
 
+    def thin(self) -> bool:
+        """Keep half of the sessions, a uniform sample, so that the state gets smaller. False: they are few already."""
+        state = self._state
+        kept = [each.statistics for each in state.recent.slices]
+        for evidence in (*state.carried, *((state.evidence,) if state.evidence is not None else ())):
+            kept += evidence.tracks.values()
+        if state.earlier is not None:
+            kept.append(state.earlier)
+        largest = max((len(each.sessions) for each in kept), default=0) // 2
+        if largest < THIN_MIN:
+            return False
+        for each in kept:
+            each.sessions_max = min(each.sessions_max, largest)
+            each.trim(each.sessions_max)
+        return True
+
     @property
     def has_failed(self) -> bool:
         """Whether a look gave the verdict FAIL. No step begins after it."""
         return self._state.failed is not None
 
     def recent_sessions(self) -> int:
-        """Return the stable sessions of the last 10 minutes, at least: the comparison arm of a step to 100 %."""
+        """Return the stable sessions of the last 10 minutes, at least: the comparison arm above 50 %."""
         return self._state.recent.session_count()
 
     def begin_step(self, step: Step, now_s: float) -> None:
@@ -110,8 +129,7 @@ class Judge:
             raise ValueError(f"step {step.index} cannot begin: {state.failed.reason}")
         if state.evidence is not None and state.evidence.step.is_before_half:
             state.carried = [*state.carried, state.evidence.carried()][-CARRIED_MAX:]
-        is_whole = step.weight_percent >= WHOLE_PERCENT
-        state.earlier = state.recent.merged(self._settings.sessions_max) if is_whole else None
+        state.earlier = state.recent.merged(self._settings.sessions_max) if step.is_past_half else None
         state.evidence = StepEvidence.begin(step, now_s, self._settings.sessions_max)
         state.baked_s, self._counted_s = 0.0, now_s
         state.looks, state.next_look = 0, self._settings.look_after(0)
@@ -142,9 +160,9 @@ class Judge:
         keys = [session_key(end.session) for end in batch.ends]
         if evidence is not None:
             evidence.add(batch, keys, lost)
-        is_whole = evidence is not None and evidence.step.weight_percent >= WHOLE_PERCENT
+        is_past_half = evidence is not None and evidence.step.is_past_half
         for key, end in zip(keys, batch.ends, strict=True):
-            if end.track == STABLE and not is_whole:
+            if end.track == STABLE and not is_past_half:
                 self._state.recent.add(key, end)
 
     def note(self, event: Event) -> None:

@@ -20,6 +20,9 @@ Row: TypeAlias = tuple[int, float, bool]
 WORK_BUCKETS: Final = 32
 """Above the buckets of tokens. The stratum of a TTFT is a bucket of running requests times this, plus one of tokens."""
 
+STRATA_PER_STEP: Final = WORK_BUCKETS * WORK_BUCKETS
+"""Above all strata of one step, so that those of different steps can stay apart."""
+
 LATER_SHARE_MIN: Final = 0.05
 """Share of the sessions with a second request from which on those are compared alone."""
 

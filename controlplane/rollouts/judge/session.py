@@ -40,7 +40,7 @@ class SessionTotals(msgspec.Struct, array_like=True):
     ttft_n: int = 0
     ttft_us: int = 0
     late_n: int = 0
-    """Requests that ended without a token, by the client: their TTFT is at least their age."""
+    """Requests that ended without a token, by the client, out of a queue: their TTFT is at least their age."""
     late_us: int = 0
     work_n: int = 0
     """Requests of both kinds with a known number of prompt tokens."""
@@ -71,11 +71,14 @@ class SessionTotals(msgspec.Struct, array_like=True):
             self.ttft_us += round(end.ttft_s * MICROSECONDS)
             self.queue_us += round(min(end.queue_s, end.ttft_s) * MICROSECONDS)
             self._add_work(end)
-        elif end.outcome == CLIENT and end.prompt_tokens > 0:
+        elif (
+            end.outcome == CLIENT
+            and end.prompt_tokens > 0
+            and (age_s := end.ended_s - end.started_s) > end.queue_s
+        ):
             self.late_n += 1
-            age_s = end.ended_s - end.started_s
             self.late_us += round(age_s * MICROSECONDS)
-            self.late_queue_us += round(min(end.queue_s, age_s) * MICROSECONDS)
+            self.late_queue_us += round(end.queue_s * MICROSECONDS)
             self._add_work(end)
         if end.gap_median_s is not None:
             self.gap_n += 1

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 HALF_PERCENT: Final = 50.0
-"""From this weight on the comparison arm is stable."""
+"""At this weight the comparison arm is stable."""
 WHOLE_PERCENT: Final = 100.0
 MIB: Final = 1 << 20
 
@@ -30,7 +30,7 @@ class JudgeSettings:
     computed_ratio: float = 1.1
     """The computed share of prompt tokens fails if it is higher than this times the comparison arm's."""
     earlier_ratio: float = 1.25
-    """In place of both ratios at 100 %, where the comparison arm is stable before the step, under less load."""
+    """In place of both ratios above 50 %, where the comparison arm is stable as it was before, under less load."""
     ratio_needed: float = 1.25
     """Before 50 %, the upper 99 % bound of the ratio is below this."""
     informative_min: int = 20
@@ -91,6 +91,8 @@ class Step:
     """Of the canary."""
     has_baseline: bool = False
     """A baseline pool takes the same weight."""
+    is_restricted: bool = False
+    """Some tenants take no part in the rollout. Stable has them too, so its load is unlike at any weight."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for a value out of range."""
@@ -101,6 +103,11 @@ class Step:
     def is_before_half(self) -> bool:
         """Whether the bounds that are needed before 50 % are counted in this step."""
         return self.weight_percent < HALF_PERCENT
+
+    @property
+    def is_past_half(self) -> bool:
+        """Whether the comparison arm is stable as it was at 50 % or less."""
+        return self.weight_percent > HALF_PERCENT
 
 
 def _within(name: str, value: float, low: float, high: float) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from google.protobuf.duration_pb2 import Duration
@@ -40,6 +41,10 @@ class Attempt:
     fault: str = ""
     failed_replica: str = ""
     """Replica that ended the attempt by `fault`, as the router said. Empty: unknown, or no replica."""
+    sent_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.sent_s = self.last_seen_s
 
     @property
     def is_untouched(self) -> bool:
@@ -62,12 +67,6 @@ class Attempt:
     def queue_s(self) -> float:
         """Wait in the router's queue; 0 before the placement."""
         return self.placement.queue_us / 1e6 if self.placement is not None else 0.0
-
-    def waited_s(self, now_s: float) -> float:
-        """Return its time in queues so far, at the router and at a replica. `now_s`: present time of an open attempt."""
-        if self.is_started or self.fault:
-            return self.queue_s + self.replica_queue_us / 1e6
-        return self.queue_s + max(0.0, now_s - self.last_seen_s)
 
     def explanation(self, number: int) -> pb.AttemptExplanation:
         """Return the attempt in the client's form, numbered `number`."""
@@ -107,6 +106,24 @@ class Attempt:
             )
             if candidate.HasField("decode_us"):
                 told.decode.CopyFrom(of_us(candidate.decode_us))
+
+
+def waited_s(attempts: Sequence[Attempt], now_s: float) -> float:
+    """Return the time without an engine until the first token, or until `now_s`: in queues, and on failed attempts there.
+
+    Attempts behind the first token resume the request. They are not counted.
+    """
+    total_s = 0.0
+    for at, attempt in enumerate(attempts):
+        if attempt.is_started or attempt.has_tokens:
+            total_s += attempt.queue_s + attempt.replica_queue_us / 1e6
+        else:
+            total_s += max(
+                0.0, (attempts[at + 1].sent_s if at + 1 < len(attempts) else now_s) - attempt.sent_s
+            )
+        if attempt.has_tokens:
+            break
+    return total_s
 
 
 def of_us(microseconds: int) -> Duration:

@@ -18,7 +18,7 @@ from typing import Final
 from kvmesh.control.v1 import snapshot_pb2 as pb
 from kvmesh.inference.v1 import inference_pb2 as inference
 from kvmesh.snapshot.assignment import session_hash
-from services.frontend.requests.attempts import Attempt
+from services.frontend.requests.attempts import Attempt, waited_s
 from services.frontend.requests.outcome import outcome_of
 from services.frontend.requests.request import LiveRequest
 from services.frontend.requests.request_spec import RequestSpec
@@ -40,9 +40,6 @@ KEPT_MAX: Final = 30_000
 
 KEPT_S: Final = 300.0
 """Longest life of an unconfirmed batch."""
-
-RESEND_S: Final = 30.0
-"""A batch without a confirmation for this long is sent again."""
 
 SILENT_S: Final = 1.0
 """An open request without a token for this long has a row."""
@@ -92,7 +89,7 @@ class _Batch:
     ended: dict[str, int] = field(default_factory=dict)
     """Ended requests with a row in the batch, by pool."""
     cut_s: float = 0.0
-    sent_s: float = 0.0
+    is_sent: bool = False
 
     def __post_init__(self) -> None:
         self.add_row = self.message.ends.add
@@ -188,10 +185,10 @@ class Observations:
     # Batches.
 
     def drain(self, now_s: float) -> pb.ObservationBatch | None:
-        """Return the next batch to send: an unconfirmed one that is due again, or a new one. None: not now."""
+        """Return the next batch to send: an unconfirmed one that this leader does not have, or a new one. None: not now."""
         self._expire(now_s)
         for batch in self._batches:
-            if now_s - batch.sent_s >= RESEND_S:
+            if not batch.is_sent:
                 return _sent(batch, now_s)
         if now_s - self._cut_s < BATCH_S:
             return None
@@ -209,9 +206,9 @@ class Observations:
             self.kept_rows -= len(self._batches.popleft().ended_s)
 
     def resend(self) -> None:
-        """Send all unconfirmed batches again, from the next `drain` on: another process leads."""
+        """Send all unconfirmed batches again, from the next `drain` on: the stream is new, or another process leads."""
         for batch in self._batches:
-            batch.sent_s = float("-inf")
+            batch.is_sent = False
 
     def _has_news(self) -> bool:
         """True if the control plane has to hear of a request, or of none during a rollout."""
@@ -271,23 +268,23 @@ class Observations:
                 continue
             count[spec.pool] += 1
             has_first_token = request.progress.first_token_s is not None
-            attempts = _attempts(request, open_)
+            attempts, age_s = _attempts(request, open_), now_s - spec.timing.arrived_s
             placement = attempts[-1].placement if attempts else None
             yield pb.OpenRequest(
                 pool=spec.pool,
                 rollout=spec.rollout,
                 session=session_hash(spec.caller.tenant.name, spec.affinity),
-                age_s=now_s - spec.timing.arrived_s,
+                age_s=age_s,
                 has_first_token=has_first_token,
                 silent_s=silent_s,
                 prompt_tokens=spec.prompt_tokens,
-                queue_s=0.0 if has_first_token else _waited_s(attempts, now_s),
+                queue_s=0.0 if has_first_token else _queue_s(attempts, age_s, now_s),
                 running_requests=0 if placement is None else placement.decode_running_count,
             )
 
 
 def _sent(batch: _Batch, now_s: float) -> pb.ObservationBatch:
-    batch.sent_s = now_s
+    batch.is_sent = True
     batch.message.age_ms = round(1000 * max(0.0, now_s - batch.cut_s))
     return batch.message
 
@@ -303,7 +300,7 @@ def _fill(row: pb.RequestEnd, request: LiveRequest, open_: _Open, outcome: str, 
     first_s, cached = progress.first_token_s, progress.cached_tokens
     row.pool, row.rollout, row.outcome = spec.pool, spec.rollout, outcome
     row.session = session_hash(spec.caller.tenant.name, spec.affinity)
-    if first_s is not None and not received:
+    if first_s is not None and not received and not open_.first_attempt:  # else another pool had a part in it
         row.ttft_s = first_s - arrived_s
     row.prompt_tokens = prompt_tokens
     if cached is not None:
@@ -313,7 +310,10 @@ def _fill(row: pb.RequestEnd, request: LiveRequest, open_: _Open, outcome: str, 
         row.finish_reason = _FINISH_REASONS[request.outcome.finish_reason]
     attempts = _attempts(request, open_)
     if attempts:
-        _add_attempts(row, attempts, now_s)
+        _add_attempts(row, attempts)
+    row.queue_s = (
+        _queue_s(attempts, now_s - arrived_s, now_s) if first_s is None else waited_s(attempts, now_s)
+    )
     if times is not None and len(times) > 2:
         row.gap_median_s, row.gap_p95_s = gaps(times)
 
@@ -329,23 +329,24 @@ def _attempts(request: LiveRequest, open_: _Open) -> list[Attempt]:
     return attempts[open_.first_attempt :] if open_.first_attempt else attempts
 
 
-def _add_attempts(row: pb.RequestEnd, attempts: list[Attempt], now_s: float) -> None:
+def _add_attempts(row: pb.RequestEnd, attempts: list[Attempt]) -> None:
     last = attempts[-1]
     placement = last.placement
     if placement is not None:
         row.prefill_replica, row.decode_replica = placement.prefill_replica, placement.decode_replica
         row.running_requests = placement.decode_running_count
     if len(attempts) == 1 and not last.fault:
-        row.queue_s = last.waited_s(now_s)
         return
-    row.queue_s = _waited_s(attempts, now_s)
     failed = [attempt for attempt in attempts if attempt.fault]
     for attempt in failed[-FAILED_MAX:]:
         row.failed_attempts.add(fault=attempt.fault, replica=attempt.failed_replica)
 
 
-def _waited_s(attempts: list[Attempt], now_s: float) -> float:
-    return sum(attempt.waited_s(now_s) for attempt in attempts)
+def _queue_s(attempts: list[Attempt], age_s: float, now_s: float) -> float:
+    """Return the time in queues of a request that is `age_s` old: all of it if no engine had it."""
+    if any(attempt.is_started or attempt.has_tokens for attempt in attempts):
+        return waited_s(attempts, now_s)
+    return age_s
 
 
 def gaps(times: Collection[float]) -> tuple[float, float]:

@@ -54,6 +54,19 @@ def test_an_equal_version_is_promoted_under_any_load(load: float) -> None:
     assert ended.passed_steps == len(STEPS)
 
 
+def test_an_equal_version_passes_a_step_between_half_and_all() -> None:
+    """There it has more load than stable ever has again, so it is compared with stable as it was."""
+    for seed in "12345":
+        ended = run_case(LoadCase("equal", 0.9, steps=(10.0, 50.0, 75.0, 100.0)), seed)
+        assert (ended.failed_gates, ended.passed_steps) == ((), 4), seed
+
+
+def test_a_much_faster_version_is_promoted() -> None:
+    """Its load hardly overlaps that of the baseline, and that is its own doing."""
+    ended = run_case(LoadCase("fast", 0.9, Speed(gap=0.1)), "1")
+    assert (ended.failed_gates, ended.passed_steps) == ((), len(STEPS))
+
+
 @pytest.mark.parametrize(
     ("speed", "gate"),
     [

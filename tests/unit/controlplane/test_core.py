@@ -7,17 +7,20 @@ from collections.abc import Iterable
 import pytest
 from msgspec.structs import replace as changed
 
-from controlplane.actions import AppendEvent, Done, ReadStore, RunGolden, Send, WriteDocument
-from controlplane.core import Author, Command, ControlCore
+from controlplane.actions import AppendEvent, Confirm, Done, ReadStore, RunGolden, Send, WriteDocument
+from controlplane.core import NOT_LEADER, UNKNOWN, Author, Command, ControlCore
+from controlplane.judging import Judging
 from controlplane.leadership import JUMP_MAX, Holder, LeaderState, LeaseAnswer
 from controlplane.library import Document, StoreRead
 from controlplane.rollouts import commands
 from controlplane.rollouts import document as documents
 from controlplane.rollouts.document import RolloutDocument
+from controlplane.rollouts.judge.observation import CANARY
 from controlplane.rollouts.view import GoldenFacts, GoldenState
 from controlplane.snapshots.desired import CordonEntry, Desired
 from controlplane.snapshots.receivers import Receiver
 from kvmesh.control.v1 import control_pb2 as pb
+from kvmesh.control.v1 import snapshot_pb2 as pb_snapshot
 from kvmesh.membership.member import Member
 from kvmesh.snapshot.content import Content
 from kvmesh.snapshot.published import NO_TERM, Name, Published, Term, publish
@@ -50,6 +53,8 @@ class Driver:
         self.done: dict[int, str] = {}
         self.writes: list[WriteDocument] = []
         self.answers: bool | None = True
+        self.reads = True
+        self.confirmed: list[int] = []
 
     def lead(self, seconds: int = 8) -> None:
         """Get the lease, and let the takeover end."""
@@ -75,7 +80,10 @@ class Driver:
             for action in actions:
                 match action:
                     case ReadStore():
-                        self.core.on_store(StoreRead(dict(self.stored), None, self.board, 0), self.now_s)
+                        read = StoreRead(dict(self.stored), None, self.board, 0) if self.reads else None
+                        self.core.on_store(read, self.now_s)
+                    case Confirm():
+                        self.confirmed.append(action.sequence)
                     case WriteDocument():
                         self.writes.append(action)
                         if self.answers:
@@ -215,6 +223,108 @@ def test_a_router_of_an_unknown_pool_changes_no_snapshot() -> None:
     driver.core.on_members([stray], driver.now_s)
     driver.tick()
     assert driver.core.content == before
+
+
+def observations(sequence: int) -> pb_snapshot.ObservationBatch:
+    """Return a batch with a session of its own."""
+    end = pb_snapshot.RequestEnd(
+        pool="next", rollout="r1", session=sequence, outcome="ok", ttft_s=0.05, prompt_tokens=9
+    )
+    return pb_snapshot.ObservationBatch(sequence=sequence, ends=[end])
+
+
+def sessions(driver: Driver) -> int:
+    """Return the canary's sessions that the judge has seen."""
+    assert driver.core.judging is not None
+    samples = driver.core.judging.verdict(5000.0 + driver.now_s).samples
+    return {each.track: each.sessions for each in samples}["canary"]
+
+
+def test_observations_of_a_takeover_are_judged_and_none_is_confirmed_before() -> None:
+    """A frontend sends what was not confirmed as soon as it finds the new leader."""
+    before = Judging(baking(1, 10), 4900.0)
+    before.follow(baking(1, 10), 4900.0)
+    for sequence in range(1, 7):
+        before.observe(observations(sequence), "frontend-0/b", {"next": CANARY}, 4901.0)
+    saved = before.save(4902.0)
+    assert saved is not None
+    board = publish(Term(1, "control-9"), 1, content_of(baking(1, 10)))
+    driver = Driver(changed(baking(1, 10), judge=saved[0]), board=board)
+    receiver = Receiver("frontend-0", "b", "frontend", "")
+    driver.tick()
+    assert driver.core.leadership.state is LeaderState.TAKING_OVER
+    for sequence in (7, 8, 9):
+        driver.core.on_observations(receiver, observations(sequence), driver.now_s)
+    assert driver.core.judging is None
+    driver.perform()
+    assert not driver.confirmed
+    driver.lead()
+    driver.core.on_observations(receiver, observations(10), driver.now_s)
+    assert sessions(driver) == 10
+    driver.tick()
+    gates = driver.core.view(driver.now_s).verdict.gates
+    assert [each.result for each in gates if each.name == "observations"] == ["passes"]
+
+
+def test_a_new_term_of_the_same_leader_keeps_its_judge() -> None:
+    """Redis was away for a while: the streams stay open, so nobody sends observations again."""
+    driver = Driver(baking(1, 10))
+    driver.lead()
+    receiver, term = driver.hello("frontend-0", None), driver.core.leadership.term
+    driver.core.on_observations(receiver, observations(1), driver.now_s)
+    judging = driver.core.judging
+    driver.now_s += 6.0
+    driver.core.on_observations(receiver, observations(2), driver.now_s)
+    driver.tick()
+    assert driver.core.leadership.term > term and driver.core.leadership.state is LeaderState.TAKING_OVER
+    driver.core.on_observations(receiver, observations(3), driver.now_s)
+    assert driver.core.judging is judging and sessions(driver) == 3
+
+
+def test_a_leader_that_takes_over_from_itself_still_takes_traffic_back() -> None:
+    """Redis answers one claim and no read: the takeover cannot end, and an abort is in force at once."""
+    driver = Driver(baking(1, 10), board=publish(Term(1, "control-9"), 1, content_of(baking(1, 10))))
+    driver.lead()
+    driver.hello("frontend-0", None)
+    assert driver.core.content.canary_percent > 0
+    driver.now_s += 6.0
+    driver.reads = False
+    driver.tick()
+    driver.answers = None
+    assert driver.core.leadership.state is LeaderState.TAKING_OVER
+    driver.abort()
+    assert driver.done == {1: ""}
+    assert driver.core.content.canary_percent == 0 and driver.sent[-1].content.canary_percent == 0
+
+
+def test_a_command_that_waits_for_redis_holds_no_way_back_up() -> None:
+    """A freeze waits for the end of the takeover; the abort behind it does not."""
+    driver = Driver(baking(1, 10), board=publish(Term(1, "control-9"), 1, content_of(baking(1, 10))))
+    driver.lead()
+    driver.hello("frontend-0", None)
+    driver.now_s += 6.0
+    driver.reads = False
+    driver.tick()
+    driver.core.has_redis = True
+    driver.core.command(Command(2, "freeze", "", Author(), lambda _: Desired(revision=1)), driver.now_s)
+    driver.abort()
+    assert driver.done == {1: ""}
+    assert driver.core.content.canary_percent == 0
+
+
+def test_a_command_whose_write_is_on_its_way_is_not_refused() -> None:
+    """Redis may execute it, so its caller must look before it sends the command again."""
+    driver = Driver(baking(1, 10))
+    driver.lead()
+
+    def make(_: float) -> Document:
+        return Desired(revision=1)
+
+    driver.core.command(Command(1, "freeze", "", Author(), make), driver.now_s)
+    driver.core.command(Command(2, "freeze", "", Author(), make), driver.now_s)
+    driver.core.release()
+    done = {each.ticket: each.error for each in driver.core.take_actions() if isinstance(each, Done)}
+    assert done == {1: UNKNOWN, 2: NOT_LEADER}
 
 
 def lease(name: str, *, role: str = "frontend", pool: str = "", version: str = "v1") -> Member:

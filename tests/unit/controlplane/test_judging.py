@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace as changed
 
-from controlplane.judging import SAVE_S, Judging
+from controlplane.judging import SAVE_S, TEXT_BYTES_MAX, Judging
 from controlplane.observing import batch_of
 from controlplane.pools.registry import Boot
 from controlplane.rollouts import document as documents
@@ -92,15 +92,20 @@ def test_the_state_is_saved_at_looks_and_every_few_seconds() -> None:
 
 
 def test_the_largest_state_fits_into_a_document() -> None:
-    """Thousands of sessions in two tracks stay below the bound of a document."""
+    """Thousands of sessions in two tracks stay below the bound: the judge keeps fewer of them, and still counts all."""
     judging = judging_at(1000.0)
-    for sequence in range(1, 13):
+    for sequence in range(1, 25):
         sessions = range(sequence * 1000, sequence * 1000 + 1000)
         judging.observe(batch(2 * sequence - 1, sessions), "f/a", TRACKS, 1000.0 + sequence)
         judging.observe(batch(2 * sequence, sessions, pool="stable"), "f/a", TRACKS, 1000.0 + sequence)
     saved = judging.save(1020.0)
     assert saved is not None
+    assert len(saved[0]) <= TEXT_BYTES_MAX
     assert documents.encode(changed(baking(1, 10), judge=saved[0]))
+    found = {each.track: each.sessions for each in judging.verdict(1020.0).samples}
+    assert 20_000 < found["canary"] < 28_000
+    second = Judging(changed(baking(1, 10), judge=saved[0]), 1021.0)
+    assert second.verdict(1021.0).looks == judging.verdict(1021.0).looks > 0
 
 
 def test_an_unreadable_state_begins_anew() -> None:
@@ -120,12 +125,15 @@ def test_a_batch_out_of_range_is_refused_whole() -> None:
     assert judging.verdict(1000.0).kind is not VerdictKind.PASS
 
 
-def test_rows_of_other_rollouts_count_for_stable_only() -> None:
-    """A request that began before the rollout says nothing of the canary."""
+def test_rows_of_other_rollouts_do_not_count() -> None:
+    """A request that the rollout did not place says nothing of a version, and neither does one of an outside tenant."""
     message = batch(1, range(4))
     for row in message.ends[:2]:
         row.rollout = ""
-    message.ends.append(pb.RequestEnd(pool="stable", session=9, outcome="DEADLINE", duration_s=1.0))
+    message.ends.append(pb.RequestEnd(pool="stable", session=8, outcome="DEADLINE", duration_s=1.0))
+    message.ends.append(
+        pb.RequestEnd(pool="stable", rollout="r1", session=9, outcome="DEADLINE", duration_s=1.0)
+    )
     found = batch_of(message, "f/a", TRACKS, "r1", 1000.0)
     assert [(end.track, end.outcome) for end in found.ends] == [
         (CANARY, "ok"),

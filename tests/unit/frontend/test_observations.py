@@ -19,14 +19,13 @@ from kvmesh.inference.v1 import inference_pb2 as inference
 from kvmesh.snapshot.assignment import session_hash
 from kvmesh.snapshot.content import Content, PoolTrack, RolloutState, Track
 from services.frontend.requests import observations
-from services.frontend.requests.attempts import Attempt
+from services.frontend.requests.attempts import Attempt, waited_s
 from services.frontend.requests.core import FrontendCore
 from services.frontend.requests.observations import (
     BATCH_S,
     ENDS_MAX,
     KEPT_S,
     OPEN_MAX,
-    RESEND_S,
     TIMES_MAX,
     Observations,
     gaps,
@@ -182,17 +181,26 @@ def test_open_and_silent_requests_are_reported() -> None:
 
 
 def test_time_in_queues_ends_when_an_engine_has_the_attempt() -> None:
-    """Until then it grows; a failed attempt keeps what is known."""
-    attempt = Attempt(1, inference.AttemptExplanation.CAUSE_FIRST, 0, 100, "router-0", last_seen_s=10.0)
-    assert attempt.waited_s(12.0) == pytest.approx(2.0)
+    """Until then it grows. A failed attempt that no engine had counts whole, and one behind the first token not at all."""
+    attempt = attempt_of(sent_s=10.0)
+    assert waited_s([attempt], 12.0) == pytest.approx(2.0)
     attempt.placement, attempt.last_seen_s = attach.Placement(queue_us=2_500_000), 12.5
-    assert attempt.waited_s(13.0) == pytest.approx(3.0)
-    attempt.is_started, attempt.replica_queue_us, attempt.last_seen_s = True, 700_000, 13.2
-    assert attempt.waited_s(20.0) == pytest.approx(3.2)
-    lost = Attempt(
-        2, inference.AttemptExplanation.CAUSE_FIRST, 0, 100, "router-0", last_seen_s=10.0, fault="ROUTER_LOST"
+    assert waited_s([attempt], 13.0) == pytest.approx(3.0)
+    attempt.placement = None  # the replica refused it
+    assert waited_s([attempt], 14.0) == pytest.approx(4.0)
+    attempt.placement, attempt.is_started = attach.Placement(queue_us=4_500_000), True
+    attempt.replica_queue_us = 700_000
+    assert waited_s([attempt], 20.0) == pytest.approx(5.2)
+    lost = attempt_of(sent_s=3.0, fault="ROUTER_LOST")
+    assert waited_s([lost, attempt], 20.0) == pytest.approx(12.2)
+    attempt.has_tokens = True
+    assert waited_s([lost, attempt, attempt_of(sent_s=21.0)], 30.0) == pytest.approx(12.2)
+
+
+def attempt_of(sent_s: float, fault: str = "") -> Attempt:
+    return Attempt(
+        1, inference.AttemptExplanation.CAUSE_FIRST, 0, 100, "router-0", last_seen_s=sent_s, fault=fault
     )
-    assert lost.waited_s(12.0) == 0.0
 
 
 def test_without_a_rollout_there_are_counts_alone() -> None:
@@ -228,11 +236,11 @@ def test_batches_are_kept_until_confirmed_and_sent_again_to_the_next_leader() ->
         again = drained(mesh)
         assert again.sequence == before.sequence and again.age_ms >= before.age_ms
         assert list(again.ends) == list(before.ends) and list(again.counts) == list(before.counts)
-    mesh.advance(RESEND_S)
-    assert drained(mesh).sequence == 3
+    mesh.advance(60.0)
+    assert drained(mesh).sequence == 5  # an outage of Redis at the leader holds no news back
     mesh.advance(KEPT_S)
     batch = drained(mesh)
-    assert batch.sequence == 5 and not batch.ends and count(batch, "canary").dropped == 2
+    assert batch.sequence == 6 and not batch.ends and count(batch, "canary").dropped == 2
     assert mesh.core.observations.dropped_total == 2 and mesh.core.observations.kept_rows == 0
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import Final
 
-from controlplane.rollouts.judge.samples import WORK_BUCKETS, stratum_name
+from controlplane.rollouts.judge.samples import STRATA_PER_STEP, WORK_BUCKETS, stratum_name
 from controlplane.rollouts.judge.settings import JudgeSettings
 from controlplane.rollouts.judge.statistics import binomial, ratio
 from controlplane.rollouts.judge.statistics.ranks import RankComparison, Sample
@@ -15,6 +16,17 @@ CONFIDENCE: Final = 0.99
 COMMON_MIN: Final = 0.5
 """Share of the canary's samples that must have a counterpart in their stratum."""
 P95_SHARE: Final = 0.05
+
+
+class Loads(Enum):
+    """How the loads of two arms relate, and so what it means if they hardly overlap."""
+
+    EQUAL = "equal"
+    """Both arms get equal shares of the sessions. Unlike loads are the doing of the versions: they are left out."""
+    UNLIKE = "unlike"
+    """The arms get unlike shares: no comparison is possible."""
+    RISEN = "risen"
+    """The canary has a load that the other arm never had. It was compared at an equal load before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +54,12 @@ def judge_ranks(
     bound: float,
     settings: JudgeSettings,
     *,
-    is_equal_load: bool = False,
+    loads: Loads = Loads.UNLIKE,
     is_brief: bool = False,
 ) -> GateReport:
-    """Test "the canary's values are higher than `bound` x the comparison arm's".
-
-    `is_equal_load`: the arms get equal shares of the sessions. If their loads still hardly overlap, that is the doing of
-    the versions, and the load is left out of the strata. `is_brief`: without the figure.
-    """
-    comparison = RankComparison(canary, other)
-    if is_equal_load and _common(comparison)[0] < COMMON_MIN * len(canary):
-        comparison = RankComparison(_of_any_load(canary, gate), _of_any_load(other, gate))
+    """Test "the canary's values are higher than `bound` x the comparison arm's". `is_brief`: without the figure."""
+    comparison, state, reason = _compared(gate, canary, other, loads, settings)
     common, others = _common(comparison)
-    state, reason = _coverage(gate, canary, other, common, others, settings)
     if state is not None:
         return GateReport(
             gate.name,
@@ -82,12 +87,19 @@ def judge_ranks(
     )
 
 
-def need_ratio(gate: RankGate, canary: Sample, other: Sample, bound: float, settings: JudgeSettings) -> Need:
+def need_ratio(
+    gate: RankGate,
+    canary: Sample,
+    other: Sample,
+    bound: float,
+    settings: JudgeSettings,
+    *,
+    loads: Loads = Loads.UNLIKE,
+) -> Need:
     """Return the need that the ratio is certainly below `bound`, over all steps before 50 %."""
     name = f"{gate.name}, upper 99 % bound of the ratio"
-    comparison = RankComparison(canary, other)
+    comparison, state, reason = _compared(gate, canary, other, loads, settings)
     common, others = _common(comparison)
-    state, reason = _coverage(gate, canary, other, common, others, settings)
     if state is not None:
         return Need(name, None, bound, False, reason)
     upper = ratio.ratio_upper(comparison, CONFIDENCE)
@@ -109,6 +121,22 @@ def judge_absolute_ttft(above: int, known: int, ttft_p95_max_s: float, settings:
         alpha=settings.alpha,
         canary_samples=known,
     )
+
+
+def _compared(
+    gate: RankGate, canary: Sample, other: Sample, loads: Loads, settings: JudgeSettings
+) -> tuple[RankComparison, GateState | None, str]:
+    """Return the comparison, and why the samples cannot be compared, or None."""
+    comparison = RankComparison(canary, other)
+    state, reason = _coverage(gate, canary, other, *_common(comparison), settings)
+    if state is not GateState.INCONCLUSIVE or loads is Loads.UNLIKE:
+        return comparison, state, reason
+    whole = RankComparison(_of_any_load(canary, gate), _of_any_load(other, gate))
+    if _coverage(gate, canary, other, *_common(whole), settings)[0] is not None:
+        return comparison, state, reason
+    if loads is Loads.EQUAL:
+        return whole, None, ""
+    return comparison, GateState.NOT_APPLICABLE, f"the comparison arm never had such a load: {reason}"
 
 
 def _coverage(
@@ -133,7 +161,9 @@ def _common(comparison: RankComparison) -> tuple[int, int]:
 
 
 def _of_any_load(sample: Sample, gate: RankGate) -> Sample:
-    return Sample(sample.strata % gate.work_strata, sample.values, sample.is_censored)
+    """Return the sample with strata by step and work alone."""
+    steps = sample.strata - sample.strata % STRATA_PER_STEP
+    return Sample(steps + sample.strata % gate.work_strata, sample.values, sample.is_censored)
 
 
 def _strata(gate: RankGate, comparison: RankComparison) -> tuple[StratumCount, ...]:

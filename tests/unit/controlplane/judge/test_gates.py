@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from controlplane.rollouts.judge.comparison import Arm, choose, needs
 from controlplane.rollouts.judge.evidence import StepEvidence
+from controlplane.rollouts.judge.gates import ranks
 from controlplane.rollouts.judge.gates.errors import judge_absolute_errors, judge_errors, need_few_errors
-from controlplane.rollouts.judge.gates.ranks import judge_absolute_ttft
+from controlplane.rollouts.judge.gates.ranks import Loads, judge_absolute_ttft, judge_ranks, need_ratio
 from controlplane.rollouts.judge.observation import CANARY, STABLE, Track
 from controlplane.rollouts.judge.samples import ErrorCounts
 from controlplane.rollouts.judge.settings import JudgeSettings, Step
 from controlplane.rollouts.judge.statistics import binomial
+from controlplane.rollouts.judge.statistics.ranks import Sample
 from controlplane.rollouts.judge.track import TrackStatistics
 from controlplane.rollouts.judge.verdict import GateState
 
@@ -108,3 +113,44 @@ def test_steps_are_compared_each_with_itself() -> None:
     assert need.is_met
     assert need.figure < 1.06
     assert need.reason == "from 230 canary and 1200 comparison sessions"
+
+
+def gaps(running: int, count: int, gap_s: float) -> Sample:
+    """Return sessions that all ran beside `running` requests."""
+    return Sample(
+        np.full(count, running.bit_length()),
+        np.linspace(0.9 * gap_s, 1.1 * gap_s, count),
+        np.zeros(count, dtype=bool),
+    )
+
+
+@pytest.mark.parametrize(
+    ("loads", "gap_s", "state"),
+    [
+        (Loads.UNLIKE, 0.02, GateState.INCONCLUSIVE),
+        (Loads.RISEN, 0.02, GateState.NOT_APPLICABLE),
+        (Loads.RISEN, 0.2, GateState.NOT_APPLICABLE),
+        (Loads.EQUAL, 0.02, GateState.PASS),
+        (Loads.EQUAL, 0.2, GateState.FAIL),
+    ],
+)
+def test_loads_that_do_not_overlap_mean_what_the_shares_of_the_arms_say(
+    loads: Loads, gap_s: float, state: GateState
+) -> None:
+    """Equal shares: the version made the difference. More sessions than ever before: no comparison is possible."""
+    canary, other = gaps(24, 100, gap_s), gaps(5, 100, 0.02)
+    assert judge_ranks(ranks.GAP, canary, other, 1.05, SETTINGS, loads=loads).state == state
+    need = need_ratio(ranks.GAP, canary, other, 1.25, SETTINGS, loads=loads)
+    assert need.is_met == (loads is Loads.EQUAL and gap_s == 0.02)
+
+
+def test_few_sessions_of_the_comparison_arm_at_that_load_are_no_comparison() -> None:
+    """The canary's sessions all share a stratum with five of the other arm, which has most of its own elsewhere."""
+    canary, few, most = gaps(5, 100, 0.02), gaps(5, 5, 0.02), gaps(24, 100, 0.02)
+    other = Sample(*(np.concatenate(each) for each in zip(_parts(few), _parts(most), strict=True)))
+    assert judge_ranks(ranks.GAP, canary, other, 1.05, SETTINGS, loads=Loads.EQUAL).state == GateState.PASS
+    assert judge_ranks(ranks.GAP, canary, other, 1.05, SETTINGS).state == GateState.INCONCLUSIVE
+
+
+def _parts(sample: Sample) -> tuple[NDArray[Any], ...]:
+    return sample.strata, sample.values, sample.is_censored

@@ -52,7 +52,7 @@ def test_a_good_canary_passes_every_step() -> None:
         assert bool(verdict.needs) == (weight < 50)
         assert verdict.is_ready_for_half
         assert verdict.baked_s == pytest.approx(45.0)
-    assert "before the step" in verdict.comparison
+    assert "at 50 % or less" in verdict.comparison
 
 
 def test_equal_tracks_are_not_rolled_back() -> None:
