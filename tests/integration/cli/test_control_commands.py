@@ -22,6 +22,9 @@ from redis import Redis
 
 from kvmesh.child import bound_command
 from kvmesh.redis_url import VARIABLE
+from tests.one_redis import ONE_REDIS
+
+pytestmark = ONE_REDIS
 
 pytest.importorskip("controlplane.main")
 

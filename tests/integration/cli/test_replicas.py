@@ -12,12 +12,12 @@ import pytest
 
 from kvmesh.cli.main import main
 from kvmesh.membership.member import Member
-from kvmesh.redis_binary import redis_binaries
 from kvmesh.redis_link import RedisLink, key
 from kvmesh.redis_url import VARIABLE
+from tests.one_redis import ONE_REDIS
 from tests.unit.pools.leases import lease
 
-pytestmark = pytest.mark.parametrize("redis_server", redis_binaries()[:1], indirect=True, ids=["redis"])
+pytestmark = ONE_REDIS
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -25,6 +25,7 @@ from kvmesh.redis_link import RedisLink
 from services.frontend.requests.retry_state import ROUTER_WAIT_S
 from services.frontend.surface.service import SERVICE_NAME
 from tests.integration.frontend.scripted_router import Pool, serving_router
+from tests.one_redis import ONE_REDIS
 
 COMMAND = [sys.executable, "-m", "services.frontend"]
 
@@ -76,6 +77,7 @@ async def test_a_process_serves_and_stops_cleanly(redis_url: str, pool: Pool) ->
         await redis.close()
 
 
+@ONE_REDIS
 async def test_health_follows_the_routers_and_not_their_restarts(redis_url: str, pool: Pool) -> None:
     """Without a router for some seconds it is NOT_SERVING, with a router SERVING again at once; draining keeps its
     meaning.

@@ -14,8 +14,9 @@ from controlplane.rollouts.view import GoldenState
 from kvmesh.clock import MonotonicClock
 from tests.integration.harness import until
 from tests.integration.replicas.test_replicas import CONFIG, Pair, running_pair
+from tests.one_redis import ONE_REDIS
 
-pytestmark = [pytest.mark.mesh, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.mesh, pytest.mark.timeout(150), ONE_REDIS]
 
 
 def golden_run(pair: Pair, role: str) -> GoldenRun:

@@ -25,6 +25,7 @@ from kvmesh.prefill.v1 import prefill_pb2, prefill_pb2_grpc
 from tests.conftest import unused_port
 from tests.integration.harness import ROOT, START_S_MAX, Part, configure, running_engine, until
 from tests.integration.replicas.caller import Caller, submit
+from tests.one_redis import ONE_REDIS
 
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(150)]
 
@@ -157,6 +158,7 @@ async def disaggregated(
     return [answers.first.token_id, *rest.ids()]
 
 
+@ONE_REDIS
 async def test_pair_serves_cancels_and_drains(tmp_path: Path, redis_url: str) -> None:
     """Disaggregated or local, the tokens are the same; cancels and lost streams leave nothing; SIGTERM ends with 0."""
     rng = random.Random(11)

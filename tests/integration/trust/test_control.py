@@ -22,7 +22,10 @@ from kvmesh.trust.peers import Trust
 from tests.certificates import Folder
 from tests.integration.snapshot.control_server import ControlServer, until
 from tests.integration.trust.ends import config_of
+from tests.one_redis import ONE_REDIS
 from tests.unit.snapshot.test_content import STABLE
+
+pytestmark = ONE_REDIS
 
 ONE = publish(Term(1, "control-0"), 1, Content((STABLE,)))
 
