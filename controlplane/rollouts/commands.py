@@ -208,16 +208,11 @@ def _undo(document: RolloutDocument, request: Command, view: View, now_s: float)
     if document.state is not RolloutState.PROMOTING:
         hint = "; abort takes it back" if document.state in WEIGHTED else ""
         raise CommandRefused(f"{_is(document)}; only a rollout in PROMOTING can be undone{hint}")
-    old = view.pool(document.from_pool)
-    overridden = () if old.is_complete else _empty(document.from_pool, old.missing_roles)
+    overridden = tuple(conditions.without_old(document, view))
     if overridden and not request.is_forced:
         raise CommandRefused(*overridden, can_force=True)
     after = transitions.taken_back(document, _reason(request, "undone"), now_s, request.by)
     return Commanded(after, overridden)
-
-
-def _empty(pool: str, roles: tuple[str, ...]) -> tuple[str, ...]:
-    return (f'the old pool "{pool}" has no {" and no ".join(roles)}',)
 
 
 def _attest(document: RolloutDocument, request: Command, _view: View, now_s: float) -> Commanded:

@@ -115,6 +115,13 @@ def danger(document: RolloutDocument, view: View) -> str:
     return ""
 
 
+def without_old(document: RolloutDocument, view: View) -> Iterator[str]:
+    """Yield what the old pool lacks to take the traffic back."""
+    old = view.pool(document.from_pool)
+    if not old.is_complete:
+        yield f'the old pool "{document.from_pool}" has no {" and no ".join(old.missing_roles)}'
+
+
 def unpassed(document: RolloutDocument, view: View) -> Iterator[str]:
     """Yield what the present step lacks: its bake time, the judge's pass, the golden prompts."""
     yield from _unbaked(document)

@@ -190,8 +190,12 @@ def _paused(document: RolloutDocument, view: View, now_s: float) -> RolloutDocum
 
 
 def _promoting(document: RolloutDocument, view: View, now_s: float) -> RolloutDocument:
-    if document.id in view.ended_rollouts or view.nacks:
-        return transitions.taken_back(document, conditions.danger(document, view), now_s)
+    is_ended = document.id in view.ended_rollouts
+    if is_ended or view.nacks:
+        danger, waits = conditions.danger(document, view), tuple(conditions.without_old(document, view))
+        if waits and not is_ended:  # all traffic would move to a pool without a role
+            return _waiting(document, (danger, *waits))
+        return transitions.taken_back(document, danger, now_s)
     left_s = document.settings.keep_old_s - document.timing.state_s
     if left_s > 0:
         return _waiting(

@@ -174,6 +174,22 @@ def test_a_takeover_that_lost_the_rollback_goes_back(state: str) -> None:
     assert document.is_taken_back
 
 
+def test_a_refusal_takes_a_promotion_back_to_an_old_pool_with_processes_alone() -> None:
+    """Without a role there, all traffic would move to a pool that serves nothing, and the good pool would close."""
+    document, (changes, sentence) = in_state("PROMOTING"), DANGERS["nack"]
+    dead = pools("stable", routers=0, prefill=0, decode=0)
+    for gone in (dead, pools("stable", decode=0)):
+        held = advance(document, pools=gone, **changes)
+        assert held.state_name == "PROMOTING" and held.weight_percent == 100
+        assert sentence in held.waits_for[0] and '"stable" has no' in held.waits_for[1]
+        late = advance(aged(held, state_s=1e6), pools=gone, **changes)
+        assert late.state_name == "PROMOTING"
+    back = advance(held, **changes)
+    assert back.state_name == "ROLLING_BACK" and sentence in back.reason
+    ended, _ = DANGERS["ended"]
+    assert advance(document, pools=dead, **ended).state_name == "ROLLING_BACK"
+
+
 @pytest.mark.parametrize("role", ["routers", "prefill", "decode"])
 def test_a_canary_without_a_role_rolls_back_after_five_seconds(role: str) -> None:
     """A gap in the leases that is shorter does not, and neither does a Redis that lost them."""
