@@ -28,7 +28,7 @@ from controlplane.snapshots.publication import objections, settled
 from kvmesh.control.v1 import control_pb2 as pb
 from kvmesh.errors import MeshError, Violation, invalid
 from kvmesh.membership.member import Member
-from kvmesh.snapshot.content import CORDONS_MAX, Content, RolloutState
+from kvmesh.snapshot.content import CORDONS_MAX, RolloutState
 from kvmesh.snapshot.published import Published
 
 REASON_MAX: Final = 200
@@ -201,7 +201,10 @@ class Operators:
         return Prepared(f"rollout.{_CHANGES[request.change]}", document.id, make, reason, is_back)
 
     def revert(self, request: pb.RevertSnapshotRequest, author: Author, past: Published | None) -> Prepared:
-        """Publish earlier content again. `past`: the snapshot of that name; None for all to stable."""
+        """Make the stable pool of an earlier snapshot stable again. `past`: that snapshot; None for all to stable.
+
+        Cordons and drains stay. Those of `past` may be of boots that are gone, and would pass the checks of `cordon`.
+        """
         reason = _reason(request.reason)
         target = request.to if past is not None else STABLE
         running = self._core.library.running
@@ -228,9 +231,6 @@ class Operators:
                 core.library.desired,
                 stable_pool=pool,
                 stable_after=last.id if last is not None else "",
-                cordons=core.library.desired.cordons
-                if past is None
-                else _cordons(past.content, author, self._wall()),
             )
             return _next(desired, core.library.desired), overridden
 
@@ -302,20 +302,6 @@ def unknown_rollout(name: str) -> MeshError:
 
 def _next(desired: Desired, before: Desired) -> Desired:
     return changed(desired, revision=before.revision + 1)
-
-
-def _cordons(content: Content, author: Author, wall_s: float) -> tuple[CordonEntry, ...]:
-    return tuple(
-        CordonEntry(
-            process_id=each.process_id,
-            boot_id=each.boot_id,
-            draining=each.is_draining,
-            reason=each.reason,
-            by=author.name,
-            at_s=wall_s,
-        )
-        for each in content.cordons
-    )
 
 
 def _reason(text: str) -> str:

@@ -93,7 +93,7 @@ def revert(
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
-    """Publish the content of an earlier snapshot again, as a new snapshot."""
+    """Make the stable pool of an earlier snapshot stable again. Cordons and drains stay."""
     _revert(name, reason, config, data_dir, force=force, dry_run=dry_run, as_json=as_json)
 
 

@@ -80,7 +80,7 @@ async def diff(mesh: FoundMesh, before: str, after: str, *, as_json: bool) -> in
 
 
 async def revert(mesh: FoundMesh, request: pb.RevertSnapshotRequest, *, as_json: bool) -> int:
-    """Publish earlier content, or "all to stable"."""
+    """Publish earlier weights, or "all to stable"."""
     async with ControlClient(mesh) as client:
         answer = await submit(client, "RevertSnapshot", request, SHOWN_BY)
     say_overridden(overridden_of(answer), is_forced=request.force)
@@ -88,7 +88,7 @@ async def revert(mesh: FoundMesh, request: pb.RevertSnapshotRequest, *, as_json:
     if as_json:
         print_json(as_dict(answer))
     else:
-        what = "all to stable" if request.to == "stable" else f"the content of {request.to}"
+        what = "all to stable" if request.to == "stable" else f"the weights of {request.to}"
         name = "" if request.validate_only else f" as {name_text(answer.snapshot.name)}"
         show(f"{done} {what}{name}.")
     return 0

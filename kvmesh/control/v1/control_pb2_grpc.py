@@ -185,7 +185,7 @@ class ControlPlaneServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RevertSnapshot(self, request, context):
-        """Publishes the content of an earlier snapshot again, or "all to stable", as a new snapshot.
+        """Publishes the weights of an earlier snapshot again, or "all to stable", as a new snapshot. Cordons stay.
 
         A change that empties a pool or moves more than 25 points of traffic is refused with FAILED_PRECONDITION, unless
         `force`.

@@ -61,7 +61,7 @@ class ControlPlaneServiceStub:
     ListSnapshots: _grpc.UnaryUnaryMultiCallable[_control_pb2.ListSnapshotsRequest, _control_pb2.ListSnapshotsResponse]
     """Returns the last snapshots, the latest first."""
     RevertSnapshot: _grpc.UnaryUnaryMultiCallable[_control_pb2.RevertSnapshotRequest, _control_pb2.RevertSnapshotResponse]
-    """Publishes the content of an earlier snapshot again, or "all to stable", as a new snapshot.
+    """Publishes the weights of an earlier snapshot again, or "all to stable", as a new snapshot. Cordons stay.
 
     A change that empties a pool or moves more than 25 points of traffic is refused with FAILED_PRECONDITION, unless
     `force`.
@@ -104,7 +104,7 @@ class ControlPlaneServiceAsyncStub(ControlPlaneServiceStub):
     ListSnapshots: _aio.UnaryUnaryMultiCallable[_control_pb2.ListSnapshotsRequest, _control_pb2.ListSnapshotsResponse]  # type: ignore[assignment]
     """Returns the last snapshots, the latest first."""
     RevertSnapshot: _aio.UnaryUnaryMultiCallable[_control_pb2.RevertSnapshotRequest, _control_pb2.RevertSnapshotResponse]  # type: ignore[assignment]
-    """Publishes the content of an earlier snapshot again, or "all to stable", as a new snapshot.
+    """Publishes the weights of an earlier snapshot again, or "all to stable", as a new snapshot. Cordons stay.
 
     A change that empties a pool or moves more than 25 points of traffic is refused with FAILED_PRECONDITION, unless
     `force`.
@@ -210,7 +210,7 @@ class ControlPlaneServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.RevertSnapshotRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.RevertSnapshotResponse, _abc.Awaitable[_control_pb2.RevertSnapshotResponse]]:
-        """Publishes the content of an earlier snapshot again, or "all to stable", as a new snapshot.
+        """Publishes the weights of an earlier snapshot again, or "all to stable", as a new snapshot. Cordons stay.
 
         A change that empties a pool or moves more than 25 points of traffic is refused with FAILED_PRECONDITION, unless
         `force`.

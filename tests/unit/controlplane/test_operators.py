@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,12 +11,13 @@ from controlplane.core import Author
 from controlplane.operators import Operators
 from controlplane.rollouts.commands import CommandRefused
 from controlplane.rollouts.document import RolloutDocument
+from controlplane.snapshots.desired import CordonEntry, Desired
 from kvmesh.control.v1 import control_pb2 as pb
 from kvmesh.errors import MeshError
-from kvmesh.snapshot.content import Content, PoolTrack, Track
+from kvmesh.snapshot.content import Content, Cordon, PoolTrack, Track
 from kvmesh.snapshot.published import Term, publish
 from tests.unit.controlplane.test_core import Driver
-from tests.unit.controlplane.test_takeover import baking
+from tests.unit.controlplane.test_takeover import CALM, baking
 
 NOBODY = Author()
 PAUSE = pb.ChangeRolloutRequest.CHANGE_PAUSE
@@ -39,6 +41,20 @@ def test_all_to_stable_leaves_a_pool_that_is_not_configured_any_more() -> None:
     driver.core.command(prepared.command(1, NOBODY, driver.core.library), driver.now_s)
     driver.perform()
     assert driver.done == {1: ""} and driver.core.content.stable.pool == "stable"
+
+
+def test_a_revert_puts_no_drain_of_the_earlier_snapshot_back() -> None:
+    """A drain needs a mesh without a freeze and a peer of its role. The cordons of the present stay."""
+    drains = tuple(Cordon(f"stable-{role}-0", "b", is_draining=True) for role in ("prefill", "decode"))
+    past = publish(Term(3, "control-9"), 1, replace(CALM, cordons=drains))
+    driver = Driver()
+    driver.lead()
+    kept = CordonEntry(process_id="next-decode-0", reason="disk")
+    driver.core.library.adopt(Desired(revision=1, cordons=(kept,), frozen_until_s=9000.0))
+    request = pb.RevertSnapshotRequest(to=str(past.name))
+    made = operators_of(driver).revert(request, NOBODY, past).run(0.0, driver.core.library)
+    assert isinstance(made, Desired) and made.cordons == (kept,)
+    assert (made.stable_pool, made.frozen_until_s) == ("stable", 9000.0)
 
 
 @pytest.mark.parametrize(

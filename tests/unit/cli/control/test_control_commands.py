@@ -261,7 +261,7 @@ def test_a_dry_run_prints_the_result(shell: Shell) -> None:
         for words, shown in (
             (START, "Would start r-1"),
             (("rollout", "promote"), "Would promote: r-1"),
-            (("snapshot", "revert", "7.control-0/2"), "Would publish the content of 7.control-0/2"),
+            (("snapshot", "revert", "7.control-0/2"), "Would publish the weights of 7.control-0/2"),
             (("replicas", "drain", "decode-0"), "decode-0 would drain"),
             (("replicas", "cordon", "decode-0"), "decode-0 would be cordoned"),
             (("replicas", "uncordon", "decode-0"), "decode-0 would be in use again."),
