@@ -45,7 +45,7 @@ BACK: Final = frozenset(
         pb.ChangeRolloutRequest.CHANGE_UNDO,
     }
 )
-"""Changes that only move traffic back. They need no Redis."""
+"""Changes that only move traffic back, beside a failed attestation. They need no Redis."""
 
 
 @dataclass(slots=True)
@@ -197,7 +197,8 @@ class Operators:
             done = rollout_commands.command(known, wanted, self._core.view(now_s), self._wall())
             return done.document, done.overridden
 
-        is_back = request.change in BACK
+        is_failed = request.change == pb.ChangeRolloutRequest.CHANGE_ATTEST and not request.passed
+        is_back = is_failed or request.change in BACK
         return Prepared(f"rollout.{_CHANGES[request.change]}", document.id, make, reason, is_back)
 
     def revert(self, request: pb.RevertSnapshotRequest, author: Author, past: Published | None) -> Prepared:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace as changed
 
 from controlplane.core import Author
 from controlplane.operators import Operators
@@ -21,6 +22,7 @@ from tests.unit.controlplane.test_takeover import CALM, baking
 
 NOBODY = Author()
 PAUSE = pb.ChangeRolloutRequest.CHANGE_PAUSE
+ATTEST = pb.ChangeRolloutRequest.CHANGE_ATTEST
 
 
 def operators_of(driver: Driver) -> Operators:
@@ -73,6 +75,26 @@ def test_a_bad_change_is_refused_with_field_value_and_range(fields: dict[str, An
     with pytest.raises(MeshError) as refused:
         operators_of(driver).change(pb.ChangeRolloutRequest(**{"change": PAUSE, **fields}), NOBODY)
     assert text in str(refused.value)
+
+
+def test_a_failed_attestation_takes_a_rollout_back_without_redis() -> None:
+    """It moves traffic back, as an abort does. A passed one moves it forward and needs Redis."""
+    document = baking(1, 10)
+    driver = Driver(changed(document, settings=changed(document.settings, requirements=("evals",))))
+    driver.lead()
+    driver.hello("frontend-0", None)
+    driver.core.on_store(None, driver.now_s)
+    driver.answers = None
+    operators, library = operators_of(driver), driver.core.library
+    passed, failed = (
+        operators.change(pb.ChangeRolloutRequest(change=ATTEST, requirement="evals", passed=each), NOBODY)
+        for each in (True, False)
+    )
+    with pytest.raises(CommandRefused, match="Redis does not answer"):
+        driver.core.command(passed.command(1, NOBODY, library), driver.now_s)
+    driver.core.command(failed.command(2, NOBODY, library), driver.now_s)
+    driver.perform()
+    assert driver.done == {2: ""} and driver.sent[-1].content.canary_percent == 0
 
 
 def test_only_an_attestation_has_another_author() -> None:
