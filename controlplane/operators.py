@@ -246,10 +246,13 @@ class Operators:
     def _taken_back(
         self, document: RolloutDocument, request: pb.RevertSnapshotRequest, author: Author, now_s: float
     ) -> tuple[Document, tuple[str, ...]]:
-        """Return the running rollout, aborted or undone."""
-        is_promoting = document.state is RolloutState.PROMOTING
-        kinds = pb.ChangeRolloutRequest
-        kind = kinds.CHANGE_UNDO if is_promoting else kinds.CHANGE_ABORT
+        """Return the running rollout, aborted. A promoted one stays: all traffic is on its stable pool already."""
+        if document.state is RolloutState.PROMOTING:
+            raise CommandRefused(
+                f'the rollout "{document.id}" is in PROMOTING, so the promoted pool "{document.to_pool}" is stable '
+                "already; `kvmesh rollout undo` swaps it back"
+            )
+        kind = pb.ChangeRolloutRequest.CHANGE_ABORT
         asked = rollout_commands.Command(kind, author.name, request.reason, is_forced=request.force)
         done = rollout_commands.command(document, asked, self._core.view(now_s), self._wall())
         return done.document, done.overridden

@@ -112,7 +112,7 @@ def stable(
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
-    """Send all new sessions to the stable pool, and take a running rollout back."""
+    """Send all new sessions to the stable pool, and take a running rollout back. A promoted pool stays stable."""
     if not direct:
         _revert(STABLE, reason, config, data_dir, force=force, dry_run=dry_run, as_json=as_json)
     if force:

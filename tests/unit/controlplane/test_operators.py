@@ -10,15 +10,17 @@ from msgspec.structs import replace as changed
 
 from controlplane.core import Author
 from controlplane.operators import Operators
+from controlplane.rollouts import transitions
 from controlplane.rollouts.commands import CommandRefused
 from controlplane.rollouts.document import RolloutDocument
 from controlplane.snapshots.desired import CordonEntry, Desired
+from kvmesh.cli.control.stable_content import all_to_stable
 from kvmesh.control.v1 import control_pb2 as pb
 from kvmesh.errors import MeshError
 from kvmesh.snapshot.content import Content, Cordon, PoolTrack, Track
 from kvmesh.snapshot.published import Term, publish
 from tests.unit.controlplane.test_core import Driver
-from tests.unit.controlplane.test_takeover import CALM, baking
+from tests.unit.controlplane.test_takeover import CALM, baking, content_of
 
 NOBODY = Author()
 PAUSE = pb.ChangeRolloutRequest.CHANGE_PAUSE
@@ -43,6 +45,19 @@ def test_all_to_stable_leaves_a_pool_that_is_not_configured_any_more() -> None:
     driver.core.command(prepared.command(1, NOBODY, driver.core.library), driver.now_s)
     driver.perform()
     assert driver.done == {1: ""} and driver.core.content.stable.pool == "stable"
+
+
+def test_all_to_stable_leaves_a_promoted_pool_stable() -> None:
+    """As `--direct` does. Undo alone swaps it back, because it looks at the old pool first."""
+    promoted = transitions.promoting(baking(3, 100), "passed", 1005.0)
+    driver = Driver(promoted, board=publish(Term(3, "control-9"), 1, content_of(promoted)))
+    driver.lead()
+    request = pb.RevertSnapshotRequest(to="stable", force=True)
+    with pytest.raises(CommandRefused, match='"next" is stable already; `kvmesh rollout undo`') as refused:
+        operators_of(driver).revert(request, NOBODY, None).run(0.0, driver.core.library)
+    assert not refused.value.can_force
+    direct = all_to_stable(driver.core.content, 0)
+    assert direct.stable.pool == driver.core.content.stable.pool == "next" and not direct.ended_rollouts
 
 
 def test_a_revert_puts_no_drain_of_the_earlier_snapshot_back() -> None:
