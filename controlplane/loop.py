@@ -279,8 +279,10 @@ class ControlLoop:
         past = next(
             (each for each in reversed(self.core.publisher.history) if each.snapshot == action.snapshot), None
         )
-        if await self.store.write_board(action.snapshot) and past is not None:
-            await self.store.record(PastSnapshot(past.snapshot, past.reason, past.by))
+        is_written = await self.store.write_board(action.snapshot)
+        if is_written is not False and past is not None:
+            made = PastSnapshot(past.snapshot, past.reason, past.by)
+            await self.store.record(made, is_later=is_written is None)
 
     async def _run_processes(self) -> None:
         while True:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from time import monotonic
@@ -30,11 +31,11 @@ from controlplane.store.documents import (
 )
 from controlplane.store.leader_lease import Identity, LeaderLease
 from controlplane.store.processes import ProcessLeases
-from controlplane.store.snapshot_history import PastSnapshot, SnapshotHistory
+from controlplane.store.snapshot_history import SNAPSHOTS_MAX, PastSnapshot, SnapshotHistory
 from controlplane.store.state_folder import StateFolder
 from kvmesh.redis_link import RedisLink, RedisUnavailable, key
 from kvmesh.redis_script import Script
-from kvmesh.snapshot.board import Board, Junk, OnBoard, Written
+from kvmesh.snapshot.board import Board, Junk, Known, OnBoard, Written, order_of
 from kvmesh.snapshot.control_processes import ControlProcess
 from kvmesh.snapshot.published import Published
 from kvmesh.snapshot.state_file import StateFile
@@ -73,6 +74,8 @@ class Store:
         self._on_board: Published | None = None
         self._latest: Published | None = None
         """The highest snapshot that this process has seen."""
+        self._unrecorded: deque[PastSnapshot] = deque(maxlen=SNAPSHOTS_MAX)
+        """Published snapshots that are not in the history yet. The earliest is dropped first."""
         self._documents = Documents()
         self._saved: dict[str, Document] = {}
         """Documents in the state folder."""
@@ -105,7 +108,10 @@ class Store:
 
     async def read(self) -> StoreRead | None:
         """Read documents, board and the highest number; put back what Redis lost. None: Redis is unavailable."""
-        return await self._ask(self._read)
+        found = await self._ask(self._read)
+        if found is not None and self._unrecorded:
+            await self._ask(self._record)
+        return found
 
     async def write(self, wanted: WriteDocument) -> bool | None:
         """Write a document by compare-and-set. False: a conflict. None: Redis is unavailable.
@@ -125,9 +131,12 @@ class Store:
         written = await self._ask(lambda: self._board.write(snapshot))
         return None if written is None else written is not Written.LOWER
 
-    async def record(self, past: PastSnapshot) -> None:
-        """Add a published snapshot to the history."""
-        await self._ask(lambda: self._history.add(past))
+    async def record(self, past: PastSnapshot, *, is_later: bool = False) -> None:
+        """Add a published snapshot to the history. `is_later`: with the next read, because Redis does not answer now."""
+        if past not in self._unrecorded:
+            self._unrecorded.append(past)
+        if not is_later:
+            await self._ask(self._record)
 
     async def history(self, count: int) -> list[PastSnapshot] | None:
         """Return up to `count` published snapshots, the latest first. None: Redis is unavailable."""
@@ -224,9 +233,15 @@ class Store:
             log.warning("the board is unreadable and is cleared: %s", found.reason)
             await self._board.clear(found)
         latest = self._latest
-        is_lost = found is None or (isinstance(found, OnBoard) and latest != found.snapshot)
-        if latest is not None and is_lost:
+        if latest is None:
+            return
+        if found is None or (isinstance(found, OnBoard | Known) and found.order < order_of(latest.name)):
             await self._board.write(latest)
+
+    async def _record(self) -> None:
+        while self._unrecorded:
+            await self._history.add(self._unrecorded[0])
+            self._unrecorded.popleft()
 
     async def _see(self, snapshot: Published) -> None:
         if self._latest is None or snapshot.name.order > self._latest.name.order:

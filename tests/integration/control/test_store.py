@@ -293,6 +293,27 @@ async def test_a_snapshot_is_listed_once(redis_url: str) -> None:
         assert found is not None and [each.snapshot.name.version for each in found] == [2, 1]
 
 
+async def test_a_snapshot_that_redis_missed_is_written_at_the_next_read(own_redis: RedisServer) -> None:
+    """Redis comes back with the snapshot before it. Board and history get the latest one."""
+    async with store(own_redis.url) as one:
+        await one.write_board(snapshot(1))
+        await read(one)
+        own_redis.stop()
+        assert await one.write_board(snapshot(2)) is None
+        await one.record(PastSnapshot(snapshot(2), "missed"), is_later=True)
+        await own_redis.start()
+        async with store(own_redis.url, "control-1") as disk:
+            await disk.write_board(snapshot(1))  # as Redis has it from its disk
+
+        async def is_read() -> bool:
+            return await one.read() is not None
+
+        await until(is_read, "Redis answers")
+        async with store(own_redis.url, "control-2") as fresh:
+            assert (await read(fresh)).board == snapshot(2)
+            assert await fresh.history(10) == [PastSnapshot(snapshot(2), "missed")]
+
+
 async def test_a_checkpoint_is_not_written_to_the_disk_each_second(redis_url: str, tmp_path: Path) -> None:
     """A change of state and what Redis does not have are written at once, by the leader and by a follower."""
 
