@@ -7,7 +7,7 @@
 A leader renews its lease each RENEW_S. While Redis does not answer, it stays the leader, but its lease is in doubt: it may
 only go back. A leader whose lease was in doubt takes a new term when Redis answers again.
 
-INVARIANT: the number of a term is above every number that this process has seen before it.
+INVARIANT: the number of a term is above every number that this process has believed before it (JUMP_MAX).
 """
 
 from __future__ import annotations
@@ -31,8 +31,12 @@ TAKEOVER_S: Final = 5.0
 """Time in which receivers tell a new leader what is in force. Until then it publishes only steps back."""
 
 
-JUMP_MAX: Final = 1_000_000
-"""Largest step of a number that is believed. One broken receiver cannot use up all numbers."""
+JUMP_MAX: Final = 1 << 32
+"""Largest step of a number that is believed. One broken receiver, or junk in Redis, cannot use up all numbers.
+
+A new process knows no number, so its first step is the whole number of the mesh. A term each second reaches JUMP_MAX after
+136 years, and TERM_MAX is 2^21 such steps away.
+"""
 
 
 class LeaderState(Enum):
@@ -113,7 +117,7 @@ class Leadership:
         """Take the answer to the claim that was sent at `sent_s`. Return True if this process begins a term."""
         if answer is None:
             return False
-        self._highest = max(self._highest, min(answer.number, TERM_MAX - 1))
+        self._believe(answer.number)  # the next claim overwrites junk
         self.holder = answer.holder
         if (answer.holder.process_id, answer.holder.boot_id) != (self._process_id, self._boot_id):
             self.step_down()
@@ -147,7 +151,13 @@ class Leadership:
         `is_foreign`: this process did not publish under the term since its start. An earlier boot may have had the same
         term, if Redis lost the number.
         """
-        if term.number > self._highest + JUMP_MAX:
+        if not self._believe(term.number):
             return False
-        self._highest = max(self._highest, term.number)
         return self.leads and (term > self.term or (is_foreign and term == self.term))
+
+    def _believe(self, number: int) -> bool:
+        """Note a number. Return False for one that is too far above all that are known."""
+        if number > self._highest + JUMP_MAX:
+            return False
+        self._highest = max(self._highest, number)
+        return True

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from controlplane.leadership import LEASE_S, Holder, LeaseAnswer
+from controlplane.leadership import JUMP_MAX, LEASE_S, Holder, LeaseAnswer
 from kvmesh.redis_link import RedisLink, key
 from kvmesh.redis_script import Script
 
@@ -43,10 +43,11 @@ class LeaderLease:
         """Claim or renew the lease; store `number` as the number of the process's term, 0 for none."""
         own = self._identity
         lease = _Lease(process_id=own.process_id, boot_id=own.boot_id, address=own.address, term=number)
-        arguments = (msgspec.json.encode(lease), int(LEASE_S * 1000), own.process_id, own.boot_id, number)
+        life_ms = int(LEASE_S * 1000)
+        arguments = (msgspec.json.encode(lease), life_ms, own.process_id, own.boot_id, number, JUMP_MAX)
         (answer,) = await self._redis.scripts(_CLAIM, [(self._keys, arguments)])
         held, highest = answer
-        return LeaseAnswer(_holder(held), int(float(highest)))
+        return LeaseAnswer(_holder(held), int(highest))
 
     async def release(self) -> bool:
         """Give the lease back. Return False if another process holds it, or none."""

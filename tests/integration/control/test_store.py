@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from controlplane.actions import AppendEvent, DocumentKind, WriteDocument
-from controlplane.leadership import Holder
+from controlplane.leadership import JUMP_MAX, Holder
 from controlplane.library import StoreRead
 from controlplane.rollouts.document import ROLLOUTS_MAX
 from controlplane.store.audit import WAITING_MAX
@@ -106,10 +106,38 @@ async def test_a_number_never_falls_and_stays_exact(redis_url: str) -> None:
     """The number of a term has up to 53 bits."""
     async with store(redis_url) as one:
         largest = (1 << 53) - 1
-        for number in (largest, 5, 0):
+        for number in (largest, largest - JUMP_MAX, 0):
             answer = await one.claim(number)
             assert answer is not None and answer.number == largest
         assert (await read(one)).number == largest
+
+
+@pytest.mark.parametrize(
+    "junk",
+    [
+        *(b"nan", b"-nan", b"inf", b"1e400", b"1e3", b"-5", b"0x10", b" 7", b"7\n", b"7.5", b"", b"\xff"),
+        *(b"9007199254740992", b"9999999999999999", b"9" * 17, b"9" * 400),
+    ],
+)
+async def test_junk_instead_of_a_number_is_overwritten(redis_url: str, junk: bytes) -> None:
+    """It counts as 0, and the leader goes on."""
+    async with linked(redis_url) as link, store(redis_url) as one:
+        await link.execute("SET", "kvmesh:control:term", junk)
+        for number, stored in ((0, 0), (3, 3), (0, 3)):
+            answer = await one.claim(number)
+            assert answer is not None and answer.number == stored
+        assert await link.execute("GET", "kvmesh:control:term") == b"3"
+
+
+async def test_a_number_far_above_the_term_of_the_leader_is_overwritten(redis_url: str) -> None:
+    """The leader did not believe it, so the next process must not need it. A follower overwrites nothing."""
+    async with linked(redis_url) as link, store(redis_url) as one, store(redis_url, "control-1") as two:
+        await link.execute("SET", "kvmesh:control:term", JUMP_MAX + 4)
+        assert (answer := await one.claim(0)) is not None and answer.number == JUMP_MAX + 4
+        assert (answer := await two.claim(3)) is not None and answer.number == JUMP_MAX + 4
+        assert (answer := await one.claim(4)) is not None and answer.number == JUMP_MAX + 4
+        assert (answer := await one.claim(3)) is not None and answer.number == 3
+        assert (answer := await two.claim(0)) is not None and answer.number == 3
 
 
 @pytest.mark.parametrize("junk", [b"", b"{", b"[]", b'"x"', b'{"process_id":1,"boot_id":2}', b"\xff\x00"])

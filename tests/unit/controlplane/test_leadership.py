@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 
-from controlplane.leadership import DOUBT_S, LEASE_S, Holder, Leadership, LeaderState, LeaseAnswer
-from kvmesh.snapshot.published import Term
+import pytest
+
+from controlplane.leadership import DOUBT_S, JUMP_MAX, LEASE_S, Holder, Leadership, LeaderState, LeaseAnswer
+from kvmesh.snapshot.published import TERM_MAX, Term
 
 OWN = Holder("control-0", "boot", "a:1")
 OTHER = Holder("control-1", "boot", "b:1")
@@ -25,6 +27,21 @@ def test_a_term_is_above_the_number_in_redis() -> None:
     leadership = leader(number=7)
     assert leadership.term == Term(8, "control-0")
     assert leadership.next_claim_s() == 0.0 and leadership.claim(0.0) == 8
+
+
+@pytest.mark.parametrize("junk", [TERM_MAX - 1, TERM_MAX, JUMP_MAX + 9])
+def test_junk_in_redis_does_not_use_up_the_terms(junk: int) -> None:
+    """Beside the last number two leaders would share one for ever."""
+    assert leader(number=junk).term.number == 1
+    leadership = leader(number=7)
+    leadership.take(LeaseAnswer(OTHER, junk), 1.0, 1.0)
+    assert leadership.highest == 8
+
+
+def test_a_new_process_believes_the_number_of_an_old_mesh() -> None:
+    """A term each second for 100 years."""
+    number = 100 * 366 * 86_400
+    assert leader(number=number).term.number == number + 1
 
 
 def test_a_lease_that_was_not_renewed_is_in_doubt_before_it_ends() -> None:
