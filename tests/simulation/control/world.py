@@ -47,6 +47,7 @@ from kvmesh.snapshot.fence import Applied, Fence, Rejected
 from kvmesh.snapshot.published import Published
 from kvmesh.snapshot.watch import SILENCE_S
 from kvmesh.snapshot.watch_outbox import WatchOutbox
+from services.frontend.requests.observations import Observations
 
 T = TypeVar("T")
 
@@ -69,11 +70,14 @@ class Redis:
         self.world = world
         self.is_up = True
         self.flush()
+        self.has_lost = False
+        """True once it forgot or rewound anything."""
         self.written: list[RolloutDocument] = []
         """Every rollout document that was ever written."""
 
     def flush(self) -> None:
         """Lose everything."""
+        self.has_lost = True
         self.lease: tuple[Holder, float] | None = None
         self.number = 0
         self.rollouts: dict[str, tuple[int, bytes]] = {}
@@ -83,6 +87,7 @@ class Redis:
 
     def lose_last_write(self) -> None:
         """Fail over to a replica that lacks the last write."""
+        self.has_lost = True
         if self.undo:
             self.undo.pop()()
 
@@ -143,6 +148,7 @@ class Redis:
 
     def put_back(self, document: RolloutDocument) -> None:
         """Replace a document by an old revision of it."""
+        self.has_lost = True
         self.rollouts[document.id] = (document.revision, documents.encode(document))
 
     def _back(self, name: str, known: tuple[int, bytes] | None) -> None:
@@ -189,6 +195,11 @@ class ScriptedJudge(Judging):
         if document.step != self.step:
             self._began_s = now_s
         super().follow(document, now_s)
+
+    def lost_batches(self, now_s: float) -> int:
+        """Return the batches of observations that are missing in this step."""
+        evidence = self._judge.save(now_s).evidence
+        return evidence.lost_batches if evidence is not None else 0
 
     def verdict(self, now_s: float) -> Verdict:
         """Return the scripted verdict."""
@@ -258,6 +269,8 @@ class Peer(Node):
     heard_s: float = 0.0
     hint: str = ""
     outbox: WatchOutbox = field(default_factory=lambda: WatchOutbox(pb.ReceiverHello()))
+    told: Observations = field(default_factory=Observations)
+    now_s: float = 0.0
 
     @property
     def is_observed(self) -> bool:
@@ -275,8 +288,12 @@ class Peer(Node):
         )
 
     def observations(self) -> pb.ObservationBatch | None:
-        """Return None."""
-        return None
+        """Return the next batch of a frontend."""
+        if self.role != "frontend":
+            return None
+        self.told.take_rollout(self.fence.in_force.content.running_rollout if self.fence.in_force else "")
+        batch = self.told.drain(self.now_s)
+        return pb.ObservationBatch.FromString(batch.SerializeToString()) if batch is not None else None
 
 
 class World:
@@ -483,8 +500,15 @@ class World:
                     self.events.append(action)
                 case Done(ticket, error):
                     self.done[ticket] = error
-                case ReleaseLease() | Confirm() | RunGolden():
+                case Confirm():
+                    self._confirm(control, action)
+                case ReleaseLease() | RunGolden():
                     pass
+
+    def _confirm(self, control: Control, action: Confirm) -> None:
+        peer = self.peers[action.process_id]
+        if peer.boot_id == action.boot_id:
+            self._down(control, peer, peer.stream, lambda: peer.told.confirm(action.sequence))
 
     def _end_streams(self, control: Control) -> None:
         holder = control.core.leadership.holder
@@ -599,6 +623,7 @@ class World:
         """Start or restart a receiver. Without a state folder it has forgotten everything."""
         peer.boot += 1
         peer.is_up, peer.paused_until_s, peer.dialed = True, 0.0, ""
+        peer.told = Observations(peer.boot_id)
         before, peer.fence = peer.fence, Fence()
         if peer.keeps_state:
             peer.fence.remember(before.ended_rollouts)
@@ -619,10 +644,22 @@ class World:
         if not peer.dialed or self.now_s - peer.heard_s > SILENCE_S:
             self._dial(peer)
         else:
+            peer.now_s = self.now_s
             message = peer.outbox.take(self.now_s, peer)
             if message is not None:
                 self._up(peer, peer.stream, lambda core, r: core.on_report(r, message.report, self.now_s))
+            if message is not None and message.HasField("observations"):
+                self._up(peer, peer.stream, lambda core, r: self._observe(core, r, message.observations))
         self.after(1.0, lambda: self.on(peer, boot, lambda: self._poll(peer, boot)))
+
+    def _observe(self, core: ControlCore, receiver: Receiver, batch: pb.ObservationBatch) -> None:
+        """Take a batch. A judge misses one only if Redis lost what it had stored."""
+        core.on_observations(receiver, batch, self.now_s)
+        judging = core.judging
+        lost = judging.lost_batches(core._wall()) if isinstance(judging, ScriptedJudge) else 0
+        assert not lost or self.redis.has_lost, (
+            f"seed={self.seed}: {lost} batches are lost at {self.now_s:.1f} s"
+        )
 
     def _dial(self, peer: Peer) -> None:
         live = [name for name, control in self.controls.items() if control.is_up]
@@ -636,6 +673,7 @@ class World:
         peer.outbox.take(self.now_s, peer)  # the introduction, which goes as `hello` below
         peer.outbox.is_leader = True
         peer.stream += 1
+        peer.told.resend()
         control, stream, boot_id = self.controls[name], peer.stream, peer.boot_id
         receiver = Receiver(
             peer.name,
