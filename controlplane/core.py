@@ -563,7 +563,8 @@ class ControlCore:
             return
         if not (self.leadership.may_go_forward(now_s) and self.has_redis):
             is_taken_back = document is not None and document.is_taken_back
-            is_known = self._was_leader or (is_taken_back and self._reads)
+            is_leader = self.leadership.state is LeaderState.LEADER
+            is_known = is_leader or (is_taken_back and (self._was_leader or self._reads))
             if not is_known or publisher.latest is None or not is_all_to_stable(before, content):
                 return
         snapshot = self._published(content)
