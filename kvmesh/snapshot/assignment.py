@@ -52,7 +52,7 @@ class Assignment:
 
     def choose(self, tenant: str, session: str) -> PoolTrack:
         """Return the pool for a new request of `tenant` in `session`: its id, or the request id without one."""
-        if not self._is_split or not self._may_leave(tenant):
+        if not self._is_split or not self.may_leave(tenant):
             return self.stable
         u = xxhash.xxh3_64_intdigest(f"{tenant}\0{session}".encode(), self._seed)
         if u < self._canary_below and self._canary is not None:
@@ -61,7 +61,8 @@ class Assignment:
             return self._baseline
         return self.stable
 
-    def _may_leave(self, tenant: str) -> bool:
+    def may_leave(self, tenant: str) -> bool:
+        """True if the rollout's settings allow `tenant` in canary and baseline."""
         content = self.content
         if tenant in content.never_tenants:
             return False

@@ -225,11 +225,12 @@ class FrontendCore:
             self._leave_pool(peer, now_s)
 
     def _leave_pool(self, peer: Peer[LiveRequest], now_s: float) -> None:
-        """Move the requests that wait at the router `peer`, if its pool cannot place any more and another pool can."""
-        if self.pools.can_place(peer.pool, peer.model_version) or self.pools.other(peer.pool) is None:
+        """Move the requests that wait at the router `peer`, if its pool cannot place any more, each if another pool can."""
+        if self.pools.can_place(peer.pool, peer.model_version):
             return
         for request in [each for each in peer.slots.values() if each.may_leave_router]:
-            self._guard(request, lambda each: each.leave_router(now_s), now_s)
+            if self.pools.elsewhere(request.spec) is not None:
+                self._guard(request, lambda each: each.leave_router(now_s), now_s)
 
     def on_lost(self, link: RouterLink, reason: str, now_s: float) -> None:
         """Handle a broken stream to a router: its slots are void, their requests continue through other routers."""

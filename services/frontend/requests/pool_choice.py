@@ -1,9 +1,11 @@
 """Chooses the pool, and so the model version, of each new request: by the weights of the snapshot, then by availability.
 
-Pure. A weight is advice. A pool without a router that is up and can place is left for another pool that has one: the one
-with the largest weight, else any (diversion). This needs no control plane.
+Pure. A weight is advice. A pool without a router that is up and can place is left for another pool that has one
+(diversion): the one with the largest weight, then one of the same version, then the first by name. This needs no control
+plane.
 
-INVARIANT: a version that a resume token names wins over each weight.
+INVARIANT: a version that a resume token names wins over each weight. INVARIANT: no diversion takes a tenant that may not
+leave stable to canary or baseline. Such a request waits for its pool instead.
 """
 
 from __future__ import annotations
@@ -75,7 +77,9 @@ class PoolChoice:
             track.pool: ChosenPool(track.pool, track.model_version, content.rollout)
             for track in content.pools
         }
-        self._by_weight = sorted(content.pools, key=lambda track: track.weight_percent, reverse=True)
+        self._of_rollout = frozenset(
+            track.pool for track in content.pools if track.track in (Track.CANARY, Track.BASELINE)
+        )
 
     @property
     def stable(self) -> str:
@@ -107,23 +111,30 @@ class PoolChoice:
         chosen = self._chosen[self._assignment.choose(tenant, session).pool]
         if self._peers.can_place(chosen.pool, chosen.model_version):
             return chosen
-        return self.divert(chosen)
+        return self.divert(chosen, tenant)
 
-    def divert(self, chosen: ChosenPool) -> ChosenPool:
-        """Return a pool that can place, in place of `chosen`, and count the diversion. `chosen` if no pool can place."""
-        other = self.other(chosen.pool)
+    def divert(self, chosen: ChosenPool, tenant: str) -> ChosenPool:
+        """Return a pool that can place, in place of `chosen`, and count the diversion.
+
+        `chosen` if no pool that `tenant` may use can place.
+        """
+        other = self.other(chosen, tenant)
         if other is None:
             return chosen
         self.diverted[chosen.pool] += 1
         self._on_diverted(chosen.pool)
         return other
 
-    def other(self, pool: str, model_version: str = "") -> ChosenPool | None:
-        """Return the best pool except `pool` that can place, only of `model_version` if given. None: there is none."""
-        for candidate in self._candidates(takes_new=True):
+    def other(self, chosen: ChosenPool, tenant: str, *, is_of_version: bool = False) -> ChosenPool | None:
+        """Return the best pool except `chosen` that can place and that `tenant` may use. None: there is none.
+
+        `is_of_version`: only of the version of `chosen`.
+        """
+        for candidate in self._candidates(chosen.model_version, takes_new=True):
             if (
-                candidate.pool != pool
-                and model_version in ("", candidate.model_version)
+                candidate.pool != chosen.pool
+                and (not is_of_version or candidate.model_version == chosen.model_version)
+                and self._may_use(tenant, candidate.pool)
                 and self._peers.can_place(candidate.pool, candidate.model_version)
             ):
                 return candidate
@@ -137,47 +148,66 @@ class PoolChoice:
         versions = [peer.model_version for peer in self._peers.of_pool(pool)]
         return ChosenPool(pool, versions[0]) if versions else None
 
-    def of_version(self, model_version: str, pool: str = "") -> ChosenPool | None:
+    def of_version(self, model_version: str, tenant: str, pool: str = "") -> ChosenPool | None:
         """Return the pool that continues a request of `model_version`, which ran in `pool`. None: no pool has the version.
 
-        `pool` comes first, even while it has no router. Without a name: the pool with the largest weight that can place.
+        `pool` comes first, even while it has no router. Without a name: the best pool that can place. If no pool that
+        `tenant` may use has the version, it is a pool of the rollout.
         """
         found = self.named(pool) if pool else None
         if found is not None and found.model_version == model_version:
             return ChosenPool(pool, model_version)
-        serving = self.other("", model_version)
+        serving = self.other(ChosenPool("", model_version), tenant, is_of_version=True)
         if serving is None:
-            every = self._candidates(takes_new=False)
-            serving = next((each for each in every if each.model_version == model_version), None)
+            every = self._candidates(model_version, takes_new=False)
+            same = [each for each in every if each.model_version == model_version]
+            serving = min(same, key=lambda each: not self._may_use(tenant, each.pool), default=None)
         return serving._replace(is_diverted=False) if serving is not None else None
 
     def elsewhere(self, spec: RequestSpec) -> RequestSpec | None:
         """Return `spec` for another pool that can place, if its own cannot. None: its own can, or no other can."""
         if not self.has_several or self._peers.can_place(spec.pool, spec.model_version):
             return None
-        return _in_pool(spec, self.other(spec.pool))
+        return _in_pool(spec, self.other(_pool_of(spec), spec.caller.tenant.name))
 
     def same_version_elsewhere(self, spec: RequestSpec) -> RequestSpec | None:
         """Return `spec` for another pool of its version that can place. None: there is none."""
-        return _in_pool(spec, self.other(spec.pool, spec.model_version)) if self.has_several else None
+        if not self.has_several:
+            return None
+        return _in_pool(spec, self.other(_pool_of(spec), spec.caller.tenant.name, is_of_version=True))
 
     def can_place(self, pool: str, model_version: str) -> bool:
         """True if a router of `pool` that serves `model_version` is up and can place new requests."""
         return self._peers.can_place(pool, model_version)
 
-    def is_stale(self, model_version: str) -> bool:
-        """True if no pool can place requests of `model_version`, and a pool can place those of another version."""
-        versions = {version for _, version in self._peers.placeable()}
-        return bool(versions) and not versions & {"", model_version}
+    def is_stale(self, spec: RequestSpec) -> bool:
+        """True if no pool can place the version of `spec`, and a pool that its tenant may use can place another one."""
+        tenant = spec.caller.tenant.name
+        versions = {version for pool, version in self._peers.placeable() if self._may_use(tenant, pool)}
+        return bool(versions) and not versions & {"", spec.model_version}
 
-    def _candidates(self, *, takes_new: bool) -> Iterator[ChosenPool]:
-        """Yield the snapshot's pools by falling weight, then those of all other routers. `takes_new`: no closed pool."""
-        for track in self._by_weight:
+    def _may_use(self, tenant: str, pool: str) -> bool:
+        """True unless `pool` is canary or baseline and `tenant` may not leave stable."""
+        return pool not in self._of_rollout or self._assignment.may_leave(tenant)
+
+    def _candidates(self, model_version: str, *, takes_new: bool) -> Iterator[ChosenPool]:
+        """Yield the snapshot's pools, then those of all other routers. `takes_new`: no closed pool.
+
+        The order is by falling weight, then pools of `model_version` first, then by name.
+        """
+        for track in sorted(
+            self.content.pools,
+            key=lambda each: (-each.weight_percent, each.model_version != model_version, each.pool),
+        ):
             if not (takes_new and track.is_closed):
                 yield ChosenPool(track.pool, track.model_version, is_diverted=True)
-        for pool, version in self._peers.placeable():
-            if pool not in self._chosen:
-                yield ChosenPool(pool, version, is_diverted=True)
+        unknown = {each for each in self._peers.placeable() if each[0] not in self._chosen}
+        for pool, version in sorted(unknown, key=lambda each: (each[1] not in ("", model_version), each)):
+            yield ChosenPool(pool, version, is_diverted=True)
+
+
+def _pool_of(spec: RequestSpec) -> ChosenPool:
+    return ChosenPool(spec.pool, spec.model_version)
 
 
 def _in_pool(spec: RequestSpec, chosen: ChosenPool | None) -> RequestSpec | None:

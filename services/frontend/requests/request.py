@@ -404,7 +404,7 @@ class LiveRequest:
 
     def _stale(self, fault: str) -> MeshError | None:
         """Return the error of a request whose model version no pool serves any more, or None."""
-        if fault not in faults.POOL_GONE or not self.hub.pools.is_stale(self.spec.model_version):
+        if fault not in faults.POOL_GONE or not self.hub.pools.is_stale(self.spec):
             return None
         return faults.given_up(faults.STALE_SNAPSHOT, len(self.attempts), len(self.progress.ids))
 

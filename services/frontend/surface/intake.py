@@ -122,14 +122,14 @@ class Intake:
 
         Raises MeshError (STALE_SNAPSHOT) if no pool serves the version of the token any more.
         """
-        pools, token = self._core.pools, message.resume
+        pools, token, tenant = self._core.pools, message.resume, arrival.caller.tenant.name
         if token is not None:
-            found = pools.of_version(token.model_version, token.pool)
+            found = pools.of_version(token.model_version, tenant, token.pool)
             if found is None or token.model_version not in self._versions:
                 received = len(message.request.options.resume.received_token_ids)
                 raise faults.given_up(faults.STALE_SNAPSHOT, 0, received)
             return found
-        return pools.choose(arrival.caller.tenant.name, message.request.session_id or request_id)
+        return pools.choose(tenant, message.request.session_id or request_id)
 
     def _claimed(
         self, pool: str, chosen: ChosenPool, request_id: str, message: Message, arrival: Arrival

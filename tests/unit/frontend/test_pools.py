@@ -12,8 +12,10 @@ import pytest
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.snapshot.assignment import Assignment
 from kvmesh.snapshot.content import Content, PoolTrack, Track
+from kvmesh.tenants.caller import Tenant
 from services.frontend.requests.core import FrontendCore
 from services.frontend.requests.pool_choice import PoolChoice
+from services.frontend.requests.request_spec import NOBODY
 from services.frontend.requests.retry_budget import RetryBudget
 from services.frontend.requests.retry_state import RESUME_WAIT_S, ROUTER_WAIT_S, Limits
 from services.frontend.requests.router_peers import Peers
@@ -134,7 +136,7 @@ def test_a_closed_pool_gets_nothing_even_as_the_last_and_an_unknown_pool_does() 
     mesh.core.add_router(old, "default", "v1")
     mesh.open(old)
     assert mesh.core.pools.choose("t", "s")[:2] == ("default", "v1")
-    assert mesh.core.pools.of_version("v2", "canary") == ("canary", "v2", "", False)
+    assert mesh.core.pools.of_version("v2", "t", "canary") == ("canary", "v2", "", False)
 
 
 @pytest.mark.parametrize("loss", ["router", "report", "refusal", "draining"])
@@ -174,6 +176,100 @@ def test_a_request_that_waits_for_a_router_moves_when_another_pool_can_place_aga
     assert not mesh.submits
     mesh.report(routers_of(mesh, "baseline")[0], can_place=True)
     assert finish(mesh, client) == "LENGTH" and client.request.spec.pool == "baseline"
+
+
+def test_a_diversion_prefers_the_largest_weight_then_the_same_version_then_the_first_name() -> None:
+    """Without a rollout, sessions of stable go to the idle pool of their version, not to the first one by name."""
+    stable = PoolTrack("baseline", "v1", Track.STABLE, 100)
+    mesh = mesh_of(Content((stable, PoolTrack("canary", "v2"), PoolTrack("stable", "v1"))))
+    mesh.cut(routers_of(mesh, "baseline")[0])
+    assert mesh.core.pools.choose("t", "s").pool == "stable"
+    mesh.cut(routers_of(mesh, "stable")[0])
+    assert mesh.core.pools.choose("t", "s").pool == "canary"
+    weights = (replace(stable, weight_percent=40), PoolTrack("canary", "v2", Track.CANARY, 50))
+    beside = PoolTrack("stable", "v1", Track.BASELINE, 10)
+    mesh.core.take_snapshot(replace(CONTENT, pools=(*weights, beside)))
+    mesh.open(routers_of(mesh, "stable")[0])
+    chosen = [mesh.core.pools.choose("t", f"s{number}") for number in range(200)]
+    assert {each.pool for each in chosen if each.is_diverted} == {"canary"}
+
+
+BARRED = (
+    replace(CONTENT, never_tenants=frozenset({"bank"})),
+    replace(CONTENT, only_tenants=frozenset({"t"})),
+    replace(CONTENT, only_tenants=frozenset({"t", "bank"}), never_tenants=frozenset({"bank"})),
+)
+
+
+@pytest.mark.parametrize("content", BARRED)
+def test_no_diversion_takes_a_tenant_that_may_not_leave_stable_to_canary_or_baseline(
+    content: Content,
+) -> None:
+    """Its requests wait for stable. Pools that are not of the rollout serve it, and other tenants are diverted."""
+    mesh = mesh_of(content)
+    sessions = [f"s{number}" for number in range(300)]
+    mesh.cut(routers_of(mesh, "stable")[0])
+    pools = mesh.core.pools
+    assert {pools.choose("bank", session)[:2] for session in sessions} == {("stable", "v1")}
+    assert not pools.diverted
+    assert {pools.choose("t", session).pool for session in sessions} == {"canary", "baseline"}
+    assert pools.of_version("v1", "bank") == ("stable", "v1", "", False)
+    assert pools.of_version("v1", "t") == ("baseline", "v1", "", False)
+    assert pools.of_version("v2", "bank") == ("canary", "v2", "", False), "the version of a token wins"
+    unknown = Router("other-router-0", pool="other", model_version="v1")
+    mesh.routers.append(unknown)
+    mesh.core.add_router(unknown, "other", "v1")
+    mesh.open(unknown)
+    assert {pools.choose("bank", session).pool for session in sessions} == {"other"}
+
+
+@pytest.mark.parametrize("loss", ["router", "report"])
+@pytest.mark.parametrize("content", BARRED)
+def test_a_request_of_such_a_tenant_waits_until_its_pool_can_place_again(content: Content, loss: str) -> None:
+    """Neither before `started` nor after it does the request leave stable; its router keeps it and gets it once."""
+    mesh = mesh_of(content)
+    bank = replace(NOBODY, tenant=Tenant(name="bank"))
+    client = begin(mesh, "stable", 1, caller=bank)
+    bound = begin(mesh, "stable", 2, caller=bank)
+    other = begin(mesh, "stable", 3, caller=replace(NOBODY, tenant=Tenant(name="t")))
+    bound.request.is_bound = True
+    (router,) = routers_of(mesh, "stable")
+    mesh.send_up(router)
+    if loss == "router":
+        mesh.cut(router)
+    else:
+        for _ in range(3):
+            mesh.report(router, can_place=False)
+            mesh.settle()
+        submits = [submit for submit in mesh.submits if submit.request_id == client.spec.request_id]
+        assert len(submits) == 1, "a request that cannot move stays at its router"
+    mesh.advance(0.05)
+    mesh.settle()
+    mesh.open(router)
+    mesh.report(router, can_place=True)
+    for each in (client, bound, other):
+        assert finish(mesh, each) == "LENGTH", each.request
+    assert client.request.spec.pool == bound.request.spec.pool == "stable"
+    assert other.request.spec.pool == "baseline"
+
+
+@pytest.mark.parametrize(
+    ("tenant", "outcome", "has_baseline"),
+    [("bank", "NO_ROUTER", True), ("bank", "NO_ROUTER", False), ("t", "LENGTH", True)],
+)
+def test_a_stream_of_such_a_tenant_ends_with_no_router_without_stable(
+    tenant: str, outcome: str, has_baseline: bool
+) -> None:
+    """No other version is for it, so the error is not STALE_SNAPSHOT. Another tenant's stream goes on in the baseline."""
+    mesh = mesh_of(BARRED[0])
+    client = begin(mesh, "stable", caller=replace(NOBODY, tenant=Tenant(name=tenant)))
+    generated(mesh, client, 5)
+    mesh.cut(routers_of(mesh, "stable")[0])
+    if not has_baseline:
+        mesh.cut(routers_of(mesh, "baseline")[0])
+    assert finish(mesh, client) == outcome
+    expected = ["stable"] if tenant == "bank" else ["stable", "baseline"]
+    assert mesh.pools[client.spec.request_id] == expected
 
 
 @pytest.mark.parametrize("is_started", [True, False])
@@ -241,7 +337,7 @@ def test_a_resume_after_promotion_stays_on_its_version() -> None:
     )
     mesh.core.take_snapshot(promoted)
     assert mesh.core.pools.choose("t", "s").pool == "canary"
-    assert mesh.core.pools.of_version("v1", "stable") == ("stable", "v1", "", False)
+    assert mesh.core.pools.of_version("v1", "t", "stable") == ("stable", "v1", "", False)
     received = tuple(oracle(spec(LONG).prompt_ids, 60)[:7])
     fields: dict[str, Any] = {"is_resumed": True, "attempt_base": 256, "received_ids": received}
     location = AttemptLocation(3, "decode-9")
@@ -255,13 +351,13 @@ def test_a_token_without_a_pool_goes_to_the_largest_weight_of_its_version() -> N
     """Tokens of release 0.1.0 name a version alone. A pool that can place comes first; an unknown version has none."""
     mesh = mesh_of()
     pools = mesh.core.pools
-    assert pools.of_version("v1") == ("stable", "v1", "", False)
+    assert pools.of_version("v1", "t") == ("stable", "v1", "", False)
     mesh.cut(routers_of(mesh, "stable")[0])
-    assert pools.of_version("v1") == ("baseline", "v1", "", False)
+    assert pools.of_version("v1", "t") == ("baseline", "v1", "", False)
     mesh.cut(routers_of(mesh, "baseline")[0])
-    assert pools.of_version("v1") == ("stable", "v1", "", False)
-    assert pools.of_version("v1", "gone") == ("stable", "v1", "", False)
-    assert pools.of_version("v9") is None and not pools.diverted
+    assert pools.of_version("v1", "t") == ("stable", "v1", "", False)
+    assert pools.of_version("v1", "t", "gone") == ("stable", "v1", "", False)
+    assert pools.of_version("v9", "t") is None and not pools.diverted
 
 
 def test_a_move_to_another_tokenizer_ends_the_request_to_be_read_again() -> None:
