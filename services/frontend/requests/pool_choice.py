@@ -31,7 +31,7 @@ class ChosenPool(NamedTuple):
     pool: str
     model_version: str
     rollout: str = ""
-    """Id of the rollout whose weights chose the pool. Empty: no rollout, or another reason."""
+    """Id of the rollout whose weights chose the pool. Empty: no rollout, a tenant outside it, or another reason."""
     is_diverted: bool = False
     """True if the weights chose another pool, which cannot place."""
 
@@ -77,6 +77,7 @@ class PoolChoice:
             track.pool: ChosenPool(track.pool, track.model_version, content.rollout)
             for track in content.pools
         }
+        self._is_restricted = bool(content.only_tenants or content.never_tenants)
         self._of_rollout = frozenset(
             track.pool for track in content.pools if track.track in (Track.CANARY, Track.BASELINE)
         )
@@ -104,11 +105,14 @@ class PoolChoice:
 
     def assigned(self, tenant: str, session: str) -> ChosenPool:
         """Return the pool of `session` by weight alone. `session`: its id, or the request id without one."""
-        return self._chosen[self._assignment.choose(tenant, session).pool]
+        chosen = self._chosen[self._assignment.choose(tenant, session).pool]
+        if self._is_restricted and not self._assignment.may_leave(tenant):
+            return chosen._replace(rollout="")
+        return chosen
 
     def choose(self, tenant: str, session: str) -> ChosenPool:
         """Return the pool of a new request of `session`, by weight and availability. Counts a diversion."""
-        chosen = self._chosen[self._assignment.choose(tenant, session).pool]
+        chosen = self.assigned(tenant, session)
         if self._peers.can_place(chosen.pool, chosen.model_version):
             return chosen
         return self.divert(chosen, tenant)

@@ -208,8 +208,12 @@ def test_no_diversion_takes_a_tenant_that_may_not_leave_stable_to_canary_or_base
     """Its requests wait for stable. Pools that are not of the rollout serve it, and other tenants are diverted."""
     mesh = mesh_of(content)
     sessions = [f"s{number}" for number in range(300)]
-    mesh.cut(routers_of(mesh, "stable")[0])
     pools = mesh.core.pools
+    told = {
+        tenant: {pools.choose(tenant, session).rollout for session in sessions} for tenant in ("bank", "t")
+    }
+    assert told == {"bank": {""}, "t": {"r1"}}, "the judge compares the tenants of the rollout alone"
+    mesh.cut(routers_of(mesh, "stable")[0])
     assert {pools.choose("bank", session)[:2] for session in sessions} == {("stable", "v1")}
     assert not pools.diverted
     assert {pools.choose("t", session).pool for session in sessions} == {"canary", "baseline"}
