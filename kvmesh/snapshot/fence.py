@@ -2,13 +2,15 @@
 
 Snapshots arrive from several places and in any order: from a leader, from Redis, from the state folder. A receiver takes
 only a higher name than it has. It remembers rollouts that were taken back, and never applies a weight of them again. So a
-lost write of Redis, or a leader with an old document, cannot raise a condemned canary.
+lost write of Redis, or a leader with an old document, cannot raise a condemned canary, and cannot promote it. COMPLETED is
+applied all the same: the old pool may be gone by then, and no leader takes a completed rollout back.
 
 A receiver that refuses a snapshot keeps the one before. There are two exceptions, in which all weight goes to a stable
 pool. The refused snapshot may end the rollout in force: then the stable pool in force gets all. There may be no snapshot
-before: then the stable pool of the refused one gets all, if the process can serve that.
+before: then the stable pool of the refused one gets all, if the process can serve that. It gets nothing if it is the pool
+of an ended rollout.
 
-INVARIANT: the name in force never goes back. INVARIANT: no content in force has a weight of an ended rollout.
+INVARIANT: the name in force never goes back. INVARIANT: no content in force has a canary or baseline of an ended rollout.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from kvmesh.snapshot.content import ENDED_MAX, Content, Track
+from kvmesh.snapshot.content import ENDED_MAX, Content, RolloutState, Track
 from kvmesh.snapshot.published import NO_TERM, Name, Published, Term
 
 
@@ -81,7 +83,8 @@ class Fence:
             return Applied(current.name) if snapshot.name == current.name else None
         if current is None and in_force is not None and snapshot.name.order < in_force.name.order:
             return None
-        reason = self._condemned(snapshot.content) or self._refusal(snapshot.content)
+        reason = self._undone(snapshot.content) or self._condemned(snapshot.content)
+        reason = reason or self._refusal(snapshot.content)
         if not reason:
             self.current = self.in_force = snapshot
             self.rejected = None
@@ -109,8 +112,16 @@ class Fence:
         if self.in_force is not None and self.in_force.name == snapshot.name:
             return
         content = snapshot.content.all_to_stable()
-        if not self._refusal(content):
+        if not self._undone(content) and not self._refusal(content):
             self.in_force = replace(snapshot, content=content)
+
+    def _undone(self, content: Content) -> str:
+        """Return why `content` may not promote its rollout. Empty: it may, or does not."""
+        if content.rollout_state is not RolloutState.PROMOTING:
+            return ""
+        if content.rollout not in self._ended and content.rollout not in content.ended_rollouts:
+            return ""
+        return f'rollout "{content.rollout}" was taken back; it must not be promoted'
 
     def _condemned(self, content: Content) -> str:
         if content.rollout not in self._ended:

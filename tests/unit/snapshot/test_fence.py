@@ -163,3 +163,72 @@ def test_no_refusals_leave_an_ended_rollout_in_force() -> None:
             if in_force.content.rollout in fence.ended_rollouts:
                 tracks = {pool.track for pool in in_force.content.pools}
                 assert not tracks & {Track.CANARY, Track.BASELINE}, f"seed={seed}"
+
+
+def promotion(state: RolloutState, ended: tuple[str, ...] = ()) -> Content:
+    """Return the content of rollout r1 behind its last step: of a promotion with "next" stable, else after an undo."""
+    is_promoted = state in (RolloutState.PROMOTING, RolloutState.COMPLETED)
+    old, new = PoolTrack("stable", "v1"), PoolTrack("next", "v1")
+    pools = (old, replace(new, track=Track.STABLE, weight_percent=100))
+    if not is_promoted:
+        pools = (STABLE, replace(new, is_closed=True))
+    return Content(pools, rollout="r1", rollout_state=state, ended_rollouts=ended)
+
+
+def test_an_undone_promotion_is_never_applied_again() -> None:
+    """A leader with an old document publishes the promotion under a higher name. The old pool keeps all weight."""
+    fence = Fence()
+    promoting = promotion(RolloutState.PROMOTING)
+    fence.offer(publish(Term(1, "c"), 1, promoting))
+    assert fence.in_force is not None and fence.in_force.content.stable.pool == "next"
+    undone = publish(Term(1, "c"), 2, promotion(RolloutState.ROLLING_BACK, ("r1",)))
+    assert fence.offer(undone) == Applied(undone.name)
+    again = publish(Term(2, "c"), 1, promoting)
+    refused = Rejected(again.name, 'rollout "r1" was taken back; it must not be promoted')
+    assert fence.offer(again) == refused
+    assert fence.current is fence.in_force is undone
+    over = publish(Term(2, "c"), 2, promotion(RolloutState.ROLLED_BACK, ("r1",)))
+    assert fence.offer(over) == Applied(over.name)
+
+
+def test_a_restarted_receiver_does_not_take_the_stable_pool_of_an_undone_promotion() -> None:
+    """It knows the rollouts that were taken back, and no snapshot. Without one the process serves its first pool."""
+    fence = Fence()
+    fence.remember(["r1"])
+    assert isinstance(fence.offer(publish(Term(1, "c"), 1, promotion(RolloutState.PROMOTING))), Rejected)
+    assert fence.current is None and fence.in_force is None
+    undone = publish(Term(1, "c"), 2, promotion(RolloutState.ROLLING_BACK, ("r1",)))
+    assert fence.offer(undone) == Applied(undone.name)
+
+
+def test_a_promotion_that_names_itself_as_taken_back_is_refused() -> None:
+    """A leader may know of the end by a receiver, and not have taken the rollout back yet."""
+    fence = Fence()
+    baking = publish(Term(1, "c"), 1, Content(OF_V1, rollout="r1", rollout_state=RolloutState.BAKING))
+    fence.offer(baking)
+    both = publish(Term(1, "c"), 2, promotion(RolloutState.PROMOTING, ("r1",)))
+    assert isinstance(fence.offer(both), Rejected)
+    assert fence.current is baking and fence.in_force is not None
+    assert fence.in_force.content.stable == PoolTrack("stable", "v1", Track.STABLE, 100)
+
+
+def test_a_completed_rollout_is_applied_whatever_the_receiver_remembers() -> None:
+    """The old pool may be gone, and nothing takes a completed rollout back, so refusing it would never end."""
+    for ended in ((), ("r1",)):
+        fence = Fence()
+        fence.remember(ended)
+        completed = publish(Term(3, "c"), 1, promotion(RolloutState.COMPLETED))
+        assert fence.offer(completed) == Applied(completed.name)
+        assert fence.current is fence.in_force is completed
+
+
+def test_a_promotion_in_force_keeps_its_content_when_its_undo_cannot_be_served() -> None:
+    """The receiver knows no older pool that it may serve. Its content stays the same object, so nothing changes twice."""
+    fence = Fence(serves_v1)
+    promoting = publish(Term(1, "c"), 1, promotion(RolloutState.PROMOTING))
+    fence.offer(promoting)
+    undone = replace(
+        promotion(RolloutState.ROLLING_BACK, ("r1",)), pools=(PoolTrack("old", "v0", Track.STABLE, 100),)
+    )
+    assert isinstance(fence.offer(publish(Term(1, "c"), 2, undone)), Rejected)
+    assert fence.current is fence.in_force is promoting and fence.ended_rollouts == ("r1",)
