@@ -115,15 +115,14 @@ def stable(
     """Send all new sessions to the stable pool, and take a running rollout back. A promoted pool stays stable."""
     if not direct:
         _revert(STABLE, reason, config, data_dir, force=force, dry_run=dry_run, as_json=as_json)
-    if force:
-        raise BadOption("--force cannot be combined with --direct: it has no checks to override.")
     from kvmesh.cli.control import direct as command
     from kvmesh.cli.control.output import run
     from kvmesh.cli.control.settings import check_reason
 
-    operator = f"{getpass.getuser()}@{socket.gethostname()}"
+    operator = f"{_user()}@{socket.gethostname()}"
     mesh = found_mesh(config, data_dir, os.environ)
-    work = command.write_stable(mesh, operator, check_reason(reason), dry_run=dry_run, as_json=as_json)
+    checked = check_reason(reason)
+    work = command.write_stable(mesh, operator, checked, force=force, dry_run=dry_run, as_json=as_json)
     run(work, as_json=as_json)
 
 
@@ -169,3 +168,11 @@ def _revert(
         to=check_name("NAME", name), force=force, reason=check_reason(reason), validate_only=dry_run
     )
     run(command.revert(found_mesh(config, data_dir, os.environ), request, as_json=as_json), as_json=as_json)
+
+
+def _user() -> str:
+    """Return the name of the user; the number of one without a name, as in many containers."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # Python 3.11 and 3.12 raise KeyError, 3.13 raises OSError
+        return str(os.getuid())

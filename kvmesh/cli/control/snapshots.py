@@ -7,6 +7,7 @@ from typing import Final
 from kvmesh.bad_option import BadOption
 from kvmesh.cli.control import durations
 from kvmesh.cli.control.client import ControlClient
+from kvmesh.cli.control.failures import ControlFailed
 from kvmesh.cli.control.output import as_dict, local_time, print_json, say_overridden, show
 from kvmesh.cli.control.snapshot_tables import (
     diff_rows,
@@ -62,13 +63,15 @@ async def receivers(mesh: FoundMesh, *, as_json: bool) -> int:
 
 
 async def diff(mesh: FoundMesh, before: str, after: str, *, as_json: bool) -> int:
-    """Print two snapshots side by side: by default the last two. Raises BadOption for a name that is not kept."""
+    """Print two snapshots side by side: by default the last two.
+
+    Raises BadOption for a name that is not kept, and ControlFailed if fewer than two are kept.
+    """
     async with ControlClient(mesh) as client:
         found = await client.read("ListSnapshots", pb.ListSnapshotsRequest(page_size=KEPT))
     kept = {name_text(view.name): view for view in found.snapshots}
     if len(kept) < 2:
-        show("There are fewer than two snapshots to compare.")
-        return 1
+        raise ControlFailed(("There are fewer than two snapshots to compare.",))
     names = list(kept)
     one, other = _kept("A", before or names[1], kept), _kept("B", after or names[0], kept)
     if as_json:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Final
 
 from kvmesh.snapshot.content import ENDED_MAX, WEIGHT_SUM_PERCENT, Content, PoolTrack, RolloutState, Track
-from kvmesh.snapshot.published import NO_TERM, TERM_MAX, Published, Term, publish
+from kvmesh.snapshot.published import NO_NAME, NO_TERM, TERM_MAX, Published, Term, publish
 
 LEADER_PREFIX = "operator:"
 """Beginning of the leader's name in a term that an operator took."""
+
+VERSION_DIGITS_MAX: Final = 20
+"""Digits of the largest version of a snapshot."""
 
 
 def all_to_stable(content: Content, now_ms: int) -> Content:
@@ -46,6 +50,15 @@ def term_number(name: str) -> int:
     head = name.partition(".")[0]
     is_number = head.isascii() and head.isdecimal() and len(head) <= len(str(TERM_MAX))
     return min(int(head), TERM_MAX) if is_number else NO_TERM.number
+
+
+def name_order(name: str) -> tuple[Term, int]:
+    """Return the order of a snapshot's name, for example "7.control-0/3"; that of NO_NAME if it is no name."""
+    term, _, version = name.rpartition("/")
+    is_number = version.isascii() and version.isdecimal() and len(version) <= VERSION_DIGITS_MAX
+    if not is_number or not term_number(term):
+        return NO_NAME.order
+    return Term(term_number(term), term.partition(".")[2]), int(version)
 
 
 def _pool(pool: PoolTrack) -> PoolTrack:

@@ -281,6 +281,21 @@ def test_a_lost_answer_of_a_writing_call_is_not_sent_again(shell: Shell) -> None
         assert shell.run("rollout", "status")[0] == 0
 
 
+@pytest.mark.parametrize("count", [0, 1])
+def test_a_difference_of_fewer_than_two_snapshots_is_a_failure(shell: Shell, count: int) -> None:
+    """Programs get an error object, as from every other command."""
+    views = [
+        pb.SnapshotView(name=snapshots.SnapshotName(term=snapshots.Term(number=7, leader="c"), version=1))
+    ]
+    with served(ScriptedControl(ListSnapshots=pb.ListSnapshotsResponse(snapshots=views[:count]))) as (
+        address,
+    ):
+        register(shell.url, address)
+        sentence = "There are fewer than two snapshots to compare."
+        assert shell.run("snapshot", "diff") == (1, "", f"{sentence}\n")
+        assert shell.json("snapshot", "diff") == {"error": {"sentences": [sentence]}}
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -293,7 +308,6 @@ def test_a_lost_answer_of_a_writing_call_is_not_sent_again(shell: Shell) -> None
         (("rollout", "history", "--count", "0"), "--count = 0 is out of range: allowed are 1 to 100."),
         (("snapshot", "history", "--count", "101"), "--count = 101 is out of range: allowed are 1 to 100."),
         (("snapshot", "revert", ""), "NAME = '' is no name: allowed are 1 to 256 printable bytes."),
-        (("snapshot", "stable", "--direct", "--force"), "--force cannot be combined with --direct"),
         (("freeze",), "Either --ttl or --off is needed: --ttl 2h begins a freeze, --off ends it."),
         (("freeze", "--ttl", "2h", "--off"), "Either --ttl or --off is needed"),
         (("freeze", "--ttl", "25h"), "--ttl = 25h is out of range: allowed are 1s to 24h"),

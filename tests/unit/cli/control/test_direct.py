@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import getpass
 import json
+import os
+import socket
 
 import pytest
 from redis import Redis
 
 from kvmesh.cli.control import direct
-from kvmesh.redis_link import RedisLink
+from kvmesh.membership.member import Member
+from kvmesh.membership.membership import read_members
+from kvmesh.redis_link import RedisLink, RedisUnavailable
 from kvmesh.snapshot.board import Board, OnBoard, Written
 from kvmesh.snapshot.content import Content, PoolTrack, RolloutState, Track
 from kvmesh.snapshot.published import Published, Term, publish
 from tests.unit.cli.control.scripted_control import Shell
+
+AWAY = "Redis at redis://host is unavailable: Connection reset by peer"
 
 CONTENT = Content(
     (PoolTrack("stable", "v1", Track.STABLE, 75), PoolTrack("next", "v2", Track.CANARY, 25)),
@@ -102,7 +109,7 @@ def test_the_term_is_above_all_that_are_found(shell: Shell, stored: int, leased:
     client = Redis.from_url(shell.url)
     client.set("kvmesh:control:term", stored)
     lease(shell.url, "decode-0", f"{leased}.control-1/2")
-    shell.run("snapshot", "stable", "--direct")
+    shell.run("snapshot", "stable", "--direct", *(["--force"] if leased > 7 else []))
     assert on_board(shell.url).name.term.number == 42
     assert client.get("kvmesh:control:term") == b"42"
     client.close()
@@ -161,8 +168,8 @@ def test_a_snapshot_published_meanwhile_wins(shell: Shell, monkeypatch: pytest.M
     put(shell.url)
     prepare = direct._Writer.prepare
 
-    async def prepare_slowly(self: direct._Writer) -> Published:
-        made = await prepare(self)
+    async def prepare_slowly(self: direct._Writer, *, force: bool) -> Published:
+        made = await prepare(self, force=force)
         await self._board.write(publish(Term(900, "control-1"), 1, CONTENT))
         return made
 
@@ -179,8 +186,8 @@ def test_the_term_of_redis_is_never_lowered(shell: Shell, monkeypatch: pytest.Mo
     put(shell.url)
     prepare = direct._Writer.prepare
 
-    async def prepare_slowly(self: direct._Writer) -> Published:
-        made = await prepare(self)
+    async def prepare_slowly(self: direct._Writer, *, force: bool) -> Published:
+        made = await prepare(self, force=force)
         await self._redis.execute("SET", "kvmesh:control:term", 500)
         return made
 
@@ -189,3 +196,106 @@ def test_the_term_of_redis_is_never_lowered(shell: Shell, monkeypatch: pytest.Mo
     client = Redis.from_url(shell.url)
     assert client.get("kvmesh:control:term") == b"500"
     client.close()
+
+
+@pytest.mark.parametrize("leased", ["8.control-0/1", "7.control-1/1", "7.control-0/5"])
+def test_a_board_older_than_the_receivers_is_refused(shell: Shell, leased: str) -> None:
+    """Redis came back with an old dump: its pools may be those from before a promotion. --force takes them."""
+    before = put(shell.url)
+    lease(shell.url, "decode-0", "7.control-0/4")
+    lease(shell.url, "decode-1", leased)
+    for words in ((), ("--dry-run",)):
+        status, shown, errors = shell.run("snapshot", "stable", "--direct", *words)
+        assert (status, shown) == (1, "")
+        assert errors.splitlines() == [
+            "Redis lost a snapshot: decode-1 applies a higher one than its 7.control-0/4. Nothing was written.",
+            "Receivers put it back within seconds: try again. With --force the pools of the older snapshot count.",
+        ]
+    failed = shell.json("snapshot", "stable", "--direct")["error"]
+    assert (failed["code"], failed["processes"]) == ("UNAVAILABLE", ["decode-1"])
+    assert on_board(shell.url) == before
+    assert shell.json("events") == []
+    shell.run("snapshot", "stable", "--direct", "--force")
+    assert on_board(shell.url).name.term.number > 7
+
+
+def test_a_failed_audit_entry_changes_nothing_else(shell: Shell) -> None:
+    """Redis refuses XADD. Receivers apply the snapshot all the same, so the command succeeds and names the lack."""
+    put(shell.url)
+    client = Redis.from_url(shell.url)
+    client.set("kvmesh:control:events", "no stream")
+    client.close()
+    status, shown, errors = shell.run("snapshot", "stable", "--direct")
+    found = on_board(shell.url)
+    assert status == 0
+    assert shown.startswith(f"Wrote {found.name} to Redis: 100 % to stable (v1).")
+    assert errors.startswith(f"The snapshot {found.name} is written; its audit entry failed: Redis at ")
+    assert len(errors.splitlines()) == 1
+    done = shell.json("snapshot", "stable", "--direct")
+    assert (done["written"], done["audited"]) == (True, False)
+
+
+@pytest.mark.parametrize("failures", [2, 1000])
+def test_a_failed_confirmation_is_no_failed_write(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    """Redis is away behind the write. The command asks again until TAKEN_S, and then says that it wrote."""
+    put(shell.url)
+    calls = 0
+
+    async def broken(redis: RedisLink, mesh: str) -> list[Member]:
+        nonlocal calls
+        calls += 1
+        if 1 < calls <= 1 + failures:  # the first call is before the write
+            raise RedisUnavailable(AWAY)
+        return await read_members(redis, mesh)
+
+    monkeypatch.setattr(direct, "read_members", broken)
+    status, shown, errors = shell.run("snapshot", "stable", "--direct")
+    name = on_board(shell.url).name
+    if failures == 2:
+        assert (status, errors, calls) == (0, "", 4)
+        return
+    assert (status, shown) == (1, "")
+    assert errors.splitlines()[0] == f"The snapshot {name} is written; its confirmation failed: {AWAY}."
+    calls = 0
+    failed = shell.json("snapshot", "stable", "--direct")["error"]
+    assert (failed["written"], failed["snapshot"]) == (True, str(on_board(shell.url).name))
+
+
+@pytest.mark.parametrize(
+    ("is_connected", "sentence"),
+    [
+        (False, f"Redis did not confirm the snapshot, which may be written: {AWAY}."),
+        (True, f"Redis did not take the snapshot: {AWAY}."),
+    ],
+)
+def test_a_lost_answer_to_the_write_is_no_refused_write(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, is_connected: bool, sentence: str
+) -> None:
+    """Only a Redis that answers has surely not written."""
+    put(shell.url)
+
+    async def lose(self: Board, snapshot: Published) -> Written:
+        self._redis.is_connected = is_connected
+        raise RedisUnavailable(AWAY)
+
+    monkeypatch.setattr(Board, "write", lose)
+    status, shown, errors = shell.run("snapshot", "stable", "--direct")
+    assert (status, shown, errors.splitlines()[0]) == (1, "", sentence)
+
+
+@pytest.mark.parametrize("error", [KeyError("getpwuid(): uid not found: 1234"), OSError("No username")])
+def test_a_user_without_a_name_is_named_by_its_number(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """A container may run under a uid that its passwd file does not have."""
+
+    def fail() -> str:
+        raise error
+
+    monkeypatch.setattr(getpass, "getuser", fail)
+    monkeypatch.setattr(os, "getuid", lambda: 1234)
+    put(shell.url)
+    assert shell.run("snapshot", "stable", "--direct")[0] == 0
+    assert on_board(shell.url).name.term.leader == f"operator:1234@{socket.gethostname()}"

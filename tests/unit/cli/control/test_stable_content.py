@@ -5,10 +5,16 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvmesh.cli.control.stable_content import all_to_stable, next_term, stable_snapshot, term_number
+from kvmesh.cli.control.stable_content import (
+    all_to_stable,
+    name_order,
+    next_term,
+    stable_snapshot,
+    term_number,
+)
 from kvmesh.snapshot.content import ENDED_MAX, Content, Cordon, PoolTrack, RolloutState, Track, check
 from kvmesh.snapshot.fence import Applied, Fence
-from kvmesh.snapshot.published import TERM_MAX, Term, publish
+from kvmesh.snapshot.published import NO_NAME, TERM_MAX, Name, Term, publish
 
 IDS = st.integers(0, 30).map(lambda number: f"r-{number}")
 
@@ -80,3 +86,12 @@ def test_the_number_of_a_term_is_read_from_a_lease() -> None:
     """A lease may be hostile, or without a snapshot."""
     assert term_number("7.control-0/3") == 7
     assert [term_number(each) for each in ("", "x.y/3", "-1.a/1", "١.a/1", "9" * 40 + ".a/1")] == [0] * 5
+
+
+def test_the_order_of_a_name_is_read_from_a_lease() -> None:
+    """It is that of the name itself, also if the leader has separators in its name. Other texts are below every name."""
+    for leader in ("control-0", "a.b/c", "operator:alice@host"):
+        name = Name(Term(7, leader), 12)
+        assert name_order(str(name)) == name.order
+    hostile = ("", "7.control-0", "x.y/3", "0.a/3", "7.a/", "7.a/-1", "7.a/١", "7.a/" + "9" * 21)
+    assert {name_order(each) for each in hostile} == {NO_NAME.order}
