@@ -19,6 +19,7 @@ from tests.abuse.target import FRONT, Target, opened
 from tests.chaos import census
 from tests.chaos.records import Census
 from tests.chaos.truth import Truth
+from tests.integration.live_mesh import until
 
 PER_S: Final = 4.0
 """Legitimate calls a second: more than 100 a minute, and far below the capacity of two cores."""
@@ -30,6 +31,9 @@ OVERTIME_S: Final = 90.0
 """An attack is ended this long after its planned time, which is a violation."""
 
 SETTLE_POLL_S: Final = 0.1
+
+READY_S_MAX: Final = 60.0
+"""Time in which all processes find the control plane. The first census counts their streams."""
 
 
 class Runner:
@@ -215,4 +219,10 @@ async def running(
             target.address(FRONT), target.key, PER_S, folder, deadline_of(is_short)
         ) as clients,
     ):
+        await until(
+            lambda: census.control_serves(target.rig),
+            READY_S_MAX,
+            "the control plane serves all processes",
+            every_s=SETTLE_POLL_S,
+        )
         yield Runner(target, clients)

@@ -199,6 +199,8 @@ class Answers:
         RESCHEDULING_REFUSALS by decode and DRAINING by prefill lead to another placement. A refusal by decode after the
         handoff is a failure, and so is SUPERSEDED after a reschedule. Other refusals go to the frontend.
         """
+        if replica is attempt.decode.replica and refusal.reason == pb.Refusal.REASON_QUEUE_FULL:
+            replica.load.on_full()
         if replica is attempt.decode.replica and attempt.stage in (Stage.RESERVING, Stage.PREFILLING):
             if refusal.reason in RESCHEDULING_REFUSALS:
                 attempt.cancel_prefill(SUPERSEDED)

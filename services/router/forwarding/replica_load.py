@@ -47,6 +47,9 @@ class ReplicaLoad:
         state.block_reserved = report.block_reserved_count + sum(self._unanswered.values())
         state.queued_requests = report.queued_request_count
         state.running_requests = report.running_request_count
+        if state.is_full:
+            state.running_max = max(state.running_max, state.running_requests)
+            state.is_full = 4 * state.running_requests > 3 * state.running_max or not state.running_max
         state.reported_at_s = now_s
         state.is_stale = False
         if report.step_us:
@@ -86,6 +89,10 @@ class ReplicaLoad:
         self._unanswered[slot] = blocks
         self.state.block_reserved += blocks
         self.state.block_own += blocks
+
+    def on_full(self) -> None:
+        """Decode refused a submit for lack of slots."""
+        self.state.is_full, self.state.running_max = True, 0
 
     def on_answered(self, slot: int) -> None:
         """Decode accepted or refused the submit: the next report counts its blocks, or does not."""

@@ -57,11 +57,17 @@ class ReplicaState:
     running_requests: int = 0
     """Requests its engine has, as last reported."""
     reported_at_s: float = float("-inf")
+    is_full: bool = False
+    """True from a refusal for lack of slots until a report has a quarter less running requests than the most since."""
+    running_max: int = 0
+    """Most running requests in a report while `is_full`. 0: no report since."""
 
     def has_ample_room(self) -> bool:
         """Return True if a quarter of the blocks is free by the report and later attempts, so that a reservation is
-        certain."""
-        return 0 < self.block_total <= 4 * (self.block_total - max(self.block_own, self.block_reserved))
+        certain. No report has the number of slots, so a refusal for lack of slots ends the certainty for a while."""
+        return not self.is_full and 0 < self.block_total <= 4 * (
+            self.block_total - max(self.block_own, self.block_reserved)
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,29 @@ def test_a_decode_that_refuses_after_the_first_token_fails_the_attempt() -> None
     assert [row.slot for row in desk.up("prefill-0").cancels] == [prefill.slot]
 
 
+def test_after_a_refusal_for_slots_prefill_waits_for_the_answer_of_decode() -> None:
+    """No report has the number of slots. A prompt that was computed before decode refuses costs an attempt."""
+    desk = Desk()
+    with_room(desk)
+    desk.submit()
+    decode, submit = desk.placed()
+    (prefill,) = desk.up("prefill-0").submits
+    desk.down("prefill-0", first_tokens=[first(prefill.slot)])
+    desk.down(decode, refusals=[pb.Refusal(slot=submit.slot, reason=pb.Refusal.REASON_QUEUE_FULL)])
+    replica = desk.core.replicas[decode]
+    for running, is_ample in ((0, False), (32, False), (30, False), (24, True), (30, True)):
+        desk.down(
+            decode,
+            load_report=pb.LoadReport(
+                engine_ready=True,
+                block_total_count=1000,
+                block_free_count=1000,
+                running_request_count=running,
+            ),
+        )
+        assert replica.load.state.has_ample_room() == is_ample, running
+
+
 def test_other_refusals_go_to_the_frontend_and_release_the_other_replica() -> None:
     """Decode's INVALID and prefill's QUEUE_FULL end the attempt with their numbers."""
     desk = Desk()
