@@ -219,10 +219,6 @@ async def running(
             target.address(FRONT), target.key, PER_S, folder, deadline_of(is_short)
         ) as clients,
     ):
-        await until(
-            lambda: census.control_serves(target.rig),
-            READY_S_MAX,
-            "the control plane serves all processes",
-            every_s=SETTLE_POLL_S,
-        )
+        what = "the control plane serves all processes"
+        await until(lambda: census.control_serves(target.rig), READY_S_MAX, what, every_s=SETTLE_POLL_S)
         yield Runner(target, clients)

@@ -65,9 +65,8 @@ class ReplicaState:
     def has_ample_room(self) -> bool:
         """Return True if a quarter of the blocks is free by the report and later attempts, so that a reservation is
         certain. No report has the number of slots, so a refusal for lack of slots ends the certainty for a while."""
-        return not self.is_full and 0 < self.block_total <= 4 * (
-            self.block_total - max(self.block_own, self.block_reserved)
-        )
+        free = self.block_total - max(self.block_own, self.block_reserved)
+        return not self.is_full and 0 < self.block_total <= 4 * free
 
 
 @dataclass(frozen=True, slots=True)
