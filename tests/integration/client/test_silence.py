@@ -26,13 +26,14 @@ RETRY_POLICY = RetryPolicy(probe_after_s=0.4, probe_timeout_s=0.8)
 """A little shorter than the defaults."""
 
 
-async def first(client: Client, frontend: ScriptedFrontend) -> Any:
-    """Return an answer that was first sent to `frontend`."""
+async def first(client: Client, frontend: ScriptedFrontend, tokens: int = 0) -> Any:
+    """Return an answer that was first sent to `frontend`, once `tokens` tokens have arrived."""
     while True:
-        reading = asyncio.create_task(client.generate("x", deadline_s=20).all())
+        stream = client.generate("x", deadline_s=20)
+        reading = asyncio.create_task(stream.all())
         while not reading.done():
             await asyncio.sleep(0.005)
-            if frontend.requests:
+            if frontend.requests and len(stream.ids) >= tokens:
                 return reading
         await reading
 
@@ -137,7 +138,7 @@ async def test_an_unreachable_frontend_is_left() -> None:
         client = await stack.enter_async_context(
             Client([cable.address, good.address], retry_policy=RETRY_POLICY)
         )
-        reading = await first(client, far)
+        reading = await first(client, far, tokens=4)
         cable.is_cut = True
         loop = asyncio.get_running_loop()
         began_s = loop.time()
