@@ -509,7 +509,7 @@ class ControlCore:
         write = Write(self._writes, document, is_back, command, confirmed or {})
         action = self._writing(write)
         if action is None and isinstance(document, RolloutDocument) and document.judge:
-            # The judge begins the step anew at the next leader, so nobody needs the observations any more.
+            # The judge begins the step anew at the next leader, so no leader needs the observations any more.
             write = replace(write, document=msgspec.structs.replace(document, judge=""))
             action = self._writing(write)
         if action is not None and (self.has_redis or not is_back):

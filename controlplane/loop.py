@@ -1,9 +1,8 @@
 """Drives the core: its timer, its actions in their order, and the results back into it.
 
-Three lanes. Messages to receivers go into their outboxes at once. A step back waits for Redis until a call of it has
-failed, 2 s at most, and not at all from then on. Claims of the
-leader's lease have a lane of their own, so a slow write never lets the lease expire. Every other call of Redis follows
-in the order of the core.
+Three lanes. Messages to receivers go into their outboxes at once. A step back is sent when its document is written, or
+at once if the last call of Redis failed. Claims of the leader's lease have a lane of their own, so a slow write never lets
+the lease expire. Every other call of Redis follows in the order of the core.
 """
 
 from __future__ import annotations

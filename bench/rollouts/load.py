@@ -43,9 +43,9 @@ class LoadCase:
 
     name: str
     load: float
-    """Of the pool that has all sessions, in turns per TURN_S. With the steps that turns share, a pool is full at 1.7."""
+    """Load of the pool that has all sessions, in turns per TURN_S. As turns share steps, a pool is full at 1.7."""
     speed: Speed = GOOD
-    """Of the canary."""
+    """Speed of the canary."""
     steps: tuple[float, ...] = STEPS
 
 

@@ -297,6 +297,28 @@ def test_a_leader_that_takes_over_from_itself_still_takes_traffic_back() -> None
     assert driver.core.content.canary_percent == 0 and driver.sent[-1].content.canary_percent == 0
 
 
+def test_a_step_back_waits_for_no_write_once_redis_has_failed() -> None:
+    """The snapshot goes out and the command is done before Redis is asked again."""
+    driver = Driver(baking(1, 10), board=publish(Term(1, "control-9"), 1, content_of(baking(1, 10))))
+    driver.lead()
+    driver.hello("frontend-0", None)
+    driver.core.on_store(None, driver.now_s)
+    running = driver.core.library.running
+    assert running is not None and not driver.core.has_redis
+    driver.core.take_actions()
+
+    def make(now_s: float) -> Document:
+        request = commands.Command(pb.ChangeRolloutRequest.CHANGE_ABORT, "test")
+        return commands.command(running, request, driver.core.view(now_s), now_s).document
+
+    driver.core.command(Command(1, "rollout.abort", "r1", Author(), make, is_back=True), driver.now_s)
+    actions = driver.core.take_actions()
+    assert [each.error for each in actions if isinstance(each, Done)] == [""]
+    sent = [each.snapshot for each in actions if isinstance(each, Send)]
+    assert sent and sent[-1].content.canary_percent == 0
+    assert not any(isinstance(each, WriteDocument) for each in actions)
+
+
 def test_a_command_that_waits_for_redis_holds_no_way_back_up() -> None:
     """A freeze waits for the end of the takeover; the abort behind it does not."""
     driver = Driver(baking(1, 10), board=publish(Term(1, "control-9"), 1, content_of(baking(1, 10))))

@@ -35,7 +35,7 @@ class RankGate:
 
     name: str
     units: tuple[str, ...]
-    """Of the buckets of its strata. Empty: it has one stratum."""
+    """Units of the buckets of its strata. Empty: it has one stratum."""
     measure: str
     """For people."""
     work_strata: int = 1

@@ -115,6 +115,25 @@ def test_steps_are_compared_each_with_itself() -> None:
     assert need.reason == "from 230 canary and 1200 comparison sessions"
 
 
+@pytest.mark.parametrize(
+    ("weight", "has_baseline", "is_restricted", "loads"),
+    [
+        (25.0, True, True, Loads.EQUAL),
+        (25.0, False, False, Loads.UNLIKE),
+        (50.0, False, False, Loads.EQUAL),
+        (50.0, False, True, Loads.UNLIKE),
+        (75.0, False, False, Loads.RISEN),
+        (100.0, False, True, Loads.RISEN),
+    ],
+)
+def test_only_arms_with_equal_shares_of_all_tenants_have_equal_loads(
+    weight: float, has_baseline: bool, is_restricted: bool, loads: Loads
+) -> None:
+    """Stable also has the tenants outside the rollout; a baseline has none of them."""
+    evidence = StepEvidence.begin(Step(1, weight, has_baseline, is_restricted), START_S, 100)
+    assert choose(evidence, TrackStatistics(100), {}, SETTINGS).loads is loads
+
+
 def gaps(running: int, count: int, gap_s: float) -> Sample:
     """Return sessions that all ran beside `running` requests."""
     return Sample(
