@@ -130,7 +130,8 @@ def values_above(track: TrackStatistics, ttft_s: float) -> tuple[int, int]:
     """Return the sessions with a mean TTFT above `ttft_s`, and all sessions with a TTFT or a lower bound above."""
     above = known = 0
     for totals in track.sessions.values():
-        found = _mean(totals.ttft_n, totals.ttft_us, totals.late_n, totals.late_us)
+        late_n, late_us = totals.late_n + totals.queued_n, totals.late_us + totals.queued_us
+        found = _mean(totals.ttft_n, totals.ttft_us, late_n, late_us)
         if found is None:
             continue
         mean_s, is_bound = found

@@ -63,6 +63,9 @@ class SessionTotals(msgspec.Struct, array_like=True):
     """Part of `late_us` that is time in queues."""
     work_running: int = 0
     """Running requests at decode, summed over the requests of `work_n`."""
+    queued_n: int = 0
+    """Requests whose client gave up while they were in queues. The absolute bound alone judges them."""
+    queued_us: int = 0
 
     def add(self, end: RequestEnd) -> None:
         """Add a request. Its TTFT counts whatever ended it."""
@@ -71,15 +74,8 @@ class SessionTotals(msgspec.Struct, array_like=True):
             self.ttft_us += round(end.ttft_s * MICROSECONDS)
             self.queue_us += round(min(end.queue_s, end.ttft_s) * MICROSECONDS)
             self._add_work(end)
-        elif (
-            end.outcome == CLIENT
-            and end.prompt_tokens > 0
-            and (age_s := end.ended_s - end.started_s) > end.queue_s
-        ):
-            self.late_n += 1
-            self.late_us += round(age_s * MICROSECONDS)
-            self.late_queue_us += round(end.queue_s * MICROSECONDS)
-            self._add_work(end)
+        elif end.outcome == CLIENT and end.prompt_tokens > 0:
+            self._add_late(end)
         if end.gap_median_s is not None:
             self.gap_n += 1
             self.gap_us += round(end.gap_median_s * MICROSECONDS)
@@ -104,7 +100,18 @@ class SessionTotals(msgspec.Struct, array_like=True):
     @property
     def has_evidence(self) -> bool:
         """Whether the session is a sample: a time, or an outcome of the mesh."""
-        return self.judged > 0 or self.ttft_n > 0 or self.late_n > 0 or bool(self.errors)
+        return self.judged > 0 or self.ttft_n > 0 or self.late_n > 0 or self.queued_n > 0 or bool(self.errors)
+
+    def _add_late(self, end: RequestEnd) -> None:
+        age_s = end.ended_s - end.started_s
+        if end.queue_s >= age_s:
+            self.queued_n += 1
+            self.queued_us += round(age_s * MICROSECONDS)
+            return
+        self.late_n += 1
+        self.late_us += round(age_s * MICROSECONDS)
+        self.late_queue_us += round(end.queue_s * MICROSECONDS)
+        self._add_work(end)
 
     def _add_work(self, end: RequestEnd) -> None:
         self.work_n += 1

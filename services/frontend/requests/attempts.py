@@ -42,6 +42,7 @@ class Attempt:
     failed_replica: str = ""
     """Replica that ended the attempt by `fault`, as the router said. Empty: unknown, or no replica."""
     sent_s: float = field(init=False)
+    """Time at which the attempt was sent."""
 
     def __post_init__(self) -> None:
         self.sent_s = self.last_seen_s

@@ -205,6 +205,7 @@ def test_a_request_tells_nothing_while_it_is_in_a_queue() -> None:
         queue_s=4.0,
     )
     assert not len(ttft_sample(observed([gave_up]), {}))
+    assert values_above(observed([gave_up]), 1.0) == (1, 1), "the absolute bound is one of the whole time"
     for queue_s, values in ((6.0, []), (1.0, [5.0])):
         waiting = [OpenRequest("canary", "u", 6.0, False, 0.0, 400, queue_s=queue_s)]
         assert ttft_sample(observed([]), open_by_session(waiting, 10.0)).values.tolist() == values
