@@ -96,7 +96,7 @@ def load(
 def run(
     only: Annotated[str, typer.Option(help="Cases, by commas; empty: all.", metavar="NAMES")] = "",
     runs: Annotated[int, typer.Option(help="Runs of each case; 0: 5, and 10 of aa.", min=0, max=1_000)] = 0,
-    rate: Rate = 10.0,
+    rate: Rate = 8.0,
     resume: Annotated[bool, typer.Option("--resume", help="Leave out runs that have a record.")] = False,
     results: Annotated[Path, typer.Option(help="File with a JSON line per run.")] = RESULTS,
     as_json: options.Json = False,

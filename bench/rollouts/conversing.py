@@ -28,8 +28,8 @@ from kvmesh.errors import from_rpc_error
 SYSTEM_TOKENS: Final = 256
 MESSAGE_TOKENS: Final = (24, 40)
 """Fewest and most tokens of a user's message."""
-OUTPUT_TOKENS: Final = 12
-TURNS: Final = (2, 3)
+OUTPUT_TOKENS: Final = 8
+TURNS: Final = (1, 3)
 PAUSE_S: Final = (0.5, 1.5)
 """Shortest and longest pause between the answer and the next turn."""
 DEADLINE_S: Final = 30.0

@@ -23,7 +23,7 @@ def lines(records: Sequence[Record], command: str, machine: Mapping[str, str]) -
     """Return the section's lines."""
     about = (
         f"Written by `{command}`. Each run has a fresh mesh: three pools of a router, a prefill and a decode replica, two "
-        f"frontends, one control process, on {machine['cpu']}. Conversations of two or three turns with one system "
+        f"frontends, one control process, on {machine['cpu']}. Conversations of one to three turns with one system "
         f"prompt arrive at {_rate(records)} sessions per second. Steps are 10, 50 and 100 %, the bake time 60 s to 300 s. "
         "A bad answer has an error, a wrong token, or no token for 10 s; its bound is 1.2 x weight x the requests that "
         "arrived from the begin of the fault to weight 0 at both frontends. Cells have the median and the extremes."

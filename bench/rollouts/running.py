@@ -37,7 +37,7 @@ Window = tuple[float, float]
 class Load:
     """Load of a run."""
 
-    sessions_per_s: float = 10.0
+    sessions_per_s: float = 8.0
     warm_s: float = 30.0
     quiet_s: float = 150.0
     """Time without a rollout, before the rollout and behind it, in cases that compare."""
