@@ -41,6 +41,10 @@ def wanted(
         )
     else:
         content = settled(base, versions, stable_pool)
+        if (
+            is_promoting(base) and not stable_pool
+        ):  # its document is lost: a receiver that knows it as ended refuses it
+            content = replace(content, rollout=base.rollout, rollout_state=base.rollout_state, step=base.step)
     taken_back = (document.id,) if document is not None and document.is_taken_back else ()
     merged = _merged(tuple(ended), base.ended_rollouts, desired.ended_rollouts, taken_back)
     return replace(content, cordons=desired.content_cordons(), ended_rollouts=merged)

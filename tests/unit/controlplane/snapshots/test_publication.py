@@ -9,8 +9,9 @@ from controlplane.snapshots.desired import CordonEntry, Desired
 from controlplane.snapshots.publication import is_all_to_stable, objections, settled, wanted
 from controlplane.snapshots.publisher import Publisher
 from kvmesh.snapshot import content as contents
-from kvmesh.snapshot.content import ENDED_MAX, Cordon, Track
-from kvmesh.snapshot.published import NO_NAME, Term
+from kvmesh.snapshot.content import ENDED_MAX, Cordon, RolloutState, Track
+from kvmesh.snapshot.fence import Fence, Rejected
+from kvmesh.snapshot.published import NO_NAME, Term, publish
 from tests.unit.controlplane.test_takeover import CALM, VERSIONS, baking, content_of
 
 PROMOTED = transitions.promoting(baking(3, 100), "passed", 1005.0)
@@ -23,6 +24,17 @@ def test_every_wanted_content_is_valid_and_names_ended_rollouts() -> None:
         content = wanted(content_of(baking(2, 50)), Desired(), document, VERSIONS)
         contents.check(content)
         assert ("r1" in content.ended_rollouts) == (document is not None and document.is_taken_back)
+
+
+def test_a_promotion_without_its_document_still_names_its_rollout() -> None:
+    """A leader that lost the document cannot know of an undo: a receiver that does refuses the promotion."""
+    kept = wanted(content_of(PROMOTED), Desired(), None, VERSIONS)
+    assert (kept.stable.pool, kept.rollout, kept.rollout_state) == ("next", "r1", RolloutState.PROMOTING)
+    fence = Fence()
+    fence.remember(["r1"])
+    assert isinstance(fence.offer(publish(Term(9, "c"), 1, kept)), Rejected)
+    by_hand = wanted(kept, Desired(stable_pool="stable"), None, VERSIONS)
+    assert (by_hand.stable.pool, by_hand.rollout) == ("stable", "")
 
 
 def test_an_operators_stable_pool_counts_until_the_next_rollout() -> None:
