@@ -9,9 +9,8 @@ asks for it was written. INVARIANT: a step back needs neither.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 import msgspec
@@ -30,6 +29,7 @@ from controlplane.actions import (
     WriteBoard,
     WriteDocument,
 )
+from controlplane.command_queue import Command, CommandQueue
 from controlplane.early_observations import EarlyObservations
 from controlplane.facts import frontend_facts, nacks
 from controlplane.judging import Judging, with_golden
@@ -59,9 +59,6 @@ STEP_S: Final = 0.2
 READ_S: Final = 1.0
 """Time between two reads of Redis. Followers read too, so that each has a copy of every document."""
 
-COMMANDS_MAX: Final = 64
-"""Commands that wait for a write. A further one is refused, unless it only moves traffic back."""
-
 READS_MIN: Final = 2
 """Reads of Redis before a takeover ends. A write of the term before may have followed the first one."""
 
@@ -72,30 +69,6 @@ NOT_LEADER: Final = "this process does not lead"
 NO_REDIS: Final = "Redis does not answer, so nothing was changed"
 UNKNOWN: Final = "Redis did not answer in time: look whether the change is in force before you try again"
 CONFLICT: Final = "another leader changed it at the same time; try again"
-
-
-@dataclass(frozen=True, slots=True)
-class Author:
-    """The caller of a command, for the audit."""
-
-    name: str = ""
-    source: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """A command that waits for its turn. `make(now_s)` returns the document to write. It raises CommandRefused."""
-
-    ticket: int
-    what: str
-    target: str
-    author: Author
-    make: Callable[[float], Document]
-    reason: str = ""
-    is_back: bool = False
-    """True if it only moves traffic back, which is possible without Redis."""
-    details: dict[str, str] = field(default_factory=dict)
-    """Values before and after, for the audit. `make` fills it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +133,7 @@ class ControlCore:
         self._writes = 0
         """Number of the last write."""
         self._write: Write | None = None
-        self._commands: deque[Command] = deque()
+        self._commands = CommandQueue()
         self._early = EarlyObservations()
         self._actions: list[Action] = []
         self._next_read_s = self._next_tick_s = self._next_step_s = float("-inf")
@@ -368,16 +341,13 @@ class ControlCore:
         """Queue a command. `Done` with its ticket follows. Raises CommandRefused if nothing can be queued."""
         if not self.leads:
             raise CommandRefused(NOT_LEADER)
-        if len(self._commands) >= COMMANDS_MAX * (2 if command.is_back else 1):
-            raise CommandRefused(f"{COMMANDS_MAX} commands wait already; try again later")
         if not self.has_redis and not command.is_back:
             raise CommandRefused(NO_REDIS)
-        self._commands.append(command)
+        self._commands.add(command)
         self._advance(now_s)
 
     def _run_command(self, now_s: float) -> None:
         while self._write is None and (command := self._next_command()) is not None:
-            self._commands.remove(command)
             try:
                 document = command.make(now_s)
             except CommandRefused as error:
@@ -387,8 +357,7 @@ class ControlCore:
 
     def _next_command(self) -> Command | None:
         """Return the first command that may run now. During a takeover that is one that only moves traffic back."""
-        is_leader = self.leadership.state is LeaderState.LEADER
-        return next((each for each in self._commands if is_leader or each.is_back), None)
+        return self._commands.take(only_back=self.leadership.state is not LeaderState.LEADER)
 
     # Decisions.
 
@@ -453,12 +422,10 @@ class ControlCore:
         self.receivers.forget_all()
         self.judging, self._was_leader = None, False
         self._early.clear()
-        waiting, write = [*self._commands], self._write
-        self._commands.clear()
-        self._write = None
+        write, self._write = self._write, None
         if write is not None and write.command is not None:
             self._decided(write.command, UNKNOWN)  # Redis may have executed it
-        for command in waiting:
+        for command in self._commands.clear():
             self._decided(command, NOT_LEADER)
         self._event("leader.ended", self.leadership.holder.process_id if self.leadership.holder else "", "")
 

@@ -27,7 +27,8 @@ from controlplane.actions import (
     WriteBoard,
     WriteDocument,
 )
-from controlplane.core import Command, ControlCore
+from controlplane.command_queue import Command
+from controlplane.core import ControlCore
 from controlplane.leadership import LeaseAnswer
 from controlplane.rollouts.commands import CommandRefused
 from controlplane.store.snapshot_history import PastSnapshot

@@ -14,7 +14,8 @@ from typing import Final
 from msgspec.structs import replace as changed
 
 from controlplane.audit_details import changes
-from controlplane.core import Author, Command, ControlCore
+from controlplane.command_queue import Author, Command
+from controlplane.core import ControlCore
 from controlplane.library import Document, Library
 from controlplane.rollouts import commands as rollout_commands
 from controlplane.rollouts import settings as rollout_settings

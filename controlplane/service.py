@@ -12,7 +12,8 @@ import grpc
 
 from controlplane import views
 from controlplane.actions import AppendEvent
-from controlplane.core import NO_REDIS, NOT_LEADER, UNKNOWN, Author, ControlCore, refused
+from controlplane.command_queue import Author
+from controlplane.core import NO_REDIS, NOT_LEADER, UNKNOWN, ControlCore, refused
 from controlplane.loop import ControlLoop
 from controlplane.operators import STABLE, Operators, Prepared, unknown_rollout
 from controlplane.rollouts import document as documents

@@ -8,7 +8,8 @@ import pytest
 from msgspec.structs import replace as changed
 
 from controlplane.actions import AppendEvent, Confirm, Done, ReadStore, RunGolden, Send, WriteDocument
-from controlplane.core import NOT_LEADER, UNKNOWN, Author, Command, ControlCore
+from controlplane.command_queue import Author, Command
+from controlplane.core import NOT_LEADER, UNKNOWN, ControlCore
 from controlplane.judging import Judging
 from controlplane.leadership import JUMP_MAX, Holder, LeaderState, LeaseAnswer
 from controlplane.library import Document, StoreRead

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace as changed
 
-from controlplane.core import Author
+from controlplane.command_queue import Author
 from controlplane.operators import Operators
 from controlplane.rollouts import transitions
 from controlplane.rollouts.commands import CommandRefused
