@@ -9,7 +9,9 @@ from controlplane.rollouts.settings import OnInconclusive, RolloutSettings
 from kvmesh.cli.control.stable_content import stable_snapshot
 from kvmesh.snapshot.content import RolloutState
 from kvmesh.snapshot.published import Published
-from tests.simulation.control.world import Control, Node, ScriptedJudge, World
+from tests.simulation.control.nodes import Control, Node
+from tests.simulation.control.scripted_judge import ScriptedJudge
+from tests.simulation.control.world import World
 
 ENDS_S = 90.0
 """Time of the faults. After it everything heals."""

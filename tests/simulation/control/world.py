@@ -8,8 +8,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import TypeVar
 
 from controlplane.actions import (
@@ -25,19 +24,17 @@ from controlplane.actions import (
     WriteBoard,
     WriteDocument,
 )
-from controlplane.core import Author, Command, ControlCore
+from controlplane.command_queue import Author, Command
+from controlplane.core import ControlCore
 from controlplane.judging import Judging
-from controlplane.leadership import LEASE_S, Holder, LeaseAnswer
-from controlplane.library import Document, StoreRead
+from controlplane.leadership import Holder, LeaseAnswer
+from controlplane.library import Document
 from controlplane.loop import HEARTBEAT_S
 from controlplane.rollouts import commands
-from controlplane.rollouts import document as documents
 from controlplane.rollouts.document import RolloutDocument
 from controlplane.rollouts.settings import RolloutSettings
-from controlplane.rollouts.verdict import TrackSamples, Verdict, VerdictKind
-from controlplane.rollouts.view import GoldenFacts, GoldenState
 from controlplane.snapshots.receivers import Receiver
-from controlplane.store.documents import DESIRED, Documents
+from controlplane.store.documents import DESIRED
 from controlplane.store.documents import Document as StoredDocument
 from kvmesh.control.v1 import control_pb2 as cpb
 from kvmesh.control.v1 import snapshot_pb2 as pb
@@ -48,6 +45,9 @@ from kvmesh.snapshot.published import Published
 from kvmesh.snapshot.watch import SILENCE_S
 from kvmesh.snapshot.watch_outbox import WatchOutbox
 from services.frontend.requests.observations import Observations
+from tests.simulation.control.nodes import Control, Node, Peer
+from tests.simulation.control.scripted_judge import GreenGolden, ScriptedJudge
+from tests.simulation.control.simulated_redis import Copies, Redis
 
 T = TypeVar("T")
 
@@ -63,239 +63,6 @@ ANSWER_S = 0.5
 """Longest wait of a process for Redis."""
 
 
-class Redis:
-    """One Redis: a lease, a term, documents, the board. `is_up` and the partitions decide who reaches it."""
-
-    def __init__(self, world: World) -> None:
-        self.world = world
-        self.is_up = True
-        self.flush()
-        self.has_lost = False
-        """True once it forgot or rewound anything."""
-        self.written: list[RolloutDocument] = []
-        """Every rollout document that was ever written."""
-
-    def flush(self) -> None:
-        """Lose everything."""
-        self.has_lost = True
-        self.lease: tuple[Holder, float] | None = None
-        self.number = 0
-        self.rollouts: dict[str, tuple[int, bytes]] = {}
-        self.desired: tuple[int, bytes] | None = None
-        self.board: Published | None = None
-        self.undo: list[Callable[[], None]] = []
-
-    def lose_last_write(self) -> None:
-        """Fail over to a replica that lacks the last write."""
-        self.has_lost = True
-        if self.undo:
-            self.undo.pop()()
-
-    def claim(self, holder: Holder, number: int) -> LeaseAnswer:
-        """Claim or renew the lease."""
-        now_s = self.world.now_s
-        if self.lease is None or self.lease[1] <= now_s or self.lease[0] == holder:
-            if self.lease is not None and self.lease[0] != holder:  # it ran out; a lost one says nothing
-                self.world.check_leader_in_doubt(self.lease[0])
-            self.lease = (holder, now_s + LEASE_S)
-            self.number = max(self.number, number)
-        return LeaseAnswer(self.lease[0], self.number)
-
-    def release(self, holder: Holder) -> None:
-        """Delete the lease if it is the holder's own."""
-        if self.lease is not None and self.lease[0] == holder:
-            self.lease = None
-
-    def read(self, copies: Copies) -> StoreRead:
-        """Read all into the copies of a process, and put back what is lost, as `Store` does."""
-        rows = dict(self.rollouts) | ({DESIRED: self.desired} if self.desired is not None else {})
-        found = {name: StoredDocument(revision, data) for name, (revision, data) in rows.items()}
-        for lost in copies.documents.take(found, {name: each.revision for name, each in found.items()}):
-            document, is_desired = lost.document, lost.name == DESIRED
-            kind = DocumentKind.DESIRED if is_desired else DocumentKind.ROLLOUT
-            self.write(
-                WriteDocument(kind, lost.name, document.data, document.revision, lost.replaces), is_new=False
-            )
-        copies.see(self.board)
-        if copies.board is not None:
-            self.offer(copies.board)
-        documents = copies.documents
-        return StoreRead(documents.rollouts, documents.desired, copies.board, self.number)
-
-    def write(self, action: WriteDocument, *, is_new: bool = True) -> bool:
-        """Write a document by compare-and-set."""
-        if action.kind is DocumentKind.DESIRED:
-            before = self.desired
-            if (before[0] if before else 0) > action.replaces:
-                return False
-            self.desired = (action.revision, action.data)
-            self.undo.append(lambda: setattr(self, "desired", before))
-            return True
-        known = self.rollouts.get(action.name)
-        if (known[0] if known else 0) > action.replaces:
-            return False
-        self.rollouts[action.name] = (action.revision, action.data)
-        if is_new:
-            self.written.append(documents.decode(action.name, action.data))
-        self.undo.append(lambda: self._back(action.name, known))
-        return True
-
-    def offer(self, snapshot: Published) -> None:
-        """Write the board unless a higher snapshot is there."""
-        if self.board is None or snapshot.name.order > self.board.name.order:
-            before, self.board = self.board, snapshot
-            self.undo.append(lambda: setattr(self, "board", before))
-
-    def put_back(self, document: RolloutDocument) -> None:
-        """Replace a document by an old revision of it."""
-        self.has_lost = True
-        self.rollouts[document.id] = (document.revision, documents.encode(document))
-
-    def _back(self, name: str, known: tuple[int, bytes] | None) -> None:
-        if known is None:
-            self.rollouts.pop(name, None)
-        else:
-            self.rollouts[name] = known
-
-
-class Copies:
-    """What one control process has of the documents and the board: in memory, and on its disk."""
-
-    def __init__(self) -> None:
-        self.documents = Documents()
-        self.board: Published | None = None
-        self.unstored: dict[str, StoredDocument] = {}
-        """Documents on disk whose write had no answer."""
-
-    def see(self, snapshot: Published | None) -> None:
-        """Keep the highest snapshot."""
-        if snapshot is not None and (self.board is None or snapshot.name.order > self.board.name.order):
-            self.board = snapshot
-
-    def restarted(self) -> Copies:
-        """Return the copies of the next boot, from the disk."""
-        after, documents = Copies(), self.documents
-        known = {name: found for name in documents.names() if (found := documents.get(name)) is not None}
-        after.documents, after.board = Documents(known | self.unstored), self.board
-        return after
-
-
-class ScriptedJudge(Judging):
-    """A judge that passes each step after a few seconds, or fails the rollout at one step."""
-
-    fails_at: int = 0
-    passes_after_s: float = 3.0
-
-    def __init__(self, document: RolloutDocument, now_s: float) -> None:
-        super().__init__(document, now_s)
-        self._began_s = now_s
-
-    def follow(self, document: RolloutDocument, now_s: float) -> None:
-        """Begin a new step."""
-        if document.step != self.step:
-            self._began_s = now_s
-        super().follow(document, now_s)
-
-    def lost_batches(self, now_s: float) -> int:
-        """Return the batches of observations that are missing in this step."""
-        evidence = self._judge.save(now_s).evidence
-        return evidence.lost_batches if evidence is not None else 0
-
-    def verdict(self, now_s: float) -> Verdict:
-        """Return the scripted verdict."""
-        if not self.step:
-            stable = TrackSamples(track="stable", sessions=1000)
-            return Verdict(kind=VerdictKind.NONE, samples=(stable,))
-        if 0 < self.fails_at <= self.step:
-            return Verdict(kind=VerdictKind.FAIL, reason="scripted")
-        if abs(now_s - self._began_s) < self.passes_after_s:
-            return Verdict(kind=VerdictKind.NEEDS_MORE, reason="scripted")
-        return Verdict(kind=VerdictKind.PASS, reason="scripted")
-
-
-class GreenGolden:
-    """Golden prompts that pass."""
-
-    def due(self, document: RolloutDocument, members: Iterable[Member], now_s: float) -> list[RunGolden]:
-        """Return nothing to run."""
-        return []
-
-    def facts(self, document: RolloutDocument) -> GoldenFacts:
-        """Return a pass for the present step."""
-        return GoldenFacts(document.step, GoldenState.GREEN)
-
-
-@dataclass
-class Node:
-    """What control processes and receivers share: links, pauses, crashes."""
-
-    name: str
-    boot: int = 0
-    is_up: bool = True
-    paused_until_s: float = 0.0
-    has_redis: bool = True
-    keeps_state: bool = False
-    """True if a restart finds a state folder."""
-
-    @property
-    def boot_id(self) -> str:
-        """Boot id of the present start."""
-        return f"{self.name}#{self.boot}"
-
-
-@dataclass
-class Control(Node):
-    """One control process."""
-
-    core: ControlCore = field(init=False)
-    copies: Copies = field(default_factory=Copies)
-    wall_offset_s: float = 0.0
-    is_leaving: bool = False
-    """True after SIGTERM: it claims nothing more."""
-    led: bool = False
-    """True if it led after its last actions."""
-
-
-@dataclass
-class Peer(Node):
-    """One receiver with its fence."""
-
-    role: str = "frontend"
-    pool: str = ""
-    fence: Fence = field(default_factory=Fence)
-    dialed: str = ""
-    """Control process of the open stream; empty: none."""
-    stream: int = 0
-    heard_s: float = 0.0
-    hint: str = ""
-    outbox: WatchOutbox = field(default_factory=lambda: WatchOutbox(pb.ReceiverHello()))
-    told: Observations = field(default_factory=Observations)
-    now_s: float = 0.0
-
-    @property
-    def is_observed(self) -> bool:
-        """True while a rollout runs."""
-        in_force = self.fence.in_force
-        return in_force is not None and bool(in_force.content.running_rollout)
-
-    def report(self) -> pb.ReceiverReport:
-        """Return the state of the process."""
-        return pb.ReceiverReport(
-            can_place=self.role == "router",
-            queue_delay_us=1000,
-            prefill_load_share=0.1,
-            uncached_prefill_s_per_s=0.1,
-        )
-
-    def observations(self) -> pb.ObservationBatch | None:
-        """Return the next batch of a frontend."""
-        if self.role != "frontend":
-            return None
-        self.told.take_rollout(self.fence.in_force.content.running_rollout if self.fence.in_force else "")
-        batch = self.told.drain(self.now_s)
-        return pb.ObservationBatch.FromString(batch.SerializeToString()) if batch is not None else None
-
-
 class World:
     """See the module. `checks` run after every event with the world."""
 
@@ -306,7 +73,7 @@ class World:
         self.seed = seed
         self.now_s = 100.0
         self.judge = judge
-        self.redis = Redis(self)
+        self.redis = Redis(lambda: self.now_s, self.check_leader_in_doubt)
         self.cut: set[frozenset[str]] = set()
         """Pairs that do not reach each other."""
         self.done: dict[int, str] = {}
