@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from kvmesh.snapshot.published import NO_TERM, TERM_MAX, Term
+from kvmesh.snapshot.published import JUMP_MAX, NO_TERM, TERM_MAX, Term
 
 LEASE_S: Final = 5.0
 """Time to live of the leader's lease in Redis."""
@@ -29,14 +29,6 @@ DOUBT_S: Final = LEASE_S - 1.0
 
 TAKEOVER_S: Final = 5.0
 """Time in which receivers tell a new leader what is in force. Until then it publishes only steps back."""
-
-
-JUMP_MAX: Final = 1 << 32
-"""Largest step of a number that is believed. One broken receiver, or junk in Redis, cannot use up all numbers.
-
-A new process knows no number, so its first step is the whole number of the mesh. A term each second reaches JUMP_MAX after
-136 years, and TERM_MAX is 2^21 such steps away.
-"""
 
 
 class LeaderState(Enum):

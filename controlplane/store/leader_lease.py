@@ -7,9 +7,10 @@ from typing import Final
 
 import msgspec
 
-from controlplane.leadership import JUMP_MAX, LEASE_S, Holder, LeaseAnswer
+from controlplane.leadership import LEASE_S, Holder, LeaseAnswer
 from kvmesh.redis_link import RedisLink, key
 from kvmesh.redis_script import Script
+from kvmesh.snapshot.published import JUMP_MAX
 
 _CLAIM: Final = Script.beside(__file__, "claim_leader.lua")
 _RELEASE: Final = Script.beside(__file__, "release_leader.lua")

@@ -19,6 +19,13 @@ from kvmesh.snapshot.content import Content, SnapshotError
 TERM_MAX: Final = 1 << 53
 """Largest number of a term."""
 
+JUMP_MAX: Final = 1 << 32
+"""Largest step of a number that is believed. One broken receiver, or junk in Redis, cannot use up all numbers.
+
+A new process knows no number, so its first step is the whole number of the mesh. A term each second reaches JUMP_MAX after
+136 years, and TERM_MAX is 2^21 such steps away.
+"""
+
 SNAPSHOT_BYTES_MAX: Final = 1 << 20
 """Largest published snapshot. A larger one is refused before it is parsed."""
 

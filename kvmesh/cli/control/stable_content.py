@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from kvmesh.snapshot.content import ENDED_MAX, WEIGHT_SUM_PERCENT, Content, PoolTrack, RolloutState, Track
-from kvmesh.snapshot.published import NO_NAME, NO_TERM, TERM_MAX, Published, Term, publish
+from kvmesh.snapshot.published import JUMP_MAX, NO_NAME, NO_TERM, TERM_MAX, Published, Term, publish
 
 LEADER_PREFIX = "operator:"
 """Beginning of the leader's name in a term that an operator took."""
@@ -34,14 +34,18 @@ def all_to_stable(content: Content, now_ms: int) -> Content:
     )
 
 
-def next_term(numbers: Iterable[int], operator: str) -> Term:
-    """Return a term above all `numbers`, of the operator."""
-    return Term(min(max(numbers, default=0) + 1, TERM_MAX), f"{LEADER_PREFIX}{operator}")
+def next_term(known: int, numbers: Iterable[int], operator: str) -> Term:
+    """Return a term of the operator above `known`, the one on the board, and above all `numbers`.
+
+    A number that is more than JUMP_MAX above `known` is junk and left out, as control processes do.
+    """
+    believed = (number for number in numbers if number <= known + JUMP_MAX)
+    return Term(min(max((known, *believed)) + 1, TERM_MAX), f"{LEADER_PREFIX}{operator}")
 
 
 def stable_snapshot(board: Published, numbers: Iterable[int], operator: str, now_ms: int) -> Published:
     """Return the snapshot to write. `numbers`: of the terms in Redis and at receivers. Raises SnapshotError."""
-    term = next_term((board.name.term.number, *numbers), operator)
+    term = next_term(board.name.term.number, numbers, operator)
     return publish(term, 1, all_to_stable(board.content, now_ms))
 
 

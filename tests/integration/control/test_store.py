@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from controlplane.actions import AppendEvent, DocumentKind, WriteDocument
-from controlplane.leadership import JUMP_MAX, Holder
+from controlplane.leadership import Holder
 from controlplane.library import StoreRead
 from controlplane.rollouts.document import ROLLOUTS_MAX
 from controlplane.store.audit import WAITING_MAX
@@ -23,7 +23,7 @@ from controlplane.store.snapshot_history import SNAPSHOTS_MAX, PastSnapshot
 from controlplane.store.store import Store
 from kvmesh.redis_link import RedisLink
 from kvmesh.snapshot.content import Content, PoolTrack, Track
-from kvmesh.snapshot.published import Published, Term, publish
+from kvmesh.snapshot.published import JUMP_MAX, Published, Term, publish
 from tests.integration.router.conftest import RedisServer
 
 MESH = "kvmesh"

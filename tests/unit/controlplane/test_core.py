@@ -11,7 +11,7 @@ from controlplane.actions import AppendEvent, Confirm, Done, ReadStore, RunGolde
 from controlplane.command_queue import Author, Command
 from controlplane.core import NOT_LEADER, UNKNOWN, ControlCore
 from controlplane.judging import Judging
-from controlplane.leadership import JUMP_MAX, Holder, LeaderState, LeaseAnswer
+from controlplane.leadership import Holder, LeaderState, LeaseAnswer
 from controlplane.library import Document, StoreRead
 from controlplane.rollouts import commands
 from controlplane.rollouts import document as documents
@@ -24,7 +24,7 @@ from kvmesh.control.v1 import control_pb2 as pb
 from kvmesh.control.v1 import snapshot_pb2 as pb_snapshot
 from kvmesh.membership.member import Member
 from kvmesh.snapshot.content import Content
-from kvmesh.snapshot.published import NO_TERM, Name, Published, Term, publish
+from kvmesh.snapshot.published import JUMP_MAX, NO_TERM, Name, Published, Term, publish
 from tests.unit.controlplane.test_takeover import CALM, VERSIONS, baking, content_of
 
 OWN = Holder("control-0", "boot", "a:1")

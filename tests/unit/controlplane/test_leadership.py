@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from controlplane.leadership import DOUBT_S, JUMP_MAX, LEASE_S, Holder, Leadership, LeaderState, LeaseAnswer
-from kvmesh.snapshot.published import TERM_MAX, Term
+from controlplane.leadership import DOUBT_S, LEASE_S, Holder, Leadership, LeaderState, LeaseAnswer
+from kvmesh.snapshot.published import JUMP_MAX, TERM_MAX, Term
 
 OWN = Holder("control-0", "boot", "a:1")
 OTHER = Holder("control-1", "boot", "b:1")
