@@ -22,7 +22,8 @@ HEAD: Final = (
 def lines(records: Sequence[Record], command: str, machine: Mapping[str, str]) -> list[str]:
     """Return the section's lines."""
     about = (
-        f"Written by `{command}`. Each run has a fresh mesh: three pools of a router, a prefill and a decode replica, two "
+        f"Written by `{command}`, {machine['date']}; commit of the runs: {_distinct(each.commit for each in records)}. "
+        "Each run has a fresh mesh: three pools of a router, a prefill and a decode replica, two "
         f"frontends, one control process, on {machine['cpu']}. Conversations of one to three turns with one system "
         f"prompt arrive at {_rate(records)} sessions per second. Steps are 10, 50 and 100 %, the bake time 60 s to 300 s. "
         "A bad answer has an error, a wrong token, or no token for 10 s; its bound is 1.2 x weight x the requests that "

@@ -189,7 +189,7 @@ def test_the_page_has_a_row_per_case_and_the_comparison() -> None:
             quiet_p95_s=0.1,
         ),
     ]
-    text = "\n".join(page.lines(made, "command", {"cpu": "cpu, 2 cores"}))
+    text = "\n".join(page.lines(made, "command", {"cpu": "cpu, 2 cores", "date": "2026-11-23"}))
     assert "| 5 % errors | 1 of 1 | rolled back | 10 | hang | 40.0 | 401 | 1 (48) |" in text
     assert "| good version (same salt) | 1 of 1 | completed | 100 | kept | - | - | 0 |" in text
     assert "| hang | 0 of 1 |" in text and "Ratio: 1.030" in text
