@@ -23,11 +23,12 @@ def lines(records: Sequence[Record], command: str, machine: Mapping[str, str]) -
     """Return the section's lines."""
     about = (
         f"Written by `{command}`, {machine['date']}; commit of the runs: {_distinct(each.commit for each in records)}. "
-        "Each run has a fresh mesh: three pools of a router, a prefill and a decode replica, two "
-        f"frontends, one control process, on {machine['cpu']}. Conversations of one to three turns with one system "
+        f"Each run has a fresh mesh on {machine['cpu']}: three pools of a router, a prefill and a decode replica. There "
+        "are two frontends and one control process. Conversations of one to three turns with one system "
         f"prompt arrive at {_rate(records)} sessions per second. Steps are 10, 50 and 100 %, the bake time 60 s to 300 s. "
-        "A bad answer has an error, a wrong token, or no token for 10 s; its bound is 1.2 x weight x the requests that "
-        "arrived from the begin of the fault to weight 0 at both frontends. Cells have the median and the extremes."
+        "A bad answer has an error, a wrong token, or no token for 10 s. Its bound is 1.2 x weight x the requests that "
+        "arrived meanwhile: from the begin of the fault to weight 0 at both frontends. Cells have the median and the "
+        "extremes."
     )
     body = [*pages.paragraph(about), "", *table(records), ""]
     body += [
@@ -95,8 +96,9 @@ def _ttft(records: Sequence[Record]) -> list[str]:
     quiet = pages.spread((1000 * each.quiet_p95_s for each in compared if each.quiet_p95_s), 0)
     during = pages.spread((1000 * each.ttft_p95_s for each in compared if each.ttft_p95_s), 0)
     told = (
-        f"Users' p95 TTFT with the good version: {during} ms during the rollout, {quiet} ms without one, on the same mesh "
-        f"before and behind it. Ratio: {pages.spread(ratios, 3)}; aim: at most {P95_RATIO_MAX:g}."
+        f"Users' p95 TTFT with the good version: {during} ms during the rollout, {quiet} ms without one. Both are of "
+        f"one mesh, without a rollout before and behind it. Ratio: {pages.spread(ratios, 3)}; aim: at most "
+        f"{P95_RATIO_MAX:g}."
     )
     return pages.paragraph(told)
 
