@@ -7,6 +7,7 @@ import datetime as dt
 import logging
 import sys
 import time
+from collections.abc import Callable
 from contextlib import aclosing
 from pathlib import Path
 from typing import Annotated, Final, TypeVar
@@ -182,8 +183,13 @@ def without(
 ) -> None:
     """Drain processes in turn, and run a mesh of processes without its control plane; status 1 if anything was lost."""
     logging.basicConfig(level=logging.ERROR)
-    record = asyncio.run(_without(logs.resolve(), dead_minutes, drains))
     console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
+    began_s = time.monotonic()
+
+    def say(line: str) -> None:
+        console.print(f"{time.monotonic() - began_s:5.0f} s  {line}", highlight=False, markup=False)
+
+    record = asyncio.run(_without(logs.resolve(), dead_minutes, drains, say))
     for line in without_section(record):
         console.print(line, highlight=False, markup=False)
     if write is not None:
@@ -195,11 +201,15 @@ def without(
         raise typer.Exit(1)
 
 
-async def _without(folder: Path, dead_minutes: float, drains: int) -> WithoutRecord:
+async def _without(
+    folder: Path, dead_minutes: float, drains: int, say: Callable[[str], None]
+) -> WithoutRecord:
     began, began_s = dt.datetime.now(dt.UTC), time.monotonic()
+    say("starts the mesh")
     async with stage(folder) as made:
-        drained = await rolling_drains(made, drains)
-        dead = await without_control(made, 60 * dead_minutes)
+        drained = await rolling_drains(made, drains, say)
+        dead = await without_control(made, 60 * dead_minutes, say)
+        say("kills the canary's pool without a control process")
         canary = await without_canary(made)
     return WithoutRecord(
         commit=machine.commit(),

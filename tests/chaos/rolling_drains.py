@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from typing import Final
 
 from tests.chaos.judged_load import JudgedLoad
@@ -24,8 +25,8 @@ MORE: Final = 8
 """Answers between two changes: the drained process has none of them, and the returned one some."""
 
 
-async def rolling_drains(stage: Stage, count: int) -> Drains:
-    """Drain `count` processes, one after the other, each until it is empty and serves again."""
+async def rolling_drains(stage: Stage, count: int, say: Callable[[str], None] = lambda line: None) -> Drains:
+    """Drain `count` processes, one after the other, each until it is empty and serves again. `say` takes progress."""
     await stage.rollout_in_force()
     by_control, faults = 0, list[str]()
     async with stage.resuming_load() as load:
@@ -36,6 +37,8 @@ async def rolling_drains(stage: Stage, count: int) -> Drains:
             name, is_by_control = ORDER[number % len(ORDER)], (number + number // len(ORDER)) % 2 == 0
             by_control += is_by_control
             await (_by_control if is_by_control else _by_signal)(stage, load, name)
+            means = "the control plane" if is_by_control else "SIGTERM"
+            say(f"drain {number + 1} of {count}: {name}, by {means}; {len(load.seen):,} answers so far")
         seconds = stage.now_s() - began_s
     faults = load.faults(load.seen)
     return Drains(

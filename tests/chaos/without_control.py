@@ -6,6 +6,7 @@ Meanwhile Redis loses its data, and processes of each kind are killed and starte
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Final
 
 from kvmesh.tasks import end
@@ -32,8 +33,13 @@ SWITCH_S: Final = 2.0
 SERVES_S_MAX: Final = 60.0
 
 
-async def without_control(stage: Stage, dead_s: float) -> Dead:
-    """Kill each control process, and judge the mesh for at least `dead_s`. Start the control plane again."""
+async def without_control(
+    stage: Stage, dead_s: float, say: Callable[[str], None] = lambda line: None
+) -> Dead:
+    """Kill each control process, and judge the mesh for at least `dead_s`. Start the control plane again.
+
+    `say` takes progress.
+    """
     await stage.rollout_in_force()
     running = str((await stage.rollout())["rollout"])
     async with stage.resuming_load() as load:
@@ -44,6 +50,11 @@ async def without_control(stage: Stage, dead_s: float) -> Dead:
         while not deeds or stage.now_s() < began_s + dead_s:
             round_s = stage.now_s()
             deeds += await _losses(stage, load)
+            dead_for_s = stage.now_s() - began_s
+            say(
+                f"no control process for {dead_for_s:.0f} of {dead_s:.0f} s: {len(deeds)} losses and restarts, "
+                f"{len(load.seen):,} answers"
+            )
             next_s = min(round_s + ROUND_S, began_s + dead_s)
             await until(
                 lambda next_s=next_s: stage.now_s() >= next_s, 2 * ROUND_S, "the next round", every_s=0.05
