@@ -45,6 +45,7 @@ from services.frontend.requests.retry_budget import RetryBudget
 from services.frontend.requests.retry_state import Limits
 from services.frontend.requests.watchdog import Watchdog
 from services.frontend.routers import Router, router_links
+from services.frontend.start_gate import StartGate
 from services.frontend.surface.call_reader import CallReader
 from services.frontend.surface.identity import identify
 from services.frontend.surface.intake import Intake
@@ -121,6 +122,7 @@ class Frontend(MeshProcess):
             on_charge=counts.on_charge,
             answer_s=answer_s,
         )
+        self._start_gate = StartGate(lambda: not self.core.pools.has_several or self.core.pools.has_each_pool)
         self.links = self._links()
         self.service = self._service(counts)
         self.server = self._server()
@@ -162,6 +164,7 @@ class Frontend(MeshProcess):
                 self.seal,
                 self.clock,
                 start_min_s=section.start_min_s,
+                opened=self._start_gate.opened,
             ),
             self.accounts.accounting,
             Messages(
@@ -274,6 +277,7 @@ class Frontend(MeshProcess):
     def background(self) -> Iterable[tuple[str, Coroutine[Any, Any, None]]]:
         """Return the tasks of the links, of the state in Redis, and of readiness."""
         yield "router-links", self.links.run()
+        yield "start-gate", self._start_gate.run()
         yield "mesh-secret", self._secret.run()
         yield from self.accounts.background()
         yield "tenants", self.tenants.run()
@@ -281,6 +285,11 @@ class Frontend(MeshProcess):
             "readiness",
             follow_routers(lambda: self.core.pools.has_router, self.clock, self.server.set_serving),
         )
+
+    async def become_ready(self) -> None:
+        """Return once requests may choose their pools, after a few seconds at most."""
+        await self._start_gate.opened()
+        await super().become_ready()
 
     async def flush(self) -> None:
         """Write every settlement to Redis, within FLUSH_S."""

@@ -98,6 +98,16 @@ class PoolChoice:
         stable = self.stable
         return any(peer.link.is_up and (peer.can_place or peer.pool == stable) for peer in self._peers)
 
+    @property
+    def has_each_pool(self) -> bool:
+        """True if the stable pool and each pool with a weight can place: no new request has to be diverted."""
+        stable = self.stable
+        return all(
+            self._peers.can_place(track.pool, track.model_version)
+            for track in self.content.pools
+            if track.weight_percent or track.pool == stable
+        )
+
     def track(self, pool: str) -> Track:
         """Return the track of `pool`."""
         found = self.content.pool(pool)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -35,6 +35,10 @@ CLAIMS_MAX: Final = 3
 """Tries to agree with other frontends on the pool of an idempotency key. Then this frontend's choice counts."""
 
 
+async def _at_once() -> None:
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Arrival:
     """The known facts of a call beside its message."""
@@ -50,7 +54,7 @@ class Arrival:
 
 
 class Intake:
-    """See the module. `seal` signs resume tokens.
+    """See the module. `seal` signs resume tokens. `opened()` returns once requests may choose their pools.
 
     `random_bits(n)` returns n random bits for request ids and seeds. Clients see their own, and must not be able to guess
     those of others.
@@ -66,6 +70,7 @@ class Intake:
         clock: Clock,
         *,
         start_min_s: float = 0.0,
+        opened: Callable[[], Awaitable[None]] = _at_once,
         random_bits: Callable[[int], int] = secrets.randbits,
     ) -> None:
         self._core = core
@@ -75,6 +80,7 @@ class Intake:
         self._seal = seal
         self._clock = clock
         self._start_min_s = start_min_s
+        self._opened = opened
         self._random_bits = random_bits
 
     @property
@@ -105,6 +111,7 @@ class Intake:
         """Return the client's request as a complete spec. Raises MeshError before any router hears of the request."""
         message = await self._parser.read(data)
         request_id = self._request_id(message, arrival.caller.tenant.name)
+        await self._opened()
         chosen, replaced = self._choose(message, request_id, arrival), ""
         for left in range(CLAIMS_MAX, 0, -1):
             version = self._versions.get(chosen.model_version)

@@ -37,11 +37,12 @@ FRONTEND_ORDER = {
     "draining": ("requests",),
     "mesh_secret": ("requests",),
     "readiness": ("requests",),
+    "start_gate": (),
     "routers": ("requests",),
     "metrics": ("requests", "accounts"),
     "assembly": (
         *("requests", "accounts", "surface", "draining", "routers", "metrics"),
-        *("mesh_secret", "readiness"),
+        *("mesh_secret", "readiness", "start_gate"),
     ),
     "main": ("surface", "assembly"),
     "__main__": ("main",),
