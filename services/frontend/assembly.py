@@ -122,7 +122,7 @@ class Frontend(MeshProcess):
             on_charge=counts.on_charge,
             answer_s=answer_s,
         )
-        self._start_gate = StartGate(lambda: not self.core.pools.has_several or self.core.pools.has_each_pool)
+        self.start_gate = StartGate(lambda: not self.core.pools.has_several or self.core.pools.has_each_pool)
         self.links = self._links()
         self.service = self._service(counts)
         self.server = self._server()
@@ -164,7 +164,7 @@ class Frontend(MeshProcess):
                 self.seal,
                 self.clock,
                 start_min_s=section.start_min_s,
-                opened=self._start_gate.opened,
+                opened=self.start_gate.opened,
             ),
             self.accounts.accounting,
             Messages(
@@ -277,7 +277,7 @@ class Frontend(MeshProcess):
     def background(self) -> Iterable[tuple[str, Coroutine[Any, Any, None]]]:
         """Return the tasks of the links, of the state in Redis, and of readiness."""
         yield "router-links", self.links.run()
-        yield "start-gate", self._start_gate.run()
+        yield "start-gate", self.start_gate.run()
         yield "mesh-secret", self._secret.run()
         yield from self.accounts.background()
         yield "tenants", self.tenants.run()
@@ -288,7 +288,7 @@ class Frontend(MeshProcess):
 
     async def become_ready(self) -> None:
         """Return once requests may choose their pools, after a few seconds at most."""
-        await self._start_gate.opened()
+        await self.start_gate.opened()
         await super().become_ready()
 
     async def flush(self) -> None:

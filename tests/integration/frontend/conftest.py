@@ -85,18 +85,25 @@ class Serving:
 
 @asynccontextmanager
 async def serving_frontend(
-    redis_url: str = "", tables: Mapping[str, Any] = MappingProxyType({}), **section: Any
+    redis_url: str = "",
+    tables: Mapping[str, Any] = MappingProxyType({}),
+    gate_s: float = 0.0,
+    **section: Any,
 ) -> AsyncIterator[Serving]:
     """Serve a frontend with `section` as its configuration and `tables` as the rest; no router yet.
 
-    Without `redis_url` there is no Redis. A Redis that responds is waited for, see ANSWER_S.
+    Without `redis_url` there is no Redis. A Redis that responds is waited for, see ANSWER_S. `gate_s`: longest time of the
+    start gate.
     """
     config = configuration.build({"frontend": section, **tables})
     url = redis_url or f"redis://127.0.0.1:{next(free_ports('127.0.0.1', 1))}"
     options = ServiceOptions(config, "frontend-0", "127.0.0.1:0", url, 0, AS_LISTENED)
     frontend = Frontend(options, served_versions.load(config), answer_s=ANSWER_S)
     address = await frontend.server.listen("127.0.0.1:0")
-    running = [asyncio.create_task(frontend.links.run())]
+    running = [
+        asyncio.create_task(frontend.links.run()),
+        asyncio.create_task(frontend.start_gate.run(gate_s)),
+    ]
     if redis_url:
         works = [*(work for _, work in frontend.accounts.background()), frontend.tenants.run()]
         running += map(asyncio.create_task, works)

@@ -134,6 +134,27 @@ async def test_two_frontends_on_different_snapshots_agree_on_the_pool_of_a_key(
         assert (await version_of(new, request(6)))[0] == "v2"
 
 
+async def test_a_new_frontend_that_finds_the_canary_first_diverts_nothing(mesh: Mesh, redis_url: str) -> None:
+    """The first request waits for the router of the pool that its weight chose, and health does so, too."""
+    async with serving_frontend(redis_url, TABLES, gate_s=30.0) as serving:
+        core, members = serving.frontend.core, mesh.members()
+        core.take_snapshot(content(20))
+        serving.frontend.on_members([each for each in members if each.pool == "next"])
+        await serving.until_up(1)
+        ready = asyncio.create_task(serving.frontend.become_ready())
+        sessions = [f"s{each}" for each in range(20)]
+        answers = [
+            asyncio.create_task(version_of(serving, request(6, session_id=session))) for session in sessions
+        ]
+        await until(lambda: core.admitted.reading == len(sessions), "all requests read")
+        assert not ready.done()
+        serving.frontend.on_members(members)
+        versions = [(await answer)[0] for answer in answers]
+        assert versions == [core.pools.assigned("", session).model_version for session in sessions]
+        assert set(versions) == {"v1", "v2"} and not core.pools.diverted
+        await ready
+
+
 async def test_claims_of_one_key_at_the_same_time_agree(mesh: Mesh, redis_url: str) -> None:
     """Both frontends claim at once, again and again: submits of one request never differ in their version."""
     async with frontend_of(mesh, redis_url, 0) as old, frontend_of(mesh, redis_url, 100) as new:
