@@ -37,6 +37,6 @@ class StartGate:
                 while not self._has_each_pool():
                     await asyncio.sleep(CHECK_INTERVAL_S)
         except TimeoutError:
-            log.warning("a pool with a weight has no router: its requests are diverted")
+            log.warning("a pool with a weight has no router that can place: its requests are diverted")
         finally:
             self._is_open.set()
