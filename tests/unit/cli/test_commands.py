@@ -392,34 +392,42 @@ def test_wrong_key_busy_port_and_missing_redis_are_one_sentence_each(
         (("generate", "x", "--system", b"\xe9"), b"", "--system is not UTF-8"),
         (("generate", "x", "--stop", b"\xe9"), b"", "--stop is not UTF-8"),
         (("generate", "x", "--session", b"\xe9"), b"", "--session is not UTF-8"),
-        (
-            ("generate", "x", "--seed", "-1"),
-            b"",
-            "--seed = -1 is out of range: allowed are 0 to 18446744073709",
-        ),
-        (
-            ("generate", "x", "--max-output-tokens", "99999999999999"),
-            b"",
-            "--max-output-tokens = 99999999999999 is out of range: allowed are 1 to 2147483647 tokens.",
-        ),
-        (("generate", "x", "--top-k", "9999999999"), b"", "--top-k = 9999999999 is out of range"),
-        *(
-            (
-                ("generate", "x", "--deadline", deadline),
-                b"",
-                f"--deadline = {shown} is out of range: allowed are 0.001",
-            )
-            for deadline, shown in (("inf", "inf"), ("nan", "nan"), ("0", "0.0"), ("1e9", "1000000000.0"))
-        ),
-        (("up", "--data-dir", "/proc/x"), b"", "Cannot use /proc/x for logs and mesh.json (No such file"),
     ],
 )
-async def test_impossible_prompts_numbers_and_folders(
+async def test_text_that_is_not_utf_8(
     arguments: tuple[str | bytes, ...], stdin: bytes, sentence: str
 ) -> None:
-    """An impossible value is refused before the mesh is looked up."""
+    """Bytes that are no text are refused before the mesh is looked up. Only a process of its own gets such arguments."""
     code, shown = await kvmesh(*arguments, stdin=stdin)
     assert (code, shown.startswith(sentence), shown.count("\n")) == (2, True, 1), shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--seed", "-1"), "--seed = -1 is out of range: allowed are 0 to 18446744073709"),
+        (
+            ("--max-output-tokens", "99999999999999"),
+            "--max-output-tokens = 99999999999999 is out of range: allowed are 1 to 2147483647 tokens.",
+        ),
+        (("--top-k", "9999999999"), "--top-k = 9999999999 is out of range"),
+        (("--deadline", "inf"), "--deadline = inf is out of range: allowed are 0.001"),
+        (("--deadline", "nan"), "--deadline = nan is out of range: allowed are 0.001"),
+        (("--deadline", "0"), "--deadline = 0.0 is out of range: allowed are 0.001"),
+        (("--deadline", "1e9"), "--deadline = 1000000000.0 is out of range: allowed are 0.001"),
+    ],
+)
+def test_impossible_numbers(
+    arguments: tuple[str, str], sentence: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """An impossible value is refused before the mesh is looked up."""
+    assert mistake("generate", "x", *arguments, capfd=capfd).startswith(sentence)
+
+
+def test_a_folder_that_cannot_be_made(capfd: pytest.CaptureFixture[str]) -> None:
+    """The sentence names the folder and what it is for."""
+    shown = mistake("up", "--data-dir", "/proc/x", capfd=capfd)
+    assert shown.startswith("Cannot use /proc/x for logs and mesh.json (No such file")
 
 
 def test_one_data_folder_serves_one_mesh(tmp_path: Path) -> None:
