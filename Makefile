@@ -54,7 +54,8 @@ upgrade: setup  ## Upgrade the last release to this one under load, every role f
 	$(BIN)/python -m pytest -q -rP tests/integration/upgrade
 
 bench: setup  ## Measure the cost of the mesh, limits, placement; writes docs/measurements (an hour)
-	$(BIN)/python -m bench --only floor,router,frontend,decode,path,trust,versions,snapshots --write docs/measurements/cost.md
+	$(BIN)/python -m bench --only floor,router,frontend,decode,path,trust --write docs/measurements/cost.md
+	$(BIN)/python -m bench --only versions,snapshots --write docs/measurements/control-plane.md
 	$(BIN)/python -m bench --only admission,refusals,fairness,overload --write docs/measurements/limits.md
 	$(BIN)/python -m bench --full --only index,placement,gossip,conversations --write docs/measurements/placement.md
 
