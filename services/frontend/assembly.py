@@ -45,7 +45,7 @@ from services.frontend.requests.retry_budget import RetryBudget
 from services.frontend.requests.retry_state import Limits
 from services.frontend.requests.watchdog import Watchdog
 from services.frontend.routers import Router, router_links
-from services.frontend.start_gate import StartGate
+from services.frontend.start_gate import hold_diversions
 from services.frontend.surface.call_reader import CallReader
 from services.frontend.surface.identity import identify
 from services.frontend.surface.intake import Intake
@@ -122,7 +122,8 @@ class Frontend(MeshProcess):
             on_charge=counts.on_charge,
             answer_s=answer_s,
         )
-        self.start_gate = StartGate(lambda: not self.core.pools.has_several or self.core.pools.has_each_pool)
+        self.is_started = asyncio.Event()
+        """Set once the snapshot and the secret of the mesh are known. Requests wait for it."""
         self.links = self._links()
         self.service = self._service(counts)
         self.server = self._server()
@@ -164,7 +165,7 @@ class Frontend(MeshProcess):
                 self.seal,
                 self.clock,
                 start_min_s=section.start_min_s,
-                opened=self.start_gate.opened,
+                started=self.is_started.wait,
             ),
             self.accounts.accounting,
             Messages(
@@ -275,9 +276,10 @@ class Frontend(MeshProcess):
         await self.tenants.start()
 
     def background(self) -> Iterable[tuple[str, Coroutine[Any, Any, None]]]:
-        """Return the tasks of the links, of the state in Redis, and of readiness."""
+        """Return the tasks of the links, of the state in Redis, and of readiness. Requests are read from now on."""
+        self.is_started.set()
         yield "router-links", self.links.run()
-        yield "start-gate", self.start_gate.run()
+        yield "start-gate", hold_diversions(self.core, self.clock)
         yield "mesh-secret", self._secret.run()
         yield from self.accounts.background()
         yield "tenants", self.tenants.run()
@@ -285,11 +287,6 @@ class Frontend(MeshProcess):
             "readiness",
             follow_routers(lambda: self.core.pools.has_router, self.clock, self.server.set_serving),
         )
-
-    async def become_ready(self) -> None:
-        """Return once requests may choose their pools, after a few seconds at most."""
-        await self.start_gate.opened()
-        await super().become_ready()
 
     async def flush(self) -> None:
         """Write every settlement to Redis, within FLUSH_S."""

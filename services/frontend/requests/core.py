@@ -174,6 +174,12 @@ class FrontendCore:
         self.pools.take(content)
         self.observations.take_rollout(content.running_rollout)
 
+    def allow_diversions(self, now_s: float) -> None:
+        """Let requests leave a pool that cannot place, also those that wait for its router."""
+        self.pools.may_divert = True
+        self._continue_unrouted(now_s)
+        self.on_event()
+
     # Routers.
 
     def add_router(

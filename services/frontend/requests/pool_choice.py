@@ -64,6 +64,8 @@ class PoolChoice:
     ) -> None:
         self.diverted: Counter[str] = Counter()
         """Requests that went elsewhere, by the pool that the weights chose."""
+        self.may_divert = True
+        """False while the frontend starts: a pool whose router was not found yet is not dead."""
         self.share_tokenizer = share_tokenizer
         self._peers = peers
         self._on_diverted = on_diverted
@@ -99,14 +101,15 @@ class PoolChoice:
         return any(peer.link.is_up and (peer.can_place or peer.pool == stable) for peer in self._peers)
 
     @property
-    def has_each_pool(self) -> bool:
-        """True if the stable pool and each pool with a weight can place: no new request has to be diverted."""
+    def unplaceable(self) -> list[str]:
+        """Names of the pools that cannot place: of the stable pool, and of those with a weight."""
         stable = self.stable
-        return all(
-            self._peers.can_place(track.pool, track.model_version)
+        return [
+            track.pool
             for track in self.content.pools
-            if track.weight_percent or track.pool == stable
-        )
+            if (track.weight_percent or track.pool == stable)
+            and not self._peers.can_place(track.pool, track.model_version)
+        ]
 
     def track(self, pool: str) -> Track:
         """Return the track of `pool`."""
@@ -123,7 +126,7 @@ class PoolChoice:
     def choose(self, tenant: str, session: str) -> ChosenPool:
         """Return the pool of a new request of `session`, by weight and availability. Counts a diversion."""
         chosen = self.assigned(tenant, session)
-        if self._peers.can_place(chosen.pool, chosen.model_version):
+        if self._peers.can_place(chosen.pool, chosen.model_version) or not self.may_divert:
             return chosen
         return self.divert(chosen, tenant)
 
@@ -180,7 +183,8 @@ class PoolChoice:
 
     def elsewhere(self, spec: RequestSpec) -> RequestSpec | None:
         """Return `spec` for another pool that can place, if its own cannot. None: its own can, or no other can."""
-        if not self.has_several or self._peers.can_place(spec.pool, spec.model_version):
+        is_needed = self.has_several and not self._peers.can_place(spec.pool, spec.model_version)
+        if not is_needed or not self.may_divert:
             return None
         return _in_pool(spec, self.other(_pool_of(spec), spec.caller.tenant.name))
 
@@ -196,6 +200,8 @@ class PoolChoice:
 
     def is_stale(self, spec: RequestSpec) -> bool:
         """True if no pool can place the version of `spec`, and a pool that its tenant may use can place another one."""
+        if not self.may_divert:
+            return False
         tenant = spec.caller.tenant.name
         versions = {version for pool, version in self._peers.placeable() if self._may_use(tenant, pool)}
         return bool(versions) and not versions & {"", spec.model_version}

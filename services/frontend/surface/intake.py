@@ -35,7 +35,7 @@ CLAIMS_MAX: Final = 3
 """Tries to agree with other frontends on the pool of an idempotency key. Then this frontend's choice counts."""
 
 
-async def _at_once() -> None:
+async def _at_once() -> object:
     return None
 
 
@@ -54,7 +54,9 @@ class Arrival:
 
 
 class Intake:
-    """See the module. `seal` signs resume tokens. `opened()` returns once requests may choose their pools.
+    """See the module. `seal` signs resume tokens.
+
+    `started()` returns once the frontend knows the snapshot and the secret of its mesh.
 
     `random_bits(n)` returns n random bits for request ids and seeds. Clients see their own, and must not be able to guess
     those of others.
@@ -70,7 +72,7 @@ class Intake:
         clock: Clock,
         *,
         start_min_s: float = 0.0,
-        opened: Callable[[], Awaitable[None]] = _at_once,
+        started: Callable[[], Awaitable[object]] = _at_once,
         random_bits: Callable[[int], int] = secrets.randbits,
     ) -> None:
         self._core = core
@@ -80,7 +82,7 @@ class Intake:
         self._seal = seal
         self._clock = clock
         self._start_min_s = start_min_s
-        self._opened = opened
+        self._started = started
         self._random_bits = random_bits
 
     @property
@@ -109,9 +111,9 @@ class Intake:
 
     async def read(self, data: bytes, arrival: Arrival) -> RequestSpec:
         """Return the client's request as a complete spec. Raises MeshError before any router hears of the request."""
+        await self._started()
         message = await self._parser.read(data)
         request_id = self._request_id(message, arrival.caller.tenant.name)
-        await self._opened()
         chosen, replaced = self._choose(message, request_id, arrival), ""
         for left in range(CLAIMS_MAX, 0, -1):
             version = self._versions.get(chosen.model_version)

@@ -19,6 +19,7 @@ from kvmesh.membership.member import Member
 from kvmesh.ports import free_ports
 from kvmesh.service_options import ServiceOptions
 from services.frontend.assembly import Frontend
+from services.frontend.start_gate import hold_diversions
 from services.frontend.surface import served_versions
 from tests.integration.frontend.scripted_router import Pool, serving_router
 
@@ -87,13 +88,13 @@ class Serving:
 async def serving_frontend(
     redis_url: str = "",
     tables: Mapping[str, Any] = MappingProxyType({}),
-    gate_s: float = 0.0,
+    is_new: bool = False,
     **section: Any,
 ) -> AsyncIterator[Serving]:
     """Serve a frontend with `section` as its configuration and `tables` as the rest; no router yet.
 
-    Without `redis_url` there is no Redis. A Redis that responds is waited for, see ANSWER_S. `gate_s`: longest time of the
-    start gate.
+    Without `redis_url` there is no Redis. A Redis that responds is waited for, see ANSWER_S. `is_new`: it looks for
+    its routers, and diverts nothing until then.
     """
     config = configuration.build({"frontend": section, **tables})
     url = redis_url or f"redis://127.0.0.1:{next(free_ports('127.0.0.1', 1))}"
@@ -102,8 +103,10 @@ async def serving_frontend(
     address = await frontend.server.listen("127.0.0.1:0")
     running = [
         asyncio.create_task(frontend.links.run()),
-        asyncio.create_task(frontend.start_gate.run(gate_s)),
     ]
+    frontend.is_started.set()
+    if is_new:
+        running.append(asyncio.create_task(hold_diversions(frontend.core, frontend.clock)))
     if redis_url:
         works = [*(work for _, work in frontend.accounts.background()), frontend.tenants.run()]
         running += map(asyncio.create_task, works)

@@ -135,24 +135,36 @@ async def test_two_frontends_on_different_snapshots_agree_on_the_pool_of_a_key(
 
 
 async def test_a_new_frontend_that_finds_the_canary_first_diverts_nothing(mesh: Mesh, redis_url: str) -> None:
-    """The first request waits for the router of the pool that its weight chose, and health does so, too."""
-    async with serving_frontend(redis_url, TABLES, gate_s=30.0) as serving:
+    """Each request waits for the router of the pool that its weight chose. One whose pool is there does not wait."""
+    async with serving_frontend(redis_url, TABLES, is_new=True) as serving:
         core, members = serving.frontend.core, mesh.members()
-        core.take_snapshot(content(20))
-        serving.frontend.on_members([each for each in members if each.pool == "next"])
-        await serving.until_up(1)
-        ready = asyncio.create_task(serving.frontend.become_ready())
+        core.take_snapshot(content(50))
         sessions = [f"s{each}" for each in range(20)]
+        versions = [core.pools.assigned("", session).model_version for session in sessions]
         answers = [
             asyncio.create_task(version_of(serving, request(6, session_id=session))) for session in sessions
         ]
-        await until(lambda: core.admitted.reading == len(sessions), "all requests read")
-        assert not ready.done()
+        await until(lambda: len(core.admitted.serving) == len(sessions), "all requests admitted")
+        serving.frontend.on_members([each for each in members if each.pool == "next"])
+        for answer, version in zip(answers, versions, strict=True):
+            if version == "v2":
+                assert (await answer)[0] == "v2"
         serving.frontend.on_members(members)
-        versions = [(await answer)[0] for answer in answers]
-        assert versions == [core.pools.assigned("", session).model_version for session in sessions]
-        assert set(versions) == {"v1", "v2"} and not core.pools.diverted
-        await ready
+        assert [(await answer)[0] for answer in answers] == versions and set(versions) == {"v1", "v2"}
+        assert not core.pools.diverted
+
+
+async def test_a_new_frontend_leaves_a_pool_that_stays_away(mesh: Mesh, redis_url: str) -> None:
+    """The router of stable does not come: after the gate's wait its requests go to the canary, and none is refused."""
+    await mesh.stop("stable")
+    async with serving_frontend(redis_url, TABLES, is_new=True) as serving:
+        core = serving.frontend.core
+        core.take_snapshot(content(0))
+        answer = asyncio.create_task(version_of(serving, request(6)))
+        await until(lambda: len(core.admitted.serving) == 1, "the request admitted")
+        serving.frontend.on_members(mesh.members())
+        assert (await answer)[0] == "v2" and core.pools.diverted == {"stable": 1}
+        assert (await version_of(serving, request(6)))[0] == "v2"
 
 
 async def test_claims_of_one_key_at_the_same_time_agree(mesh: Mesh, redis_url: str) -> None:

@@ -37,7 +37,7 @@ FRONTEND_ORDER = {
     "draining": ("requests",),
     "mesh_secret": ("requests",),
     "readiness": ("requests",),
-    "start_gate": (),
+    "start_gate": ("requests",),
     "routers": ("requests",),
     "metrics": ("requests", "accounts"),
     "assembly": (
