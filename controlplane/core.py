@@ -128,8 +128,8 @@ class ControlCore:
         """The content of a mesh without any snapshot."""
         self._versions = dict(versions)
         self._wall = wall
-        self._ended: dict[str, None] = {}
-        """Rollouts that receivers and snapshots name as taken back."""
+        self._ended: dict[str, str] = {}
+        """Rollouts that receivers and snapshots name as taken back, each with a stable pool since then; empty: unknown."""
         self._writes = 0
         """Number of the last write."""
         self._write: Write | None = None
@@ -414,7 +414,7 @@ class ControlCore:
             return
         orphan = takeover.orphan([each.id for each in self.library.rollouts], highest.content)
         if orphan and orphan not in self._ended:
-            self._ended[orphan] = None
+            self._ended[orphan] = ""
             self._event("rollout.lost", orphan, "its document is lost, so all traffic goes to stable")
 
     def _step_down(self) -> None:
@@ -558,12 +558,14 @@ class ControlCore:
 
     def _see(self, snapshot: Published, now_s: float) -> None:
         is_foreign = self.publisher.is_foreign(snapshot.name)
-        self._note_ended(snapshot.content.ended_rollouts)
+        self._note_ended(snapshot.content.ended_rollouts, snapshot.content.stable.pool)
         self.publisher.see(snapshot)
         self._hear(snapshot.name.term, now_s, is_foreign=is_foreign)
 
-    def _note_ended(self, rollouts: Iterable[str]) -> None:
-        self._ended.update(dict.fromkeys(rollouts))
+    def _note_ended(self, rollouts: Iterable[str], stable_pool: str = "") -> None:
+        """Take rollouts that were taken back. `stable_pool`: the stable pool of a snapshot that names them."""
+        for rollout in rollouts:
+            self._ended[rollout] = stable_pool or self._ended.get(rollout, "")
         while len(self._ended) > ENDED_KEPT:
             del self._ended[next(iter(self._ended))]
 

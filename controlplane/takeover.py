@@ -16,11 +16,7 @@ from msgspec.structs import replace
 from controlplane.rollouts import transitions
 from controlplane.rollouts.capacity import RISE_PERCENT
 from controlplane.rollouts.document import WEIGHTED, RolloutDocument
-from controlplane.snapshots.publication import is_promoting
 from kvmesh.snapshot.content import Content, RolloutState, Track
-
-_PROMOTED = frozenset({RolloutState.PROMOTING, RolloutState.COMPLETED})
-"""States in which the old pool may be gone."""
 
 _POSITION = {
     RolloutState.NONE: 0,
@@ -74,7 +70,7 @@ def _reconciled(
         return _lowered(document, None)
     if not _is_behind(document, base):
         return _lowered(document, base)
-    if base.rollout_state in _PROMOTED:
+    if base.rollout_state.is_promoted:
         reason = "receivers report the promotion; its document was lost, and the new leader goes forward"
         forward = transitions.promoting(_at_step(document, base.step), reason, wall_s)
         if base.rollout_state is RolloutState.COMPLETED:
@@ -96,7 +92,7 @@ def orphan(documents: Collection[str], base: Content | None) -> str:
     """
     if base is None or not base.rollout or base.rollout in documents:
         return ""
-    is_over = base.rollout_state.is_final or is_promoting(base)
+    is_over = base.rollout_state.is_final or base.rollout_state.is_promoted
     return "" if is_over or base.rollout in base.ended_rollouts else base.rollout
 
 

@@ -196,7 +196,7 @@ class RolloutDocument(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def stable_pool(self) -> str:
         """Pool that is stable under this document."""
-        is_promoted = self.state in (RolloutState.PROMOTING, RolloutState.COMPLETED)
+        is_promoted = self.state.is_promoted
         return self.settings.to_pool if is_promoted else self.origin.from_pool
 
     def attested(self, requirement: str) -> Attestation | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Final
 
 from controlplane.rollouts.document import RolloutDocument
@@ -20,12 +21,12 @@ def wanted(
     desired: Desired,
     document: RolloutDocument | None,
     versions: Mapping[str, str],
-    ended: Iterable[str] = (),
+    ended: Mapping[str, str] = MappingProxyType({}),
 ) -> Content:
     """Return the content to be in force.
 
     `base`: the content in force before. `document`: the running rollout, else the last one. `versions`: model version by
-    pool, all known pools. `ended`: further rollouts that were taken back.
+    pool, all known pools. `ended`: further rollouts that were taken back, each with a stable pool since then, or nothing.
     """
     stable_pool = desired.stable_pool_after(document.id if document is not None else "")
     is_carried = document is not None and document.id == base.rollout and not stable_pool
@@ -39,15 +40,28 @@ def wanted(
             only_tenants=frozenset(settings.only_tenants),
             never_tenants=frozenset(settings.never_tenants),
         )
-    else:
+    elif stable_pool or base.rollout_state is not RolloutState.PROMOTING:
         content = settled(base, versions, stable_pool)
-        if (
-            is_promoting(base) and not stable_pool
-        ):  # its document is lost: a receiver that knows it as ended refuses it
-            content = replace(content, rollout=base.rollout, rollout_state=base.rollout_state, step=base.step)
+    else:
+        known = (*base.ended_rollouts, *desired.ended_rollouts)
+        content = _promoted(base, versions, {**dict.fromkeys(known, ""), **ended})
     taken_back = (document.id,) if document is not None and document.is_taken_back else ()
     merged = _merged(tuple(ended), base.ended_rollouts, desired.ended_rollouts, taken_back)
     return replace(content, cordons=desired.content_cordons(), ended_rollouts=merged)
+
+
+def _promoted(base: Content, versions: Mapping[str, str], ended: Mapping[str, str]) -> Content:
+    """Return the content behind the promotion in `base`, whose document is lost, or older than the last one.
+
+    It names the rollout: a receiver that knows that it was undone refuses it, and tells the leader. Then the pool that was
+    stable behind the undo is the stable one again.
+    """
+    if base.rollout in ended:
+        pool = ended[base.rollout]
+        return settled(base, versions, pool if pool in versions or base.pool(pool) is not None else "")
+    return replace(
+        settled(base, versions), rollout=base.rollout, rollout_state=base.rollout_state, step=base.step
+    )
 
 
 def settled(base: Content, versions: Mapping[str, str], stable_pool: str = "") -> Content:
@@ -109,11 +123,6 @@ def objections(before: Content, after: Content) -> list[str]:
                 f'the change empties the pool "{pool.pool}", which has {pool.weight_percent} percent of the traffic'
             )
     return found
-
-
-def is_promoting(content: Content) -> bool:
-    """True if `content` carries a promotion, which a new leader completes even without a document."""
-    return content.rollout_state is RolloutState.PROMOTING
 
 
 def _merged(*ended: tuple[str, ...]) -> tuple[str, ...]:

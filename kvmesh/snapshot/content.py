@@ -57,6 +57,11 @@ class RolloutState(Enum):
         """True if the rollout is over."""
         return self in (RolloutState.COMPLETED, RolloutState.ROLLED_BACK, RolloutState.ABORTED)
 
+    @property
+    def is_promoted(self) -> bool:
+        """True if the new version is the stable one. The old pool may be gone."""
+        return self in (RolloutState.PROMOTING, RolloutState.COMPLETED)
+
 
 @dataclass(frozen=True, slots=True)
 class PoolTrack:

@@ -13,17 +13,19 @@ from controlplane.core import NOT_LEADER, UNKNOWN, ControlCore
 from controlplane.judging import Judging
 from controlplane.leadership import Holder, LeaderState, LeaseAnswer
 from controlplane.library import Document, StoreRead
-from controlplane.rollouts import commands
+from controlplane.rollouts import commands, transitions
 from controlplane.rollouts import document as documents
 from controlplane.rollouts.document import RolloutDocument
 from controlplane.rollouts.judge.observation import CANARY
 from controlplane.rollouts.view import GoldenFacts, GoldenState
 from controlplane.snapshots.desired import CordonEntry, Desired
+from controlplane.snapshots.publication import wanted
 from controlplane.snapshots.receivers import Receiver
 from kvmesh.control.v1 import control_pb2 as pb
 from kvmesh.control.v1 import snapshot_pb2 as pb_snapshot
 from kvmesh.membership.member import Member
 from kvmesh.snapshot.content import Content
+from kvmesh.snapshot.fence import Applied, Fence, Rejected
 from kvmesh.snapshot.published import JUMP_MAX, NO_TERM, Name, Published, Term, publish
 from tests.unit.controlplane.test_takeover import CALM, VERSIONS, baking, content_of
 
@@ -348,6 +350,31 @@ def test_a_command_whose_write_is_on_its_way_is_not_refused() -> None:
     driver.core.release()
     done = {each.ticket: each.error for each in driver.core.take_actions() if isinstance(each, Done)}
     assert done == {1: UNKNOWN, 2: NOT_LEADER}
+
+
+def test_an_undo_that_the_leader_hears_of_late_counts_for_all() -> None:
+    """Redis and every document are lost. A receiver has the promotion, a later one the snapshot of its undo.
+
+    All receivers apply what the leader then publishes, the second one too, and stable is stable again.
+    """
+    promoted = transitions.promoting(baking(3, 100), "passed", 1005.0)
+    first = publish(Term(5, "control-1"), 7, content_of(promoted))
+    undone = transitions.taken_back(promoted, "undo", 1006.0)
+    second = publish(
+        Term(5, "control-1"), 8, wanted(content_of(promoted), Desired(), undone, VERSIONS, {"r1": ""})
+    )
+    driver, fences = Driver(), (Fence(), Fence(), Fence())
+    fences[0].offer(first)
+    fences[1].offer(second)
+    driver.hello("frontend-0", first)
+    driver.lead()
+    assert driver.sent[-1].content.rollout_state.name == "PROMOTING"
+    assert isinstance(fences[1].offer(driver.sent[-1]), Rejected)
+    driver.hello("frontend-1", second)
+    driver.tick()
+    for fence in fences:
+        assert fence.offer(driver.sent[-1]) == Applied(driver.sent[-1].name)
+        assert fence.in_force is not None and fence.in_force.content.stable.pool == "stable"
 
 
 def lease(name: str, *, role: str = "frontend", pool: str = "", version: str = "v1") -> Member:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from controlplane.rollouts import transitions
 from controlplane.snapshots.desired import CordonEntry, Desired
 from controlplane.snapshots.publication import is_all_to_stable, objections, settled, wanted
 from controlplane.snapshots.publisher import Publisher
 from kvmesh.snapshot import content as contents
 from kvmesh.snapshot.content import ENDED_MAX, Cordon, RolloutState, Track
-from kvmesh.snapshot.fence import Fence, Rejected
+from kvmesh.snapshot.fence import Applied, Fence, Rejected
 from kvmesh.snapshot.published import NO_NAME, Term, publish
 from tests.unit.controlplane.test_takeover import CALM, VERSIONS, baking, content_of
 
@@ -30,11 +32,29 @@ def test_a_promotion_without_its_document_still_names_its_rollout() -> None:
     """A leader that lost the document cannot know of an undo: a receiver that does refuses the promotion."""
     kept = wanted(content_of(PROMOTED), Desired(), None, VERSIONS)
     assert (kept.stable.pool, kept.rollout, kept.rollout_state) == ("next", "r1", RolloutState.PROMOTING)
+    assert wanted(kept, Desired(), None, VERSIONS) == kept
     fence = Fence()
     fence.remember(["r1"])
     assert isinstance(fence.offer(publish(Term(9, "c"), 1, kept)), Rejected)
     by_hand = wanted(kept, Desired(stable_pool="stable"), None, VERSIONS)
     assert (by_hand.stable.pool, by_hand.rollout) == ("stable", "")
+
+
+@pytest.mark.parametrize(
+    ("pool", "stable"), [("stable", "stable"), ("", "next"), ("gone", "next"), ("next", "next")]
+)
+def test_an_undone_promotion_without_its_document_is_followed_by_all(pool: str, stable: str) -> None:
+    """Once the leader hears of the undo, no receiver refuses: the pool behind the undo is stable, if it is known."""
+    content = wanted(content_of(PROMOTED), Desired(), None, VERSIONS, {"r1": pool})
+    contents.check(content)
+    assert (content.stable.pool, content.rollout, content.ended_rollouts) == (stable, "", ("r1",))
+    for known in ((), ("r1",)):
+        fence = Fence()
+        fence.remember(known)
+        assert isinstance(fence.offer(publish(Term(9, "c"), 1, content)), Applied)
+    assert is_all_to_stable(content_of(PROMOTED), content)
+    again = wanted(content, Desired(), None, VERSIONS, {"r1": pool})
+    assert again.pools == content.pools
 
 
 def test_an_operators_stable_pool_counts_until_the_next_rollout() -> None:
@@ -51,7 +71,7 @@ def test_cordons_and_ended_rollouts_are_carried() -> None:
     """The latest sixteen ended rollouts stay, whoever named them."""
     desired = Desired(ended_rollouts=("a",)).cordoned(CordonEntry(process_id="decode-0", draining=True))
     base = replace(CALM, ended_rollouts=tuple(f"r{number}" for number in range(ENDED_MAX)))
-    content = wanted(base, desired, None, VERSIONS, ["z"])
+    content = wanted(base, desired, None, VERSIONS, {"z": ""})
     assert content.cordons == (Cordon("decode-0", is_draining=True),)
     assert len(content.ended_rollouts) == ENDED_MAX and content.ended_rollouts[-1] == "a"
     assert desired.uncordoned("decode-0").cordons == ()
