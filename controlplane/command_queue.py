@@ -45,8 +45,9 @@ class CommandQueue:
 
     def add(self, command: Command) -> None:
         """Let `command` wait. Raises CommandRefused if COMMANDS_MAX wait."""
-        if len(self._waiting) >= COMMANDS_MAX * (2 if command.is_back else 1):
-            raise CommandRefused(f"{COMMANDS_MAX} commands wait already; try again later")
+        most = COMMANDS_MAX * (2 if command.is_back else 1)
+        if len(self._waiting) >= most:
+            raise CommandRefused(f"{most} commands wait already; try again later")
         self._waiting.append(command)
 
     def take(self, *, only_back: bool) -> Command | None:

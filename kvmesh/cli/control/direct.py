@@ -10,7 +10,7 @@ from typing import Final
 from kvmesh.cli.control.audit import EVENTS_MAX, own_fields
 from kvmesh.cli.control.failures import ControlFailed
 from kvmesh.cli.control.output import print_json, say, show
-from kvmesh.cli.control.stable_content import name_order, stable_snapshot, term_number
+from kvmesh.cli.control.stable_content import is_believed, name_order, stable_snapshot, term_number
 from kvmesh.cli.found_mesh import FoundMesh
 from kvmesh.clock import wall_ns
 from kvmesh.membership.member import Member
@@ -19,7 +19,7 @@ from kvmesh.redis_link import RedisLink, RedisUnavailable, key
 from kvmesh.redis_script import Script
 from kvmesh.snapshot.board import Board, Junk, OnBoard, Refused, Written
 from kvmesh.snapshot.content import SnapshotError
-from kvmesh.snapshot.published import Published
+from kvmesh.snapshot.published import Name, Published
 from kvmesh.trust.names import OPERATOR
 from kvmesh.trust.peers import Trust
 
@@ -104,7 +104,7 @@ class _Writer:
         members = await read_members(self._redis, self._mesh)
         numbers = [_number(stored), *(term_number(member.snapshot) for member in members)]
         before = found.snapshot
-        higher = [each.process_id for each in members if name_order(each.snapshot) > before.name.order]
+        higher = [each.process_id for each in members if _is_higher(each.snapshot, before.name)]
         if higher and not force:
             raise ControlFailed(_went_back(before, higher), code="UNAVAILABLE", processes=higher)
         try:
@@ -192,9 +192,13 @@ def _unconfirmed(snapshot: Published, away: RedisUnavailable) -> Sequence[str]:
     )
 
 
+def _is_higher(name: str, known: Name) -> bool:
+    return is_believed(term_number(name), known.term.number) and name_order(name) > known.order
+
+
 def _has(member: Member, snapshot: Published) -> bool:
-    number = term_number(member.snapshot)
-    return member.snapshot == str(snapshot.name) or number > snapshot.name.term.number
+    number, own = term_number(member.snapshot), snapshot.name.term.number
+    return member.snapshot == str(snapshot.name) or (number > own and is_believed(number, own))
 
 
 def _number(stored: bytes | None) -> int:

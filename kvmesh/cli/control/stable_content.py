@@ -34,12 +34,17 @@ def all_to_stable(content: Content, now_ms: int) -> Content:
     )
 
 
+def is_believed(number: int, known: int) -> bool:
+    """True if a term's `number` is no junk: at most JUMP_MAX above `known`, as control processes check."""
+    return number <= known + JUMP_MAX
+
+
 def next_term(known: int, numbers: Iterable[int], operator: str) -> Term:
     """Return a term of the operator above `known`, the one on the board, and above all `numbers`.
 
-    A number that is more than JUMP_MAX above `known` is junk and left out, as control processes do.
+    Junk numbers are left out.
     """
-    believed = (number for number in numbers if number <= known + JUMP_MAX)
+    believed = (number for number in numbers if is_believed(number, known))
     return Term(min(max((known, *believed)) + 1, TERM_MAX), f"{LEADER_PREFIX}{operator}")
 
 

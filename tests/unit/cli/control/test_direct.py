@@ -17,7 +17,7 @@ from kvmesh.membership.membership import read_members
 from kvmesh.redis_link import RedisLink, RedisUnavailable
 from kvmesh.snapshot.board import Board, OnBoard, Written
 from kvmesh.snapshot.content import Content, PoolTrack, RolloutState, Track
-from kvmesh.snapshot.published import Published, Term, publish
+from kvmesh.snapshot.published import TERM_MAX, Published, Term, publish
 from tests.unit.cli.control.scripted_control import Shell
 
 AWAY = "Redis at redis://host is unavailable: Connection reset by peer"
@@ -217,6 +217,16 @@ def test_a_board_older_than_the_receivers_is_refused(shell: Shell, leased: str) 
     assert shell.json("events") == []
     shell.run("snapshot", "stable", "--direct", "--force")
     assert on_board(shell.url).name.term.number > 7
+
+
+def test_a_junk_name_in_a_lease_is_no_snapshot(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It hinders no write, and does not count as a receiver that has the new snapshot."""
+    monkeypatch.setattr(direct, "TAKEN_S", 0.0)
+    put(shell.url)
+    lease(shell.url, "decode-0", f"{TERM_MAX - 1}.control-0/1")
+    status, shown, errors = shell.run("snapshot", "stable", "--direct")
+    assert status == 1 and shown.startswith("Wrote 8.operator:") and "decode-0" in shown + errors
+    assert on_board(shell.url).name.term.number == 8
 
 
 def test_a_failed_audit_entry_changes_nothing_else(shell: Shell) -> None:
