@@ -31,12 +31,13 @@ from controlplane.actions import (
 )
 from controlplane.command_queue import Command, CommandQueue
 from controlplane.early_observations import EarlyObservations
+from controlplane.ended_rollouts import EndedRollouts
 from controlplane.facts import frontend_facts, nacks
 from controlplane.judging import Judging, with_golden
 from controlplane.leadership import TAKEOVER_S, Leadership, LeaderState, LeaseAnswer
 from controlplane.library import DESIRED, Document, Library, StoreRead, writing
 from controlplane.observing import tracks_of
-from controlplane.pools.registry import Registry
+from controlplane.pools.registry import Registry, is_of
 from controlplane.rollouts import machine
 from controlplane.rollouts.commands import CommandRefused
 from controlplane.rollouts.document import OBSERVED, DocumentError, RolloutDocument
@@ -61,9 +62,6 @@ READ_S: Final = 1.0
 
 READS_MIN: Final = 2
 """Reads of Redis before a takeover ends. A write of the term before may have followed the first one."""
-
-ENDED_KEPT: Final = 256
-"""Rollouts that are known as taken back. The oldest is forgotten first."""
 
 NOT_LEADER: Final = "this process does not lead"
 NO_REDIS: Final = "Redis does not answer, so nothing was changed"
@@ -128,8 +126,7 @@ class ControlCore:
         """The content of a mesh without any snapshot."""
         self._versions = dict(versions)
         self._wall = wall
-        self._ended: dict[str, str] = {}
-        """Rollouts that receivers and snapshots name as taken back, each with a stable pool since then; empty: unknown."""
+        self._ended = EndedRollouts()
         self._writes = 0
         """Number of the last write."""
         self._write: Write | None = None
@@ -164,6 +161,11 @@ class ControlCore:
         """Return the model version of each configured pool. Another pool with a lease gets no traffic."""
         return dict(self._versions)
 
+    def _served_versions(self) -> dict[str, str]:
+        """Return the model version that each pool must have. A running rollout goes on with those of its start."""
+        running = self.library.running
+        return self._versions | (running.versions if running is not None else {})
+
     def view(self, now_s: float) -> View:
         """Return the facts by which the running rollout is decided."""
         wall_s, document, judging = self._wall(), self.library.running, self.judging
@@ -174,7 +176,9 @@ class ControlCore:
         golden = self._golden.facts(document) if document is not None else GoldenFacts()
         verdict = judging.verdict(wall_s) if judging is not None and is_judged else NO_VERDICT
         return View(
-            pools=self.registry.facts(self._versions, self.receivers, self.library.desired.content_cordons()),
+            pools=self.registry.facts(
+                self._served_versions(), self.receivers, self.library.desired.content_cordons()
+            ),
             frontends=frontend_facts(self.receivers, name, now_s),
             incapable=self.registry.incapable(),
             nacks=nacks(self.receivers, name, latest.name if latest is not None else NO_NAME),
@@ -272,8 +276,9 @@ class ControlCore:
         boots = self.registry.take(members, now_s)
         self.receivers.list_members(members, now_s)
         if self.judging is not None:
-            wall_s = self._wall()
-            self.judging.boots([replace(boot, at_s=wall_s) for boot in boots], tracks_of(self.content))
+            wall_s, versions = self._wall(), self._served_versions()
+            counted = [boot for boot in boots if is_of(boot.model_version, versions.get(boot.pool))]
+            self.judging.boots([replace(boot, at_s=wall_s) for boot in counted], tracks_of(self.content))
         self._advance(now_s)
 
     def on_hello(
@@ -281,7 +286,7 @@ class ControlCore:
     ) -> None:
         """Take a receiver that opened its stream, with the snapshot in force there."""
         self.receivers.hello(receiver, now_s)
-        self._note_ended(ended)
+        self._ended.note(ended)
         if snapshot is not None:
             receiver.applied = snapshot.name
             self._see(snapshot, now_s)
@@ -414,7 +419,7 @@ class ControlCore:
             return
         orphan = takeover.orphan([each.id for each in self.library.rollouts], highest.content)
         if orphan and orphan not in self._ended:
-            self._ended[orphan] = ""
+            self._ended.note([orphan])
             self._event("rollout.lost", orphan, "its document is lost, so all traffic goes to stable")
 
     def _step_down(self) -> None:
@@ -442,7 +447,7 @@ class ControlCore:
         judging.follow(document, wall_s)
         decision = machine.step(document, self.view(now_s), wall_s)
         if decision.runs_golden and is_leader:
-            self._actions += self._golden.due(document, self.registry.ordered(), now_s)
+            self._actions += self._golden.due(document, self.registry.serving(self._served_versions()), now_s)
         after = decision.document
         if after is None or not (is_leader or after.is_taken_back):
             return
@@ -558,16 +563,9 @@ class ControlCore:
 
     def _see(self, snapshot: Published, now_s: float) -> None:
         is_foreign = self.publisher.is_foreign(snapshot.name)
-        self._note_ended(snapshot.content.ended_rollouts, snapshot.content.stable.pool)
+        self._ended.see(snapshot)
         self.publisher.see(snapshot)
         self._hear(snapshot.name.term, now_s, is_foreign=is_foreign)
-
-    def _note_ended(self, rollouts: Iterable[str], stable_pool: str = "") -> None:
-        """Take rollouts that were taken back. `stable_pool`: the stable pool of a snapshot that names them."""
-        for rollout in rollouts:
-            self._ended[rollout] = stable_pool or self._ended.get(rollout, "")
-        while len(self._ended) > ENDED_KEPT:
-            del self._ended[next(iter(self._ended))]
 
     def _hear(self, term: Term, now_s: float, *, is_foreign: bool = False) -> None:
         """Take a number above a term that this leader cannot supersede: another leader was there.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import zlib
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Final, TypedDict
 
 import msgspec
 from msgspec.structs import replace
@@ -65,6 +65,23 @@ _RESULTS: Final = {
     GateState.INCONCLUSIVE: "inconclusive",
     GateState.NOT_APPLICABLE: "reported",
 }
+
+
+_PERCENT: Final = 100.0
+_UNITS: Final = {
+    "errors": (_PERCENT, "% of sessions"),
+    "errors_absolute": (_PERCENT, "% of sessions"),
+    "ttft_absolute": (_PERCENT, "% of sessions"),
+    "ttft": (1.0, "ratio"),
+    "gap": (1.0, "ratio"),
+    "computed_share": (1.0, "ratio"),
+    "observations": (_PERCENT, "% missing"),
+    "hang": (_PERCENT, "% of open requests"),
+    "crash_loop": (1.0, "boots"),
+    "ejections": (1.0, "ejections"),
+    LEAK: (1.0 / MIB, "MiB"),
+}
+"""By gate: factor of figure and bound, and their unit."""
 
 
 class Judging:
@@ -155,7 +172,11 @@ class Judging:
     def verdict(self, now_s: float) -> verdicts.Verdict:
         """Return the judge's verdict on the present step. Before the first it has the sessions of stable alone."""
         if not self._step:
-            stable = verdicts.TrackSamples(track=STABLE, sessions=self._judge.recent_sessions())
+            stable = verdicts.TrackSamples(
+                track=STABLE,
+                sessions=self._judge.recent_sessions(),
+                seconds=self._judge.recent_seconds(),
+            )
             return replace(verdicts.NO_VERDICT, samples=(stable,))
         at_s = self._clock.at(now_s)
         verdict = self._judge.look(at_s)
@@ -211,21 +232,20 @@ def _told(verdict: Verdict, judge: judging.Judge, now_s: float) -> verdicts.Verd
     gates = [
         verdicts.Gate(
             name=gate.gate,
-            figure=gate.figure,
-            bound=gate.bound,
+            **_measured(gate.gate, gate.figure, gate.bound),
             p=gate.p,
             alpha=gate.alpha,
             result=_RESULTS[gate.state],
             reason=gate.reason,
+            canary_samples=gate.canary_samples,
+            comparison_samples=gate.comparison_samples,
         )
         for gate in verdict.gates
     ]
-    gates = [_in_mib(gate) if gate.name == LEAK else gate for gate in gates]
     gates += [
         verdicts.Gate(
             name=f"{need.gate} before 50 %",
-            figure=need.figure,
-            bound=need.bound,
+            **_measured(need.gate, need.figure, need.bound),
             result="passes" if need.is_met else "needs more",
             reason=f"{need.measure}; {need.reason}",
         )
@@ -240,22 +260,36 @@ def _told(verdict: Verdict, judge: judging.Judge, now_s: float) -> verdicts.Verd
                 track=arm.track,
                 sessions=arm.sessions,
                 requests=arm.ok + arm.client + arm.failed,
-                errors=arm.failed,
+                errors=arm.error_sessions,
                 open=arm.open,
+                client_errors=arm.client,
+                output_tokens_mean=arm.output_tokens_mean,
+                finish_reasons=dict(arm.finish_reasons),
             )
             for arm in status.arms
         ),
         looks=verdict.looks,
         next_look_samples=status.next_look_sessions,
         is_weak=verdict.is_weaker,
+        comparison=verdict.comparison,
         needs=tuple(missing(need) for need in verdict.needs if not need.is_met),
     )
 
 
-def _in_mib(gate: verdicts.Gate) -> verdicts.Gate:
-    figure = None if gate.figure is None else gate.figure / MIB
-    bound = None if gate.bound is None else gate.bound / MIB
-    return replace(gate, figure=figure, bound=bound, unit="MiB")
+class _Measured(TypedDict):
+    figure: float | None
+    bound: float | None
+    unit: str
+
+
+def _measured(gate: str, figure: float | None, bound: float | None) -> _Measured:
+    """Return figure and bound of a gate in the unit for people."""
+    factor, unit = _UNITS.get(gate, (1.0, ""))
+    return {
+        "figure": None if figure is None else figure * factor,
+        "bound": None if bound is None else bound * factor,
+        "unit": unit,
+    }
 
 
 def missing(need: Need) -> str:

@@ -113,7 +113,8 @@ def _end(row: pb.RequestEnd, track: Track, end_s: float) -> RequestEnd:
         prefill=row.prefill_replica,
         decode=row.decode_replica,
         failed_attempts=tuple(
-            FailedAttempt(each.fault, each.replica, ended_s) for each in row.failed_attempts
+            FailedAttempt(each.fault, each.replica, ended_s - each.age_ms / 1000)
+            for each in row.failed_attempts
         ),
     )
 

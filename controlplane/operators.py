@@ -120,8 +120,9 @@ class Operators:
         return Prepared(what, request.process_id, make, reason)
 
     def uncordon(self, request: pb.UncordonReplicaRequest) -> Prepared:
-        """Put a process into use again. An unknown process is one that has left."""
-        _check_name("process_id", request.process_id)
+        """Put a process into use again, also one that has left a short time ago."""
+        if not self.is_cordoned(request.process_id) and not self._core.registry.knows(request.process_id):
+            self._member(request.process_id)
 
         def make(_: float) -> tuple[Document, tuple[str, ...]]:
             desired = self._core.library.desired
@@ -189,6 +190,8 @@ class Operators:
             most = rollout_commands.AUTHOR_CHARACTERS_MAX
             raise _not_allowed("by", f"{len(request.by)} characters", f"up to {most} characters are allowed")
         document = self._rollout(request.rollout)
+        if request.change == pb.ChangeRolloutRequest.CHANGE_ATTEST:
+            _check_requirement(request.requirement, document)
         wanted = rollout_commands.of_message(request, author.name)
 
         def make(now_s: float) -> tuple[Document, tuple[str, ...]]:
@@ -263,11 +266,8 @@ class Operators:
         member = self._core.registry.members.get(process_id)
         if member is None:
             known = listed(self._core.registry.members) or "none"
-            raise MeshError(
-                "NAME_UNKNOWN",
-                f'no process is named "{process_id[:64]}"; there are: {known} (`kvmesh replicas` lists all)',
-                {"field": "process_id", "value": process_id[:64]},
-            )
+            allowed = f"there are: {known} (`kvmesh replicas` lists all)"
+            raise unknown_name("process_id", process_id, f"no process has that name; {allowed}")
         return member
 
     def _rollout(self, name: str) -> RolloutDocument:
@@ -299,10 +299,16 @@ _CHANGES: Final = {
 
 def unknown_rollout(name: str) -> MeshError:
     """Return the refusal for a rollout that is not there."""
-    text = "no rollout has run in this mesh"
-    if name:
-        text = f'no rollout is named "{name[:64]}"; `kvmesh rollout history` lists the rollouts'
-    return MeshError("NAME_UNKNOWN", text, {"field": "rollout", "value": name[:64]})
+    if not name:
+        return MeshError("NO_ROLLOUT", "no rollout has run in this mesh")
+    return unknown_name(
+        "rollout", name, "no rollout has that name; `kvmesh rollout history` lists the rollouts"
+    )
+
+
+def unknown_name(field: str, value: str, allowed: str) -> MeshError:
+    """Return the refusal of a name that nothing has. `allowed`: a clause about the names that there are."""
+    return invalid("NAME_UNKNOWN", [Violation(field, f'"{value[:64]}"', allowed, is_clause=True)])
 
 
 def _next(desired: Desired, before: Desired) -> Desired:
@@ -313,6 +319,12 @@ def _reason(text: str) -> str:
     if len(text) > REASON_MAX:
         raise _not_allowed("reason", f"{len(text)} characters", f"up to {REASON_MAX} characters are allowed")
     return text
+
+
+def _check_requirement(name: str, document: RolloutDocument) -> None:
+    if name not in document.settings.requirements:
+        names = ", ".join(document.settings.requirements) or "none"
+        raise _not_allowed("requirement", f'"{name[:64]}"', f"this rollout requires: {names}")
 
 
 def _check_name(field: str, name: str) -> None:

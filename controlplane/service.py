@@ -15,7 +15,7 @@ from controlplane.actions import AppendEvent
 from controlplane.command_queue import Author
 from controlplane.core import NO_REDIS, NOT_LEADER, UNKNOWN, ControlCore, refused
 from controlplane.loop import ControlLoop
-from controlplane.operators import STABLE, Operators, Prepared, unknown_rollout
+from controlplane.operators import STABLE, Operators, Prepared, unknown_name, unknown_rollout
 from controlplane.rollouts import document as documents
 from controlplane.rollouts.commands import CommandRefused
 from controlplane.rollouts.document import RolloutDocument
@@ -135,6 +135,7 @@ class ControlPlaneServicer(control_pb2_grpc.ControlPlaneServiceServicer):
     async def CordonReplica(
         self, request: pb.CordonReplicaRequest, context: Context
     ) -> pb.CordonReplicaResponse:
+        self._check_leads()
         prepared = self._operators.cordon(request, self._author(context))
         await self._run(prepared, context, is_trial=request.validate_only)
         assert isinstance(prepared.made, Desired)
@@ -147,8 +148,8 @@ class ControlPlaneServicer(control_pb2_grpc.ControlPlaneServiceServicer):
     async def UncordonReplica(
         self, request: pb.UncordonReplicaRequest, context: Context
     ) -> pb.UncordonReplicaResponse:
-        prepared = self._operators.uncordon(request)
         self._check_leads()
+        prepared = self._operators.uncordon(request)
         was_cordoned = self._operators.is_cordoned(request.process_id)
         if was_cordoned:
             await self._run(prepared, context, is_trial=request.validate_only)
@@ -275,11 +276,7 @@ class ControlPlaneServicer(control_pb2_grpc.ControlPlaneServiceServicer):
         history = await self._history(HISTORY)
         found = next((each.snapshot for each in history if str(each.snapshot.name) == name), None)
         if found is None:
-            raise MeshError(
-                "NAME_UNKNOWN",
-                f'to is "{name[:64]}"; "{STABLE}" or a name of `kvmesh snapshot history` is allowed',
-                {"field": "to", "value": name[:64]},
-            )
+            raise unknown_name("to", name, f'"{STABLE}" or a name of `kvmesh snapshot history` is allowed')
         return found
 
 

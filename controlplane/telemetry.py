@@ -11,8 +11,9 @@ from controlplane import views
 from controlplane.core import ControlCore
 from controlplane.loop import ControlLoop
 from controlplane.rollouts.verdict import Verdict
-from kvmesh.clock import Clock
+from kvmesh.clock import Clock, wall_s
 from kvmesh.metrics import Metrics
+from kvmesh.snapshot.content import RolloutState
 
 GATES: Final = ("errors", "ttft", "gap", "computed_share")
 """Gates with a statistical test."""
@@ -56,6 +57,18 @@ def _export_rollout(core: ControlCore, metrics: Metrics) -> None:
     metrics.gauge(
         "canary_weight_percent", "Weight of the canary in force.", lambda: core.content.canary_percent
     )
+    for state in RolloutState:
+        metrics.gauge(
+            "rollout_state",
+            "1 for the state of the running rollout, or of the last one.",
+            partial(_is_in, core, state.name),
+            state=state.name,
+        )
+    metrics.gauge(
+        "rollout_unchanged_seconds",
+        "Seconds since the running rollout changed its state or its step; 0: none runs.",
+        lambda: _unchanged_s(core),
+    )
     metrics.gauge("rollout_step", "Step of the running rollout; 0: none.", lambda: _step(core))
     for track in TRACKS:
         metrics.gauge(
@@ -77,6 +90,16 @@ def _term(core: ControlCore) -> float:
     if core.leads:
         return core.leadership.term.number
     return core.publisher.latest.name.term.number if core.publisher.latest is not None else 0
+
+
+def _is_in(core: ControlCore, state: str) -> float:
+    document = core.library.current
+    return float(state == (document.state_name if document is not None else RolloutState.NONE.name))
+
+
+def _unchanged_s(core: ControlCore) -> float:
+    running = core.library.running
+    return max(0.0, wall_s() - running.changed_s) if running is not None else 0.0
 
 
 def _step(core: ControlCore) -> float:

@@ -71,7 +71,8 @@ TABLE: Final[Mapping[str, grpc.StatusCode]] = {
     # Commands at the control plane.
     "NOT_LEADER": grpc.StatusCode.FAILED_PRECONDITION,
     "CHANGE_REFUSED": grpc.StatusCode.FAILED_PRECONDITION,
-    "NAME_UNKNOWN": grpc.StatusCode.NOT_FOUND,
+    "NAME_UNKNOWN": grpc.StatusCode.INVALID_ARGUMENT,
+    "NO_ROLLOUT": grpc.StatusCode.NOT_FOUND,
     "STORE_UNAVAILABLE": grpc.StatusCode.UNAVAILABLE,
     # The client has left, and does not read this status.
     "CLIENT_GONE": grpc.StatusCode.CANCELLED,

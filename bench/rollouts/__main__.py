@@ -208,8 +208,9 @@ def _redraw_lines(found: redrawing.RedrawFigures, seed: int, minutes: float) -> 
     share = found.false_rollbacks / found.rollouts
     sentence = (
         f"{found.false_rollbacks} of {found.rollouts} rollouts rolled back ({share:.2%}), upper 95 % bound "
-        f"{found.upper_bound:.2%} (aim: at most {redrawing.FALSE_MAX:.0%}); seed {seed}, {found.looks_mean:.1f} looks "
-        f"each, {minutes:.1f} recorded minutes, {found.inconclusive_share:.1%} of the steps inconclusive."
+        f"{found.upper_bound:.2%} (aim: at most {redrawing.FALSE_MAX:.0%}). The seed is {seed}, and {minutes:.1f} minutes "
+        f"are recorded. A rollout has {found.looks_mean:.1f} looks, and {found.inconclusive_share:.1%} of the steps are "
+        "inconclusive."
     )
     return [sentence, *pages.items(f"{gate}: {number}" for gate, number in sorted(found.by_gate.items()))]
 

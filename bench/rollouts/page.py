@@ -80,7 +80,7 @@ def _row(case: Case, records: Sequence[Record]) -> tuple[str, ...]:
         f"{sum(each.is_as_wanted for each in records)} of {len(records)}",
         _distinct(each.state.lower().replace("_", " ") for each in records),
         _distinct(str(each.weight_percent) for each in records),
-        _distinct(each.gate or _short(each.reason) for each in records),
+        _distinct(each.gate.replace(", ", " and ") or _short(each.reason) for each in records),
         pages.spread((each.back_s for each in records), 1),
         pages.spread((float(each.arrived) for each in records if case.is_faulty), 0),
         ", ".join(bad) or str(outside),
@@ -128,7 +128,7 @@ def _distinct(texts: Iterable[str]) -> str:
         counted[text] = counted.get(text, 0) + 1
     if len(counted) == 1:
         return next(iter(counted))
-    return ", ".join(f"{text} ({number}x)" for text, number in counted.items())
+    return "; ".join(f"{text} in {number}" for text, number in counted.items())
 
 
 def _short(reason: str) -> str:

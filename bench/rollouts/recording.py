@@ -1,4 +1,4 @@
-"""Recorded observations: a file of JSON lines, one line per batch.
+"""Recorded observations: a file of JSON lines, one line per batch, plain or compressed (.xz).
 
 A line is an object: `at_s`, the time at which the leader had the batch, in seconds of any clock that only rises; `ends`
 and `open_requests`, rows as in `controlplane.rollouts.judge.observation`. Tracks in the rows are ignored: a redraw
@@ -7,10 +7,11 @@ assigns them anew.
 
 from __future__ import annotations
 
+import lzma
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 import msgspec
 
@@ -65,7 +66,10 @@ def read_all(paths: Sequence[Path]) -> tuple[Block, ...]:
 
 def read(path: Path) -> tuple[Block, ...]:
     """Read the whole blocks of a file. Raises RecordingError with the line and the field that is wrong."""
-    blocks = tuple(_blocks(_lines(path)))
+    try:
+        blocks = tuple(_blocks(_lines(path)))
+    except (lzma.LZMAError, EOFError) as error:
+        raise RecordingError(f"{path} is no whole .xz file: {error}") from error
     if not blocks:
         raise RecordingError(f"{path} is shorter than one block of {BLOCK_S} s")
     return blocks
@@ -74,7 +78,7 @@ def read(path: Path) -> tuple[Block, ...]:
 def _lines(path: Path) -> Iterator[RecordedBatch]:
     decoder = msgspec.json.Decoder(RecordedBatch)
     last_s = float("-inf")
-    with path.open("rb") as file:
+    with _opened(path) as file:
         for number, line in enumerate(file, 1):
             try:
                 batch = decoder.decode(line)
@@ -87,6 +91,11 @@ def _lines(path: Path) -> Iterator[RecordedBatch]:
                 )
             last_s = batch.at_s
             yield batch
+
+
+def _opened(path: Path) -> IO[bytes]:
+    """Open a recording, plain or compressed (.xz)."""
+    return lzma.open(path, "rb") if path.suffix == ".xz" else path.open("rb")
 
 
 def _blocks(batches: Iterable[RecordedBatch]) -> Iterator[Block]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from controlplane.rollouts.capacity import prefill_load
 from controlplane.rollouts.view import PoolFacts
@@ -23,19 +23,36 @@ BOOT_WINDOW_S: Final = 600.0
 BOOTS_MAX: Final = 16
 """Starts of one process that are remembered."""
 
+OTHERS_MAX: Final = 5
+"""Processes of another version that are named."""
+
 LOAD_MAX: Final = 1e6
 """Largest prefill load that a router can report, seconds per second."""
 
 ROLES: Final = ("frontend", "router", "prefill", "decode")
 
 
+class _Seen(NamedTuple):
+    """A start of a process, or of its engine, and the time at which it was first seen."""
+
+    boot_id: str
+    engine_boot_id: str
+    """Empty while the process has no engine."""
+    at_s: float
+
+    def is_of(self, member: Member) -> bool:
+        """True if the lease of `member` shows this start."""
+        return (self.boot_id, self.engine_boot_id) == (member.boot_id, member.engine_boot_id)
+
+
 @dataclass(frozen=True, slots=True)
 class Boot:
-    """The start of a process."""
+    """The start of a process, or of its engine alone."""
 
     pool: str
     process_id: str
     at_s: float
+    model_version: str = ""
 
 
 class Registry:
@@ -43,8 +60,8 @@ class Registry:
 
     def __init__(self) -> None:
         self.members: dict[str, Member] = {}
-        self._boots: dict[str, deque[tuple[str, float]]] = {}
-        """Process -> boot ids with the time at which each was first seen."""
+        self._boots: dict[str, deque[_Seen]] = {}
+        """Starts of each process and of its engine, the latest last."""
 
     def take(self, members: Iterable[Member], now_s: float) -> list[Boot]:
         """Take the leases. Return the starts that were not known; those of the first poll are not among them."""
@@ -53,18 +70,26 @@ class Registry:
         started = []
         for member in self.members.values():
             boots = self._boots.setdefault(member.process_id, deque(maxlen=BOOTS_MAX))
-            if all(boot_id != member.boot_id for boot_id, _ in boots):
-                boots.append((member.boot_id, now_s))
-                if not is_first:
-                    started.append(Boot(member.pool, member.process_id, now_s))
+            if _is_start(member, boots) and not is_first:
+                started.append(Boot(member.pool, member.process_id, now_s, member.model_version))
+            if not any(seen.is_of(member) for seen in boots):
+                boots.append(_Seen(member.boot_id, member.engine_boot_id, now_s))
         for name, boots in list(self._boots.items()):
-            if name not in self.members and now_s - boots[-1][1] > BOOT_WINDOW_S:
+            if name not in self.members and now_s - boots[-1].at_s > BOOT_WINDOW_S:
                 del self._boots[name]
         return started
 
     def ordered(self) -> list[Member]:
         """Return all members, ordered by name."""
         return [self.members[name] for name in sorted(self.members)]
+
+    def serving(self, versions: Mapping[str, str]) -> list[Member]:
+        """Return the members of the pools in `versions` that have the version of their pool, ordered by name."""
+        return [each for each in self.ordered() if is_of(each.model_version, versions.get(each.pool))]
+
+    def knows(self, process_id: str) -> bool:
+        """True if the process has a lease, or had one within BOOT_WINDOW_S: it may be about to return."""
+        return process_id in self._boots
 
     def incapable(self) -> tuple[str, ...]:
         """Return the names of processes that do not know pools, in order."""
@@ -86,14 +111,20 @@ class Registry:
         ]
 
     def facts(
-        self, pools: Iterable[str], receivers: Receivers, cordons: Iterable[Cordon]
+        self, versions: Mapping[str, str], receivers: Receivers, cordons: Iterable[Cordon]
     ) -> dict[str, PoolFacts]:
-        """Return the facts of `pools`."""
+        """Return the facts of each pool in `versions`, model version by pool. Processes of another version do not count."""
         cordons = tuple(cordons)
-        return {pool: self._facts(pool, receivers, cordons) for pool in pools}
+        return {pool: self._facts(pool, version, receivers, cordons) for pool, version in versions.items()}
 
-    def _facts(self, pool: str, receivers: Receivers, cordons: tuple[Cordon, ...]) -> PoolFacts:
-        members = [member for member in self.members.values() if member.pool == pool]
+    def _facts(self, pool: str, version: str, receivers: Receivers, cordons: tuple[Cordon, ...]) -> PoolFacts:
+        of_pool = [member for member in self.members.values() if member.pool == pool]
+        members = [member for member in of_pool if is_of(member.model_version, version)]
+        others = sorted(
+            f'{member.process_id} serves "{member.model_version}"'
+            for member in of_pool
+            if member not in members
+        )
         used = [member for member in members if is_in_use(member, cordons)]
         counts = {role: sum(member.role == role for member in used) for role in ROLES}
         known = {each.process_id: each for each in receivers if each.is_connected}
@@ -114,7 +145,21 @@ class Registry:
             prefill_load=prefill_load(load_share, uncached, counts["prefill"]) if has_load else None,
             uncached_prefill=uncached if has_load else None,
             live_requests=max(live, default=None if members else 0),
+            other_versions=tuple(others[:OTHERS_MAX]),
         )
+
+
+def _is_start(member: Member, boots: Sequence[_Seen]) -> bool:
+    """True if the process or its engine has started. The first engine of a boot belongs to the start of the process."""
+    engines = {seen.engine_boot_id for seen in boots if seen.boot_id == member.boot_id}
+    if not engines:
+        return True
+    return bool(member.engine_boot_id) and bool(engines - {""}) and member.engine_boot_id not in engines
+
+
+def is_of(model_version: str, configured: str | None) -> bool:
+    """True if a lease with `model_version` is of a pool with the version `configured`. Empty: any version."""
+    return configured is not None and (not model_version or not configured or model_version == configured)
 
 
 def is_sound(report: pb.ReceiverReport) -> bool:

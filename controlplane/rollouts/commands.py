@@ -97,6 +97,7 @@ def start(
         *conditions.leader(view),
         *conditions.incapable(view),
         *conditions.without_prefill(from_pool, view),
+        *conditions.other_versions(settings.to_pool, to_version, view),
     ]
     if view.other_rollout:
         refused.append(f'the rollout "{view.other_rollout}" is not over, and one rollout runs at a time')

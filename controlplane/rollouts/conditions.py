@@ -26,6 +26,9 @@ REQUIRED_FROM_PERCENT: Final = 50
 EARLIER_SESSIONS_MIN: Final = 50
 """Sessions of stable that a first step of 100 % needs before it, as many as the judge's first look has of the canary."""
 
+EARLIER_S_MIN: Final = 120
+"""Seconds of stable that a first step of 100 % needs before it. Errors come in bursts, and few seconds are few bursts."""
+
 ARM_MISSING_S: Final = 5.0
 """Time without a process of a role until the canary counts as gone. A lease outlives its process by 3 s."""
 
@@ -161,6 +164,13 @@ def without_prefill(pool: str, view: View) -> Iterator[str]:
         yield f'the pool "{pool}" has decode replicas and no prefill replica; rollouts need both in each pool'
 
 
+def other_versions(pool: str, version: str, view: View) -> Iterator[str]:
+    """Yield the refusal of a rollout to a pool that has another version than the configured one."""
+    facts = view.pool(pool)
+    if facts.other_versions and not facts.is_complete:
+        yield f'the pool "{pool}" is configured for "{version}", and {", ".join(facts.other_versions)}'
+
+
 def too_small(document: RolloutDocument, step: int, view: View) -> Iterator[str]:
     """Yield the pools that are too small for `step`. Nothing for a forced rollout."""
     if document.origin.is_forced:
@@ -224,7 +234,8 @@ def _unready(settings: RolloutSettings, from_pool: str, view: View) -> Iterator[
 def _unplaceable(name: str, view: View) -> Iterator[str]:
     pool = view.pool(name)
     if not pool.is_complete:
-        yield f'the pool "{name}" has no {" and no ".join(pool.missing_roles)}'
+        others = f" of its version: {', '.join(pool.other_versions)}" if pool.other_versions else ""
+        yield f'the pool "{name}" has no {" and no ".join(pool.missing_roles)}{others}'
     elif not pool.can_place:
         yield f'no router of the pool "{name}" can place requests'
 
@@ -257,6 +268,12 @@ def _unknown_before(document: RolloutDocument, view: View) -> Iterator[str]:
         yield (
             f"{known} of {EARLIER_SESSIONS_MIN} sessions of the stable pool were observed; a first step of 100 % "
             "is compared with them"
+        )
+    seconds = sum(each.seconds for each in view.verdict.samples if each.track == "stable")
+    if seconds < EARLIER_S_MIN:
+        yield (
+            f"the stable pool was observed for {seconds} of {EARLIER_S_MIN} s; a first step of 100 % is compared "
+            "with that time"
         )
 
 

@@ -164,6 +164,13 @@ class RolloutDocument(msgspec.Struct, frozen=True, kw_only=True):
         return self.state in TAKEN_BACK
 
     @property
+    def versions(self) -> dict[str, str]:
+        """Model version that each pool of the rollout had at its start."""
+        pools = {self.from_pool: self.from_version, self.to_pool: self.to_version}
+        baseline = self.settings.baseline_pool
+        return pools | ({baseline: self.from_version} if baseline else {})
+
+    @property
     def to_pool(self) -> str:
         """Pool of the new version."""
         return self.settings.to_pool

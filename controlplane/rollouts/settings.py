@@ -19,6 +19,11 @@ STEPS_PERCENT: Final = (1, 5, 25, 50, 100)
 STEPS_MAX: Final = 16
 BAKE_S: Final = 120.0
 BAKE_MAX_S: Final = 30 * 60.0
+"""At least; twice the bake time if that is more."""
+
+BAKE_REST_S: Final = 10.0
+"""The longest time of a step is longer than the bake time by so much: the weight rises, and frontends apply it."""
+
 KEEP_OLD_S: Final = 3600.0
 """Defaults of production. Tests use steps of 10, 50 and 100 percent, 10 to 300 s, and keep the old pool for 10 s."""
 
@@ -100,7 +105,7 @@ def parse(
         baseline_pool=message.baseline_pool,
         steps_percent=tuple(message.steps_percent) or STEPS_PERCENT,
         bake_s=_seconds(message, "bake", BAKE_S),
-        bake_max_s=_seconds(message, "bake_max", max(BAKE_MAX_S, _seconds(message, "bake", BAKE_S))),
+        bake_max_s=_seconds(message, "bake_max", max(BAKE_MAX_S, 2 * _seconds(message, "bake", BAKE_S))),
         keep_old_s=_seconds(message, "keep_old", KEEP_OLD_S),
         expectation=_expectation(message.expectation),
         on_inconclusive=_on_inconclusive(message.on_inconclusive),
@@ -112,6 +117,13 @@ def parse(
     )
     _check_pools(settings, versions, stable_pool)
     check_ranges(settings)
+    least_s = settings.bake_s + BAKE_REST_S
+    if settings.bake_max_s < least_s:
+        raise SettingsError(
+            "bake_max",
+            f"{settings.bake_max_s:g} s",
+            f"at least bake and {BAKE_REST_S:g} s ({least_s:g} s) is needed",
+        )
     version = versions[settings.to_pool]
     is_without_set = golden_versions is not None and version not in golden_versions
     if settings.expectation is Expectation.DIFFERENT and is_without_set:
@@ -222,10 +234,6 @@ def _check_times(settings: RolloutSettings) -> None:
     ):
         if not low <= value <= high:
             raise SettingsError(field, f"{value:g} s", f"{low:g} to {high:g} s is allowed")
-    if settings.bake_max_s < settings.bake_s:
-        raise SettingsError(
-            "bake_max", f"{settings.bake_max_s:g} s", f"at least bake ({settings.bake_s:g} s) is needed"
-        )
     low, high = TTFT_P95_RANGE_S
     if not low <= settings.ttft_p95_max_s <= high:  # false for NaN as well
         raise SettingsError(

@@ -45,9 +45,11 @@ class Gate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     alpha: float | None = None
     result: str = ""
     reason: str = ""
+    canary_samples: int = 0
+    comparison_samples: int = 0
 
 
-class TrackSamples(msgspec.Struct, frozen=True, kw_only=True):
+class TrackSamples(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Samples of one track: "stable", "canary" or "baseline"."""
 
     track: str
@@ -55,6 +57,14 @@ class TrackSamples(msgspec.Struct, frozen=True, kw_only=True):
     requests: int = 0
     errors: int = 0
     open: int = 0
+    client_errors: int = 0
+    """Errors that clients caused. Reported, not judged."""
+    output_tokens_mean: float | None = None
+    """Reported, not judged."""
+    finish_reasons: dict[str, int] = {}
+    """Reported, not judged."""
+    seconds: int = 0
+    """Seconds in which a request ended. Of stable before the first step alone."""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -67,6 +77,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     looks: int = 0
     next_look_samples: int = 0
     is_weak: bool = False
+    comparison: str = ""
+    """Arm that the canary is compared with, in words."""
     needs: tuple[str, ...] = ()
     """Bounds that are not met and must be before 50 %, one sentence each. A step below 50 % may follow without them."""
 
@@ -88,12 +100,17 @@ def to_message(verdict: Verdict) -> pb.Verdict:
                 requests=each.requests,
                 errors=each.errors,
                 open=each.open,
+                client_errors=each.client_errors,
+                output_tokens_mean=each.output_tokens_mean,
+                finish_reasons=each.finish_reasons,
+                observed_seconds=each.seconds,
             )
             for each in verdict.samples
         ],
         looks=verdict.looks,
         next_look_samples=verdict.next_look_samples,
         is_weak=verdict.is_weak,
+        comparison=verdict.comparison,
     )
 
 
@@ -112,6 +129,8 @@ def of_message(message: pb.Verdict) -> Verdict:
                 alpha=gate.alpha if gate.HasField("alpha") else None,
                 result=gate.result,
                 reason=gate.reason,
+                canary_samples=gate.canary_samples,
+                comparison_samples=gate.comparison_samples,
             )
             for gate in message.gates
         ),
@@ -122,12 +141,17 @@ def of_message(message: pb.Verdict) -> Verdict:
                 requests=each.requests,
                 errors=each.errors,
                 open=each.open,
+                client_errors=each.client_errors,
+                output_tokens_mean=each.output_tokens_mean if each.HasField("output_tokens_mean") else None,
+                finish_reasons=dict(each.finish_reasons),
+                seconds=each.observed_seconds,
             )
             for each in message.samples
         ),
         looks=message.looks,
         next_look_samples=message.next_look_samples,
         is_weak=message.is_weak,
+        comparison=message.comparison,
     )
 
 
@@ -142,6 +166,8 @@ def _gates(gates: Iterable[Gate]) -> list[pb.Gate]:
             alpha=gate.alpha,
             result=gate.result,
             reason=gate.reason,
+            canary_samples=gate.canary_samples,
+            comparison_samples=gate.comparison_samples,
         )
         for gate in gates
     ]

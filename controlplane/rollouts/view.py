@@ -36,6 +36,8 @@ class PoolFacts:
     """Prefill work of the arriving requests as if no cache hit, in seconds per second. None: unknown."""
     live_requests: int | None = None
     """Requests that the pool still serves. None: unknown."""
+    other_versions: tuple[str, ...] = ()
+    """Processes with another model version than the configured one, in words. They count nowhere."""
 
     @property
     def is_complete(self) -> bool:

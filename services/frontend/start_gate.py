@@ -1,7 +1,8 @@
 """Keeps a frontend that has just started from diverting requests, until it has found its routers.
 
 A new frontend finds the routers one by one. Before the router of its own pool is up, a request would go to the pool whose
-router was found first, be it the canary's. Until the gate opens, such a request waits for its own pool instead.
+router was found first, be it the canary's. Until the gate opens, such a request waits for its own pool instead. A pool
+whose router is up, and reports that it cannot place, is left at once.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ log = logging.getLogger(__name__)
 WAIT_S: Final = 2.0
 """Longest wait for the other routers, from the first one on. A pool that has none by then is down."""
 
+REQUEST_WAIT_S: Final = 4.0
+"""Longest wait of a request, however late the first router was found. At 5 s the client learns the model version."""
+
 CHECK_INTERVAL_S: Final = 0.02
 
 
@@ -32,14 +36,18 @@ class StartGate:
         self._first_s: float | None = None
         """Time at which the first router was seen."""
 
-    def check(self, now_s: float, *, has_router: bool, is_complete: bool) -> bool:
+    def check(
+        self, now_s: float, *, has_router: bool, is_complete: bool, request_wait_s: float = 0.0
+    ) -> bool:
         """Take the present state, and return `is_open`.
 
-        `has_router`: some router can place. `is_complete`: each pool that the weights may choose can place.
+        `has_router`: some router can place. `is_complete`: each pool that the weights may choose has a router that is up.
+        `request_wait_s`: age of the oldest request that waits for a router.
         """
         if has_router and self._first_s is None:
             self._first_s = now_s
-        if is_complete or (self._first_s is not None and now_s - self._first_s >= WAIT_S):
+        is_over = self._first_s is not None and now_s - self._first_s >= WAIT_S
+        if is_complete or is_over or (has_router and request_wait_s >= REQUEST_WAIT_S):
             self.is_open = True
         return self.is_open
 
@@ -51,10 +59,12 @@ async def hold_diversions(
     gate, pools = StartGate(), core.pools
     pools.may_divert = False
     while not gate.check(
-        clock.now_s(), has_router=any(core.peers.placeable()), is_complete=not pools.unplaceable
+        now_s := clock.now_s(),
+        has_router=any(core.peers.placeable()),
+        is_complete=not pools.unfound,
+        request_wait_s=core.router_wait_s(now_s),
     ):
         await asyncio.sleep(check_interval_s)
-    if pools.unplaceable:
-        names = ", ".join(pools.unplaceable)
-        log.warning("no router can place requests of the pools %s: they may go to other pools", names)
+    if pools.unfound:
+        log.warning("no router of %s was found: other pools take their requests", ", ".join(pools.unfound))
     core.allow_diversions(clock.now_s())

@@ -28,7 +28,7 @@ from controlplane.rollouts.judge.statistics.ranks import Sample
 from controlplane.rollouts.judge.track import TrackStatistics
 from controlplane.rollouts.judge.verdict import GateReport, GateState, Need
 
-EARLIER: Final = "stable, the last 10 min at 50 % or less"
+EARLIER: Final = "the stable pool in its last 10 min at 50 % or less"
 NO_WAITING: Final[OpenBySession] = {}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Final
 
@@ -124,6 +125,16 @@ class StableSlice(msgspec.Struct):
 
     number: int
     statistics: TrackStatistics
+    seconds: list[int] = []
+    """Seconds in which a request ended, in order."""
+
+    def add(self, key: int, end: RequestEnd) -> None:
+        """Add a request of the session with this key."""
+        self.statistics.add(key, end)
+        second = int(end.ended_s)
+        at = bisect_left(self.seconds, second)
+        if at == len(self.seconds) or self.seconds[at] != second:
+            self.seconds.insert(at, second)
 
 
 class RecentStable(msgspec.Struct):
@@ -136,16 +147,20 @@ class RecentStable(msgspec.Struct):
         number = int(end.ended_s // SLICE_S)
         for each in reversed(self.slices):
             if each.number == number:
-                each.statistics.add(key, end)
+                each.add(key, end)
                 return
         if self.slices and number <= self.slices[-1].number - SLICES:
             return
         made = StableSlice(number, TrackStatistics(SLICE_SESSIONS_MAX))
-        made.statistics.add(key, end)
+        made.add(key, end)
         self.slices.append(made)
         self.slices.sort(key=lambda each: each.number)
         newest = self.slices[-1].number
         self.slices = [each for each in self.slices if each.number > newest - SLICES - 1]
+
+    def second_count(self) -> int:
+        """Return the number of seconds in which a request ended."""
+        return sum(len(each.seconds) for each in self.slices)
 
     def session_count(self) -> int:
         """Return the number of kept sessions."""

@@ -122,6 +122,10 @@ class Judge:
         """Return the stable sessions of the last 10 minutes, at least: the comparison arm above 50 %."""
         return self._state.recent.session_count()
 
+    def recent_seconds(self) -> int:
+        """Return the seconds in which a request of those sessions ended."""
+        return self._state.recent.second_count()
+
     def begin_step(self, step: Step, now_s: float) -> None:
         """Begin a step with a sample of its own. Raises ValueError after a verdict FAIL."""
         state = self._state
@@ -311,6 +315,7 @@ class Judge:
             ok=totals.ok,
             client=totals.client,
             failed=totals.failed,
+            error_sessions=statistics.error_session_count(),
             open=sum(1 for _ in self._open_requests(track, now_s)),
             dropped=tally.dropped,
             output_tokens_mean=totals.output_tokens / number if number else None,

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
 from controlplane.rollouts.judge.observation import OpenRequest
-from controlplane.rollouts.judge.session import MICROSECONDS, Cell, SessionTotals, session_key
+from controlplane.rollouts.judge.session import KEY_MAX, MICROSECONDS, Cell, SessionTotals, session_key
 from controlplane.rollouts.judge.statistics.ranks import Sample
 from controlplane.rollouts.judge.track import TrackStatistics
 
 Row: TypeAlias = tuple[int, float, bool]
 """Stratum, value, and whether the value is a lower bound."""
+
+ANY: Final = "any class"
+"""Errors of all classes together."""
+
+BURST_S: Final = 5
+"""Longest burst of errors. A replica that fails for longer is ejected, or its version is at fault."""
 
 WORK_BUCKETS: Final = 32
 """Above the buckets of tokens. The stratum of a TTFT is a bucket of running requests times this, plus one of tokens."""
@@ -141,38 +147,129 @@ def values_above(track: TrackStatistics, ttft_s: float) -> tuple[int, int]:
     return above, known
 
 
+class Bursts(NamedTuple):
+    """Sessions of a track with an error of one class, and how they cluster.
+
+    A burst is a run of seconds in which one replica has errors, at most BURST_S long. So the death of an engine is one
+    burst, and a fault that lasts is many.
+    """
+
+    sessions: int = 0
+    members: int = 0
+    """Sum of the sessions of all bursts. A session may be in several."""
+    squares: int = 0
+    """Sum of the squares of the sessions of all bursts."""
+
+    @classmethod
+    def of_sessions(cls, bursts: Sequence[set[int]]) -> Bursts:
+        """Return the counts of bursts. Each is the keys of its sessions."""
+        sizes = [len(keys) for keys in bursts]
+        return cls(len(set().union(*bursts)), sum(sizes), sum(size * size for size in sizes))
+
+    @property
+    def size(self) -> float:
+        """Design effect (Kish): the size of the burst that an error is in, on average. At least 1."""
+        return self.squares / self.members if self.members else 1.0
+
+
+NO_BURSTS: Final = Bursts()
+
+
+class TrackErrors(NamedTuple):
+    """Errors of one track, one at most per session and class."""
+
+    sessions: int
+    kept_share: float
+    """Share of the sessions that is kept, a uniform sample. Bursts are as much smaller in it."""
+    bursts: Mapping[str, Bursts]
+    """By class; all classes together under ANY."""
+
+    def of(self, name: str) -> Bursts:
+        """Return the bursts of a class, or of ANY."""
+        return self.bursts.get(name, NO_BURSTS)
+
+    def size(self, name: str) -> float:
+        """Return the mean size of the bursts, before sessions were left out."""
+        return 1.0 + (self.of(name).size - 1.0) / self.kept_share
+
+    def effective(self, name: str, size: float) -> tuple[float, float]:
+        """Return errors and sessions, divided by the size that bursts of `size` have in this track."""
+        kept = 1.0 + (size - 1.0) * self.kept_share
+        return self.of(name).sessions / kept, self.sessions / kept
+
+
 @dataclass(frozen=True, slots=True)
 class ErrorCounts:
-    """Sessions of an arm, and how many had an error: one at most per session, and one per replica and second."""
+    """Sessions of an arm, and how many had an error: one at most per session, and one per burst."""
 
     sessions: int = 0
     any_error: int = 0
     by_class: Mapping[str, int] = field(default_factory=dict)
+    tracks: tuple[TrackErrors, ...] = ()
+    """The same by track, with every session that had an error."""
 
     def plus(self, other: ErrorCounts) -> ErrorCounts:
         """Return the counts of both."""
         classes = Counter(dict(self.by_class))
         classes.update(dict(other.by_class))
-        return ErrorCounts(self.sessions + other.sessions, self.any_error + other.any_error, dict(classes))
+        return ErrorCounts(
+            self.sessions + other.sessions,
+            self.any_error + other.any_error,
+            dict(classes),
+            self.tracks + other.tracks,
+        )
+
+    def all_errors(self, name: str) -> int:
+        """Return the sessions with an error of a class, or of ANY."""
+        return sum(track.of(name).sessions for track in self.tracks)
+
+    def burst_size(self, name: str) -> float:
+        """Return the mean size of the bursts of all tracks. At least 1."""
+        members = sum(track.of(name).members for track in self.tracks)
+        weighted = sum(track.of(name).members * track.size(name) for track in self.tracks)
+        return weighted / members if members else 1.0
+
+    def effective(self, name: str, size: float) -> tuple[float, float]:
+        """Return errors and sessions of independent samples that tell as much (Rao and Scott 1992)."""
+        found = [track.effective(name, size) for track in self.tracks]
+        return sum(errors for errors, _ in found), sum(sessions for _, sessions in found)
 
 
 def error_counts(track: TrackStatistics) -> ErrorCounts:
     """Count the sessions with an error, of all classes and by class.
 
-    Errors of one replica within one second count for the session with the lowest key. Of a track with more sessions than
-    are kept, such bursts therefore weigh a little more.
+    The errors of one burst count for the session with the lowest key. Of a track with more sessions than are kept, bursts
+    therefore weigh a little more.
     """
-    cells: dict[str, dict[Cell, int]] = {}
-    any_cells: dict[Cell, int] = {}
+    cells: dict[str, dict[Cell, list[int]]] = {ANY: {}}
     for key in sorted(key for key, each in track.sessions.items() if each.errors):
-        for name, seen in track.sessions[key].errors.items():
-            owners = cells.setdefault(name, {})
+        errors = track.sessions[key].errors
+        for name, seen in (*errors.items(), (ANY, {cell for each in errors.values() for cell in each})):
             for cell in seen:
-                owners.setdefault(cell, key)
-                any_cells.setdefault(cell, key)
+                cells.setdefault(name, {}).setdefault(cell, []).append(key)
     judged = sum(each.judged > 0 or bool(each.errors) for each in track.sessions.values())
-    by_class = {name: len(set(owners.values())) for name, owners in sorted(cells.items())}
-    return ErrorCounts(judged, len(set(any_cells.values())), by_class)
+    found = {name: list(_bursts(owners)) for name, owners in sorted(cells.items())}
+    by_class = {name: len({min(keys) for keys in bursts}) for name, bursts in found.items()}
+    any_error = by_class.pop(ANY)
+    kept_share = max(track.key_max, 1) / KEY_MAX
+    sizes = {name: Bursts.of_sessions(bursts) for name, bursts in found.items()}
+    return ErrorCounts(judged, any_error, by_class, (TrackErrors(judged, kept_share, sizes),))
+
+
+def _bursts(owners: Mapping[Cell, list[int]]) -> Iterator[set[int]]:
+    """Yield the sessions of each burst: a run of seconds in which one replica has errors, at most BURST_S long."""
+    keys: set[int] = set()
+    replica, began_s, last_s = "", 0, 0
+    for second, name in sorted(owners, key=lambda cell: (cell[1], cell[0])):
+        is_same = name == replica and second - last_s <= 1 and second - began_s < BURST_S
+        if keys and not is_same:
+            yield keys
+        if not (keys and is_same):
+            keys, replica, began_s = set(), name, second
+        last_s = second
+        keys.update(owners[second, name])
+    if keys:
+        yield keys
 
 
 def _ttft(totals: SessionTotals, waiting: OpenTotals | None) -> Row | None:

@@ -22,7 +22,7 @@ CLASSES_MAX: Final = 16
 MICROSECONDS: Final = 1_000_000
 
 Cell = tuple[int, str]
-"""Second and replica of an error. All errors in it count once."""
+"""Second and replica of an error."""
 FirstRequest = tuple[int, int, int]
 """Start in microseconds, prompt tokens and computed tokens."""
 

@@ -114,9 +114,14 @@ class TrackStatistics(msgspec.Struct):
 
     def session_count(self) -> int:
         """Return the number of sessions seen, estimated from the kept ones once some were left out."""
-        if self.key_max == KEY_MAX:
-            return len(self.sessions)
-        return round(len(self.sessions) * (KEY_MAX / max(self.key_max, 1)))
+        return self._estimated(len(self.sessions))
+
+    def error_session_count(self) -> int:
+        """Return the number of sessions with an error that counts, estimated in the same way."""
+        return self._estimated(sum(bool(each.errors) for each in self.sessions.values()))
+
+    def _estimated(self, kept: int) -> int:
+        return kept if self.key_max == KEY_MAX else round(kept * (KEY_MAX / max(self.key_max, 1)))
 
     def _drop(self) -> None:
         """Leave out the sessions above `key_max`."""

@@ -90,6 +90,8 @@ class ArmReport:
     client: int
     """Errors that clients caused. Shown, not judged."""
     failed: int
+    error_sessions: int
+    """Sessions with an error that counts, also one that a retry hid. Estimated as `sessions`."""
     open: int
     dropped: int
     output_tokens_mean: float | None

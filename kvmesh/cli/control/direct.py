@@ -102,11 +102,17 @@ class _Writer:
             raise ControlFailed((EMPTY,))
         stored = await self._redis.execute("GET", key(self._mesh, "control", "term"))
         members = await read_members(self._redis, self._mesh)
-        numbers = [_number(stored), *(term_number(member.snapshot) for member in members)]
+        stored_number = term_number((stored or b"").decode("ascii", "replace"))
+        numbers = [stored_number, *(term_number(member.snapshot) for member in members)]
         before = found.snapshot
         higher = [each.process_id for each in members if _is_higher(each.snapshot, before.name)]
         if higher and not force:
-            raise ControlFailed(_went_back(before, higher), code="UNAVAILABLE", processes=higher)
+            raise ControlFailed(
+                _went_back(before, higher),
+                code="UNAVAILABLE",
+                processes=higher,
+                force_would_override=[f"Redis has {before.name}, and a receiver applies a higher snapshot"],
+            )
         try:
             made = stable_snapshot(before, numbers, self._operator, wall_ns() // 1_000_000)
         except SnapshotError as error:
@@ -199,10 +205,6 @@ def _is_higher(name: str, known: Name) -> bool:
 def _has(member: Member, snapshot: Published) -> bool:
     number, own = term_number(member.snapshot), snapshot.name.term.number
     return member.snapshot == str(snapshot.name) or (number > own and is_believed(number, own))
-
-
-def _number(stored: bytes | None) -> int:
-    return int(stored) if stored and stored.isdigit() else 0
 
 
 def _show(

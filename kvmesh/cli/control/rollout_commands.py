@@ -48,8 +48,16 @@ def start(
     expect: Annotated[
         str, typer.Option(help="Tokens of the golden prompts: exact (as stable's) or different.")
     ] = "exact",
-    bake: Annotated[str, typer.Option(help="Shortest time of a step.", show_default="120s")] = "",
-    bake_max: Annotated[str, typer.Option(help="Longest time of a step.", show_default="30m")] = "",
+    bake: Annotated[
+        str, typer.Option(help="Shortest time of a step at its whole weight.", show_default="120s")
+    ] = "",
+    bake_max: Annotated[
+        str,
+        typer.Option(
+            help="Longest time of a step, its rise included: at least 10 s more than --bake.",
+            show_default="30m, or twice --bake",
+        ),
+    ] = "",
     require: Annotated[
         list[str] | None,
         typer.Option(
@@ -71,10 +79,19 @@ def start(
     ] = "",
     ttft_p95_max: Annotated[
         float,
-        typer.Option(help="Bound of the p95 time to first token at 100 %, in seconds.", show_default="none"),
+        typer.Option(
+            help="At 100 %, significantly more than 5 % of the sessions above this mean time to first token fail.",
+            metavar="SECONDS",
+            show_default="none",
+        ),
     ] = 0.0,
     error_share_max: Annotated[
-        float, typer.Option(help="Bound of the share of errors at 100 %.", show_default="none")
+        float,
+        typer.Option(
+            help="At 100 %, a share of sessions with errors significantly above this fails.",
+            metavar="SHARE",
+            show_default="none",
+        ),
     ] = 0.0,
     force: ForceOption = False,
     dry_run: DryRunOption = False,
@@ -82,7 +99,10 @@ def start(
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
-    """Start a rollout: the new pool gets traffic step by step, under a judge that takes it back by itself."""
+    """Start a rollout: the new pool gets traffic step by step, under a judge that takes it back by itself.
+
+    --force also leaves the checks of capacity out, at every step.
+    """
     from kvmesh.cli.control import rollouts as command
     from kvmesh.cli.control.output import run
     from kvmesh.cli.control.settings import StartOptions, settings

@@ -22,10 +22,21 @@ TimeText: TypeAlias = Callable[[Timestamp], str]
 CHANGES_SHOWN: Final = 8
 """Changes on the screen of a running rollout, the latest. `rollout history` shows all."""
 
+_SAMPLES: Final = (
+    Column("samples"),
+    Column("sessions", justify="right"),
+    Column("requests", justify="right"),
+    Column("errors", justify="right"),
+    Column("client errors", rank=2, justify="right"),
+    Column("open", justify="right"),
+    Column("output tokens, mean", rank=3, justify="right"),
+    Column("finish reasons", rank=4),
+)
 _GATES: Final = (
     Column("gate"),
     Column("figure", justify="right"),
     Column("bound", justify="right"),
+    Column("samples", rank=3, justify="right"),
     Column("p", rank=1, justify="right"),
     Column("fails below", rank=2, justify="right"),
     Column("result"),
@@ -69,16 +80,14 @@ def status_screen(rollout: pb.Rollout, time_text: TimeText, note: str = "") -> R
     return Group(*parts)
 
 
-def samples_table(verdict: pb.Verdict) -> Table:
+def samples_table(verdict: pb.Verdict) -> FittedTable:
     """Return the samples of each track."""
-    table = Table("samples")
-    for name in ("sessions", "requests", "errors", "open"):
-        table.add_column(name, justify="right")
+    table = FittedTable(_SAMPLES, "--json has them")
     for track, name in text.TRACKS:
         for found in verdict.samples:
             if found.track == track:
-                counts = (found.sessions, found.requests, found.errors, found.open)
-                table.add_row(name, *(f"{count:,}" for count in counts))
+                counts = (found.sessions, found.requests, found.errors, found.client_errors, found.open)
+                table.add_row(name, *(f"{count:,}" for count in counts), *text.reported_texts(found))
     return table
 
 
@@ -87,7 +96,8 @@ def gates_table(verdict: pb.Verdict) -> FittedTable:
     table = FittedTable(_GATES)
     for gate in verdict.gates:
         result = Text(gate.result or "-", style=_RESULT_STYLES.get(gate.result, ""))
-        figures = (text.figure_text(gate), text.bound_text(gate), *text.chance_texts(gate))
+        counts = text.samples_text(gate)
+        figures = (text.figure_text(gate), text.bound_text(gate), counts, *text.chance_texts(gate))
         table.add_row(gate.name, *figures, result, gate.reason)
     return table
 

@@ -20,6 +20,10 @@ TRACKS: Final = (
 )
 """Tracks with samples, in the order of tables."""
 
+_BASELINE: Final = "baseline"
+_STABLE: Final = "stable"
+"""Arms of a comparison, as the judge names them."""
+
 _NUMBER: Final = re.compile(r"\d[\d.,]*")
 
 
@@ -112,10 +116,16 @@ def looks_text(verdict: pb.Verdict) -> str:
 
 
 def comparison_text(rollout: pb.Rollout) -> str:
-    """Return the pool that the canary is compared with."""
-    if rollout.verdict.is_weak or not rollout.settings.baseline_pool:
-        return f"{rollout.from_pool}, the stable pool: a weaker comparison than with a baseline"
-    return f"{rollout.settings.baseline_pool}, the baseline"
+    """Return the comparison arm as the judge names it. Before its first verdict: by the settings."""
+    verdict, baseline = rollout.verdict, rollout.settings.baseline_pool
+    is_baseline = verdict.comparison == _BASELINE or not (verdict.comparison or verdict.is_weak)
+    if baseline and is_baseline:
+        return f"{baseline}, the baseline"
+    if verdict.comparison in ("", _STABLE):
+        is_weak = verdict.is_weak or not verdict.comparison
+        weaker = ": a weaker comparison than with a baseline" if is_weak else ""
+        return f"{rollout.from_pool}, the stable pool{weaker}"
+    return f"{rollout.from_pool}, {verdict.comparison}"
 
 
 def requirement_lines(rollout: pb.Rollout) -> list[str]:
@@ -139,6 +149,20 @@ def figure_text(gate: pb.Gate) -> str:
 def bound_text(gate: pb.Gate) -> str:
     """Return the bound of a gate; "-" without one."""
     return _with_unit(gate.bound, gate.unit) if gate.HasField("bound") else "-"
+
+
+def samples_text(gate: pb.Gate) -> str:
+    """Return the samples of the canary and of its comparison; "-" for a gate without samples."""
+    if not (gate.canary_samples or gate.comparison_samples):
+        return "-"
+    return f"{gate.canary_samples:,} / {gate.comparison_samples:,}"
+
+
+def reported_texts(samples: pb.TrackSamples) -> tuple[str, str]:
+    """Return the mean output tokens and the finish reasons of a track, which are reported and not judged."""
+    mean = f"{samples.output_tokens_mean:.1f}" if samples.HasField("output_tokens_mean") else "-"
+    reasons = sorted(samples.finish_reasons.items(), key=lambda found: (-found[1], found[0]))
+    return mean, ", ".join(f"{reason or 'none'} {number:,}" for reason, number in reasons) or "-"
 
 
 def chance_texts(gate: pb.Gate) -> tuple[str, str]:
@@ -169,8 +193,11 @@ def plain_line(rollout: pb.Rollout) -> str:
     parts = [headline(rollout)]
     if rollout.verdict.kind:
         parts.append(f"verdict {verdict_word(rollout.verdict.kind)}")
+    parts += [gate_line(gate) for gate in rollout.verdict.gates if gate.result == "fails"]
     if samples:
         parts.append(samples)
+        if not is_over(rollout):
+            parts.append(looks_text(rollout.verdict))
     if rollout.waits_for and not is_over(rollout):
         parts.append(f"waits for {', '.join(rollout.waits_for)}")
     if rollout.silent_frontends:
@@ -178,6 +205,11 @@ def plain_line(rollout: pb.Rollout) -> str:
     if rollout.reason:
         parts.append(rollout.reason)
     return "; ".join(parts)
+
+
+def gate_line(gate: pb.Gate) -> str:
+    """Return a gate with its figure and its bound, in a few words."""
+    return f"{gate.name} {gate.result}: {figure_text(gate)}, bound {bound_text(gate)}"
 
 
 def change_key(rollout: pb.Rollout) -> tuple[Any, ...]:

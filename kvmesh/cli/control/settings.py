@@ -19,6 +19,7 @@ STEPS_MAX: Final = 16
 DAY_S: Final = 24 * 3600.0
 BAKE_RANGE_S: Final = (10.0, DAY_S)
 BAKE_MAX_RANGE_S: Final = (10.0, 7 * DAY_S)
+BAKE_REST_S: Final = 10.0
 KEEP_OLD_RANGE_S: Final = (10.0, 7 * DAY_S)
 REASON_CHARACTERS_MAX: Final = 200
 TTFT_P95_S_MAX: Final = 3600.0
@@ -161,9 +162,10 @@ def _set_times(made: pb.RolloutSettings, given: StartOptions) -> None:
         if text:
             times_s[field] = durations.parse(f"--{field.replace('_', '-')}", text, low_s, high_s)
             getattr(made, field).CopyFrom(durations.message(times_s[field]))
-    if times_s.get("bake_max", BAKE_MAX_RANGE_S[1]) < times_s.get("bake", 0.0):
+    least_s = times_s.get("bake", 0.0) + BAKE_REST_S
+    if times_s.get("bake_max", BAKE_MAX_RANGE_S[1]) < least_s:
         raise BadOption(
-            f"--bake-max = {given.bake_max} is shorter than --bake = {given.bake}: allowed are {given.bake} to "
+            f"--bake-max = {given.bake_max} is too short for --bake = {given.bake}: allowed are {least_s:g}s to "
             f"{durations.short(BAKE_MAX_RANGE_S[1])}."
         )
 

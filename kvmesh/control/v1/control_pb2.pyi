@@ -326,7 +326,7 @@ class RolloutSettings(_message.Message):
 
     @_builtins.property
     def bake_max(self) -> _duration_pb2.Duration:
-        """Longest time of a step. Absent: 30 min."""
+        """Longest time of a step, at least `bake` and 10 s. Absent: 30 min, or twice `bake` if that is more."""
 
     @_builtins.property
     def only_tenants(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -928,6 +928,7 @@ class Verdict(_message.Message):
     LOOKS_FIELD_NUMBER: _builtins.int
     NEXT_LOOK_SAMPLES_FIELD_NUMBER: _builtins.int
     IS_WEAK_FIELD_NUMBER: _builtins.int
+    COMPARISON_FIELD_NUMBER: _builtins.int
     kind: Global___Verdict.Kind.ValueType
     """Kind."""
     reason: _builtins.str
@@ -938,6 +939,8 @@ class Verdict(_message.Message):
     """Samples of the canary at which the next look is due. 0: no further look."""
     is_weak: _builtins.bool
     """True if the comparison is with the stable pool for lack of a baseline, which is weaker."""
+    comparison: _builtins.str
+    """Arm that the canary is compared with, in words: "baseline", "stable", or stable as it was before."""
     @_builtins.property
     def gates(self) -> _containers.RepeatedCompositeFieldContainer[Global___Gate]:
         """Each gate with its figure and its bound."""
@@ -956,10 +959,11 @@ class Verdict(_message.Message):
         looks: _builtins.int = ...,
         next_look_samples: _builtins.int = ...,
         is_weak: _builtins.bool = ...,
+        comparison: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gates", b"gates", "is_weak", b"is_weak", "kind", b"kind", "looks", b"looks", "next_look_samples", b"next_look_samples", "reason", b"reason", "samples", b"samples"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["comparison", b"comparison", "gates", b"gates", "is_weak", b"is_weak", "kind", b"kind", "looks", b"looks", "next_look_samples", b"next_look_samples", "reason", b"reason", "samples", b"samples"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -979,6 +983,8 @@ class Gate(_message.Message):
     ALPHA_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    CANARY_SAMPLES_FIELD_NUMBER: _builtins.int
+    COMPARISON_SAMPLES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name, for example "errors", "ttft", "gap", "computed_share", "golden"."""
     figure: _builtins.float
@@ -986,7 +992,7 @@ class Gate(_message.Message):
     bound: _builtins.float
     """Bound of the figure, beyond which the gate fails. Absent: none."""
     unit: _builtins.str
-    """Unit of figure and bound, for example "points" or "ratio"."""
+    """Unit of figure and bound, for example "ratio", "% of sessions" or "MiB"."""
     p: _builtins.float
     """Probability of such a difference between equal arms. Absent: no test."""
     alpha: _builtins.float
@@ -995,6 +1001,10 @@ class Gate(_message.Message):
     """Result: "passes", "fails", "needs more", "inconclusive" or "reported"."""
     reason: _builtins.str
     """The result in plain words."""
+    canary_samples: _builtins.int
+    """Samples of the canary that the gate used: sessions, or open requests for "hang"."""
+    comparison_samples: _builtins.int
+    """The same of the comparison arm."""
     def __init__(
         self,
         *,
@@ -1006,10 +1016,12 @@ class Gate(_message.Message):
         alpha: _builtins.float | None = ...,
         result: _builtins.str = ...,
         reason: _builtins.str = ...,
+        canary_samples: _builtins.int = ...,
+        comparison_samples: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_alpha", b"_alpha", "_bound", b"_bound", "_figure", b"_figure", "_p", b"_p", "alpha", b"alpha", "bound", b"bound", "figure", b"figure", "p", b"p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_alpha", b"_alpha", "_bound", b"_bound", "_figure", b"_figure", "_p", b"_p", "alpha", b"alpha", "bound", b"bound", "figure", b"figure", "name", b"name", "p", b"p", "reason", b"reason", "result", b"result", "unit", b"unit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_alpha", b"_alpha", "_bound", b"_bound", "_figure", b"_figure", "_p", b"_p", "alpha", b"alpha", "bound", b"bound", "canary_samples", b"canary_samples", "comparison_samples", b"comparison_samples", "figure", b"figure", "name", b"name", "p", b"p", "reason", b"reason", "result", b"result", "unit", b"unit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__alpha: _TypeAlias = _typing.Literal["alpha"]  # noqa: Y015
     _WhichOneofArgType__alpha: _TypeAlias = _typing.Literal["_alpha", b"_alpha"]  # noqa: Y015
@@ -1036,11 +1048,35 @@ class TrackSamples(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class FinishReasonsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     TRACK_FIELD_NUMBER: _builtins.int
     SESSIONS_FIELD_NUMBER: _builtins.int
     REQUESTS_FIELD_NUMBER: _builtins.int
     ERRORS_FIELD_NUMBER: _builtins.int
     OPEN_FIELD_NUMBER: _builtins.int
+    CLIENT_ERRORS_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_MEAN_FIELD_NUMBER: _builtins.int
+    FINISH_REASONS_FIELD_NUMBER: _builtins.int
+    OBSERVED_SECONDS_FIELD_NUMBER: _builtins.int
     track: _snapshot_pb2.Track.ValueType
     """Track."""
     sessions: _builtins.int
@@ -1048,9 +1084,19 @@ class TrackSamples(_message.Message):
     requests: _builtins.int
     """Requests that ended."""
     errors: _builtins.int
-    """Sessions with an error that counts."""
+    """Sessions with an error that counts, also one that a retry hid from the client."""
     open: _builtins.int
     """Requests that are open."""
+    client_errors: _builtins.int
+    """Requests with an error that their client caused. Reported, not judged."""
+    output_tokens_mean: _builtins.float
+    """Mean output tokens of a request. Reported, not judged. Absent: no request ended."""
+    observed_seconds: _builtins.int
+    """Seconds in which a request ended. Of the stable track before the first step alone."""
+    @_builtins.property
+    def finish_reasons(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Requests by finish reason, for example "stop" or "length". Reported, not judged."""
+
     def __init__(
         self,
         *,
@@ -1059,12 +1105,18 @@ class TrackSamples(_message.Message):
         requests: _builtins.int = ...,
         errors: _builtins.int = ...,
         open: _builtins.int = ...,
+        client_errors: _builtins.int = ...,
+        output_tokens_mean: _builtins.float | None = ...,
+        finish_reasons: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        observed_seconds: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_output_tokens_mean", b"_output_tokens_mean", "output_tokens_mean", b"output_tokens_mean"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["errors", b"errors", "open", b"open", "requests", b"requests", "sessions", b"sessions", "track", b"track"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_output_tokens_mean", b"_output_tokens_mean", "client_errors", b"client_errors", "errors", b"errors", "finish_reasons", b"finish_reasons", "observed_seconds", b"observed_seconds", "open", b"open", "output_tokens_mean", b"output_tokens_mean", "requests", b"requests", "sessions", b"sessions", "track", b"track"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__output_tokens_mean: _TypeAlias = _typing.Literal["output_tokens_mean"]  # noqa: Y015
+    _WhichOneofArgType__output_tokens_mean: _TypeAlias = _typing.Literal["_output_tokens_mean", b"_output_tokens_mean"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__output_tokens_mean) -> _WhichOneofReturnType__output_tokens_mean | None: ...
 
 Global___TrackSamples: _TypeAlias = TrackSamples  # noqa: Y015
 

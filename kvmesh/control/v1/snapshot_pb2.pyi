@@ -786,19 +786,23 @@ class FailedAttempt(_message.Message):
 
     FAULT_FIELD_NUMBER: _builtins.int
     REPLICA_FIELD_NUMBER: _builtins.int
+    AGE_MS_FIELD_NUMBER: _builtins.int
     fault: _builtins.str
     """Error class, a reason of docs/errors.md or the fault of the replica."""
     replica: _builtins.str
     """Replica that failed. Empty: unknown."""
+    age_ms: _builtins.int
+    """Time from the failure to the end of the request, milliseconds."""
     def __init__(
         self,
         *,
         fault: _builtins.str = ...,
         replica: _builtins.str = ...,
+        age_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fault", b"fault", "replica", b"replica"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "fault", b"fault", "replica", b"replica"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

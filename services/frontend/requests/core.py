@@ -174,8 +174,12 @@ class FrontendCore:
         self.pools.take(content)
         self.observations.take_rollout(content.running_rollout)
 
+    def router_wait_s(self, now_s: float) -> float:
+        """Return the age of the request that waits longest for a router; 0 without one."""
+        return max((now_s - each.spec.timing.arrived_s for each in self._unrouted), default=0.0)
+
     def allow_diversions(self, now_s: float) -> None:
-        """Let requests leave a pool that cannot place, also those that wait for its router."""
+        """Let requests leave a pool without a router, also those that wait for one."""
         self.pools.may_divert = True
         self._continue_unrouted(now_s)
         self.on_event()

@@ -310,7 +310,7 @@ def _fill(row: pb.RequestEnd, request: LiveRequest, open_: _Open, outcome: str, 
         row.finish_reason = _FINISH_REASONS[request.outcome.finish_reason]
     attempts = _attempts(request, open_)
     if attempts:
-        _add_attempts(row, attempts)
+        _add_attempts(row, attempts, now_s)
     row.queue_s = (
         _queue_s(attempts, now_s - arrived_s, now_s) if first_s is None else waited_s(attempts, now_s)
     )
@@ -329,7 +329,7 @@ def _attempts(request: LiveRequest, open_: _Open) -> list[Attempt]:
     return attempts[open_.first_attempt :] if open_.first_attempt else attempts
 
 
-def _add_attempts(row: pb.RequestEnd, attempts: list[Attempt]) -> None:
+def _add_attempts(row: pb.RequestEnd, attempts: list[Attempt], now_s: float) -> None:
     last = attempts[-1]
     placement = last.placement
     if placement is not None:
@@ -337,9 +337,11 @@ def _add_attempts(row: pb.RequestEnd, attempts: list[Attempt]) -> None:
         row.running_requests = placement.decode_running_count
     if len(attempts) == 1 and not last.fault:
         return
-    failed = [attempt for attempt in attempts if attempt.fault]
-    for attempt in failed[-FAILED_MAX:]:
-        row.failed_attempts.add(fault=attempt.fault, replica=attempt.failed_replica)
+    followed_s = [*(attempt.sent_s for attempt in attempts[1:]), now_s]
+    failed = [pair for pair in zip(attempts, followed_s, strict=True) if pair[0].fault]
+    for attempt, at_s in failed[-FAILED_MAX:]:
+        age_ms = round(1000 * max(0.0, now_s - at_s))
+        row.failed_attempts.add(fault=attempt.fault, replica=attempt.failed_replica, age_ms=age_ms)
 
 
 def _queue_s(attempts: list[Attempt], age_s: float, now_s: float) -> float:

@@ -65,7 +65,7 @@ class PoolChoice:
         self.diverted: Counter[str] = Counter()
         """Requests that went elsewhere, by the pool that the weights chose."""
         self.may_divert = True
-        """False while the frontend starts: a pool whose router was not found yet is not dead."""
+        """False while the frontend starts: a pool without a router may have one that was not found yet."""
         self.share_tokenizer = share_tokenizer
         self._peers = peers
         self._on_diverted = on_diverted
@@ -101,14 +101,14 @@ class PoolChoice:
         return any(peer.link.is_up and (peer.can_place or peer.pool == stable) for peer in self._peers)
 
     @property
-    def unplaceable(self) -> list[str]:
-        """Names of the pools that cannot place: of the stable pool, and of those with a weight."""
+    def unfound(self) -> list[str]:
+        """Names of the pools without a router that is up: of the stable pool, and of those with a weight."""
         stable = self.stable
         return [
             track.pool
             for track in self.content.pools
             if (track.weight_percent or track.pool == stable)
-            and not self._peers.can_place(track.pool, track.model_version)
+            and not self._peers.has_up(track.pool, track.model_version)
         ]
 
     def track(self, pool: str) -> Track:
@@ -126,9 +126,7 @@ class PoolChoice:
     def choose(self, tenant: str, session: str) -> ChosenPool:
         """Return the pool of a new request of `session`, by weight and availability. Counts a diversion."""
         chosen = self.assigned(tenant, session)
-        if self._peers.can_place(chosen.pool, chosen.model_version) or not self.may_divert:
-            return chosen
-        return self.divert(chosen, tenant)
+        return self.divert(chosen, tenant) if self.cannot_place(*chosen[:2]) else chosen
 
     def divert(self, chosen: ChosenPool, tenant: str) -> ChosenPool:
         """Return a pool that can place, in place of `chosen`, and count the diversion.
@@ -183,8 +181,7 @@ class PoolChoice:
 
     def elsewhere(self, spec: RequestSpec) -> RequestSpec | None:
         """Return `spec` for another pool that can place, if its own cannot. None: its own can, or no other can."""
-        is_needed = self.has_several and not self._peers.can_place(spec.pool, spec.model_version)
-        if not is_needed or not self.may_divert:
+        if not (self.has_several and self.cannot_place(spec.pool, spec.model_version)):
             return None
         return _in_pool(spec, self.other(_pool_of(spec), spec.caller.tenant.name))
 
@@ -197,6 +194,12 @@ class PoolChoice:
     def can_place(self, pool: str, model_version: str) -> bool:
         """True if a router of `pool` that serves `model_version` is up and can place new requests."""
         return self._peers.can_place(pool, model_version)
+
+    def cannot_place(self, pool: str, model_version: str) -> bool:
+        """True if it is certain that `pool` cannot place. While the frontend starts, a router of it must say so."""
+        if self._peers.can_place(pool, model_version):
+            return False
+        return self.may_divert or self._peers.has_up(pool, model_version)
 
     def is_stale(self, spec: RequestSpec) -> bool:
         """True if no pool can place the version of `spec`, and a pool that its tenant may use can place another one."""

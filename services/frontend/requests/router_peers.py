@@ -157,6 +157,13 @@ class Peers(Generic[Owner]):
             for peer in self._by_pool.get(pool, ())
         )
 
+    def has_up(self, pool: str, model_version: str = "") -> bool:
+        """True if a router of `pool` that serves `model_version` is up."""
+        return any(
+            peer.link.is_up and peer.model_version in ("", model_version)
+            for peer in self._by_pool.get(pool, ())
+        )
+
     def placeable(self) -> Iterator[tuple[str, str]]:
         """Yield pool and model version of each router that is up and can place new requests; some repeatedly."""
         for peer in self:

@@ -151,7 +151,7 @@ class Intake:
         found = pools.named(pool)
         if found is None or found.model_version not in self._versions:
             return chosen, pool
-        if not pools.can_place(*found[:2]) and pools.can_place(*chosen[:2]):
+        if pools.cannot_place(*found[:2]) and pools.can_place(*chosen[:2]):
             return chosen, pool
         session = message.request.session_id or request_id
         assigned = pools.assigned(arrival.caller.tenant.name, session)

@@ -165,7 +165,18 @@ async def test_the_last_of_a_role_needs_force(url: str, redis: RedisLink) -> Non
     ("method", "request_", "code", "sentence"),
     [
         ("CordonReplica", pb.CordonReplicaRequest(), "INVALID_ARGUMENT", "process_id is empty"),
-        ("CordonReplica", pb.CordonReplicaRequest(process_id="x"), "NOT_FOUND", 'no process is named "x"'),
+        (
+            "CordonReplica",
+            pb.CordonReplicaRequest(process_id="x"),
+            "INVALID_ARGUMENT",
+            'process_id is "x"; no process has that name; there are: ',
+        ),
+        (
+            "UncordonReplica",
+            pb.UncordonReplicaRequest(process_id="x"),
+            "INVALID_ARGUMENT",
+            'process_id is "x"; no process has that name; there are: ',
+        ),
         (
             "CordonReplica",
             pb.CordonReplicaRequest(process_id="stable-decode-0", reason="x" * 201),
@@ -192,7 +203,12 @@ async def test_the_last_of_a_role_needs_force(url: str, redis: RedisLink) -> Non
             "page_size is 101; 0 to 100",
         ),
         ("GetRollout", pb.GetRolloutRequest(), "NOT_FOUND", "no rollout has run in this mesh"),
-        ("GetRollout", pb.GetRolloutRequest(rollout="r-9"), "NOT_FOUND", 'no rollout is named "r-9"'),
+        (
+            "GetRollout",
+            pb.GetRolloutRequest(rollout="r-9"),
+            "INVALID_ARGUMENT",
+            'rollout is "r-9"; no rollout has that name; ',
+        ),
         (
             "ChangeRollout",
             pb.ChangeRolloutRequest(),
@@ -208,7 +224,7 @@ async def test_the_last_of_a_role_needs_force(url: str, redis: RedisLink) -> Non
         (
             "RevertSnapshot",
             pb.RevertSnapshotRequest(to="7.x/1"),
-            "NOT_FOUND",
+            "INVALID_ARGUMENT",
             'to is "7.x/1"; "stable" or a name',
         ),
         (

@@ -19,7 +19,6 @@ from kvmesh.membership.member import Member
 from kvmesh.ports import free_ports
 from kvmesh.service_options import ServiceOptions
 from services.frontend.assembly import Frontend
-from services.frontend.start_gate import hold_diversions
 from services.frontend.surface import served_versions
 from tests.integration.frontend.scripted_router import Pool, serving_router
 
@@ -93,23 +92,23 @@ async def serving_frontend(
 ) -> AsyncIterator[Serving]:
     """Serve a frontend with `section` as its configuration and `tables` as the rest; no router yet.
 
-    Without `redis_url` there is no Redis. A Redis that responds is waited for, see ANSWER_S. `is_new`: it looks for
-    its routers, and diverts nothing until then.
+    Without `redis_url` there is no Redis. A Redis that responds is waited for, see ANSWER_S. `is_new`: with all of
+    its tasks, as a process that has just started. It diverts nothing before it has found its routers.
     """
     config = configuration.build({"frontend": section, **tables})
     url = redis_url or f"redis://127.0.0.1:{next(free_ports('127.0.0.1', 1))}"
     options = ServiceOptions(config, "frontend-0", "127.0.0.1:0", url, 0, AS_LISTENED)
     frontend = Frontend(options, served_versions.load(config), answer_s=ANSWER_S)
     address = await frontend.server.listen("127.0.0.1:0")
-    running = [
-        asyncio.create_task(frontend.links.run()),
-    ]
-    frontend.is_started.set()
     if is_new:
-        running.append(asyncio.create_task(hold_diversions(frontend.core, frontend.clock)))
-    if redis_url:
-        works = [*(work for _, work in frontend.accounts.background()), frontend.tenants.run()]
-        running += map(asyncio.create_task, works)
+        await frontend.prepare()
+        works = [work for _, work in frontend.background()]
+    else:
+        frontend.is_started.set()
+        works = [frontend.links.run()]
+        if redis_url:
+            works += [*(work for _, work in frontend.accounts.background()), frontend.tenants.run()]
+    running = [asyncio.create_task(work) for work in works]
     channel = grpc.aio.insecure_channel(address, options=[("grpc.max_send_message_length", -1)])
     try:
         yield Serving(frontend, address, channel, inference_pb2_grpc.InferenceServiceStub(channel))

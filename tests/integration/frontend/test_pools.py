@@ -154,6 +154,23 @@ async def test_a_new_frontend_that_finds_the_canary_first_diverts_nothing(mesh: 
         assert not core.pools.diverted
 
 
+async def test_a_new_frontend_does_not_replace_the_claimed_pool_of_a_key(mesh: Mesh, redis_url: str) -> None:
+    """The weights say `next` by now, and its router is found first. The claimed pool is alive, so the claim stays."""
+    members = mesh.members()
+    async with serving_frontend(redis_url, TABLES, is_new=True) as old:
+        old.frontend.on_members(members)
+        before = await version_of(old, keyed(1))
+    async with serving_frontend(redis_url, TABLES, is_new=True) as serving:
+        core = serving.frontend.core
+        core.take_snapshot(content(100))
+        serving.frontend.on_members([each for each in members if each.pool == "next"])
+        await serving.until_up(1)
+        answer = asyncio.create_task(version_of(serving, keyed(1)))
+        await until(lambda: len(core.admitted.serving) == 1, "the request admitted")
+        serving.frontend.on_members(members)
+        assert await answer == before and before[0] == "v1"
+
+
 async def test_a_new_frontend_leaves_a_pool_that_stays_away(mesh: Mesh, redis_url: str) -> None:
     """The router of stable does not come: after the gate's wait its requests go to the canary, and none is refused."""
     await mesh.stop("stable")

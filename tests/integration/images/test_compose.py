@@ -59,6 +59,10 @@ def _check_commands(mesh: Project) -> None:
     (taken,) = [name for name, (status, _) in answers.items() if status == 0]
     (refused,) = [text for status, text in answers.values() if status]
     assert "PEER_REFUSED" in refused and "because the mesh has no [trust]" in refused, (taken, refused)
+    # `kvmesh replicas` reads the leases, so it works in each container and needs no control process.
+    listed = containers["frontend"].exec_run(["kvmesh", "replicas"])
+    shown = listed.output.decode()
+    assert listed.exit_code == 0 and all(name in shown for name in REPLICAS), shown
 
 
 def _assert_locked_down(mesh: Project) -> None:

@@ -7,7 +7,7 @@ import sys
 import time
 from collections import Counter
 
-from tests.simulation.control.runs import run
+from tests.simulation.control.runs import SeedFailed, run
 
 
 def main() -> int:
@@ -22,9 +22,9 @@ def main() -> int:
     for seed in seeds:
         try:
             schedule = run(seed)
-        except AssertionError as error:
+        except SeedFailed as failure:
             failed.append(seed)
-            print(f"FAILED seed={seed}: {error}")
+            print(f"FAILED {failure}", flush=True)
             continue
         ends.update(schedule.ends())
         if given.seed is not None:

@@ -66,6 +66,15 @@ def check_ended_rollouts(world: World) -> None:
             assert document.is_taken_back, f"seed={world.seed}: {document.id} is {document.state_name}"
 
 
+def check_verdicts(world: World, *, is_bad: bool) -> None:
+    """Whatever observations are lost, late or told twice: the judge takes no good version back, and passes no bad one."""
+    for document in world.redis.written:
+        if is_bad:
+            assert document.state_name != "PROMOTING", f"{document.id} is promoted: {document.reason}"
+        failed = [gate.name for gate in document.verdict.gates if gate.result == "fails"]
+        assert is_bad or not failed, f"{document.id} fails {failed}: {document.reason}"
+
+
 CHECKS = (
     check_weights_have_documents,
     check_promotions_have_documents,

@@ -10,6 +10,7 @@ from kvmesh.snapshot.fence import Fence
 from kvmesh.snapshot.watch_outbox import WatchOutbox
 from services.frontend.requests.observations import Observations
 from tests.simulation.control.simulated_redis import Copies
+from tests.simulation.control.traffic import Traffic
 
 
 @dataclass
@@ -57,6 +58,8 @@ class Peer(Node):
     hint: str = ""
     outbox: WatchOutbox = field(default_factory=lambda: WatchOutbox(pb.ReceiverHello()))
     told: Observations = field(default_factory=Observations)
+    traffic: Traffic | None = None
+    """Requests of a frontend for the real judge. None: its batches are empty."""
     now_s: float = 0.0
 
     @property
@@ -79,5 +82,10 @@ class Peer(Node):
         if self.role != "frontend":
             return None
         self.told.take_rollout(self.fence.in_force.content.running_rollout if self.fence.in_force else "")
-        batch = self.told.drain(self.now_s)
-        return pb.ObservationBatch.FromString(batch.SerializeToString()) if batch is not None else None
+        drained = self.told.drain(self.now_s)
+        if drained is None:
+            return None
+        batch = pb.ObservationBatch.FromString(drained.SerializeToString())
+        if self.traffic is not None and self.fence.in_force is not None:
+            self.traffic.fill(batch, self.fence.in_force.content)
+        return batch

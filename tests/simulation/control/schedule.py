@@ -5,16 +5,24 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+from controlplane.judging import Judging
 from controlplane.rollouts.settings import OnInconclusive, RolloutSettings
 from kvmesh.cli.control.stable_content import stable_snapshot
 from kvmesh.snapshot.content import RolloutState
 from kvmesh.snapshot.published import Published
 from tests.simulation.control.nodes import Control, Node
 from tests.simulation.control.scripted_judge import ScriptedJudge
+from tests.simulation.control.traffic import Traffic
 from tests.simulation.control.world import World
 
 ENDS_S = 90.0
 """Time of the faults. After it everything heals."""
+
+REAL_JUDGE_EVERY = 10
+"""One of so many seeds has the real judge."""
+
+ERROR_SHARE = 0.3
+"""Share of the bad version's requests with an error."""
 
 END_MAX_S = 900.0
 """Time after the healing in which every rollout ends: the longest step, the drain and the kept pool."""
@@ -28,18 +36,35 @@ class Schedule:
         self.is_quiet = False
         """True once the mesh has healed: no further rollout starts."""
         self.rng = random.Random(seed)
-        self.world = World(seed, controls=self.rng.choice((1, 2, 3)), judge=self._judge())
+        judge = self._judge()
+        self.is_judged = seed % REAL_JUDGE_EVERY == 0
+        """True if the real judge decides, by simulated requests."""
+        self.is_bad = self.is_judged and bool(seed // REAL_JUDGE_EVERY % 2)
+        """True if the new version has errors."""
+        self.world = World(
+            seed, controls=self.rng.choice((1, 2, 3)), judge=Judging if self.is_judged else judge
+        )
+        if self.is_judged:
+            self._give_traffic()
         self.settings = RolloutSettings(
             to_pool="next",
             baseline_pool=self.rng.choice(("", "stable-young")),
-            steps_percent=self.rng.choice(((10, 50, 100), (1, 5, 25, 50, 100), (100,))),
-            bake_s=10.0,
-            bake_max_s=60.0,
+            steps_percent=self.rng.choice(
+                ((10, 50, 100), (20, 50, 100) if self.is_judged else (1, 5, 25, 50, 100), (100,))
+            ),
+            bake_s=60.0 if self.is_judged else 10.0,
+            bake_max_s=240.0 if self.is_judged else 60.0,
             keep_old_s=10.0,
             on_inconclusive=OnInconclusive.ROLLBACK,
         )
         for node in (*self.world.controls.values(), *self.world.peers.values()):
             node.keeps_state = self.rng.random() < 0.3
+
+    def _give_traffic(self) -> None:
+        for peer in self.world.peers.values():
+            if peer.role == "frontend":
+                requests = random.Random(f"{self.seed} {peer.name}")
+                peer.traffic = Traffic(requests, "next" if self.is_bad else "", ERROR_SHARE)
 
     def _judge(self) -> type[ScriptedJudge]:
         fails_at = self.rng.choice((0, 0, 0, 1, 2, 3))
@@ -168,7 +193,9 @@ class Schedule:
         self.world.after(delay_s, lambda: None if peer.is_up else self.world.start_peer(peer))
 
     def _pause(self) -> None:
-        self._node().paused_until_s = self.world.now_s + self.rng.uniform(0.5, 15)
+        """A pause is never cut short: what waits for its end would be overtaken by what comes later."""
+        node, until_s = self._node(), self.world.now_s + self.rng.uniform(0.5, 15)
+        node.paused_until_s = max(node.paused_until_s, until_s)
 
     def _cut(self) -> None:
         world = self.world
@@ -247,7 +274,6 @@ class Schedule:
         world.redis.is_up = True
         for node in (*world.controls.values(), *world.peers.values()):
             node.has_redis = True
-            node.paused_until_s = min(node.paused_until_s, world.now_s)
         for control in world.controls.values():
             if not control.is_up or control.is_leaving:
                 world.start_control(control)

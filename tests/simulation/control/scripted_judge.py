@@ -36,7 +36,7 @@ class ScriptedJudge(Judging):
     def verdict(self, now_s: float) -> Verdict:
         """Return the scripted verdict."""
         if not self.step:
-            stable = TrackSamples(track="stable", sessions=1000)
+            stable = TrackSamples(track="stable", sessions=1000, seconds=1000)
             return Verdict(kind=VerdictKind.NONE, samples=(stable,))
         if 0 < self.fails_at <= self.step:
             return Verdict(kind=VerdictKind.FAIL, reason="scripted")

@@ -391,6 +391,8 @@ class World:
         peer.boot += 1
         peer.is_up, peer.paused_until_s, peer.dialed = True, 0.0, ""
         peer.told = Observations(peer.boot_id)
+        if peer.traffic is not None:
+            peer.traffic.restart()
         before, peer.fence = peer.fence, Fence()
         if peer.keeps_state:
             peer.fence.remember(before.ended_rollouts)

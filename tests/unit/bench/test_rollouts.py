@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 from collections import Counter
 from pathlib import Path
 from random import Random
@@ -197,6 +198,18 @@ def test_a_wrong_recording_is_refused(tmp_path: Path, lines: list[str], text: st
     assert CliRunner().invoke(app, ["redraw", str(path), "--jobs", "1"]).exit_code == 2
 
 
+def test_a_compressed_recording_has_the_same_blocks(tmp_path: Path) -> None:
+    """One that was cut off is refused."""
+    plain, packed = tmp_path / "r.jsonl", tmp_path / "r.jsonl.xz"
+    data = b"".join(encode(RecordedBatch(100.0 + second)) for second in range(95))
+    plain.write_bytes(data)
+    packed.write_bytes(lzma.compress(data))
+    assert read(packed) == read(plain) != ()
+    packed.write_bytes(lzma.compress(data)[:-20])
+    with pytest.raises(RecordingError, match=r"no whole \.xz file"):
+        read(packed)
+
+
 @pytest.mark.parametrize("steps", ["", "a", "50,10", "0,10", "10,101", "10,10"])
 def test_wrong_steps_are_refused(tmp_path: Path, steps: str) -> None:
     """Weights rise, above 0 and up to 100."""
@@ -211,7 +224,7 @@ def test_the_command_prints_share_and_bound(tmp_path: Path) -> None:
     shown = CliRunner().invoke(app, common)
     assert shown.exit_code == 0
     assert (
-        "0 of 2 rollouts rolled back (0.00%), upper 95 % bound 77.64% (aim: at most 2%); seed 1"
+        "0 of 2 rollouts rolled back (0.00%), upper 95 % bound 77.64% (aim: at most 2%). The seed is 1"
         in shown.stdout
     )
     told: dict[str, Any] = json.loads(CliRunner().invoke(app, [*common, "--json"]).stdout)

@@ -228,6 +228,28 @@ def test_a_router_of_an_unknown_pool_changes_no_snapshot() -> None:
     assert driver.core.content == before
 
 
+@pytest.mark.parametrize(("version", "is_counted"), [("v2", True), ("v1", False), ("", True)])
+def test_a_process_of_another_version_is_no_crash_loop(version: str, is_counted: bool) -> None:
+    """It is in the canary's pool by mistake, and serves none of its requests."""
+    driver = Driver(baking(1, 10))
+    driver.hello("frontend-0", None)
+    driver.lead()
+    assert driver.core.library.running is not None
+    for boot in "abc":
+        stray = lease("next-decode-9", role="decode", pool="next", version=version)
+        driver.core.on_members([*driver.core.registry.ordered(), changed(stray, boot_id=boot)], driver.now_s)
+    driver.tick()
+    assert any("crash_loop" in each.reason for each in driver.core.library.rollouts) == is_counted
+
+
+def test_a_running_rollout_keeps_the_versions_of_its_start() -> None:
+    """An operator gives a pool another version in the configuration, and restarts the control process."""
+    for driver, is_complete in ((Driver(baking(1, 10)), True), (Driver(), False)):
+        driver.core._versions["next"] = "v3"
+        driver.lead()
+        assert driver.core.view(driver.now_s).pool("next").is_complete == is_complete
+
+
 def observations(sequence: int) -> pb_snapshot.ObservationBatch:
     """Return a batch with a session of its own."""
     end = pb_snapshot.RequestEnd(

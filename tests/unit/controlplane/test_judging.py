@@ -8,6 +8,7 @@ from controlplane.judging import SAVE_S, TEXT_BYTES_MAX, Judging
 from controlplane.observing import batch_of
 from controlplane.pools.registry import Boot
 from controlplane.rollouts import document as documents
+from controlplane.rollouts import verdict as verdicts
 from controlplane.rollouts.judge.observation import CANARY, STABLE, Track
 from controlplane.rollouts.verdict import VerdictKind
 from kvmesh.control.v1 import snapshot_pb2 as pb
@@ -30,6 +31,8 @@ def batch(sequence: int, sessions: range, *, pool: str = "next", outcome: str = 
             duration_s=0.2,
             decode_replica="d",
             prefill_replica="p",
+            output_tokens=8,
+            finish_reason="length",
         )
         for number in sessions
     ]
@@ -75,6 +78,25 @@ def test_the_samples_begin_anew_with_each_weight() -> None:
         assert {found.track: found.sessions for found in each.verdict(1002.0).samples}["canary"] == 10
         each.follow(risen, 1003.0)
         assert {found.track: found.sessions for found in each.verdict(1003.0).samples}["canary"] == 0
+
+
+def test_a_verdict_tells_every_number_that_decided() -> None:
+    """Units, samples of both arms, errors of clients, and what is reported and not judged; messages keep all of it."""
+    judging = judging_at(1000.0)
+    judging.observe(batch(1, range(60)), "f/a", TRACKS, 1001.0)
+    judging.observe(batch(2, range(90), pool="stable"), "f/a", TRACKS, 1001.0)
+    judging.observe(batch(3, range(60, 63), outcome="CLIENT_GONE"), "f/a", TRACKS, 1001.0)
+    verdict = judging.verdict(1002.0)
+    assert verdict.comparison == "stable" and verdict.is_weak
+    gates = {gate.name: gate for gate in verdict.gates}
+    assert (gates["errors"].unit, gates["errors"].bound) == ("% of sessions", 0.5)
+    assert gates["errors"].comparison_samples == 90 and gates["errors"].canary_samples >= 60
+    assert (gates["leak"].unit, gates["leak"].bound) == ("MiB", 64)
+    assert all(gate.unit for gate in verdict.gates), [gate.name for gate in verdict.gates if not gate.unit]
+    canary = next(each for each in verdict.samples if each.track == "canary")
+    assert (canary.requests, canary.errors, canary.client_errors) == (63, 0, 3)
+    assert canary.output_tokens_mean == 8.0 and canary.finish_reasons == {"length": 60}
+    assert verdicts.of_message(verdicts.to_message(verdict)) == changed(verdict, needs=())
 
 
 def test_the_state_is_saved_at_looks_and_every_few_seconds() -> None:

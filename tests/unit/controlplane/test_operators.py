@@ -80,7 +80,11 @@ def test_a_revert_puts_no_drain_of_the_earlier_snapshot_back() -> None:
         ({"reason": "x" * 201}, "reason is 201 characters; up to 200 characters are allowed"),
         ({"by": "x" * 201}, "by is 201 characters; up to 200 characters are allowed"),
         ({"change": 99}, "change is 99; pause, resume, promote, abort, undo, attest are allowed"),
-        ({"rollout": "r-9"}, 'no rollout is named "r-9"'),
+        ({"rollout": "r-9"}, 'rollout is "r-9"; no rollout has that name; '),
+        (
+            {"change": ATTEST, "requirement": "evals"},
+            'requirement is "evals"; this rollout requires: none',
+        ),
     ],
 )
 def test_a_bad_change_is_refused_with_field_value_and_range(fields: dict[str, Any], text: str) -> None:

@@ -83,18 +83,23 @@ def test_a_request_that_ended_has_one_exact_row() -> None:
 
 
 def test_failed_attempts_that_a_retry_hid_are_told_with_their_replica() -> None:
-    """The client sees one good answer; the row has the two attempts that failed, with fault and replica."""
+    """The client sees one good answer; the row has the two attempts that failed, with fault, replica and time."""
     mesh = mesh_of()
     client = begin(mesh, "stable")
     client.request.is_bound = True
+    failed_s = []
     for code in (attach.Failure.CODE_ENGINE_ERROR, attach.Failure.CODE_STALLED):
         while not (mesh.runs and mesh.runs[0].stage == "started"):
             mesh.settle()
             mesh.advance(0.05)
         mesh.fail(mesh.runs[0], code)
+        failed_s.append(mesh.now_s)
         mesh.settle()
     assert finish(mesh, client) == "LENGTH"
+    ages_s = [client.request.ended_s - at_s for at_s in failed_s]
     (row,) = drained(mesh).ends
+    assert [each.age_ms / 1000 for each in row.failed_attempts] == pytest.approx(ages_s, abs=0.2)
+    assert ages_s[0] > ages_s[1] > 1.0  # the requests of one death end at different times, and fail at one
     told = [(each.fault, each.replica) for each in row.failed_attempts]
     assert row.outcome == "ok" and told == [("ENGINE_ERROR", "decode-0"), ("STALLED", "decode-0")]
 

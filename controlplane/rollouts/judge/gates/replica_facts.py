@@ -55,7 +55,9 @@ class ReplicaFacts(msgspec.Struct):
         return GateReport(
             "crash_loop",
             GateState.FAIL if most >= BOOTS else GateState.PASS,
-            f"replica {replica} booted {most} times in 10 min" if replica else "no canary replica booted",
+            f"replica {replica} or its engine booted {most} times in 10 min"
+            if replica
+            else "no canary replica booted",
             figure=float(most),
             bound=float(BOOTS),
         )

@@ -213,6 +213,9 @@ def test_a_board_older_than_the_receivers_is_refused(shell: Shell, leased: str) 
         ]
     failed = shell.json("snapshot", "stable", "--direct")["error"]
     assert (failed["code"], failed["processes"]) == ("UNAVAILABLE", ["decode-1"])
+    assert failed["force_would_override"] == [
+        "Redis has 7.control-0/4, and a receiver applies a higher snapshot"
+    ]
     assert on_board(shell.url) == before
     assert shell.json("events") == []
     shell.run("snapshot", "stable", "--direct", "--force")
@@ -226,6 +229,17 @@ def test_a_junk_name_in_a_lease_is_no_snapshot(shell: Shell, monkeypatch: pytest
     lease(shell.url, "decode-0", f"{TERM_MAX - 1}.control-0/1")
     status, shown, errors = shell.run("snapshot", "stable", "--direct")
     assert status == 1 and shown.startswith("Wrote 8.operator:") and "decode-0" in shown + errors
+    assert on_board(shell.url).name.term.number == 8
+
+
+@pytest.mark.parametrize("junk", [b"9" * 5000, b"9" * 17, b"-1", b"\xff", b"x", b" 12"])
+def test_a_junk_term_in_redis_counts_as_none(shell: Shell, junk: bytes) -> None:
+    """The scripts of a leader overwrite it as well."""
+    put(shell.url)
+    client = Redis.from_url(shell.url)
+    client.set("kvmesh:control:term", junk)
+    client.close()
+    shell.run("snapshot", "stable", "--direct")
     assert on_board(shell.url).name.term.number == 8
 
 

@@ -87,11 +87,11 @@ def test_a_rising_weight_is_shown_beside_the_weight_of_the_step() -> None:
 
 def test_each_gate_has_its_figure_and_its_bound() -> None:
     """A missing figure is unknown, and not 0."""
-    verdict = pb.Verdict(gates=[GATE, pb.Gate(name="errors", unit="points", result="inconclusive")])
-    head, *rows = rows_of(tables.gates_table(verdict))
-    assert head == ["gate", "figure", "bound", "p", "fails below", "result", "reason"]
-    assert rows[0] == ["ttft", "1.31 ratio", "1.25 ratio", "0.0003", "0.0005", "fails", "slower"]
-    assert rows[1] == ["errors", "unknown", "-", "-", "-", "inconclusive", ""]
+    hang = pb.Gate(name="hang", result="inconclusive", canary_samples=1200, comparison_samples=7)
+    head, *rows = rows_of(tables.gates_table(pb.Verdict(gates=[GATE, hang])))
+    assert head == ["gate", "figure", "bound", "samples", "p", "fails below", "result", "reason"]
+    assert rows[0] == ["ttft", "1.31 ratio", "1.25 ratio", "-", "0.0003", "0.0005", "fails", "slower"]
+    assert rows[1] == ["hang", "unknown", "-", "1,200 / 7", "-", "-", "inconclusive", ""]
 
 
 @pytest.mark.parametrize(
@@ -107,10 +107,55 @@ def test_samples_are_shown_by_track() -> None:
     """Canary first, with its open requests."""
     samples = [
         pb.TrackSamples(track=snapshots.TRACK_STABLE, sessions=900, requests=2000),
-        pb.TrackSamples(track=snapshots.TRACK_CANARY, sessions=100, requests=1200, errors=2, open=3),
+        pb.TrackSamples(
+            track=snapshots.TRACK_CANARY,
+            sessions=100,
+            requests=1200,
+            errors=2,
+            open=3,
+            client_errors=4,
+            output_tokens_mean=31.25,
+            finish_reasons={"length": 20, "stop": 1176},
+        ),
     ]
     rows = rows_of(tables.samples_table(pb.Verdict(samples=samples)))
-    assert rows[1:] == [["canary", "100", "1,200", "2", "3"], ["stable", "900", "2,000", "0", "0"]]
+    assert rows[1:] == [
+        ["canary", "100", "1,200", "2", "4", "3", "31.2", "stop 1,176, length 20"],
+        ["stable", "900", "2,000", "0", "0", "0", "-", "-"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("comparison", "is_weak", "baseline", "shown"),
+    [
+        ("", False, "young", "young, the baseline"),
+        ("", False, "", "stable, the stable pool: a weaker comparison than with a baseline"),
+        ("baseline", False, "young", "young, the baseline"),
+        ("stable", False, "young", "stable, the stable pool"),
+        ("stable", True, "", "stable, the stable pool: a weaker comparison than with a baseline"),
+        ("the stable pool before", True, "young", "stable, the stable pool before"),
+    ],
+)
+def test_the_comparison_is_the_one_of_the_judge(
+    comparison: str, is_weak: bool, baseline: str, shown: str
+) -> None:
+    """From 50 % on it is no longer the baseline."""
+    verdict = pb.Verdict(comparison=comparison, is_weak=is_weak)
+    found = pb.Rollout(
+        from_pool="stable", verdict=verdict, settings=pb.RolloutSettings(baseline_pool=baseline)
+    )
+    assert text.comparison_text(found) == shown
+
+
+def test_a_pipe_has_failing_gates_and_the_next_look() -> None:
+    """What decides is there without a terminal."""
+    samples = [pb.TrackSamples(track=snapshots.TRACK_CANARY, sessions=310)]
+    verdict = pb.Verdict(
+        kind=pb.Verdict.KIND_FAIL, gates=[GATE], samples=samples, looks=3, next_look_samples=400
+    )
+    line = text.plain_line(rollout(snapshots.ROLLOUT_STATE_BAKING, verdict=verdict))
+    assert "ttft fails: 1.31 ratio, bound 1.25 ratio" in line
+    assert "the next at 400 sessions of the canary (310 now)" in line
 
 
 def test_looks_say_when_the_next_one_is_due() -> None:

@@ -82,8 +82,9 @@ def test_options_that_are_not_given_stay_absent() -> None:
         ({"bake_max": "169h"}, "--bake-max = 169h is out of range: allowed are 10s to 168h, written like"),
         (
             {"bake": "1h", "bake_max": "30m"},
-            "--bake-max = 30m is shorter than --bake = 1h: allowed are 1h to 168h.",
+            "--bake-max = 30m is too short for --bake = 1h: allowed are 3610s to 168h.",
         ),
+        ({"bake": "1h", "bake_max": "1h"}, "--bake-max = 1h is too short for --bake = 1h"),
         ({"keep_old": "forever"}, '--keep-old = "forever" is no duration: allowed are 10s to 168h'),
         ({"only": "a,b"}, '--only = "a,b" is unknown: allowed is tenant=NAME, with commas for several.'),
         ({"only": "tenant="}, '--only = "tenant=" is unknown'),
@@ -119,7 +120,7 @@ def test_names_and_reasons_are_bounded() -> None:
 def test_ranges_are_those_of_the_control_plane() -> None:
     """A command that allowed more would promise what is refused; one that allowed less would hide a setting."""
     server = pytest.importorskip("controlplane.rollouts.settings")
-    for name in ("STEPS_MAX", "BAKE_RANGE_S", "BAKE_MAX_RANGE_S", "KEEP_OLD_RANGE_S"):
+    for name in ("STEPS_MAX", "BAKE_RANGE_S", "BAKE_MAX_RANGE_S", "BAKE_REST_S", "KEEP_OLD_RANGE_S"):
         assert getattr(checked, name) == getattr(server, name), name
     assert server.TTFT_P95_RANGE_S[1] == checked.TTFT_P95_S_MAX
 

@@ -15,7 +15,7 @@ from controlplane.rollouts.judge.gates import ranks
 from controlplane.rollouts.judge.gates.errors import judge_absolute_errors, judge_errors, need_few_errors
 from controlplane.rollouts.judge.gates.ranks import Loads, judge_absolute_ttft, judge_ranks, need_ratio
 from controlplane.rollouts.judge.observation import CANARY, STABLE, Track
-from controlplane.rollouts.judge.samples import ErrorCounts
+from controlplane.rollouts.judge.samples import ANY, Bursts, ErrorCounts, TrackErrors
 from controlplane.rollouts.judge.settings import JudgeSettings, Step
 from controlplane.rollouts.judge.statistics import binomial
 from controlplane.rollouts.judge.statistics.ranks import Sample
@@ -51,6 +51,53 @@ def test_errors_fail_by_test_and_difference(
 ) -> None:
     """Both are needed; one class can fail, and all together."""
     assert judge_errors(canary, other, SETTINGS).state == state
+
+
+def in_bursts(sessions: int, *bursts: int, kept_share: float = 1.0) -> ErrorCounts:
+    """Return the counts of an arm with such bursts of errors."""
+    found = Bursts(sum(bursts), sum(bursts), sum(size * size for size in bursts))
+    track = TrackErrors(sessions, kept_share, {"A": found, ANY: found})
+    return ErrorCounts(sessions, len(bursts), {"A": len(bursts)} if bursts else {}, (track,))
+
+
+@pytest.mark.parametrize(
+    ("canary", "other", "state"),
+    [
+        (in_bursts(2_000, 100), in_bursts(2_000), GateState.PASS),  # an engine died
+        (in_bursts(2_000, 100, 120, 90), in_bursts(2_000), GateState.PASS),  # three did
+        (in_bursts(2_000, *[20] * 30), in_bursts(2_000), GateState.FAIL),  # 30 % errors
+        (in_bursts(2_000, *[20] * 3), in_bursts(2_000), GateState.PASS),  # for a short time
+        (in_bursts(2_000, *[20] * 30), in_bursts(2_000, *[20] * 30), GateState.PASS),  # so has stable
+        (in_bursts(2_000, *[2] * 30), in_bursts(2_000), GateState.FAIL),
+        (in_bursts(100_000, *[4] * 60), in_bursts(100_000), GateState.PASS),  # certain, and below 0.5 points
+        (in_bursts(2_000, *[20] * 20), in_bursts(500), GateState.PASS),  # few sessions to compare with
+        (in_bursts(2_000, *[20] * 20), in_bursts(500, kept_share=0.1), GateState.FAIL),  # kept ones, of 5,000
+    ],
+)
+def test_many_errors_a_second_fail_and_a_burst_does_not(
+    canary: ErrorCounts, other: ErrorCounts, state: GateState
+) -> None:
+    """Errors of a replica within a second count once, so a high rate of errors would look like one a second."""
+    assert judge_errors(canary, other, SETTINGS).state == state
+
+
+def test_each_track_of_a_comparison_keeps_its_own_share() -> None:
+    """A thinned stable and a whole baseline: each is divided by the bursts that it would have."""
+    both = in_bursts(500, kept_share=0.1).plus(in_bursts(50))
+    assert both.effective("A", 21.0) == (0.0, 500 / 3 + 50 / 21)
+    assert in_bursts(0).plus(both).effective("A", 21.0) == both.effective("A", 21.0)
+
+
+def test_a_failure_in_bursts_says_so() -> None:
+    """With all errors, and the size of the bursts."""
+    report = judge_errors(in_bursts(2_000, *[20] * 30), in_bursts(2_000), SETTINGS)
+    assert report.reason == (
+        "A: 600 of 2000 canary sessions, 0 of 2000 comparison sessions, in bursts of about 20"
+    )
+    assert report.figure == 0.3
+    absolute = judge_absolute_errors(in_bursts(2_000, *[20] * 30), 0.02, SETTINGS)
+    assert absolute.state == GateState.FAIL and absolute.reason.startswith("600 of 2000")
+    assert judge_absolute_errors(in_bursts(2_000, 100), 0.02, SETTINGS).state == GateState.PASS
 
 
 def test_p_is_corrected_for_the_number_of_classes() -> None:

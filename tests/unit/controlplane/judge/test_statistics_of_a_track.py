@@ -10,6 +10,7 @@ import pytest
 
 from controlplane.rollouts.judge.observation import CLIENT, FailedAttempt, OpenRequest, RequestEnd
 from controlplane.rollouts.judge.samples import (
+    ANY,
     WORK_BUCKETS,
     error_counts,
     gap_sample,
@@ -148,14 +149,59 @@ def test_a_session_has_at_most_one_error_of_a_class() -> None:
     assert (counts.sessions, counts.any_error, counts.by_class) == (1, 1, {"A": 1, "B": 1})
 
 
-def test_errors_of_a_replica_within_a_second_count_once() -> None:
-    """A crash that ends twenty requests of twenty sessions is one error; at another second or replica it is another."""
+def test_errors_of_a_burst_count_once() -> None:
+    """A crash that ends twenty requests of twenty sessions is one error; at another time or replica it is another."""
     crash = [end(session=f"s{each}", outcome="A", ended_s=START_S + 5.0 + each / 100) for each in range(20)]
     assert error_counts(observed(crash)).by_class == {"A": 1}
     assert error_counts(observed(crash)).sessions == 20
     later = end(session="later", outcome="A", ended_s=START_S + 7.0)
     other = end(session="other", outcome="A", ended_s=START_S + 5.0, decode="another")
     assert error_counts(observed([*crash, later, other])).by_class == {"A": 3}
+
+
+def test_bursts_count_every_session_and_how_they_cluster() -> None:
+    """Twenty sessions in one second and two alone: most errors are in a burst of twenty. Sessions are not lost."""
+    crash = [end(session=f"s{each}", outcome="A", ended_s=START_S + 5.0 + each / 100) for each in range(20)]
+    alone = [end(session=f"t{each}", outcome="A", ended_s=START_S + 10.0 + 5 * each) for each in range(2)]
+    counts = error_counts(observed([*crash, *alone]))
+    (track,) = counts.tracks
+    assert counts.by_class == {"A": 3} and track.of("A") == track.of(ANY) == (22, 22, 402)
+    assert counts.burst_size("A") == 402 / 22 and counts.burst_size("B") == 1.0
+    twice = counts.plus(counts)
+    assert twice.all_errors("A") == 44 and twice.burst_size("A") == pytest.approx(402 / 22)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "sizes"),
+    [
+        ([0, 1, 2, 3, 4], [5]),  # a replica that fails for five seconds
+        ([0, 2, 4], [1, 1, 1]),
+        (list(range(15)), [5, 5, 5]),  # a fault that lasts
+    ],
+)
+def test_a_burst_is_a_run_of_seconds(seconds: list[int], sizes: list[int]) -> None:
+    """At most five seconds long, of one replica."""
+    ends = [
+        end(session=f"{replica}{at}", outcome="A", ended_s=START_S + at, decode=replica)
+        for at in seconds
+        for replica in ("one", "other")
+    ]
+    counts = error_counts(observed(ends))
+    (track,) = counts.tracks
+    assert counts.by_class == {"A": 2 * len(sizes)}
+    assert track.of("A") == (2 * sum(sizes), 2 * sum(sizes), 2 * sum(size * size for size in sizes))
+
+
+def test_bursts_of_a_thinned_track_are_scaled_up() -> None:
+    """Half of the sessions were left out, so about half of each burst was."""
+    whole = observed([])
+    for each in [end(session=f"s{each}", outcome="A", ended_s=START_S + 5.0) for each in range(400)]:
+        whole.add(session_key(each.session), each)
+    thinned = whole.copy()
+    thinned.trim(200)
+    (track,) = error_counts(thinned).tracks
+    assert track.kept_share == pytest.approx(0.5, abs=0.1)
+    assert track.size("A") == pytest.approx(400, rel=0.15)
 
 
 def test_a_retry_does_not_hide_an_error() -> None:

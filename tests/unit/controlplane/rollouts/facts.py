@@ -29,7 +29,7 @@ PASSED = Verdict(
     gates=(Gate(name="errors", figure=0.1, bound=0.5, unit="points", p=0.4, alpha=5e-4, result="passes"),),
     samples=(
         TrackSamples(track="canary", sessions=100, requests=400),
-        TrackSamples(track="stable", sessions=400, requests=900),
+        TrackSamples(track="stable", sessions=400, requests=900, seconds=300),
     ),
     looks=2,
     next_look_samples=200,

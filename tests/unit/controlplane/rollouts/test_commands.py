@@ -166,6 +166,15 @@ def test_an_unjudged_promotion_at_full_weight_needs_force(
     assert forced.state_name == "PROMOTING"
 
 
+def test_a_rollout_to_a_pool_of_another_version_is_refused_at_once() -> None:
+    """Its frontends would divert each request. A pool whose new processes suffice is no reason."""
+    wrong = ('next-router-0 serves "v1"',)
+    pools = {**dict.fromkeys(POOLS, POOL), "next": PoolFacts(0, 1, 1, other_versions=wrong)}
+    with pytest.raises(CommandRefused, match='"next" is configured for "v2", and next-router-0 serves "v1"'):
+        start(pools=pools)
+    assert start(pools={**pools, "next": replace(POOL, other_versions=wrong)}).state_name == "PENDING"
+
+
 def test_a_rollout_from_a_pool_without_prefill_is_refused_at_once() -> None:
     """Its checks could never pass; the operator learns it before 20 minutes of waiting."""
     pools = {**dict.fromkeys(POOLS, POOL), "stable": replace(POOL, prefill=0)}
@@ -176,9 +185,12 @@ def test_a_rollout_from_a_pool_without_prefill_is_refused_at_once() -> None:
 def test_a_first_step_of_100_percent_waits_for_the_sessions_of_stable() -> None:
     """From then on stable has none, so that the judge could never compare."""
     document = until(start(structs.replace(SETTINGS, steps_percent=(100,))), "PREPARING")
-    few = structs.replace(PASSED, samples=(TrackSamples(track="stable", sessions=49),))
+    few = structs.replace(PASSED, samples=(TrackSamples(track="stable", sessions=49, seconds=120),))
     waiting = advance(document, verdict=few)
     assert waiting.state_name == "PREPARING" and "49 of 50 sessions of the stable" in waiting.waits_for[0]
+    brief = structs.replace(PASSED, samples=(TrackSamples(track="stable", sessions=5000, seconds=119),))
+    waiting = advance(document, verdict=brief)
+    assert waiting.state_name == "PREPARING" and "observed for 119 of 120 s" in waiting.waits_for[0]
     assert advance(document, verdict=NO_VERDICT).state_name == "PREPARING"
     assert advance(document).state_name == "BAKING"
 

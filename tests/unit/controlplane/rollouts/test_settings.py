@@ -51,8 +51,8 @@ def test_settings_return_as_they_were() -> None:
 
 
 def test_a_longer_bake_lifts_the_default_longest_time() -> None:
-    """A bake of 2 h with no longest time given is no error."""
-    assert parse(bake=Duration(seconds=7200)).bake_max_s == 7200.0
+    """A step needs more time than its bake time. With equal times it would always end without a decision."""
+    assert parse(bake=Duration(seconds=7200)).bake_max_s == 14400.0
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -74,7 +74,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"bake": Duration(seconds=86_401), "bake_max": Duration(seconds=90_000)}, "bake is 86401 s"),
     (
         {"bake": Duration(seconds=60), "bake_max": Duration(seconds=30)},
-        "bake_max is 30 s; at least bake (60 s)",
+        "bake_max is 30 s; at least bake and 10 s (70 s) is needed",
+    ),
+    (
+        {"bake": Duration(seconds=600), "bake_max": Duration(seconds=600)},
+        "bake_max is 600 s; at least bake and 10 s (610 s) is needed",
     ),
     ({"keep_old": Duration()}, "keep_old is 0 s; 10 to"),
     ({"requirements": ["Evals"]}, 'requirements is "Evals"'),
