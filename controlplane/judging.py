@@ -65,8 +65,6 @@ _RESULTS: Final = {
     GateState.INCONCLUSIVE: "inconclusive",
     GateState.NOT_APPLICABLE: "reported",
 }
-
-
 _PERCENT: Final = 100.0
 _UNITS: Final = {
     "errors": (_PERCENT, "% of sessions"),

@@ -148,7 +148,7 @@ def test_the_comparison_is_the_one_of_the_judge(
 
 
 def test_a_pipe_has_failing_gates_and_the_next_look() -> None:
-    """What decides is there without a terminal."""
+    """The text has the decisive figures without a terminal, too."""
     samples = [pb.TrackSamples(track=snapshots.TRACK_CANARY, sessions=310)]
     verdict = pb.Verdict(
         kind=pb.Verdict.KIND_FAIL, gates=[GATE], samples=samples, looks=3, next_look_samples=400
