@@ -118,6 +118,18 @@ def test_a_request_of_a_closed_gate_waits_for_its_own_pool() -> None:
     assert not pools.diverted and not pools.unfound
 
 
+def test_no_version_is_gone_while_its_routers_are_sought() -> None:
+    """The canary's version has no router yet, and stable's has one: a bound request is stale behind an open gate alone."""
+    mesh = mesh_of()
+    pools = mesh.core.pools
+    pools.may_divert = False
+    mesh.cut(routers_of(mesh, "canary")[0])
+    client = begin(mesh, "canary")
+    assert not pools.is_stale(client.request.spec)
+    pools.may_divert = True
+    assert pools.is_stale(client.request.spec)
+
+
 def test_an_open_gate_moves_the_requests_that_wait() -> None:
     """Stable's router stays away: the waiting request goes on at another pool, and is counted."""
     mesh = mesh_of()

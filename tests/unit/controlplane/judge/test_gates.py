@@ -108,6 +108,14 @@ def test_p_is_corrected_for_the_number_of_classes() -> None:
     assert judge_errors(counts(100, A=5), counts(800), SETTINGS).p == pytest.approx((1 / 9) ** 5)
 
 
+def test_p_is_corrected_for_the_test_of_the_bursts() -> None:
+    """Errors in bursts are tested twice: as bursts, and all of them divided by the size of the bursts."""
+    report = judge_errors(in_bursts(2_000, *[20] * 30), in_bursts(2_000), SETTINGS)
+    assert report.p == pytest.approx(2 * binomial.share_p(30, 100, 0, 100), abs=0)
+    absolute = judge_absolute_errors(in_bursts(2_000, *[20] * 30), 0.02, SETTINGS)
+    assert absolute.p == pytest.approx(2 * binomial.upper_tail(30, 100, 0.02), abs=0)
+
+
 def test_few_errors_are_needed_with_certainty() -> None:
     """No error in 100 sessions is too little evidence for 2.5 points; none in 200 is enough."""
     assert not need_few_errors(counts(100), counts(800), SETTINGS).is_met
