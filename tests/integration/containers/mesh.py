@@ -187,11 +187,13 @@ class ContainerMesh(LiveMesh[ContainerPart]):
         list(self._threads.map(save, self.parts.values()))
 
     def _remove(self) -> None:
-        with daemon.connected() as client:
-            ownership.remove(client, self.run)
-        for part in self.parts.values():
-            part.close()
-        self._threads.shutdown()
+        try:
+            with daemon.connected() as client:
+                ownership.remove(client, self.run)
+        finally:
+            for part in self.parts.values():
+                part.close()
+            self._threads.shutdown()
         self._reaper.dismiss()
 
 

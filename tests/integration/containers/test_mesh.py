@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from docker.errors import APIError
 
 from kvmesh.inference.v1 import inference_pb2 as pb
 from tests.integration.containers import daemon, ownership
@@ -234,3 +235,31 @@ def test_a_network_goes_though_the_engine_still_counts_a_container_on_it(
         finally:
             other.remove(force=True)
             ownership.remove(client, run)
+
+
+def test_a_network_that_the_engine_never_removes_is_reported_and_left(
+    needs_images: Callable[..., None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An engine with a wrong count of endpoints fails no test; a container that stays is an error."""
+    needs_images(IMAGES["redis"])
+    run = f"kvmesh-miscounted-{Owner.here().pid}"
+    labels = {ownership.RUN: run, ownership.OWNER: Owner.here().text}
+
+    def refuse(_: object) -> None:
+        raise APIError("has active endpoints")
+
+    with daemon.connected() as client:
+        private_network(client, run, labels)
+        try:
+            with monkeypatch.context() as patch:
+                patch.setattr(ownership, "_REMOVE_S_MAX", 0.0)
+                patch.setattr(ownership, "_remove_network", refuse)
+                assert ownership.remove(client, run) == [run]
+                assert f"keeps {run}: has active endpoints" in capsys.readouterr().err
+                patch.setattr(ownership, "_remove_container", refuse)
+                client.containers.create(IMAGES["redis"], labels=labels)
+                with pytest.raises(APIError):
+                    ownership.remove(client, run)
+        finally:
+            ownership.remove(client, run)
+        assert ownership.left_of(client, run) == []
