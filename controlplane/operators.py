@@ -262,7 +262,8 @@ class Operators:
         return done.document, done.overridden
 
     def _member(self, process_id: str) -> Member:
-        _check_name("process_id", process_id)
+        if not process_id:
+            raise _out_of_range("process_id", "empty", "the name of a process")
         member = self._core.registry.members.get(process_id)
         if member is None:
             known = listed(self._core.registry.members) or "none"
@@ -325,11 +326,6 @@ def _check_requirement(name: str, document: RolloutDocument) -> None:
     if name not in document.settings.requirements:
         names = ", ".join(document.settings.requirements) or "none"
         raise _not_allowed("requirement", f'"{name[:64]}"', f"this rollout requires: {names}")
-
-
-def _check_name(field: str, name: str) -> None:
-    if not name:
-        raise _out_of_range(field, "empty", "the name of a process")
 
 
 def _out_of_range(field: str, value: str, allowed: str) -> MeshError:

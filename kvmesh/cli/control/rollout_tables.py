@@ -82,7 +82,7 @@ def status_screen(rollout: pb.Rollout, time_text: TimeText, note: str = "") -> R
 
 def samples_table(verdict: pb.Verdict) -> FittedTable:
     """Return the samples of each track."""
-    table = FittedTable(_SAMPLES, "--json has them")
+    table = FittedTable(_SAMPLES)
     for track, name in text.TRACKS:
         for found in verdict.samples:
             if found.track == track:
