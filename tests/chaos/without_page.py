@@ -34,7 +34,7 @@ def without_section(record: WithoutRecord) -> list[str]:
             f"{canary.direct_canary} at the canary, which serves again",
         ),
     ]
-    counts = ", ".join(f"{deed} {dead.deeds.count(deed)} times" for deed in dict.fromkeys(dead.deeds))
+    deeds = (f"{deed} {dead.deeds.count(deed)} times" for deed in dict.fromkeys(dead.deeds))
     return [
         "## Without the control plane",
         "",
@@ -44,16 +44,19 @@ def without_section(record: WithoutRecord) -> list[str]:
         ),
         "",
         _prose(
-            "**How.** Processes of one machine: 2 frontends, 2 control processes, the pool `stable` with 2 routers, 2",
-            "prefill and 2 decode replicas, the pool `next` with 1 of each. A rollout gives `next`",
+            "**How.** Processes of one machine: 2 frontends, 2 control processes and two pools. The pool",
+            "`stable` has 2 routers, 2 prefill and 2 decode replicas; `next` has 1 of each. A rollout gives `next`",
             f"{record.weight_percent} %. 6 clients send the requests of 50 sessions. Each token is compared with a",
             "calculation without a server. Clients use `kvmesh.client`, and plain gRPC where the canary's pool is killed.",
         ),
         "",
         *pages.table(("case", "requests", "**lost or refused**", ""), rows, "lrrl"),
         "",
+        "While every control process was dead:",
+        "",
+        *pages.items(deeds),
+        "",
         _prose(
-            f"While every control process was dead: {counts}.",
             f"The canary gave {100 * dead.share_before:.1f} % of the answers before and",
             f"{100 * dead.share_after:.1f} % at the end. {dead.moved_sessions} sessions changed their pool.",
             f"All receivers held snapshot {dead.snapshot_before} before and {dead.snapshot_after} at the end. The rollout",
