@@ -102,7 +102,7 @@ class PoolChoice:
 
     @property
     def unfound(self) -> list[str]:
-        """Names of the pools without a router that is up: of the stable pool, and of those with a weight."""
+        """Names of the pools without a router that is up and stays: of the stable pool, and of those with a weight."""
         stable = self.stable
         return [
             track.pool

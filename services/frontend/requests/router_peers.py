@@ -158,9 +158,9 @@ class Peers(Generic[Owner]):
         )
 
     def has_up(self, pool: str, model_version: str = "") -> bool:
-        """True if a router of `pool` that serves `model_version` is up."""
+        """True if a router of `pool` that serves `model_version` is up, and does not drain."""
         return any(
-            peer.link.is_up and peer.model_version in ("", model_version)
+            peer.link.is_up and not peer.is_draining and peer.model_version in ("", model_version)
             for peer in self._by_pool.get(pool, ())
         )
 

@@ -81,6 +81,23 @@ def test_a_pool_whose_router_says_no_is_left_behind_a_closed_gate() -> None:
     assert finish(mesh, client) == "LENGTH" and client.request.spec.pool != "stable"
 
 
+def test_a_draining_router_does_not_speak_for_its_pool() -> None:
+    """One router of stable drains, the other is not found yet: a request waits for it, and is not diverted."""
+    mesh = mesh_of(routers=2)
+    pools = mesh.core.pools
+    pools.may_divert = False
+    leaving, other = routers_of(mesh, "stable")
+    mesh.cut(other)
+    for peer in mesh.core.peers.of_pool("stable"):
+        peer.is_draining = peer.link.is_up
+    assert pools.unfound == ["stable"] and not pools.cannot_place("stable", "v1")
+    client = begin(mesh, "stable")
+    mesh.settle()
+    mesh.open(other)
+    assert finish(mesh, client) == "LENGTH" and client.request.spec.pool == "stable"
+    assert not pools.diverted and leaving.is_up
+
+
 async def test_no_request_is_read_before_the_frontend_is_started() -> None:
     """Without the snapshot of the mesh a request would get a pool by no weights."""
     started, read = asyncio.Event(), asyncio.Event()
