@@ -20,7 +20,7 @@ WAIT_S: Final = 2.0
 """Longest wait for the other routers, from the first one on. A pool that has none by then is down."""
 
 REQUEST_WAIT_S: Final = 4.0
-"""Longest wait of a request, however late the first router was found. At 5 s the client learns the model version."""
+"""Longest wait of a request for a router, however late the first one was found. At 5 s the client learns the version."""
 
 CHECK_INTERVAL_S: Final = 0.02
 
@@ -34,7 +34,7 @@ class StartGate:
     def __init__(self) -> None:
         self.is_open = False
         self._first_s: float | None = None
-        """Time at which the first router was seen."""
+        """Time since which some router can place."""
 
     def check(
         self, now_s: float, *, has_router: bool, is_complete: bool, request_wait_s: float = 0.0
@@ -42,9 +42,11 @@ class StartGate:
         """Take the present state, and return `is_open`.
 
         `has_router`: some router can place. `is_complete`: each pool that the weights may choose has a router that is up.
-        `request_wait_s`: age of the oldest request that waits for a router.
+        `request_wait_s`: longest wait for a router of a request that another pool may serve.
         """
-        if has_router and self._first_s is None:
+        if not has_router:
+            self._first_s = None
+        elif self._first_s is None:
             self._first_s = now_s
         is_over = self._first_s is not None and now_s - self._first_s >= WAIT_S
         if is_complete or is_over or (has_router and request_wait_s >= REQUEST_WAIT_S):

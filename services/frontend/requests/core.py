@@ -175,8 +175,8 @@ class FrontendCore:
         self.observations.take_rollout(content.running_rollout)
 
     def router_wait_s(self, now_s: float) -> float:
-        """Return the age of the request that waits longest for a router; 0 without one."""
-        return max((now_s - each.spec.timing.arrived_s for each in self._unrouted), default=0.0)
+        """Return the longest wait for a router of a request that another pool may serve; 0 without one."""
+        return max((each.router_wait_s(now_s) for each in self._unrouted), default=0.0)
 
     def allow_diversions(self, now_s: float) -> None:
         """Let requests leave a pool without a router, also those that wait for one."""

@@ -197,9 +197,11 @@ class PoolChoice:
 
     def cannot_place(self, pool: str, model_version: str) -> bool:
         """True if it is certain that `pool` cannot place. While the frontend starts, a router of it must say so."""
-        if self._peers.can_place(pool, model_version):
-            return False
-        return self.may_divert or self._peers.has_up(pool, model_version)
+        return not (self._peers.can_place(pool, model_version) or self.is_sought(pool, model_version))
+
+    def is_sought(self, pool: str, model_version: str) -> bool:
+        """True while the frontend starts, and has found no router of `pool` that is up and does not drain."""
+        return not (self.may_divert or self._peers.has_up(pool, model_version))
 
     def is_stale(self, spec: RequestSpec) -> bool:
         """True if no pool can place the version of `spec`, and a pool that its tenant may use can place another one."""

@@ -163,6 +163,12 @@ class LiveRequest:
         """True while another pool, and so another model version, may serve the request."""
         return not (self.is_bound or self.progress.ids or self.outcome is not None or self.moves >= MOVES_MAX)
 
+    def router_wait_s(self, now_s: float) -> float:
+        """Return how long the request has waited for a router; 0 if no other pool may serve it."""
+        if self.router_until_s is None or not self.may_move:
+            return 0.0
+        return now_s + self.retry_state.router_wait_s - self.router_until_s
+
     @property
     def may_leave_router(self) -> bool:
         """True if the request may move to another pool, and only a router has it."""
@@ -257,7 +263,8 @@ class LiveRequest:
             return
         if self.may_move and not self._leave_dead_pool(now_s):
             return
-        peer = self.hub.choose(self.spec, self.upstream.avoid)
+        is_sought = self.may_move and self.hub.pools.is_sought(self.spec.pool, self.spec.model_version)
+        peer = None if is_sought else self.hub.choose(self.spec, self.upstream.avoid)
         if peer is None:
             if self.router_until_s is None:
                 self.router_until_s = now_s + self.retry_state.router_wait_s

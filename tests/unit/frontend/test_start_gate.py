@@ -25,6 +25,27 @@ def test_the_wait_begins_with_the_first_router(first_s: float) -> None:
     assert gate.check(1000.0 + first_s + WAIT_S, has_router=True, is_complete=False)
 
 
+def test_a_router_that_is_lost_again_opens_nothing() -> None:
+    """The wait begins anew with the next router: until then nothing could be diverted."""
+    gate = StartGate()
+    assert not gate.check(1000.0, has_router=True, is_complete=False)
+    assert not gate.check(1000.0 + 2 * WAIT_S, has_router=False, is_complete=False)
+    assert not gate.check(1000.0 + 3 * WAIT_S, has_router=True, is_complete=False)
+    assert gate.check(1000.0 + 4 * WAIT_S, has_router=True, is_complete=False)
+
+
+def test_the_wait_of_a_request_begins_when_it_needs_a_router() -> None:
+    """The time in which its message was read, and its tokens were made, opens no gate. A resumed request cannot move."""
+    mesh = mesh_of()
+    mesh.core.pools.may_divert = False
+    mesh.cut(routers_of(mesh, "stable")[0])
+    client = begin(mesh, "stable", arrived_s=mesh.now_s - 2 * REQUEST_WAIT_S)
+    mesh.advance(0.5)
+    assert mesh.core.router_wait_s(mesh.now_s) == pytest.approx(0.5)
+    client.request.is_bound = True
+    assert mesh.core.router_wait_s(mesh.now_s) == 0.0
+
+
 def test_a_complete_mesh_opens_the_gate_at_once_and_for_good() -> None:
     """Once every pool was there, a pool without a router is a dead pool."""
     gate = StartGate()
@@ -93,9 +114,10 @@ def test_a_draining_router_does_not_speak_for_its_pool() -> None:
     assert pools.unfound == ["stable"] and not pools.cannot_place("stable", "v1")
     client = begin(mesh, "stable")
     mesh.settle()
+    assert client.request.state.name == "WAITING" and leaving.is_up and not leaving.runs
     mesh.open(other)
     assert finish(mesh, client) == "LENGTH" and client.request.spec.pool == "stable"
-    assert not pools.diverted and leaving.is_up
+    assert not pools.diverted
 
 
 async def test_no_request_is_read_before_the_frontend_is_started() -> None:
