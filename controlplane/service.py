@@ -183,7 +183,7 @@ class ControlPlaneServicer(control_pb2_grpc.ControlPlaneServiceServicer):
 
     async def Freeze(self, request: pb.FreezeRequest, context: Context) -> pb.FreezeResponse:
         prepared = self._operators.freeze(request)
-        await self._run(prepared, context, is_trial=False)
+        await self._run(prepared, context, is_trial=request.validate_only)
         assert isinstance(prepared.made, Desired)
         until_s = prepared.made.frozen_until_s
         return pb.FreezeResponse(frozen_until=documents.timestamp(until_s) if until_s else None)

@@ -132,6 +132,7 @@ def freeze(
     ] = "",
     off: Annotated[bool, typer.Option("--off", help="End the freeze.")] = False,
     reason: ReasonOption = "",
+    dry_run: DryRunOption = False,
     as_json: JsonOption = False,
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
@@ -141,12 +142,15 @@ def freeze(
     from kvmesh.cli.control import snapshots as command
     from kvmesh.cli.control.output import run
     from kvmesh.cli.control.settings import DAY_S, check_reason
+    from kvmesh.control.v1 import control_pb2 as pb
 
     if off == bool(ttl):
         raise BadOption("Either --ttl or --off is needed: --ttl 2h begins a freeze, --off ends it.")
     ttl_s = 0.0 if off else durations.parse("--ttl", ttl, 1.0, DAY_S)
-    mesh = found_mesh(config, data_dir, os.environ)
-    run(command.freeze(mesh, ttl_s, check_reason(reason), as_json=as_json), as_json=as_json)
+    request = pb.FreezeRequest(
+        ttl=durations.message(ttl_s), reason=check_reason(reason), validate_only=dry_run
+    )
+    run(command.freeze(found_mesh(config, data_dir, os.environ), request, as_json=as_json), as_json=as_json)
 
 
 def _revert(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 from kvmesh.bad_option import BadOption
-from kvmesh.cli.control import durations
 from kvmesh.cli.control.client import ControlClient
 from kvmesh.cli.control.failures import ControlFailed
 from kvmesh.cli.control.output import as_dict, local_time, print_json, say_overridden, show
@@ -97,19 +96,18 @@ async def revert(mesh: FoundMesh, request: pb.RevertSnapshotRequest, *, as_json:
     return 0
 
 
-async def freeze(mesh: FoundMesh, ttl_s: float, reason: str, *, as_json: bool) -> int:
-    """Forbid forward steps for `ttl_s`; 0 ends the freeze."""
-    request = pb.FreezeRequest(ttl=durations.message(ttl_s), reason=reason)
+async def freeze(mesh: FoundMesh, request: pb.FreezeRequest, *, as_json: bool) -> int:
+    """Forbid forward steps for a time; a `ttl` of 0 ends the freeze."""
     async with ControlClient(mesh) as client:
         answer = await submit(client, "Freeze", request, SHOWN_BY)
     if as_json:
         print_json(as_dict(answer))
     elif answer.HasField("frozen_until"):
-        show(
-            f"Frozen until {local_time(answer.frozen_until)}: no forward step, drain or promotion. Rollbacks go on."
-        )
+        until = f"{local_time(answer.frozen_until)}: no forward step, drain or promotion. Rollbacks go on."
+        show(f"{'Would freeze' if request.validate_only else 'Frozen'} until {until}")
     else:
-        show("The freeze is over: rollouts go forward again.")
+        over = "would be" if request.validate_only else "is"
+        show(f"The freeze {over} over: rollouts go forward again.")
     return 0
 
 

@@ -1412,8 +1412,11 @@ class FreezeRequest(_message.Message):
 
     TTL_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
     """Reason, for people. At most 200 characters."""
+    validate_only: _builtins.bool
+    """True: check only."""
     @_builtins.property
     def ttl(self) -> _duration_pb2.Duration:
         """Time from now. Range: 0 to 24 h. 0 ends the freeze."""
@@ -1423,10 +1426,11 @@ class FreezeRequest(_message.Message):
         *,
         ttl: _duration_pb2.Duration | None = ...,
         reason: _builtins.str = ...,
+        validate_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "ttl", b"ttl"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "ttl", b"ttl", "validate_only", b"validate_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -322,6 +322,8 @@ async def test_a_trial_of_any_change_changes_nothing(url: str, redis: RedisLink)
             stub.UncordonReplica(pb.UncordonReplicaRequest(process_id="stable-decode-0", validate_only=True)),
             stub.StartRollout(start),
             stub.RevertSnapshot(pb.RevertSnapshotRequest(to="stable", validate_only=True)),
+            stub.Freeze(pb.FreezeRequest(ttl=Duration(seconds=3600), validate_only=True)),
+            stub.Freeze(pb.FreezeRequest(validate_only=True)),
             *(
                 stub.ChangeRollout(kinds(change=each, requirement="evals", force=True, validate_only=True))
                 for each in kinds.Change.values()
@@ -332,7 +334,7 @@ async def test_a_trial_of_any_change_changes_nothing(url: str, redis: RedisLink)
         assert (library.desired, one.core.publisher.published) == before
         running = library.running
         assert running is not None and (running.id, running.state) == (waiting.id, waiting.state)
-        commands = {b"replica.", b"rollout.abort", b"rollout.start", b"snapshot.revert"}
+        commands = {b"replica.", b"rollout.abort", b"rollout.start", b"snapshot.revert", b"mesh."}
         later = (await events(redis))[len(known) :]
         assert not [each for each in later if any(each[b"what"].startswith(name) for name in commands)]
 

@@ -367,7 +367,17 @@ def test_the_end_of_a_freeze_is_a_duration_of_0(shell: Shell) -> None:
     with served(control) as (address,):
         register(shell.url, address)
         assert shell.run("freeze", "--off")[:2] == (0, "The freeze is over: rollouts go forward again.\n")
-    assert control.requests[0].ttl.seconds == 0
+        assert shell.run("freeze", "--off", "--dry-run")[1].startswith("The freeze would be over")
+    assert [(each.ttl.seconds, each.validate_only) for each in control.requests] == [(0, False), (0, True)]
+
+
+def test_a_dry_run_of_a_freeze_prints_its_end(shell: Shell) -> None:
+    """In the conditional."""
+    control = whole()
+    with served(control) as (address,):
+        register(shell.url, address)
+        assert shell.run("freeze", "--ttl", "2h", "--dry-run")[1].startswith("Would freeze until ")
+    assert [(each.ttl.seconds, each.validate_only) for each in control.requests] == [(7200, True)]
 
 
 # The watch of a rollout.
