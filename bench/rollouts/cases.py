@@ -28,12 +28,18 @@ class Case:
     has_quiet: bool = False
     """The same load is measured without a rollout, before and behind it."""
     is_hang: bool = False
+    has_deadly_prompts: bool = False
+    """DEADLY_SHARE of the sessions begin with DEADLY_IDS. Dead engines of the canary are started again."""
 
     @property
     def is_faulty(self) -> bool:
         """True if a fault is injected."""
         return bool(self.faults or self.kills)
 
+
+DEADLY_IDS: Final = (401, 402, 403)
+DEADLY_SHARE: Final = 0.05
+"""At 8 sessions per second and 10 % one such session reaches the canary in 25 s: an engine boots in less."""
 
 AA: Final = Case("aa", "A/A: the same version in both arms", wanted=PROMOTED, is_same_version=True)
 
@@ -45,6 +51,9 @@ CASES: Final = (
     Case("hang", "hang", "hang=1", is_hang=True),
     Case("leak", "leak of 2 MiB per request", "leak_bytes=2097152"),
     Case("crashes", "crash loop of decode", kills="next-decode-0"),
+    Case(
+        "deadly", "death at a given prompt", f"die={'-'.join(map(str, DEADLY_IDS))}", has_deadly_prompts=True
+    ),
     Case("miss", "a cache that never hits", "miss=1"),
     Case("late", "5 % errors that begin at 50 %", "errors=0.05", begin_percent=50),
 )

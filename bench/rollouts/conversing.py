@@ -1,8 +1,9 @@
 """Conversations with the frontends of a mesh: sessions arrive as a Poisson process, their turns are a closed loop.
 
-All prompts begin with one system prompt. Each turn goes to one of the frontends at random, with the session's id. The
-client is this module as a process. Its commands: begin {sessions_per_s}; end {} returns {turns, sessions, stalled_s} when
-all open turns have ended. It writes a JSON line per turn (turns.Turn) to the file of its option.
+All prompts begin with one system prompt, a share of them behind DEADLY_IDS. Each turn goes to one of the frontends at
+random, with the session's id. The client is this module as a process. Its commands: begin {sessions_per_s, deadly_share};
+end {} returns {turns, sessions, stalled_s} when all open turns have ended. It writes a JSON line per turn (turns.Turn) to
+the file of its option.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,7 @@ import grpc
 
 from bench import control, generation
 from bench.loop_watch import LoopWatch
+from bench.rollouts.cases import DEADLY_IDS
 from bench.rollouts.oracle import Oracle
 from bench.rollouts.turns import Turn
 from kvmesh.errors import from_rpc_error
@@ -76,15 +78,17 @@ class Client:
         """Begin no further turn."""
         self._is_ending.set()
 
-    async def run(self, sessions_per_s: float) -> None:
+    async def run(self, sessions_per_s: float, deadly_share: float) -> None:
         """Begin sessions until `stop`. Return when all open turns have ended."""
-        draw, now = random.Random(f"{self._seed}/arrivals"), time.monotonic
+        draw, deadly = random.Random(f"{self._seed}/arrivals"), random.Random(f"{self._seed}/deadly")
+        now = time.monotonic
         at_s = now()
         async with asyncio.TaskGroup() as group:
             while not self._is_ending.is_set():
                 at_s += draw.expovariate(sessions_per_s)
                 await self._pause(at_s - now())
-                group.create_task(self._converse(self.sessions))
+                opening = DEADLY_IDS if deadly.random() < deadly_share else ()
+                group.create_task(self._converse(self.sessions, opening))
                 self.sessions += 1
 
     async def _pause(self, seconds: float) -> None:
@@ -93,9 +97,9 @@ class Client:
             async with asyncio.timeout(max(0.0, seconds)):
                 await self._is_ending.wait()
 
-    async def _converse(self, session: int) -> None:
+    async def _converse(self, session: int, opening: Sequence[int]) -> None:
         draw = random.Random(f"{self._seed}/{session}")
-        said = list(self._system)
+        said = [*opening, *self._system]
         for number in range(draw.randint(*TURNS)):
             if self._is_ending.is_set():
                 return
@@ -171,9 +175,9 @@ async def serve(targets: str, salt: str, file: str, seed: int = 1) -> None:
         lines = stack.enter_context(_opened(file))
         client = Client(stubs, salt, lines, seed)
 
-        async def begin(sessions_per_s: float) -> None:
+        async def begin(sessions_per_s: float, deadly_share: float) -> None:
             tasks.append(asyncio.create_task(watch.run()))
-            tasks.append(asyncio.create_task(client.run(sessions_per_s)))
+            tasks.append(asyncio.create_task(client.run(sessions_per_s, deadly_share)))
 
         async def end() -> Mapping[str, Any]:
             client.stop()

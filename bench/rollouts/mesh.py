@@ -100,6 +100,12 @@ class RolloutMesh:
         prepare_kill(self.running[name])()
         self.running[name] = self._launch(self._listed[name])
 
+    def start_fallen_engines(self) -> None:
+        """Start each engine again that has ended, without waiting for it."""
+        for name in self.fallen():
+            if self._listed[name].role == "engine":
+                self.running[name] = self._launch(self._listed[name])
+
     def fallen(self) -> list[str]:
         """Return the processes that have ended."""
         return [name for name, process in self.running.items() if not process.is_running()]

@@ -15,7 +15,7 @@ from google.protobuf import json_format
 from bench import machine
 from bench.processes import ANY_CORE, Fleet, Process
 from bench.rollouts import conversing, following, turns
-from bench.rollouts.cases import BOOT_EVERY_S, BOOTS, Case
+from bench.rollouts.cases import BOOT_EVERY_S, BOOTS, DEADLY_SHARE, Case
 from bench.rollouts.following import BACK, Follower, Settings
 from bench.rollouts.mesh import SALT, RolloutMesh
 from bench.rollouts.records import Record
@@ -57,6 +57,8 @@ class Injection:
 
     def tick(self, follower: Follower) -> None:
         """Do what is due at the rollout's present state."""
+        if self._case.has_deadly_prompts:
+            self._mesh.start_fallen_engines()
         if not self._case.is_faulty or follower.state in BACK:
             return
         is_there = follower.latest.weight_percent >= self._case.begin_percent
@@ -98,7 +100,8 @@ def perform(case: Case, run: int, load: Load, say: Say, evidence: Path) -> Recor
         say("starts the mesh")
         mesh = RolloutMesh(fleet, is_same_version=case.is_same_version, control=_control(case, evidence))
         client, file = start_client(fleet, mesh, seed=run * 100 + len(case.name)), fleet.folder / TURNS_FILE
-        client.ask("begin", sessions_per_s=load.sessions_per_s)
+        deadly_share = DEADLY_SHARE if case.has_deadly_prompts else 0.0
+        client.ask("begin", sessions_per_s=load.sessions_per_s, deadly_share=deadly_share)
         say("warms up")
         time.sleep(load.warm_s)
         seen = _observe(case, mesh, load, say)

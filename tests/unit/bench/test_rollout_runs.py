@@ -7,17 +7,18 @@ from collections import Counter
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import msgspec
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from bench import generation
 from bench.processes import Fleet
-from bench.rollouts import following, mesh, page, turns
+from bench.rollouts import conversing, following, mesh, page, turns
 from bench.rollouts.__main__ import app
-from bench.rollouts.cases import AA, BY_NAME, CASES, planned
+from bench.rollouts.cases import AA, BY_NAME, CASES, DEADLY_IDS, DEADLY_SHARE, planned
 from bench.rollouts.following import Ending
 from bench.rollouts.oracle import Oracle
 from bench.rollouts.recording import RecordedBatch
@@ -225,7 +226,80 @@ def test_the_mesh_has_three_pools_and_reads_faults_of_the_new_version(
     assert faulty == (set() if is_same_version else {"next-prefill-0-engine", "next-decode-0-engine"})
     assert {case.kills for case in CASES} <= {"", *(each.name for each in listed)}
     for case in CASES:
-        faults.parse(case.faults)
+        found = faults.parse(case.faults)
+        assert found.kills(np.array([*DEADLY_IDS, 1], np.int32)) == case.has_deadly_prompts
+
+
+class AnsweringStub:
+    """Answers each request with nothing, and stops the client after `ENOUGH` requests."""
+
+    ENOUGH = 400
+
+    def __init__(self) -> None:
+        self.prompts: list[list[int]] = []
+        self.client: conversing.Client | None = None
+
+    def Generate(self, request: Any, timeout: float) -> AnsweringStub:
+        """Keep the prompt."""
+        self.prompts.append(list(request.tokens.ids))
+        if len(self.prompts) >= self.ENOUGH and self.client is not None:
+            self.client.stop()
+        return self
+
+    def __aiter__(self) -> AnsweringStub:
+        return self
+
+    async def __anext__(self) -> Any:
+        raise StopAsyncIteration
+
+    def cancel(self) -> None:
+        """Do nothing: each answer has ended."""
+
+
+@pytest.mark.parametrize("share", [0.0, DEADLY_SHARE, 1.0])
+async def test_a_share_of_the_sessions_begins_with_the_deadly_prompt(share: float) -> None:
+    """The others have the system prompt alone, so no engine dies in a case without deadly prompts."""
+    stub, kept = AnsweringStub(), io.StringIO()
+    stub.client = conversing.Client([cast("generation.Stub", stub)], "salt", kept, seed=3)
+    await stub.client.run(100_000.0, share)
+    deadly = sum(faults.Faults(die=DEADLY_IDS).kills(np.array(each, np.int32)) for each in stub.prompts)
+    count = len(stub.prompts)
+    assert abs(deadly - share * count) <= 4 * (count * share * (1 - share)) ** 0.5
+    assert (deadly > 0) == (share > 0)
+
+
+class ListedProcess:
+    """A process that runs or has ended."""
+
+    def __init__(self, *, is_running: bool) -> None:
+        self._is_running = is_running
+
+    def is_running(self) -> bool:
+        """Return whether it runs."""
+        return self._is_running
+
+
+def test_only_dead_engines_are_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service that ended stays fallen: it is a problem of the run."""
+    started: list[str] = []
+    listed = {
+        "next-prefill-0-engine": "engine",
+        "next-decode-0-engine": "engine",
+        "next-prefill-0": "prefill",
+    }
+    made = mesh.RolloutMesh.__new__(mesh.RolloutMesh)
+    made._listed = {name: cast("Any", SimpleNamespace(name=name, role=role)) for name, role in listed.items()}
+    made.running = {name: cast("Any", ListedProcess(is_running="decode" in name)) for name in listed}
+
+    def launch(each: Any) -> Any:
+        started.append(each.name)
+        return ListedProcess(is_running=True)
+
+    monkeypatch.setattr(made, "_launch", launch)
+    made.start_fallen_engines()
+    made.start_fallen_engines()
+    assert started == ["next-prefill-0-engine"]
+    assert made.fallen() == ["next-prefill-0"]
 
 
 @pytest.mark.parametrize("is_weighted", [True, False])
