@@ -10,7 +10,7 @@ asks for it was written. INVARIANT: a step back needs neither.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, Protocol
 
 import msgspec
@@ -27,28 +27,28 @@ from controlplane.actions import (
     RunGolden,
     Send,
     WriteBoard,
-    WriteDocument,
 )
 from controlplane.command_queue import Command, CommandQueue
+from controlplane.document_writes import DocumentWrites, Outcome, Write
 from controlplane.early_observations import EarlyObservations
 from controlplane.ended_rollouts import EndedRollouts
 from controlplane.facts import frontend_facts, nacks
 from controlplane.judging import Judging, with_golden
 from controlplane.leadership import TAKEOVER_S, Leadership, LeaderState, LeaseAnswer
-from controlplane.library import DESIRED, Document, Library, StoreRead, writing
+from controlplane.library import Library, StoreRead
 from controlplane.observing import tracks_of
 from controlplane.pools.registry import Registry, is_of
+from controlplane.publishing import Authority, Cause, Publishing
 from controlplane.rollouts import machine
 from controlplane.rollouts.commands import CommandRefused
-from controlplane.rollouts.document import OBSERVED, DocumentError, RolloutDocument
+from controlplane.rollouts.document import OBSERVED, RolloutDocument
 from controlplane.rollouts.verdict import NO_VERDICT
 from controlplane.rollouts.view import GoldenFacts, View
-from controlplane.snapshots.publication import is_all_to_stable, reduced, wanted
 from controlplane.snapshots.publisher import Publisher
 from controlplane.snapshots.receivers import Receiver, Receivers
 from kvmesh.control.v1 import snapshot_pb2 as pb
 from kvmesh.membership.member import Member
-from kvmesh.snapshot.content import Content, SnapshotError
+from kvmesh.snapshot.content import Content
 from kvmesh.snapshot.published import NO_NAME, Name, Published, Term
 
 TICK_S: Final = 1.0
@@ -67,18 +67,14 @@ NOT_LEADER: Final = "this process does not lead"
 NO_REDIS: Final = "Redis does not answer, so nothing was changed"
 UNKNOWN: Final = "Redis did not answer in time: look whether the change is in force before you try again"
 CONFLICT: Final = "another leader changed it at the same time; try again"
+TOO_LARGE: Final = "the document is too large, so nothing was changed"
 
-
-@dataclass(frozen=True, slots=True)
-class Write:
-    """The write that is under way."""
-
-    number: int
-    document: Document
-    is_back: bool
-    command: Command | None
-    confirmed: Mapping[str, int]
-    """Observations that the document holds: last sequence number by frontend."""
+_ERRORS: Final = {
+    Outcome.TOO_LARGE: TOO_LARGE,
+    Outcome.CONFLICT: CONFLICT,
+    Outcome.UNKNOWN: UNKNOWN,
+}
+"""Error of the command whose write had this outcome."""
 
 
 class Golden(Protocol):
@@ -127,23 +123,18 @@ class ControlCore:
         self._versions = dict(versions)
         self._wall = wall
         self._ended = EndedRollouts()
-        self._writes = 0
-        """Number of the last write."""
-        self._write: Write | None = None
         self._commands = CommandQueue()
         self._early = EarlyObservations()
         self._actions: list[Action] = []
+        self._writes = DocumentWrites(self.library, self._emit)
+        self._publishing = Publishing(
+            self.publisher, self.library, self.receivers, self._versions, self._emit
+        )
         self._next_read_s = self._next_tick_s = self._next_step_s = float("-inf")
         self._reads = 0
         """Reads of Redis since the term began. The first may have been under way before."""
         self._was_leader = False
         """True from the end of the first takeover until this process follows again. Its documents are in force."""
-        self._too_large: set[str] = set()
-        """Documents that were too large once. The audit has it once."""
-        self._refused = ""
-        """Fault of the last content that could not be published."""
-        self._cause: tuple[str, str] = ("", "")
-        """Reason and author of the next snapshot."""
 
     # Views.
 
@@ -238,7 +229,7 @@ class ControlCore:
         is_found = any(each.id not in known and not each.is_final for each in self.library.rollouts)
         if is_found and self.leadership.state is LeaderState.LEADER:
             self._reconcile()  # another process put it back from its state folder
-        if self.leads and self._write is None and (unwritten := self.library.unwritten(read)) is not None:
+        if self.leads and self._writes.is_idle and (unwritten := self.library.unwritten(read)) is not None:
             self._actions.append(unwritten)
         latest = self.publisher.latest
         if latest is not None and (read.board is None or read.board.name.order < latest.name.order):
@@ -248,18 +239,14 @@ class ControlCore:
     def on_written(self, number: int, is_written: bool | None, now_s: float) -> None:
         """Take the result of write `number`. False: a conflict. None: Redis did not answer."""
         self.has_redis = is_written is not None
-        write = self._write
-        if write is None or number != write.number:
+        ended = self._writes.end(number, is_written)
+        if ended is None:
             return
-        self._write = None
-        is_unreadable = _name(write.document) in self.library.problems
-        if is_written or (write.is_back and (is_written is None or is_unreadable)):
-            self._adopt(write, is_written=bool(is_written))
+        write, outcome = ended
+        if outcome.counts:
+            self._adopt(write, is_written=outcome is Outcome.WRITTEN)
             self._advance(now_s)
-            if write.command is not None:
-                self._decided(write.command, "")
-        elif write.command is not None:
-            self._decided(write.command, UNKNOWN if is_written is None else CONFLICT)
+        self._decide(write, outcome)
         self._next_read_s = now_s
 
     def release(self) -> None:
@@ -352,13 +339,13 @@ class ControlCore:
         self._advance(now_s)
 
     def _run_command(self, now_s: float) -> None:
-        while self._write is None and (command := self._next_command()) is not None:
+        while self._writes.is_idle and (command := self._next_command()) is not None:
             try:
                 document = command.make(now_s)
             except CommandRefused as error:
                 self._decided(command, str(error))
                 continue
-            self._begin_write(document, is_back=command.is_back, command=command)
+            self._begin_write(Write(document, command.is_back, command))
 
     def _next_command(self) -> Command | None:
         """Return the first command that may run now. During a takeover that is one that only moves traffic back."""
@@ -392,10 +379,8 @@ class ControlCore:
     def _begin_term(self, now_s: float) -> None:
         self.publisher.begin_term()
         self._reads, self._next_read_s = 0, now_s
-        write, self._write = self._write, None
-        if write is not None and write.command is not None:
-            self._decided(write.command, UNKNOWN)
-        self._cause = ("a new leader", "")
+        self._drop_write()
+        self._publishing.cause = Cause("a new leader")
         self._event("leader.takeover", str(self.leadership.term), "this process leads")
 
     def _finish_takeover(self) -> None:
@@ -427,12 +412,14 @@ class ControlCore:
         self.receivers.forget_all()
         self.judging, self._was_leader = None, False
         self._early.clear()
-        write, self._write = self._write, None
-        if write is not None and write.command is not None:
-            self._decided(write.command, UNKNOWN)  # Redis may have executed it
+        self._drop_write()
         for command in self._commands.clear():
             self._decided(command, NOT_LEADER)
         self._event("leader.ended", self.leadership.holder.process_id if self.leadership.holder else "", "")
+
+    def _drop_write(self) -> None:
+        if (command := self._writes.drop()) is not None:
+            self._decided(command, UNKNOWN)
 
     def _step_rollout(self, now_s: float) -> None:
         """Run the state machine of the running rollout, and write its document.
@@ -440,7 +427,7 @@ class ControlCore:
         A leader that takes over from itself goes on with it, but only back.
         """
         document, judging = self.library.running, self._judge_running()
-        if document is None or judging is None or self._write is not None or now_s < self._next_step_s:
+        if document is None or judging is None or not self._writes.is_idle or now_s < self._next_step_s:
             return
         self._next_step_s = now_s + STEP_S
         wall_s, is_leader = self._wall(), self.leadership.state is LeaderState.LEADER
@@ -457,7 +444,7 @@ class ControlCore:
         elif (saved := judging.save(wall_s)) is not None:
             judge, confirmed = saved
             after = msgspec.structs.replace(after, judge=judge)
-        self._begin_write(after, is_back=after.is_taken_back, confirmed=confirmed)
+        self._begin_write(Write(after, after.is_taken_back, confirmed=confirmed))
 
     def _judge_running(self) -> Judging | None:
         """Return the judge of the running rollout. None: there is no rollout, or it is not known yet."""
@@ -469,40 +456,12 @@ class ControlCore:
             self.judging.follow(document, self._wall())
         return self.judging
 
-    def _begin_write(
-        self,
-        document: Document,
-        *,
-        is_back: bool,
-        command: Command | None = None,
-        confirmed: Mapping[str, int] | None = None,
-    ) -> None:
-        self._writes += 1
-        write = Write(self._writes, document, is_back, command, confirmed or {})
-        action = self._writing(write)
-        if action is None and isinstance(document, RolloutDocument) and document.judge:
-            # The judge begins the step anew at the next leader, so no leader needs the observations any more.
-            write = replace(write, document=msgspec.structs.replace(document, judge=""))
-            action = self._writing(write)
-        if action is not None and (self.has_redis or not is_back):
-            self._write = write
-            self._actions.append(action)
-        elif is_back:  # it waits for nothing; `on_store` writes the document later
+    def _begin_write(self, write: Write) -> None:
+        write, outcome = self._writes.begin(write, has_redis=self.has_redis)
+        if outcome.counts:
             self._adopt(write, is_written=False)
-            if command is not None:
-                self._decided(command, "")
-        elif command is not None:
-            self._decided(command, "the document is too large, so nothing was changed")
-
-    def _writing(self, write: Write) -> WriteDocument | None:
-        """Return the write of a document; None, with an event, if it is too large."""
-        try:
-            return writing(write.number, write.document, self.library.revision(write.document))
-        except DocumentError as error:
-            if (name := _name(write.document)) not in self._too_large:
-                self._too_large.add(name)
-                self._event("rollout.too_large", name, str(error))
-            return None
+        if outcome is not Outcome.UNDER_WAY:
+            self._decide(write, outcome)
 
     def _adopt(self, write: Write, *, is_written: bool) -> None:
         """Take the document of a write. Observations are confirmed if it was written."""
@@ -511,53 +470,25 @@ class ControlCore:
         self.library.adopt(document)
         if isinstance(document, RolloutDocument):
             if before is None or before.state_name != document.state_name or before.step != document.step:
-                self._cause = (document.reason, "")
+                self._publishing.cause = Cause(document.reason)
                 what = f"{document.state_name} at step {document.step}: {document.reason}"
                 self._event("rollout.changed", document.id, what)
             if document.is_final:
                 self.judging = None
         if command is not None:
-            self._cause = (command.reason or command.what, command.author.name)
+            self._publishing.cause = Cause(command.reason or command.what, command.author.name)
         for frontend, sequence in write.confirmed.items() if is_written else ():
             process_id, _, boot_id = frontend.rpartition("/")
             self._actions.append(Confirm(process_id, boot_id, sequence))
 
     def _publish(self, now_s: float) -> None:
-        """Publish the wanted content if it differs from the one in force, and may be published now.
-
-        The first snapshot of a term is published even if it differs in nothing: it fences the last leader.
-        """
-        publisher, library = self.publisher, self.library
-        document, before = library.current, publisher.content
-        content = wanted(before, library.desired, document, self._versions, self._ended)
-        if publisher.is_in_force(content):
-            publisher.carry(document)
-            return
-        if not (self.leadership.may_go_forward(now_s) and self.has_redis):
-            is_taken_back = document is not None and document.is_taken_back
-            is_leader = self.leadership.state is LeaderState.LEADER
-            is_known = is_leader or (is_taken_back and (self._was_leader or self._reads))
-            if not is_known or publisher.latest is None or not is_all_to_stable(before, content):
-                return
-        snapshot = self._published(content)
-        if snapshot is None:
-            return
-        publisher.carry(document)
-        self._actions.append(WriteBoard(snapshot))
-        connected = [each for each in self.receivers if each.is_connected]
-        self._actions += [Send(each.process_id, each.boot_id, snapshot) for each in connected]
-        self._event("snapshot.published", str(snapshot.name), self._cause[0])
-
-    def _published(self, content: Content) -> Published | None:
-        """Publish `content`, or the part of it that takes traffic if it is too large. None: neither is possible."""
-        for each in (content, reduced(content)):
-            try:
-                return self.publisher.publish(self.leadership.term, each, self._wall(), *self._cause)
-            except SnapshotError as error:
-                if str(error) != self._refused:
-                    self._refused = str(error)
-                    self._event("snapshot.refused", str(self.leadership.term), str(error))
-        return None
+        is_leader = self.leadership.state is LeaderState.LEADER
+        authority = Authority(
+            may_go_forward=self.leadership.may_go_forward(now_s) and self.has_redis,
+            knows_documents=is_leader,
+            knows_running=self._was_leader or self._reads > 0,
+        )
+        self._publishing.publish(self.leadership.term, self._ended, authority, self._wall())
 
     # Snapshots of other leaders and of receivers.
 
@@ -584,6 +515,10 @@ class ControlCore:
 
     # Results.
 
+    def _decide(self, write: Write, outcome: Outcome) -> None:
+        if write.command is not None:
+            self._decided(write.command, _ERRORS.get(outcome, ""))
+
     def _decided(self, command: Command, error: str) -> None:
         author = command.author
         details = dict(command.details) | ({"reason": command.reason} if command.reason else {})
@@ -594,13 +529,12 @@ class ControlCore:
         )
 
     def _event(self, what: str, target: str, result: str) -> None:
-        self._actions.append(AppendEvent(what, target, result))
+        self._emit(AppendEvent(what, target, result))
+
+    def _emit(self, action: Action) -> None:
+        self._actions.append(action)
 
 
 def refused(error: str) -> str:
     """Return the result of a refused command, for the audit."""
     return f"refused: {error}"
-
-
-def _name(document: Document) -> str:
-    return document.id if isinstance(document, RolloutDocument) else DESIRED

@@ -1,0 +1,102 @@
+"""What one leader publishes, and when: forward with a certain lease and Redis alone, back at any time. Pure.
+
+INVARIANT: a content that moves traffic forward is published only with a certain lease, while Redis answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from controlplane.actions import Action, AppendEvent, Send, WriteBoard
+from controlplane.library import Library
+from controlplane.rollouts.document import RolloutDocument
+from controlplane.snapshots.publication import is_all_to_stable, reduced, wanted
+from controlplane.snapshots.publisher import Publisher
+from controlplane.snapshots.receivers import Receivers
+from kvmesh.snapshot.content import Content, SnapshotError
+from kvmesh.snapshot.published import Published, Term
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """The reason for the next snapshot, and its author. Empty author: the control plane itself."""
+
+    reason: str = ""
+    by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Authority:
+    """What a leader may publish."""
+
+    may_go_forward: bool
+    """The lease is certain, the takeover is over, and Redis answers."""
+    knows_documents: bool
+    """The takeover is over: the documents are in force."""
+    knows_running: bool
+    """The running rollout is known, from Redis or from a term before."""
+
+
+class Publishing:
+    """See the module. `emit` takes the actions."""
+
+    def __init__(
+        self,
+        publisher: Publisher,
+        library: Library,
+        receivers: Receivers,
+        versions: Mapping[str, str],
+        emit: Callable[[Action], None],
+    ) -> None:
+        self.cause = Cause()
+        self._publisher = publisher
+        self._library = library
+        self._receivers = receivers
+        self._versions = versions
+        self._emit = emit
+        self._refused = ""
+        """Fault of the last content that could not be published."""
+
+    def publish(self, term: Term, ended: Mapping[str, str], authority: Authority, wall_s: float) -> None:
+        """Publish the wanted content if it differs from the one in force, and may be published now.
+
+        The first snapshot of a term is published even if it differs in nothing: it fences the last leader. `ended`:
+        rollouts that were taken back, each with a stable pool since then, or nothing.
+        """
+        publisher, document = self._publisher, self._library.current
+        before = publisher.content
+        content = wanted(before, self._library.desired, document, self._versions, ended)
+        if publisher.is_in_force(content):
+            publisher.carry(document)
+            return
+        if not authority.may_go_forward and not self._may_go_back(before, content, document, authority):
+            return
+        snapshot = self._published(term, content, wall_s)
+        if snapshot is None:
+            return
+        publisher.carry(document)
+        self._emit(WriteBoard(snapshot))
+        for each in self._receivers:
+            if each.is_connected:
+                self._emit(Send(each.process_id, each.boot_id, snapshot))
+        self._emit(AppendEvent("snapshot.published", str(snapshot.name), self.cause.reason))
+
+    def _may_go_back(
+        self, before: Content, content: Content, document: RolloutDocument | None, authority: Authority
+    ) -> bool:
+        """True if `content` only takes traffic back, by documents that are known."""
+        is_taken_back = document is not None and document.is_taken_back
+        is_known = authority.knows_documents or (is_taken_back and authority.knows_running)
+        return is_known and self._publisher.latest is not None and is_all_to_stable(before, content)
+
+    def _published(self, term: Term, content: Content, wall_s: float) -> Published | None:
+        """Publish `content`, or the part of it that takes traffic if it is too large. None: neither is possible."""
+        for each in (content, reduced(content)):
+            try:
+                return self._publisher.publish(term, each, wall_s, self.cause.reason, self.cause.by)
+            except SnapshotError as error:
+                if str(error) != self._refused:
+                    self._refused = str(error)
+                    self._emit(AppendEvent("snapshot.refused", str(term), str(error)))
+        return None
