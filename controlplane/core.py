@@ -488,7 +488,7 @@ class ControlCore:
             knows_documents=is_leader,
             knows_running=self._was_leader or self._reads > 0,
         )
-        self._publishing.publish(self.leadership.term, self._ended, authority, self._wall())
+        self._publishing.publish(self.leadership.term, self._ended, authority, now_s, self._wall())
 
     # Snapshots of other leaders and of receivers.
 

@@ -7,15 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from controlplane.actions import Action, AppendEvent, Send, WriteBoard
+from controlplane.facts import frontend_facts
 from controlplane.library import Library
 from controlplane.rollouts.document import RolloutDocument
-from controlplane.snapshots.publication import is_all_to_stable, reduced, wanted
+from controlplane.snapshots.publication import is_all_to_stable, reduced, wanted, without_rollout
 from controlplane.snapshots.publisher import Publisher
 from controlplane.snapshots.receivers import Receivers
-from kvmesh.snapshot.content import Content, SnapshotError
-from kvmesh.snapshot.published import Published, Term
+from kvmesh.snapshot.content import Content, RolloutState, SnapshotError
+from kvmesh.snapshot.published import NO_NAME, Published, Term
+
+LOST_PROMOTION_S: Final = 60.0
+"""Time from the publication of a promotion without a document to its end. A process that knows of an undo and was cut off
+is heard meanwhile, and refuses it.
+"""
+
+PROMOTED: Final = "its document is lost, and every frontend applied its promotion, so it is over"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +64,14 @@ class Publishing:
         self._receivers = receivers
         self._versions = versions
         self._emit = emit
+        self._published_s = float("-inf")
+        """Time of the last publication."""
         self._refused = ""
         """Fault of the last content that could not be published."""
 
-    def publish(self, term: Term, ended: Mapping[str, str], authority: Authority, wall_s: float) -> None:
+    def publish(
+        self, term: Term, ended: Mapping[str, str], authority: Authority, now_s: float, wall_s: float
+    ) -> None:
         """Publish the wanted content if it differs from the one in force, and may be published now.
 
         The first snapshot of a term is published even if it differs in nothing: it fences the last leader. `ended`:
@@ -69,18 +82,38 @@ class Publishing:
         content = wanted(before, self._library.desired, document, self._versions, ended)
         if publisher.is_in_force(content):
             publisher.carry(document)
-            return
+            if not self._is_lost_promotion(content, document) or not self._is_over(now_s):
+                return
+            content = without_rollout(content, self._versions)
+            self._emit(AppendEvent("rollout.lost", before.rollout, PROMOTED))
         if not authority.may_go_forward and not self._may_go_back(before, content, document, authority):
             return
         snapshot = self._published(term, content, wall_s)
         if snapshot is None:
             return
         publisher.carry(document)
+        self._published_s = now_s
         self._emit(WriteBoard(snapshot))
         for each in self._receivers:
             if each.is_connected:
                 self._emit(Send(each.process_id, each.boot_id, snapshot))
         self._emit(AppendEvent("snapshot.published", str(snapshot.name), self.cause.reason))
+
+    def _is_lost_promotion(self, content: Content, document: RolloutDocument | None) -> bool:
+        """True if `content` names a promotion whose document is lost. Only receivers may know that it was undone."""
+        is_known = document is not None and document.id == content.rollout
+        return content.rollout_state is RolloutState.PROMOTING and not is_known
+
+    def _is_over(self, now_s: float) -> bool:
+        """True if each heard frontend, one at least, applied the latest snapshot in time, and none is silent."""
+        if now_s - self._published_s < LOST_PROMOTION_S:
+            return False
+        published = self._publisher.published
+        found = frontend_facts(self._receivers, published.name if published is not None else NO_NAME, now_s)
+        heard = [each for each in found if each.is_heard]
+        return (
+            bool(heard) and all(each.applies for each in heard) and not any(each.is_silent for each in found)
+        )
 
     def _may_go_back(
         self, before: Content, content: Content, document: RolloutDocument | None, authority: Authority

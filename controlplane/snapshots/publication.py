@@ -79,6 +79,12 @@ def settled(base: Content, versions: Mapping[str, str], stable_pool: str = "") -
     return Content(pools=pools)
 
 
+def without_rollout(content: Content, versions: Mapping[str, str]) -> Content:
+    """Return `content` without its rollout: all weight on its stable pool. Cordons and ended rollouts stay."""
+    after = settled(content, versions)
+    return replace(after, cordons=content.cordons, ended_rollouts=content.ended_rollouts)
+
+
 def is_all_to_stable(before: Content, after: Content) -> bool:
     """True if `after` only takes traffic from a canary and a baseline, or undoes a promotion.
 

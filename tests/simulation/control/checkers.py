@@ -53,7 +53,11 @@ def check_agreement(world: World) -> None:
     behind = [peer.name for peer in world.peers.values() if peer.fence.current != published]
     assert not behind, f"seed={world.seed}: {behind} lack {published.name}"
     assert world.redis.board == published, f"seed={world.seed}: the board has {world.redis.board}"
-    assert published.content.canary_percent == 0, f"seed={world.seed}"
+    content = published.content
+    assert not content.running_rollout, (
+        f"seed={world.seed}: {content.rollout} is {content.rollout_state.name}"
+    )
+    assert content.canary_percent == 0, f"seed={world.seed}"
 
 
 def check_ended_rollouts(world: World) -> None:

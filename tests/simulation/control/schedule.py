@@ -86,15 +86,15 @@ class Schedule:
         world.run_until(world.now_s + 40)
 
     def is_over(self) -> bool:
-        """True if every known rollout is over, and the leader's snapshot has no weight of a canary.
+        """True if every rollout is over, also one that the leader's snapshot alone names.
 
-        No rollout is known if Redis and every control process have lost their memory.
+        No document is known if Redis and every control process have lost their memory.
         """
         leader = self.world.leader()
         if leader is None or leader.core.publisher.published is None:
             return False
         rollouts = leader.core.library.rollouts
-        return all(each.is_final for each in rollouts) and not leader.core.content.canary_percent
+        return all(each.is_final for each in rollouts) and not leader.core.content.running_rollout
 
     def ends(self) -> list[str]:
         """Return the state of each rollout that the leader knows."""

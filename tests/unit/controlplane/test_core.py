@@ -47,8 +47,13 @@ class Green:
 class Driver:
     """A core with a Redis that answers at once, unless a test answers itself."""
 
-    def __init__(self, *stored: RolloutDocument, board: Published | None = None) -> None:
+    def __init__(
+        self, *stored: RolloutDocument, board: Published | None = None, frontends: tuple[str, ...] = ()
+    ) -> None:
+        """`frontends`: those with a lease."""
         self.now_s = 0.0
+        self.frontends = frontends
+        self.events: list[AppendEvent] = []
         self.core = ControlCore("control-0", "boot", VERSIONS, CALM, lambda: 5000.0 + self.now_s, Green())
         self.stored = {each.id: documents.encode(each) for each in stored}
         self.board = board
@@ -72,7 +77,7 @@ class Driver:
             for pool, version in VERSIONS.items()
             for role in ("router", "prefill", "decode")
         ]
-        self.core.on_members(pools, self.now_s)
+        self.core.on_members([*pools, *map(lease, self.frontends)], self.now_s)
         self.core.on_lease(LeaseAnswer(OWN, self.core.leadership.term.number), self.now_s, self.now_s)
         self.core.on_timer(self.now_s)
         self.perform()
@@ -94,6 +99,8 @@ class Driver:
                         self.core.on_written(action.number, self.answers, self.now_s)
                     case Send():
                         self.sent.append(action.snapshot)
+                    case AppendEvent():
+                        self.events.append(action)
                     case Done():
                         self.done[action.ticket] = action.error
 
@@ -397,6 +404,32 @@ def test_an_undo_that_the_leader_hears_of_late_counts_for_all() -> None:
     for fence in fences:
         assert fence.offer(driver.sent[-1]) == Applied(driver.sent[-1].name)
         assert fence.in_force is not None and fence.in_force.content.stable.pool == "stable"
+
+
+def test_a_promotion_whose_document_is_lost_ends_once_every_frontend_applied_it() -> None:
+    """Until then, and for a minute, a receiver may know of an undo. The pool stays stable, and the end is audited once."""
+    promoted = publish(
+        Term(5, "control-1"), 7, content_of(transitions.promoting(baking(3, 100), "passed", 1005.0))
+    )
+    driver = Driver(frontends=("frontend-0", "frontend-1"))
+    one, other = (driver.hello(name, promoted) for name in ("frontend-0", "frontend-1"))
+    driver.lead()
+    named = driver.sent[-1]
+    assert (named.content.rollout, named.content.rollout_state.name) == ("r1", "PROMOTING")
+    driver.core.on_applied(one, named.name, driver.now_s)
+    for _ in range(70):
+        driver.core.on_report(one, pb_snapshot.ReceiverReport(), driver.now_s)
+        driver.core.on_report(other, pb_snapshot.ReceiverReport(), driver.now_s)
+        driver.tick()
+        assert driver.sent[-1] == named
+    driver.core.on_applied(other, named.name, driver.now_s)
+    driver.tick()
+    last = driver.sent[-1].content
+    assert (last.rollout, last.stable.pool, last.stable.weight_percent) == ("", "next", 100)
+    driver.tick(5.0)
+    assert driver.sent[-1].content == last
+    lost = [each for each in driver.events if each.what == "rollout.lost"]
+    assert [each.target for each in lost] == ["r1"]
 
 
 def lease(name: str, *, role: str = "frontend", pool: str = "", version: str = "v1") -> Member:
