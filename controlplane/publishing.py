@@ -85,6 +85,7 @@ class Publishing:
             if not self._is_lost_promotion(content, document) or not self._is_over(now_s):
                 return
             content = without_rollout(content, self._versions)
+            self.cause = Cause(PROMOTED)
             self._emit(AppendEvent("rollout.lost", before.rollout, PROMOTED))
         if not authority.may_go_forward and not self._may_go_back(before, content, document, authority):
             return
