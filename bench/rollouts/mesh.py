@@ -102,13 +102,13 @@ class RolloutMesh:
 
     def start_fallen_engines(self) -> None:
         """Start each engine again that has ended, without waiting for it."""
-        for name in self.fallen():
-            if self._listed[name].role == "engine":
-                self.running[name] = self._launch(self._listed[name])
+        for name in set(self.fallen()) - set(self.fallen(but_engines=True)):
+            self.running[name] = self._launch(self._listed[name])
 
-    def fallen(self) -> list[str]:
-        """Return the processes that have ended."""
-        return [name for name, process in self.running.items() if not process.is_running()]
+    def fallen(self, *, but_engines: bool = False) -> list[str]:
+        """Return the processes that have ended; with `but_engines` without engines."""
+        ended = [name for name, process in self.running.items() if not process.is_running()]
+        return [name for name in ended if not (but_engines and self._listed[name].role == "engine")]
 
     def _start(self, is_chosen: Callable[[processes.Process], bool]) -> None:
         chosen = [each for each in self._listed.values() if is_chosen(each)]

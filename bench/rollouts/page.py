@@ -23,7 +23,8 @@ def lines(records: Sequence[Record], command: str, machine: Mapping[str, str]) -
     """Return the section's lines."""
     about = (
         f"Written by `{command}`, {machine['date']}; commit of the runs: {_distinct(each.commit for each in records)}. "
-        f"Each run has a fresh mesh on {machine['cpu']}: three pools of a router, a prefill and a decode replica. There "
+        f"Processors: {_distinct(each.cpu for each in records)}. "
+        "Each run has a fresh mesh: three pools of a router, a prefill and a decode replica. There "
         "are two frontends and one control process. Conversations of one to three turns with one system "
         f"prompt arrive at {_rate(records)} sessions per second. Steps are 10, 50 and 100 %, the bake time 60 s to 300 s. "
         "A bad answer has an error, a wrong token, or no token for 10 s. Its bound is 1.2 x weight x the requests that "

@@ -22,6 +22,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     run: int
     """From 1."""
     commit: str
+    cpu: str
     took_s: float
     state: str
     """The last state of the rollout."""

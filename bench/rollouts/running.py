@@ -107,7 +107,8 @@ def perform(case: Case, run: int, load: Load, say: Say, evidence: Path) -> Recor
         seen = _observe(case, mesh, load, say)
         say("ends the load")
         ended = client.ask("end", timeout_s=conversing.DEADLINE_S + 60.0)
-        problems = [f"{name} ended" for name in mesh.fallen()]
+        fallen = mesh.fallen(but_engines=case.has_deadly_prompts)  # a late attempt may kill one once more
+        problems = [f"{name} ended" for name in fallen]
         if ended["stalled_s"] > STALL_S_MAX:
             problems.append(f"the client stalled for {ended['stalled_s']:.1f} s")
         told = conversing.read(file)
@@ -208,6 +209,7 @@ class Made:
     took_s: float
     problems: tuple[str, ...] = ()
     commit: str = field(default_factory=lambda: machine.describe()["commit"])
+    cpu: str = field(default_factory=lambda: machine.describe()["cpu"])
 
 
 def record_of(case: Case, seen: Observed, told: list[Turn], made: Made) -> Record:
@@ -223,6 +225,7 @@ def record_of(case: Case, seen: Observed, told: list[Turn], made: Made) -> Recor
         case=case.name,
         run=made.run,
         commit=made.commit,
+        cpu=made.cpu,
         took_s=made.took_s,
         state=seen.ended.state,
         step=seen.ended.step,

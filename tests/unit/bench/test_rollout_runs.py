@@ -38,7 +38,7 @@ from kvmesh.snapshot.content import Content, PoolTrack, Track
 
 State: TypeAlias = "snapshot_pb2.RolloutState.ValueType"
 GOOD = Turn(1, 0, "v1", 100.0, 101.0, 0.1, 0.2, 100.0, "", False, 300, 256)
-MADE = Made(1, 10.0, 400.0, commit="abc")
+MADE = Made(1, 10.0, 400.0, commit="abc", cpu="cpu, 2 cores")
 
 
 def turn(arrived_s: float, **fields: Any) -> Turn:
@@ -190,10 +190,11 @@ def test_the_page_has_a_row_per_case_and_the_comparison() -> None:
             quiet_p95_s=0.1,
         ),
     ]
-    text = "\n".join(page.lines(made, "command", {"cpu": "cpu, 2 cores", "date": "2026-11-23"}))
+    text = "\n".join(page.lines(made, "command", {"date": "2026-11-23"}))
     assert "| 5 % errors | 1 of 1 | rolled back | 10 | hang | 40.0 | 401 | 1 (48) |" in text
     assert "| good version (same salt) | 1 of 1 | completed | 100 | kept | - | - | 0 |" in text
     assert "| hang | 0 of 1 |" in text and "Ratio: 1.030" in text
+    assert "Processors: cpu, 2 cores." in text
     assert "NOT as wanted" in page.summary(made[1])
 
 
@@ -300,6 +301,9 @@ def test_only_dead_engines_are_started_again(monkeypatch: pytest.MonkeyPatch) ->
     made.start_fallen_engines()
     assert started == ["next-prefill-0-engine"]
     assert made.fallen() == ["next-prefill-0"]
+    made.running["next-prefill-0-engine"] = cast("Any", ListedProcess(is_running=False))
+    assert made.fallen(but_engines=True) == ["next-prefill-0"]
+    assert len(made.fallen()) == 2
 
 
 @pytest.mark.parametrize("is_weighted", [True, False])
