@@ -220,15 +220,15 @@ class ControlCore:
         self.has_redis = read is not None
         if read is None:
             return
-        known = {each.id for each in self.library.rollouts}
+        known = {each.id: each for each in self.library.rollouts}
         self.library.learn(read, is_leader=self.leads)
         self._reads += 1
         self._hear(Term(read.number, ""), now_s)
         if read.board is not None:
             self._see(read.board, now_s)
-        is_found = any(each.id not in known and not each.is_final for each in self.library.rollouts)
-        if is_found and self.leadership.state is LeaderState.LEADER:
-            self._reconcile()  # another process put it back from its state folder
+        found = [each for each in self.library.rollouts if known.get(each.id) is not each]
+        if found and self.leadership.state is LeaderState.LEADER:
+            self._reconcile()  # another process put a document, or a later revision, back from its state folder
         if self.leads and self._writes.is_idle and (unwritten := self.library.unwritten(read)) is not None:
             self._actions.append(unwritten)
         latest = self.publisher.latest
@@ -340,6 +340,7 @@ class ControlCore:
 
     def _run_command(self, now_s: float) -> None:
         while self._writes.is_idle and (command := self._next_command()) is not None:
+            self._publish(now_s)  # the command decides by what the one before it has changed
             try:
                 document = command.make(now_s)
             except CommandRefused as error:

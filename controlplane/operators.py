@@ -232,12 +232,8 @@ class Operators:
             if overridden and not request.force:
                 raise CommandRefused(*overridden, can_force=True)
             last = core.library.rollout("")
-            desired = changed(
-                core.library.desired,
-                stable_pool=pool,
-                stable_after=last.id if last is not None else "",
-            )
-            return _next(desired, core.library.desired), overridden
+            after = last.id if last is not None else ""
+            return core.library.desired.with_stable(pool, after, content.stable_revision), overridden
 
         is_back = past is None and running is not None
         return Prepared("snapshot.revert", target, make, reason, is_back)

@@ -82,10 +82,10 @@ class Publishing:
         content = wanted(before, self._library.desired, document, self._versions, ended)
         if publisher.is_in_force(content):
             publisher.carry(document)
-            if not self._is_lost_promotion(content, document) or not self._is_over(now_s):
+            is_over = authority.may_go_forward and self._is_lost_promotion(content, document)
+            if not is_over or not self._is_applied(now_s):
                 return
-            content = without_rollout(content, self._versions)
-            self.cause = Cause(PROMOTED)
+            content, self.cause = without_rollout(content, self._versions), Cause(PROMOTED)
             self._emit(AppendEvent("rollout.lost", before.rollout, PROMOTED))
         if not authority.may_go_forward and not self._may_go_back(before, content, document, authority):
             return
@@ -105,16 +105,13 @@ class Publishing:
         is_known = document is not None and document.id == content.rollout
         return content.rollout_state is RolloutState.PROMOTING and not is_known
 
-    def _is_over(self, now_s: float) -> bool:
-        """True if each heard frontend, one at least, applied the latest snapshot in time, and none is silent."""
+    def _is_applied(self, now_s: float) -> bool:
+        """True if the latest snapshot is LOST_PROMOTION_S old, and each frontend with a lease, one at least, applied it."""
         if now_s - self._published_s < LOST_PROMOTION_S:
             return False
         published = self._publisher.published
         found = frontend_facts(self._receivers, published.name if published is not None else NO_NAME, now_s)
-        heard = [each for each in found if each.is_heard]
-        return (
-            bool(heard) and all(each.applies for each in heard) and not any(each.is_silent for each in found)
-        )
+        return bool(found) and all(each.applies for each in found)
 
     def _may_go_back(
         self, before: Content, content: Content, document: RolloutDocument | None, authority: Authority

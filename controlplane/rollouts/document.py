@@ -18,7 +18,7 @@ from controlplane.rollouts import verdict as verdicts
 from controlplane.rollouts.settings import RolloutSettings, SettingsError
 from controlplane.rollouts.verdict import NO_VERDICT, Verdict
 from kvmesh.control.v1 import control_pb2 as pb
-from kvmesh.snapshot.content import RolloutState
+from kvmesh.snapshot.content import REVISION_MAX, RolloutState
 
 DOCUMENT_BYTES_MAX: Final = 768 << 10
 """Largest document of the control plane. In a rollout, the details of the oldest verdicts are left out first."""
@@ -28,9 +28,6 @@ ROLLOUTS_MAX: Final = 50
 
 CHANGES_MAX: Final = 64
 """Changes of state in a document. The oldest after the first is left out first."""
-
-REVISION_MAX: Final = 1 << 53
-"""Largest revision. Every JSON reader keeps it exact."""
 
 REASON_CHARACTERS_MAX: Final = 600
 WAITS_FOR_MAX: Final = 24

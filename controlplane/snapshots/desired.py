@@ -37,6 +37,10 @@ class Desired(msgspec.Struct, frozen=True, kw_only=True):
     """The pool that an operator made stable. Empty: the one of the snapshot in force."""
     stable_after: str = ""
     """The last rollout before that command. A later rollout decides anew."""
+    stable_revision: int = 0
+    """Revision of this document with that command. A snapshot with this number, or a later one, follows it already: what
+    it has now was decided afterwards, also if the documents of that decision are lost.
+    """
     cordons: tuple[CordonEntry, ...] = ()
     frozen_until_s: float = 0.0
     """Unix time of the end of the freeze; 0: none."""
@@ -47,9 +51,23 @@ class Desired(msgspec.Struct, frozen=True, kw_only=True):
         """True while no step forward is allowed."""
         return wall_s < self.frozen_until_s
 
-    def stable_pool_after(self, rollout: str) -> str:
-        """Return the pool that an operator made stable since `rollout`, the last one; empty: none."""
-        return self.stable_pool if self.stable_after == rollout else ""
+    def stable_pool_after(self, rollout: str, followed: int) -> str:
+        """Return the pool that an operator made stable since `rollout`, the last one; empty: none.
+
+        `followed`: the `stable_revision` of the snapshot in force.
+        """
+        is_new = self.stable_after == rollout and self.stable_revision > followed
+        return self.stable_pool if is_new else ""
+
+    def with_stable(self, pool: str, rollout: str, followed: int) -> Desired:
+        """Return the next revision, in which an operator makes `pool` stable.
+
+        The arguments are those of `stable_pool_after`. The number is above `followed`: an earlier document may be lost.
+        """
+        number = max(self.revision, followed) + 1
+        return msgspec.structs.replace(
+            self, revision=number, stable_pool=pool, stable_after=rollout, stable_revision=number
+        )
 
     def cordoned(self, entry: CordonEntry) -> Desired:
         """Return the document with `entry` in place of the process's earlier ones."""

@@ -28,7 +28,8 @@ def wanted(
     `base`: the content in force before. `document`: the running rollout, else the last one. `versions`: model version by
     pool, all known pools. `ended`: further rollouts that were taken back, each with a stable pool since then, or nothing.
     """
-    stable_pool = desired.stable_pool_after(document.id if document is not None else "")
+    last = document.id if document is not None else ""
+    stable_pool = desired.stable_pool_after(last, base.stable_revision)
     is_carried = document is not None and document.id == base.rollout and not stable_pool
     if document is not None and (is_carried or not document.is_final):
         settings = document.settings
@@ -47,7 +48,12 @@ def wanted(
         content = _promoted(base, versions, {**dict.fromkeys(known, ""), **ended})
     taken_back = (document.id,) if document is not None and document.is_taken_back else ()
     merged = _merged(tuple(ended), base.ended_rollouts, desired.ended_rollouts, taken_back)
-    return replace(content, cordons=desired.content_cordons(), ended_rollouts=merged)
+    return replace(
+        content,
+        cordons=desired.content_cordons(),
+        ended_rollouts=merged,
+        stable_revision=max(base.stable_revision, desired.stable_revision),
+    )
 
 
 def _promoted(base: Content, versions: Mapping[str, str], ended: Mapping[str, str]) -> Content:
@@ -82,7 +88,12 @@ def settled(base: Content, versions: Mapping[str, str], stable_pool: str = "") -
 def without_rollout(content: Content, versions: Mapping[str, str]) -> Content:
     """Return `content` without its rollout: all weight on its stable pool. Cordons and ended rollouts stay."""
     after = settled(content, versions)
-    return replace(after, cordons=content.cordons, ended_rollouts=content.ended_rollouts)
+    return replace(
+        after,
+        cordons=content.cordons,
+        ended_rollouts=content.ended_rollouts,
+        stable_revision=content.stable_revision,
+    )
 
 
 def is_all_to_stable(before: Content, after: Content) -> bool:
@@ -110,7 +121,7 @@ def same_orders(one: Content, other: Content) -> bool:
 def _orders(content: Content) -> tuple[object, ...]:
     return (
         *(content.pools, content.rollout, content.rollout_state, content.step, content.cordons),
-        *(content.only_tenants, content.never_tenants, content.ended_rollouts),
+        *(content.only_tenants, content.never_tenants, content.ended_rollouts, content.stable_revision),
     )
 
 

@@ -15,7 +15,8 @@ from typing import Final
 
 import msgspec
 
-from controlplane.rollouts.document import DOCUMENT_BYTES_MAX, REVISION_MAX, ROLLOUTS_MAX
+from controlplane.rollouts.document import DOCUMENT_BYTES_MAX, ROLLOUTS_MAX
+from kvmesh.snapshot.content import REVISION_MAX
 
 DESIRED: Final = ""
 """Name of the desired document. Every other document is a rollout, named by its id."""

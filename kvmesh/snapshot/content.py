@@ -16,6 +16,9 @@ WEIGHT_SUM_PERCENT: Final = 100
 ENDED_MAX: Final = 16
 """Rollouts that were taken back, as a snapshot and each receiver remember them. The oldest is forgotten first."""
 
+REVISION_MAX: Final = 1 << 53
+"""Largest revision of a document. Every JSON reader keeps it exact."""
+
 POOLS_MAX: Final = 64
 CORDONS_MAX: Final = 4096
 TENANTS_MAX: Final = 1024
@@ -107,6 +110,8 @@ class Content:
     ended_rollouts: tuple[str, ...] = ()
     """Rollouts that were taken back, the latest last."""
     published_ms: int = 0
+    stable_revision: int = 0
+    """Number of the operator's last command about the stable pool that this content follows. 0: there was none."""
 
     def of_track(self, track: Track) -> PoolTrack | None:
         """Return the pool of `track`, one of STABLE, CANARY and BASELINE. None: no pool has it."""
@@ -205,6 +210,10 @@ def _check_sizes(content: Content) -> None:
     ):
         if count > most:
             raise SnapshotError(f"{field} has {count} entries; up to {most} are allowed")
+    if not 0 <= content.stable_revision < REVISION_MAX:
+        raise SnapshotError(
+            f"stable_revision is {content.stable_revision}; 0 to {REVISION_MAX - 1} are allowed"
+        )
     names = [(f"pools[{at}].pool", pool.pool) for at, pool in enumerate(content.pools)]
     names += [(f"cordons[{at}].process_id", cordon.process_id) for at, cordon in enumerate(content.cordons)]
     for field, name in names:
@@ -241,6 +250,7 @@ def encode(content: Content) -> bytes:
         ],
         ended_rollouts=content.ended_rollouts,
         published_ms=content.published_ms,
+        stable_revision=content.stable_revision,
     )
     return message.SerializeToString(deterministic=True)
 
@@ -277,6 +287,7 @@ def of_message(message: pb.SnapshotContent) -> Content:
         ),
         ended_rollouts=tuple(message.ended_rollouts),
         published_ms=message.published_ms,
+        stable_revision=message.stable_revision,
     )
 
 

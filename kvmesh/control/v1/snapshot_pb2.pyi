@@ -200,6 +200,7 @@ class SnapshotContent(_message.Message):
     CORDONS_FIELD_NUMBER: _builtins.int
     ENDED_ROLLOUTS_FIELD_NUMBER: _builtins.int
     PUBLISHED_MS_FIELD_NUMBER: _builtins.int
+    STABLE_REVISION_FIELD_NUMBER: _builtins.int
     rollout: _builtins.str
     """Id of the rollout whose weights these are. Empty: no rollout runs."""
     rollout_state: Global___RolloutState.ValueType
@@ -208,6 +209,8 @@ class SnapshotContent(_message.Message):
     """Step of that rollout, from 1. 0: before the first step."""
     published_ms: _builtins.int
     """Unix time of the publication, in milliseconds. For people. Never compared."""
+    stable_revision: _builtins.int
+    """Number of the operator's last command about the stable pool that this content follows. 0: there was none."""
     @_builtins.property
     def pools(self) -> _containers.RepeatedCompositeFieldContainer[Global___PoolTrack]:
         """Pools with their tracks and weights. The weights sum to 100. Exactly one pool is stable."""
@@ -240,10 +243,11 @@ class SnapshotContent(_message.Message):
         cordons: _abc.Iterable[Global___Cordon] | None = ...,
         ended_rollouts: _abc.Iterable[_builtins.str] | None = ...,
         published_ms: _builtins.int = ...,
+        stable_revision: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cordons", b"cordons", "ended_rollouts", b"ended_rollouts", "never_tenants", b"never_tenants", "only_tenants", b"only_tenants", "pools", b"pools", "published_ms", b"published_ms", "rollout", b"rollout", "rollout_state", b"rollout_state", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cordons", b"cordons", "ended_rollouts", b"ended_rollouts", "never_tenants", b"never_tenants", "only_tenants", b"only_tenants", "pools", b"pools", "published_ms", b"published_ms", "rollout", b"rollout", "rollout_state", b"rollout_state", "stable_revision", b"stable_revision", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

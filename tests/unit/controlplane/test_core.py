@@ -13,6 +13,7 @@ from controlplane.core import NOT_LEADER, UNKNOWN, ControlCore
 from controlplane.judging import Judging
 from controlplane.leadership import Holder, LeaderState, LeaseAnswer
 from controlplane.library import Document, StoreRead
+from controlplane.operators import Operators
 from controlplane.rollouts import commands, transitions
 from controlplane.rollouts import document as documents
 from controlplane.rollouts.document import RolloutDocument
@@ -30,6 +31,12 @@ from kvmesh.snapshot.published import JUMP_MAX, NO_TERM, Name, Published, Term, 
 from tests.unit.controlplane.test_takeover import CALM, VERSIONS, baking, content_of
 
 OWN = Holder("control-0", "boot", "a:1")
+BACK = transitions.taken_back(baking(2, 50), "fails", 1005.0)
+
+
+def earlier(document: RolloutDocument) -> RolloutDocument:
+    """Return `document` as the rollout r0, which began before r1."""
+    return changed(document, id="r0", origin=changed(document.origin, started_s=500.0))
 
 
 class Green:
@@ -62,6 +69,7 @@ class Driver:
         self.writes: list[WriteDocument] = []
         self.answers: bool | None = True
         self.reads = True
+        self.renews = True
         self.confirmed: list[int] = []
 
     def lead(self, seconds: int = 8) -> None:
@@ -78,7 +86,8 @@ class Driver:
             for role in ("router", "prefill", "decode")
         ]
         self.core.on_members([*pools, *map(lease, self.frontends)], self.now_s)
-        self.core.on_lease(LeaseAnswer(OWN, self.core.leadership.term.number), self.now_s, self.now_s)
+        answer = LeaseAnswer(OWN, self.core.leadership.term.number) if self.renews else None
+        self.core.on_lease(answer, self.now_s, self.now_s)
         self.core.on_timer(self.now_s)
         self.perform()
 
@@ -430,6 +439,76 @@ def test_a_promotion_whose_document_is_lost_ends_once_every_frontend_applied_it(
     assert driver.sent[-1].content == last
     lost = [each for each in driver.events if each.what == "rollout.lost"]
     assert [each.target for each in lost] == ["r1"]
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_an_old_command_about_the_stable_pool_moves_no_promoted_traffic(is_over: bool) -> None:
+    """Redis comes back with a dump from before the rollout that followed the command; receivers have its promotion."""
+    promoted = transitions.promoting(baking(3, 100), "passed", 1005.0)
+    last = transitions.completed(promoted, "kept", 1007.0) if is_over else promoted
+    command = Desired().with_stable("stable", "r0", 0)
+    before = wanted(CALM, command, None, VERSIONS)
+    content = wanted(wanted(before, command, promoted, VERSIONS), command, last, VERSIONS)
+    driver = Driver(earlier(transitions.rolled_back(BACK, "empty", 1006.0)))
+    driver.core.library.adopt(command)
+    driver.hello("frontend-0", publish(Term(5, "control-1"), 7, content))
+    driver.lead()
+    assert driver.sent and all(each.content.stable.pool == "next" for each in driver.sent)
+
+
+def test_a_later_revision_of_a_document_is_reconciled() -> None:
+    """Redis had an old dump, receivers the end of the rollout. A state folder then brings a later revision of BAKING."""
+    promoted = transitions.promoting(baking(3, 100), "passed", 1005.0)
+    done = transitions.completed(promoted, "kept", 1007.0)
+    content = wanted(content_of(promoted), Desired(), done, VERSIONS)
+    driver = Driver(baking(3, 100), board=publish(Term(5, "control-1"), 7, content))
+    driver.lead()
+    driver.stored["r1"] = documents.encode(changed(baking(3, 100), revision=500))
+    driver.hello("frontend-0", driver.core.publisher.published)
+    for _ in range(3):
+        driver.tick()
+    known = driver.core.library.rollout("r1")
+    assert known is not None and (known.state_name, known.revision > 500) == ("COMPLETED", True)
+    assert all(each.content.stable.pool == "next" for each in driver.sent)
+
+
+def test_a_rollout_that_waits_behind_a_revert_starts_from_its_stable_pool() -> None:
+    """Both commands are queued at once. The second one is refused instead of undoing the first one."""
+    promoted = transitions.promoting(baking(3, 100), "passed", 1005.0)
+    done = transitions.completed(promoted, "kept", 1007.0)
+    board = publish(Term(5, "c"), 7, wanted(content_of(promoted), Desired(), done, VERSIONS))
+    driver = Driver(done, board=board)
+    driver.hello("frontend-0", board)
+    driver.lead()
+    core, author = driver.core, Author("operator")
+    operators = Operators(core, lambda: 5000.0 + driver.now_s)
+    past = publish(Term(4, "c"), 1, CALM)
+    revert = operators.revert(pb.RevertSnapshotRequest(to=str(past.name), force=True), author, past)
+    settings = pb.RolloutSettings(to_pool="stable")
+    start = operators.start(pb.StartRolloutRequest(settings=settings, force=True), author, "r2")
+    core.command(revert.command(1, author, core.library), driver.now_s)
+    core.command(start.command(2, author, core.library), driver.now_s)
+    driver.perform()
+    driver.tick()
+    assert driver.done[1] == "" and 'the stable pool has changed to "stable"' in driver.done[2]
+    assert driver.sent[-1].content.stable.pool == "stable"
+
+
+def test_a_lost_promotion_does_not_end_without_redis_or_before_a_frontend_is_heard() -> None:
+    """Its end is a step forward. A frontend that is not heard yet may know of an undo."""
+    promoted = transitions.promoting(baking(3, 100), "passed", 1005.0)
+    for has_redis, late in ((False, ()), (True, ("frontend-1",))):
+        driver = Driver(frontends=("frontend-0",))
+        one = driver.hello("frontend-0", publish(Term(5, "control-1"), 7, content_of(promoted)))
+        driver.lead()
+        driver.core.on_applied(one, driver.sent[-1].name, driver.now_s)
+        for second in range(70):
+            driver.frontends = ("frontend-0", *(late if second > 40 else ()))
+            driver.core.on_report(one, pb_snapshot.ReceiverReport(), driver.now_s)
+            driver.reads = driver.renews = has_redis
+            driver.tick()
+        assert driver.sent[-1].content.rollout == "r1"
+        assert not [each for each in driver.events if each.what == "rollout.lost"]
 
 
 def lease(name: str, *, role: str = "frontend", pool: str = "", version: str = "v1") -> Member:

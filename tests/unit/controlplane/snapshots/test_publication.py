@@ -36,7 +36,7 @@ def test_a_promotion_without_its_document_still_names_its_rollout() -> None:
     fence = Fence()
     fence.remember(["r1"])
     assert isinstance(fence.offer(publish(Term(9, "c"), 1, kept)), Rejected)
-    by_hand = wanted(kept, Desired(stable_pool="stable"), None, VERSIONS)
+    by_hand = wanted(kept, Desired().with_stable("stable", "", kept.stable_revision), None, VERSIONS)
     assert (by_hand.stable.pool, by_hand.rollout) == ("stable", "")
 
 
@@ -59,12 +59,24 @@ def test_an_undone_promotion_without_its_document_is_followed_by_all(pool: str, 
 
 def test_an_operators_stable_pool_counts_until_the_next_rollout() -> None:
     """A later rollout decides anew."""
-    desired = Desired(stable_pool="next", stable_after="r0")
     done = transitions.completed(PROMOTED, "kept", 1007.0)
-    assert wanted(CALM, desired, None, VERSIONS).stable.pool == "stable"
-    assert wanted(CALM, Desired(stable_pool="next"), None, VERSIONS).stable.pool == "next"
-    back = Desired(stable_pool="stable", stable_after="r1")
+    assert wanted(CALM, Desired().with_stable("next", "r0", 0), None, VERSIONS).stable.pool == "stable"
+    assert wanted(CALM, Desired().with_stable("next", "", 0), None, VERSIONS).stable.pool == "next"
+    back = Desired().with_stable("stable", "r1", 0)
     assert wanted(content_of(done), back, done, VERSIONS).stable.pool == "stable"
+
+
+def test_an_operators_stable_pool_counts_once() -> None:
+    """A snapshot that follows the command keeps its number. Later decisions stand, also if their documents are lost."""
+    command = Desired().with_stable("next", "", 0)
+    after = wanted(CALM, command, None, VERSIONS)
+    assert (after.stable.pool, after.stable_revision) == ("next", command.revision)
+    assert contents.decode(contents.encode(after)) == after
+    assert wanted(after, command, None, VERSIONS) == after
+    later = replace(after, pools=CALM.pools)  # for example `snapshot stable --direct`
+    assert wanted(later, command, None, VERSIONS).stable.pool == "stable"
+    again = Desired().with_stable("next", "", later.stable_revision)  # the first command's document is lost
+    assert wanted(later, again, None, VERSIONS).stable.pool == "next"
 
 
 def test_cordons_and_ended_rollouts_are_carried() -> None:
