@@ -136,7 +136,7 @@ def command(document: RolloutDocument, request: Command, view: View, now_s: floa
             f"change is {request.change}; pause, resume, promote, abort, undo or attest is allowed"
         )
     done = run(document, request, view, now_s)
-    after = replace(done.document, revision=document.revision + 1)
+    after = replace(conditions.with_refuge(done.document, view), revision=document.revision + 1)
     after.assert_consistent()
     return Commanded(after, done.overridden)
 

@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from msgspec.structs import replace
+
 from controlplane.rollouts import capacity
 from controlplane.rollouts.document import RolloutDocument
 from controlplane.rollouts.settings import RolloutSettings
 from controlplane.rollouts.verdict import VerdictKind
 from controlplane.rollouts.view import HEARD_S, SILENT_S, FrontendFacts, GoldenState, View
+from kvmesh.snapshot.content import RolloutState
 
 QUEUE_DELAY_MAX_S: Final = 0.5
 """Queue delay of an arm from which the weight does not rise. Moved sessions are cold and make it longer."""
@@ -123,6 +126,18 @@ def without_old(document: RolloutDocument, view: View) -> Iterator[str]:
     old = view.pool(document.from_pool)
     if not old.is_complete:
         yield f'the old pool "{document.from_pool}" has no {" and no ".join(old.missing_roles)}'
+
+
+def with_refuge(document: RolloutDocument, view: View) -> RolloutDocument:
+    """Return `document` with its canary open in ROLLING_BACK while the old pool cannot place, else closed.
+
+    Then requests that no other pool can place go to the canary. Wrong tokens are worse than none: such a canary is closed.
+    """
+    if document.state is not RolloutState.ROLLING_BACK:
+        return document
+    old = view.pool(document.from_pool)
+    can_place = old.is_complete and old.can_place
+    return replace(document, is_canary_open=not can_place and view.golden.state is not GoldenState.RED)
 
 
 def unpassed(document: RolloutDocument, view: View) -> Iterator[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -56,6 +56,9 @@ WEIGHTED: Final = frozenset({RolloutState.BAKING, RolloutState.PAUSED})
 
 OBSERVED: Final = frozenset({RolloutState.PREPARING, *WEIGHTED})
 """States in which the judge takes observations. In PREPARING they are of stable, which a first step of 100 % replaces."""
+
+Position: TypeAlias = tuple[str, int, int, int, bool]
+"""State, step, weights of canary and baseline, whether a canary that was taken back is open."""
 
 TAKEN_BACK: Final = frozenset({RolloutState.ROLLING_BACK, RolloutState.ROLLED_BACK, RolloutState.ABORTED})
 """States in which snapshots name the rollout in `ended_rollouts`."""
@@ -132,6 +135,8 @@ class RolloutDocument(msgspec.Struct, frozen=True, kw_only=True):
     weight_percent: int = 0
     """Present weight of the canary. Below the step's while it rises."""
     baseline_percent: int = 0
+    is_canary_open: bool = False
+    """After the rollout was taken back: the canary takes requests that no other pool can place."""
     changed_s: float = 0.0
     """Wall clock of the last change of state, Unix seconds. For people. Never compared."""
     reason: str = ""
@@ -203,6 +208,17 @@ class RolloutDocument(msgspec.Struct, frozen=True, kw_only=True):
         is_promoted = self.state.is_promoted
         return self.settings.to_pool if is_promoted else self.origin.from_pool
 
+    @property
+    def position(self) -> Position:
+        """The part of the document that a snapshot shows."""
+        return (
+            self.state_name,
+            self.step,
+            self.weight_percent,
+            self.baseline_percent,
+            self.is_canary_open,
+        )
+
     def attested(self, requirement: str) -> Attestation | None:
         """Return the attestation of a requirement."""
         return next((each for each in self.attestations if each.requirement == requirement), None)
@@ -219,6 +235,7 @@ class RolloutDocument(msgspec.Struct, frozen=True, kw_only=True):
             assert self.step >= 1 and self.weight_percent <= self.target_percent, self
         else:
             assert self.weight_percent == 100 and self.baseline_percent == 0, self
+        assert not self.is_canary_open or state in TAKEN_BACK, self
         assert (self.step == 0) == (state in UNWEIGHTED), self
         assert not self.baseline_percent or settings.baseline_pool, self
         assert self.timing.baked_s >= 0 and self.timing.step_s >= 0 and self.timing.state_s >= 0, self

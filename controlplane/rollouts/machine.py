@@ -78,7 +78,8 @@ def step(document: RolloutDocument, view: View, now_s: float) -> Decision:
     if document.is_final:
         return Decision()
     after = _STEPS[document.state](_observed(document, view, now_s), view, now_s)
-    is_change = _position(after) != _position(document)
+    after = conditions.with_refuge(after, view)
+    is_change = after.position != document.position
     is_due = not 0 <= now_s - document.timing.at_s < CHECKPOINT_S
     runs_golden = after.state in GOLDEN_STATES
     if not is_change and not is_due:
@@ -86,10 +87,6 @@ def step(document: RolloutDocument, view: View, now_s: float) -> Decision:
     after = replace(after, revision=document.revision + 1)
     after.assert_consistent()
     return Decision(after, is_change=is_change, runs_golden=runs_golden)
-
-
-def _position(document: RolloutDocument) -> tuple[str, int, int, int]:
-    return document.state_name, document.step, document.weight_percent, document.baseline_percent
 
 
 def _observed(document: RolloutDocument, view: View, now_s: float) -> RolloutDocument:
@@ -209,12 +206,20 @@ def _promoting(document: RolloutDocument, view: View, now_s: float) -> RolloutDo
 
 
 def _rolling_back(document: RolloutDocument, view: View, now_s: float) -> RolloutDocument:
-    """Weight 0 first, in force or after BACK_ACK_S; then the canary's requests end, or DRAIN_MAX_S is over."""
+    """Weight 0 first, in force or after BACK_ACK_S; then the canary's requests end, or DRAIN_MAX_S is over.
+
+    A canary that takes the requests of the old pool waits for the old pool instead.
+    """
     state_s = document.timing.state_s
     if not view.is_applied and state_s < BACK_ACK_S:
         behind = [each.process_id for each in view.heard if not each.applies]
         shown = conditions.listed(behind) or "the frontends"
         return _waiting(document, (f"weight 0 is not yet in force at {shown}",))
+    if document.is_canary_open and state_s < DRAIN_MAX_S:
+        missing = tuple(conditions.without_old(document, view)) or (
+            f'no router of the old pool "{document.from_pool}" can place requests',
+        )
+        return _waiting(document, (*missing, f'the pool "{document.to_pool}" stays open for its requests'))
     live = view.pool(document.to_pool).live_requests
     if live != 0 and state_s < DRAIN_MAX_S:
         count = "an unknown number of" if live is None else str(live)

@@ -27,13 +27,11 @@ def weights(document: RolloutDocument, pools: Mapping[str, str]) -> tuple[PoolTr
     - BAKING, PAUSED: the document's weights.
     - PROMOTING: all weight on `to_pool`. The old pool is idle and open: it ends its work and stays warm.
     - COMPLETED: the same, and the old pool is closed.
-    - ROLLING_BACK, ROLLED_BACK, ABORTED: all weight on the old pool. The canary is closed.
+    - ROLLING_BACK, ROLLED_BACK, ABORTED: all weight on the old pool. The canary is closed, unless `is_canary_open`.
     """
-    versions = {
-        **pools,
-        document.from_pool: document.from_version,
-        document.to_pool: document.to_version,
-    }
+    of_rollout = {document.from_pool: document.from_version, document.to_pool: document.to_version}
+    # A rollout that runs goes on with the versions of its start. Behind its end the configuration counts again.
+    versions = {**of_rollout, **pools} if document.is_final else {**pools, **of_rollout}
     if document.settings.baseline_pool:
         versions.setdefault(document.settings.baseline_pool, document.from_version)
     return tuple(_pool(document, name, version) for name, version in sorted(versions.items()))
@@ -57,7 +55,7 @@ def _pool(document: RolloutDocument, name: str, version: str) -> PoolTrack:
         if state in _SPLIT:
             return PoolTrack(name, version, Track.CANARY, document.weight_percent)
         track = Track.CANARY if state is RolloutState.ROLLING_BACK else Track.IDLE
-        return PoolTrack(name, version, track, is_closed=True)
+        return PoolTrack(name, version, track, is_closed=not document.is_canary_open)
     if name == document.settings.baseline_pool and state in _SPLIT:
         return PoolTrack(name, version, Track.BASELINE, document.baseline_percent)
     is_closed = name == document.from_pool and state is RolloutState.COMPLETED

@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import Final
 
-from controlplane.rollouts.document import RolloutDocument
+from controlplane.rollouts.document import Position, RolloutDocument
 from controlplane.snapshots.publication import same_orders
 from kvmesh.snapshot.content import Content
 from kvmesh.snapshot.published import NO_NAME, Name, Published, Term, publish
@@ -36,7 +36,7 @@ class Publisher:
         self._initial = initial
         self._version = 0
         self._rollout = ""
-        self._position: tuple[str, int, int, int] = ("", 0, 0, 0)
+        self._position: Position = ("", 0, 0, 0, False)
         self._carrier: Name = NO_NAME
         """The first snapshot of this term with that position of that rollout."""
 
@@ -85,17 +85,12 @@ class Publisher:
             return
         if self._carrier == NO_NAME or (self._rollout, self._position) != (
             document.id,
-            position_of(document),
+            document.position,
         ):
-            self._rollout, self._position = document.id, position_of(document)
+            self._rollout, self._position = document.id, document.position
             self._carrier = self.published.name
 
     def carrier(self, document: RolloutDocument) -> Name:
         """Return the first snapshot with the state and weights of `document`; NO_NAME: none was published."""
-        is_carried = (self._rollout, self._position) == (document.id, position_of(document))
+        is_carried = (self._rollout, self._position) == (document.id, document.position)
         return self._carrier if is_carried else NO_NAME
-
-
-def position_of(document: RolloutDocument) -> tuple[str, int, int, int]:
-    """Return the part of a document that a snapshot shows."""
-    return document.state_name, document.step, document.weight_percent, document.baseline_percent

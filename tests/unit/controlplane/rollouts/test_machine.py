@@ -14,6 +14,7 @@ from controlplane.rollouts.document import RolloutDocument
 from controlplane.rollouts.settings import OnInconclusive
 from controlplane.rollouts.verdict import NO_VERDICT, Verdict, VerdictKind
 from controlplane.rollouts.view import FrontendFacts, GoldenFacts, GoldenState, Nack, PoolFacts
+from controlplane.rollouts.weights import weights
 from tests.unit.controlplane.rollouts.facts import (
     CHANGE,
     FAILED,
@@ -307,6 +308,35 @@ def test_weight_zero_comes_before_the_end_of_a_rollback() -> None:
     assert "weight 0 is not yet in force at frontend-1" in advance(document, frontends=BEHIND).waits_for
     assert "3 requests" in advance(document, pools=pools("next", live_requests=3)).waits_for[0]
     assert advance(document, has_redis=False, frozen_s=9.0).state_name == "ROLLED_BACK"
+
+
+@pytest.mark.parametrize("old", [{"decode": 0}, {"routers": 0}, {"can_place": False}])
+@pytest.mark.parametrize("how", ["judge", "abort"])
+def test_a_rollback_to_a_pool_that_cannot_place_leaves_the_canary_open(how: str, old: dict[str, Any]) -> None:
+    """Else no pool takes requests. Weight 0 holds; the canary closes as soon as the old pool can place again."""
+    gone = pools("stable", **old)
+    document = until(start(), "BAKING", at_step=2)
+    if how == "abort":
+        back = run(document, CHANGE.CHANGE_ABORT, view(document, pools=gone))
+    else:
+        back = advance(document, verdict=FAILED, pools=gone)
+    assert (back.state_name, back.weight_percent, back.is_canary_open) == ("ROLLING_BACK", 0, True)
+    assert not next(each for each in weights(back, POOLS) if each.pool == "next").is_closed
+    held = advance(back, pools=gone)
+    assert held.state_name == "ROLLING_BACK" and 'the pool "next" stays open' in held.waits_for[-1]
+    closed = advance(held)
+    assert not closed.is_canary_open and closed.position != held.position
+    assert next(each for each in weights(closed, POOLS) if each.pool == "next").is_closed
+    late = advance(aged(held, state_s=600.0), pools=gone)
+    assert (late.state_name, late.is_canary_open) == ("ROLLED_BACK", True)
+
+
+def test_a_canary_with_wrong_tokens_is_closed_even_if_no_pool_is_left() -> None:
+    """No answer is better than a wrong one."""
+    document = until(start(), "BAKING", at_step=2)
+    red = GoldenFacts(2, GoldenState.RED, "next-decode-0: prompt 3")
+    back = advance(document, golden=red, pools=pools("stable", decode=0))
+    assert (back.state_name, back.is_canary_open) == ("ROLLING_BACK", False)
 
 
 def test_requirements_hold_the_step_to_50_percent() -> None:

@@ -70,6 +70,14 @@ def test_pools_that_left_the_file_keep_their_part() -> None:
     assert found["young"].model_version == "v1" and found["next"].model_version == "v2"
 
 
+@pytest.mark.parametrize("state", TABLE)
+def test_the_configured_version_of_a_pool_counts_behind_the_end(state: str) -> None:
+    """Until then the rollout goes on with the versions of its start. Routers of the pool report the configured one."""
+    document = in_state(state, WITH_BASELINE)
+    pool = next(each for each in weights(document, {**POOLS, "stable": "v3"}) if each.pool == "stable")
+    assert pool.model_version == ("v3" if document.is_final else "v1")
+
+
 @pytest.mark.parametrize(("steps", "baseline"), [((25, 100), 25), ((26, 100), 0), ((1, 100), 1), ((100,), 0)])
 def test_the_baseline_has_at_most_25_percent(steps: tuple[int, ...], baseline: int) -> None:
     """Above, the comparison is with stable."""
