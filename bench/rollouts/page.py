@@ -22,7 +22,7 @@ HEAD: Final = (
 def lines(records: Sequence[Record], command: str, machine: Mapping[str, str]) -> list[str]:
     """Return the section's lines."""
     about = (
-        f"Written by `{command}`, {machine['date']}; commit of the runs: {_distinct(each.commit for each in records)}. "
+        f"Written by `{command}`, {machine['date']}. Commits: {_distinct(each.commit for each in records)}. "
         f"Processors: {_distinct(each.cpu for each in records)}. "
         "Each run has a fresh mesh: three pools of a router, a prefill and a decode replica. There "
         "are two frontends and one control process. Conversations of one to three turns with one system "
