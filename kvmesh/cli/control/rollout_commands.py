@@ -66,10 +66,16 @@ def start(
         ),
     ] = None,
     only: Annotated[
-        str, typer.Option(help="Tenants that may get the new version before its promotion.", metavar="tenant=NAME,...")
+        str,
+        typer.Option(
+            help="Tenants that may get the new version before its promotion.", metavar="tenant=NAME,..."
+        ),
     ] = "",
     never: Annotated[
-        str, typer.Option(help="Tenants that get the new version only with its promotion.", metavar="tenant=NAME,...")
+        str,
+        typer.Option(
+            help="Tenants that get the new version only with its promotion.", metavar="tenant=NAME,..."
+        ),
     ] = "",
     on_inconclusive: Annotated[
         str, typer.Option(help="A step without a decision at its longest time: rollback or pause.")

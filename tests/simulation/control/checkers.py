@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from kvmesh.snapshot.content import RolloutState
 from tests.simulation.control.world import World
 
@@ -23,13 +25,27 @@ def check_weights_have_documents(world: World) -> None:
 
 
 def check_promotions_have_documents(world: World) -> None:
-    """The stable pool changes only by a promotion that a document has decided."""
+    """The stable pool changes only by a promotion that a document has decided, or by an operator's command."""
     promoted = {document.to_pool for document in world.redis.written if document.state_name == "PROMOTING"}
     for at_s, receiver, _, snapshot in world.applied:
         stable = snapshot.content.stable.pool
-        is_allowed = stable == "stable" or stable in promoted
+        is_allowed = stable == "stable" or stable in promoted or bool(snapshot.content.stable_revision)
         assert is_allowed, (
             f"seed={world.seed}: {stable} is stable at {receiver} at {at_s:.1f} s without a document"
+        )
+
+
+def check_stable_pool_moves_for_a_reason(world: World) -> None:
+    """The stable pool changes by a promotion, by the end of one that was taken back, or by a new command of an operator."""
+    snapshots = {snapshot.name.order: snapshot.content for _, _, _, snapshot in world.applied}
+    for (_, before), (order, after) in pairwise(sorted(snapshots.items())):
+        if before.stable.pool == after.stable.pool:
+            continue
+        is_undone = not set(after.ended_rollouts) <= set(before.ended_rollouts)
+        is_commanded = after.stable_revision > before.stable_revision
+        is_allowed = after.rollout_state.is_promoted or is_undone or is_commanded
+        assert is_allowed, (
+            f"seed={world.seed}: {before.stable.pool} -> {after.stable.pool} at {order}: {after}"
         )
 
 
@@ -82,6 +98,7 @@ def check_verdicts(world: World, *, is_bad: bool) -> None:
 CHECKS = (
     check_weights_have_documents,
     check_promotions_have_documents,
+    check_stable_pool_moves_for_a_reason,
     check_completed_rollouts_stay,
     check_agreement,
     check_ended_rollouts,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from controlplane.core import ControlCore
 from kvmesh.control.v1 import snapshot_pb2 as pb
+from kvmesh.snapshot.content import Content
 from kvmesh.snapshot.fence import Fence
 from kvmesh.snapshot.watch_outbox import WatchOutbox
 from services.frontend.requests.observations import Observations
@@ -61,6 +62,12 @@ class Peer(Node):
     traffic: Traffic | None = None
     """Requests of a frontend for the real judge. None: its batches are empty."""
     now_s: float = 0.0
+    refuses: bool = False
+    """True if the process refuses every weight of a canary."""
+
+    def refusal(self, content: Content) -> str:
+        """Return the reason to refuse `content`; empty: none."""
+        return "the tokenizer is missing" if self.refuses and content.canary_percent else ""
 
     @property
     def is_observed(self) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+import msgspec
+
 from controlplane.judging import Judging
 from controlplane.rollouts.settings import OnInconclusive, RolloutSettings
 from kvmesh.cli.control.stable_content import stable_snapshot
@@ -140,6 +142,11 @@ class Schedule:
             self._undo,
             self._direct,
             self._pause_rollout,
+            self._revert,
+            self._freeze,
+            self._refuse,
+            self._lose_role,
+            self._start_another,
         )
         for _ in range(self.rng.randrange(1, 9)):
             self.world.after(self.rng.uniform(0, ENDS_S), self.rng.choice(faults))
@@ -267,6 +274,39 @@ class Schedule:
     def _resume_once(self) -> None:
         self.world.change_rollout("resume")
 
+    def _revert(self) -> None:
+        """An operator makes a pool stable between rollouts."""
+        self.world.make_stable(self.rng.choice(("stable", "next")))
+
+    def _freeze(self) -> None:
+        self.world.freeze(self.rng.uniform(1, 60))
+
+    def _refuse(self) -> None:
+        """A receiver cannot serve the new version, until it starts again."""
+        self.rng.choice(list(self.world.peers.values())).refuses = True
+
+    def _lose_role(self) -> None:
+        """A pool has a role no more, for a long time."""
+        pool, role = self.rng.choice(("stable", "next")), self.rng.choice(("router", "prefill", "decode"))
+        peer = self.world.peers[f"{pool}-{role}-0"]
+        self.world.crash(peer)
+        delay_s = self.rng.uniform(8, 60)
+        self.world.after(delay_s, lambda: None if peer.is_up else self.world.start_peer(peer))
+
+    def _start_another(self) -> None:
+        """A rollout to the pool that is not stable, once the first one is over."""
+        world, leader = self.world, self.world.leader()
+        is_over = (
+            leader is not None and bool(leader.core.library.rollouts) and not leader.core.library.running
+        )
+        if leader is None or not is_over or self.is_quiet:
+            if not self.is_quiet:
+                world.after(2.0, self._start_another)
+            return
+        to_pool = "next" if leader.core.content.stable.pool == "stable" else "stable"
+        settings = msgspec.structs.replace(self.settings, to_pool=to_pool, baseline_pool="")
+        world.start_rollout(f"r{round(world.now_s)}", settings)
+
     def _heal(self) -> None:
         self.is_quiet = True
         world = self.world
@@ -278,6 +318,7 @@ class Schedule:
             if not control.is_up or control.is_leaving:
                 world.start_control(control)
         for peer in world.peers.values():
+            peer.refuses = False
             if not peer.is_up:
                 world.start_peer(peer)
         self._resume()

@@ -11,6 +11,8 @@ import random
 from collections.abc import Callable
 from typing import TypeVar
 
+from msgspec.structs import replace
+
 from controlplane.actions import (
     AppendEvent,
     ClaimLease,
@@ -384,6 +386,27 @@ class World:
 
         return self.command(make, is_back=what in ("abort", "undo"))
 
+    def make_stable(self, pool: str) -> int:
+        """Make a pool stable at the leader, as `snapshot revert` does."""
+
+        def make(core: ControlCore, _: float) -> Document:
+            if core.library.running is not None:
+                raise commands.CommandRefused("a rollout runs")
+            last, followed = core.library.rollout(""), core.content.stable_revision
+            return core.library.desired.with_stable(pool, last.id if last is not None else "", followed)
+
+        return self.command(make)
+
+    def freeze(self, seconds: float) -> int:
+        """Freeze the mesh at the leader."""
+
+        def make(core: ControlCore, _: float) -> Document:
+            desired = core.library.desired
+            until_s = core._wall() + seconds
+            return replace(desired, revision=desired.revision + 1, frozen_until_s=until_s)
+
+        return self.command(make)
+
     # Receivers.
 
     def start_peer(self, peer: Peer) -> None:
@@ -393,7 +416,7 @@ class World:
         peer.told = Observations(peer.boot_id)
         if peer.traffic is not None:
             peer.traffic.restart()
-        before, peer.fence = peer.fence, Fence()
+        before, peer.fence, peer.refuses = peer.fence, Fence(peer.refusal), False
         if peer.keeps_state:
             peer.fence.remember(before.ended_rollouts)
             if before.current is not None:
