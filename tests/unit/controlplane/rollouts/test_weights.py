@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from msgspec import structs
 
@@ -9,6 +12,8 @@ from controlplane.rollouts.document import RolloutDocument
 from controlplane.rollouts.weights import baseline_target, weights
 from kvmesh.snapshot import content as contents
 from kvmesh.snapshot.content import Content, PoolTrack, Track
+from services.frontend.requests.pool_choice import PoolChoice
+from services.frontend.requests.router_peers import Peers
 from tests.unit.controlplane.rollouts.facts import POOLS, SETTINGS, in_state
 
 WITH_BASELINE = structs.replace(SETTINGS, baseline_pool="young")
@@ -68,6 +73,17 @@ def test_pools_that_left_the_file_keep_their_part() -> None:
     found = {pool.pool: pool for pool in weights(in_state("BAKING", WITH_BASELINE), {})}
     assert sum(pool.weight_percent for pool in found.values()) == 100
     assert found["young"].model_version == "v1" and found["next"].model_version == "v2"
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_frontends_use_an_open_canary_that_was_taken_back(is_open: bool) -> None:
+    """Stable has no router. A request goes to the canary if that is open, and waits for stable otherwise."""
+    back = structs.replace(in_state("ROLLING_BACK"), is_canary_open=is_open)
+    content = Content(weights(back, POOLS), rollout=back.id, ended_rollouts=(back.id,))
+    peers: Peers[Any] = Peers()
+    peers.add(SimpleNamespace(name="next-router-0", is_up=True, outbox=None), "next", "v2").can_place = True
+    chosen = PoolChoice(peers, content).choose("tenant", "session")
+    assert (chosen.pool, chosen.is_diverted) == (("next", True) if is_open else ("stable", False))
 
 
 @pytest.mark.parametrize("state", TABLE)
