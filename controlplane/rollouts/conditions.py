@@ -136,7 +136,8 @@ def with_refuge(document: RolloutDocument, view: View) -> RolloutDocument:
     if document.state is not RolloutState.ROLLING_BACK:
         return document
     old = view.pool(document.from_pool)
-    can_place = old.is_complete and old.can_place
+    is_unheard = old.queue_delay_s is None  # a leader that takes over hears the routers within a second
+    can_place = old.is_complete and (old.can_place or is_unheard)
     return replace(document, is_canary_open=not can_place and view.golden.state is not GoldenState.RED)
 
 

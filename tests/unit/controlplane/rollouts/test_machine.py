@@ -331,6 +331,12 @@ def test_a_rollback_to_a_pool_that_cannot_place_leaves_the_canary_open(how: str,
     assert (late.state_name, late.is_canary_open) == ("ROLLED_BACK", True)
 
 
+def test_a_new_leader_opens_no_canary_before_it_hears_the_old_pool() -> None:
+    """Routers report each second. Until then a pool with each role counts as able to place."""
+    unheard = pools("stable", can_place=False, queue_delay_s=None)
+    assert not advance(in_state("ROLLING_BACK"), pools=unheard).is_canary_open
+
+
 def test_a_canary_with_wrong_tokens_is_closed_even_if_no_pool_is_left() -> None:
     """No answer is better than a wrong one."""
     document = until(start(), "BAKING", at_step=2)
