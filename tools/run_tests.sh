@@ -47,12 +47,13 @@ lane() {
   lanes+=($!)
 }
 
-# test_meshes BASE: the images, then the tests of them and of whole meshes. Without a Docker engine the former are skipped.
+# test_meshes BASE: the images, then whole meshes, then containers. Faults in containers judge times, so they come when the third
+# lane has ended. Without a Docker engine the tests of images and containers are skipped.
 test_meshes() {
   local status=0
   TAG=dev BASE=$1 timed "images" deploy/images/build.sh --if-possible || { echo "The images could not be built."; status=1; }
-  suite "containers, chaos, upgrade" "${containers[@]}" || status=1
   suite "whole meshes, faults" "${meshes[@]}" || status=1
+  suite "containers, chaos, upgrade" "${containers[@]}" || status=1
   return $status
 }
 
