@@ -39,6 +39,7 @@ class ModelFacts:
     vocab_size: int
     max_sequence_tokens: int
     http_address: str  # "host:port" of the server that loads the model
+    server_pid: int  # process id of that server, which starts the model's process
     digest: str = ""  # of the arithmetic: weights or salt, and vocabulary
 
 
@@ -76,6 +77,7 @@ def config_pbtxt(config: EngineConfig, facts: ModelFacts) -> str:
         "seeded_resume": "true",
         "release_handoff": "true",
         "http_address": facts.http_address,
+        "server_pid": facts.server_pid,
         "engine_digest": facts.digest,
         "engine": config.to_json(),
     }

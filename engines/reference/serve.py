@@ -45,7 +45,8 @@ def main() -> None:
     _remove_stale_shared_memory(prefix)
     installation = find_installation()
     http_address = f"{options.host}:{options.http_port}"
-    facts = ModelFacts(arithmetic.vocab_size, arithmetic.max_sequence_tokens, http_address, digest)
+    pid = os.getpid()  # tritonserver's, too: it replaces this process
+    facts = ModelFacts(arithmetic.vocab_size, arithmetic.max_sequence_tokens, http_address, pid, digest)
     models, backends = model_repository.write(work_dir, installation, config, facts)
     command = [
         str(installation.server),

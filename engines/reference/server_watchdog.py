@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 _CHECK_S = 0.2
@@ -27,11 +27,15 @@ _SHARED_MEMORY = re.compile(r" (/dev/shm/\S+)$", re.MULTILINE)
 
 @dataclass(slots=True)
 class ServerWatchdog:
-    """Calls `on_stopping` once, when the service at `http_address` ("host:port") has stopped listening."""
+    """Calls `on_stopping` once, when the service at `http_address` ("host:port") has stopped listening.
+
+    `server_pid`: process id of tritonserver, from its launcher. This process asks for no parent: a server that died before
+    this process began would leave it another one, and it would wait for ever.
+    """
 
     http_address: str
+    server_pid: int
     on_stopping: Callable[[], None]
-    _parent: int = field(default_factory=os.getppid)
     _was_listening: bool = False
 
     def start(self) -> None:
@@ -45,14 +49,14 @@ class ServerWatchdog:
     def kill_server(self) -> None:
         """Kill the server and end this process: the death of the whole engine, as an injected fault."""
         with contextlib.suppress(OSError):
-            os.kill(self._parent, signal.SIGKILL)
+            os.kill(self.server_pid, signal.SIGKILL)
         _end()
 
     def _run(self) -> None:
         missed = 0
         while missed < _MISSES:
             time.sleep(_CHECK_S)
-            if os.getppid() != self._parent:
+            if os.getppid() != self.server_pid:
                 _end()
             if self._is_listening():
                 self._was_listening, missed = True, 0
@@ -74,10 +78,10 @@ class ServerWatchdog:
 
     def _await_server_exit(self) -> None:
         deadline_s = time.monotonic() + _STOP_GRACE_S
-        while os.getppid() == self._parent:
+        while os.getppid() == self.server_pid:
             if time.monotonic() > deadline_s:
                 with contextlib.suppress(OSError):
-                    os.kill(self._parent, signal.SIGKILL)
+                    os.kill(self.server_pid, signal.SIGKILL)
             time.sleep(_CHECK_S)
         _end()
 

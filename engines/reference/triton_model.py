@@ -148,7 +148,8 @@ class TritonPythonModel:
         self._subscriptions: dict[int, _SubscriptionStream] = {}
         self._output_queue = OutputQueue()
         self._output_queue.start()
-        self._watchdog = ServerWatchdog(parameters["http_address"]["string_value"], self.finalize)
+        server_pid = int(parameters["server_pid"]["string_value"])
+        self._watchdog = ServerWatchdog(parameters["http_address"]["string_value"], server_pid, self.finalize)
         faults = FaultInjector(settings.faults, self._watchdog.kill_server) if settings.faults else None
         self._engine = Engine(settings, arithmetic, digest, self._output_queue, faults)
         self._engine.start()

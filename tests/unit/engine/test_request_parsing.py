@@ -117,7 +117,7 @@ def test_stop_is_a_tensor() -> None:
 
 def test_config_pbtxt_has_the_limits_for_clients() -> None:
     """Clients read limits and capabilities from the model's configuration."""
-    text = config_pbtxt(CONFIG, ModelFacts(4096, 2048, "127.0.0.1:1"))
+    text = config_pbtxt(CONFIG, ModelFacts(4096, 2048, "127.0.0.1:1", 1))
     for line in (
         'parameters { key: "tokens_per_block" value { string_value: "8" } }',
         'parameters { key: "max_sequence_tokens" value { string_value: "2048" } }',

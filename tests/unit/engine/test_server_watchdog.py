@@ -13,14 +13,14 @@ import mmap, os, sys
 from engines.reference.server_watchdog import ServerWatchdog
 with open(sys.argv[1], "r+b") as shared:
     region = mmap.mmap(shared.fileno(), 0)
-watchdog = ServerWatchdog("127.0.0.1:1", lambda: None)
+watchdog = ServerWatchdog("127.0.0.1:1", int(sys.argv[2]) or os.getppid(), lambda: None)
 print("watching", flush=True)
 watchdog._run()
 """
 
 _SERVER = """
 import subprocess, sys
-model = subprocess.Popen([sys.executable, "-c", sys.argv[1], sys.argv[2]], stdout=subprocess.PIPE)
+model = subprocess.Popen([sys.executable, "-c", *sys.argv[1:], "0"], stdout=subprocess.PIPE)
 print(model.stdout.readline(), flush=True)
 sys.stdin.read()
 """
@@ -47,3 +47,21 @@ def test_files_shared_with_a_killed_server_are_removed() -> None:
                 time.sleep(0.02)
         assert not shared.exists()
         assert other.exists()
+
+
+def test_a_model_whose_server_died_before_it_began_ends() -> None:
+    """Its parent is another process then, which may live for ever."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="kvmesh_test_") as folder:
+        shared = Path(folder, "shared")
+        shared.write_bytes(bytes(mmap.PAGESIZE))
+        gone = subprocess.Popen([sys.executable, "-c", ""])
+        gone.wait()
+        done = subprocess.run(
+            [sys.executable, "-c", _MODEL, str(shared), str(gone.pid)],
+            env={**os.environ, "PYTHONPATH": str(Path.cwd())},
+            stdout=subprocess.DEVNULL,
+            timeout=30,
+            check=False,
+        )
+        assert done.returncode == 1
+        assert not shared.exists()
