@@ -149,9 +149,10 @@ class Judging:
 
     def report(self, receiver: Receiver, track: Track | None, now_s: float) -> None:
         """Take the report of a router or a replica: ejections and memory."""
-        if track is None:
+        report = receiver.report
+        if track is None or report is None:
             return
-        report, role, at_s = receiver.report, receiver.role, self._clock.at(now_s)
+        role, at_s = receiver.role, self._clock.at(now_s)
         name = f"{receiver.process_id}/{receiver.boot_id}"
         if role in ("prefill", "decode") and report.engine_memory_bytes:
             self._note(MemoryReading(track, name, role, report.engine_memory_bytes, at_s))

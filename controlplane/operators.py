@@ -29,7 +29,7 @@ from controlplane.snapshots.publication import objections, settled
 from kvmesh.control.v1 import control_pb2 as pb
 from kvmesh.errors import MeshError, Violation, invalid
 from kvmesh.membership.member import Member
-from kvmesh.snapshot.content import CORDONS_MAX, RolloutState
+from kvmesh.snapshot.content import CORDONS_MAX, REVISION_MAX, RolloutState
 from kvmesh.snapshot.published import Published
 
 REASON_MAX: Final = 200
@@ -233,6 +233,11 @@ class Operators:
                 raise CommandRefused(*overridden, can_force=True)
             last = core.library.rollout("")
             after = last.id if last is not None else ""
+            if content.stable_revision >= REVISION_MAX - 1:
+                raise CommandRefused(
+                    f"the snapshot in force has stable_revision {content.stable_revision}, the largest one; "
+                    "restart all processes with an empty Redis and empty state folders"
+                )
             return core.library.desired.with_stable(pool, after, content.stable_revision), overridden
 
         is_back = past is None and running is not None

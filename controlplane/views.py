@@ -90,6 +90,7 @@ def receivers(core: ControlCore, now_s: float) -> list[pb.ReceiverView]:
 
 
 def _receiver(core: ControlCore, receiver: Receiver, now_s: float) -> pb.ReceiverView:
+    report = receiver.report if receiver.is_connected else None
     return pb.ReceiverView(
         process_id=receiver.process_id,
         role=receiver.role,
@@ -98,5 +99,5 @@ def _receiver(core: ControlCore, receiver: Receiver, now_s: float) -> pb.Receive
         silent_s=min(SILENT_MAX_S, max(0.0, now_s - receiver.heard_s)),
         rejection=receiver.rejection,
         is_current=is_current(core, receiver),
-        live_request_count=receiver.report.live_request_count if receiver.is_connected else None,
+        live_request_count=report.live_request_count if report is not None else None,
     )

@@ -11,7 +11,8 @@ containers=(tests/chaos tests/integration/containers tests/integration/images te
 meshes=(tests/integration/exactness tests/integration/faults tests/integration/whole)
 logs=(.kvmesh/lane-meshes.log .kvmesh/lane-computed.log)
 lanes=()
-trap '[ ${#lanes[@]} = 0 ] || kill "${lanes[@]}" 2>/dev/null' EXIT
+running=""
+trap 'kill $running "${lanes[@]}" 2>/dev/null' EXIT
 trap 'exit 130' INT TERM
 # Tests start thousands of processes. Without bytecode each would compile the sources anew, for half of its start.
 "$python" -m compileall -q kvmesh services controlplane simulator engines bench tests tools
@@ -28,6 +29,7 @@ timed() {
   running=$!
   wait "$running"
   status=$?
+  running=""
   awk -v name="$name" -v s=$((SECONDS - began)) 'BEGIN { printf "  %-28s %5.1f\n", name, s / 60 }' >>"$minutes"
   return $status
 }
@@ -43,7 +45,7 @@ suite() {
 lane() {
   local log=$1
   shift
-  { trap 'kill "$running" 2>/dev/null; exit 143' TERM; "$@"; } >"$log" 2>&1 &
+  { trap 'kill $running 2>/dev/null; exit 143' TERM; "$@"; } >"$log" 2>&1 &
   lanes+=($!)
 }
 

@@ -127,9 +127,11 @@ class Registry:
         )
         used = [member for member in members if is_in_use(member, cordons)]
         counts = {role: sum(member.role == role for member in used) for role in ROLES}
-        known = {each.process_id: each for each in receivers if each.is_connected}
+        known = {each.process_id: each.report for each in receivers if each.is_connected}
         heard = [
-            (member.role, known[member.process_id].report) for member in members if member.process_id in known
+            (member.role, report)
+            for member in members
+            if (report := known.get(member.process_id)) is not None
         ]
         reports = [report for role, report in heard if role == "router"]
         has_load = bool(reports) and all(map(is_sound, reports))

@@ -15,7 +15,6 @@ from controlplane.rollouts.document import RolloutDocument
 from controlplane.rollouts.settings import RolloutSettings
 from controlplane.rollouts.verdict import VerdictKind
 from controlplane.rollouts.view import HEARD_S, SILENT_S, FrontendFacts, GoldenState, View
-from kvmesh.snapshot.content import RolloutState
 
 QUEUE_DELAY_MAX_S: Final = 0.5
 """Queue delay of an arm from which the weight does not rise. Moved sessions are cold and make it longer."""
@@ -129,16 +128,19 @@ def without_old(document: RolloutDocument, view: View) -> Iterator[str]:
 
 
 def with_refuge(document: RolloutDocument, view: View) -> RolloutDocument:
-    """Return `document` with its canary open in ROLLING_BACK while the old pool cannot place, else closed.
+    """Return `document`, if it was taken back, with its canary open while the old pool cannot place, else closed.
 
     Then requests that no other pool can place go to the canary. Wrong tokens are worse than none: such a canary is closed.
+    A leader that takes over has not heard the old pool's routers: it leaves the canary as it is.
     """
-    if document.state is not RolloutState.ROLLING_BACK:
+    if not document.is_taken_back:
         return document
     old = view.pool(document.from_pool)
-    is_unheard = old.queue_delay_s is None  # a leader that takes over hears the routers within a second
-    can_place = old.is_complete and (old.can_place or is_unheard)
-    return replace(document, is_canary_open=not can_place and view.golden.state is not GoldenState.RED)
+    if document.has_wrong_tokens:
+        return replace(document, is_canary_open=False)
+    if old.is_complete and old.queue_delay_s is None:
+        return document
+    return replace(document, is_canary_open=not (old.is_complete and old.can_place))
 
 
 def unpassed(document: RolloutDocument, view: View) -> Iterator[str]:

@@ -135,6 +135,8 @@ class RolloutDocument(msgspec.Struct, frozen=True, kw_only=True):
     weight_percent: int = 0
     """Present weight of the canary. Below the step's while it rises."""
     baseline_percent: int = 0
+    has_wrong_tokens: bool = False
+    """A golden prompt of the canary had other tokens than expected."""
     is_canary_open: bool = False
     """After the rollout was taken back: the canary takes requests that no other pool can place."""
     changed_s: float = 0.0

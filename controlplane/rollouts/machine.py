@@ -32,7 +32,7 @@ from controlplane.rollouts.document import (
 )
 from controlplane.rollouts.settings import OnInconclusive
 from controlplane.rollouts.verdict import VerdictKind
-from controlplane.rollouts.view import View
+from controlplane.rollouts.view import GoldenState, View
 from controlplane.rollouts.weights import baseline_target
 from kvmesh.snapshot.content import RolloutState
 
@@ -96,6 +96,7 @@ def _observed(document: RolloutDocument, view: View, now_s: float) -> RolloutDoc
     return replace(
         document,
         timing=_timing(document, view, now_s),
+        has_wrong_tokens=document.has_wrong_tokens or view.golden.state is GoldenState.RED,
         verdict=view.verdict if is_judged else document.verdict,
         silent_frontends=tuple(sorted(each.process_id for each in view.silent))[:SILENT_MAX],
     )

@@ -31,6 +31,7 @@ def wanted(
     last = document.id if document is not None else ""
     stable_pool = desired.stable_pool_after(last, base.stable_revision)
     is_carried = document is not None and document.id == base.rollout and not stable_pool
+    is_followed = bool(stable_pool) and (document is None or document.is_final)
     if document is not None and (is_carried or not document.is_final):
         settings = document.settings
         content = Content(
@@ -52,7 +53,7 @@ def wanted(
         content,
         cordons=desired.content_cordons(),
         ended_rollouts=merged,
-        stable_revision=max(base.stable_revision, desired.stable_revision),
+        stable_revision=desired.stable_revision if is_followed else base.stable_revision,
     )
 
 

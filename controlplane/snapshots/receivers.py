@@ -6,7 +6,7 @@ A receiver opens its stream with a hello, and sends at least a heartbeat. `rollo
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from kvmesh.control.v1 import snapshot_pb2 as pb
@@ -35,7 +35,8 @@ class Receiver:
     rejected: Name = NO_NAME
     rejection: str = ""
     """Reason of the last refusal. Empty after it applied a later snapshot."""
-    report: pb.ReceiverReport = field(default_factory=pb.ReceiverReport)
+    report: pb.ReceiverReport | None = None
+    """Its last report. None: it has sent none on this stream."""
     heard_s: float = float("-inf")
     is_connected: bool = False
 

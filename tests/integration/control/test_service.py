@@ -87,7 +87,8 @@ async def test_state_receivers_and_snapshots_are_shown(url: str, redis: RedisLin
             report = snapshot_pb2.ReceiverReport(live_request_count=7)
             await call.write(snapshot_pb2.WatchRequest(report=report))
             await until(
-                lambda: all(each.report.live_request_count for each in one.core.receivers), "a report"
+                lambda: all(each.report and each.report.live_request_count for each in one.core.receivers),
+                "a report",
             )
             (seen,) = (await stub.ListReceivers(pb.ListReceiversRequest())).receivers
             assert seen.is_current and seen.applied == snapshot.name and seen.live_request_count == 7

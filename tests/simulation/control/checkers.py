@@ -36,17 +36,32 @@ def check_promotions_have_documents(world: World) -> None:
 
 
 def check_stable_pool_moves_for_a_reason(world: World) -> None:
-    """The stable pool changes by a promotion, by the end of one that was taken back, or by a new command of an operator."""
+    """The stable pool changes by its promotion, by the end of the one before it, or by a new command for it."""
+    pools = {document.id: document.to_pool for document in world.redis.written}
     snapshots = {snapshot.name.order: snapshot.content for _, _, _, snapshot in world.applied}
     for (_, before), (order, after) in pairwise(sorted(snapshots.items())):
         if before.stable.pool == after.stable.pool:
             continue
-        is_undone = not set(after.ended_rollouts) <= set(before.ended_rollouts)
-        is_commanded = after.stable_revision > before.stable_revision
-        is_allowed = after.rollout_state.is_promoted or is_undone or is_commanded
+        ended = set(after.ended_rollouts) - set(before.ended_rollouts)
+        is_promoted = after.rollout_state.is_promoted and pools.get(after.rollout) == after.stable.pool
+        is_undone = any(pools.get(rollout) == before.stable.pool for rollout in ended)
+        is_new = after.stable_revision > before.stable_revision
+        is_commanded = is_new and after.stable.pool in world.commanded.get(after.stable_revision, ())
+        is_allowed = is_promoted or is_undone or is_commanded
         assert is_allowed, (
             f"seed={world.seed}: {before.stable.pool} -> {after.stable.pool} at {order}: {after}"
         )
+
+
+def check_commands_are_followed(world: World) -> None:
+    """A snapshot that says that it follows a command has the pool of that command stable when it says so first."""
+    snapshots = {snapshot.name.order: snapshot.content for _, _, _, snapshot in world.applied}
+    seen = 0
+    for order, content in sorted(snapshots.items()):
+        if content.stable_revision > seen:
+            seen = content.stable_revision
+            is_followed = content.stable.pool in world.commanded.get(seen, ())
+            assert is_followed, f"seed={world.seed}: command {seen} is not followed at {order}: {content}"
 
 
 def check_completed_rollouts_stay(world: World) -> None:
@@ -99,6 +114,7 @@ CHECKS = (
     check_weights_have_documents,
     check_promotions_have_documents,
     check_stable_pool_moves_for_a_reason,
+    check_commands_are_followed,
     check_completed_rollouts_stay,
     check_agreement,
     check_ended_rollouts,

@@ -14,6 +14,7 @@ from kvmesh.snapshot.content import RolloutState
 from kvmesh.snapshot.published import Published
 from tests.simulation.control.nodes import Control, Node
 from tests.simulation.control.scripted_judge import ScriptedJudge
+from tests.simulation.control.simulated_redis import Copies, Dump
 from tests.simulation.control.traffic import Traffic
 from tests.simulation.control.world import World
 
@@ -147,6 +148,7 @@ class Schedule:
             self._refuse,
             self._lose_role,
             self._start_another,
+            self._old_dump,
         )
         for _ in range(self.rng.randrange(1, 9)):
             self.world.after(self.rng.uniform(0, ENDS_S), self.rng.choice(faults))
@@ -278,6 +280,31 @@ class Schedule:
         """An operator makes a pool stable between rollouts."""
         self.world.make_stable(self.rng.choice(("stable", "next")))
 
+    def _old_dump(self) -> None:
+        """A command about the stable pool, a rollout behind it, then Redis with a dump from between, and new processes."""
+        world, leader = self.world, self.world.leader()
+        running = leader.core.library.running if leader is not None else None
+        if leader is None or running is not None or not leader.core.library.rollouts:
+            if not self.is_quiet:
+                world.after(2.0, self._old_dump)
+            return
+        world.make_stable("stable")
+        world.after(2.0, self._dump)
+        world.after(4.0, self._start_another)
+
+    def _dump(self) -> None:
+        dump = self.world.redis.dump()
+        self.world.after(self.rng.uniform(20, 60), lambda: self._restore(dump))
+
+    def _restore(self, dump: Dump) -> None:
+        if self.is_quiet:
+            return
+        self.world.redis.restore(dump)
+        for control in self.world.controls.values():
+            control.copies = Copies()
+            self.world.crash(control)
+            self.world.start_control(control)
+
     def _freeze(self) -> None:
         self.world.freeze(self.rng.uniform(1, 60))
 
@@ -312,6 +339,7 @@ class Schedule:
         world = self.world
         world.cut.clear()
         world.redis.is_up = True
+        self._unfreeze()
         for node in (*world.controls.values(), *world.peers.values()):
             node.has_redis = True
         for control in world.controls.values():
@@ -322,6 +350,11 @@ class Schedule:
             if not peer.is_up:
                 world.start_peer(peer)
         self._resume()
+
+    def _unfreeze(self) -> None:
+        """An operator ends a freeze: a clock that was set back makes it longer."""
+        if not self.world.freeze(0.0):
+            self.world.after(2.0, self._unfreeze)
 
     def _resume(self) -> None:
         """An operator resumes a paused rollout."""

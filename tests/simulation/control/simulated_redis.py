@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from controlplane.actions import DocumentKind, WriteDocument
 from controlplane.leadership import LEASE_S, Holder, LeaseAnswer
@@ -12,6 +13,13 @@ from controlplane.rollouts.document import RolloutDocument
 from controlplane.store.documents import DESIRED, Documents
 from controlplane.store.documents import Document as StoredDocument
 from kvmesh.snapshot.published import Published
+
+
+class Dump(NamedTuple):
+    """The documents of one time."""
+
+    rollouts: dict[str, tuple[int, bytes]]
+    desired: tuple[int, bytes] | None
 
 
 class Redis:
@@ -37,6 +45,15 @@ class Redis:
         self.desired: tuple[int, bytes] | None = None
         self.board: Published | None = None
         self.undo: list[Callable[[], None]] = []
+
+    def dump(self) -> Dump:
+        """Return a copy of the documents."""
+        return Dump(dict(self.rollouts), self.desired)
+
+    def restore(self, dump: Dump) -> None:
+        """Start anew with an old dump. The snapshot is not in it."""
+        self.flush()
+        self.rollouts, self.desired = dict(dump.rollouts), dump.desired
 
     def lose_last_write(self) -> None:
         """Fail over to a replica that lacks the last write."""

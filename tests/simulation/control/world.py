@@ -80,6 +80,8 @@ class World:
         """Pairs that do not reach each other."""
         self.done: dict[int, str] = {}
         self.events: list[AppendEvent] = []
+        self.commanded: dict[int, set[str]] = {}
+        """Pools that operators made stable, by the number of the command."""
         self.applied: list[tuple[float, str, str, Published]] = []
         """(time, receiver, boot id, snapshot) of every application."""
         self.on_publish: Callable[[Control, Published], None] = lambda _, __: None
@@ -393,16 +395,18 @@ class World:
             if core.library.running is not None:
                 raise commands.CommandRefused("a rollout runs")
             last, followed = core.library.rollout(""), core.content.stable_revision
-            return core.library.desired.with_stable(pool, last.id if last is not None else "", followed)
+            after = core.library.desired.with_stable(pool, last.id if last is not None else "", followed)
+            self.commanded.setdefault(after.stable_revision, set()).add(pool)
+            return after
 
         return self.command(make)
 
     def freeze(self, seconds: float) -> int:
-        """Freeze the mesh at the leader."""
+        """Freeze the mesh at the leader; 0 ends the freeze."""
 
         def make(core: ControlCore, _: float) -> Document:
             desired = core.library.desired
-            until_s = core._wall() + seconds
+            until_s = core._wall() + seconds if seconds else 0.0
             return replace(desired, revision=desired.revision + 1, frozen_until_s=until_s)
 
         return self.command(make)

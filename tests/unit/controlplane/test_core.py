@@ -447,9 +447,10 @@ def test_an_old_command_about_the_stable_pool_moves_no_promoted_traffic(is_over:
     promoted = transitions.promoting(baking(3, 100), "passed", 1005.0)
     last = transitions.completed(promoted, "kept", 1007.0) if is_over else promoted
     command = Desired().with_stable("stable", "r0", 0)
-    before = wanted(CALM, command, None, VERSIONS)
+    old = earlier(transitions.rolled_back(BACK, "empty", 1006.0))
+    before = wanted(CALM, command, old, VERSIONS)
     content = wanted(wanted(before, command, promoted, VERSIONS), command, last, VERSIONS)
-    driver = Driver(earlier(transitions.rolled_back(BACK, "empty", 1006.0)))
+    driver = Driver(old)
     driver.core.library.adopt(command)
     driver.hello("frontend-0", publish(Term(5, "control-1"), 7, content))
     driver.lead()

@@ -32,6 +32,15 @@ def test_a_load_out_of_range_is_unknown(name: str, load: float) -> None:
     assert bad.prefill_load is None and bad.uncached_prefill is None
 
 
+def test_a_process_that_has_sent_no_report_says_nothing() -> None:
+    """Its stream has begun. An empty report would mean that it cannot place, and that it has no request."""
+    registry, receivers = Registry(), Receivers()
+    registry.take([member("next", "router")], 0.0)
+    receivers.hello(Receiver("next-router-0", "b1", "router", "next"), 0.0)
+    pool = registry.facts({"next": "v"}, receivers, ())["next"]
+    assert pool.queue_delay_s is None and pool.live_requests is None
+
+
 def test_a_pool_without_processes_has_no_live_request() -> None:
     """A rollback does not wait for the requests of a pool that is gone; it waits for those of a pool that is silent."""
     registry, receivers = Registry(), Receivers()

@@ -329,20 +329,35 @@ def test_a_rollback_to_a_pool_that_cannot_place_leaves_the_canary_open(how: str,
     assert next(each for each in weights(closed, POOLS) if each.pool == "next").is_closed
     late = advance(aged(held, state_s=600.0), pools=gone)
     assert (late.state_name, late.is_canary_open) == ("ROLLED_BACK", True)
+    recovered = advance(aged(held, state_s=600.0))
+    assert (recovered.state_name, recovered.is_canary_open) == ("ROLLED_BACK", False)
+
+
+def test_an_abort_in_front_of_the_first_step_leaves_the_canary_open_as_well() -> None:
+    """Diverted requests may be all that is served: the arms did not get ready, because stable has no decode."""
+    gone = pools("stable", decode=0)
+    late = advance(aged(in_state("PREPARING"), state_s=1200.0), pools=gone)
+    assert (late.state_name, late.is_canary_open) == ("ABORTED", True)
+    assert not advance(aged(in_state("PREPARING"), state_s=1200.0), has_redis=False).is_canary_open
 
 
 def test_a_new_leader_opens_no_canary_before_it_hears_the_old_pool() -> None:
     """Routers report each second. Until then a pool with each role counts as able to place."""
     unheard = pools("stable", can_place=False, queue_delay_s=None)
-    assert not advance(in_state("ROLLING_BACK"), pools=unheard).is_canary_open
+    back = in_state("ROLLING_BACK")
+    assert not advance(back, pools=unheard).is_canary_open
+    assert advance(structs.replace(back, is_canary_open=True), pools=unheard).is_canary_open
 
 
 def test_a_canary_with_wrong_tokens_is_closed_even_if_no_pool_is_left() -> None:
     """No answer is better than a wrong one."""
     document = until(start(), "BAKING", at_step=2)
     red = GoldenFacts(2, GoldenState.RED, "next-decode-0: prompt 3")
-    back = advance(document, golden=red, pools=pools("stable", decode=0))
+    gone = pools("stable", decode=0)
+    back = advance(document, golden=red, pools=gone)
     assert (back.state_name, back.is_canary_open) == ("ROLLING_BACK", False)
+    unknown = GoldenFacts(2, GoldenState.MISSING)  # at a new leader
+    assert not advance(back, golden=unknown, pools=gone, frontends=BEHIND).is_canary_open
 
 
 def test_requirements_hold_the_step_to_50_percent() -> None:

@@ -75,6 +75,13 @@ def test_an_operators_stable_pool_counts_once() -> None:
     assert wanted(after, command, None, VERSIONS) == after
     later = replace(after, pools=CALM.pools)  # for example `snapshot stable --direct`
     assert wanted(later, command, None, VERSIONS).stable.pool == "stable"
+    done = transitions.completed(PROMOTED, "kept", 1007.0)
+    unfollowed = Desired().with_stable(
+        "stable", "r1", 0
+    )  # its leader died, and the next one lacks r1's document
+    between = wanted(wanted(content_of(PROMOTED), Desired(), done, VERSIONS), unfollowed, None, VERSIONS)
+    assert (between.stable.pool, between.stable_revision) == ("next", 0)
+    assert wanted(between, unfollowed, done, VERSIONS).stable.pool == "stable"
     again = Desired().with_stable("next", "", later.stable_revision)  # the first command's document is lost
     assert wanted(later, again, None, VERSIONS).stable.pool == "next"
 
