@@ -296,7 +296,7 @@ def missing(need: Need) -> str:
     if need.figure is None:
         return f"{need.gate}: {need.reason}"
     return (
-        f"{need.gate}: {need.reason}; {need.measure} is {need.figure:.3g}, and below {need.bound:g} is needed"
+        f"{need.gate}: {need.reason}; {need.measure} is {need.figure:.4g}, and below {need.bound:g} is needed"
     )
 
 

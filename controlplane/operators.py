@@ -282,10 +282,11 @@ class Operators:
         cordons = self._core.library.desired.content_cordons()
         if self._core.registry.peers(member, cordons):
             return ()
+        kind = f"{member.role} replica" if member.role in ("prefill", "decode") else member.role
         return (
-            f'"{member.process_id}" is the last {member.role} in use of the pool "{member.pool}"'
+            f'"{member.process_id}" is the last {kind} in use of the pool "{member.pool}"'
             if member.pool
-            else f'"{member.process_id}" is the last {member.role} in use',
+            else f'"{member.process_id}" is the last {kind} in use',
         )
 
 

@@ -200,7 +200,10 @@ def _check_pools(settings: RolloutSettings, versions: Mapping[str, str], stable_
             shown = pool.encode()[:NAME_BYTES_MAX].decode(errors="replace")
             raise SettingsError(field, f'"{shown}"', f"the known pools are: {known}")
     if settings.to_pool == stable_pool:
-        raise SettingsError("to_pool", f'"{stable_pool}"', "a pool other than the stable pool is needed")
+        others = ", ".join(sorted(set(versions) - {stable_pool})) or "none"
+        raise SettingsError(
+            "to_pool", f'"{stable_pool}"', f"a pool other than the stable pool is needed: {others}"
+        )
     baseline = settings.baseline_pool
     if baseline and baseline in (settings.to_pool, stable_pool):
         which = "to_pool" if baseline == settings.to_pool else "the stable pool"

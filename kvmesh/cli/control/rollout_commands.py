@@ -43,18 +43,22 @@ def start(
     ] = "",
     steps: Annotated[
         str,
-        typer.Option(help="Weights of the steps in percent.", show_default="1,5,25,50,100"),
+        typer.Option(
+            help="Weights of the steps in percent: 1 to 16 rising ones, the last 100.",
+            show_default="1,5,25,50,100",
+        ),
     ] = "",
     expect: Annotated[
         str, typer.Option(help="Tokens of the golden prompts: exact (as stable's) or different.")
     ] = "exact",
     bake: Annotated[
-        str, typer.Option(help="Shortest time of a step at its whole weight.", show_default="120s")
+        str,
+        typer.Option(help="Shortest time of a step at its whole weight: 10s to 24h.", show_default="120s"),
     ] = "",
     bake_max: Annotated[
         str,
         typer.Option(
-            help="Longest time of a step, its rise included: at least 10 s more than --bake.",
+            help="Longest time of a step, its rise included: at least 10 s more than --bake, up to 168h.",
             show_default="30m, or twice --bake",
         ),
     ] = "",
@@ -81,7 +85,10 @@ def start(
         str, typer.Option(help="A step without a decision at its longest time: rollback or pause.")
     ] = "rollback",
     keep_old: Annotated[
-        str, typer.Option(help="Time for which the old pool stays warm, for an undo.", show_default="1h")
+        str,
+        typer.Option(
+            help="Time for which the old pool stays warm, for an undo: 10s to 168h.", show_default="1h"
+        ),
     ] = "",
     ttft_p95_max: Annotated[
         float,

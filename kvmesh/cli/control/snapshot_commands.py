@@ -132,7 +132,7 @@ def freeze(
     ] = "",
     off: Annotated[bool, typer.Option("--off", help="End the freeze.")] = False,
     reason: ReasonOption = "",
-    dry_run: DryRunOption = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check only; change nothing.")] = False,
     as_json: JsonOption = False,
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
@@ -144,7 +144,9 @@ def freeze(
     from kvmesh.cli.control.settings import DAY_S, check_reason
     from kvmesh.control.v1 import control_pb2 as pb
 
-    if off == bool(ttl):
+    if off and ttl:
+        raise BadOption("--ttl and --off exclude each other: --ttl 2h begins a freeze, --off ends it.")
+    if not (off or ttl):
         raise BadOption("Either --ttl or --off is needed: --ttl 2h begins a freeze, --off ends it.")
     ttl_s = 0.0 if off else durations.parse("--ttl", ttl, 1.0, DAY_S)
     request = pb.FreezeRequest(

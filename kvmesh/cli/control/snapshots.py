@@ -20,6 +20,7 @@ from kvmesh.cli.control.snapshot_tables import (
 from kvmesh.cli.control.submission import overridden_of, submit
 from kvmesh.cli.found_mesh import FoundMesh
 from kvmesh.control.v1 import control_pb2 as pb
+from kvmesh.control.v1 import snapshot_pb2
 
 SHOWN_BY: Final = "kvmesh snapshot show"
 KEPT: Final = 50
@@ -90,9 +91,7 @@ async def revert(mesh: FoundMesh, request: pb.RevertSnapshotRequest, *, as_json:
     if as_json:
         print_json(as_dict(answer))
     else:
-        what = "all to stable" if request.to == "stable" else f"the weights of {request.to}"
-        name = "" if request.validate_only else f" as {name_text(answer.snapshot.name)}"
-        show(f"{done} {what}{name}.")
+        show(f"{done} {_published(request, answer.snapshot)}.")
     return 0
 
 
@@ -109,6 +108,20 @@ async def freeze(mesh: FoundMesh, request: pb.FreezeRequest, *, as_json: bool) -
         over = "would be" if request.validate_only else "is"
         show(f"The freeze {over} over: rollouts go forward again.")
     return 0
+
+
+def _published(request: pb.RevertSnapshotRequest, view: pb.SnapshotView) -> str:
+    """Return what a revert publishes. A check shows the snapshot before it, whose stable pool "stable" keeps."""
+    stable = next((each.pool for each in view.content.pools if each.track == snapshot_pb2.TRACK_STABLE), "")
+    if request.to != "stable":
+        what = f"the weights of {request.to}"
+    else:
+        what = f'all to stable, the pool "{stable}"' if stable else "all to stable"
+    if request.validate_only:
+        return what
+    is_back = view.content.rollout_state == snapshot_pb2.ROLLOUT_STATE_ROLLING_BACK
+    back = f"; the rollout {view.content.rollout} is taken back" if is_back else ""
+    return f"{what}, as {name_text(view.name)}{back}"
 
 
 def _kept(argument: str, name: str, kept: dict[str, pb.SnapshotView]) -> pb.SnapshotView:

@@ -150,7 +150,7 @@ async def test_the_last_of_a_role_needs_force(url: str, redis: RedisLink) -> Non
         await knows_all(one)
         details = await refusal(stub.CordonReplica(pb.CordonReplicaRequest(process_id="next-prefill-0")))
         assert (details.code, details.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "CHANGE_REFUSED")
-        assert 'the last prefill in use of the pool "next"' in details.message
+        assert 'the last prefill replica in use of the pool "next"' in details.message
         assert details.metadata["can_force"] == "true"
 
         async def is_audited() -> bool:

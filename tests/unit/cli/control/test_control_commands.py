@@ -231,6 +231,22 @@ def test_a_refusal_says_what_force_would_override(shell: Shell) -> None:
         assert shell.json(*START)["error"]["force_would_override"] == ["2 replicas are missing"]
 
 
+def test_a_refusal_that_arrives_shortened_needs_no_repetition(shell: Shell) -> None:
+    """The control plane says that force overrides it, so the checks alone are printed."""
+    checks = ["2 replicas are missing", f"the judge: {'x' * 300}"]
+
+    def promote(request: Any) -> Any:
+        if request.force:
+            return pb.ChangeRolloutResponse(rollout=rollout(), overridden=checks)
+        text, said = "2 replicas are missing; the ju", {"can_force": "true"}
+        return Refusal(grpc.StatusCode.FAILED_PRECONDITION, text, "CHANGE_REFUSED", metadata=said)
+
+    with served(ScriptedControl(ChangeRollout=promote)) as (address,):
+        register(shell.url, address)
+        _, _, errors = shell.run("rollout", "promote")
+    assert errors.startswith("Refused: the command needs --force.\n") and "the ju.\n" not in errors
+
+
 def test_force_says_what_it_overrode(shell: Shell) -> None:
     """The command is done, and its audit entry has the same words."""
     control = ScriptedControl(StartRollout=start_of)
@@ -309,7 +325,7 @@ def test_a_difference_of_fewer_than_two_snapshots_is_a_failure(shell: Shell, cou
         (("snapshot", "history", "--count", "101"), "--count = 101 is out of range: allowed are 1 to 100."),
         (("snapshot", "revert", ""), "NAME = '' is no name: allowed are 1 to 256 printable bytes."),
         (("freeze",), "Either --ttl or --off is needed: --ttl 2h begins a freeze, --off ends it."),
-        (("freeze", "--ttl", "2h", "--off"), "Either --ttl or --off is needed"),
+        (("freeze", "--ttl", "2h", "--off"), "--ttl and --off exclude each other"),
         (("freeze", "--ttl", "25h"), "--ttl = 25h is out of range: allowed are 1s to 24h"),
         (("freeze", "--ttl", "soon"), '--ttl = "soon" is no duration: allowed are 1s to 24h'),
         (("events", "--count", "0"), "--count = 0 is out of range: allowed are 1 to 10000."),
