@@ -154,7 +154,8 @@ def test_load_reports_come_on_change_and_as_heartbeats() -> None:
     publisher.subscribe_load(1, subscriber)
     wait_until(lambda: len(subscriber.messages) == 1, "first report", 0.5)
     wait_until(lambda: len(subscriber.messages) == 2, "a report without any change", 2.0)
-    assert subscriber.messages[0] == subscriber.messages[1]
+    first, second = ({**each, "resident_bytes": 0} for each in subscriber.messages[:2])
+    assert first == second  # this process may grow by a page meanwhile
     publisher.unsubscribe(1)
     wait_until(lambda: subscriber.end == [None], "ended")
     publisher.close()
