@@ -32,6 +32,11 @@ START_S_MAX: Final = 60.0
 STOP_S_MAX: Final = DRAIN_S + 5.0
 """Time between SIGTERM and SIGKILL of one process, for its graceful shutdown: drain, then close."""
 
+STARTS_MAX: Final = 3
+"""Starts of an engine that dies by a signal before it is ready. On a busy machine tritonserver may abort while it starts a
+Python model: `boost::interprocess::lock_exception` (triton-inference-server/server, issue 5949 and others).
+"""
+
 TAIL_LINES: Final = 12
 
 T = TypeVar("T")
@@ -66,6 +71,7 @@ class Supervised:
         self.is_ready = asyncio.Event()
         self.has_ended = asyncio.Event()
         self.pid = 0
+        self.starts = 0
         self.status: int | None = None
 
     def ready_line(self) -> dict[str, Any] | None:
@@ -155,21 +161,7 @@ class Supervisor:
         for name in member.process.deps:
             await self.members[name].is_ready.wait()
         self._move(member, ProcessState.STARTING)
-        # A file needs no reader, unlike a pipe. A grandchild that keeps the file open cannot hide a death.
-        more = member.process.environment
-        with member.log.open("wb") as log:
-            child = await asyncio.create_subprocess_exec(
-                *bound_command(member.process.command),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                env={**os.environ, **dict(more)} if more else None,
-            )
-        member.pid = child.pid
-        self._watching.add(
-            asyncio.create_task(self._watch(member, child), name=f"watch-{member.process.name}")
-        )
+        await self._launch(member)
         try:
             async with asyncio.timeout(START_S_MAX):
                 member.addresses = await member.process.ready.wait(member)
@@ -180,12 +172,33 @@ class Supervisor:
         member.is_ready.set()
         self._move(member, ProcessState.READY)
 
+    async def _launch(self, member: Supervised) -> None:
+        """Start the process and watch it. The log of an earlier start that failed stays."""
+        # A file needs no reader, unlike a pipe. A grandchild that keeps the file open cannot hide a death.
+        more = member.process.environment
+        with member.log.open("ab" if member.starts else "wb") as log:
+            child = await asyncio.create_subprocess_exec(
+                *bound_command(member.process.command),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env={**os.environ, **dict(more)} if more else None,
+            )
+        member.pid, member.starts = child.pid, member.starts + 1
+        self._watching.add(
+            asyncio.create_task(self._watch(member, child), name=f"watch-{member.process.name}")
+        )
+
     async def _watch(self, member: Supervised, child: asyncio.subprocess.Process) -> None:
         """Wait for the child's end; then kill its process group and remove its shared memory."""
         member.status = await child.wait()
         _kill_group(member.pid)
         if member.process.shared_memory:
             clear(member.process.shared_memory)
+        if self._may_start_again(member):
+            await self._launch(member)
+            return
         was_wanted = member.state is ProcessState.STOPPING
         self._move(member, ProcessState.ENDED)
         member.has_ended.set()
@@ -195,6 +208,14 @@ class Supervisor:
                     f"{member.process.name} ended {_how(member.status)}. Last lines of its log:\n{member.tail()}"
                 )
             )
+
+    def _may_start_again(self, member: Supervised) -> bool:
+        """True if an engine died by a signal while it started, and nothing has ended or stops the mesh."""
+        is_broken_start = member.state is ProcessState.STARTING and (member.status or 0) < 0
+        is_over = self._stop.is_set() or self._death.done()
+        return (
+            member.process.role == "engine" and is_broken_start and member.starts < STARTS_MAX and not is_over
+        )
 
     async def _stop_one(self, member: Supervised, dependents: Sequence[Supervised]) -> None:
         for dependent in dependents:

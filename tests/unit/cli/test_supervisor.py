@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,37 @@ async def test_an_early_death_is_named_with_its_last_lines(tmp_path: Path) -> No
         async with supervised(processes, tmp_path / "logs") as supervisor:
             await supervisor.start()
     assert events(tmp_path) == ["start redis", "stop redis"]
+
+
+@pytest.mark.parametrize(
+    ("role", "deaths", "is_up"), [("engine", 2, True), ("engine", 3, False), ("fake", 1, False)]
+)
+async def test_an_engine_that_aborts_at_its_start_is_started_again(
+    tmp_path: Path, role: str, deaths: int, is_up: bool
+) -> None:
+    """Triton may, on a busy machine. Three starts at most; another role has none but the first."""
+    code = f"""
+import os, sys
+from pathlib import Path
+count = Path(sys.argv[1] + ".count")
+number = int(count.read_text()) if count.exists() else 0
+count.write_text(str(number + 1))
+if number < {deaths}:
+    print("aborts", number, flush=True)
+    os.abort()
+say_ready()
+signal.pause()
+"""
+    engine = replace(fake("engine", READY + code, tmp_path), role=role)
+    async with supervised([engine], tmp_path / "logs") as mesh:
+        if is_up:
+            await mesh.start()
+            assert "aborts 1" in (tmp_path / "logs" / "engine.log").read_text()
+        else:
+            with pytest.raises(ProcessFailed, match="ended by SIGABRT"):
+                await mesh.start()
+        pid = mesh.members["engine"].pid
+    wait_for_end(pid)
 
 
 async def test_a_later_death_interrupts_the_work_and_stops_all(tmp_path: Path) -> None:

@@ -58,8 +58,8 @@ def test_a_missing_bound_is_told_in_plain_words() -> None:
     """It names the gate, the samples that are there, and the figure beside its bound."""
     few = need_few_errors(ErrorCounts(50), ErrorCounts(400), JudgeSettings())
     assert missing(few) == (
-        "errors: 50 of about 187 canary sessions without an error; upper 99 % bound of the difference is 0.08991, and below "
-        "0.025 is needed"
+        "errors: 50 of about 187 canary sessions without an error; upper 99 % bound of the difference is 0.08991, and "
+        "below 0.025 is needed"
     )
     none = need_few_errors(ErrorCounts(0), ErrorCounts(0), JudgeSettings())
     assert missing(none) == "errors: an arm has no sessions with an outcome"
