@@ -1,4 +1,4 @@
-"""What one leader publishes, and when: forward with a certain lease and Redis alone, back at any time. Pure.
+"""Publishes the snapshots of one leader: forward with a certain lease and Redis alone, back at any time. Pure.
 
 INVARIANT: a content that moves traffic forward is published only with a certain lease, while Redis answers.
 """
@@ -37,7 +37,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """What a leader may publish."""
+    """The facts that allow a leader to publish a content."""
 
     may_go_forward: bool
     """The lease is certain, the takeover is over, and Redis answers."""
