@@ -10,13 +10,17 @@ DRAINS ?= 100
 DRAW ?= 0
 ONLY ?=
 SEED ?=
+COLD ?=
+ARMS ?=
+SETTINGS ?=
+REPEATS ?= 5
 # A run by name does not change the record. The whole matrix continues where it was stopped, and writes the record at its end.
 CHAOS_ONE = $(if $(ONLY),--cells "$(ONLY)") $(if $(SEED),--seed "$(SEED)")
 CHAOS_ALL = --resume --results .kvmesh/chaos/matrix.jsonl --write docs/measurements/faults.md
 SOURCES := $(wildcard kvmesh services simulator controlplane engines bench tests tools)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check exactness upgrade bench bench-peers bench-routing bench-routing-full rollouts chaos soak without-control abuse proto docs lock images
+.PHONY: help setup demo test check exactness upgrade bench bench-peers bench-routing bench-routing-full rollouts warmups shadow chaos soak without-control abuse proto docs lock images
 
 help:  ## Show the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,7 +59,7 @@ upgrade: setup  ## Upgrade the last release to this one under load, every role f
 
 bench: setup  ## Measure the cost of the mesh, limits, placement; writes docs/measurements (an hour)
 	$(BIN)/python -m bench --only floor,router,frontend,decode,path,trust --write docs/measurements/cost.md
-	$(BIN)/python -m bench --only versions,snapshots --write docs/measurements/control-plane.md
+	$(BIN)/python -m bench --only versions,snapshots,hot --write docs/measurements/control-plane.md
 	$(BIN)/python -m bench --only admission,refusals,fairness,overload --write docs/measurements/limits.md
 	$(BIN)/python -m bench --full --only index,placement,gossip,conversations --write docs/measurements/placement.md
 
@@ -73,10 +77,21 @@ rollouts: setup  ## Roll good and faulty versions out on a mesh, five runs each 
 	$(BIN)/python -m bench.rollouts run $(if $(ONLY),--only "$(ONLY)" --runs 1 --results .kvmesh/rollouts/one.jsonl,--resume --write docs/measurements/rollouts.md)
 	$(if $(ONLY),,$(BIN)/python -m bench.rollouts redraw .kvmesh/rollouts/aa-*/observations.jsonl --write docs/measurements/rollouts.md)
 
-chaos: setup  ## Inject every fault into every part; writes docs/measurements (50 minutes); ONLY=prefill:kill SEED=3 runs one
+warmups: setup  ## Measure the capacity that a restarted engine loses, by way of warming it up; writes docs/measurements (4 hours); continues where it was stopped; SETTINGS=b ARMS=none,pull REPEATS=5
+	$(BIN)/python -m bench.warmups --arms "$(ARMS)" --settings "$(SETTINGS)" --repeats $(REPEATS) --resume --write docs/measurements/warmup.md
+
+shadow: setup  ## Measure users' latency beside a shadow to a dead target, and try versions on engines that flip tokens; writes docs/measurements (40 minutes)
+	$(BIN)/python -m bench.shadow --write docs/measurements/shadow.md
+	$(BIN)/python -m bench.shadow.trials --write docs/measurements/shadow.md
+
+chaos: setup  ## Inject every fault into every part; writes docs/measurements (50 minutes); ONLY=prefill:kill SEED=3 runs one; COLD=1: ten faults of cold engines (10 minutes)
+ifneq ($(COLD),)
+	$(BIN)/python -m tests.chaos cold $(if $(ONLY)$(SEED),$(CHAOS_ONE),--write docs/measurements/faults.md)
+else
 	@$(BIN)/python -m tests.chaos run --check $(CHAOS_ONE)
 	@TAG="$(TAG)" BASE="$(BASE)" deploy/images/build.sh
 	$(BIN)/python -m tests.chaos run --tag "$(TAG)" $(if $(ONLY)$(SEED),$(CHAOS_ONE),$(CHAOS_ALL))
+endif
 
 soak: setup  ## Run 70 % load and a fault every 20 s for MINUTES (20; from 60 minutes on memory may grow by 200 MB a day); writes docs/measurements
 	@$(BIN)/python -m tests.chaos soak --check --minutes "$(MINUTES)"

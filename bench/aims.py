@@ -29,6 +29,10 @@ THREE_POOLS = "three pools of two routers, two versions"
 VERSION_CHOICE = "version choice, CPU of a request"
 OBSERVED = "200 tokens each, 200 requests/s"
 OBSERVATION = "CPU of the observation of a request"
+HOT_PROMPTS = "prompts of 2,048 tokens, a full record"
+RECORDING = "CPU of the record of a request"
+TAPPED = "shadow traffic"
+TAP_OFF = "CPU of a request's tap, off"
 CONNECTED = "16 receivers, two pools"
 CORE_SHARE = "share of a core, idle"
 ACK = "publication to the ACK of a receiver"
@@ -85,6 +89,8 @@ AIMS: dict[Key, Aim] = {
     Key("admission", "refused", REFUSAL): Aim(20.0),
     Key("versions", THREE_POOLS, VERSION_CHOICE): Aim(3.0),
     Key("versions", OBSERVED, OBSERVATION): Aim(10.0),
+    Key("hot", HOT_PROMPTS, RECORDING): Aim(5.0),
+    Key("versions", TAPPED, TAP_OFF): Aim(1.0),
     Key("snapshots", CONNECTED, f"{ACK}, p99"): Aim(500.0),
     Key("snapshots", CONNECTED, CORE_SHARE): Aim(1.0),
     Key("snapshots", CONNECTED, IDLE): Aim(120.0),

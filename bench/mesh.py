@@ -37,8 +37,7 @@ class Mesh:
         for name, engine in self.engines.items():
             engines.wait_ready(engine)
             self.start_replica(name).wait_ready()
-        self.frontend = fleet.start_service("frontend", "frontend-0")
-        self.frontend.wait_ready()
+        self.start_frontend()
 
     def start_engine(self, name: str) -> Engine:
         """Start the engine of a replica without waiting for it."""
@@ -52,6 +51,11 @@ class Mesh:
         role, engine = name.partition("-")[0], self.engines[name].address
         self.replicas[name] = self._fleet.start_service(role, name, "--engine", engine, listen=listen)
         return self.replicas[name]
+
+    def start_frontend(self) -> None:
+        """Start the frontend and return when it serves. An earlier one must have been stopped."""
+        self.frontend = self._fleet.start_service("frontend", "frontend-0")
+        self.frontend.wait_ready()
 
     def restart_routers(self) -> None:
         """Kill every router with SIGKILL, start all again and return when they are ready."""

@@ -27,14 +27,14 @@ def command_line(module: str) -> str:
     return shlex.join(["python", "-m", module, *sys.argv[1:]])
 
 
-def selected(only: str, names: Iterable[str]) -> list[str]:
+def selected(only: str, names: Iterable[str], option: str = "--only") -> list[str]:
     """Return the names in `only`, all of `names` if it is empty. Raises typer.BadParameter for an unknown name."""
     allowed = list(names)
     chosen = [name.strip() for name in only.split(",") if name.strip()] or allowed
     unknown = [name for name in chosen if name not in allowed]
     if unknown:
         raise typer.BadParameter(
-            f"{unknown[0]!r} is unknown; allowed are {', '.join(allowed)}", param_hint="--only"
+            f"{unknown[0]!r} is unknown; allowed are {', '.join(allowed)}", param_hint=option
         )
     return chosen
 

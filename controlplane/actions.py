@@ -7,6 +7,7 @@ from enum import Enum
 from typing import TypeAlias
 
 from controlplane.rollouts.golden_schedule import GoldenRun
+from controlplane.warmup.actions import CancelJob, Order, RunJob
 from kvmesh.snapshot.published import Published
 
 
@@ -15,6 +16,14 @@ class DocumentKind(Enum):
 
     ROLLOUT = "rollout"
     DESIRED = "desired"
+    SHADOW = "shadow"
+
+
+class AidKind(Enum):
+    """Kind of a stored aid of warm-ups. Losing one costs a slower warm-up, and nothing else."""
+
+    PACKAGE = "packages"
+    PREFIX = "prefixes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +50,7 @@ class WriteDocument:
 
     kind: DocumentKind
     name: str
-    """Id of the rollout; empty for the desired document."""
+    """Id of the rollout or shadow; empty for the desired document."""
     data: bytes
     revision: int
     """Revision of `data`."""
@@ -49,6 +58,16 @@ class WriteDocument:
     """Revision that Redis must have; 0: none. A higher one is a conflict."""
     number: int = 0
     """Number of the write; 0: its result decides nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteAid:
+    """Write a package or a registered prefix, unless Redis has its revision. No result follows: the next read shows it."""
+
+    kind: AidKind
+    name: str
+    data: bytes
+    revision: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +130,13 @@ Action: TypeAlias = (
     | ReadStore
     | WriteDocument
     | WriteBoard
+    | WriteAid
     | Send
     | Confirm
     | RunGolden
     | AppendEvent
     | Done
+    | Order
+    | RunJob
+    | CancelJob
 )

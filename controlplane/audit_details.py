@@ -51,4 +51,7 @@ def _desired(desired: Desired) -> dict[str, str]:
         if desired.frozen_until_s
         else "none",
         "stable pool": desired.stable_pool or "by rollout",
+        "shadow": f"{desired.shadow.id} to {desired.shadow.to_pool}"
+        if desired.shadow is not None
+        else "none",
     }

@@ -42,10 +42,18 @@ from controlplane.publishing import Authority, Cause, Publishing
 from controlplane.rollouts import machine
 from controlplane.rollouts.commands import CommandRefused
 from controlplane.rollouts.document import OBSERVED, RolloutDocument
+from controlplane.rollouts.settings import Expectation
 from controlplane.rollouts.verdict import NO_VERDICT
-from controlplane.rollouts.view import GoldenFacts, View
+from controlplane.rollouts.view import GoldenFacts, ShadowFacts, View
+from controlplane.shadow import before_rollout
+from controlplane.shadow.order import shadows_in
+from controlplane.shadow.settings import check_mesh
+from controlplane.shadow.tracking import ShadowTracking
 from controlplane.snapshots.publisher import Publisher
 from controlplane.snapshots.receivers import Receiver, Receivers
+from controlplane.warming import Warming, idle_warming
+from controlplane.warmup.jobs import Result
+from kvmesh.control.v1 import shadow_pb2
 from kvmesh.control.v1 import snapshot_pb2 as pb
 from kvmesh.membership.member import Member
 from kvmesh.snapshot.content import Content
@@ -104,12 +112,15 @@ class ControlCore:
         wall: Callable[[], float],
         golden: Golden,
         judge: Callable[[RolloutDocument, float], Judging] = Judging,
+        warming: Warming | None = None,
     ) -> None:
+        """`warming`: the warm-up of replicas. None: replicas serve at once."""
         self.leadership = Leadership(process_id, boot_id)
         self.receivers = Receivers()
         self.registry = Registry()
         self.library = Library()
         self.publisher = Publisher(initial)
+        self.shadows = ShadowTracking()
         self.judging: Judging | None = None
         """The judge of the running rollout, at the leader."""
         self.has_redis = False
@@ -130,6 +141,7 @@ class ControlCore:
         self._publishing = Publishing(
             self.publisher, self.library, self.receivers, self._versions, self._emit
         )
+        self.warming = warming or idle_warming(wall)
         self._next_read_s = self._next_tick_s = self._next_step_s = float("-inf")
         self._reads = 0
         """Reads of Redis since the term began. The first may have been under way before."""
@@ -177,6 +189,7 @@ class ControlCore:
             verdict=with_golden(verdict, golden),
             verdict_step=judging.step if judging is not None and is_judged else 0,
             golden=golden,
+            shadow=self._shadow_facts(document),
             frozen_s=max(0.0, self.library.desired.frozen_until_s - wall_s),
             has_redis=self.has_redis,
             has_lease=self.leadership.may_go_forward(now_s),
@@ -184,16 +197,23 @@ class ControlCore:
             ended_rollouts=frozenset(self._ended),
         )
 
+    def _shadow_facts(self, document: RolloutDocument | None) -> ShadowFacts:
+        if document is None or not document.settings.shadow_permille:
+            return ShadowFacts()
+        has_other_tokens = document.settings.expectation is Expectation.DIFFERENT
+        return self.shadows.facts(document.id, has_other_tokens=has_other_tokens)
+
     # Time and Redis.
 
     def take_actions(self) -> list[Action]:
         """Return the actions since the last call, in order."""
-        actions, self._actions = self._actions, []
+        actions, self._actions = [*self._actions, *self.warming.take_actions()], []
         return actions
 
     def next_wake_s(self) -> float:
         """Return the time of the next `on_timer`."""
-        return min(self._next_tick_s, self._next_read_s, self.leadership.next_claim_s())
+        times = [self._next_tick_s, self._next_read_s, self.leadership.next_claim_s()]
+        return min([*times, self.warming.next_step_s] if self.leads else times)
 
     def on_timer(self, now_s: float) -> None:
         """Claim the lease, read Redis, decide."""
@@ -205,6 +225,7 @@ class ControlCore:
         if now_s >= self._next_tick_s:
             self._next_tick_s = now_s + TICK_S
             self._advance(now_s)
+        self._warm_up(now_s)
 
     def on_lease(self, answer: LeaseAnswer | None, sent_s: float, now_s: float) -> None:
         """Take the answer to a claim that was sent at `sent_s`; None: Redis did not answer."""
@@ -222,6 +243,8 @@ class ControlCore:
             return
         known = {each.id: each for each in self.library.rollouts}
         self.library.learn(read, is_leader=self.leads)
+        self.warming.on_stored(read.aids, is_leader=self.leadership.state is LeaderState.LEADER)
+        self.shadows.learn(read.shadows, is_leader=self.leads)
         self._reads += 1
         self._hear(Term(read.number, ""), now_s)
         if read.board is not None:
@@ -262,6 +285,7 @@ class ControlCore:
         """Take the leases."""
         boots = self.registry.take(members, now_s)
         self.receivers.list_members(members, now_s)
+        self.warming.on_members(members, now_s)
         if self.judging is not None:
             wall_s, versions = self._wall(), self._served_versions()
             counted = [boot for boot in boots if is_of(boot.model_version, versions.get(boot.pool))]
@@ -302,6 +326,8 @@ class ControlCore:
     def on_report(self, receiver: Receiver, report: pb.ReceiverReport, now_s: float) -> None:
         """Take the state of a receiver."""
         receiver.report, receiver.heard_s = report, now_s
+        self.warming.on_report(receiver, report, now_s)
+        self._warm_up(now_s)
         if self.judging is not None:
             track = tracks_of(self.content).get(receiver.pool)
             self.judging.report(receiver, track, self._wall())
@@ -323,9 +349,23 @@ class ControlCore:
         if not is_kept:
             self._actions.append(Confirm(receiver.process_id, receiver.boot_id, batch.sequence))
 
+    def on_shadows(
+        self, receiver: Receiver, reports: Iterable[shadow_pb2.ShadowReport], now_s: float
+    ) -> None:
+        """Take a frontend's counts of shadow traffic."""
+        receiver.heard_s = now_s
+        for report in reports:
+            self.shadows.report(receiver.process_id, report)
+
     def on_gone(self, process_id: str, boot_id: str) -> None:
         """Note the end of a receiver's stream."""
         self.receivers.gone(process_id, boot_id)
+        self.warming.on_gone(process_id, boot_id)
+
+    def on_job(self, number: int, result: Result, now_s: float) -> None:
+        """Take the result of a job of a warm-up."""
+        self.warming.on_result(number, result, now_s)
+        self._warm_up(now_s)
 
     # Commands.
 
@@ -362,10 +402,17 @@ class ControlCore:
             self._finish_takeover()
         self._run_command(now_s)
         self._step_rollout(now_s)
+        self._step_shadow(now_s)
         self._publish(now_s)
+        self._warm_up(now_s)
         if self.leadership.state is LeaderState.LEADER:
             for receiver, batch in self._early.take(now_s):
                 self.on_observations(receiver, batch, now_s)
+
+    def _warm_up(self, now_s: float) -> None:
+        """Drive the lives of replicas on. A takeover does not wait: a held replica must hear its leader soon."""
+        if self.leads and now_s >= self.warming.next_step_s:
+            self.warming.step(self.registry, self.receivers, now_s)
 
     def _is_informed(self, now_s: float) -> bool:
         """True if the takeover may end: Redis was read, and all that answer were heard."""
@@ -412,6 +459,7 @@ class ControlCore:
         self.publisher.begin_term()
         self.receivers.forget_all()
         self.judging, self._was_leader = None, False
+        self.warming.forget()
         self._early.clear()
         self._drop_write()
         for command in self._commands.clear():
@@ -446,6 +494,43 @@ class ControlCore:
             judge, confirmed = saved
             after = msgspec.structs.replace(after, judge=judge)
         self._begin_write(Write(after, after.is_taken_back, confirmed=confirmed))
+
+    def _step_shadow(self, now_s: float) -> None:
+        """End the running shadow if it is due, and write the results of shadows."""
+        if self.leadership.state is not LeaderState.LEADER:
+            return
+        wall_s, desired, running = self._wall(), self.library.desired, self.library.running
+        order = desired.shadow
+        self.shadows.follow(order, wall_s)
+        if order is not None and self._writes.is_idle:
+            is_fit = bool(shadows_in(replace(self.content, shadows=()), order))
+            reason = self.shadows.end_of(order, wall_s, running, is_fit=is_fit)
+            if reason:
+                self.shadows.end_reason = reason
+                self._event("shadow.ended", order.id, reason)
+                self._begin_write(Write(desired.with_shadow(None), is_back=True))
+        elif order is None and running is not None and self._writes.is_idle:
+            self._start_shadow(running, now_s, wall_s)
+        self.shadows.expire(wall_s)
+        if self.has_redis and (write := self.shadows.due(now_s)) is not None:
+            self._actions.append(write)
+
+    def _start_shadow(self, document: RolloutDocument, now_s: float, wall_s: float) -> None:
+        """Start the shadow before the first step of a rollout, once its arms are ready. One that cannot start waits."""
+        pools = {document.to_pool, document.settings.baseline_pool}
+        golden = self._golden.facts(document).state
+        is_proving = self.warming.lives.proves(pools, now_s, before_rollout.PROOF_MAX_S)
+        if not before_rollout.is_wanted(document, golden, is_proving=is_proving):
+            return
+        if self.shadows.of_rollout(document.id) is not None or not self.leadership.may_go_forward(now_s):
+            return
+        order = before_rollout.order_of(document, before_rollout.name_of(document), wall_s)
+        try:
+            check_mesh(order, self.registry.ordered(), self.view(now_s).pools)
+        except CommandRefused:
+            return
+        self._event("shadow.started", order.id, f"before the first step of {document.id}")
+        self._begin_write(Write(self.library.desired.with_shadow(order), is_back=False))
 
     def _judge_running(self) -> Judging | None:
         """Return the judge of the running rollout. None: there is no rollout, or it is not known yet."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from controlplane.actions import DocumentKind, WriteDocument
+from controlplane.actions import AidKind, DocumentKind, WriteDocument
 from controlplane.rollouts import document as documents
 from controlplane.rollouts.document import (
     DOCUMENT_BYTES_MAX,
@@ -40,6 +40,10 @@ class StoreRead:
     """The snapshot in Redis. None: there is none, or an unreadable one."""
     number: int
     """Highest number of a term."""
+    aids: Mapping[AidKind, Mapping[str, bytes]] = field(default_factory=dict)
+    """Packages and registered prefixes, by kind and name."""
+    shadows: Mapping[str, bytes] = field(default_factory=dict)
+    """Documents of shadows by id."""
 
 
 class Library:

@@ -24,6 +24,7 @@ from controlplane.actions import (
     ReleaseLease,
     RunGolden,
     Send,
+    WriteAid,
     WriteBoard,
     WriteDocument,
 )
@@ -34,6 +35,8 @@ from controlplane.rollouts.commands import CommandRefused
 from controlplane.store.snapshot_history import PastSnapshot
 from controlplane.store.store import Store
 from controlplane.streams import ReceiverStreams
+from controlplane.warmup.actions import CancelJob, Order, RunJob
+from controlplane.warmup.jobs import Job, Result
 from kvmesh.clock import Clock
 from kvmesh.control.v1 import snapshot_pb2 as pb
 from kvmesh.snapshot.control_processes import ControlProcess
@@ -63,6 +66,7 @@ RELEASE_S: Final = 1.0
 """Longest wait for Redis at a graceful shutdown."""
 
 Golden = Callable[[RunGolden], Awaitable[None]]
+RunWarmUp = Callable[[Job], Awaitable[Result]]
 
 
 class ControlLoop:
@@ -76,7 +80,9 @@ class ControlLoop:
         clock: Clock,
         process_id: str,
         golden: Golden | None = None,
+        warm_up: RunWarmUp | None = None,
     ) -> None:
+        """`warm_up` runs the jobs of warm-ups. None: no job ends."""
         self.core = core
         self.store = store
         self.streams = streams
@@ -87,12 +93,14 @@ class ControlLoop:
         self._golden = golden
         self._golden_runs: set[asyncio.Task[None]] = set()
         self._golden_slots = asyncio.Semaphore(GOLDEN_MAX)
+        self._warm_up = warm_up
+        self._jobs: dict[int, asyncio.Task[None]] = {}
         self._leases = asyncio.Lock()
         """Held during each call that writes a lease."""
         self._is_released = False
         self._claim: ClaimLease | None = None
         self._claims = asyncio.Event()
-        self._writes: deque[ReadStore | WriteDocument | WriteBoard] = deque()
+        self._writes: deque[ReadStore | WriteDocument | WriteBoard | WriteAid] = deque()
         self._written = asyncio.Event()
         self._tickets = 0
         self._decisions: dict[int, asyncio.Future[str]] = {}
@@ -138,11 +146,12 @@ class ControlLoop:
                 await self.store.flush()
 
     async def close(self) -> None:
-        """Stop the timer and the golden runs."""
+        """Stop the timer, the golden runs and the jobs."""
         self._timer.close()
-        for task in self._golden_runs:
+        running = [*self._golden_runs, *self._jobs.values()]
+        for task in running:
             task.cancel()
-        await asyncio.gather(*self._golden_runs, return_exceptions=True)
+        await asyncio.gather(*running, return_exceptions=True)
 
     # Commands.
 
@@ -182,8 +191,16 @@ class ControlLoop:
             case ReadStore():
                 if not any(isinstance(each, ReadStore) for each in self._writes):
                     self._queue(action)
-            case WriteDocument() | WriteBoard():
+            case WriteDocument() | WriteBoard() | WriteAid():
                 self._queue(action)
+            case Order():
+                self.streams.order(action)
+            case RunJob():
+                self._run_job(action)
+            case CancelJob():
+                job = self._jobs.get(action.number)
+                if job is not None:
+                    job.cancel()
             case AppendEvent():
                 self.store.append(action)
                 self._written.set()
@@ -203,9 +220,14 @@ class ControlLoop:
         address = (
             holder.address if holder is not None and (leads or holder.process_id != self._process_id) else ""
         )
-        return pb.LeaderHint(process_id=self._process_id, is_leader=leads, leader_address=address)
+        return pb.LeaderHint(
+            process_id=self._process_id,
+            is_leader=leads,
+            leader_address=address,
+            drives_lives=leads and self.core.warming.settings.drives_lives,
+        )
 
-    def _queue(self, action: ReadStore | WriteDocument | WriteBoard) -> None:
+    def _queue(self, action: ReadStore | WriteDocument | WriteBoard | WriteAid) -> None:
         self._writes.append(action)
         self._written.set()
 
@@ -222,6 +244,25 @@ class ControlLoop:
         task = asyncio.create_task(run(), name=f"golden:{action.process_id}")
         self._golden_runs.add(task)
         task.add_done_callback(self._golden_runs.discard)
+
+    def _run_job(self, action: RunJob) -> None:
+        if self._warm_up is None:
+            return
+        warm_up = self._warm_up
+
+        async def run() -> None:
+            result = await warm_up(action.job)
+            self.core.on_job(action.number, result, self._clock.now_s())
+            self.touch()
+
+        task = asyncio.create_task(run(), name=f"warm-up:{action.number}")
+        self._jobs[action.number] = task
+        task.add_done_callback(lambda done: self._end_job(action.number, done))
+
+    def _end_job(self, number: int, task: asyncio.Task[None]) -> None:
+        del self._jobs[number]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a job of a warm-up failed", exc_info=error)
 
     # Lanes.
 
@@ -253,7 +294,7 @@ class ControlLoop:
             if self.store.audit.waiting_count:
                 await self.store.flush()
 
-    async def _perform_write(self, action: ReadStore | WriteDocument | WriteBoard) -> None:
+    async def _perform_write(self, action: ReadStore | WriteDocument | WriteBoard | WriteAid) -> None:
         """Call Redis. A bug there counts as no answer, so that the core never waits for a result that was lost."""
         try:
             await self._call(action)
@@ -263,7 +304,7 @@ class ControlLoop:
                 self.core.on_written(action.number, None, self._clock.now_s())
                 self.touch()
 
-    async def _call(self, action: ReadStore | WriteDocument | WriteBoard) -> None:
+    async def _call(self, action: ReadStore | WriteDocument | WriteBoard | WriteAid) -> None:
         match action:
             case ReadStore():
                 read = await self.store.read()
@@ -273,6 +314,8 @@ class ControlLoop:
                 self.core.on_written(action.number, is_written, self._clock.now_s())
             case WriteBoard():
                 await self._write_board(action)
+            case WriteAid():
+                await self.store.write_aid(action)
         self.touch()
 
     async def _write_board(self, action: WriteBoard) -> None:

@@ -8,6 +8,7 @@ import os
 import secrets
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Final
 
 from controlplane import options as control_options
@@ -17,20 +18,36 @@ from controlplane.core import ControlCore
 from controlplane.golden_runner import GoldenRunner, golden_sets
 from controlplane.loop import ControlLoop
 from controlplane.operators import Operators
-from controlplane.rollouts.golden import VOCABULARY_MIN, GoldenSetError, fixed_prompts
+from controlplane.rollouts.golden import (
+    VOCABULARY_MIN,
+    GoldenSet,
+    GoldenSetError,
+    Prompt,
+    fixed_prompts,
+)
 from controlplane.rollouts.golden_schedule import GoldenSchedule
 from controlplane.service import SERVICE_NAME as CONTROL_PLANE
 from controlplane.service import ControlPlaneServicer
+from controlplane.shadow_operators import ShadowOperators
+from controlplane.shadow_service import SERVICE_NAME as SHADOWS
+from controlplane.shadow_service import ShadowServicer
 from controlplane.store.leader_lease import Identity
 from controlplane.store.store import Store
 from controlplane.streams import ReceiverStreams
+from controlplane.warm_up_parts import warming_of
+from controlplane.warm_up_service import SERVICE_NAME as WARM_UPS
+from controlplane.warm_up_service import WarmUpServicer
+from controlplane.warmup.hot_prefixes import PART_BYTES_MAX, TIMEOUT_S, collect
+from controlplane.warmup.hot_record import HotQuestion, HotRecord
+from controlplane.warmup.runner import WarmUpRunner
+from controlplane.warmup.session import ANSWER_BYTES_MAX
 from controlplane.watch import SERVICE_NAME as SNAPSHOTS
 from controlplane.watch import SnapshotServicer
 from kvmesh import process
 from kvmesh.attach.dialing import Dialer
 from kvmesh.clock import MonotonicClock, wall_ns
 from kvmesh.config import ConfigError, MeshConfig
-from kvmesh.control.v1 import control_pb2_grpc, snapshot_pb2_grpc
+from kvmesh.control.v1 import control_pb2_grpc, shadow_pb2_grpc, snapshot_pb2_grpc, warm_up_pb2_grpc
 from kvmesh.membership.address_filter import AddressFilter
 from kvmesh.membership.member import Member
 from kvmesh.membership.membership import Membership
@@ -69,15 +86,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
 
 
-def _golden(config: MeshConfig) -> tuple[GoldenSchedule, frozenset[str]]:
-    """Return the schedule of golden prompts, and the versions with a set of their own. Raises ConfigError."""
+def _golden(config: MeshConfig) -> tuple[tuple[Prompt, ...], dict[str, GoldenSet]]:
+    """Return the fixed golden prompts, and the sets of versions that have their own. Raises ConfigError."""
     try:
         sets = golden_sets(version_settings(config, name) for name in version_names(config))
     except GoldenSetError as error:
         raise ConfigError(f"{error}") from error
     # Token ids below VOCABULARY_MIN exist in every vocabulary, so no tokenizer is loaded.
-    prompts = fixed_prompts(VOCABULARY_MIN, config.engine.max_sequence_tokens)
-    return GoldenSchedule(prompts, sets), frozenset(sets)
+    return fixed_prompts(VOCABULARY_MIN, config.engine.max_sequence_tokens), sets
 
 
 def wall_s() -> float:
@@ -100,7 +116,8 @@ class ControlProcess:
         self.metrics.gauge("certificate_expires_seconds", EXPIRES, self.trust.expires_s)
         self.tracing = tracing_of(config.telemetry, CONTROL, options.process_id)
         self.streams = ReceiverStreams()
-        self.golden, sets = _golden(config)
+        prompts, sets = _golden(config)
+        self.golden = GoldenSchedule(prompts, sets)
         self.core = ControlCore(
             options.process_id,
             self.boot_id,
@@ -108,10 +125,11 @@ class ControlProcess:
             initial_content(config),
             wall_s,
             self.golden,
+            warming=warming_of(config, prompts, sets, wall_s),
         )
-        self.operators = Operators(self.core, wall_s, sets)
+        self.operators = Operators(self.core, wall_s, frozenset(sets))
         networks = Networks(config.trust.networks)
-        dialer = Dialer(self.clock, networks)
+        dialer = self._dialer = Dialer(self.clock, networks)
         dialer.export(self.metrics)
         self._address_filter = AddressFilter(networks)
         self.metrics.total(
@@ -119,13 +137,17 @@ class ControlProcess:
             "Members refused for an address outside trust.networks.",
             lambda: self._address_filter.refused_total,
         )
-        self._runner = GoldenRunner(options.process_id, self.boot_id, self.clock, self.trust.channel, dialer)
+        open_channel = partial(self.trust.channel, message_bytes_max=ANSWER_BYTES_MAX)
+        self._runner = GoldenRunner(options.process_id, self.boot_id, self.clock, open_channel, dialer)
+        self._warm_up = WarmUpRunner(
+            options.process_id, self.boot_id, self.clock, open_channel, dialer, self._ask_hot
+        )
         self._reader = RequestReader(MESSAGE_BYTES_MAX, clock=self.clock)
         export_request_reader(self.metrics, self._reader)
         self.server = MeshServer(
             CONTROL,
             options.process_id,
-            (SNAPSHOTS, CONTROL_PLANE),
+            (SNAPSHOTS, CONTROL_PLANE, WARM_UPS, SHADOWS),
             credentials=self.trust.server_credentials(),
             keepalive_s=KEEPALIVE_S,
             guards=self.trust.guards(),
@@ -149,7 +171,13 @@ class ControlProcess:
                 control_options.state_folder(service),
             )
             loop = ControlLoop(
-                self.core, store, self.streams, self.clock, service.process_id, self._run_golden
+                self.core,
+                store,
+                self.streams,
+                self.clock,
+                service.process_id,
+                self._run_golden,
+                self._warm_up.run,
             )
             self._add_services(loop)
             address = service.advertise.address(await self.server.listen(service.listen))
@@ -157,12 +185,25 @@ class ControlProcess:
             telemetry.export(loop, self.metrics, self.clock)
             stack.push_async_callback(loop.close)
             await store.load()
+            self.core.warming.on_stored(store.loaded_aids, is_leader=False)
             await self._run(loop, metrics_address)
 
     async def close(self) -> None:
         """Close the resources that the constructor opened."""
         self.tracing.close()
         await self.redis.close()
+
+    async def _ask_hot(self, question: HotQuestion) -> HotRecord:
+        return await collect(
+            question.routers,
+            partial(self.trust.channel, message_bytes_max=PART_BYTES_MAX),
+            model_version=question.model_version,
+            block_tokens=question.block_tokens,
+            block_count_max=question.blocks_max,
+            tenant_count_min=question.tenants_min,
+            dialer=self._dialer,
+            timeout_s=min(TIMEOUT_S, question.timeout_s),
+        )
 
     async def _run_golden(self, run: RunGolden) -> None:
         await self._runner.run_for(self.golden, run)
@@ -175,6 +216,12 @@ class ControlProcess:
         control_pb2_grpc.add_ControlPlaneServiceServicer_to_server(
             ControlPlaneServicer(loop, self.operators, self.options.process_id, self.clock, wall_s),
             self.server.grpc,
+        )
+        warm_up_pb2_grpc.add_WarmUpServiceServicer_to_server(
+            WarmUpServicer(loop, self.clock, wall_s), self.server.grpc
+        )
+        shadow_pb2_grpc.add_ShadowServiceServicer_to_server(
+            ShadowServicer(loop, ShadowOperators(self.core, wall_s), self.clock, wall_s), self.server.grpc
         )
 
     async def _run(self, loop: ControlLoop, metrics_address: str) -> None:

@@ -94,7 +94,7 @@ class Operators:
     def cordon(self, request: pb.CordonReplicaRequest, author: Author) -> Prepared:
         """Take a process out of use."""
         member = self._member(request.process_id)
-        reason = _reason(request.reason)
+        reason = checked_reason(request.reason)
 
         def make(_: float) -> tuple[Document, tuple[str, ...]]:
             desired = self._core.library.desired
@@ -145,7 +145,7 @@ class Operators:
             until_s = self._wall() + ttl_s if ttl_s else 0.0
             return _next(changed(desired, frozen_until_s=until_s), desired), ()
 
-        return Prepared("mesh.freeze" if ttl_s else "mesh.unfreeze", "", make, _reason(request.reason))
+        return Prepared("mesh.freeze" if ttl_s else "mesh.unfreeze", "", make, checked_reason(request.reason))
 
     def start(self, request: pb.StartRolloutRequest, author: Author, rollout: str) -> Prepared:
         """Start the rollout `rollout`."""
@@ -185,7 +185,7 @@ class Operators:
         if request.change not in _CHANGES:
             names = ", ".join(_CHANGES.values())
             raise _not_allowed("change", str(request.change), f"{names} are allowed")
-        reason = _reason(request.reason)
+        reason = checked_reason(request.reason)
         if len(request.by) > rollout_commands.AUTHOR_CHARACTERS_MAX:
             most = rollout_commands.AUTHOR_CHARACTERS_MAX
             raise _not_allowed("by", f"{len(request.by)} characters", f"up to {most} characters are allowed")
@@ -210,7 +210,7 @@ class Operators:
 
         Cordons and drains stay. Those of `past` may be of boots that are gone, and would pass the checks of `cordon`.
         """
-        reason = _reason(request.reason)
+        reason = checked_reason(request.reason)
         target = request.to if past is not None else STABLE
         running = self._core.library.running
 
@@ -318,7 +318,8 @@ def _next(desired: Desired, before: Desired) -> Desired:
     return changed(desired, revision=before.revision + 1)
 
 
-def _reason(text: str) -> str:
+def checked_reason(text: str) -> str:
+    """Return the reason of a command. Raises MeshError if it is too long."""
     if len(text) > REASON_MAX:
         raise _not_allowed("reason", f"{len(text)} characters", f"up to {REASON_MAX} characters are allowed")
     return text

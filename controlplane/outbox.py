@@ -1,7 +1,7 @@
 """Messages that wait to be sent to one receiver. Pure.
 
-Only the latest snapshot and the highest confirmation count, so the outbox has a constant size: a slow receiver makes it
-no larger. The stream is cut off when the receiver does not take a message for long (`watch`).
+Only the latest snapshot, the latest order and the highest confirmation count. So the outbox has a constant size, and a slow
+receiver makes it no larger. The stream is cut off when the receiver does not take a message for long (`watch`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ class ReceiverOutbox:
         self._hint: pb.LeaderHint | None = None
         self._snapshot: Published | None = None
         self._confirmed = 0
+        self._order: pb.LifeOrder | None = None
 
     def __repr__(self) -> str:
         return f"ReceiverOutbox({self._snapshot}, confirmed {self._confirmed}, hint {self._hint is not None})"
@@ -27,7 +28,7 @@ class ReceiverOutbox:
     @property
     def is_empty(self) -> bool:
         """True if nothing waits."""
-        return self._hint is None and self._snapshot is None and not self._confirmed
+        return self._hint is None and self._snapshot is None and self._order is None and not self._confirmed
 
     def lead(self, hint: pb.LeaderHint) -> None:
         """Tell which process leads."""
@@ -38,14 +39,20 @@ class ReceiverOutbox:
         self.skipped_total += self._snapshot is not None
         self._snapshot = action.snapshot
 
+    def order(self, order: pb.LifeOrder) -> None:
+        """Tell a replica its state, in place of an order that waits."""
+        self._order = order
+
     def confirm(self, action: Confirm) -> None:
         """Confirm observations."""
         self._confirmed = max(self._confirmed, action.sequence)
 
     def take(self) -> pb.WatchResponse:
         """Return the message with all that waits; an empty one is a heartbeat."""
-        message = pb.WatchResponse(leader=self._hint, confirmed_sequence=self._confirmed)
+        message = pb.WatchResponse(
+            leader=self._hint, confirmed_sequence=self._confirmed, life_order=self._order
+        )
         if self._snapshot is not None:
             message.snapshot.ParseFromString(self._snapshot.data)
-        self._hint, self._snapshot, self._confirmed = None, None, 0
+        self._hint, self._snapshot, self._order, self._confirmed = None, None, None, 0
         return message

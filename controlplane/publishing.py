@@ -13,7 +13,13 @@ from controlplane.actions import Action, AppendEvent, Send, WriteBoard
 from controlplane.facts import frontend_facts
 from controlplane.library import Library
 from controlplane.rollouts.document import RolloutDocument
-from controlplane.snapshots.publication import is_all_to_stable, reduced, wanted, without_rollout
+from controlplane.snapshots.publication import (
+    is_all_to_stable,
+    reduced,
+    wanted,
+    without_rollout,
+    without_shadows,
+)
 from controlplane.snapshots.publisher import Publisher
 from controlplane.snapshots.receivers import Receivers
 from kvmesh.snapshot.content import Content, RolloutState, SnapshotError
@@ -118,7 +124,8 @@ class Publishing:
     ) -> bool:
         """True if `content` only takes traffic back, by documents that are known."""
         is_taken_back = document is not None and document.is_taken_back
-        is_known = authority.knows_documents or (is_taken_back and authority.knows_running)
+        is_quick = is_taken_back or without_shadows(before, content)
+        is_known = authority.knows_documents or (is_quick and authority.knows_running)
         return is_known and self._publisher.latest is not None and is_all_to_stable(before, content)
 
     def _published(self, term: Term, content: Content, wall_s: float) -> Published | None:

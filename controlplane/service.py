@@ -8,24 +8,20 @@ from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
 from typing import Any, Final
 
-import grpc
-
 from controlplane import views
-from controlplane.actions import AppendEvent
 from controlplane.command_queue import Author
-from controlplane.core import NO_REDIS, NOT_LEADER, UNKNOWN, ControlCore, refused
+from controlplane.command_runs import CommandRuns, Context
+from controlplane.core import ControlCore
 from controlplane.loop import ControlLoop
 from controlplane.operators import STABLE, Operators, Prepared, unknown_name, unknown_rollout
 from controlplane.rollouts import document as documents
-from controlplane.rollouts.commands import CommandRefused
 from controlplane.rollouts.document import RolloutDocument
 from controlplane.snapshots.desired import Desired
 from controlplane.store.snapshot_history import PastSnapshot
-from kvmesh.call import GrpcCall
 from kvmesh.clock import Clock
 from kvmesh.control.v1 import control_pb2 as pb
 from kvmesh.control.v1 import control_pb2_grpc
-from kvmesh.errors import MeshError, Violation, invalid
+from kvmesh.errors import Violation, invalid
 
 log = logging.getLogger(__name__)
 
@@ -42,14 +38,6 @@ FOLLOW_S: Final = 1.0
 
 POLL_S: Final = 0.1
 """Interval in which a followed rollout is compared with its last state."""
-
-RETRY_AFTER_S: Final = 1.0
-"""Delay that a command without Redis is told to wait."""
-
-UNVERIFIED: Final = "unverified operator"
-"""Author of a call without a certificate. Without `[trust]` it came from this host."""
-
-Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class ControlPlaneServicer(control_pb2_grpc.ControlPlaneServiceServicer):
@@ -69,6 +57,7 @@ class ControlPlaneServicer(control_pb2_grpc.ControlPlaneServiceServicer):
         self._clock = clock
         self._wall = wall
         self._operators = operators
+        self._runs = CommandRuns(loop, clock)
 
     # Reads.
 
@@ -189,58 +178,13 @@ class ControlPlaneServicer(control_pb2_grpc.ControlPlaneServiceServicer):
         return pb.FreezeResponse(frozen_until=documents.timestamp(until_s) if until_s else None)
 
     async def _run(self, prepared: Prepared, context: Context, *, is_trial: bool) -> None:
-        """Run a command, or check it alone. Raises MeshError."""
-        self._check_leads()
-        author = self._author(context)
-        try:
-            self._check(prepared, author, is_trial=is_trial)
-            if not is_trial:
-                await self._loop.command(lambda ticket: prepared.command(ticket, author, self._core.library))
-        except CommandRefused as error:
-            raise self._refusal(error) from None
-        except TimeoutError:
-            raise MeshError(
-                "STORE_UNAVAILABLE",
-                "the result is unknown: Redis did not answer in time, and the command may still come into force",
-                retry_after_s=RETRY_AFTER_S,
-            ) from None
-
-    def _check(self, prepared: Prepared, author: Author, *, is_trial: bool) -> None:
-        """Raise CommandRefused, with an entry in the audit unless it is a trial. The core audits what it decides."""
-        try:
-            prepared.run(self._clock.now_s(), self._core.library)
-        except CommandRefused as error:
-            if not is_trial:
-                self._loop.store.append(
-                    AppendEvent(
-                        prepared.what, prepared.target, refused(str(error)), author.name, author.source
-                    )
-                )
-                self._loop.touch()
-            raise
-
-    def _refusal(self, error: CommandRefused) -> MeshError:
-        text = str(error)
-        if text == NOT_LEADER:
-            return self._not_leader()
-        if text in (NO_REDIS, UNKNOWN):
-            return MeshError("STORE_UNAVAILABLE", text, retry_after_s=RETRY_AFTER_S)
-        return MeshError("CHANGE_REFUSED", text, {"can_force": str(error.can_force).lower()})
+        await self._runs.run(prepared, context, is_trial=is_trial)
 
     def _check_leads(self) -> None:
-        if not self._core.leads:
-            raise self._not_leader()
-
-    def _not_leader(self) -> MeshError:
-        address = self._loop.hint().leader_address
-        where = f"the leader is at {address}" if address else "no leader is known now; try again"
-        return MeshError(
-            "NOT_LEADER", f"{NOT_LEADER}; {where}", {"leader_address": address} if address else {}
-        )
+        self._runs.check_leads()
 
     def _author(self, context: Context) -> Author:
-        call = GrpcCall(context)
-        return Author(", ".join(call.identities) or UNVERIFIED, call.peer)
+        return self._runs.author(context)
 
     def _rollout(self, name: str) -> RolloutDocument:
         document = self._core.library.rollout(name)

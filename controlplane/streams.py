@@ -8,6 +8,7 @@ from typing import Final
 
 from controlplane.actions import Confirm, Send
 from controlplane.outbox import ReceiverOutbox
+from controlplane.warmup.actions import Order
 from kvmesh.control.v1 import snapshot_pb2 as pb
 
 STREAMS_MAX: Final = 4096
@@ -86,6 +87,13 @@ class ReceiverStreams:
         stream = self._find(action.process_id, action.boot_id)
         if stream is not None:
             stream.outbox.confirm(action)
+            stream.news.set()
+
+    def order(self, action: Order) -> None:
+        """Tell a replica its state, if its stream is open."""
+        stream = self._find(action.process_id, action.boot_id)
+        if stream is not None:
+            stream.outbox.order(action.order)
             stream.news.set()
 
     def end_all(self, hint: pb.LeaderHint) -> None:

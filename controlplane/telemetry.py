@@ -11,7 +11,9 @@ from controlplane import views
 from controlplane.core import ControlCore
 from controlplane.loop import ControlLoop
 from controlplane.rollouts.verdict import Verdict
+from controlplane.warming import Warming
 from kvmesh.clock import Clock, wall_s
+from kvmesh.life_state import LifeState
 from kvmesh.metrics import Metrics
 from kvmesh.snapshot.content import RolloutState
 
@@ -51,6 +53,32 @@ def export(loop: ControlLoop, metrics: Metrics, clock: Clock) -> None:
         lambda: clock.now_s() - core.observed_s,
     )
     _export_rollout(core, metrics)
+    _export_lives(core.warming, metrics)
+
+
+def _export_lives(warming: Warming, metrics: Metrics) -> None:
+    for state in LifeState:
+        metrics.gauge(
+            "lives",
+            "Replicas that the leader drives, by the state that it ordered.",
+            partial(_count_in, warming, state),
+            state=state.value,
+        )
+    metrics.gauge(
+        "unproved_replicas",
+        "Replicas that serve without a proof of their warm-up.",
+        lambda: sum(each.serves and not each.is_proved for each in warming.lives.fleet.lives.values()),
+    )
+    metrics.gauge("warm_up_jobs", "Jobs of warm-ups under way.", lambda: len(warming.lives.jobs))
+    metrics.gauge(
+        "quarantined_packages",
+        "Packages that are not used, because they ended boots or an operator said so.",
+        lambda: sum(bool(each.quarantined) for each in warming.packages.ordered()),
+    )
+
+
+def _count_in(warming: Warming, state: LifeState) -> float:
+    return sum(each.state is state for each in warming.lives.fleet.lives.values())
 
 
 def _export_rollout(core: ControlCore, metrics: Metrics) -> None:

@@ -160,6 +160,8 @@ class SnapshotServicer(snapshot_pb2_grpc.SnapshotServiceServicer):
             ) from None
         if message.HasField("report"):
             core.on_report(receiver, message.report, now_s)
+        if message.shadows and receiver.role == "frontend":
+            core.on_shadows(receiver, message.shadows, now_s)
         if message.HasField("observations"):
             if receiver.role != "frontend":
                 raise invalid(

@@ -44,6 +44,7 @@ from kvmesh.config_sections import (
     Router,
     Telemetry,
     Trust,
+    WarmUp,
 )
 from kvmesh.deadlines import RUNTIME_MAX_S
 from kvmesh.pool_sections import PoolTable, VersionTable
@@ -79,6 +80,7 @@ class MeshConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     router: Router = msgspec.field(default_factory=Router)
     frontend: Frontend = msgspec.field(default_factory=Frontend)
     control: Control = msgspec.field(default_factory=Control)
+    warm_up: WarmUp = msgspec.field(default_factory=WarmUp)
     trust: Trust = msgspec.field(default_factory=Trust)
     telemetry: Telemetry = msgspec.field(default_factory=Telemetry)
     pools: Mapping[str, PoolTable] = msgspec.field(default_factory=dict)

@@ -162,10 +162,10 @@ NAMES_SHOWN: Final = 20
 
 def check_value(name: str, kind: Any, allowed: Allowed, value: Any) -> None:
     """Raise ConfigError unless `value` is of `kind` and allowed. None is the value of an absent optional number."""
-    if kind == OPTIONAL_NUMBER:
+    if kind in OPTIONAL:
         if value is None:
             return
-        kind = float
+        kind = OPTIONAL[kind]
     accepted: tuple[type, ...] = (int, float) if kind is float else (tuple,) if kind == TEXTS else (kind,)
     if type(value) not in accepted or (kind == TEXTS and any(type(item) is not str for item in value)):
         shown = _shown(allowed, value)
@@ -178,7 +178,7 @@ def check_value(name: str, kind: Any, allowed: Allowed, value: Any) -> None:
 
 
 TEXTS: Final = tuple[str, ...]
-OPTIONAL_NUMBER: Final = float | None
+OPTIONAL: Final[Mapping[Any, Any]] = {float | None: float, int | None: int}
 WORDS: Final[Mapping[Any, str]] = {
     int: "a whole number",
     float: "a number",

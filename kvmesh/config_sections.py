@@ -115,8 +115,25 @@ class Engine(Section, frozen=True, kw_only=True):
         float, Allowed("Cost per difference of squared positions of the uncached tokens.", 0, 1, "s")
     ] = 0.0
     block_transfer_s: Annotated[float, Allowed("Cost per KV block moved between engines.", 0, 1, "s")] = 0.0
+    cold_s: Annotated[
+        float,
+        Allowed(
+            "Extra time of a cold step; `hashed` only. Each shape of a step is cold in its first runs after boot.",
+            0,
+            60,
+            "s",
+        ),
+    ] = 0.0
+    cold_runs: Annotated[
+        int, Allowed("Runs of each shape after boot that are cold, if cold_s is above 0.", 0, 100, "runs")
+    ] = 2
 
     def check(self) -> None:
+        if self.cold_s and self.arithmetic != "hashed":
+            raise ConfigError(
+                f'engine.cold_s = {self.cold_s:g} needs engine.arithmetic = "hashed": it is "{self.arithmetic}", '
+                "for which allowed is 0 s."
+            )
         needed = -(-self.max_sequence_tokens // self.block_tokens)
         for key, blocks in (("kv_blocks", self.kv_blocks), ("prefill_kv_blocks", self.blocks_of_prefill)):
             if blocks < needed:
@@ -383,6 +400,47 @@ class Control(Section, frozen=True, kw_only=True):
             "Folder in which control processes keep their state; relative paths start where they run, empty: none."
         ),
     ] = ""
+
+
+class WarmUp(Section, frozen=True, kw_only=True):
+    """Warm-up of replicas before they serve (docs/warmup.md)."""
+
+    section: ClassVar[str] = "warm_up"
+
+    mode: Annotated[
+        str,
+        Allowed(
+            "Parts of the warm-up that the control plane drives: full has shapes, seeding and golden prompts, shapes has "
+            "no seeding; with none, replicas serve at once.",
+            choices=("full", "shapes", "none"),
+        ),
+    ] = "full"
+    seeding: Annotated[
+        str,
+        Allowed(
+            "Way of hot prefixes into the cache of a fresh replica: pull copies KV blocks from a warm replica, replay "
+            "computes the prompts.",
+            choices=("pull", "replay", "none"),
+        ),
+    ] = "pull"
+    prompt_tokens_max: Annotated[
+        int,
+        Allowed(
+            "Longest prompt of a warm-up. Engines run longer prompts in parts of a size of their own.",
+            1,
+            65_536,
+            "tokens",
+        ),
+    ] = 2048
+    warming_max_s: Annotated[float, Allowed("Longest time over the shapes.", 1, 3600, "s")] = 120.0
+    seeding_max_s: Annotated[
+        float,
+        Allowed(
+            "Longest seeding before a replica serves; up to a minute follows while it serves.", 0, 600, "s"
+        ),
+    ] = 1.0
+    probing_max_s: Annotated[float, Allowed("Longest time for golden prompts.", 1, 600, "s")] = 20.0
+    package_every_s: Annotated[float, Allowed("Time between two packages of a pool.", 1, 86_400, "s")] = 300.0
 
 
 class Trust(Section, frozen=True, kw_only=True):

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, Protocol
 
 from kvmesh.clock import Clock
+from kvmesh.control.v1 import shadow_pb2
 from kvmesh.control.v1 import snapshot_pb2 as pb
+from kvmesh.life_state import LifeState
 from kvmesh.membership.registration import Registration
 from kvmesh.metrics import Metrics
 from kvmesh.redis_link import RedisLink
@@ -69,12 +71,25 @@ class Controlled(Protocol):
         """Return observations that were not sent yet."""
         ...
 
+    def shadows(self) -> Sequence[shadow_pb2.ShadowReport]:
+        """Return the counts of shadow traffic that changed since the last call."""
+        ...
+
     def on_confirmed(self, sequence: int) -> None:
         """Take the sequence number up to which observations are stored."""
         ...
 
     def on_leader(self) -> None:
         """Send observations that were not confirmed again: the stream to the leader is new."""
+        ...
+
+    @property
+    def life_state(self) -> LifeState:
+        """State of the process's life. Only replicas have one other than SERVING."""
+        ...
+
+    def on_life(self, drives_lives: bool, order: pb.LifeOrder | None) -> None:
+        """Take a message of a leader: whether it drives the lives of replicas, and the order in it, if there is one."""
         ...
 
 
@@ -112,8 +127,10 @@ class ControlLink:
             clock=clock,
             report=role.report,
             observations=role.observations,
+            shadows=role.shadows,
             on_confirmed=role.on_confirmed,
             on_leader=role.on_leader,
+            on_life=role.on_life,
         )
         telemetry.export(self.receiver, metrics)
         metrics.gauge(
@@ -138,6 +155,11 @@ class ControlLink:
         """Return the tasks that run while the process serves."""
         yield "snapshots", self.receiver.run()
         yield "availability", self._keep_health(server)
+
+    def on_life_changed(self) -> None:
+        """Show the state of the life in the lease, and report it to the leader, both at once."""
+        self._show()
+        self.receiver.report_now()
 
     def leave(self) -> None:
         """Note that a signal drains the process: its lease says so until the end."""
@@ -176,7 +198,12 @@ class ControlLink:
             self.availability is Availability.CORDONED and self._role.takes_cordon_by_lease
         )
         state = Availability.DRAINING if self._is_leaving else self.availability
-        registration.update(state=state.value, draining=self._is_leaving or is_avoided)
+        if state is not Availability.SERVING:
+            registration.update(state=state.value, draining=self._is_leaving or is_avoided)
+            return
+        life = self._role.life_state
+        # A replica that is held says `draining` for the processes of release 0.1.0.
+        registration.update(state=life.value, draining=life is not LifeState.SERVING)
 
     async def _keep_health(self, server: MeshServer) -> None:
         """Report NOT_SERVING while the process drains, or is cordoned and has callers that read no leases: clients."""

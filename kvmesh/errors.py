@@ -73,6 +73,7 @@ TABLE: Final[Mapping[str, grpc.StatusCode]] = {
     "CHANGE_REFUSED": grpc.StatusCode.FAILED_PRECONDITION,
     "NAME_UNKNOWN": grpc.StatusCode.INVALID_ARGUMENT,
     "NO_ROLLOUT": grpc.StatusCode.NOT_FOUND,
+    "NO_SHADOW": grpc.StatusCode.NOT_FOUND,
     "STORE_UNAVAILABLE": grpc.StatusCode.UNAVAILABLE,
     # The client has left, and does not read this status.
     "CLIENT_GONE": grpc.StatusCode.CANCELLED,

@@ -13,6 +13,9 @@ from kvmesh.config_keys import NAME, NAME_WORDS, Allowed, ConfigError, Table, re
 COSTS: Final = ("step_s", "prefill_s", "prefill_token_s", "prefill_token2_s", "block_transfer_s")
 """Keys of [engine] and of [versions.NAME] that only the hashed arithmetic uses."""
 
+COLD: Final = ("cold_s", "cold_runs")
+"""Further such keys. Engines get them only if cold_s is above 0: those of release 0.1.0 do not know the options."""
+
 POOLS_MAX: Final = 64
 """Most pools of a mesh: each snapshot lists all of them (kvmesh.snapshot.content)."""
 
@@ -49,6 +52,8 @@ class VersionTable(Table, frozen=True, kw_only=True):
     block_transfer_s: Annotated[float | None, Allowed("Absent takes engine.block_transfer_s.", 0, 1, "s")] = (
         None
     )
+    cold_s: Annotated[float | None, Allowed("Absent takes engine.cold_s.", 0, 60, "s")] = None
+    cold_runs: Annotated[int | None, Allowed("Absent takes engine.cold_runs.", 0, 100, "runs")] = None
     faults: Annotated[
         str, Allowed("Faults of the `hashed` engines of this version, for tests; empty: none.")
     ] = ""
@@ -96,6 +101,11 @@ def validate(
             raise ConfigError(
                 f'versions.{name}.faults = "{version.faults}" needs engine.arithmetic = "hashed": it is "{arithmetic}", '
                 "for which no faults are allowed."
+            )
+        if version.cold_s and arithmetic != "hashed":
+            raise ConfigError(
+                f'versions.{name}.cold_s = {version.cold_s:g} needs engine.arithmetic = "hashed": it is "{arithmetic}", '
+                "for which allowed is 0 s."
             )
     for name, pool in pools.items():
         if pool.version or len(versions) > 1:

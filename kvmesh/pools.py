@@ -16,7 +16,7 @@ import msgspec
 
 from kvmesh.config import ROOT, ConfigError, MeshConfig
 from kvmesh.config_sections import Engine
-from kvmesh.pool_sections import COSTS, PoolTable, VersionTable
+from kvmesh.pool_sections import COLD, COSTS, PoolTable, VersionTable
 
 DEFAULT_POOL: Final = "default"
 """The pool of a mesh without [pools.NAME]. Leases of release 0.1.0 belong to it."""
@@ -94,7 +94,7 @@ def version_settings(config: MeshConfig, name: str) -> VersionSettings:
         raise ConfigError(f'version = "{name}" is unknown: allowed are {_listed(known)}.')
     table = config.versions.get(name, VersionTable())
     changes = {"salt": table.salt or config.engine.salt}
-    changes |= {key: value for key in COSTS if (value := getattr(table, key)) is not None}
+    changes |= {key: value for key in (*COSTS, *COLD) if (value := getattr(table, key)) is not None}
     return VersionSettings(
         name=name,
         engine=msgspec.structs.replace(config.engine, **changes),

@@ -10,7 +10,7 @@ import gc
 import logging
 import secrets
 import sys
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Final, Literal, TypeVar
 
@@ -19,8 +19,9 @@ from kvmesh.attach.server import PROTOCOL_VERSION, Attachable, AttachService
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.attach.v1 import attach_pb2_grpc
 from kvmesh.clock import MonotonicClock
-from kvmesh.control.v1 import snapshot_pb2
+from kvmesh.control.v1 import shadow_pb2, snapshot_pb2
 from kvmesh.control_link import ControlLink
+from kvmesh.life_state import LifeState
 from kvmesh.membership import telemetry as name_telemetry
 from kvmesh.membership.address_filter import AddressFilter
 from kvmesh.membership.member import POOLS, Member
@@ -248,11 +249,23 @@ class MeshProcess:
         """Return observations that were not sent yet. None by default."""
         return None
 
+    def shadows(self) -> Sequence[shadow_pb2.ShadowReport]:
+        """Return the counts of shadow traffic that changed since the last call. Empty by default."""
+        return ()
+
     def on_confirmed(self, sequence: int) -> None:
         """Take the sequence number up to which the control plane has stored observations. Ignored by default."""
 
     def on_leader(self) -> None:
         """Send unconfirmed observations again: the stream to the leader is new. Ignored by default."""
+
+    @property
+    def life_state(self) -> LifeState:
+        """State of the process's life. SERVING by default: only replicas are held."""
+        return LifeState.SERVING
+
+    def on_life(self, drives_lives: bool, order: snapshot_pb2.LifeOrder | None) -> None:
+        """Take a message of a leader about the life of a replica. Ignored by default."""
 
     async def flush(self) -> None:
         """Write data that must not be lost, while the background tasks still run. Does nothing by default."""

@@ -203,6 +203,7 @@ class MeshServer:
         self._idle_bytes = 0
         """Resident memory before the first call."""
         self._is_serving = False
+        self._unready_reason = ""
         self._standby_reason = ""
         self._aside_reason = ""
         self._stopping = asyncio.Event()
@@ -229,9 +230,9 @@ class MeshServer:
         self.address = f"{host}:{port}"
         return self.address
 
-    async def set_serving(self, is_serving: bool) -> None:
-        """Set the health status of the process and of each of its services."""
-        self._is_serving = is_serving
+    async def set_serving(self, is_serving: bool, reason: str = "") -> None:
+        """Set the health status of the process and of each of its services. `reason`: why it does not serve, if known."""
+        self._is_serving, self._unready_reason = is_serving, "" if is_serving else reason
         await self._update_health()
 
     async def stand_by(self, reason: str) -> None:
@@ -252,7 +253,8 @@ class MeshServer:
             if is_healthy
             else health_pb2.HealthCheckResponse.NOT_SERVING
         )
-        self._health.reason = "the process drains" if self._stopping.is_set() else reason
+        why = reason or self._unready_reason
+        self._health.reason = "the process drains" if self._stopping.is_set() else why
         for service in ("", *self._services):
             await self._health.set(service, state)
 

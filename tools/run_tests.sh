@@ -10,7 +10,7 @@ python=.venv/bin/python
 marks=(-m "not exactness and not upgrade")
 slowest=(--durations=15 --durations-min=4)
 beside=(tests/chaos tests/abuse tests/integration/containers tests/integration/images tests/integration/upgrade
-  tests/integration/buckets/test_cluster.py tests/integration/docs tests/integration/faults tests/integration/whole)
+  tests/integration/buckets/test_cluster.py tests/integration/faults tests/integration/warmup tests/integration/whole)
 background=""
 lane=1
 trap '[ -z "$background" ] || kill "$background" 2>/dev/null' EXIT

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from bench import machine, options, pages
+from bench.progress import Progress
 from bench.results import BenchError
 from bench.rollouts import load as loading
 from bench.rollouts import page, running
@@ -22,9 +23,9 @@ from bench.rollouts import power as detection
 from bench.rollouts import redraw as redrawing
 from bench.rollouts.cases import BY_NAME, Case, planned
 from bench.rollouts.parallel import JOBS_MAX
-from bench.rollouts.progress import Progress
 from bench.rollouts.recording import BLOCK_S, RecordingError, read_all
-from bench.rollouts.records import Record, RecordError, Records
+from bench.rollouts.records import Record, Records
+from bench.run_records import RecordError
 from controlplane.rollouts.judge.settings import JudgeSettings
 
 app = typer.Typer(add_completion=False, help="Measure the judge of rollouts.")

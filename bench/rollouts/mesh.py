@@ -6,23 +6,19 @@ A process that ends does not end the mesh. Faults of the version in `next` are r
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from bench.engines import Engine, wait_ready
-from bench.processes import ANY_CORE, Fleet, Process, prepare_kill
-from kvmesh import config
-from kvmesh.cli import processes, shared_memory
-from kvmesh.cli.readiness import ModelReady
+from bench.listed_mesh import ListedMesh
+from bench.processes import Fleet
+from kvmesh.cli import processes
 
 STABLE: Final = "stable"
 YOUNG: Final = "stable-young"
 NEXT: Final = "next"
 STABLE_VERSION: Final = "v1"
 NEXT_VERSION: Final = "v2"
-START_S_MAX: Final = 180.0
-"""Longest start of a process, while a dozen others start on the same cores."""
 SALT: Final = "rollouts"
 FRONTENDS: Final = 2
 FAULTS_FILE: Final = "faults"
@@ -42,15 +38,17 @@ cores are half idle, so that TTFT is the time of the engines and not that of the
 """
 
 
-def tables(redis_url: str, faults: Path, *, is_same_version: bool) -> dict[str, dict[str, Any]]:
-    """Return the configuration, by section."""
+def tables(
+    redis_url: str, faults: Path, *, is_same_version: bool, stable_faults: str = ""
+) -> dict[str, dict[str, Any]]:
+    """Return the configuration, by section. `stable_faults`: of the engines of the stable version."""
     return {
         "redis": {"url": redis_url},
         "engine": ENGINE,
         "router": {"local_prefill_tokens_max": 0},
         "frontend": {"replicas": FRONTENDS, "port": 0},
         "control": {"replicas": 1},
-        f"versions.{STABLE_VERSION}": {},
+        f"versions.{STABLE_VERSION}": {"faults": stable_faults} if stable_faults else {},
         **({} if is_same_version else {f"versions.{NEXT_VERSION}": {"faults": f"@{faults}"}}),
         f"pools.{STABLE}": {"version": STABLE_VERSION},
         f"pools.{YOUNG}": {"version": STABLE_VERSION},
@@ -58,31 +56,27 @@ def tables(redis_url: str, faults: Path, *, is_same_version: bool) -> dict[str, 
     }
 
 
-class RolloutMesh:
+class RolloutMesh(ListedMesh):
     """A running mesh. `fleet` stops it."""
 
     def __init__(
-        self, fleet: Fleet, *, is_same_version: bool = False, control: Sequence[str] = ("controlplane",)
+        self,
+        fleet: Fleet,
+        *,
+        is_same_version: bool = False,
+        control: Sequence[str] = ("controlplane",),
+        stable_faults: str = "",
     ) -> None:
-        """Start all and return when all are ready. `control`: module of the control process, and its own options."""
-        self._fleet = fleet
-        self._faults = fleet.folder / FAULTS_FILE
-        self.fault("")
-        self.config_path = fleet.write_config(
-            tables(fleet.redis(), self._faults, is_same_version=is_same_version)
-        )
-        listed = processes.processes_of(config.load(self.config_path), self.config_path, fleet.folder)
-        self._listed = {each.name: each for each in listed}
-        self._control = control
-        self.running: dict[str, Process] = {}
-        self._start(lambda each: each.role == "engine")
-        self._start(lambda each: each.role not in ("engine", "frontend"))
-        self._start(lambda each: each.role == "frontend")
+        """Start all and return when all are ready. `control`: module of the control process, and its own options.
 
-    @property
-    def frontends(self) -> list[str]:
-        """Addresses of the frontends."""
-        return [self.running[f"frontend-{number}"].address for number in range(FRONTENDS)]
+        `stable_faults`: of the engines of the stable version.
+        """
+        self._faults = fleet.folder / FAULTS_FILE
+        self._control = control
+        self.fault("")
+        faults = self._faults
+        made = tables(fleet.redis(), faults, is_same_version=is_same_version, stable_faults=stable_faults)
+        super().__init__(fleet, made, self._command)
 
     @property
     def control(self) -> str:
@@ -97,41 +91,20 @@ class RolloutMesh:
 
     def kill_and_start(self, name: str) -> None:
         """Kill a process with SIGKILL, and start it again without waiting for it."""
-        prepare_kill(self.running[name])()
-        self.running[name] = self._launch(self._listed[name])
+        self.kill(name)
+        self.start(name)
 
     def start_fallen_engines(self) -> None:
         """Start each engine again that has ended, without waiting for it."""
         for name in set(self.fallen()) - set(self.fallen(but_engines=True)):
-            self.running[name] = self._launch(self._listed[name])
+            self.start(name)
 
-    def fallen(self, *, but_engines: bool = False) -> list[str]:
-        """Return the processes that have ended; with `but_engines` without engines."""
-        ended = [name for name, process in self.running.items() if not process.is_running()]
-        return [name for name in ended if not (but_engines and self._listed[name].role == "engine")]
-
-    def _start(self, is_chosen: Callable[[processes.Process], bool]) -> None:
-        chosen = [each for each in self._listed.values() if is_chosen(each)]
-        for each in chosen:
-            self.running[each.name] = self._launch(each)
-        for each in chosen:
-            self._wait(each)
-
-    def _launch(self, listed: processes.Process) -> Process:
-        if listed.shared_memory:
-            self._fleet.at_end(lambda: shared_memory.clear(listed.shared_memory))
+    def _command(self, listed: processes.Process) -> list[str]:
         command = list(listed.command)
         if listed.role == "control":
             at = command.index("controlplane")
             command[at : at + 1] = self._control
-        return self._fleet.start(listed.name, command, ANY_CORE)
-
-    def _wait(self, listed: processes.Process) -> None:
-        process = self.running[listed.name]
-        if isinstance(listed.ready, ModelReady):
-            wait_ready(Engine(process, listed.ready.address))
-        else:
-            process.wait_ready(START_S_MAX)
+        return command
 
 
 def command_line(config_path: Path, *words: str) -> list[str]:

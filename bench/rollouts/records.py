@@ -1,18 +1,14 @@
-"""The record of one run, and the file with a JSON line per run, from which an interrupted command continues."""
+"""The record of one run, and the file of all."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 
 from bench.rollouts.cases import BY_NAME, Case
-
-
-class RecordError(ValueError):
-    """The file cannot be read. The text names the file and the line."""
+from bench.run_records import RunRecords
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,42 +64,13 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 HANG_S_MAX = 30.0
 
 
-class Records:
-    """The records of one file, oldest first. A line that was cut off by the end of its writer is dropped."""
+class Records(RunRecords[Record]):
+    """The records of one file, oldest first."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def read(self) -> list[Record]:
-        """Return the records; of several of one run the last. Raises RecordError."""
-        if not self.path.exists():
-            return []
-        whole = self.path.read_text(encoding="utf-8").split("\n")[:-1]
-        records: dict[tuple[str, int], Record] = {}
-        for number, line in enumerate(whole, start=1):
-            try:
-                record = msgspec.json.decode(line, type=Record)
-            except msgspec.DecodeError as error:
-                raise RecordError(f"{self.path}, line {number}: {error}") from error
-            records[record.case, record.run] = record
-        return list(records.values())
+        super().__init__(path, Record, lambda record: (record.case, record.run))
 
     def missing(self, runs: Iterable[tuple[Case, int]]) -> list[tuple[Case, int]]:
-        """Return the runs without a record."""
-        there = {(record.case, record.run) for record in self.read()}
+        """Return the runs without a record. Raises RecordError."""
+        there = self.keys()
         return [(case, run) for case, run in runs if (case.name, run) not in there]
-
-    def append(self, record: Record) -> None:
-        """Append a record and flush it to disk. An incomplete last line is removed first."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("ab+") as file:
-            file.seek(0)
-            file.truncate(file.read().rfind(b"\n") + 1)
-            file.write(msgspec.json.encode(record) + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-
-    def put_aside(self) -> None:
-        """Rename the file, so that a new one begins."""
-        if self.path.exists():
-            self.path.replace(self.path.with_suffix(".old"))

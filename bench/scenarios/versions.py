@@ -1,4 +1,4 @@
-"""Versions side by side: the cost of choosing a request's pool, and of observing the request for the judge of rollouts.
+"""Versions side by side: the cost of choosing a request's pool, of observing it for the judge, and of the tap of shadows.
 
 The process under test is this module as a process, with the frontend's own choice and observations, three pools and two
 routers each. Neither awaits anything, so that the CPU time of a batch is the cost of its requests.
@@ -9,6 +9,8 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -20,6 +22,7 @@ from kvmesh.attach.outbox import UpwardOutbox
 from kvmesh.attach.v1 import attach_pb2 as attach
 from kvmesh.inference.v1 import inference_pb2 as pb
 from kvmesh.snapshot.content import Content, PoolTrack, Track
+from kvmesh.snapshot.shadow import Shadow
 from services.frontend.requests.attempts import Attempt
 from services.frontend.requests.core import FrontendCore
 from services.frontend.requests.detokenizer import Detokenizer
@@ -29,6 +32,9 @@ from services.frontend.requests.request import LiveRequest
 from services.frontend.requests.request_spec import RequestSpec, Sampling, Timing
 from services.frontend.requests.retry_budget import RetryBudget
 from services.frontend.requests.retry_state import Limits
+from services.frontend.shadow.shadow_core import ShadowCore
+from services.frontend.shadow.traffic import ShadowTraffic
+from services.frontend.surface.service import InferenceService
 
 REQUESTS: Final = 20_000
 QUICK_REQUESTS: Final = 5_000
@@ -55,9 +61,15 @@ def run(results: ScenarioResults, pace: Pace) -> None:
         requests = QUICK_REQUESTS if pace.is_quick else REQUESTS
         chosen = probe.ask("choose", requests=requests, timeout_s=TIMEOUT_S)
         observed = probe.ask("observe", requests=requests, timeout_s=TIMEOUT_S)
+        tapped = probe.ask("tap", requests=requests, timeout_s=TIMEOUT_S)
     results.add(aims.THREE_POOLS, aims.VERSION_CHOICE, "us", chosen["us"])
     results.add(aims.OBSERVED, aims.OBSERVATION, "us", observed["us"])
     results.add(aims.OBSERVED, "CPU of the count of a request, without a rollout", "us", observed["count_us"])
+    results.add(aims.TAPPED, aims.TAP_OFF, "us", tapped["off_us"])
+    results.add(
+        aims.TAPPED, "CPU of a request's tap, a session outside the sample", "us", tapped["outside_us"]
+    )
+    results.add(aims.TAPPED, "CPU of a request's tap, full queue", "us", tapped["full_us"])
 
 
 class VersionsProbe:
@@ -96,6 +108,51 @@ class VersionsProbe:
         cost_us = self._observe(requests)
         self._core.observations.take_rollout("")
         return {"us": cost_us, "count_us": self._observe(requests, tokens=0)}
+
+    async def tap(self, requests: int) -> Mapping[str, Any]:
+        """Show `requests` requests to the tap. Return CPU microseconds of each in the cheapest batch.
+
+        `off_us`: no shadow is in force. `outside_us`: the shadow samples other sessions. `full_us`: it samples all, and its
+        queue is full, as with a target that takes nothing.
+        """
+        service = InferenceService.__new__(InferenceService)  # the tap is all that the loop needs of it
+        service.tap = None
+        ended = [self._ended(number) for number in range(BATCH)]
+        stable = CONTENT.stable
+        for request in ended:
+            request.spec = replace(request.spec, pool=stable.pool, model_version=stable.model_version)
+        off_us = self._tap(service, ended, requests)
+        costs = []
+        for permille in (1, 1000):
+            traffic = ShadowTraffic(
+                self._core,
+                lambda observer: ShadowCore(32, observer, 0.0),
+                token_bytes=lambda _: [b"a"] * 16,
+                share_tokenizer=lambda _, __: True,
+                wall_s=lambda: 0.0,
+            )
+            shadow = Shadow(
+                id="shadow-1",
+                to_pool="baseline",
+                sample_permille=permille,
+                token_max=10**9,
+                expires_ms=10**12,
+            )
+            traffic.take(replace(CONTENT, shadows=(shadow,)), 0.0)
+            service.tap = partial(traffic.offer, now_s=0.0)
+            costs.append(self._tap(service, ended, requests))
+        return {"off_us": off_us, "outside_us": costs[0], "full_us": costs[1]}
+
+    def _tap(self, service: InferenceService, ended: list[LiveRequest], count: int) -> float:
+        least_ns = float("inf")
+        gc.collect()
+        for _ in range(count // BATCH):
+            began_ns = time.process_time_ns()
+            for request in ended:
+                if service.tap is not None:
+                    service.tap(request)
+            least_ns = min(least_ns, time.process_time_ns() - began_ns)
+        return least_ns / 1e3 / BATCH
 
     def _observe(self, count: int, tokens: int = OUTPUT_TOKENS) -> float:
         least_ns, now_s = float("inf"), 1000.0
@@ -160,7 +217,7 @@ class VersionsProbe:
 async def serve() -> None:
     """Serve until stdin ends."""
     probe = VersionsProbe()
-    await control.serve_commands(probe.choose, probe.observe)
+    await control.serve_commands(probe.choose, probe.observe, probe.tap)
 
 
 if __name__ == "__main__":

@@ -12,9 +12,10 @@ from msgspec.structs import replace
 
 from controlplane.rollouts import capacity
 from controlplane.rollouts.document import RolloutDocument
-from controlplane.rollouts.settings import RolloutSettings
+from controlplane.rollouts.settings import OnInconclusive, RolloutSettings
 from controlplane.rollouts.verdict import VerdictKind
-from controlplane.rollouts.view import HEARD_S, SILENT_S, FrontendFacts, GoldenState, View
+from controlplane.rollouts.view import HEARD_S, SILENT_S, FrontendFacts, GoldenState, ShadowState, View
+from kvmesh.snapshot.content import RolloutState
 
 QUEUE_DELAY_MAX_S: Final = 0.5
 """Queue delay of an arm from which the weight does not rise. Moved sessions are cold and make it longer."""
@@ -61,7 +62,14 @@ def to_bake(document: RolloutDocument, view: View) -> tuple[str, ...]:
         *_unproved(document, 1, view),
         *_unknown_before(document, view),
         *too_small(document, 1, view),
+        *unshadowed(document, view),
     )
+
+
+def unshadowed(document: RolloutDocument, view: View) -> Iterator[str]:
+    """Yield what the shadow before the first step lacks."""
+    if document.settings.shadow_permille and view.shadow.state is not ShadowState.WITHIN:
+        yield view.shadow.reason
 
 
 def to_rise(document: RolloutDocument, view: View) -> tuple[str, ...]:
@@ -112,12 +120,23 @@ def danger(document: RolloutDocument, view: View) -> str:
         return f"{first.process_id} refused the snapshot: {first.reason}"
     if view.golden.state is GoldenState.RED:
         return f"golden prompts: {view.golden.reason}"
+    if _is_condemned(document, view):
+        return f"the shadow: {view.shadow.reason}"
     if view.verdict.kind is VerdictKind.FAIL:
         return f"the judge: {view.verdict.reason}"
     if document.timing.arm_missing_s >= ARM_MISSING_S:
         roles = ", ".join(view.pool(document.to_pool).missing_roles) or "process"
         return f'no {roles} is left in the canary\'s pool "{document.to_pool}"'
     return ""
+
+
+def _is_condemned(document: RolloutDocument, view: View) -> bool:
+    """True if the shadow before the first step takes the rollout back."""
+    if not document.settings.shadow_permille or document.state is not RolloutState.PREPARING:
+        return False
+    is_strict = document.settings.on_inconclusive is OnInconclusive.ROLLBACK
+    is_undecided = view.shadow.state is ShadowState.INCONCLUSIVE
+    return view.shadow.state is ShadowState.BEYOND or (is_undecided and is_strict)
 
 
 def without_old(document: RolloutDocument, view: View) -> Iterator[str]:

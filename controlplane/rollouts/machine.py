@@ -48,6 +48,9 @@ RISING_S: Final = 10.0
 PREPARE_MAX_S: Final = 20 * 60.0
 """Longest time in PENDING, and longest time in PREPARING."""
 
+SHADOW_MAX_S: Final = 30 * 60.0
+"""Longest time of the shadow before a rollout, on top of PREPARE_MAX_S."""
+
 PAUSE_MAX_S: Final = 24 * 3600.0
 """Longest pause."""
 
@@ -144,9 +147,20 @@ def _preparing(document: RolloutDocument, view: View, now_s: float) -> RolloutDo
     waits = conditions.to_bake(document, view)
     if not waits:
         return transitions.baking(document, 1, "the arms are ready and the golden prompts passed", now_s)
-    if document.timing.state_s >= PREPARE_MAX_S:
-        return transitions.taken_back(document, _late("the arms did not get ready", waits), now_s)
+    longest_s = _prepare_max_s(document)
+    if document.timing.state_s >= longest_s:
+        reason = _late("the arms did not get ready", waits, longest_s)
+        return transitions.taken_back(document, reason, now_s)
     return _waiting(document, waits)
+
+
+def _prepare_max_s(document: RolloutDocument) -> float:
+    """Return the longest time in PREPARING: with a shadow also the time for it, or a pause if that follows no decision."""
+    settings = document.settings
+    if not settings.shadow_permille:
+        return PREPARE_MAX_S
+    is_patient = settings.on_inconclusive is OnInconclusive.PAUSE
+    return PAUSE_MAX_S if is_patient else PREPARE_MAX_S + SHADOW_MAX_S
 
 
 def _baking(document: RolloutDocument, view: View, now_s: float) -> RolloutDocument:
@@ -234,8 +248,8 @@ def _waiting(document: RolloutDocument, waits: tuple[str, ...]) -> RolloutDocume
     return replace(document, waits_for=tuple(clip(each) for each in waits[:WAITS_FOR_MAX]))
 
 
-def _late(what: str, waits: tuple[str, ...]) -> str:
-    return f"{what} within {PREPARE_MAX_S / 60:g} min: {'; '.join(waits)}"
+def _late(what: str, waits: tuple[str, ...], longest_s: float = PREPARE_MAX_S) -> str:
+    return f"{what} within {longest_s / 60:g} min: {'; '.join(waits)}"
 
 
 _STEPS: Final[dict[RolloutState, Callable[[RolloutDocument, View, float], RolloutDocument]]] = {

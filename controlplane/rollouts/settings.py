@@ -14,6 +14,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from kvmesh.control.v1 import control_pb2 as pb
 from kvmesh.snapshot.content import NAME_BYTES_MAX, TENANTS_MAX
+from kvmesh.snapshot.shadow import PERMILLE, TOKEN_MAX
 
 STEPS_PERCENT: Final = (1, 5, 25, 50, 100)
 STEPS_MAX: Final = 16
@@ -56,6 +57,10 @@ class Expectation(Enum):
     DIFFERENT = "different"
 
 
+SHADOW_TOKEN_MAX: Final = 2_000_000
+"""Default ceiling of the shadow before a rollout."""
+
+
 class OnInconclusive(Enum):
     """Answer to a step that reached its longest time without a decision."""
 
@@ -82,6 +87,10 @@ class RolloutSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Absolute bound at 100 %. 0: none."""
     error_share_max: float = 0.0
     """Absolute bound at 100 %. 0: none."""
+    shadow_permille: int = 0
+    """Share of sessions that a shadow copies before the first step, in thousandths. 0: no shadow."""
+    shadow_token_max: int = SHADOW_TOKEN_MAX
+    """Ceiling of the shadow's tokens."""
 
     def target_percent(self, step: int) -> int:
         """Return the weight of `step`, counted from 1; 0 before the first step."""
@@ -114,6 +123,8 @@ def parse(
         requirements=tuple(message.requirements),
         ttft_p95_max_s=message.ttft_p95_max_s,
         error_share_max=message.error_share_max,
+        shadow_permille=message.shadow_permille,
+        shadow_token_max=message.shadow_token_max or SHADOW_TOKEN_MAX,
     )
     _check_pools(settings, versions, stable_pool)
     check_ranges(settings)
@@ -141,6 +152,7 @@ def check_ranges(settings: RolloutSettings) -> None:
     _check_times(settings)
     _check_tenants(settings)
     _check_requirements(settings.requirements)
+    _check_shadow(settings)
 
 
 def to_message(settings: RolloutSettings) -> pb.RolloutSettings:
@@ -161,6 +173,8 @@ def to_message(settings: RolloutSettings) -> pb.RolloutSettings:
         keep_old=duration(settings.keep_old_s),
         ttft_p95_max_s=settings.ttft_p95_max_s,
         error_share_max=settings.error_share_max,
+        shadow_permille=settings.shadow_permille,
+        shadow_token_max=settings.shadow_token_max if settings.shadow_permille else 0,
     )
 
 
@@ -244,6 +258,21 @@ def _check_times(settings: RolloutSettings) -> None:
         )
     if not 0 <= settings.error_share_max <= 1:
         raise SettingsError("error_share_max", f"{settings.error_share_max:g}", "0 (none) to 1 is allowed")
+
+
+def _check_shadow(settings: RolloutSettings) -> None:
+    if not 0 <= settings.shadow_permille <= PERMILLE:
+        raise SettingsError(
+            "shadow_permille", f"{settings.shadow_permille}", f"0 (none) to {PERMILLE} is allowed"
+        )
+    if not 1 <= settings.shadow_token_max <= TOKEN_MAX:
+        raise SettingsError(
+            "shadow_token_max", f"{settings.shadow_token_max}", f"1 to {TOKEN_MAX} is allowed"
+        )
+    if settings.shadow_permille and not settings.baseline_pool:
+        raise SettingsError(
+            "baseline_pool", "empty", "a shadow before the rollout needs a pool of the stable version"
+        )
 
 
 def _check_tenants(settings: RolloutSettings) -> None:

@@ -100,6 +100,25 @@ class GoldenFacts:
     reason: str = ""
 
 
+class ShadowState(Enum):
+    """Result of the shadow before a rollout."""
+
+    WAITING = "waiting"
+    """It has not started, or is not decided."""
+    WITHIN = "within"
+    BEYOND = "beyond"
+    INCONCLUSIVE = "inconclusive"
+    """It ended without a decision."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShadowFacts:
+    """The shadow of the running rollout."""
+
+    state: ShadowState = ShadowState.WAITING
+    reason: str = "the shadow has not started"
+
+
 @dataclass(frozen=True, slots=True)
 class View:
     """All facts at one time."""
@@ -115,6 +134,7 @@ class View:
     verdict_step: int = 0
     """Step that `verdict` judges. A verdict of another step lets nothing go forward."""
     golden: GoldenFacts = GoldenFacts()
+    shadow: ShadowFacts = ShadowFacts()
     frozen_s: float = 0.0
     """Seconds until the end of the freeze. 0: none."""
     has_redis: bool = False

@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from controlplane.shadow.order import ShadowOrder
 from kvmesh.snapshot.content import ENDED_MAX, Cordon
 
 CORDON_REASON_MAX: Final = 200
@@ -46,6 +47,8 @@ class Desired(msgspec.Struct, frozen=True, kw_only=True):
     """Unix time of the end of the freeze; 0: none."""
     ended_rollouts: tuple[str, ...] = ()
     """Rollouts that were taken back, the latest last."""
+    shadow: ShadowOrder | None = None
+    """The shadow that runs. None: there is none."""
 
     def is_frozen(self, wall_s: float) -> bool:
         """True while no step forward is allowed."""
@@ -60,14 +63,23 @@ class Desired(msgspec.Struct, frozen=True, kw_only=True):
         return self.stable_pool if is_new else ""
 
     def with_stable(self, pool: str, rollout: str, followed: int) -> Desired:
-        """Return the next revision, in which an operator makes `pool` stable.
+        """Return the next revision, in which an operator makes `pool` stable. A shadow ends.
 
         The arguments are those of `stable_pool_after`. The number is above `followed`: an earlier document may be lost.
         """
         number = max(self.revision, followed) + 1
         return msgspec.structs.replace(
-            self, revision=number, stable_pool=pool, stable_after=rollout, stable_revision=number
+            self,
+            revision=number,
+            stable_pool=pool,
+            stable_after=rollout,
+            stable_revision=number,
+            shadow=None,
         )
+
+    def with_shadow(self, order: ShadowOrder | None) -> Desired:
+        """Return the next revision, with the shadow of `order`, or without a shadow."""
+        return msgspec.structs.replace(self, revision=self.revision + 1, shadow=order)
 
     def cordoned(self, entry: CordonEntry) -> Desired:
         """Return the document with `entry` in place of the process's earlier ones."""

@@ -9,6 +9,7 @@ from typing import Final
 
 from controlplane.rollouts.document import RolloutDocument
 from controlplane.rollouts.weights import weights
+from controlplane.shadow.order import shadows_in
 from controlplane.snapshots.desired import Desired
 from kvmesh.snapshot.content import ENDED_MAX, Content, PoolTrack, RolloutState, Track
 
@@ -49,8 +50,10 @@ def wanted(
         content = _promoted(base, versions, {**dict.fromkeys(known, ""), **ended})
     taken_back = (document.id,) if document is not None and document.is_taken_back else ()
     merged = _merged(tuple(ended), base.ended_rollouts, desired.ended_rollouts, taken_back)
+    is_going_back = document is not None and document.is_taken_back and not document.is_final
     return replace(
         content,
+        shadows=shadows_in(content, None if is_going_back else desired.shadow),
         cordons=desired.content_cordons(),
         ended_rollouts=merged,
         stable_revision=desired.stable_revision if is_followed else base.stable_revision,
@@ -104,14 +107,21 @@ def is_all_to_stable(before: Content, after: Content) -> bool:
     """
     if after.canary_percent or after.of_track(Track.BASELINE) is not None:
         return False
+    if not set(before.shadows).issuperset(after.shadows):
+        return False
     is_undone = bool(before.rollout) and before.rollout in after.ended_rollouts
     return after.stable.pool == before.stable.pool or is_undone
 
 
+def without_shadows(before: Content, after: Content) -> bool:
+    """True if `after` differs from `before` by its missing shadows alone."""
+    return bool(before.shadows) and same_orders(after, replace(before, shadows=()))
+
+
 def reduced(content: Content) -> Content:
-    """Return the part of `content` that takes traffic: pools with a track, no cordons. For a content that is too large."""
+    """Return the part of `content` that takes traffic: pools with a track alone. For a content that is too large."""
     pools = tuple(pool for pool in content.pools if pool.track is not Track.IDLE)
-    return replace(content, pools=pools, cordons=())
+    return replace(content, pools=pools, cordons=(), shadows=())
 
 
 def same_orders(one: Content, other: Content) -> bool:
@@ -123,6 +133,7 @@ def _orders(content: Content) -> tuple[object, ...]:
     return (
         *(content.pools, content.rollout, content.rollout_state, content.step, content.cordons),
         *(content.only_tenants, content.never_tenants, content.ended_rollouts, content.stable_revision),
+        content.shadows,
     )
 
 

@@ -98,11 +98,14 @@ def is_name(name: str) -> bool:
 class Documents:
     """See the module.
 
-    INVARIANT: revisions never go back. INVARIANT: at most ROLLOUTS_MAX rollouts. Those with the lowest ids, the earliest
+    INVARIANT: revisions never go back. INVARIANT: at most `rollouts_max` rollouts. Those with the lowest ids, the earliest
     ones, are removed first.
     """
 
-    def __init__(self, known: Mapping[str, Document] | None = None) -> None:
+    def __init__(
+        self, known: Mapping[str, Document] | None = None, *, rollouts_max: int = ROLLOUTS_MAX
+    ) -> None:
+        self._rollouts_max = rollouts_max
         self._known = dict(known or {})
         self._trim()
 
@@ -151,9 +154,14 @@ class Documents:
             self._known[name] = document
         self._trim()
 
+    def forget(self, names: Iterable[str]) -> None:
+        """Forget documents that were removed from Redis."""
+        for name in names:
+            self._known.pop(name, None)
+
     def _trim(self) -> None:
         rollouts = sorted(name for name in self._known if name != DESIRED)
-        for name in rollouts[: max(0, len(rollouts) - ROLLOUTS_MAX)]:
+        for name in rollouts[: max(0, len(rollouts) - self._rollouts_max)]:
             del self._known[name]
 
 

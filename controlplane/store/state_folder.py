@@ -17,14 +17,18 @@ from kvmesh.durable_file import replace_file
 log = logging.getLogger(__name__)
 
 _DESIRED_FILE: Final = "desired.json"
-_PREFIX: Final = "rollout."
+ROLLOUTS: Final = "rollout."
+"""Beginning of the names of files with rollouts."""
 _SUFFIX: Final = ".json"
 
 
 class StateFolder:
     """The folder, or none: then nothing is read and written."""
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, folder: Path | None, *, prefix: str = ROLLOUTS, has_desired: bool = True) -> None:
+        """`prefix`: beginning of the names of files. `has_desired`: the desired document is there too."""
+        self._prefix = prefix
+        self._has_desired = has_desired
         self.failure_total = 0
         """Writes that failed."""
         self._folder = folder
@@ -35,8 +39,9 @@ class StateFolder:
         if self._folder is None:
             return {}
         found = {}
-        for path in (self._folder / _DESIRED_FILE, *sorted(self._folder.glob(f"{_PREFIX}*{_SUFFIX}"))):
-            name = _name_of(path)
+        desired = (self._folder / _DESIRED_FILE,) if self._has_desired else ()
+        for path in (*desired, *sorted(self._folder.glob(f"{self._prefix}*{_SUFFIX}"))):
+            name = self._name_of(path)
             document = self._read_one(path) if is_name(name) else None
             if document is not None:
                 found[name] = document
@@ -47,7 +52,7 @@ class StateFolder:
         if self._folder is None:
             return False
         try:
-            replace_file(self._folder / _file_of(name), value_of(document))
+            replace_file(self._folder / self._file_of(name), value_of(document))
         except OSError as error:
             self.failure_total += 1
             self._log_failure(error.strerror or str(error))
@@ -59,8 +64,8 @@ class StateFolder:
         """Remove the files of other rollouts."""
         if self._folder is None:
             return
-        for path in self._folder.glob(f"{_PREFIX}*{_SUFFIX}"):
-            if _name_of(path) not in names:
+        for path in self._folder.glob(f"{self._prefix}*{_SUFFIX}"):
+            if self._name_of(path) not in names:
                 with suppress(OSError):
                     path.unlink()
 
@@ -82,10 +87,8 @@ class StateFolder:
             self._logged = reason
             log.warning("documents cannot be written to %s: %s", self._folder, reason)
 
+    def _file_of(self, name: str) -> str:
+        return _DESIRED_FILE if name == DESIRED else f"{self._prefix}{name}{_SUFFIX}"
 
-def _file_of(name: str) -> str:
-    return _DESIRED_FILE if name == DESIRED else f"{_PREFIX}{name}{_SUFFIX}"
-
-
-def _name_of(path: Path) -> str:
-    return DESIRED if path.name == _DESIRED_FILE else path.name[len(_PREFIX) : -len(_SUFFIX)]
+    def _name_of(self, path: Path) -> str:
+        return DESIRED if path.name == _DESIRED_FILE else path.name[len(self._prefix) : -len(_SUFFIX)]

@@ -13,26 +13,28 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Final, TypeVar
 
-from controlplane.actions import AppendEvent, DocumentKind, WriteDocument
+from controlplane.actions import AidKind, AppendEvent, DocumentKind, WriteAid, WriteDocument
 from controlplane.leadership import LeaseAnswer
 from controlplane.library import StoreRead
 from controlplane.rollouts.document import ROLLOUTS_MAX
+from controlplane.store.aids import AidStore
 from controlplane.store.audit import AuditStream
+from controlplane.store.document_rows import rows
 from controlplane.store.documents import (
     DESIRED,
     Document,
     Documents,
     Restore,
     is_checkpoint,
-    is_name,
     known_stamps,
-    read_value,
     value_of,
 )
 from controlplane.store.leader_lease import Identity, LeaderLease
 from controlplane.store.processes import ProcessLeases
+from controlplane.store.shadow_documents import ShadowDocuments
 from controlplane.store.snapshot_history import SNAPSHOTS_MAX, PastSnapshot, SnapshotHistory
 from controlplane.store.state_folder import StateFolder
+from kvmesh.clock import wall_s
 from kvmesh.redis_link import RedisLink, RedisUnavailable, key
 from kvmesh.redis_script import Script
 from kvmesh.snapshot.board import Board, Junk, Known, OnBoard, Written, order_of
@@ -60,6 +62,7 @@ class Store:
     def __init__(self, redis: RedisLink, mesh: str, identity: Identity, folder: Path | None = None) -> None:
         self.folder = StateFolder(folder)
         self.audit = AuditStream(redis, mesh, identity.process_id)
+        self.shadows = ShadowDocuments(redis, mesh, folder)
         self._redis = redis
         self._keys = (key(mesh, "control", "rollouts"), key(mesh, "control", "desired"))
         self._number_key = key(mesh, "control", "term")
@@ -67,6 +70,9 @@ class Store:
         self._mesh = mesh
         self.identify(identity)
         self._history = SnapshotHistory(redis, mesh)
+        self._aids = AidStore(redis, mesh, folder)
+        self.loaded_aids: dict[AidKind, dict[str, bytes]] = {}
+        """Packages and prefixes of the state folder, after `load`."""
         self._board = Board(redis, mesh)
         self._board_file = StateFile(folder)
         self._board_order = ""
@@ -92,6 +98,8 @@ class Store:
         self._saved = await asyncio.to_thread(self.folder.read)
         self._documents = Documents(self._saved)
         self._latest = await asyncio.to_thread(self._board_file.read)
+        self.loaded_aids = await self._aids.load()
+        await self.shadows.load()
 
     async def claim(self, number: int) -> LeaseAnswer | None:
         """Claim or renew the leader's lease. None: Redis is unavailable."""
@@ -120,6 +128,8 @@ class Store:
         """
         name = DESIRED if wanted.kind is DocumentKind.DESIRED else wanted.name
         document = Document(wanted.revision, wanted.data)
+        if wanted.kind is DocumentKind.SHADOW:
+            return await self._ask(lambda: self.shadows.write(name, document, wanted.replaces))
         written = await self._ask(lambda: self._write(name, document, wanted.replaces))
         if written is None or (written and self._is_due(name, document)):
             await asyncio.to_thread(self._keep, name, document)
@@ -130,6 +140,10 @@ class Store:
         await self._see(snapshot)
         written = await self._ask(lambda: self._board.write(snapshot))
         return None if written is None else written is not Written.LOWER
+
+    async def write_aid(self, wanted: WriteAid) -> None:
+        """Write a package or a prefix. Without Redis a later read finds that it is missing."""
+        await self._ask(lambda: self._aids.write(wanted))
 
     async def record(self, past: PastSnapshot, *, is_later: bool = False) -> None:
         """Add a published snapshot to the history. `is_later`: with the next read, because Redis does not answer now."""
@@ -174,14 +188,21 @@ class Store:
 
     async def _read(self) -> StoreRead:
         arguments = tuple(known_stamps(self._documents))
-        (rows,) = await self._redis.scripts(_READ, [(self._keys, arguments)])
-        restores = self._documents.take(*_rows(rows))
+        (found,) = await self._redis.scripts(_READ, [(self._keys, arguments)])
+        restores = self._documents.take(*rows(found))
         for restore in restores:
             await self._restore(restore)
         await asyncio.to_thread(self._save)
         number = await self._redis.execute("GET", self._number_key)
         await self._read_board()
-        return StoreRead(self._documents.rollouts, self._documents.desired, self._latest, _number(number))
+        return StoreRead(
+            self._documents.rollouts,
+            self._documents.desired,
+            self._latest,
+            _number(number),
+            shadows=await self.shadows.read(wall_s()),
+            aids=await self._aids.read(),
+        )
 
     async def _restore(self, restore: Restore) -> None:
         log.warning(
@@ -247,22 +268,6 @@ class Store:
         if self._latest is None or snapshot.name.order > self._latest.name.order:
             self._latest = snapshot
             await asyncio.to_thread(self._board_file.write, snapshot)
-
-
-def _rows(rows: list[Any]) -> tuple[dict[str, Document | None], dict[str, int]]:
-    """Return the changed documents and all revisions in an answer of read_documents.lua."""
-    changed: dict[str, Document | None] = {}
-    revisions: dict[str, int] = {}
-    for at in range(0, len(rows), 3):
-        name = rows[at].decode(errors="replace")
-        if not is_name(name):
-            continue
-        value = rows[at + 2]
-        document = read_value(value) if value else None
-        if value:
-            changed[name] = document
-        revisions[name] = int(rows[at + 1]) if not value or document is not None else 0
-    return changed, revisions
 
 
 def _number(found: Any) -> int:

@@ -7,6 +7,9 @@ import msgspec
 from engines.reference.cost_model import CostModel
 from engines.reference.faults import check_option
 
+COLD_MAX_S = 60
+COLD_RUNS_MAX = 100
+
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
@@ -39,6 +42,8 @@ class EngineConfig:
     lie_after: int = 0  # correct output tokens of each request before the injected fault
     faults: str = ""  # hashed only; fault injection: the text of faults.py, or @PATH of a file with it
     costs: CostModel = field(default_factory=CostModel)
+    cold_s: float = 0.0  # hashed only; extra seconds of a step with a cold shape (cold_shapes.py)
+    cold_runs: int = 2  # runs of each shape after boot that are cold
 
     def __post_init__(self) -> None:
         checks = {
@@ -57,6 +62,11 @@ class EngineConfig:
             "lie": (self.lie in ("", "tokens", "refuse"), "empty, tokens or refuse"),
             "lie_after": (self.lie_after >= 0, ">= 0"),
             "faults": (not self.faults or self.arithmetic == "hashed", "empty unless arithmetic is hashed"),
+            "cold_s": (
+                0.0 <= self.cold_s <= COLD_MAX_S if self.arithmetic == "hashed" else self.cold_s == 0.0,
+                f"0..{COLD_MAX_S}" if self.arithmetic == "hashed" else "0 unless arithmetic is hashed",
+            ),
+            "cold_runs": (0 <= self.cold_runs <= COLD_RUNS_MAX, f"0..{COLD_RUNS_MAX}"),
             "cancellation_check_s": (self.cancellation_check_s > 0.0, "> 0"),
         }
         for name, (is_fine, allowed) in checks.items():

@@ -14,6 +14,7 @@ import xxhash
 from engines.reference import errors
 from engines.reference.arithmetic import ChunkInput
 from engines.reference.block_pool import BlockPool, chain_hashes
+from engines.reference.cold_shapes import ColdShapes, Shape, shapes_of
 from engines.reference.config import EngineConfig
 from engines.reference.cost_model import CostModel
 from engines.reference.errors import EngineError
@@ -53,6 +54,7 @@ class LoadReport:
     steps_total: int
     step_s_ewma: float
     tokens_generated_total: int
+    cold_steps_total: int = 0  # steps that took longer because a shape was cold
     resident_bytes: int = 0  # RSS of the engine process; set by the publisher when it sends the report
 
 
@@ -86,6 +88,7 @@ class EngineCore:
         default_factory=list
     )  # keys of requests that ended during their pull; the caller takes and clears them
     scheduler: Scheduler = field(init=False)
+    cold_shapes: ColdShapes = field(init=False)
     faults: Faults = NO_FAULTS  # changed by `set_faults` only
     _handoff_ids: int = 0
 
@@ -93,6 +96,7 @@ class EngineCore:
         config = self.config
         pool = BlockPool(config.kv_blocks, config.block_tokens, config.salt.encode(), config.prefix_reuse)
         self.scheduler = Scheduler(pool, config.running_max, config.step_tokens_max, config.queue_max)
+        self.cold_shapes = ColdShapes(config.cold_s, config.cold_runs)
 
     @property
     def pool(self) -> BlockPool:
@@ -204,12 +208,13 @@ class EngineCore:
         ]
 
     def cost_s(self, plan: list[ScheduledChunk], costs: CostModel) -> float:
-        """Return the simulated duration of this step in seconds."""
-        return costs.step_total_s(
+        """Return the simulated duration of this step in seconds, longer by `cold_s` if one of its shapes is cold."""
+        warm_s = costs.step_total_s(
             costs.chunk_s(chunk.start, chunk.count, is_first=not chunk.sequence.has_chunk)
             for chunk in plan
             if chunk.is_prefill
         )
+        return warm_s + self.cold_shapes.extra_s(_shapes(plan))
 
     def commit(
         self,
@@ -221,6 +226,7 @@ class EngineCore:
         """Apply a computed step: register full blocks, sample tokens, end finished sequences."""
         counters = self.counters
         counters.steps += 1
+        self.cold_shapes.record(_shapes(plan))
         counters.step_s_ewma += (step_s - counters.step_s_ewma) * (1.0 if counters.steps == 1 else 0.1)
         for chunk, row in zip(plan, logits, strict=True):
             if chunk.is_prefill:
@@ -247,6 +253,7 @@ class EngineCore:
             steps_total=counters.steps,
             step_s_ewma=counters.step_s_ewma,
             tokens_generated_total=counters.tokens_generated,
+            cold_steps_total=self.cold_shapes.steps_total,
         )
 
     def _sample(self, sequence: Sequence, row: npt.NDArray[np.float64], now_ns: int) -> None:
@@ -261,6 +268,8 @@ class EngineCore:
         token, log_probability = sample_token(row, sequence.length, sampling)
         if self.faults.wrong:
             token = self.faults.emitted(token, sequence.tokens[: sequence.length], len(row))
+        if self.faults.flip:
+            token = self.faults.flipped(token, self.boot_id, self.counters.tokens_generated, len(row))
         self.counters.tokens_generated += 1
         is_context = sequence.request.kind is RequestKind.CONTEXT_ONLY
         is_last = sequence.append(token) or is_context
@@ -363,3 +372,8 @@ class EngineCore:
     def _free(self, block_ids: list[int] | None) -> None:
         if block_ids is not None:
             self.pool.release(block_ids)
+
+
+def _shapes(plan: list[ScheduledChunk]) -> tuple[Shape, ...]:
+    prefill_tokens = sum(chunk.count for chunk in plan if chunk.is_prefill)
+    return shapes_of(prefill_tokens, sum(chunk.count for chunk in plan if not chunk.is_prefill))

@@ -1,7 +1,7 @@
 """Injected faults of the hashed engine: the specification of `--faults`, and which requests and tokens it hits. Pure.
 
 The text has comma-separated items `name=value`; an empty text injects nothing. Draws are hashes of the Triton request
-id, so all replicas with the same text fail the same requests.
+id, so all replicas with the same text fail the same requests. Draws of `flip` are hashes of the boot id instead.
 
 | name         | range         | fault                                                                                   |
 |--------------|---------------|-----------------------------------------------------------------------------------------|
@@ -10,6 +10,7 @@ id, so all replicas with the same text fail the same requests.
 | `hang`       | 0..1          | share of requests that get no further token; the engine keeps them until a cancel       |
 | `leak_bytes` | 0..67108864   | resident memory kept for each ended request, at most LEAK_TOTAL_MAX_BYTES in all        |
 | `wrong`      | 0..1          | share of tokens that are wrong; a function of the history, equal on all replicas        |
+| `flip`       | 0..1          | share of tokens that differ by chance: at other places in each boot and in each run      |
 | `die`        | ids, as 17-23 | the engine process dies at a prompt that starts with these 1..64 token ids              |
 | `miss`       | 0 or 1        | the prefix cache never hits; blocks are still registered and announced                  |
 | `begin_s`    | 0..86400      | seconds after boot at which all other items begin                                       |
@@ -37,6 +38,7 @@ _RANGES: Final[dict[str, tuple[int, int]]] = {
     "hang": (0, 1),
     "leak_bytes": (0, 1 << 26),
     "wrong": (0, 1),
+    "flip": (0, 1),
     "miss": (0, 1),
     "begin_s": (0, 86_400),
 }
@@ -47,7 +49,7 @@ _NUMBER: Final = re.compile(r"[0-9]{1,12}(\.[0-9]{1,12})?", re.ASCII)
 _TOKEN_IDS: Final = re.compile(r"[0-9]{1,10}(-[0-9]{1,10})*", re.ASCII)
 
 # Seeds of the hashes: one per draw, so that the draws of one request are independent.
-_ERROR_SEED, _ERROR_AT_SEED, _HANG_SEED, _WRONG_SEED = 1, 2, 3, 4
+_ERROR_SEED, _ERROR_AT_SEED, _HANG_SEED, _WRONG_SEED, _FLIP_SEED = 1, 2, 3, 4, 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,7 @@ class Faults:
     hang: float = 0.0
     leak_bytes: int = 0
     wrong: float = 0.0
+    flip: float = 0.0
     die: tuple[int, ...] = ()
     miss: int = 0
     begin_s: float = 0.0
@@ -95,9 +98,18 @@ class Faults:
         raw = history.astype("<i4", copy=False).tobytes()
         if token < RESERVED_TOKENS or not _is_drawn(self.wrong, raw, _WRONG_SEED):
             return token
-        span = vocab_size - RESERVED_TOKENS
-        shift = 1 + xxhash.xxh3_64_intdigest(raw) % (span - 1)
-        return RESERVED_TOKENS + (token - RESERVED_TOKENS + shift) % span
+        return _shifted(token, raw, vocab_size)
+
+    def flipped(self, token: int, boot_id: str, token_number: int, vocab_size: int) -> int:
+        """Return the token that the engine emits as the `token_number`-th of this boot if it would emit `token`.
+
+        The draw does not depend on the history. It models kernels with results that vary with the batch. Two equal
+        engines differ at random places, and a second run of a prompt differs at other places. Special tokens stay.
+        """
+        raw = f"{boot_id}:{token_number}".encode()
+        if token < RESERVED_TOKENS or not _is_drawn(self.flip, raw, _FLIP_SEED):
+            return token
+        return _shifted(token, raw, vocab_size)
 
 
 NO_FAULTS: Final = Faults()
@@ -150,6 +162,13 @@ def _token_ids(text: str) -> tuple[int, ...]:
         allowed = f"1..{_DIE_IDS_MAX} token ids in 0..{_TOKEN_ID_MAX} joined by -"
         raise ValueError(f'faults: die must be {allowed}, got "{text}"')
     return ids
+
+
+def _shifted(token: int, data: bytes, vocab_size: int) -> int:
+    """Return another token of the vocabulary, not a special one; a permutation of the vocabulary for each `data`."""
+    span = vocab_size - RESERVED_TOKENS
+    shift = 1 + xxhash.xxh3_64_intdigest(data) % (span - 1)
+    return RESERVED_TOKENS + (token - RESERVED_TOKENS + shift) % span
 
 
 def _is_drawn(share: float, data: bytes, seed: int) -> bool:

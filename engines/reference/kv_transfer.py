@@ -13,6 +13,7 @@ through callbacks only.
 """
 
 import contextlib
+import errno
 import socket
 import struct
 import threading
@@ -33,6 +34,8 @@ _HEADER_BYTES_MAX = 4096
 _CONNECTIONS_MAX = 256  # connection limit; further connections are closed at once, and their pulls fail
 _SEND_TIMEOUT_S = 10.0
 STALL_TIMEOUT_S = 2.5  # longest time without a byte; allows two lost handshake packets, resent after 1 s each
+BIND_S = 5.0  # wait for the port of an engine that was killed: its process for the model ends a moment later
+_BIND_EVERY_S = 0.05
 _CHUNK_BYTES = 256 << 10  # bytes per send; a sent chunk counts as progress
 
 
@@ -74,8 +77,8 @@ class KvListener:
     _is_closed: bool = False
 
     def start(self) -> None:
-        """Bind and listen; raises OSError if the port is taken. Afterwards `port` is the bound port."""
-        self._socket = socket.create_server((self.host, self.port), backlog=128)
+        """Bind and listen; raises OSError if the port stays taken for BIND_S. Afterwards `port` is the bound port."""
+        self._socket = _bound((self.host, self.port), time.monotonic() + BIND_S)
         self.port = self._socket.getsockname()[1]
         threading.Thread(target=self._accept, name="kv-listener", daemon=True).start()
 
@@ -237,3 +240,14 @@ def _socket_timeout_s(deadline_s: float) -> float:
     if left_s <= 0.0:
         raise TimeoutError("deadline exceeded")
     return min(left_s, STALL_TIMEOUT_S)
+
+
+def _bound(address: tuple[str, int], end_s: float) -> socket.socket:
+    """Return a listening socket. Raises OSError if the port is still taken at `end_s`, of the monotonic clock."""
+    while True:
+        try:
+            return socket.create_server(address, backlog=128)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or time.monotonic() >= end_s:
+                raise
+        time.sleep(_BIND_EVERY_S)

@@ -155,6 +155,8 @@ def _config(options: argparse.Namespace) -> EngineConfig:
         lie_after=options.lie_after,
         faults=fault_injector.absolute_option(options.faults),
         costs=costs,
+        cold_s=options.cold_s,
+        cold_runs=options.cold_runs,
     )
 
 
@@ -215,6 +217,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--prefill-token-s", type=float, default=costs.prefill_token_s, help="seconds per uncached token")
     add("--prefill-token2-s", type=float, default=costs.prefill_token2_s, help="seconds per squared position")
     add("--block-transfer-s", type=float, default=costs.block_transfer_s, help="seconds per pulled block")
+    add("--cold-s", type=float, default=default.cold_s, help="hashed only: extra seconds of a cold step")
+    add(
+        "--cold-runs", type=int, default=default.cold_runs, help="runs of each shape after boot that are cold"
+    )
     add("--shm-prefix", help="prefix of this server's files in /dev/shm; default kvmesh_<grpc port>_")
     add("--work-dir", help="directory of the model repository; default a new directory in /tmp")
     add(

@@ -4,6 +4,10 @@ Triton does not tell a Python model that the server stops. A stopping tritonserv
 then waits for open responses, then finalizes the model. A long-lived subscription would delay the stop until the
 exit timeout, and the server can then hang for ever (seen with 2.51). Therefore the model polls the HTTP service
 and ends all requests when the service closes. The model's process exits when the server process has died.
+
+A server that is killed may hold a lock in the memory that it shares with the model. The stub then waits for the lock with
+the interpreter's own lock held, and no thread of Python runs any more. So a process of its own looks for the server as
+well, and kills the model's process. Else that process would keep the KV port, and no further engine could start there.
 """
 
 import contextlib
@@ -11,6 +15,7 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -22,6 +27,9 @@ _MISSES = 2  # consecutive failed connections; the first may be at start, becaus
 _CONNECT_TIMEOUT_S = 1.0
 # tritonserver's own exit timeout is 5 s; a server that still runs after this time hangs and is killed.
 _STOP_GRACE_S = 8.0
+_REAPER = 'tail -s 0.2 -f --pid="$1" /dev/null; sleep 0.5; kill -9 "$2"'
+"""Shell script: waits for the end of the server, gives the model's process time to end by itself, kills it."""
+
 _SHARED_MEMORY = re.compile(r" (/dev/shm/\S+)$", re.MULTILINE)
 
 
@@ -39,7 +47,13 @@ class ServerWatchdog:
     _was_listening: bool = False
 
     def start(self) -> None:
-        """Start the watchdog thread, which runs until the process ends."""
+        """Start the watchdog thread, which runs until the process ends, and the process that kills it if it hangs."""
+        subprocess.Popen(
+            ["sh", "-c", _REAPER, "engine-reaper", str(self.server_pid), str(os.getpid())],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         threading.Thread(target=self._run, name="server-watchdog", daemon=True).start()
 
     def record_request(self) -> None:

@@ -23,7 +23,9 @@ from kvmesh.bad_option import BadOption
 from kvmesh.cli.certificates import OpensslMissing
 from kvmesh.cli.control import replica_commands
 from kvmesh.cli.control.event_commands import events
+from kvmesh.cli.control.profile_commands import profile
 from kvmesh.cli.control.rollout_commands import rollout
+from kvmesh.cli.control.shadow_commands import shadow
 from kvmesh.cli.control.snapshot_commands import freeze, snapshot
 from kvmesh.cli.mesh_file import DataDirUnusable, MeshBusy, NoMesh, read_mesh
 from kvmesh.cli.options import (
@@ -69,7 +71,9 @@ UINT64_MAX: Final = (1 << 64) - 1
 app.add_typer(tenants, name="tenants")
 app.add_typer(replicas, name="replicas")
 app.add_typer(rollout, name="rollout")
+app.add_typer(shadow, name="shadow")
 app.add_typer(snapshot, name="snapshot")
+app.add_typer(profile, name="profile")
 replica_commands.add_to(replicas)
 
 

@@ -12,7 +12,7 @@ from kvmesh.cli.readiness import ModelReady, Ready, ReadyLine, RedisReady
 from kvmesh.cli.shared_memory import prefix_of
 from kvmesh.config import ConfigError, MeshConfig
 from kvmesh.config_sections import Engine
-from kvmesh.pool_sections import COSTS
+from kvmesh.pool_sections import COLD, COSTS
 from kvmesh.pools import DEFAULT_POOL, PoolSettings, VersionSettings, pool_names, pool_settings
 from kvmesh.ports import free_ports
 from kvmesh.redis_binary import redis_binary, redis_command
@@ -146,7 +146,7 @@ def _engine(
 
 def _costs(engine: Engine) -> Iterator[str]:
     if engine.arithmetic == "hashed":
-        for key in COSTS:
+        for key in (*COSTS, *(COLD if engine.cold_s else ())):
             yield f"--{key.replace('_', '-')}"
             yield str(getattr(engine, key))
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
 
-from kvmesh.cli.named_mesh import named_mesh, run_command
+from kvmesh.cli.found_mesh import found_mesh
+from kvmesh.cli.named_mesh import run_command
 from kvmesh.cli.options import ConfigOption, DataDirOption
 
 replicas = typer.Typer(
@@ -37,7 +39,7 @@ def list_replicas(
     """List all processes that hold a lease. Exit status 1: one does not fit its pool, or Redis did not answer."""
     from kvmesh.cli import replicas as command
 
-    run_command(command.list_all(*named_mesh(config, data_dir), as_json=as_json))
+    run_command(command.list_all(found_mesh(config, data_dir, os.environ), as_json=as_json))
 
 
 @replicas.command()
@@ -47,4 +49,4 @@ def show(
     """Show one process with all values of its lease."""
     from kvmesh.cli import replicas as command
 
-    run_command(command.show(*named_mesh(config, data_dir), name, as_json=as_json))
+    run_command(command.show(found_mesh(config, data_dir, os.environ), name, as_json=as_json))

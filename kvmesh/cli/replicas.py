@@ -1,4 +1,7 @@
-"""`kvmesh replicas`: the leases of all processes and their mismatches. It reads Redis alone and needs no control plane."""
+"""`kvmesh replicas`: the leases of all processes and their mismatches, with the lives of replicas.
+
+Redis has the leases. The control plane tells the lives; without one their columns are empty.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import difflib
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from rich.table import Table
@@ -13,7 +17,9 @@ from rich.text import Text
 
 from kvmesh.bad_option import BadOption
 from kvmesh.cli.fitted_table import Column, FittedTable, output_console
-from kvmesh.config import MeshConfig
+from kvmesh.cli.found_mesh import FoundMesh
+from kvmesh.cli.replica_lives import NO_LIFE, read_lives
+from kvmesh.life_state import LifeState
 from kvmesh.membership.member import Member
 from kvmesh.membership.membership import read_members
 from kvmesh.membership.pool_mismatch import mismatches
@@ -26,20 +32,29 @@ COLUMNS: Final = (
     Column("pool", rank=3),
     Column("version", rank=2),
     Column("state"),
-    Column("address", rank=4),
-    Column("snapshot", rank=5),
+    Column("proof", rank=4, is_rare=True),
+    Column("in_state", rank=7, is_rare=True),
+    Column("steps", rank=9, is_rare=True),
+    Column("package", rank=10, is_rare=True),
+    Column("waits_for", is_text=True, is_rare=True),
+    Column("address", rank=5),
+    Column("engine", rank=8, is_rare=True),
+    Column("snapshot", rank=6),
     Column("mismatch", is_text=True, is_rare=True),
 )
 MORE: Final = "`kvmesh replicas show NAME` and --json have them"
+ENGINE_CHARACTERS: Final = 8
+"""Characters of an engine's boot id in the table."""
+
 NAMES_SHOWN: Final = 5
 """Most names that an error lists."""
 
 Row = dict[str, Any]
 
 
-async def list_all(config: MeshConfig, url: str, *, as_json: bool) -> int:
+async def list_all(mesh: FoundMesh, *, as_json: bool) -> int:
     """Print one row per process. Return 1 if a row has a mismatch, if there is no lease, or without Redis."""
-    rows = await _rows(config, url)
+    config, rows = mesh.config, await _rows(mesh)
     if rows is None:
         return 1
     if as_json:
@@ -51,9 +66,9 @@ async def list_all(config: MeshConfig, url: str, *, as_json: bool) -> int:
     return 0 if rows and not any(row["mismatch"] for row in rows) else 1
 
 
-async def show(config: MeshConfig, url: str, name: str, *, as_json: bool) -> int:
-    """Print all values of one lease. Return 1 if it has a mismatch, or without Redis. Raises BadOption."""
-    rows = await _rows(config, url)
+async def show(mesh: FoundMesh, name: str, *, as_json: bool) -> int:
+    """Print all values of one process. Return 1 if it has a mismatch, or without Redis. Raises BadOption."""
+    rows = await _rows(mesh)
     if rows is None:
         return 1
     row = next((row for row in rows if row["name"] == name), None)
@@ -80,7 +95,7 @@ def _row(member: Member, mismatch: str) -> Row:
         "role": member.role,
         "pool": "" if is_frontend else member.pool,
         "version": "" if is_frontend else member.model_version,
-        "state": member.state or ("draining" if member.draining else "registered"),
+        "state": _state(member),
         "address": member.address,
         "snapshot": member.snapshot,
         "mismatch": mismatch,
@@ -90,14 +105,23 @@ def _row(member: Member, mismatch: str) -> Row:
         "capabilities": list(member.capabilities),
         "boot_id": member.boot_id,
         "engine_boot_id": member.engine_boot_id,
+        "engine": member.engine_boot_id[:ENGINE_CHARACTERS],
         "term": member.term,
+        **NO_LIFE,
     }
 
 
-async def _rows(config: MeshConfig, url: str) -> list[Row] | None:
-    link = RedisLink(url)
+def _state(member: Member) -> str:
+    is_leaving = member.draining and member.state in ("", LifeState.SERVING.value)
+    return "draining" if is_leaving else member.state or "registered"
+
+
+async def _rows(mesh: FoundMesh) -> list[Row] | None:
+    link = RedisLink(mesh.redis_url)
     try:
-        return rows_of(await read_members(link, config.mesh.name))
+        rows = rows_of(await read_members(link, mesh.config.mesh.name))
+        lives = await read_lives(mesh) if rows else {}
+        return [row | lives.get(row["name"], {}) for row in rows]
     except RedisUnavailable as away:
         _print_error(f"The leases cannot be read: {away}")
         return None
@@ -118,7 +142,7 @@ def _unknown(name: str, known: Sequence[str]) -> str:
 
 
 def _list_table(rows: Sequence[Row]) -> FittedTable:
-    table = FittedTable(COLUMNS, MORE)
+    table = FittedTable([replace(each, name=each.name.replace("_", " ")) for each in COLUMNS], MORE)
     for row in rows:
         *values, mismatch = (_text(row[column.name]) for column in COLUMNS)
         table.add_row(*values, Text(mismatch.plain, style="red"))

@@ -19,6 +19,7 @@ from kvmesh.cli.dial import Dial
 from kvmesh.cli.mesh_file import ListedProcess, MeshFile
 from kvmesh.cli.readiness import CALL_S, health_of, is_model_ready, redis_fault
 from kvmesh.config import MeshConfig
+from kvmesh.life_state import OUT_OF_SERVICE
 from kvmesh.redis_url import database_of, displayed_address
 from kvmesh.router.v1 import router_pb2 as router
 from kvmesh.router.v1 import router_pb2_grpc as router_grpc
@@ -102,6 +103,7 @@ class ProcessStatus(msgspec.Struct, frozen=True, kw_only=True):
         reserved, blocks = self.value("reserved_blocks"), self.value("kv_blocks")
         if reserved is not None and blocks is not None:
             words.append(f"{reserved:.0f} of {blocks:.0f} KV blocks")
+        words += self._life_words()
         words += self._leader_words()
         words += self._placement_words()
         words += self.prefill_costs.words() if self.prefill_costs is not None else []
@@ -114,6 +116,14 @@ class ProcessStatus(msgspec.Struct, frozen=True, kw_only=True):
             ]
             words.append(f"places on {' '.join(names) or 'no replica'}")
         return ", ".join(words)
+
+    def _life_words(self) -> list[str]:
+        """Return the state of a replica that is held or quarantined; empty for all other processes."""
+        name = f"kvmesh_{self.role}_replica_state"
+        states = (
+            each.labels.get("state", "") for each in self.metrics or () if each.name == name and each.value
+        )
+        return [state for state in states if state in OUT_OF_SERVICE]
 
     def _leader_words(self) -> list[str]:
         """Return the part of a control process in words; empty for other roles."""

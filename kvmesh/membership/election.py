@@ -168,5 +168,5 @@ class Election:
         self._term = max(self._term, lease.term)
         self._free_s = max(now_s + left_s, self._free_s)
         self._next_s = now_s + min(RENEW_S, left_s + PAST_END_S)
-        if lease.draining and lease.term:  # a process of the previous release would take the name back
+        if lease.is_leaving and lease.term:  # a process of the previous release would take the name back
             self._expect(found, now_s)

@@ -7,6 +7,8 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
+from kvmesh.life_state import OUT_OF_SERVICE
+
 LEASE_S = 3.0
 """Time to live (TTL) of a lease in Redis."""
 
@@ -21,6 +23,9 @@ TERM_MAX: Final = 1 << 53
 
 POOLS: Final = "pools"
 """Capability of a process of a release that knows pools."""
+
+LIFE: Final = "life"
+"""Capability of a replica that is held until the control plane has warmed it up."""
 
 Role = Literal["frontend", "router", "prefill", "decode"]
 
@@ -44,13 +49,23 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     pool: str = "default"
     """Pool of a router or a replica. Empty for other roles. Release 0.1.0 writes none: its processes are of "default"."""
     state: str = ""
-    """State that the control plane gave the process. Empty: none."""
+    """State of the process: its availability under the control plane's cordons, else that of its life. Empty: unknown."""
     snapshot: str = ""
     """Name of the snapshot that the process applies. Empty: none."""
     digests: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Digest by kind, "tokenizer" or "engine". Processes of one pool have equal ones. A missing kind: unknown."""
     term: Annotated[int, msgspec.Meta(ge=0, le=TERM_MAX)] = 0
     """Fencing token: orders the holders of one name (see `election`). 0: a lease of the previous release."""
+
+    @property
+    def is_out_of_service(self) -> bool:
+        """True if it is a replica that is held or quarantined. Its lease says `draining`, for routers of release 0.1.0."""
+        return self.state in OUT_OF_SERVICE
+
+    @property
+    def is_leaving(self) -> bool:
+        """True if it drains, so that another process may take its name."""
+        return self.draining and not self.is_out_of_service
 
 
 def decode(lease: bytes) -> Member:

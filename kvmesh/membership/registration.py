@@ -132,7 +132,7 @@ class Registration:
 
     async def _bid(self, announce: bool) -> None:
         member, election = self.member, self._election
-        bid = election.bid(self._clock.now_s(), is_draining=member.draining)
+        bid = election.bid(self._clock.now_s(), is_draining=member.is_leaving)
         lease = msgspec.json.encode(msgspec.structs.replace(member, term=bid.term)) if bid else b""
         wrote, found, left_ms = await self._redis.execute(
             "EVAL",
@@ -154,7 +154,7 @@ class Registration:
             found=found or b"",
             left_s=left_ms / 1000,
             now_s=self._clock.now_s(),
-            is_draining=member.draining,
+            is_draining=member.is_leaving,
         )
 
     async def _report(self) -> None:
@@ -166,7 +166,7 @@ class Registration:
         if reason and not was:
             self.superseded_total += 1
         if reason and reason != was:
-            log.log(logging.INFO if self.member.draining else logging.ERROR, "%s", reason)
+            log.log(logging.INFO if self.member.is_leaving else logging.ERROR, "%s", reason)
         elif was and not reason:
             log.info("%s holds its name again", self.member.process_id)
         if reason != was:

@@ -88,6 +88,11 @@ class Publisher:
         """Blocks in the engine's cache."""
         return self._cache.block_count
 
+    @property
+    def epoch(self) -> str:
+        """Boot id of the engine whose blocks are counted. Empty: the content of the cache is not known."""
+        return self._cache.epoch
+
     def on_engine_message(self, message: Mapping[str, Any]) -> None:
         """Take one decoded message of the engine's `kv_events`: first a snapshot, then event batches.
 

@@ -9,7 +9,10 @@ from typing import Final
 from kvmesh.attach.names import name_of
 from kvmesh.attach.refusal import SubmitRefusal
 from kvmesh.attach.v1 import attach_pb2 as pb
+from kvmesh.budget.v1 import budget_pb2
 from kvmesh.deadlines import REMAINING_MS_MAX
+from kvmesh.replica.calls import control_purpose
+from kvmesh.replica.life_view import LifeView
 from kvmesh.triton.capabilities import ModelFacts
 from kvmesh.triton.errors import (
     CallError,
@@ -52,6 +55,14 @@ def not_serving(replica: str, *, is_draining: bool, is_ready: bool) -> SubmitRef
     if not is_ready:
         return SubmitRefusal(pb.Refusal.REASON_DRAINING, f"the engine of {replica} does not answer")
     return None
+
+
+def quarantined(replica: str, life: LifeView, budget: budget_pb2.Budget) -> SubmitRefusal | None:
+    """Return the refusal of a user's submit at a quarantined `replica`, or None. Warm-up and probes are taken."""
+    if not life.is_quarantined or control_purpose(budget):
+        return None
+    why = f": {life.reason}" if life.reason else ""
+    return SubmitRefusal(pb.Refusal.REASON_DRAINING, f"{replica} is quarantined{why}")
 
 
 def check_submit(

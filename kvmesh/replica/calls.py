@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from kvmesh.attach.v1 import attach_pb2 as pb
@@ -13,6 +14,8 @@ from kvmesh.triton.port import CallKind, EngineCall
 TRANSPORT_GRACE_S: Final = 5.0
 """Time from the deadline of a request to the timeout of its engine call. The timeout is a backstop of the core."""
 
+SEED_TOKENS: Final = 1
+"""Output tokens of a seed: the first token of its handoff, which the engine emits without a step."""
 
 CONTROL_PURPOSES: Final = {budget_pb2.PURPOSE_WARM_UP: "warm_up", budget_pb2.PURPOSE_PROBE: "probe"}
 """Purposes for which no user waits."""
@@ -43,6 +46,12 @@ def engine_call(
         kv_peer="" if handoff is None else handoff.kv_address,
         timeout_s=left_s + TRANSPORT_GRACE_S,
     )
+
+
+def seed_call(submit: pb.Submit, handoff: pb.Handoff, left_s: float) -> EngineCall:
+    """Return the call that pulls the KV blocks of `handoff` into the cache (KV seeding). No end token ends it early."""
+    call = engine_call(submit, CallKind.GENERATION_ONLY, left_s, handoff)
+    return replace(call, max_output_tokens=SEED_TOKENS, end_token_id=-1, logprobs=False)
 
 
 def cached_tokens(reused_blocks: int, block_tokens: int, prompt_tokens: int) -> int:

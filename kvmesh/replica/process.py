@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import grpc
@@ -19,14 +19,18 @@ from kvmesh.attach.server import AttachService
 from kvmesh.clock import Clock
 from kvmesh.config import ConfigError
 from kvmesh.control.v1 import snapshot_pb2
-from kvmesh.membership.member import Member
+from kvmesh.life_state import LifeState
+from kvmesh.membership.member import LIFE, Member
 from kvmesh.metrics import Metrics
 from kvmesh.prefix_index import telemetry as index_telemetry
 from kvmesh.prefix_index.publisher import Publisher
 from kvmesh.replica import options as command_line
+from kvmesh.replica.life_shell import LifeShell
 from kvmesh.replica.options import ReplicaOptions, ReplicaRole
+from kvmesh.replica.quarantine_file import QuarantineFile
 from kvmesh.replica.shell import ReplicaCore, ReplicaShell
 from kvmesh.server import ListenError
+from kvmesh.snapshot.identity import Identity
 from kvmesh.telemetry import Tracing
 from kvmesh.tokenizer_digest import tokenizer_digest
 from kvmesh.triton.capabilities import ModelFacts, ModelRefused
@@ -94,7 +98,10 @@ class _Replica(process.MeshProcess):
         config = options.config
         self._role = build(options, facts, self.metrics, self.tracing)
         self._facts = facts
-        self._shell = ReplicaShell(self._role.core, self.clock)
+        self._life = LifeShell(self.clock, self._on_life_changed, QuarantineFile(options.state_dir))
+        self._life.export(self.metrics)
+        self._shell = ReplicaShell(self._role.core, self.clock, self._on_engine)
+        self._shell.set_life(self._life.life.view())
         self._publisher = Publisher(
             self.redis,
             config.mesh.name,
@@ -110,7 +117,7 @@ class _Replica(process.MeshProcess):
             self._role.core.sink,
             self.clock,
             self._shell.after_event,
-            self._publisher.on_engine_message,
+            self._on_kv_events,
         )
         self._role.core.connect(self._engine)
         attach = self.serve_attach(self._shell, self._role.service_name)
@@ -129,8 +136,13 @@ class _Replica(process.MeshProcess):
             member,
             kv_address=self._facts.kv_address,
             digests={kind: digest for kind, digest in digests.items() if digest},
-            capabilities=(*member.capabilities, *self._facts.capabilities.names()),
+            capabilities=(*member.capabilities, LIFE, *self._facts.capabilities.names()),
         )
+
+    def identity(self) -> Identity:
+        """Return the introduction of the replica to the control plane."""
+        identity = super().identity()
+        return replace(identity, capabilities=(*identity.capabilities, LIFE))
 
     def on_members(self, members: list[Member]) -> None:
         """Pass the members to the role."""
@@ -144,6 +156,10 @@ class _Replica(process.MeshProcess):
             self._publisher.unmute()
         await super().stand_by(reason)
 
+    async def prepare(self) -> None:
+        """Begin the life: the replica is held if a control process has a lease. Without Redis none is known."""
+        self._life.start(is_control_known=self.control.receiver.knows_control_process)
+
     def background(self) -> Iterable[tuple[str, Coroutine[Any, Any, None]]]:
         """Return the tasks of the engine and of the KV events."""
         yield "engine", self._engine.run()
@@ -151,8 +167,9 @@ class _Replica(process.MeshProcess):
         yield "kv-publisher", self._publisher.run()
 
     async def become_ready(self) -> None:
-        """Return once the engine has answered."""
+        """Return once the engine has answered and a known control process had time to answer."""
         await self._was_ready.wait()
+        await self._life.contact()
 
     async def drain(self) -> None:
         """Refuse new requests, and return when no slot is left. Decode still pulls the handoffs that are held here."""
@@ -170,13 +187,24 @@ class _Replica(process.MeshProcess):
         """Take new requests again."""
         self._shell.end_drain()
 
+    @property
+    def life_state(self) -> LifeState:
+        """State of the replica's life."""
+        return self._life.life.state
+
+    def on_life(self, drives_lives: bool, order: snapshot_pb2.LifeOrder | None) -> None:
+        """Take a message of a leader about the life of the replica."""
+        self._life.on_leader(drives_lives, order)
+
     def report(self) -> snapshot_pb2.ReceiverReport:
-        """Return the number of requests and the memory of the engine."""
+        """Return the number of requests, the memory of the engine, its cached blocks, and the life."""
         core = self._role.core
         load = core.sink.load
         return snapshot_pb2.ReceiverReport(
             live_request_count=core.live_request_count(),
             engine_memory_bytes=load.resident_bytes if load is not None else 0,
+            life=self._life.life.report(self.clock.now_s()),
+            cached_block_count=core.cached_block_count(),
         )
 
     async def close(self) -> None:
@@ -184,7 +212,22 @@ class _Replica(process.MeshProcess):
         await self._publisher.close()
         await self._engine.close()
         self._shell.close()
+        self._life.close()
         await super().close()
+
+    def _on_engine(self, boot_id: str) -> None:
+        self._life.on_engine(boot_id, is_control_known=self.control.receiver.knows_control_process)
+
+    def _on_life_changed(self) -> None:
+        self._shell.set_life(self._life.life.view())
+        self.control.on_life_changed()
+
+    def _on_kv_events(self, message: Mapping[str, Any]) -> None:
+        """Publish the engine's events, and tell the core how many blocks they leave in the cache."""
+        self._publisher.on_engine_message(message)
+        if self._publisher.epoch:
+            self._role.core.set_cached_blocks(self._publisher.epoch, self._publisher.block_count)
+            self._shell.after_event()
 
     async def _report(self, is_ready: bool, engine_boot_id: str) -> None:
         await self.server.set_serving(is_ready)

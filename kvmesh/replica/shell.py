@@ -11,6 +11,7 @@ from kvmesh.attach.outbox import DownwardOutbox
 from kvmesh.attach.server import Session
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.clock import Clock
+from kvmesh.replica.life_view import LifeView
 from kvmesh.timer import Timer
 from kvmesh.triton.port import EngineLoad, EnginePort, EngineSink
 
@@ -46,6 +47,12 @@ class ReplicaCore(Protocol):
 
     def set_cordoned(self, is_cordoned: bool) -> None: ...
 
+    def set_life(self, life: LifeView) -> None: ...
+
+    def set_cached_blocks(self, engine_boot_id: str, blocks: int) -> None: ...
+
+    def cached_block_count(self) -> int: ...
+
     def live_request_count(self) -> int: ...
 
     def is_idle(self) -> bool: ...
@@ -54,8 +61,10 @@ class ReplicaCore(Protocol):
 class ReplicaShell:
     """An Attachable. `close` it before the loop ends."""
 
-    def __init__(self, core: ReplicaCore, clock: Clock) -> None:
+    def __init__(self, core: ReplicaCore, clock: Clock, on_engine: Callable[[str], None]) -> None:
+        """`on_engine` gets the boot id of the engine after each change of its state, before a load report can tell it."""
         self._core = core
+        self._on_engine = on_engine
         self._timer = Timer(core, clock, _log_bug)
         self._reported: tuple[bool, str] = (False, "")
         self._changed = asyncio.Event()
@@ -68,9 +77,11 @@ class ReplicaShell:
 
     def after_event(self) -> None:
         """See Attachable. Also called after each event of the engine."""
-        self._timer.update()
-        if self._engine_state() != self._reported:
+        state = self._engine_state()
+        if state != self._reported:
+            self._on_engine(state[1])  # first: a report of the new engine must not say that it is in service
             self._changed.set()
+        self._timer.update()
         if self._is_draining and self._core.is_idle():
             self._idle.set()
 
@@ -103,6 +114,11 @@ class ReplicaShell:
         """Report to routers whether the process may get new requests."""
         self._core.set_cordoned(is_cordoned)
         self.after_event()
+
+    def set_life(self, life: LifeView) -> None:
+        """Report to routers whether the replica is held or quarantined."""
+        self._core.set_life(life)
+        self._timer.update()
 
     def close(self) -> None:
         """Stop the timer."""

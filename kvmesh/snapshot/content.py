@@ -1,4 +1,4 @@
-"""The content of a snapshot: pools with tracks and weights, the rollout behind them, cordons. Pure."""
+"""The content of a snapshot: pools with tracks and weights, the rollout behind them, cordons, shadow traffic. Pure."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Final
 from google.protobuf.message import DecodeError
 
 from kvmesh.control.v1 import snapshot_pb2 as pb
+from kvmesh.snapshot import shadow as shadow_traffic
+from kvmesh.snapshot.shadow import SHADOWS_MAX, Shadow
 
 WEIGHT_SUM_PERCENT: Final = 100
 """Sum of the weights of all pools."""
@@ -112,6 +114,8 @@ class Content:
     published_ms: int = 0
     stable_revision: int = 0
     """Number of the operator's last command about the stable pool that this content follows. 0: there was none."""
+    shadows: tuple[Shadow, ...] = ()
+    """Shadow traffic. Frontends apply the first one."""
 
     def of_track(self, track: Track) -> PoolTrack | None:
         """Return the pool of `track`, one of STABLE, CANARY and BASELINE. None: no pool has it."""
@@ -145,14 +149,20 @@ class Content:
         return max(found, key=lambda cordon: cordon.is_draining, default=None)
 
     def all_to_stable(self) -> Content:
-        """Return the content with all weight on the stable pool, and every other pool idle."""
+        """Return the content with all weight on the stable pool, every other pool idle, and shadows off."""
         pools = (
             replace(pool, weight_percent=WEIGHT_SUM_PERCENT, is_closed=False)
             if pool.track is Track.STABLE
             else replace(pool, track=Track.IDLE, weight_percent=0)
             for pool in self.pools
         )
-        return replace(self, pools=tuple(pools))
+        return replace(self, pools=tuple(pools), shadows=())
+
+    def fits(self, shadow: Shadow) -> bool:
+        """True if the pools of `shadow` are pools of the content, and none of them is the stable pool."""
+        pools = {pool.pool for pool in self.pools if pool.track is not Track.STABLE}
+        is_twice = shadow.baseline_pool == shadow.to_pool
+        return pools.issuperset(shadow.pools) and not is_twice
 
     def moved_percent(self, before: Content) -> int:
         """Return the percentage points of new sessions that another pool than under `before` serves."""
@@ -198,6 +208,18 @@ def check(content: Content) -> None:
         raise SnapshotError(
             f'rollout "{content.rollout}" was taken back; it may have no canary and no baseline'
         )
+    for at, shadow in enumerate(content.shadows):
+        _check_shadow(content, shadow, f"shadows[{at}]")
+
+
+def _check_shadow(content: Content, shadow: Shadow, field: str) -> None:
+    for name, value, allowed in shadow_traffic.faults(shadow):
+        raise SnapshotError(f"{field}.{name} is {value}; {allowed} is allowed")
+    if not content.fits(shadow):
+        raise SnapshotError(
+            f'{field} copies to "{shadow.to_pool}" and "{shadow.baseline_pool}"; two pools of the snapshot that are not '
+            "stable are allowed, the second may be empty"
+        )
 
 
 def _check_sizes(content: Content) -> None:
@@ -207,6 +229,7 @@ def _check_sizes(content: Content) -> None:
         ("only_tenants", len(content.only_tenants), TENANTS_MAX),
         ("never_tenants", len(content.never_tenants), TENANTS_MAX),
         ("ended_rollouts", len(content.ended_rollouts), ENDED_MAX),
+        ("shadows", len(content.shadows), SHADOWS_MAX),
     ):
         if count > most:
             raise SnapshotError(f"{field} has {count} entries; up to {most} are allowed")
@@ -251,6 +274,7 @@ def encode(content: Content) -> bytes:
         ended_rollouts=content.ended_rollouts,
         published_ms=content.published_ms,
         stable_revision=content.stable_revision,
+        shadows=[shadow_traffic.to_message(shadow) for shadow in content.shadows],
     )
     return message.SerializeToString(deterministic=True)
 
@@ -288,6 +312,7 @@ def of_message(message: pb.SnapshotContent) -> Content:
         ended_rollouts=tuple(message.ended_rollouts),
         published_ms=message.published_ms,
         stable_revision=message.stable_revision,
+        shadows=tuple(shadow_traffic.of_message(shadow) for shadow in message.shadows),
     )
 
 

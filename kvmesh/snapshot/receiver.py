@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from kvmesh.clock import Clock
+from kvmesh.control.v1 import shadow_pb2
 from kvmesh.control.v1 import snapshot_pb2 as pb
 from kvmesh.redis_link import RedisLink, RedisUnavailable
 from kvmesh.snapshot.board import Board, OnBoard, Refused
@@ -44,6 +45,14 @@ def _no_observations() -> pb.ObservationBatch | None:
     return None
 
 
+def _no_shadows() -> Sequence[shadow_pb2.ShadowReport]:
+    return ()
+
+
+def _ignore_life(drives_lives: bool, order: pb.LifeOrder | None) -> None:
+    """Do nothing: only replicas have a life."""
+
+
 class Receiver:
     """See the module. Call `start` once before the process serves. The task of `run` owns the receiver from then on.
 
@@ -63,18 +72,23 @@ class Receiver:
         clock: Clock,
         report: Callable[[], pb.ReceiverReport] = _report,
         observations: Callable[[], pb.ObservationBatch | None] = _no_observations,
+        shadows: Callable[[], Sequence[shadow_pb2.ShadowReport]] = _no_shadows,
         on_confirmed: Callable[[int], None] = lambda _: None,
         on_leader: Callable[[], None] = lambda: None,
+        on_life: Callable[[bool, pb.LifeOrder | None], None] = _ignore_life,
         chance: Callable[[], float] = random.random,
     ) -> None:
         """Set up the receiver without I/O.
 
-        `report`, `observations`: called once a second while a stream to a leader is up. `on_confirmed` gets the
+        `report`, `observations`, `shadows`: called once a second while a stream to a leader is up. `on_confirmed` gets the
         sequence number up to which the leader has stored observations. `on_leader`: a stream to a leader is new, so
-        observations that were not confirmed have to be sent again. `chance` returns a random number in [0, 1).
+        observations that were not confirmed have to be sent again. `on_life(drives lives, order)` is called for each
+        message of a leader: whether the leader drives the lives of replicas, and the order in the message. `chance` returns
+        a random number in [0, 1).
         """
         self.report = report
         self.observations = observations
+        self.shadows = shadows
         self.rejected_total = 0
         self.restored_total = 0
         self._redis = redis
@@ -84,6 +98,9 @@ class Receiver:
         self._on_change = on_change
         self._on_confirmed = on_confirmed
         self._on_leader = on_leader
+        self._on_life = on_life
+        self._drives_lives = False
+        """True if the present leader drives the lives of replicas."""
         self._clock = clock
         self._board = BoardView(Board(redis, mesh))
         self._state = StateFile(state_dir)
@@ -115,6 +132,20 @@ class Receiver:
     def is_connected(self) -> bool:
         """True while a stream to a leader is up."""
         return self._watch.is_connected
+
+    @property
+    def knows_control_process(self) -> bool:
+        """True if a control process has a lease, as far as Redis answered, or a stream to a leader is up."""
+        return self._watch.is_connected or bool(self._search.next_address())
+
+    @property
+    def awaits_first(self) -> bool:
+        """True if no snapshot was ever received, and a control process is known that may send one."""
+        return self._fence.in_force is None and bool(self._search.next_address())
+
+    def report_now(self) -> None:
+        """Report the state of the process to the leader at once, not with the next look at it."""
+        self._watch.report_now()
 
     async def start(self) -> None:
         """Take the snapshot of the state folder and of the board. Without Redis the state folder alone counts."""
@@ -183,10 +214,13 @@ class Receiver:
     def on_message(self, message: pb.WatchResponse, outbox: WatchOutbox, now_s: float) -> None:
         """See WatchSink."""
         self._heard_s = now_s
+        if message.HasField("leader"):
+            self._drives_lives = message.leader.drives_lives
         if message.HasField("snapshot"):
             self._on_published(message.snapshot, outbox)
         if message.confirmed_sequence:
             self._on_confirmed(message.confirmed_sequence)
+        self._on_life(self._drives_lives, message.life_order if message.HasField("life_order") else None)
 
     def _on_published(self, message: pb.Snapshot, outbox: WatchOutbox) -> None:
         try:

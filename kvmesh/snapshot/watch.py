@@ -77,8 +77,16 @@ class Watch:
         self._clock = clock
         self._wake = asyncio.Event()
         """Set when the outbox may have something to send."""
+        self._outbox: WatchOutbox | None = None
+        """The outbox of the present stream. None: no stream is open."""
         self._led_since_s: float | None = None
         self._logged = ""
+
+    def report_now(self) -> None:
+        """Send a report at once if a stream to a leader is up: the state of the process has changed."""
+        if self._outbox is not None:
+            self._outbox.report_now()
+            self._wake.set()
 
     async def run(self) -> None:
         """Keep a stream to the leader until cancelled."""
@@ -116,7 +124,7 @@ class Watch:
         call: Stream | None = None
         try:
             call = snapshot_pb2_grpc.SnapshotServiceStub(channel).Watch()  # type: ignore[call-arg]  # stubs lack the writing form
-            outbox = WatchOutbox(self._sink.hello())
+            outbox = self._outbox = WatchOutbox(self._sink.hello())
             tasks = [
                 asyncio.create_task(self._read(call, outbox, address), name="watch-read"),
                 asyncio.create_task(self._write(call, outbox), name="watch-write"),
@@ -124,6 +132,7 @@ class Watch:
             ended = await _first_ended(tasks)
             return await tasks[ended] if ended is not None else "cancelled"
         finally:
+            self._outbox = None
             _cancel(tasks)
             if call is not None:
                 call.cancel()

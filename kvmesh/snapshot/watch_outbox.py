@@ -7,8 +7,10 @@ that tells nothing new is the heartbeat, and is sent less often.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, Protocol
 
+from kvmesh.control.v1 import shadow_pb2
 from kvmesh.control.v1 import snapshot_pb2 as pb
 from kvmesh.snapshot.published import Term
 
@@ -38,6 +40,10 @@ class ReceiverState(Protocol):
         """Return the next observations to send, if there are any."""
         ...
 
+    def shadows(self) -> Sequence[shadow_pb2.ShadowReport]:
+        """Return the counts of shadow traffic that changed since the last call."""
+        ...
+
 
 class WatchOutbox:
     """The outbox of one stream, which begins with `hello`."""
@@ -65,6 +71,10 @@ class WatchOutbox:
         term = pb.Term(number=highest_term.number, leader=highest_term.leader)
         self._rejected = pb.Rejection(name=name, reason=reason[:REASON_CHARACTERS_MAX], highest_term=term)
 
+    def report_now(self) -> None:
+        """Look at the state of the process at once: a change must not wait for the next look."""
+        self._looked_s = float("-inf")
+
     def next_s(self) -> float:
         """Return the time of the next message; in the past: now."""
         if self._has_answer:
@@ -86,21 +96,28 @@ class WatchOutbox:
     def _look(self, message: pb.WatchRequest, state: ReceiverState, now_s: float) -> bool:
         """Add report and observations to `message`. Return False if there is nothing to tell yet."""
         self._looked_s = now_s
-        report, batch = state.report(), state.observations()
+        report, batch, shadows = state.report(), state.observations(), state.shadows()
         told = _told(report)
         is_due = state.is_observed or now_s >= self._reported_s + KEEPALIVE_S
-        if not is_due and batch is None and told == self._told:
+        if not is_due and batch is None and not shadows and told == self._told:
             return False
         self._reported_s, self._told = now_s, told
         message.report.CopyFrom(report)
         if batch is not None:
             message.observations.CopyFrom(batch)
+        message.shadows.extend(shadows)
         return True
 
 
 def _told(report: pb.ReceiverReport) -> bytes:
-    """Return a report as it is compared. The memory of an idle engine changes all the time, and only a judge reads it."""
+    """Return a report as it is compared.
+
+    The memory of an idle engine changes all the time, and only a judge reads it. The age of a life changes, too. It counts
+    only while the replica is held, so that the report is sent each second.
+    """
     told = pb.ReceiverReport()
     told.CopyFrom(report)
     told.engine_memory_bytes = 0
+    if told.life.state in (pb.REPLICA_STATE_SERVING, pb.REPLICA_STATE_QUARANTINED):
+        told.life.age_ms = 0
     return told.SerializeToString(deterministic=True)

@@ -68,6 +68,8 @@ class EngineLoad:
     """Smoothed duration of a step; 0: unknown."""
     resident_bytes: int = 0
     """Resident memory (RSS) of the engine's process; 0: unknown."""
+    cold_steps: int | None = None
+    """Steps since boot that took longer because a shape was cold; None: the engine does not report them."""
 
 
 class EngineSink(Protocol):

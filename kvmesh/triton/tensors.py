@@ -161,13 +161,16 @@ def load_of(report: dict[str, Any]) -> EngineLoad:
         sequences_waiting=int(report.get("sequences_waiting", 0)),
         handoffs_held=int(report.get("handoffs_held", 0)),
         step_s=float(report.get("step_s_ewma", 0.0)),
-        resident_bytes=_resident_bytes(report.get("resident_bytes")),
+        resident_bytes=_count(report.get("resident_bytes")) or 0,
+        cold_steps=_count(report.get("cold_steps_total")),
     )
 
 
-def _resident_bytes(value: object) -> int:
-    """Return a number of bytes; 0, unknown, for anything that is not one."""
-    return value if isinstance(value, int) and 0 <= value < 1 << 63 else 0
+def _count(value: object) -> int | None:
+    """Return a count or a number of bytes; None, unknown, for anything that is not one."""
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63:
+        return value
+    return None
 
 
 def _scalar(name: str, value: float) -> InferInput:

@@ -19,7 +19,10 @@ CERTIFICATE_ROLES: Final = (*SERVERS, OPERATOR)
 
 ATTACH: Final = "/kvmesh.attach.v1.AttachService/Attach"
 WATCH: Final = "/kvmesh.control.v1.SnapshotService/Watch"
+HOT_PREFIXES: Final = "/kvmesh.router.v1.RouterService/ListHotPrefixes"
 CONTROL_PLANE: Final = "/kvmesh.control.v1.ControlPlaneService/"
+WARM_UPS: Final = "/kvmesh.control.v1.WarmUpService/"
+SHADOWS: Final = "/kvmesh.control.v1.ShadowService/"
 
 MAY_ATTACH: Final[Mapping[str, tuple[str, ...]]] = {
     "router": ("frontend",),
@@ -40,9 +43,13 @@ CONTROL_READS: Final = frozenset(
         "GetSnapshot",
         "ListSnapshots",
         "ListReceivers",
+        "ListLives",
+        "ListProfiles",
+        "ListPrefixes",
+        "GetShadow",
     }
 )
-"""Calls of the control plane that change nothing. Every other one of CONTROL_PLANE counts as a change."""
+"""Calls of the control plane that change nothing. Every other one of its services for operators counts as a change."""
 
 
 def name_of(role: str, mesh: str) -> str:
@@ -61,7 +68,8 @@ def names_of(role: str, mesh: str) -> tuple[str, ...]:
 
 def is_change(method: str) -> bool:
     """True if `method`, the full name of a call, changes the mesh through the control plane."""
-    return method.startswith(CONTROL_PLANE) and method.removeprefix(CONTROL_PLANE) not in CONTROL_READS
+    service, name = method[: method.rfind("/") + 1], method[method.rfind("/") + 1 :]
+    return service in (CONTROL_PLANE, WARM_UPS, SHADOWS) and name not in CONTROL_READS
 
 
 def callers_of(role: str, method: str) -> tuple[str, ...]:
@@ -70,4 +78,6 @@ def callers_of(role: str, method: str) -> tuple[str, ...]:
         return MAY_ATTACH.get(role, ())
     if method == WATCH:
         return SERVICES
+    if method == HOT_PREFIXES:  # its answer has tokens of users
+        return (CONTROL,)
     return MAY_CHANGE if is_change(method) else CERTIFICATE_ROLES

@@ -7,7 +7,7 @@ sessions' outboxes and the EnginePort. The shell calls `next_wake_s` after every
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Final, Literal
 
 from kvmesh.attach.caller_session import AttachedCore, CallerSession
 from kvmesh.attach.frames import FrameError
@@ -16,8 +16,9 @@ from kvmesh.attach.refusal import SubmitRefusal, superseded
 from kvmesh.attach.token_log import TokenLog
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.deadlines import from_remaining_ms
-from kvmesh.replica.admission import check_submit, not_serving
+from kvmesh.replica.admission import check_submit, not_serving, quarantined
 from kvmesh.replica.calls import control_purpose
+from kvmesh.replica.life_view import IN_SERVICE, LifeView
 from kvmesh.replica.load_heartbeat import LoadHeartbeat
 from kvmesh.triton.capabilities import ModelFacts
 from kvmesh.triton.errors import EngineStalled, HandoffLost
@@ -28,6 +29,9 @@ from services.decode.limits import DecodeLimits
 from services.decode.records import Recorder, discard_record
 from services.decode.slot import DecodeSlot, DecodeState, DecodeSubmission
 from services.decode.slot_table import DecodeSlotTable
+
+DRAIN_LOOK_S: Final = 0.0
+"""Any time in the past: a drain checks the waiting slots of the control plane at once."""
 
 
 class DecodeCore(AttachedCore[DecodeSlot]):
@@ -50,6 +54,8 @@ class DecodeCore(AttachedCore[DecodeSlot]):
         self.is_cordoned = False
         """True while the control plane keeps the replica out of use. Routers leave it alone; submits are still taken."""
         self.takeover_total = 0
+        self.life = IN_SERVICE
+        """The replica's life: a held replica gets nothing new from routers, a quarantined one refuses users."""
         self._heartbeat = LoadHeartbeat()
         self.slow_reader_cuts = {"time": 0, "share": 0}
         """Slots ended because their client did not read: by the slow-reader time, or by the share of slots."""
@@ -84,12 +90,15 @@ class DecodeCore(AttachedCore[DecodeSlot]):
         return session
 
     def close_session(self, session: CallerSession[DecodeSlot], now_s: float) -> None:
-        """Handle the loss of a stream: pending slots end, the others are detached and wait for a takeover."""
+        """Handle the loss of a stream: waiting slots and those of the control plane end.
+
+        The others are detached and wait for a takeover.
+        """
         self.slot_table.sessions.remove(session)
         self._heartbeat.has_listener = bool(self.slot_table.sessions)
         for slot in list(session.slots.values()):
-            if slot.state is DecodeState.PENDING:
-                self.slot_table.forget(slot, now_s)
+            if slot.is_waiting() or slot.submitted.purpose:
+                self.generation.forget(slot, now_s)
             else:
                 self.slot_table.detach(slot)
                 self.slot_table.expire_at(slot, now_s + self.limits.detached_s)
@@ -121,7 +130,9 @@ class DecodeCore(AttachedCore[DecodeSlot]):
         slot = DecodeSlot(submitted, log, blocks_needed(submit), submit, has_first_row=is_local)
         self.slot_table.add(slot, session, submit.slot)
         session.outbox.accept(submit.slot)
-        if is_local:
+        if submitted.purpose:
+            self.generation.start_control(now_s)
+        elif is_local:
             self.generation.start(slot, now_s)
 
     def hand_over(self, slot: DecodeSlot, handoff: pb.Handoff, now_s: float) -> None:
@@ -129,7 +140,7 @@ class DecodeCore(AttachedCore[DecodeSlot]):
 
         If no time is left for another token, the slot ends with the tokens that its caller has.
         """
-        if slot.state is not DecodeState.PENDING:
+        if slot.state is not DecodeState.PENDING or slot.handoff is not None:
             return
         if not 0 <= handoff.first_token_count <= slot.submitted.max_output_tokens:
             raise FrameError(
@@ -146,6 +157,10 @@ class DecodeCore(AttachedCore[DecodeSlot]):
         slot.log.sent = slot.log.start + slot.handed_tokens
         if slot.submitted.deadline_s - now_s <= self.generation.fresh_step_s(now_s):
             self.generation.cut(slot, pb.Finish.REASON_DEADLINE, now_s)
+        elif slot.submitted.purpose:
+            slot.handoff = handoff
+            self.slot_table.lane.push(slot)
+            self.generation.start_control(now_s)
         else:
             self.generation.start(slot, now_s, handoff)
 
@@ -157,7 +172,12 @@ class DecodeCore(AttachedCore[DecodeSlot]):
             self.generation.send(slot, now_s)
 
     def close_window(self, slot: DecodeSlot, now_s: float) -> None:
-        """Note a closed client window; end the slot that ClosedWindows chooses if there are too many."""
+        """Note a closed client window; end the slot that ClosedWindows chooses if there are too many.
+
+        A slot of the control plane has no client.
+        """
+        if slot.submitted.purpose:
+            return
         longest = self.slot_table.closed_windows.close(slot)
         if longest is not None:
             self._cut_slow(longest, "share", now_s)
@@ -166,10 +186,19 @@ class DecodeCore(AttachedCore[DecodeSlot]):
         """End `slot` at the request of its caller, for any reason; nothing is sent for it."""
         self.generation.forget(slot, now_s)
 
+    def after_message(self, now_s: float) -> None:
+        """Start calls of the control plane for which ended slots made room."""
+        self.generation.start_control(now_s)
+
     def adopt(self, session: CallerSession[DecodeSlot], adopt: pb.Adopt, now_s: float) -> None:
         """Stream takeover: move a running or finished slot to `session`, or refuse."""
         slot = self.slot_table.slots.get(adopt.request_id)
-        if slot is None or slot.submitted.attempt != adopt.attempt or slot.state is DecodeState.PENDING:
+        if (
+            slot is None
+            or slot.submitted.attempt != adopt.attempt
+            or slot.state is DecodeState.PENDING
+            or slot.submitted.purpose
+        ):
             found = "unknown" if slot is None else f"in attempt {slot.submitted.attempt}, {slot.state.value}"
             message = f"request {adopt.request_id} is {found} here; attempt {adopt.attempt} is wanted"
             session.outbox.refuse(adopt.slot, pb.Refusal.REASON_UNKNOWN_REQUEST, message)
@@ -213,6 +242,7 @@ class DecodeCore(AttachedCore[DecodeSlot]):
             self.generation.flush(now_s)
         for slot in self.slot_table.deadline_heap.due(now_s):
             self._look_at(slot, now_s)
+        self.generation.start_control(now_s)
         if self._heartbeat.take(now_s):
             report = self.load_report(now_s)
             for session in self.slot_table.sessions:
@@ -222,6 +252,9 @@ class DecodeCore(AttachedCore[DecodeSlot]):
     def drain(self) -> None:
         """Begin a graceful shutdown: refuse new submits; takeovers are still served."""
         self.is_draining = True
+        for slot in self.slot_table.lane:
+            if slot.is_waiting():
+                self.slot_table.look_by(slot, DRAIN_LOOK_S)
         self._heartbeat.touch()
 
     def undrain(self) -> None:
@@ -234,8 +267,22 @@ class DecodeCore(AttachedCore[DecodeSlot]):
         self.is_cordoned = is_cordoned
         self._heartbeat.touch()
 
+    def set_life(self, life: LifeView) -> None:
+        """Report to routers whether the replica is held or quarantined, and its slow start."""
+        self.life = life
+        self._heartbeat.touch()
+
+    def set_cached_blocks(self, engine_boot_id: str, blocks: int) -> None:
+        """Take the number of blocks in the prefix cache of the engine with this boot id, counted from its KV events."""
+        if self.generation.view.take_cached(engine_boot_id, blocks):
+            self._heartbeat.touch()
+
+    def cached_block_count(self) -> int:
+        """Return the blocks in the engine's prefix cache."""
+        return self.generation.view.cached_blocks
+
     def live_request_count(self) -> int:
-        """Return the number of requests that are held here."""
+        """Return the number of requests that are held here, those of the control plane included."""
         return self.slot_table.held_count()
 
     def is_idle(self) -> bool:
@@ -251,13 +298,17 @@ class DecodeCore(AttachedCore[DecodeSlot]):
             block_total_count=reservations.total,
             block_free_count=load.blocks_free if load else reservations.free,
             block_reserved_count=reservations.reserved,
-            queued_request_count=self.slot_table.pending_count(),
-            running_request_count=len(generation.calls),
+            queued_request_count=self.slot_table.pending_user_count(),
+            running_request_count=generation.running_count,
             step_us=round(generation.fresh_step_s(now_s) * 1e6),
-            draining=self.is_draining,
+            draining=self.is_draining or self.life.is_out_of_service,
             cordoned=self.is_cordoned,
             engine_ready=generation.is_ready,
             engine_memory_bytes=load.resident_bytes if load else 0,
+            held=self.life.is_out_of_service,
+            slow_start_age_ms=self.life.slow_start_age_ms(now_s),
+            cold_step_total=load.cold_steps if load else None,
+            cached_block_count=generation.view.cached_blocks,
         )
 
     def assert_consistent(self) -> None:
@@ -280,6 +331,7 @@ class DecodeCore(AttachedCore[DecodeSlot]):
         headroom = headroom_blocks(submit, self.facts.kv_blocks)
         refused = (
             not_serving(self.replica, is_draining=self.is_draining, is_ready=self.generation.is_ready)
+            or quarantined(self.replica, self.life, submit.budget)
             or check_submit(submit, self.facts, self._phases, needed)
             or check_headroom(submit, needed, headroom, self.facts.kv_blocks)
             or check_time(submit, self.generation.fresh_step_s(now_s))
@@ -287,7 +339,11 @@ class DecodeCore(AttachedCore[DecodeSlot]):
         if refused is not None:
             return refused
         slot_table = self.slot_table
-        held, slots_max = slot_table.held_count(), self.limits.slots_max
+        if control_purpose(submit.budget):
+            is_local = submit.phase == pb.PHASE_CONTEXT_AND_GENERATION
+            free = slot_table.reservations.free
+            return slot_table.lane.refusal(0 if is_local else needed, free, is_short=False)
+        held, slots_max = slot_table.user_count(), self.limits.slots_max
         if held >= slots_max:
             message = f"slots full: {held}/{slots_max}"
             retry_ms = slot_table.freed_slots.retry_ms(held + 1 - slots_max, now_s)
@@ -304,6 +360,9 @@ class DecodeCore(AttachedCore[DecodeSlot]):
         """End `slot` if one of its times has passed; else schedule the next check."""
         if slot.expire_s <= now_s:
             self.generation.forget(slot, now_s)
+            return
+        if self.is_draining and slot.submitted.purpose and slot.is_waiting():
+            self._refuse_drained(slot, now_s)
             return
         next_s = slot.expire_s
         if slot.state is not DecodeState.FINISHED:
@@ -326,6 +385,13 @@ class DecodeCore(AttachedCore[DecodeSlot]):
                 return
             next_s = min(next_s, slow_s)
         self.slot_table.look_by(slot, next_s)
+
+    def _refuse_drained(self, slot: DecodeSlot, now_s: float) -> None:
+        """Refuse a waiting slot of the control plane; no engine call was made."""
+        refused = not_serving(self.replica, is_draining=True, is_ready=True)
+        if refused is not None and slot.session is not None:
+            refused.send(slot.session.outbox, slot.number)
+        self.generation.forget(slot, now_s)
 
     def _cut_slow(self, slot: DecodeSlot, cause: Literal["time", "share"], now_s: float) -> None:
         self.slow_reader_cuts[cause] += 1

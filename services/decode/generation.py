@@ -20,6 +20,7 @@ from kvmesh.replica.load_heartbeat import LoadHeartbeat
 from kvmesh.triton.errors import (
     CallError,
     EngineError,
+    EngineLost,
 )
 from kvmesh.triton.port import CallKind, EngineLoad, EnginePort, FirstAnswer
 from services.decode.limits import DecodeLimits
@@ -68,11 +69,11 @@ class Generation:
         return self.view.last
 
     def start(self, slot: DecodeSlot, now_s: float, handoff: pb.Handoff | None = None) -> None:
-        """Start the engine call of a pending slot, and report the start to its caller."""
+        """Start the engine call of a waiting slot, and report the start to its caller."""
         submit = slot.submit
-        assert submit is not None and slot.state is DecodeState.PENDING, slot
+        assert submit is not None and slot.is_waiting(), slot
         assert slot.session is not None, slot
-        slot.submit = None  # the prompt is the engine's now
+        slot.submit = slot.handoff = None  # the prompt is the engine's now
         slot.state = DecodeState.RUNNING
         slot.called_s = slot.heard_s = now_s
         self._last_call_id += 1
@@ -83,6 +84,25 @@ class Generation:
         self._heartbeat.touch()
         kind = CallKind.CONTEXT_AND_GENERATION if handoff is None else CallKind.GENERATION_ONLY
         self.engine.start(slot.call_id, engine_call(submit, kind, slot.submitted.deadline_s - now_s, handoff))
+
+    def start_control(self, now_s: float) -> None:
+        """Start the calls of the control plane whose turn has come."""
+        while (slot := self._next_control()) is not None:
+            self._slot_table.start_control(slot)
+            self.start(slot, now_s, slot.handoff)
+
+    @property
+    def running_count(self) -> int:
+        """Engine calls of users."""
+        return len(self.calls) - self._slot_table.lane.running_count
+
+    def _next_control(self) -> DecodeSlot | None:
+        slot_table = self._slot_table
+        if not slot_table.lane.has_turns():
+            return None
+        free, has_users = slot_table.reservations.free, slot_table.user_count() > 0
+        # No user's slot waits for blocks: without room it is refused.
+        return slot_table.lane.next(free, has_users=has_users, is_short=False)
 
     def stop(self, slot: DecodeSlot, now_s: float) -> None:
         """End the slot's call early, if there is one."""
@@ -193,23 +213,26 @@ class Generation:
         if valid < len(token_ids):
             log.append(token_ids[:valid], logprobs[:valid])
             self.fail(slot, invalid_token(token_ids[valid], slot.submitted.vocabulary_size), now_s)
+            self.start_control(now_s)
             return
         log.append(token_ids, logprobs)
         slot.heard_s = now_s
-        self.token_total += len(token_ids)
+        if not slot.submitted.purpose:
+            self.token_total += len(token_ids)
         if log.end - log.start > slot.submitted.max_output_tokens:
             self.fail(
                 slot,
                 EngineError(f"the engine made more than {slot.submitted.max_output_tokens} tokens"),
                 now_s,
             )
+            self.start_control(now_s)
         elif is_first:
             step_batch.join(slot)
             if slot.has_first_row and slot.session is not None:
                 slot.first = self._first_row(slot, token_ids[0], logprobs, now_s)
             self.send(slot, now_s)
         else:
-            step_batch.report(slot, now_s, len(token_ids))
+            step_batch.report(slot, now_s, len(token_ids), is_measured=not slot.submitted.purpose)
             if step_batch.is_complete():
                 self.flush(now_s)
 
@@ -222,6 +245,7 @@ class Generation:
         if made < slot.handed_tokens:
             text = f"the engine repeated {made} of {slot.handed_tokens} tokens of its handoff"
             self.fail(slot, EngineError(text), now_s)
+            self.start_control(now_s)
             return
         if made == slot.submitted.max_output_tokens:
             slot.ending, outcome = pb.Finish.REASON_LENGTH, "length"
@@ -233,12 +257,14 @@ class Generation:
         self.send(slot, now_s)
         if self.step_batch.is_complete():
             self.flush(now_s)
+        self.start_control(now_s)
 
     def on_error(self, call_id: int, error: CallError, now_s: float) -> None:
         """Fail the slot of the call."""
         slot = self.calls.get(call_id)
         if slot is not None:
             self.fail(slot, error, now_s)
+            self.start_control(now_s)
 
     def on_load(self, load: EngineLoad, now_s: float) -> None:
         """Keep the engine's report for the routers."""
@@ -246,10 +272,14 @@ class Generation:
             self._heartbeat.touch()
 
     def on_ready(self, is_ready: bool, now_s: float) -> None:
-        """Note whether the engine answers."""
-        if is_ready != self.is_ready:
-            self.is_ready = is_ready
-            self._heartbeat.touch()
+        """Note whether the engine answers. Slots of the control plane that wait for a dead engine fail at once."""
+        if is_ready == self.is_ready:
+            return
+        self.is_ready = is_ready
+        self._heartbeat.touch()
+        if not is_ready:
+            for slot in [slot for slot in self._slot_table.lane if slot.is_waiting()]:
+                self.fail(slot, EngineLost("the engine does not answer"), now_s)
 
     def step_us(self) -> int:
         """Return the smoothed microseconds of a step: measured here, else the engine's own. 0: unknown."""
@@ -260,10 +290,11 @@ class Generation:
         return self.step_batch.fresh_step_s(now_s) or self.view.step_s(now_s)
 
     def assert_consistent(self) -> None:
-        """Raise AssertionError if calls and slots disagree."""
+        """Raise AssertionError if calls and slots disagree, or if the head of the control plane's lane could run."""
         held = {slot.call_id: slot for slot in self._slot_table.slots.values() if slot.call_id}
         assert held == self.calls, (held, self.calls)
         assert self.step_batch.live_count <= len(self.calls), self.calls
+        assert (control := self._next_control()) is None, f"{control} waits for nothing"
         for slot in self.calls.values():
             limits = (slot.log.end - slot.log.start, slot.submitted.max_output_tokens)
             assert limits[0] <= limits[1], slot
@@ -272,6 +303,7 @@ class Generation:
         """Record the end of the slot's call. The caller sets the slot's state."""
         del self.calls[slot.call_id]
         slot.call_id = 0
+        self._slot_table.lane.end(slot)
         self.step_batch.leave(slot)
         self._heartbeat.touch()
         self._record(

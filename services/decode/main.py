@@ -8,13 +8,13 @@ from kvmesh.clock import MonotonicClock
 from kvmesh.decode.v1 import decode_pb2_grpc
 from kvmesh.metrics import Metrics
 from kvmesh.replica import process
+from kvmesh.replica.kv_sources import KvSources
 from kvmesh.replica.options import ReplicaOptions
 from kvmesh.replica.process import RoleService
 from kvmesh.telemetry import Tracing
 from kvmesh.triton.capabilities import ModelFacts
 from services.decode import telemetry
 from services.decode.core import DecodeCore
-from services.decode.kv_sources import KvSources
 from services.decode.limits import DecodeLimits
 from services.decode.status import SERVICE_NAME, DecodeStatus
 
@@ -32,7 +32,8 @@ def _build(options: ReplicaOptions, facts: ModelFacts, metrics: Metrics, tracing
         slow_reader_s=config.slow_reader_s,
         coalesce_max_s=config.coalesce_max_ms / 1000,
     )
-    sources, clock = KvSources(options.pool_settings.name), MonotonicClock()
+    pool, clock = options.pool_settings, MonotonicClock()
+    sources = KvSources(pool.name, pool.version.name)
     core = DecodeCore(
         options.process_id, facts, limits, sources.allows, telemetry.CallTelemetry(metrics, tracing)
     )

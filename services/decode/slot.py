@@ -13,15 +13,18 @@ from kvmesh.attach.v1 import attach_pb2 as pb
 class DecodeState(Enum):
     """State machine of a slot: PENDING -> RUNNING -> ENDED -> FINISHED, and FINISHED -> ENDED at a takeover.
 
-    A slot may be dropped in any state.
+    A slot may be dropped in any state. A local slot of the control plane begins with QUEUED -> RUNNING. No slot of the
+    control plane is FINISHED: its log is dropped at its end.
 
+    QUEUED: a slot of the control plane waits for its turn in the lane; it reserves nothing.
     PENDING: KV blocks are reserved, and the slot waits for its handoff. A slot with a local prefill leaves this state
-    at once. If the caller's stream breaks now, the slot is dropped.
+    at once. A slot of the control plane also waits for its turn. If the caller's stream breaks now, the slot is dropped.
     RUNNING: the engine generates.
     ENDED: the engine is done and its KV blocks are free; tokens wait for the flow-control window or for a takeover.
     FINISHED: all tokens and the finish row were sent; the log is kept for a takeover.
     """
 
+    QUEUED = "queued"
     PENDING = "pending"
     RUNNING = "running"
     ENDED = "ended"
@@ -58,7 +61,7 @@ class DecodeSlot:
     submitted: DecodeSubmission
     log: TokenLog
     blocks: int
-    """Reserved KV blocks; 0 once the engine is done."""
+    """Reserved KV blocks; 0 in QUEUED, and once the engine is done."""
     submit: pb.Submit | None
     """Input of the engine call; dropped when the call is made."""
 
@@ -67,6 +70,8 @@ class DecodeSlot:
     """The stream that reads this slot. None: detached, or FINISHED."""
     number: int = 0
     """The slot's number within `session`."""
+    handoff: pb.Handoff | None = None
+    """The handoff of a slot of the control plane that waits for its turn."""
     handed_tokens: int = 0
     """Tokens at the head of the log that came with the handoff; the caller has them."""
     call_id: int = 0
@@ -99,15 +104,17 @@ class DecodeSlot:
             f"log {log.start}..{log.sent}..{log.end}, credit {log.credit}, {self.blocks} blocks)"
         )
 
+    def is_waiting(self) -> bool:
+        """True before the engine call."""
+        return self.state in (DecodeState.QUEUED, DecodeState.PENDING)
+
     def is_detached(self) -> bool:
         """True while no stream reads an unfinished slot."""
         return self.session is None and self.state is not DecodeState.FINISHED
 
     def deadline_now_s(self) -> float:
         """Return the deadline that applies in the present state."""
-        awaits_first = self.state is DecodeState.PENDING or (
-            self.submitted.is_local and self.answered_s is None
-        )
+        awaits_first = self.is_waiting() or (self.submitted.is_local and self.answered_s is None)
         return (
             min(self.submitted.deadline_s, self.submitted.ttft_deadline_s)
             if awaits_first

@@ -39,4 +39,5 @@ class DecodeStatus(decode_pb2_grpc.DecodeServiceServicer):
             capabilities=core.facts.capabilities.names(),
             adoption_total=core.takeover_total,
             log_bytes=core.slot_table.log_bytes(),
+            state=core.life.state.value,
         )

@@ -60,11 +60,13 @@ class StepBatch(Generic[Key]):
         """True if a report of `key` would belong to a later step than the collected reports: flush those first."""
         return key in self._reported
 
-    def report(self, key: Key, now_s: float, tokens: int = 1) -> None:
-        """Collect a report of `key` with `tokens` tokens."""
+    def report(self, key: Key, now_s: float, tokens: int = 1, *, is_measured: bool = True) -> None:
+        """Collect a report of `key` with `tokens` tokens. `is_measured`: the step may be measured by it."""
         if not self._reported:
             self._first_s = now_s
         self._reported[key] = None
+        if not is_measured:
+            return
         if self._leader is None:
             self._leader, self._leader_s = key, now_s
         elif key == self._leader:

@@ -77,8 +77,8 @@ class CallTelemetry:
 def export(core: DecodeCore, metrics: Metrics) -> None:
     """Export what the core holds, read at each scrape."""
     slot_table, generation = core.slot_table, core.generation
-    metrics.gauge("slots", "Slots held; finished logs do not count.", slot_table.held_count)
-    metrics.gauge("pending_slots", "Slots that wait for a handoff.", slot_table.pending_count)
+    metrics.gauge("slots", "Slots of users; finished logs do not count.", slot_table.user_count)
+    metrics.gauge("pending_slots", "Slots of users that wait for a handoff.", slot_table.pending_user_count)
     metrics.gauge(
         "detached_slots",
         "Detached slots: their stream broke and waits for a takeover.",
@@ -99,9 +99,22 @@ def export(core: DecodeCore, metrics: Metrics) -> None:
     metrics.gauge("finished_slots", "Finished logs kept for a takeover.", lambda: len(slot_table.finished))
     metrics.gauge("reserved_blocks", "KV blocks reserved.", lambda: slot_table.reservations.reserved)
     metrics.gauge("kv_blocks", "KV blocks of the engine.", lambda: slot_table.reservations.total)
-    metrics.gauge("running_requests", "Calls in the engine.", lambda: len(generation.calls))
+    metrics.gauge("running_requests", "Calls of users in the engine.", lambda: generation.running_count)
     metrics.gauge("log_bytes", "Output ids kept for slots.", slot_table.log_bytes)
     metrics.gauge("step_seconds", "Smoothed duration of an engine step.", lambda: generation.step_us() / 1e6)
-    metrics.total("sent_tokens", "Tokens of all engine calls so far.", lambda: generation.token_total)
+    metrics.total(
+        "sent_tokens", "Tokens of all engine calls of users so far.", lambda: generation.token_total
+    )
     metrics.total("step_batch_flushes", "Step frames flushed so far.", lambda: generation.flush_total)
     metrics.gauge("engine_ready", "1 while the engine answers.", lambda: float(generation.is_ready))
+    metrics.gauge(
+        "control_running_requests",
+        "Calls of the control plane in the engine: warm-up and probes.",
+        lambda: slot_table.lane.running_count,
+    )
+    metrics.gauge(
+        "control_waiting_requests",
+        "Requests of the control plane that wait for their turn or for a handoff.",
+        lambda: slot_table.lane.waiting_count,
+    )
+    metrics.gauge("control_blocks", "KV blocks that warm-up and probes hold.", lambda: slot_table.lane.blocks)

@@ -7,17 +7,19 @@ import dataclasses
 import logging
 import random
 import secrets
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Sequence
 from functools import partial
 from typing import Any, Final
+
+import msgspec
 
 from kvmesh import server as shell
 from kvmesh.attach.dialing import Dialer
 from kvmesh.attach.link_manager import LinkManager
-from kvmesh.clock import MonotonicClock
+from kvmesh.clock import MonotonicClock, wall_ns
 from kvmesh.config import MeshConfig
 from kvmesh.config_sections import Frontend as FrontendSection
-from kvmesh.control.v1 import snapshot_pb2
+from kvmesh.control.v1 import shadow_pb2, snapshot_pb2
 from kvmesh.membership.member import Member
 from kvmesh.pools import pool_names
 from kvmesh.process import MeshProcess
@@ -28,6 +30,7 @@ from kvmesh.snapshot.content import Content
 from kvmesh.snapshot.identity import Identity
 from kvmesh.snapshot.initial import initial_content
 from kvmesh.snapshot.published import Published
+from kvmesh.snapshot.shadow import SHADOW
 from kvmesh.tenants.store import CatalogueStore
 from kvmesh.timer import Timer
 from kvmesh.trust.edge import Edge
@@ -45,6 +48,11 @@ from services.frontend.requests.retry_budget import RetryBudget
 from services.frontend.requests.retry_state import Limits
 from services.frontend.requests.watchdog import Watchdog
 from services.frontend.routers import Router, router_links
+from services.frontend.shadow.lease_store import LeaseStore
+from services.frontend.shadow.metrics import watch_shadow
+from services.frontend.shadow.shadow_core import ShadowCore
+from services.frontend.shadow.shadowing import Shadowing, Tap
+from services.frontend.shadow.traffic import ShadowTraffic
 from services.frontend.start_gate import hold_diversions
 from services.frontend.surface.call_reader import CallReader
 from services.frontend.surface.identity import identify
@@ -53,6 +61,7 @@ from services.frontend.surface.messages import Messages
 from services.frontend.surface.request_parser import RequestParser
 from services.frontend.surface.served_versions import ServedVersions
 from services.frontend.surface.service import SERVICE_NAME, InferenceService
+from services.frontend.warm_up import WarmUp
 
 log = logging.getLogger(__name__)
 
@@ -124,14 +133,27 @@ class Frontend(MeshProcess):
         )
         self.is_started = asyncio.Event()
         """Set once the snapshot and the secret of the mesh are known. Requests wait for it."""
-        self.links = self._links()
+        self._is_view_known = False
+        """True once the leases were read."""
+        self.warm_up = WarmUp(
+            self.core,
+            versions,
+            config.engine.block_tokens,
+            self.clock,
+            self.metrics,
+            has_snapshot=lambda: not self.control.receiver.awaits_first,
+            are_routers_known=lambda: self._is_view_known and self.links.is_settled(),
+        )
+        dialer = Dialer(self.clock, self.networks)
+        dialer.export(self.metrics)
+        self.links = self._links(dialer)
         self.service = self._service(counts)
+        self.shadowing = self._shadowing(dialer)
+        watch_shadow(self.metrics, self.shadowing)
         self.server = self._server()
         self.service.register(self.server.grpc)
 
-    def _links(self) -> LinkManager[Router]:
-        dialer = Dialer(self.clock, self.networks)
-        dialer.export(self.metrics)
+    def _links(self, dialer: Dialer) -> LinkManager[Router]:
         return router_links(
             self.core,
             self.hello,
@@ -140,6 +162,7 @@ class Frontend(MeshProcess):
             self.trust.channels_to("router"),
             partial(self.trust.explain, role="router"),
             dialer,
+            self.warm_up,
         )
 
     def _service(self, counts: RequestMetrics) -> InferenceService:
@@ -180,6 +203,37 @@ class Frontend(MeshProcess):
             on_refused=counts.on_refused,
         )
 
+    def _shadowing(self, dialer: Dialer) -> Shadowing:
+        config, versions = self._config, self._versions
+        traffic = ShadowTraffic(
+            self.core,
+            lambda observer: ShadowCore(
+                config.engine.block_tokens,
+                observer,
+                self.clock.now_s(),
+                _watchdog(config),
+                jitter=random.random,
+            ),
+            token_bytes=lambda version: versions.get(version).tokenizer.token_bytes,
+            share_tokenizer=versions.share_tokenizer,
+            wall_s=lambda: wall_ns() / 1e9,
+            boot_id=self.boot_id,
+        )
+        return Shadowing(
+            traffic,
+            LeaseStore(self.redis, config.mesh.name),
+            self.clock,
+            self._set_tap,
+            hello=self.hello,
+            open_channel=self.trust.channels_to("router"),
+            explain=partial(self.trust.explain, role="router"),
+            dialer=dialer,
+            decode_slots=config.decode.slots_max,
+        )
+
+    def _set_tap(self, tap: Tap | None) -> None:
+        self.service.tap = tap
+
     def _server(self) -> shell.MeshServer:
         edge = Edge(self._config, self.trust)
         self.metrics.gauge("client_certificate_expires_seconds", EXPIRES, edge.expires_s)
@@ -206,10 +260,18 @@ class Frontend(MeshProcess):
     def on_snapshot(self, published: Published) -> None:
         """Choose the pools of new requests by `published`."""
         self.core.take_snapshot(published.content)
+        self.shadowing.on_snapshot(published.content)
+
+    def member(self, address: str) -> Member:
+        """Return the member to register, which says that the frontend can copy requests."""
+        found = super().member(address)
+        return msgspec.structs.replace(found, capabilities=(*found.capabilities, SHADOW))
 
     def on_members(self, members: list[Member]) -> None:
         """Take a new view of the mesh's members."""
+        self._is_view_known = True
         self.links.update(members)
+        self.shadowing.on_members(members, sum(member.role == "frontend" for member in members))
         self._unseeded_pools = frozenset(
             member.pool
             for member in members
@@ -252,7 +314,9 @@ class Frontend(MeshProcess):
 
     def identity(self) -> Identity:
         """Return the introduction of the frontend, with the model versions that it can serve."""
-        return dataclasses.replace(super().identity(), model_versions=tuple(self._versions))
+        found = super().identity()
+        capabilities = (*found.capabilities, SHADOW)
+        return dataclasses.replace(found, model_versions=tuple(self._versions), capabilities=capabilities)
 
     def report(self) -> snapshot_pb2.ReceiverReport:
         """Return the number of requests."""
@@ -266,9 +330,14 @@ class Frontend(MeshProcess):
         """Forget the observations that the control plane has stored."""
         self.core.observations.confirm(sequence)
 
+    def shadows(self) -> Sequence[shadow_pb2.ShadowReport]:
+        """Return the counts of shadow traffic that changed since the last call."""
+        return self.shadowing.report()
+
     def on_leader(self) -> None:
-        """Send unconfirmed observations again."""
+        """Send unconfirmed observations and all counts of shadow traffic again."""
         self.core.observations.resend()
+        self.shadowing.resend()
 
     async def prepare(self) -> None:
         """Take the mesh's secret and the tenants' catalogue from Redis: both are needed to answer requests."""
@@ -282,11 +351,17 @@ class Frontend(MeshProcess):
         yield "start-gate", hold_diversions(self.core, self.clock)
         yield "mesh-secret", self._secret.run()
         yield from self.accounts.background()
+        yield from self.shadowing.background()
         yield "tenants", self.tenants.run()
         yield (
             "readiness",
             follow_routers(lambda: self.core.pools.has_router, self.clock, self.server.set_serving),
         )
+
+    async def become_ready(self) -> None:
+        """Serve once the frontend is warm, or once the wait for it is over."""
+        await self.warm_up.run(partial(self.server.set_serving, False))
+        await self.set_serving()
 
     async def flush(self) -> None:
         """Write every settlement to Redis, within FLUSH_S."""
@@ -295,6 +370,7 @@ class Frontend(MeshProcess):
     async def close(self) -> None:
         """Stop the timer and export the last spans."""
         self._stop_moving()
+        self.shadowing.close()
         self._timer.close()
         await self._budgets_redis.close()
         await super().close()
@@ -302,15 +378,12 @@ class Frontend(MeshProcess):
 
 def _core(config: MeshConfig, clock: MonotonicClock, observer: Observer, boot_id: str) -> FrontendCore:
     section = config.frontend
-    watchdog = Watchdog(
-        section.first_token_silence_s, section.token_silence_s, config.router.queue_max_wait_s
-    )
     return FrontendCore(
         Limits(
             section.attempts_max,
             config.decode.detached_s,
             config.engine.block_tokens,
-            watchdog,
+            _watchdog(config),
             section.start_min_s,
         ),
         limit=section.max_live_requests,
@@ -319,6 +392,11 @@ def _core(config: MeshConfig, clock: MonotonicClock, observer: Observer, boot_id
         observer=observer,
         boot_id=boot_id,
     )
+
+
+def _watchdog(config: MeshConfig) -> Watchdog:
+    section = config.frontend
+    return Watchdog(section.first_token_silence_s, section.token_silence_s, config.router.queue_max_wait_s)
 
 
 def limits_of(section: FrontendSection) -> shell.ServerLimits:

@@ -15,6 +15,9 @@ from services.frontend.requests.retry_state import ROUTER_WAIT_S
 
 CHECK_INTERVAL_S: Final = 0.1
 
+NO_ROUTER: Final = "no router of the stable pool is up, and no router of another pool can place requests"
+"""Reason that health checks get."""
+
 
 class Readiness:
     """Readiness with hysteresis: lost after ROUTER_WAIT_S without a router, regained at once.
@@ -43,12 +46,12 @@ class Readiness:
 async def follow_routers(
     has_router: Callable[[], bool],
     clock: Clock,
-    tell: Callable[[bool], Awaitable[None]],
+    tell: Callable[[bool, str], Awaitable[None]],
     check_interval_s: float = CHECK_INTERVAL_S,
 ) -> None:
-    """Report every change of readiness to `tell` until cancelled."""
+    """Report every change of readiness to `tell`, with NO_ROUTER as the reason of a loss, until cancelled."""
     readiness = Readiness()
     while True:
         if readiness.check(clock.now_s(), has_router=has_router()):
-            await tell(readiness.is_ready)
+            await tell(readiness.is_ready, "" if readiness.is_ready else NO_ROUTER)
         await asyncio.sleep(check_interval_s)

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import grpc
 
-from kvmesh.attach.client import AttachLink
+from kvmesh.attach.client import AttachLink, Sink
 from kvmesh.attach.dialing import Dialer
 from kvmesh.attach.link_manager import LinkManager
 from kvmesh.attach.v1 import attach_pb2 as pb
@@ -31,9 +31,14 @@ def router_links(
     open_channel: Callable[[str], grpc.aio.Channel],
     explain: Callable[[str], Awaitable[str]] | None = None,
     dialer: Dialer | None = None,
+    sink: Sink | None = None,
 ) -> LinkManager[Router]:
-    """Return the links to the routers for which `is_served` is true. `explain`, `dialer`: as of AttachLink."""
-    host = RouterHost(core, hello, is_served, clock, open_channel, explain, dialer or Dialer(clock))
+    """Return the links to the routers for which `is_served` is true. `explain`, `dialer`: as of AttachLink.
+
+    `sink`: takes the events of the links and passes them on to `core`. None: `core` takes them itself.
+    """
+    dialer = dialer or Dialer(clock)
+    host = RouterHost(core, hello, is_served, clock, open_channel, explain, dialer, sink)
     return LinkManager(host, clock, "router")
 
 
@@ -49,8 +54,10 @@ class RouterHost:
         open_channel: Callable[[str], grpc.aio.Channel],
         explain: Callable[[str], Awaitable[str]] | None,
         dialer: Dialer,
+        sink: Sink | None = None,
     ) -> None:
         self._core = core
+        self._sink = sink or core
         self._hello = hello
         self._is_served = is_served
         self._clock = clock
@@ -66,7 +73,7 @@ class RouterHost:
             name,
             member.address,
             self._hello,
-            self._core,
+            self._sink,
             self._clock,
             self._open_channel,
             keep=True,

@@ -6,14 +6,17 @@ sessions' outboxes and the EnginePort. The shell calls `next_wake_s` after every
 
 from __future__ import annotations
 
+from typing import Final
+
 from kvmesh import deadlines
 from kvmesh.attach.caller_session import AttachedCore, CallerSession
 from kvmesh.attach.outbox import DownwardOutbox
 from kvmesh.attach.refusal import SubmitRefusal, superseded
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.blocks import count_for
-from kvmesh.replica.admission import check_submit, not_serving, too_late
+from kvmesh.replica.admission import check_submit, not_serving, quarantined, too_late
 from kvmesh.replica.calls import control_purpose
+from kvmesh.replica.life_view import IN_SERVICE, LifeView
 from kvmesh.replica.load_heartbeat import LoadHeartbeat
 from kvmesh.triton.capabilities import ModelFacts
 from kvmesh.triton.errors import EngineStalled, HandoffLost
@@ -21,28 +24,45 @@ from kvmesh.triton.port import EnginePort
 from services.prefill.limits import PrefillLimits
 from services.prefill.prefilling import Prefilling
 from services.prefill.records import Recorder, discard_record
+from services.prefill.seeding import IsSource, Seeding, check_purpose, seed_blocks
 from services.prefill.slot import PRIORITY_CLASS_DEFAULT, PrefillSlot, PrefillState, PrefillSubmission
 from services.prefill.slot_table import PrefillSlotTable
+
+DRAIN_LOOK_S: Final = 0.0
+"""Any time in the past: a drain checks the slots of the control plane at once."""
 
 
 class PrefillCore(AttachedCore[PrefillSlot]):
     """See the module's docstring. Call `connect` before the first event."""
 
     def __init__(
-        self, replica: str, facts: ModelFacts, limits: PrefillLimits, record: Recorder = discard_record
+        self,
+        replica: str,
+        facts: ModelFacts,
+        limits: PrefillLimits,
+        record: Recorder = discard_record,
+        *,
+        is_source: IsSource = lambda *_: False,
     ) -> None:
-        """`record`: called for each ended engine call."""
+        """`record`: called for each ended engine call. `is_source(address, now_s)`: True if a seed may pull KV blocks from
+        the address; by default from none."""
         self.replica = replica
         self.facts = facts
         self.limits = limits
         self.is_draining = False
         self.is_cordoned = False
         """True while the control plane keeps the replica out of use. Routers leave it alone; submits are still taken."""
+        self.life = IN_SERVICE
+        """The replica's life: a held replica gets nothing new from routers, a quarantined one refuses users."""
         self._heartbeat = LoadHeartbeat()
         self.slot_table = PrefillSlotTable(facts.kv_blocks, limits, self._heartbeat)
         self.prefilling = Prefilling(
             replica, facts.tokens_per_block, limits, self.slot_table, self._heartbeat, record
         )
+        self.seeding = Seeding(is_source, self.slot_table, self.prefilling, limits.handoff_timeout_s)
+        self._phases: tuple[pb.Phase.ValueType, ...] = (pb.PHASE_CONTEXT_ONLY,)
+        if facts.capabilities.disaggregated:
+            self._phases += (pb.PHASE_SEED,)
 
     def __repr__(self) -> str:
         return f"PrefillCore({self.replica}, {list(self.slot_table.slots.values())})"
@@ -84,7 +104,8 @@ class PrefillCore(AttachedCore[PrefillSlot]):
         session.outbox.refuse(adopt.slot, pb.Refusal.REASON_UNKNOWN_REQUEST, message)
 
     def submit(self, session: CallerSession[PrefillSlot], submit: pb.Submit, now_s: float) -> None:
-        """Queue or refuse one attempt."""
+        """Queue or refuse one attempt. A seed waits for its handoff."""
+        is_seed = submit.phase == pb.PHASE_SEED
         estimate_s = self._estimate_s(submit, now_s)
         refused = self._supersede(submit, now_s) or self._refusal(submit, estimate_s, now_s)
         if refused is not None:
@@ -113,10 +134,19 @@ class PrefillCore(AttachedCore[PrefillSlot]):
             max_output_tokens=budget.max_output_tokens,
             end_token_id=submit.end_token_id,
             purpose=control_purpose(budget),
+            is_seed=is_seed,
         )
         slot = PrefillSlot(submitted, submit)
-        self.slot_table.enqueue(slot, session, submit.slot)
-        session.outbox.accept(submit.slot, urgent=False)
+        if is_seed:
+            self.slot_table.await_handoff(slot, session, submit.slot, now_s)
+        else:
+            self.slot_table.enqueue(slot, session, submit.slot)
+        session.outbox.accept(submit.slot, urgent=is_seed)
+        self.prefilling.start_queued(now_s)
+
+    def hand_over(self, slot: PrefillSlot, handoff: pb.Handoff, now_s: float) -> None:
+        """Start the pull of a seed. Raises FrameError."""
+        self.seeding.hand_over(slot, handoff, now_s)
         self.prefilling.start_queued(now_s)
 
     def cancel(self, slot: PrefillSlot, reason: pb.Cancel.Reason.ValueType, now_s: float) -> None:
@@ -146,8 +176,10 @@ class PrefillCore(AttachedCore[PrefillSlot]):
                     session.outbox.load(report)
 
     def drain(self) -> None:
-        """Begin a graceful shutdown: refuse new submits; queued slots still run."""
+        """Begin a graceful shutdown: refuse new submits; queued slots of users still run."""
         self.is_draining = True
+        for slot in self.slot_table.lane:
+            self.slot_table.look_by(slot, DRAIN_LOOK_S)
         self._heartbeat.touch()
 
     def undrain(self) -> None:
@@ -160,8 +192,22 @@ class PrefillCore(AttachedCore[PrefillSlot]):
         self.is_cordoned = is_cordoned
         self._heartbeat.touch()
 
+    def set_life(self, life: LifeView) -> None:
+        """Report to routers whether the replica is held or quarantined, and its slow start."""
+        self.life = life
+        self._heartbeat.touch()
+
+    def set_cached_blocks(self, engine_boot_id: str, blocks: int) -> None:
+        """Take the number of blocks in the prefix cache of the engine with this boot id, counted from its KV events."""
+        if self.prefilling.view.take_cached(engine_boot_id, blocks):
+            self._heartbeat.touch()
+
+    def cached_block_count(self) -> int:
+        """Return the blocks in the engine's prefix cache."""
+        return self.prefilling.view.cached_blocks
+
     def live_request_count(self) -> int:
-        """Return the number of requests that are held here."""
+        """Return the number of requests that are held here, those of the control plane included."""
         return len(self.slot_table.slots)
 
     def is_idle(self) -> bool:
@@ -172,20 +218,23 @@ class PrefillCore(AttachedCore[PrefillSlot]):
         """Return the load for routers; stale engine reports are left out."""
         slot_table, view = self.slot_table, self.prefilling.view
         load = view.fresh(now_s)
-        free = slot_table.blocks_total - slot_table.blocks_reserved
         return pb.LoadReport(
             engine_boot_id=view.boot_id,
             block_total_count=slot_table.blocks_total,
-            block_free_count=load.blocks_free if load else free,
+            block_free_count=load.blocks_free if load else slot_table.blocks_free,
             queued_request_count=len(slot_table.queue),
             queued_token_count=slot_table.queue.tokens,
-            running_request_count=len(self.prefilling.calls),
+            running_request_count=self.prefilling.running_count,
             held_handoff_count=len(slot_table.held),
             step_us=round((load.step_s if load else 0.0) * 1e6),
-            draining=self.is_draining,
+            draining=self.is_draining or self.life.is_out_of_service,
             cordoned=self.is_cordoned,
             engine_ready=self.prefilling.is_ready,
             engine_memory_bytes=load.resident_bytes if load else 0,
+            held=self.life.is_out_of_service,
+            slow_start_age_ms=self.life.slow_start_age_ms(now_s),
+            cold_step_total=load.cold_steps if load else None,
+            cached_block_count=view.cached_blocks,
         )
 
     def assert_consistent(self) -> None:
@@ -204,20 +253,31 @@ class PrefillCore(AttachedCore[PrefillSlot]):
         return refused
 
     def _estimate_s(self, submit: pb.Submit, now_s: float) -> float:
-        """Return the expected seconds of the prefill of `submit`. 0: unknown."""
+        """Return the expected seconds of the prefill of `submit`. 0: unknown, or a seed, which computes nothing."""
+        if submit.phase == pb.PHASE_SEED:
+            return 0.0
         if submit.prefill_estimate_us:
             return submit.prefill_estimate_us / 1e6
         return self.prefilling.prefill_rate.estimate_s(len(submit.token_ids) // 4, now_s)
 
     def _refusal(self, submit: pb.Submit, estimate_s: float, now_s: float) -> SubmitRefusal | None:
-        refused = not_serving(
-            self.replica, is_draining=self.is_draining, is_ready=self.prefilling.is_ready
-        ) or check_submit(submit, self.facts, (pb.PHASE_CONTEXT_ONLY,), _blocks_needed(submit))
+        refused = (
+            not_serving(self.replica, is_draining=self.is_draining, is_ready=self.prefilling.is_ready)
+            or quarantined(self.replica, self.life, submit.budget)
+            or check_submit(submit, self.facts, self._phases, _blocks_needed(submit))
+        )
+        if refused is None and submit.phase == pb.PHASE_SEED:
+            refused = check_purpose(submit)
         if refused is not None:
             return refused
         left_s = _left_s(submit)
         if left_s <= estimate_s:
             return too_late("the prefill", estimate_s, left_s)
+        if control_purpose(submit.budget):
+            is_reserving = submit.phase == pb.PHASE_SEED
+            needed = _blocks_needed(submit) if is_reserving else 0
+            table = self.slot_table
+            return table.lane.refusal(needed, table.blocks_free, is_short=table.is_short())
         queue = self.slot_table.queue
         if queue.is_full():
             message = f"prefill queue full: {len(queue)}/{queue.requests_max}"
@@ -225,6 +285,13 @@ class PrefillCore(AttachedCore[PrefillSlot]):
                 pb.Refusal.REASON_QUEUE_FULL, message, retry_after_ms=self.prefilling.retry_after_ms(now_s)
             )
         return None
+
+    def _refuse_drained(self, slot: PrefillSlot, now_s: float) -> None:
+        """Refuse a waiting slot of the control plane; no engine call was made."""
+        refused = not_serving(self.replica, is_draining=True, is_ready=True)
+        if refused is not None and slot.session is not None:
+            refused.send(slot.session.outbox, slot.number)
+        self.prefilling.forget(slot, now_s)
 
     def _look_at(self, slot: PrefillSlot, now_s: float) -> None:
         """End `slot` if one of its times has passed; else schedule the next check."""
@@ -236,6 +303,10 @@ class PrefillCore(AttachedCore[PrefillSlot]):
                 )
             else:
                 self.slot_table.look_by(slot, slot.expire_s)
+        elif self.is_draining and slot.is_waiting_control():
+            self._refuse_drained(slot, now_s)
+        elif slot.state is PrefillState.PENDING:
+            self.seeding.look_at(slot, now_s)
         elif slot.state is PrefillState.QUEUED:
             if slot.submitted.start_by_s <= now_s:
                 self.prefilling.refuse_late(slot, now_s)
@@ -251,7 +322,9 @@ class PrefillCore(AttachedCore[PrefillSlot]):
 
 
 def _blocks_needed(submit: pb.Submit) -> int:
-    """Return the KV blocks of the prompt; context_only computes no KV for its output token."""
+    """Return the KV blocks of the prompt; context_only computes no KV for its output token. A seed counts its token."""
+    if submit.phase == pb.PHASE_SEED:
+        return seed_blocks(submit)
     return count_for(len(submit.token_ids) // 4, submit.block_tokens)
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvmesh.clock import MonotonicClock
 from kvmesh.metrics import Metrics
 from kvmesh.prefill.v1 import prefill_pb2_grpc
 from kvmesh.queue_order import ORDERS
 from kvmesh.replica import process
+from kvmesh.replica.kv_sources import KvSources
 from kvmesh.replica.options import ReplicaOptions
 from kvmesh.replica.process import RoleService
 from kvmesh.telemetry import Tracing
@@ -32,7 +34,10 @@ def _build(options: ReplicaOptions, facts: ModelFacts, metrics: Metrics, tracing
         handoff_timeout_s=config.engine.handoff_timeout_s,
         detached_s=config.decode.detached_s,
     )
-    core = PrefillCore(options.process_id, facts, limits, telemetry.CallTelemetry(metrics, tracing))
+    pool, clock = options.pool_settings, MonotonicClock()
+    sources = KvSources(pool.name, pool.version.name)
+    record = telemetry.CallTelemetry(metrics, tracing)
+    core = PrefillCore(options.process_id, facts, limits, record, is_source=sources.allows)
     telemetry.export(core, metrics)
     return RoleService(
         core=core,
@@ -40,5 +45,5 @@ def _build(options: ReplicaOptions, facts: ModelFacts, metrics: Metrics, tracing
         add_service=lambda server, parts: prefill_pb2_grpc.add_PrefillServiceServicer_to_server(
             PrefillStatus(core, parts), server
         ),
-        on_members=lambda _: None,
+        on_members=lambda members: sources.take(members, clock.now_s()),
     )

@@ -14,6 +14,7 @@ from kvmesh.replica.calls import (
     first_token,
     invalid_token,
     microseconds,
+    seed_call,
     valid_count,
 )
 from kvmesh.replica.engine_view import EngineView
@@ -71,16 +72,27 @@ class Prefilling:
         return self.view.last
 
     def start_queued(self, now_s: float) -> None:
-        """Start engine calls while the queue's head fits; no slot overtakes the head.
+        """Start engine calls while the queue's head fits; no slot overtakes the head. Then start calls of the lane.
 
         A slot that can no longer meet its deadline is refused.
         """
         self._start_fitting(now_s)
         self._starts.stock(len(self._slot_table.queue), now_s)
+        while (slot := self._next_control()) is not None:
+            if slot.submitted.start_by_s <= now_s:
+                self.refuse_late(slot, now_s)
+            else:
+                self._slot_table.run_control(slot)
+                self._call(slot, now_s)
+
+    @property
+    def running_count(self) -> int:
+        """Engine calls of users."""
+        return len(self.calls) - self._slot_table.lane.running_count
 
     def _start_fitting(self, now_s: float) -> None:
         queue = self._slot_table.queue
-        while len(self.calls) < self._limits.engine_concurrency:
+        while self.running_count < self._limits.engine_concurrency:
             slot = queue.head()
             if slot is None:
                 return
@@ -90,6 +102,15 @@ class Prefilling:
                 self._start(slot, now_s)
             else:
                 return
+
+    def _next_control(self) -> PrefillSlot | None:
+        slot_table = self._slot_table
+        if not slot_table.lane.has_turns():
+            return None
+        has_users = bool(len(slot_table.queue)) or self.running_count > 0
+        return slot_table.lane.next(
+            slot_table.blocks_free, has_users=has_users, is_short=slot_table.is_short()
+        )
 
     def stall_s(self, slot: PrefillSlot) -> float:
         """Return the time at which an unanswered engine call ends `slot` (failure detector)."""
@@ -106,7 +127,8 @@ class Prefilling:
 
     def fail(self, slot: PrefillSlot, error: CallError, now_s: float) -> None:
         """End `slot` after a failure of its engine call or of its handoff."""
-        untouched = slot.state is PrefillState.QUEUED or isinstance(error, EngineBusy)
+        is_waiting = slot.state in (PrefillState.QUEUED, PrefillState.PENDING)
+        untouched = is_waiting or isinstance(error, EngineBusy)
         if slot.session is not None:
             slot.session.outbox.fail(
                 slot.number,
@@ -145,18 +167,22 @@ class Prefilling:
     # EngineSink.
 
     def on_first(self, call_id: int, first: FirstAnswer, now_s: float) -> None:
-        """Keep the handoff of a computed prompt; the engine holds its KV blocks."""
+        """Keep the handoff of a computed prompt; the engine holds its KV blocks. A seed has pulled its blocks."""
         slot = self.calls.get(call_id)
-        if slot is not None:
+        if slot is None:
+            return
+        slot.reused_blocks = first.reused_blocks
+        if not slot.submitted.is_seed:
             slot.context_phase_params = first.context_phase_params
-            slot.reused_blocks = first.reused_blocks
+        elif slot.session is not None:
+            slot.session.outbox.transfer(slot.number, microseconds(now_s - slot.called_s))
 
     def on_tokens(
         self, call_id: int, token_ids: Sequence[int], logprobs: Sequence[float], now_s: float
     ) -> None:
         """Keep the first token. It is sent with the handoff when the call ends, which is in the same answer."""
         slot = self.calls.get(call_id)
-        if slot is None or slot.token_id is not None:
+        if slot is None or slot.token_id is not None or slot.submitted.is_seed:
             return
         if not valid_count(token_ids[:1], slot.submitted.vocabulary_size):
             self.fail(slot, invalid_token(token_ids[0], slot.submitted.vocabulary_size), now_s)
@@ -171,7 +197,9 @@ class Prefilling:
         slot = self.calls.get(call_id)
         if slot is None:
             return
-        if slot.token_id is None:
+        if slot.submitted.is_seed:
+            self._end_seed(slot, now_s)
+        elif slot.token_id is None:
             self._end_empty(slot, now_s)
         elif slot.context_phase_params:
             self._tell_first(slot, now_s)
@@ -191,50 +219,70 @@ class Prefilling:
             self.start_queued(now_s)
 
     def on_load(self, load: EngineLoad, now_s: float) -> None:
-        """Keep the engine's load report. A new boot id means that every handoff is lost."""
+        """Keep the engine's load report. A new boot id means that every handoff is lost, and that pending seeds end."""
         known = self.view.last
         if not self.view.take(load, now_s):
             return
         self._heartbeat.touch()
         if known is not None and known.boot_id != load.boot_id:
-            for slot in list(self._slot_table.held):
+            for slot in (*self._slot_table.held, *self._control(PrefillState.PENDING)):
                 self.fail(slot, HandoffLost("the engine was started anew"), now_s)
             self.start_queued(now_s)
 
     def on_ready(self, is_ready: bool, now_s: float) -> None:
-        """Note whether the engine answers. Queued slots of a dead engine fail at once."""
+        """Note whether the engine answers. Queued slots and pending seeds of a dead engine fail at once."""
         if is_ready == self.is_ready:
             return
         self.is_ready = is_ready
         self._heartbeat.touch()
         if not is_ready:
+            error = EngineLost("the engine does not answer")
             while (slot := self._slot_table.queue.head()) is not None:
-                self.fail(slot, EngineLost("the engine does not answer"), now_s)
+                self.fail(slot, error, now_s)
+            for slot in self._control(PrefillState.QUEUED, PrefillState.PENDING):
+                self.fail(slot, error, now_s)
 
     def assert_consistent(self) -> None:
-        """Raise AssertionError if calls and slots disagree, or if the queue's head could run."""
+        """Raise AssertionError if calls and slots disagree, or if the head of the queue or of the lane could run."""
         held = {slot.call_id: slot for slot in self._slot_table.slots.values() if slot.call_id}
         assert held == self.calls, (held, self.calls)
-        assert len(self.calls) <= self._limits.engine_concurrency, self.calls
+        assert self.running_count <= self._limits.engine_concurrency, self.calls
         head = self._slot_table.queue.head()
-        if head is not None and len(self.calls) < self._limits.engine_concurrency:
+        if head is not None and self.running_count < self._limits.engine_concurrency:
             assert not self._slot_table.can_run(head), f"{head} waits for nothing"
+        assert (control := self._next_control()) is None, f"{control} waits for nothing"
 
     def _start(self, slot: PrefillSlot, now_s: float) -> None:
         self._starts.freed(1, now_s)
-        submit, session = slot.submit, slot.session
-        assert submit is not None and session is not None, slot
-        slot.submit = None  # the prompt is the engine's now
         self._slot_table.run(slot)
+        self._call(slot, now_s)
+
+    def _call(self, slot: PrefillSlot, now_s: float) -> None:
+        submit, session, handoff = slot.submit, slot.session, slot.handoff
+        assert submit is not None and session is not None, slot
+        slot.submit = slot.handoff = None  # the prompt is the engine's now
         slot.called_s = now_s
         self._last_call_id += 1
         slot.call_id = self._last_call_id
         self.calls[slot.call_id] = slot
         session.outbox.start(slot.number, microseconds(now_s - slot.submitted.submitted_s))
         self._slot_table.look_by(slot, self.stall_s(slot))
-        self.engine.start(
-            slot.call_id, engine_call(submit, CallKind.CONTEXT_ONLY, slot.submitted.deadline_s - now_s)
-        )
+        left_s = slot.submitted.deadline_s - now_s
+        call = engine_call(submit, CallKind.CONTEXT_ONLY, left_s)
+        self.engine.start(slot.call_id, call if handoff is None else seed_call(submit, handoff, left_s))
+
+    def _control(self, *states: PrefillState) -> list[PrefillSlot]:
+        """Return the slots of the control plane in one of `states`."""
+        return [slot for slot in self._slot_table.lane if slot.state in states]
+
+    def _end_seed(self, slot: PrefillSlot, now_s: float) -> None:
+        """Report that the blocks of a seed are in the cache."""
+        self._over(slot, now_s, "seeded")
+        if slot.session is not None:
+            slot.session.outbox.finish(
+                slot.number, slot.submitted.start_position + 1, pb.Finish.REASON_LENGTH
+            )
+        self._slot_table.forget(slot)
 
     def _end_empty(self, slot: PrefillSlot, now_s: float) -> None:
         self._computed(slot, now_s)
@@ -275,6 +323,7 @@ class Prefilling:
         """Record the end of the slot's call. The caller sets the slot's state."""
         del self.calls[slot.call_id]
         slot.call_id = 0
+        self._slot_table.lane.end(slot)
         self._heartbeat.touch()
         self._record(
             CallRecord(

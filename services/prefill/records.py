@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class CallRecord:
-    """One context_only call. Times in seconds on the replica's clock."""
+    """One context_only call, or the call of a seed. Times in seconds on the replica's clock."""
 
     request_id: str
     attempt: int
@@ -19,7 +19,7 @@ class CallRecord:
     prompt_tokens: int
     cached_tokens: int
     outcome: str
-    """"first_token", "end_token" (before any token), "cancelled" or the name of an error."""
+    """"first_token", "end_token" (before any token), "seeded", "cancelled" or the name of an error."""
     purpose: str = ""
     """"warm_up" or "probe" for a call of the control plane; empty for every other call."""
 

@@ -14,13 +14,15 @@ PRIORITY_CLASS_DEFAULT: Final = 4
 
 
 class PrefillState(Enum):
-    """State machine of a slot: QUEUED -> RUNNING -> HELD; a slot may be dropped in any state.
+    """State machine of a slot: QUEUED -> RUNNING -> HELD, of a seed PENDING -> RUNNING; it may be dropped in any state.
 
-    QUEUED: waits for the engine; reserves nothing. RUNNING: a context_only call runs; KV blocks are reserved.
+    QUEUED: waits for the engine; reserves nothing. PENDING: a seed that waits for its handoff and then for the engine; KV
+    blocks are reserved. RUNNING: a context_only call, or the call of a seed, runs; KV blocks are reserved.
     HELD: the engine holds the KV blocks until decode has pulled them, the handoff is released, or its time is over.
     """
 
     QUEUED = "queued"
+    PENDING = "pending"
     RUNNING = "running"
     HELD = "held"
 
@@ -34,7 +36,7 @@ class PrefillSubmission:
     start_position: int
     prompt_tokens: int
     blocks: int
-    """KV blocks of the prompt; reserved in RUNNING and HELD."""
+    """KV blocks of the prompt; reserved in PENDING, RUNNING and HELD."""
     priority: int
     is_shadow: bool
     is_resumed: bool
@@ -56,6 +58,8 @@ class PrefillSubmission:
     """The id of the first token must be below it. 0: the id is not checked."""
     purpose: str = ""
     """"warm_up" or "probe" for a call of the control plane; empty for every other call."""
+    is_seed: bool = False
+    """PHASE_SEED: pulls the KV blocks of a handoff and computes nothing."""
 
     @property
     def start_by_s(self) -> float:
@@ -78,6 +82,8 @@ class PrefillSlot:
     call_id: int = 0
     """The running engine call. 0: none."""
     called_s: float = 0.0
+    handoff: pb.Handoff | None = None
+    """The handoff of a seed, from its arrival until the engine call."""
     context_phase_params: bytes = b""
     """The engine's handoff; empty before the call ends."""
     token_id: int | None = None
@@ -91,6 +97,10 @@ class PrefillSlot:
         return self.token_id is not None and (
             self.token_id == self.submitted.end_token_id or self.submitted.max_output_tokens == 1
         )
+
+    def is_waiting_control(self) -> bool:
+        """True for a slot of the control plane without an engine call before it."""
+        return bool(self.submitted.purpose) and self.state in (PrefillState.QUEUED, PrefillState.PENDING)
 
     def __repr__(self) -> str:
         where = f"{self.session.peer}/{self.number}" if self.session else "no stream"

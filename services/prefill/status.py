@@ -38,4 +38,5 @@ class PrefillStatus(prefill_pb2_grpc.PrefillServiceServicer):
             capabilities=core.facts.capabilities.names(),
             computed_token_total=core.prefilling.computed_token_total,
             cached_token_total=core.prefilling.cached_token_total,
+            state=core.life.state.value,
         )

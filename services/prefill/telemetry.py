@@ -73,7 +73,7 @@ def export(core: PrefillCore, metrics: Metrics) -> None:
     slot_table, prefilling = core.slot_table, core.prefilling
     metrics.gauge("queued_requests", "Queued requests.", lambda: len(slot_table.queue))
     metrics.gauge("queued_tokens", "Queued prompt tokens.", lambda: slot_table.queue.tokens)
-    metrics.gauge("running_requests", "Calls in the engine.", lambda: len(prefilling.calls))
+    metrics.gauge("running_requests", "Calls of users in the engine.", lambda: prefilling.running_count)
     metrics.gauge(
         "held_handoffs",
         "Held handoffs: finished prefills that decode has not fetched.",
@@ -84,3 +84,14 @@ def export(core: PrefillCore, metrics: Metrics) -> None:
     )
     metrics.gauge("kv_blocks", "KV blocks of the engine.", lambda: slot_table.blocks_total)
     metrics.gauge("engine_ready", "1 while the engine answers.", lambda: float(prefilling.is_ready))
+    metrics.gauge(
+        "control_running_requests",
+        "Calls of the control plane in the engine: warm-up and probes.",
+        lambda: slot_table.lane.running_count,
+    )
+    metrics.gauge(
+        "control_waiting_requests",
+        "Requests of the control plane that wait for their turn or for a handoff.",
+        lambda: slot_table.lane.waiting_count,
+    )
+    metrics.gauge("control_blocks", "KV blocks that warm-up and probes hold.", lambda: slot_table.lane.blocks)

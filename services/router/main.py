@@ -7,6 +7,7 @@ import logging
 import os
 import random
 from collections.abc import Coroutine, Iterable, Sequence
+from functools import partial
 from typing import Any, Final
 
 from kvmesh import process, service_options
@@ -19,6 +20,8 @@ from kvmesh.queue_order import ORDERS
 from kvmesh.router.v1 import router_pb2_grpc
 from kvmesh.service_options import ServiceOptions
 from kvmesh.snapshot.published import Published
+from kvmesh.start import export_start, wait_for_start
+from kvmesh.start_conditions import StartConditions
 from kvmesh.timer import Timer
 from kvmesh.trust.peers import Trust
 from services.router import telemetry
@@ -28,18 +31,27 @@ from services.router.forwarding.prefill_load import PrefillLoad
 from services.router.forwarding.replica_links import ReplicaHost
 from services.router.gossip.dispatch_gossip import DispatchGossip
 from services.router.gossip.peer_routers import known_dispatches
+from services.router.hot.listing import HotPrefixListing
+from services.router.hot.release_recorder import ReleaseRecorder
 from services.router.index.index_reader import IndexReader
 from services.router.index.local_index import LocalPrefixIndex
 from services.router.placement.cost_policy import CostPolicy
 from services.router.pool_members import REFUSED, PoolMembers
+from services.router.rehearsal import Rehearsal
 from services.router.status import SERVICE_NAME, RouterStatus
 
 log = logging.getLogger(__name__)
 
-WARM_UP_S: Final = 2.0
-"""Longest time until a router registers. Until then it attaches to the replicas and loads their index."""
+VIEW: Final = "leases"
+SNAPSHOT: Final = "snapshot"
+REPLICAS: Final = "replica links"
+INDEX: Final = "prefix index"
+DISPATCHES: Final = "dispatches of peer routers"
+"""The conditions of the start. Until they hold, at most START_WAIT_S, the router does not register."""
 
-POLL_S: Final = 0.02
+REHEARSALS: Final = 3
+"""Runs of the rehearsal, a few milliseconds in all."""
+
 IDLE_POLL_S: Final = 0.05
 
 
@@ -61,6 +73,10 @@ class Router(process.MeshProcess):
         super().__init__("router", options, Trust(config, "router"))
         self._is_view_known = False
         self._is_warmed_up = False
+        self.start_conditions = StartConditions(
+            (VIEW, SNAPSHOT, REPLICAS, INDEX, DISPATCHES), self.clock.now_s()
+        )
+        export_start(self.start_conditions, self.metrics)
         self._members: list[Member] = []
         self._prefill_load = PrefillLoad()
         self.pool_members = PoolMembers(self.member(""))
@@ -92,6 +108,10 @@ class Router(process.MeshProcess):
             pool=self.pool.name,
         )
         self._telemetry = telemetry.ForwardingTelemetry(self.metrics, self.tracing, block_tokens)
+        self.release_recorder = ReleaseRecorder(block_tokens)
+        self.hot = HotPrefixListing(
+            self.release_recorder, local_index, self.pool.version.name, block_tokens, self.clock
+        )
         self.core = ForwardingCore(
             name,
             self.pool.version.name,
@@ -108,6 +128,7 @@ class Router(process.MeshProcess):
             publish=self.dispatches.publish,
             record=self._telemetry,
             forecast=policy,
+            on_release=self.release_recorder,
         )
         self.core.readiness.needs_prefill = self.pool.prefill > 0
         self._timer = Timer(self.core, self.clock, _log_bug)
@@ -126,9 +147,10 @@ class Router(process.MeshProcess):
         )
         self.links = LinkManager(host, self.clock, "replica")
         telemetry.export(self.core, policy, self.index, self.dispatches, self.metrics, self.clock)
+        telemetry.export_hot(self.release_recorder, self.metrics)
         attach = self.serve_attach(self.core, SERVICE_NAME)
         router_pb2_grpc.add_RouterServiceServicer_to_server(
-            RouterStatus(self.core, policy, attach, self.redis, self.clock), self.server.grpc
+            RouterStatus(self.core, policy, attach, self.redis, self.clock, self.hot), self.server.grpc
         )
 
     def on_members(self, members: list[Member]) -> None:
@@ -147,37 +169,53 @@ class Router(process.MeshProcess):
         self.dispatches.set_routers(self.pool_members.routers)
 
     def background(self) -> Iterable[tuple[str, Coroutine[Any, Any, None]]]:
-        """Return the tasks that keep the replicas, the index and the peer routers up to date."""
+        """Return the tasks that keep the replicas, the index, the peer routers and the recorded prompts up to date."""
         yield "replica-links", self.links.run()
         yield "index-reader", self.index.run()
         yield "dispatches", self.dispatches.run()
+        yield "hot-prompts", self.hot.run()
 
     async def become_ready(self) -> None:
-        """Serve once the router is warm, or after WARM_UP_S."""
+        """Serve once the router is warm, or once the wait for it is over."""
         await self.warm_up()
         await self.set_serving()
 
     async def warm_up(self) -> None:
-        """Wait, at most WARM_UP_S, until the router is warm.
+        """Wait, at most START_WAIT_S, until the router is warm.
 
-        A warm router has attached its replicas, loaded their index, and heard the open dispatches of its peer routers.
+        A warm router has the snapshot, has attached its replicas, loaded their index, and heard the open dispatches of its
+        peer routers.
         """
-        try:
-            async with asyncio.timeout(WARM_UP_S):
-                while not self._is_warm():
-                    await asyncio.sleep(POLL_S)
-        except TimeoutError:
-            log.warning(
-                "warm-up timed out: serving before all replicas are attached and their index is loaded"
-            )
+        self._rehearse()
+        tell = partial(self.server.set_serving, False)
+        await wait_for_start(self.start_conditions, self._holds, self.clock, tell)
         self._is_warmed_up = True
         self.dispatches.set_routers(self.pool_members.routers)
 
-    def _is_warm(self) -> bool:
-        if not (self._is_view_known and self.links.is_settled() and self.index.is_caught_up):
-            return False
-        is_attached = all(replica.is_up for replica in self.core.replicas.values())
-        return is_attached and self.dispatches.is_caught_up()
+    def _rehearse(self) -> None:
+        """Run the hot path on a private core. A bug in it is logged: a cold router is better than none."""
+        section = self.options.config.router
+        try:
+            rehearsal = Rehearsal(
+                self.options.config.engine.block_tokens,
+                dispatch_ahead_s=section.dispatch_ahead_s,
+                local_prefill_tokens_max=section.local_prefill_tokens_max,
+            )
+            for _ in range(REHEARSALS):
+                rehearsal.run(self.clock.now_s())
+        except Exception:
+            log.exception("bug in the rehearsal")
+
+    def _holds(self, _: float) -> dict[str, bool]:
+        are_linked = self._is_view_known and self.links.is_settled()
+        is_loaded = are_linked and self.index.is_caught_up
+        return {
+            VIEW: self._is_view_known,
+            SNAPSHOT: not self.control.receiver.awaits_first,
+            REPLICAS: are_linked and all(replica.is_up for replica in self.core.replicas.values()),
+            INDEX: is_loaded,
+            DISPATCHES: is_loaded and self.dispatches.is_caught_up(),
+        }
 
     async def drain(self) -> None:
         """Graceful shutdown: refuse new requests. Return when none is left, or another router can take over all."""

@@ -1,4 +1,4 @@
-"""The router.v1 service: a snapshot of the router's replicas, queue, index and estimates."""
+"""The router.v1 service: a snapshot of the router's replicas, queue, index and estimates; hot prefixes."""
 
 from __future__ import annotations
 
@@ -15,22 +15,30 @@ from kvmesh.router.v1 import router_pb2_grpc
 from services.router.forwarding.attempt import Attempt
 from services.router.forwarding.core import ForwardingCore
 from services.router.forwarding.replicas import Replica
+from services.router.hot.listing import HotPrefixListing
 from services.router.placement.cost_policy import CostPolicy
 
 SERVICE_NAME = "kvmesh.router.v1.RouterService"
 
 
 class RouterStatus(router_pb2_grpc.RouterServiceServicer):
-    """Serves GetStatus from the core. Read-only."""
+    """Serves GetStatus from the core, and ListHotPrefixes from `hot`. Read-only."""
 
     def __init__(
-        self, core: ForwardingCore, policy: CostPolicy, attach: AttachService, redis: RedisLink, clock: Clock
+        self,
+        core: ForwardingCore,
+        policy: CostPolicy,
+        attach: AttachService,
+        redis: RedisLink,
+        clock: Clock,
+        hot: HotPrefixListing,
     ) -> None:
         self._core = core
         self._policy = policy
         self._attach = attach
         self._redis = redis
         self._clock = clock
+        self._hot = hot
 
     async def GetStatus(  # named by the protocol
         self, request: pb.GetStatusRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -53,6 +61,12 @@ class RouterStatus(router_pb2_grpc.RouterServiceServicer):
             ejection_total=core.ejection_total,
             prefill_costs=self._costs(),
         )
+
+    async def ListHotPrefixes(  # type: ignore[override]  # named by the protocol; writes instead of yielding
+        self, request: pb.ListHotPrefixesRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> None:
+        """See router.proto."""
+        await self._hot.answer(request, context.write)
 
     def _costs(self) -> pb.PrefillCosts:
         costs = self._policy.costs

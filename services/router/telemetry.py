@@ -14,6 +14,7 @@ from kvmesh.telemetry import Tracing, parse_traceparent
 from services.router.forwarding.attempt import Attempt
 from services.router.forwarding.core import ForwardingCore
 from services.router.gossip.dispatch_gossip import DispatchGossip
+from services.router.hot.release_recorder import ReleaseRecorder
 from services.router.index.index_reader import IndexReader
 from services.router.placement.backlog import UTILISATION_S
 from services.router.placement.cost_policy import CostPolicy
@@ -75,6 +76,7 @@ class ForwardingTelemetry:
         )
         self._placed_seconds: dict[str, Counter] = {}
         self._ended: dict[str, Counter] = {}
+        self._control: dict[tuple[str, str], Counter] = {}
 
     def set_replicas(self, names: Iterable[str]) -> None:
         """Count the work of these replicas alone. The series of others are dropped: cardinality stays bounded."""
@@ -90,7 +92,13 @@ class ForwardingTelemetry:
             )
 
     def __call__(self, attempt: Attempt, outcome: str, now_s: float) -> None:
-        """Count an attempt that ended, and record its span if its trace is sampled."""
+        """Count an attempt that ended, and record its span if its trace is sampled.
+
+        Attempts that no user waits for have a counter of their own.
+        """
+        if attempt.submitted.purpose:
+            self._count_control_call(attempt.submitted.purpose, outcome)
+            return
         ended = self._ended.get(outcome)
         if ended is None:
             ended = self._ended[outcome] = self._metrics.counter(
@@ -117,6 +125,14 @@ class ForwardingTelemetry:
                 self._count_placed_seconds(placement)
         if submitted.traceparent:
             self._record_span(attempt, outcome, now_s)
+
+    def _count_control_call(self, purpose: str, outcome: str) -> None:
+        counter = self._control.get((purpose, outcome))
+        if counter is None:
+            about = "Attempts that no user waits for, by purpose and outcome."
+            counter = self._metrics.counter("control_calls", about, purpose=purpose, outcome=outcome)
+            self._control[purpose, outcome] = counter
+        counter.value += 1
 
     def _count_placed_seconds(self, placement: Placement) -> None:
         work = self._placed_seconds.get(placement.prefill or placement.decode)
@@ -278,6 +294,13 @@ def export_gossip(dispatches: DispatchGossip, policy: CostPolicy, metrics: Metri
         "Dispatches of peer routers that load reports refuted.",
         lambda: policy.reconciliation.refuted_total,
     )
+
+
+def export_hot(recorder: ReleaseRecorder, metrics: Metrics) -> None:
+    """Export the size of the record of hot prompts."""
+    prompts = recorder.prompts
+    metrics.gauge("hot_prompts", "Prompts of users in the record of hot prompts.", lambda: len(prompts))
+    metrics.gauge("hot_prompt_bytes", "Bytes of the record of hot prompts.", lambda: prompts.byte_count)
 
 
 def export_queue(core: ForwardingCore, metrics: Metrics) -> None:

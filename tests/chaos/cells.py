@@ -51,6 +51,22 @@ SHORT: Final = (
 )
 
 
+MACHINE: Final = "machine"
+"""Suffix of a part that is a replica's service and its engine together."""
+
+COLD: Final = (
+    *(
+        ("prefill-engine", "kill"),
+        ("decode-engine", "kill"),
+        ("prefill-engine", "pause"),
+        ("decode-engine", "pause"),
+    ),
+    *(("prefill-machine", "kill"), ("decode-machine", "kill"), ("prefill", "kill"), ("decode", "kill")),
+    *(("prefill", "pause"), ("decode", "pause")),
+)
+"""Cells of the cold form: faults after which a replica or its engine returns."""
+
+
 class CellError(ValueError):
     """An unknown cell was named; the text lists the known ones."""
 
@@ -115,6 +131,19 @@ def parse(text: str) -> list[Cell]:
 def everything() -> list[Cell]:
     """Return all cells, faults of one part together."""
     return [Cell(part, fault) for part in PARTS for fault in NAMED if _has(part, fault)]
+
+
+def cold_form(text: str, seed: int = 1) -> list[Run]:
+    """Return the runs of "prefill:kill,prefill-machine:kill", which are cells of COLD; "" means all of them.
+
+    Raises CellError with the unknown name.
+    """
+    known = {str(cell): cell for cell in (Cell(part, fault) for part, fault in COLD)}
+    named = list(dict.fromkeys(filter(None, (word.strip() for word in text.split(",")))))
+    for word in named:
+        if word not in known:
+            raise CellError(f"{word!r} is no cell of the cold form; allowed are {', '.join(known)}")
+    return [Run(known[word], seed) for word in named or known]
 
 
 def _has(part: str, fault: str) -> bool:

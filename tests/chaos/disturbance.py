@@ -11,7 +11,8 @@ from kvmesh.roles import CONTROL
 from tests.chaos import census, faults
 from tests.chaos.cells import DUPLICATE, Run
 from tests.chaos.clients import PlainReader
-from tests.chaos.plan import Stream
+from tests.chaos.held_watch import HeldWatch
+from tests.chaos.plan import Stream, members_of
 from tests.chaos.probing import LOOK_EVERY_S, SERVED_S_MAX, Probing
 from tests.chaos.records import Moments, Seen
 from tests.chaos.rig import Rig
@@ -36,14 +37,16 @@ class Disturbance:
         away_s: float,
         now_s: Callable[[], float],
         peer: str | None = None,
+        watch: HeldWatch | None = None,
     ) -> None:
-        """`peer`: the only part that `target` is cut off from (see plan.peer_of)."""
+        """`peer`: the only part that `target` is cut off from (see plan.peer_of). `watch`: of a replica that is held."""
         self._rig = rig
         self._run = run
         self._target = target
         self._away_s = away_s
         self._now_s = now_s
         self._peer = peer
+        self._watch = watch
         self.probes: list[tuple[Stream, Seen | None]] = []
         """Probing requests for the returned part; None for a cancelled one."""
 
@@ -70,7 +73,7 @@ class Disturbance:
         return Moments(fault_s, gone_s, mended_s, returned_s, served_s, means)
 
     async def _is_back(self) -> bool:
-        return await census.is_serving(self._rig, self._target)
+        return all([await census.is_serving(self._rig, name) for name in members_of(self._target)])
 
     async def _is_superseded(self) -> bool:
         return not await census.is_serving(self._rig, self._target)
@@ -81,6 +84,8 @@ class Disturbance:
             return await self._used(self._is_redis_used, "Redis is used again")
         if self._run.cell.part == CONTROL:
             return await self._used(self._is_control_used, "the control plane is used again")
+        if self._watch is not None and await self._watch.until_in_service() is None:
+            return None
         plain = PlainReader(lambda number: self._rig.mesh.parts[f"frontend-{number}"].address)
         probing = Probing(self._run, self._target, plain, self._now_s)
         try:

@@ -14,7 +14,7 @@ from typing import Final
 from kvmesh.errors import TABLE
 from kvmesh.roles import CONTROL
 from tests.chaos.cells import DUPLICATE
-from tests.chaos.plan import Plan, Stream
+from tests.chaos.plan import Plan, Stream, members_of, replica_of
 from tests.chaos.records import (
     CANCELLED,
     COMPLETE,
@@ -22,6 +22,7 @@ from tests.chaos.records import (
     STUCK,
     Budget,
     Census,
+    ColdReturn,
     Moments,
     Placing,
     Process,
@@ -49,7 +50,7 @@ KNOWN_KEYS: Final = tuple(
         r"[^:]+:resume-secret",
         r"[^:]+:snap:[^:]+",
         r"[^:]+:snapshot",
-        r"[^:]+:control:(term|rollouts|desired|snapshots|events)",
+        r"[^:]+:control:(term|rollouts|desired|snapshots|events|packages|prefixes)",
     )
 )
 """Redis keys without an expiry that are allowed: one of each, or one per replica, for any number of requests."""
@@ -73,6 +74,10 @@ class Limits:
     """A request sent this long before the drain of a frontend may have met the drain."""
     takeover_s: float = 5.0
     """Longest time until a part serves after the other process of its name was killed."""
+    known_engine_s: float = 2.0
+    """Longest warm-up of a replica after a new start of its service alone: its engine served before."""
+    found_s: float = 1.0
+    """Longest time beside the warm-up: until its begin, and from its end to the first token of a probing request."""
     tasks: int = 12
     """Additional tasks: a stream between two processes costs four, and processes reconnect."""
     fds: int = 20
@@ -99,6 +104,7 @@ class Limits:
             told_s=self.told_s + late_s,
             on_way_s=self.on_way_s + late_s,
             takeover_s=self.takeover_s + late_s,
+            found_s=self.found_s + late_s,
         )
 
 
@@ -258,7 +264,7 @@ def judge_remains(plan: Plan, before: Census, after: Census, limits: Limits) -> 
         if new is None or not new.is_serving:
             yield Violation("NOT_SERVING", f"{name} does not answer health any more")
             continue
-        may_differ = name == plan.target and plan.run.cell.ends_the_part
+        may_differ = name in members_of(plan.target) and plan.run.cell.ends_the_part
         if new.life != old.life and not may_differ:
             yield Violation("RESTART", f"{name} restarted without an order: {old.life} became {new.life}")
         alike = peers(before, name)
@@ -358,6 +364,22 @@ def judge_return(plan: Plan, moments: Moments, limits: Limits) -> Iterator[Viola
         )
     if moments.served_s is None:
         yield Violation("NOT_READMITTED", f"{plan.target} came back, but serves no request")
+
+
+def judge_cold(plan: Plan, cold: ColdReturn, moments: Moments, limits: Limits) -> Iterator[Violation]:
+    """Yield a violation if a fresh engine was not held, a user met a held replica, or it came into use too late."""
+    target, ends = plan.target, plan.run.cell.ends_the_part
+    is_fresh = ends and target != replica_of(target)
+    if is_fresh and not cold.held_looks:
+        yield Violation("NOT_HELD", f"{target} came back cold, and was not held")
+    for what in cold.placed:
+        yield Violation("PLACED", f"{what} while it is held")
+    bound_s = limits.found_s + (limits.known_engine_s if ends and not is_fresh else cold.bound_s)
+    took_s = None if moments.served_s is None else moments.served_s - moments.returned_s
+    if took_s is not None and took_s > bound_s:
+        yield Violation(
+            "LATE", f"{target} is in use {took_s:.1f} s after its return; {bound_s:g} s is the limit"
+        )
 
 
 def _name(stream: Stream) -> str:

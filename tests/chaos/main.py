@@ -1,4 +1,4 @@
-"""The command: `python -m tests.chaos run | page | soak | without-control`."""
+"""The command: `python -m tests.chaos run | cold | page | soak | without-control`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from rich.table import Table
 from bench import pages
 from tests.chaos import machine, page, rig
 from tests.chaos import soak as soaks
-from tests.chaos.cells import CellError, Run, long_form, parse, short_form
+from tests.chaos.cells import CellError, Run, cold_form, long_form, parse, short_form
+from tests.chaos.cold_page import cold_section
+from tests.chaos.cold_rig import cold_processes
 from tests.chaos.judge import LIMITS
 from tests.chaos.matrix import Matrix, OpenRig
 from tests.chaos.records import Record
@@ -116,6 +118,38 @@ def _rig(on: str, tag: str) -> OpenRig:
         sys.stderr.write(f"{reason}\n")
         raise typer.Exit(2)
     return lambda folder: rig.containers(folder, tag)
+
+
+@app.command()
+def cold(
+    cells: Annotated[
+        str, typer.Option(help="Some of the cold form: prefill-engine:kill,decode-machine:kill.")
+    ] = "",
+    seed: Annotated[int, typer.Option(help="Seed of streams and targets; 0 is 1.", min=0)] = 0,
+    logs: Logs = Path(".kvmesh/chaos-cold"),
+    write: Annotated[Path | None, typer.Option(help="Page to write; the records are kept beside it.")] = None,
+    check: Check = False,
+) -> None:
+    """Break replicas and engines of a mesh of processes with cold engines; status 1 with violations."""
+    logging.basicConfig(level=logging.ERROR)
+    try:
+        wanted = cold_form(cells, seed or 1)
+    except CellError as error:
+        raise typer.BadParameter(str(error), param_hint="--cells") from error
+    if check:
+        return
+    logs.mkdir(parents=True, exist_ok=True)
+    kept = Results(logs.resolve() / "results.jsonl")
+    kept.path.unlink(missing_ok=True)
+    matrix = Matrix(cold_processes, logs.resolve(), machine.commit(), machine.about(), LIMITS)
+    records = asyncio.run(_run_all(matrix, wanted, kept, as_json=False))
+    Console().print("\n".join(cold_section(records)), highlight=False, markup=False, soft_wrap=True)
+    if write is not None:
+        write.parent.mkdir(parents=True, exist_ok=True)
+        cold_file_of(write).write_bytes(kept.path.read_bytes())
+        _write_page(write)
+    if any(record.violations for record in records):
+        raise typer.Exit(1)
 
 
 @app.command("page")
@@ -314,7 +348,8 @@ def _write_page(path: Path) -> None:
     soak = _stored(soak_file_of(path), SoakRecord)
     without = _stored(without_file_of(path), WithoutRecord)
     matrix = Results(path.with_suffix(".jsonl")).read()
-    text = page.page(matrix, soak, "make chaos", pages.old(path), without)
+    colds = Results(cold_file_of(path)).read()
+    text = page.page(matrix, soak, "make chaos", pages.old(path), without, colds)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
 
@@ -326,6 +361,11 @@ def _stored(path: Path, kind: type[StoredT]) -> StoredT | None:
 def without_file_of(path: Path) -> Path:
     """Return where the record of the mesh without its control plane is, for the page at `path`."""
     return path.with_name(f"{path.stem}-without-control.json")
+
+
+def cold_file_of(path: Path) -> Path:
+    """Return where the records of the cold form are, for the page at `path`."""
+    return path.with_name(f"{path.stem}-cold.jsonl")
 
 
 def soak_file_of(path: Path) -> Path:

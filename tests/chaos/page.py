@@ -7,6 +7,7 @@ from typing import Final
 
 from bench import pages
 from tests.chaos.cells import Cell, everything
+from tests.chaos.cold_page import cold_section
 from tests.chaos.records import Record, median
 from tests.chaos.slopes import FLAT, GROWS, MINUTES_OF_A_DAY, NOT_JUDGED, Slope
 from tests.chaos.soak_record import SoakRecord
@@ -88,6 +89,7 @@ def page(
     command: str,
     old: str = "",
     without: WithoutRecord | None = None,
+    colds: Sequence[Record] = (),
 ) -> str:
     """Return the page as Markdown. `old`: the page that it replaces; its hand-written end is kept."""
     lines = [
@@ -99,6 +101,7 @@ def page(
     if records:
         lines += [*_about(records, command), "", *_verdict(records), "", *_table(records), "", LEGEND, ""]
         lines += _violations(records)
+    lines += cold_section(colds)
     if without is not None:
         lines += without_section(without)
     if soak is not None:

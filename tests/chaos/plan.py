@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 from typing import Final
 
-from tests.chaos.cells import DOWN_S, FAULT_S, LINK, LINKED, Cell, Run
+from tests.chaos.cells import DOWN_S, FAULT_S, LINK, LINKED, MACHINE, Cell, Run
 
 STREAMS: Final = (16, 64)
 PROMPT_TOKENS: Final = (20, 1500)
@@ -89,11 +89,22 @@ def plan_of(run: Run, fault_s: float = FAULT_S) -> Plan:
 
 
 def target_of(part: str, replica: int) -> str:
-    """Return the name of the process."""
+    """Return the name of the process, or of a machine."""
     if part == "redis":
         return part
-    role, _, engine = part.partition("-")
-    return f"{role}-{replica}-engine" if engine else f"{role}-{replica}"
+    role, dash, suffix = part.partition("-")
+    return f"{role}-{replica}{dash}{suffix}"
+
+
+def members_of(target: str) -> tuple[str, ...]:
+    """Return the processes of a target: those of a machine are the engine and the service of a replica."""
+    replica = target.removesuffix(f"-{MACHINE}")
+    return (target,) if replica == target else (f"{replica}-engine", replica)
+
+
+def replica_of(target: str) -> str:
+    """Return the service that uses the target: a replica itself, of its engine, or of its machine."""
+    return target.removesuffix("-engine").removesuffix(f"-{MACHINE}")
 
 
 def peer_of(cell: Cell, replica: int) -> str | None:

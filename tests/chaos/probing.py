@@ -8,7 +8,7 @@ from typing import Final
 
 from tests.chaos.cells import Run
 from tests.chaos.clients import Reader, live
-from tests.chaos.plan import Stream, probe_of
+from tests.chaos.plan import Stream, probe_of, replica_of
 from tests.chaos.records import COMPLETE, Seen
 
 SERVED_S_MAX: Final = 15.0
@@ -51,7 +51,7 @@ class Probing:
                     probes, timeout=give_up_s - self._now_s(), return_when=asyncio.FIRST_COMPLETED
                 )
                 answered = [one for one in (task.result() for task in done) if one.end == COMPLETE]
-                hits = [one for one in answered if self._target.removesuffix("-engine") in one.parts]
+                hits = [one for one in answered if replica_of(self._target) in one.parts]
                 if hits:
                     return min(one.came_s[1] for one in hits)
                 wanted = min(PROBES_MAX, wanted + len(answered))

@@ -136,6 +136,27 @@ class Violation(msgspec.Struct, frozen=True):
         return f"{self.kind}: {self.what}"
 
 
+class ColdReturn(msgspec.Struct, frozen=True, kw_only=True):
+    """The way of a replica with a cold engine into service."""
+
+    boot_s: float
+    """From the start of the part, or the end of a pause, until it answered health."""
+    in_service_s: float | None
+    """From then until all routers may place on the replica; None without that in time."""
+    bound_s: float
+    """The bound of that time."""
+    held_looks: int
+    """Looks at which a router saw the replica held. 0: it was not held."""
+    proved: bool = False
+    """True if every proof of the warm-up was there when it came into service."""
+    self_served: bool = False
+    states_s: dict[str, float] = {}
+    """Seconds in each state before SERVING, in the last life."""
+    reason: str = ""
+    placed: list[str] = []
+    """Requests of users that were placed on the held replica."""
+
+
 class Record(msgspec.Struct, kw_only=True):
     """The line of one run in the results file."""
 
@@ -176,6 +197,8 @@ class Record(msgspec.Struct, kw_only=True):
     runner_late_s: float = 0.0
     """Longest delay of the runner itself by the machine. Limits on times are wider by as much."""
     violations: list[Violation] = msgspec.field(default_factory=list)
+    cold: ColdReturn | msgspec.UnsetType = msgspec.UNSET
+    """Set in the cold form alone."""
 
     @property
     def key(self) -> tuple[str, str, int]:

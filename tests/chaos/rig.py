@@ -54,6 +54,11 @@ class Rig(Protocol):
     @property
     def faults(self) -> Faults: ...
 
+    @property
+    def is_cold(self) -> bool:
+        """True if fresh engines are cold, so that their replicas are held for a while."""
+        ...
+
     def metrics_address(self, name: str) -> str:
         """Return the metrics address of the service `name`, "host:port"."""
         ...
@@ -95,6 +100,7 @@ def chaos_config() -> MeshConfig:
             "router": {"snapshot_interval_s": 2.0},
             "frontend": {"replicas": 2, "default_deadline_s": 120.0},
             "control": {"replicas": 2},
+            "warm_up": {"mode": "none"},  # parts are in use as soon as they can be; `cold` has the warm-up
             "versions": {"v1": {}, "v2": {}},
             "pools": {
                 DEFAULT_POOL: {"version": "v1", "routers": 2, "prefill": 2, "decode": 2},
@@ -108,6 +114,8 @@ def chaos_config() -> MeshConfig:
 
 class ProcessRig:
     """Implements Rig with processes."""
+
+    is_cold = False
 
     def __init__(self, mesh: Mesh) -> None:
         self.mesh = mesh
@@ -164,6 +172,8 @@ def ready_line(log: str) -> str:
 
 class ContainerRig:
     """Implements Rig with containers."""
+
+    is_cold = False
 
     def __init__(self, mesh: ContainerMesh) -> None:
         self.mesh = mesh

@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
+from msgspec import UNSET, UnsetType
+
 from kvmesh.client import Client
 from kvmesh.tasks import end
 from tests.chaos import census, judge, records
@@ -17,9 +19,10 @@ from tests.chaos.charges import judge_charges
 from tests.chaos.clients import PlainReader, Reader, ResumingReader, live
 from tests.chaos.cpu import CpuShare, Lateness
 from tests.chaos.disturbance import Disturbance
+from tests.chaos.held_watch import HeldWatch
 from tests.chaos.judge import Limits
-from tests.chaos.plan import AFTER, ARRIVE_S, BEFORE, DURING, Plan, Stream
-from tests.chaos.records import CANCELLED, COMPLETE, Census, Moments, Record, Seen, Violation
+from tests.chaos.plan import AFTER, ARRIVE_S, BEFORE, DURING, Plan, Stream, replica_of
+from tests.chaos.records import CANCELLED, COMPLETE, Census, ColdReturn, Moments, Record, Seen, Violation
 from tests.chaos.rig import Rig
 
 SETTLE_S_MAX: Final = 25.0
@@ -61,6 +64,7 @@ class Trial:
         self._commit = commit
         self._began_s = 0.0
         self._seen: list[Seen] = []
+        self._watch = HeldWatch(rig, replica_of(plan.target), self._now_s) if rig.is_cold else None
 
     def _now_s(self) -> float:
         return time.monotonic() - self._began_s
@@ -71,7 +75,9 @@ class Trial:
         self._began_s = time.monotonic()
         before = self._against_base(await census.take(self._rig, self._now_s()))
         cpu, late = CpuShare(), Lateness()
-        ticking = asyncio.create_task(late.run(), name="lateness")
+        tasks = [asyncio.create_task(late.run(), name="lateness")]
+        if self._watch is not None:
+            tasks.append(asyncio.create_task(self._watch.run(), name="held watch"))
         try:
             async with asyncio.TaskGroup() as group:
                 self._send(group, BEFORE)
@@ -83,16 +89,24 @@ class Trial:
                     self._plan.away_s,
                     self._now_s,
                     self._plan.peer,
+                    self._watch,
                 )
                 moments = await disturbance.run(
                     lambda: self._send(group, DURING), lambda: self._send(group, AFTER)
                 )
             cpu_share = cpu.share()
+            for task in tasks:
+                assert not task.done(), f"{task.get_name()} ended early: {task.exception()}"
         finally:
-            await end([ticking])
+            await end(tasks)
         self._limits = self._limits.behind(late.longest_s)
         violations = await self._settle(before, moments, disturbance.probes)
+        cold: ColdReturn | UnsetType = UNSET
+        if self._watch is not None:
+            cold = self._watch.told(moments.mended_s, moments.returned_s)
+            violations += judge.judge_cold(self._plan, cold, moments, self._limits)
         record = self._record(began, moments, violations)
+        record.cold = cold
         record.cpu_share, record.runner_late_s = round(cpu_share, 2), round(late.longest_s, 3)
         return Result(record, self._seen, moments)
 

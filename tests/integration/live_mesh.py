@@ -62,8 +62,14 @@ class LiveMesh(ABC, Generic[PartT]):
     """Parts by name: redis, <replica>-engine, prefill-N, decode-N, router-N, frontend-N. Those of a pool with a name begin
     with that name.
 
+    `placeable_s_max`: longest wait until routers may place on all replicas.
+
     A subclass fills `parts` in its constructor, and implements start, readiness and end.
     """
+
+    placeable_s_max = (
+        60.0  # a control plane holds fresh replicas back for some seconds, more on a busy machine
+    )
 
     def __init__(
         self, config: MeshConfig, connect: Callable[[str], grpc.aio.Channel] = server.channel
@@ -107,7 +113,7 @@ class LiveMesh(ABC, Generic[PartT]):
                 return {view.replica for view in status.replicas if view.placeable} == replicas
 
             try:
-                await until(sees_all, 15, f"{name} sees {sorted(replicas)}")
+                await until(sees_all, self.placeable_s_max, f"{name} sees {sorted(replicas)}")
             except AssertionError as error:
                 seen = await self.status(name)
                 raise AssertionError(f"{error}, but:\n{seen}\n{self.parts[name].tail()}") from None

@@ -39,6 +39,10 @@ class _PhaseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Phase.ValueType
     """Reserves KV blocks, waits for a handoff, pulls the blocks, generates. Sent to decode."""
     PHASE_CONTEXT_AND_GENERATION: _Phase.ValueType  # 3
     """Runs the prompt and generates on one replica. Sent to decode for short uncached prompts."""
+    PHASE_SEED: _Phase.ValueType  # 4
+    """Waits for a handoff and pulls its KV blocks into the prefix cache. Generates nothing, ends with a finish. Sent to
+    prefill by the control plane, with `PURPOSE_WARM_UP` only (KV seeding).
+    """
 
 class Phase(_Phase, metaclass=_PhaseEnumTypeWrapper):
     """The part of a request that an attempt runs."""
@@ -51,6 +55,10 @@ PHASE_GENERATION_ONLY: Phase.ValueType  # 2
 """Reserves KV blocks, waits for a handoff, pulls the blocks, generates. Sent to decode."""
 PHASE_CONTEXT_AND_GENERATION: Phase.ValueType  # 3
 """Runs the prompt and generates on one replica. Sent to decode for short uncached prompts."""
+PHASE_SEED: Phase.ValueType  # 4
+"""Waits for a handoff and pulls its KV blocks into the prefix cache. Generates nothing, ends with a finish. Sent to
+prefill by the control plane, with `PURPOSE_WARM_UP` only (KV seeding).
+"""
 Global___Phase: _TypeAlias = Phase  # noqa: Y015
 
 @_typing.final
@@ -86,7 +94,7 @@ class AttachRequest(_message.Message):
 
     @_builtins.property
     def handoffs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Handoff]:
-        """Delivers handoffs to slots submitted with `PHASE_GENERATION_ONLY`."""
+        """Delivers handoffs to slots submitted with `PHASE_GENERATION_ONLY` or `PHASE_SEED`."""
 
     @_builtins.property
     def credit_slots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -452,7 +460,7 @@ Global___Sampling: _TypeAlias = Sampling  # noqa: Y015
 
 @_typing.final
 class Handoff(_message.Message):
-    """Delivers the handoff of a prefill to the decode slot that waits for it."""
+    """Delivers the handoff of a prefill to the slot that waits for it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -461,7 +469,7 @@ class Handoff(_message.Message):
     FIRST_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     KV_ADDRESS_FIELD_NUMBER: _builtins.int
     slot: _builtins.int
-    """Slot of the decode stream that was submitted with PHASE_GENERATION_ONLY."""
+    """Slot of the stream that was submitted with PHASE_GENERATION_ONLY or PHASE_SEED."""
     context_phase_params: _builtins.bytes
     """Opaque bytes of the engine (TensorRT-LLM's `context_phase_params`). Never empty, at most 1 MiB."""
     first_token_count: _builtins.int
@@ -1182,7 +1190,7 @@ Global___Refusal: _TypeAlias = Refusal  # noqa: Y015
 @_typing.final
 class LoadReport(_message.Message):
     """Load of a replica, for routers, or of a router, for frontends. Sent on change, at most every 50 ms, and at least every
-    second (heartbeat).
+    second (heartbeat). Requests with the purposes WARM_UP and PROBE count in the blocks and in the held handoffs alone.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1203,6 +1211,10 @@ class LoadReport(_message.Message):
     CAN_PLACE_FIELD_NUMBER: _builtins.int
     CORDONED_FIELD_NUMBER: _builtins.int
     ENGINE_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    COLD_STEP_TOTAL_FIELD_NUMBER: _builtins.int
+    CACHED_BLOCK_COUNT_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
+    SLOW_START_AGE_MS_FIELD_NUMBER: _builtins.int
     engine_boot_id: _builtins.str
     """Boot id of the engine. A changed boot id means an empty cache."""
     block_total_count: _builtins.int
@@ -1237,6 +1249,18 @@ class LoadReport(_message.Message):
     """True while the control plane keeps the process out of use (cordon). It takes nothing new; running work goes on."""
     engine_memory_bytes: _builtins.int
     """Resident memory (RSS) of the engine's process in bytes. Prefill and decode only. 0: unknown."""
+    cold_step_total: _builtins.int
+    """Steps that the engine ran cold since its boot: the first runs of a shape, which take longer. Absent: the engine does
+    not report them. Prefill and decode only.
+    """
+    cached_block_count: _builtins.int
+    """Blocks in the engine's prefix cache, counted from its KV events. Prefill and decode only."""
+    held: _builtins.bool
+    """True while the replica is warmed up before it serves. `draining` is true as well, for routers of release 0.1.0."""
+    slow_start_age_ms: _builtins.int
+    """Milliseconds since the replica went into service without a proof that it is warm. Routers send it less work at first
+    (slow start). 0: no slow start.
+    """
     def __init__(
         self,
         *,
@@ -1256,13 +1280,22 @@ class LoadReport(_message.Message):
         can_place: _builtins.bool | None = ...,
         cordoned: _builtins.bool = ...,
         engine_memory_bytes: _builtins.int = ...,
+        cold_step_total: _builtins.int | None = ...,
+        cached_block_count: _builtins.int = ...,
+        held: _builtins.bool = ...,
+        slow_start_age_ms: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_can_place", b"_can_place", "can_place", b"can_place"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_can_place", b"_can_place", "_cold_step_total", b"_cold_step_total", "can_place", b"can_place", "cold_step_total", b"cold_step_total"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_can_place", b"_can_place", "block_free_count", b"block_free_count", "block_reserved_count", b"block_reserved_count", "block_total_count", b"block_total_count", "can_place", b"can_place", "cordoned", b"cordoned", "draining", b"draining", "engine_boot_id", b"engine_boot_id", "engine_memory_bytes", b"engine_memory_bytes", "engine_ready", b"engine_ready", "held_handoff_count", b"held_handoff_count", "queue_delay_us", b"queue_delay_us", "queued_request_count", b"queued_request_count", "queued_token_count", b"queued_token_count", "running_request_count", b"running_request_count", "step_p95_us", b"step_p95_us", "step_us", b"step_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_can_place", b"_can_place", "_cold_step_total", b"_cold_step_total", "block_free_count", b"block_free_count", "block_reserved_count", b"block_reserved_count", "block_total_count", b"block_total_count", "cached_block_count", b"cached_block_count", "can_place", b"can_place", "cold_step_total", b"cold_step_total", "cordoned", b"cordoned", "draining", b"draining", "engine_boot_id", b"engine_boot_id", "engine_memory_bytes", b"engine_memory_bytes", "engine_ready", b"engine_ready", "held", b"held", "held_handoff_count", b"held_handoff_count", "queue_delay_us", b"queue_delay_us", "queued_request_count", b"queued_request_count", "queued_token_count", b"queued_token_count", "running_request_count", b"running_request_count", "slow_start_age_ms", b"slow_start_age_ms", "step_p95_us", b"step_p95_us", "step_us", b"step_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__can_place: _TypeAlias = _typing.Literal["can_place"]  # noqa: Y015
     _WhichOneofArgType__can_place: _TypeAlias = _typing.Literal["_can_place", b"_can_place"]  # noqa: Y015
+    _WhichOneofReturnType__cold_step_total: _TypeAlias = _typing.Literal["cold_step_total"]  # noqa: Y015
+    _WhichOneofArgType__cold_step_total: _TypeAlias = _typing.Literal["_cold_step_total", b"_cold_step_total"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__can_place) -> _WhichOneofReturnType__can_place | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cold_step_total) -> _WhichOneofReturnType__cold_step_total | None: ...
 
 Global___LoadReport: _TypeAlias = LoadReport  # noqa: Y015

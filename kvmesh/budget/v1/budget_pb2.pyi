@@ -30,7 +30,9 @@ class _PurposeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Purpose.Value
     PURPOSE_SHADOW: _Purpose.ValueType  # 2
     """Shadow traffic, as `Budget.shadow` says."""
     PURPOSE_WARM_UP: _Purpose.ValueType  # 3
-    """Warms a replica up. Sent by the control plane. No user waits for it."""
+    """Warms processes up. Sent by the control plane to replicas, and by a starting frontend through its routers. No user
+    waits for it.
+    """
     PURPOSE_PROBE: _Purpose.ValueType  # 4
     """Checks a replica, for example with a golden prompt. Sent by the control plane. No user waits for it."""
 
@@ -44,7 +46,9 @@ PURPOSE_USER: Purpose.ValueType  # 1
 PURPOSE_SHADOW: Purpose.ValueType  # 2
 """Shadow traffic, as `Budget.shadow` says."""
 PURPOSE_WARM_UP: Purpose.ValueType  # 3
-"""Warms a replica up. Sent by the control plane. No user waits for it."""
+"""Warms processes up. Sent by the control plane to replicas, and by a starting frontend through its routers. No user
+waits for it.
+"""
 PURPOSE_PROBE: Purpose.ValueType  # 4
 """Checks a replica, for example with a golden prompt. Sent by the control plane. No user waits for it."""
 Global___Purpose: _TypeAlias = Purpose  # noqa: Y015

@@ -16,6 +16,7 @@ DryRunOption = Annotated[
         "--dry-run", help="Check only: print the result and what --force would override; change nothing."
     ),
 ]
+CheckOnlyOption = Annotated[bool, typer.Option("--dry-run", help="Check only; change nothing.")]
 ReasonOption = Annotated[str, typer.Option(help="Reason, for people; up to 200 characters.")]
 RolloutArgument = Annotated[
     str,

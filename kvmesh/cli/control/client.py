@@ -15,6 +15,7 @@ from kvmesh.cli.dial import Dial
 from kvmesh.cli.found_mesh import FoundMesh
 from kvmesh.control.v1 import control_pb2 as pb
 from kvmesh.control.v1 import control_pb2_grpc as stubs
+from kvmesh.control.v1 import shadow_pb2_grpc, warm_up_pb2_grpc
 from kvmesh.errors import ErrorDetails, from_rpc_error
 from kvmesh.redis_link import RedisLink, RedisUnavailable, key
 from kvmesh.roles import CONTROL
@@ -28,6 +29,16 @@ CALL_S: Final = 10.0
 
 SILENCE_S: Final = 5.0
 """A watched rollout comes each second. After this time without one, the connection counts as lost."""
+
+_SHADOW_METHODS: Final = ("StartShadow", "GetShadow", "StopShadow")
+_WARM_UP_METHODS: Final = (
+    *("ListLives", "ListProfiles", "QuarantineProfile", "AddPrefix", "ListPrefixes", "DeletePrefix"),
+)
+_SERVICES: Final[dict[str, Any]] = {
+    **dict.fromkeys(_SHADOW_METHODS, shadow_pb2_grpc.ShadowServiceStub),
+    **dict.fromkeys(_WARM_UP_METHODS, warm_up_pb2_grpc.WarmUpServiceStub),
+}
+"""Service of each method that is not of the ControlPlaneService."""
 
 _GONE: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 """Statuses of a process that died, froze or shut down during a call."""
@@ -119,7 +130,7 @@ class ControlClient:
             raise refused(from_rpc_error(error), leader) from error
 
     async def _stream(self, address: str, rollout: str) -> AsyncGenerator[pb.Rollout, None]:
-        stub = await self._stub(address)
+        stub: Any = stubs.ControlPlaneServiceStub(await self._channel(address))
         call = stub.WatchRollout(pb.WatchRolloutRequest(rollout=rollout))
         try:
             while (answer := await _next(call, address)) is not None:
@@ -160,7 +171,8 @@ class ControlClient:
             raise refused(from_rpc_error(error), leader) from error
 
     async def _ask(self, address: str, method: str, request: Any) -> Any:
-        stub = await self._stub(address)
+        channel = await self._channel(address)
+        stub: Any = _SERVICES.get(method, stubs.ControlPlaneServiceStub)(channel)
         try:
             return await getattr(stub, method)(request, timeout=CALL_S)
         except grpc.aio.AioRpcError as error:
@@ -169,7 +181,7 @@ class ControlClient:
             await self._forget(address)
             raise ControlLost(address) from error
 
-    async def _stub(self, address: str) -> Any:
+    async def _channel(self, address: str) -> grpc.aio.Channel:
         if address not in self._channels:
             self._channels[address] = self._dial.channel(address, CONTROL)
         channel = self._channels[address]
@@ -180,7 +192,7 @@ class ControlClient:
             await self._forget(address)
             fault = await self._dial.explain(address, CONTROL) or f"no connection within {CONNECT_S:g} s"
             raise NotConnected(f"{address}: {fault}") from None
-        return stubs.ControlPlaneServiceStub(channel)
+        return channel
 
     async def _forget(self, address: str) -> None:
         channel = self._channels.pop(address, None)

@@ -106,6 +106,18 @@ def start(
             show_default="none",
         ),
     ] = 0.0,
+    shadow: Annotated[
+        str,
+        typer.Option(
+            help="Before the first step, copy this share of sessions to the new pool and to --baseline, and compare.",
+            metavar="SHARE",
+            show_default="no shadow",
+        ),
+    ] = "",
+    shadow_max_tokens: Annotated[
+        str,
+        typer.Option(help="Ceiling of the tokens of --shadow.", metavar="TOKENS", show_default="2M"),
+    ] = "",
     force: ForceOption = False,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
@@ -134,6 +146,8 @@ def start(
         keep_old=keep_old,
         ttft_p95_max_s=ttft_p95_max,
         error_share_max=error_share_max,
+        shadow=shadow,
+        shadow_max_tokens=shadow_max_tokens,
     )
     wanted = settings(given)
     mesh = found_mesh(config, data_dir, os.environ)

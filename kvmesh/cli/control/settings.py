@@ -12,6 +12,7 @@ from typing import Final, TypeVar
 
 from kvmesh.bad_option import BadOption
 from kvmesh.cli.control import durations
+from kvmesh.cli.control.shares import sample_permille, tokens
 from kvmesh.control.v1 import control_pb2 as pb
 from kvmesh.snapshot.content import NAME_BYTES_MAX
 
@@ -48,11 +49,17 @@ class StartOptions:
     keep_old: str = ""
     ttft_p95_max_s: float = 0.0
     error_share_max: float = 0.0
+    shadow: str = ""
+    shadow_max_tokens: str = ""
 
 
 def settings(given: StartOptions) -> pb.RolloutSettings:
     """Return the settings. Raises BadOption: one sentence with option, value and range."""
     _check_pools(given)
+    if given.shadow and not given.baseline:
+        raise BadOption("--shadow needs --baseline: allowed is a pool of the stable version, for A/A.")
+    if given.shadow_max_tokens and not given.shadow:
+        raise BadOption("--shadow-max-tokens needs --shadow: allowed is a share of sessions such as 5%.")
     made = pb.RolloutSettings(
         to_pool=given.to,
         baseline_pool=given.baseline,
@@ -64,6 +71,10 @@ def settings(given: StartOptions) -> pb.RolloutSettings:
         requirements=_requirements(given.require),
         ttft_p95_max_s=given.ttft_p95_max_s,
         error_share_max=given.error_share_max,
+        shadow_permille=sample_permille("--shadow", given.shadow) if given.shadow else 0,
+        shadow_token_max=tokens("--shadow-max-tokens", given.shadow_max_tokens, 1)
+        if given.shadow_max_tokens
+        else 0,
     )
     _refuse_outside("--ttft-p95-max", given.ttft_p95_max_s, TTFT_P95_S_MAX, "0 (none) to 3600 s")
     _refuse_outside("--error-share-max", given.error_share_max, 1.0, "0 (none) to 1")

@@ -71,6 +71,10 @@ def parts(content: snapshots.SnapshotContent) -> dict[str, str]:
         found[f"replica {cordon.process_id}"] = (
             ("draining" if cordon.draining else "cordoned") + boot + reason
         )
+    for shadow in content.shadows:
+        found[f"shadow {shadow.shadow}"] = (
+            f"{shadow.sample_permille / 10:g} % of sessions to {shadow.to_pool}"
+        )
     if content.ended_rollouts:
         found["taken back"] = ", ".join(content.ended_rollouts)
     return found

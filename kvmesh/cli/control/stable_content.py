@@ -19,7 +19,7 @@ VERSION_DIGITS_MAX: Final = 20
 def all_to_stable(content: Content, now_ms: int) -> Content:
     """Return `content` with all weight on its stable pool. Its rollout, if one runs, counts as taken back.
 
-    Canary and baseline are closed: their routers report that they place nothing new. Cordons stay.
+    Canary and baseline are closed: their routers report that they place nothing new. Shadows are off. Cordons stay.
     """
     return replace(
         content,
@@ -31,6 +31,7 @@ def all_to_stable(content: Content, now_ms: int) -> Content:
         never_tenants=frozenset(),
         ended_rollouts=_ended(content),
         published_ms=now_ms,
+        shadows=(),
     )
 
 

@@ -304,6 +304,8 @@ class RolloutSettings(_message.Message):
     KEEP_OLD_FIELD_NUMBER: _builtins.int
     TTFT_P95_MAX_S_FIELD_NUMBER: _builtins.int
     ERROR_SHARE_MAX_FIELD_NUMBER: _builtins.int
+    SHADOW_PERMILLE_FIELD_NUMBER: _builtins.int
+    SHADOW_TOKEN_MAX_FIELD_NUMBER: _builtins.int
     to_pool: _builtins.str
     """Pool with the new version."""
     baseline_pool: _builtins.str
@@ -316,6 +318,12 @@ class RolloutSettings(_message.Message):
     """Absolute bound of the 95th percentile of the time to first token at 100 %, in seconds. 0: none."""
     error_share_max: _builtins.float
     """Absolute bound of the share of errors at 100 %. 0: none."""
+    shadow_permille: _builtins.int
+    """Share of sessions, in thousandths, that a shadow copies to `to_pool` and to `baseline_pool` before the first step. The
+    first step waits until the target is within the band. Needs `baseline_pool`. Range: 0 to 1,000. 0: no shadow.
+    """
+    shadow_token_max: _builtins.int
+    """Ceiling of the shadow's tokens. Range: 0 to 10^12. 0: 2,000,000."""
     @_builtins.property
     def steps_percent(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Weights of the steps in percent, ascending, the last 100. Empty: 1, 5, 25, 50, 100."""
@@ -360,10 +368,12 @@ class RolloutSettings(_message.Message):
         keep_old: _duration_pb2.Duration | None = ...,
         ttft_p95_max_s: _builtins.float = ...,
         error_share_max: _builtins.float = ...,
+        shadow_permille: _builtins.int = ...,
+        shadow_token_max: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["bake", b"bake", "bake_max", b"bake_max", "keep_old", b"keep_old"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bake", b"bake", "bake_max", b"bake_max", "baseline_pool", b"baseline_pool", "error_share_max", b"error_share_max", "expectation", b"expectation", "keep_old", b"keep_old", "never_tenants", b"never_tenants", "on_inconclusive", b"on_inconclusive", "only_tenants", b"only_tenants", "requirements", b"requirements", "steps_percent", b"steps_percent", "to_pool", b"to_pool", "ttft_p95_max_s", b"ttft_p95_max_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bake", b"bake", "bake_max", b"bake_max", "baseline_pool", b"baseline_pool", "error_share_max", b"error_share_max", "expectation", b"expectation", "keep_old", b"keep_old", "never_tenants", b"never_tenants", "on_inconclusive", b"on_inconclusive", "only_tenants", b"only_tenants", "requirements", b"requirements", "shadow_permille", b"shadow_permille", "shadow_token_max", b"shadow_token_max", "steps_percent", b"steps_percent", "to_pool", b"to_pool", "ttft_p95_max_s", b"ttft_p95_max_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from kvmesh.control.v1 import shadow_pb2 as _shadow_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -98,6 +99,48 @@ ROLLOUT_STATE_ROLLED_BACK: RolloutState.ValueType  # 8
 ROLLOUT_STATE_ABORTED: RolloutState.ValueType  # 9
 """Ended before any weight was set. Final."""
 Global___RolloutState: _TypeAlias = RolloutState  # noqa: Y015
+
+class _ReplicaState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ReplicaStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReplicaState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    REPLICA_STATE_UNSPECIFIED: _ReplicaState.ValueType  # 0
+    """No state: a process of release 0.1.0, which serves."""
+    REPLICA_STATE_STARTING: _ReplicaState.ValueType  # 1
+    """Held: waits for the control plane."""
+    REPLICA_STATE_WARMING: _ReplicaState.ValueType  # 2
+    """Held: the control plane runs every shape of prompt and batch."""
+    REPLICA_STATE_SEEDING: _ReplicaState.ValueType  # 3
+    """Held: the control plane copies hot prefixes into the cache."""
+    REPLICA_STATE_PROBING: _ReplicaState.ValueType  # 4
+    """Held: the control plane runs golden prompts."""
+    REPLICA_STATE_SERVING: _ReplicaState.ValueType  # 5
+    """Takes requests."""
+    REPLICA_STATE_QUARANTINED: _ReplicaState.ValueType  # 6
+    """Gave wrong tokens to golden prompts. It takes no request of a user until its engine is started anew."""
+
+class ReplicaState(_ReplicaState, metaclass=_ReplicaStateEnumTypeWrapper):
+    """State of a replica's life: STARTING, WARMING, SEEDING, PROBING, SERVING. The control plane may skip states, and never
+    goes back within one boot of the engine, except to QUARANTINED.
+    """
+
+REPLICA_STATE_UNSPECIFIED: ReplicaState.ValueType  # 0
+"""No state: a process of release 0.1.0, which serves."""
+REPLICA_STATE_STARTING: ReplicaState.ValueType  # 1
+"""Held: waits for the control plane."""
+REPLICA_STATE_WARMING: ReplicaState.ValueType  # 2
+"""Held: the control plane runs every shape of prompt and batch."""
+REPLICA_STATE_SEEDING: ReplicaState.ValueType  # 3
+"""Held: the control plane copies hot prefixes into the cache."""
+REPLICA_STATE_PROBING: ReplicaState.ValueType  # 4
+"""Held: the control plane runs golden prompts."""
+REPLICA_STATE_SERVING: ReplicaState.ValueType  # 5
+"""Takes requests."""
+REPLICA_STATE_QUARANTINED: ReplicaState.ValueType  # 6
+"""Gave wrong tokens to golden prompts. It takes no request of a user until its engine is started anew."""
+Global___ReplicaState: _TypeAlias = ReplicaState  # noqa: Y015
 
 @_typing.final
 class Term(_message.Message):
@@ -201,6 +244,7 @@ class SnapshotContent(_message.Message):
     ENDED_ROLLOUTS_FIELD_NUMBER: _builtins.int
     PUBLISHED_MS_FIELD_NUMBER: _builtins.int
     STABLE_REVISION_FIELD_NUMBER: _builtins.int
+    SHADOWS_FIELD_NUMBER: _builtins.int
     rollout: _builtins.str
     """Id of the rollout whose weights these are. Empty: no rollout runs."""
     rollout_state: Global___RolloutState.ValueType
@@ -231,6 +275,10 @@ class SnapshotContent(_message.Message):
     def ended_rollouts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Ids of rollouts that were taken back, the latest last, at most 16. No receiver applies a weight of them again."""
 
+    @_builtins.property
+    def shadows(self) -> _containers.RepeatedCompositeFieldContainer[_shadow_pb2.Shadow]:
+        """Shadow traffic. Frontends apply the first one. At most 8."""
+
     def __init__(
         self,
         *,
@@ -244,10 +292,11 @@ class SnapshotContent(_message.Message):
         ended_rollouts: _abc.Iterable[_builtins.str] | None = ...,
         published_ms: _builtins.int = ...,
         stable_revision: _builtins.int = ...,
+        shadows: _abc.Iterable[_shadow_pb2.Shadow] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cordons", b"cordons", "ended_rollouts", b"ended_rollouts", "never_tenants", b"never_tenants", "only_tenants", b"only_tenants", "pools", b"pools", "published_ms", b"published_ms", "rollout", b"rollout", "rollout_state", b"rollout_state", "stable_revision", b"stable_revision", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cordons", b"cordons", "ended_rollouts", b"ended_rollouts", "never_tenants", b"never_tenants", "only_tenants", b"only_tenants", "pools", b"pools", "published_ms", b"published_ms", "rollout", b"rollout", "rollout_state", b"rollout_state", "shadows", b"shadows", "stable_revision", b"stable_revision", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -328,6 +377,90 @@ class Cordon(_message.Message):
 Global___Cordon: _TypeAlias = Cordon  # noqa: Y015
 
 @_typing.final
+class LifeOrder(_message.Message):
+    """Tells one replica its state. Sent by the leader to that replica alone."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: _builtins.int
+    ENGINE_BOOT_ID_FIELD_NUMBER: _builtins.int
+    PROVED_FIELD_NUMBER: _builtins.int
+    SLOW_START_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    PACKAGE_FIELD_NUMBER: _builtins.int
+    state: Global___ReplicaState.ValueType
+    """State to take."""
+    engine_boot_id: _builtins.str
+    """Boot id of the engine for which the order was made. A replica with another engine ignores the order."""
+    proved: _builtins.bool
+    """For SERVING: true if every proof of the warm-up is there."""
+    slow_start: _builtins.bool
+    """For SERVING: true if routers send less work at first, because the replica may be cold."""
+    reason: _builtins.str
+    """What the replica waits for, or why it is quarantined. For people, at most 200 characters."""
+    package: _builtins.str
+    """Name of the package that warms the replica up. Empty: none."""
+    def __init__(
+        self,
+        *,
+        state: Global___ReplicaState.ValueType = ...,
+        engine_boot_id: _builtins.str = ...,
+        proved: _builtins.bool = ...,
+        slow_start: _builtins.bool = ...,
+        reason: _builtins.str = ...,
+        package: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_boot_id", b"engine_boot_id", "package", b"package", "proved", b"proved", "reason", b"reason", "slow_start", b"slow_start", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LifeOrder: _TypeAlias = LifeOrder  # noqa: Y015
+
+@_typing.final
+class ReplicaLife(_message.Message):
+    """Life of a replica as it reports it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: _builtins.int
+    ENGINE_BOOT_ID_FIELD_NUMBER: _builtins.int
+    PROVED_FIELD_NUMBER: _builtins.int
+    SELF_SERVED_FIELD_NUMBER: _builtins.int
+    AGE_MS_FIELD_NUMBER: _builtins.int
+    PACKAGE_FIELD_NUMBER: _builtins.int
+    state: Global___ReplicaState.ValueType
+    """Its state."""
+    engine_boot_id: _builtins.str
+    """Boot id of its engine. Empty: the engine has not reported yet."""
+    proved: _builtins.bool
+    """For SERVING: true if every proof of the warm-up is there."""
+    self_served: _builtins.bool
+    """For SERVING: true if the replica serves without an order, because no control plane was heard."""
+    age_ms: _builtins.int
+    """Milliseconds in the present state."""
+    package: _builtins.str
+    """Name of the package of the last order. Empty: none."""
+    def __init__(
+        self,
+        *,
+        state: Global___ReplicaState.ValueType = ...,
+        engine_boot_id: _builtins.str = ...,
+        proved: _builtins.bool = ...,
+        self_served: _builtins.bool = ...,
+        age_ms: _builtins.int = ...,
+        package: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "engine_boot_id", b"engine_boot_id", "package", b"package", "proved", b"proved", "self_served", b"self_served", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplicaLife: _TypeAlias = ReplicaLife  # noqa: Y015
+
+@_typing.final
 class WatchRequest(_message.Message):
     """A message of a receiver."""
 
@@ -338,6 +471,7 @@ class WatchRequest(_message.Message):
     REJECTED_FIELD_NUMBER: _builtins.int
     OBSERVATIONS_FIELD_NUMBER: _builtins.int
     REPORT_FIELD_NUMBER: _builtins.int
+    SHADOWS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___ReceiverHello:
         """The caller. Present in the first message of a stream, absent in every other."""
@@ -358,6 +492,10 @@ class WatchRequest(_message.Message):
     def report(self) -> Global___ReceiverReport:
         """State of the process."""
 
+    @_builtins.property
+    def shadows(self) -> _containers.RepeatedCompositeFieldContainer[_shadow_pb2.ShadowReport]:
+        """Counts of shadow traffic. Frontends only. A later report replaces an earlier one."""
+
     def __init__(
         self,
         *,
@@ -366,10 +504,11 @@ class WatchRequest(_message.Message):
         rejected: Global___Rejection | None = ...,
         observations: Global___ObservationBatch | None = ...,
         report: Global___ReceiverReport | None = ...,
+        shadows: _abc.Iterable[_shadow_pb2.ShadowReport] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "hello", b"hello", "observations", b"observations", "rejected", b"rejected", "report", b"report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "hello", b"hello", "observations", b"observations", "rejected", b"rejected", "report", b"report"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "hello", b"hello", "observations", b"observations", "rejected", b"rejected", "report", b"report", "shadows", b"shadows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -486,6 +625,8 @@ class ReceiverReport(_message.Message):
     LIVE_REQUEST_COUNT_FIELD_NUMBER: _builtins.int
     PREFILL_LOAD_SHARE_FIELD_NUMBER: _builtins.int
     UNCACHED_PREFILL_S_PER_S_FIELD_NUMBER: _builtins.int
+    LIFE_FIELD_NUMBER: _builtins.int
+    CACHED_BLOCK_COUNT_FIELD_NUMBER: _builtins.int
     engine_memory_bytes: _builtins.int
     """Resident bytes of the engine behind the process. 0: unknown. Replicas only."""
     ejection_total: _builtins.int
@@ -502,6 +643,12 @@ class ReceiverReport(_message.Message):
     """Prefill work of the requests that arrived in the last minute, computed without any cache, per second, in seconds.
     Routers only.
     """
+    cached_block_count: _builtins.int
+    """Blocks in the engine's prefix cache, counted from its KV events. Prefill and decode only."""
+    @_builtins.property
+    def life(self) -> Global___ReplicaLife:
+        """Life of the replica. Prefill and decode only."""
+
     def __init__(
         self,
         *,
@@ -512,10 +659,12 @@ class ReceiverReport(_message.Message):
         live_request_count: _builtins.int = ...,
         prefill_load_share: _builtins.float = ...,
         uncached_prefill_s_per_s: _builtins.float = ...,
+        life: Global___ReplicaLife | None = ...,
+        cached_block_count: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["life", b"life"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["can_place", b"can_place", "ejection_total", b"ejection_total", "engine_memory_bytes", b"engine_memory_bytes", "live_request_count", b"live_request_count", "prefill_load_share", b"prefill_load_share", "queue_delay_us", b"queue_delay_us", "uncached_prefill_s_per_s", b"uncached_prefill_s_per_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_block_count", b"cached_block_count", "can_place", b"can_place", "ejection_total", b"ejection_total", "engine_memory_bytes", b"engine_memory_bytes", "life", b"life", "live_request_count", b"live_request_count", "prefill_load_share", b"prefill_load_share", "queue_delay_us", b"queue_delay_us", "uncached_prefill_s_per_s", b"uncached_prefill_s_per_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -530,6 +679,7 @@ class WatchResponse(_message.Message):
     LEADER_FIELD_NUMBER: _builtins.int
     SNAPSHOT_FIELD_NUMBER: _builtins.int
     CONFIRMED_SEQUENCE_FIELD_NUMBER: _builtins.int
+    LIFE_ORDER_FIELD_NUMBER: _builtins.int
     confirmed_sequence: _builtins.int
     """Observations up to this sequence number are stored. 0: none."""
     @_builtins.property
@@ -540,16 +690,21 @@ class WatchResponse(_message.Message):
     def snapshot(self) -> Global___Snapshot:
         """A snapshot to apply."""
 
+    @_builtins.property
+    def life_order(self) -> Global___LifeOrder:
+        """State that a replica has to take. Prefill and decode only."""
+
     def __init__(
         self,
         *,
         leader: Global___LeaderHint | None = ...,
         snapshot: Global___Snapshot | None = ...,
         confirmed_sequence: _builtins.int = ...,
+        life_order: Global___LifeOrder | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["leader", b"leader", "snapshot", b"snapshot"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["leader", b"leader", "life_order", b"life_order", "snapshot", b"snapshot"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["confirmed_sequence", b"confirmed_sequence", "leader", b"leader", "snapshot", b"snapshot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["confirmed_sequence", b"confirmed_sequence", "leader", b"leader", "life_order", b"life_order", "snapshot", b"snapshot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -564,22 +719,28 @@ class LeaderHint(_message.Message):
     PROCESS_ID_FIELD_NUMBER: _builtins.int
     IS_LEADER_FIELD_NUMBER: _builtins.int
     LEADER_ADDRESS_FIELD_NUMBER: _builtins.int
+    DRIVES_LIVES_FIELD_NUMBER: _builtins.int
     process_id: _builtins.str
     """Name of the answering process."""
     is_leader: _builtins.bool
     """True if the answering process leads."""
     leader_address: _builtins.str
     """Address of the leader, "host:port". Empty: unknown."""
+    drives_lives: _builtins.bool
+    """True if the answering process leads and drives the lives of replicas with `life_order`. A replica is held only while
+    such a leader is heard.
+    """
     def __init__(
         self,
         *,
         process_id: _builtins.str = ...,
         is_leader: _builtins.bool = ...,
         leader_address: _builtins.str = ...,
+        drives_lives: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_leader", b"is_leader", "leader_address", b"leader_address", "process_id", b"process_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drives_lives", b"drives_lives", "is_leader", b"is_leader", "leader_address", b"leader_address", "process_id", b"process_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

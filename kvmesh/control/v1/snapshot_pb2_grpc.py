@@ -55,10 +55,12 @@ class SnapshotServiceServicer:
         3. The leader sends its latest snapshot, and each later one. The caller answers each with `applied` or `rejected`.
         4. A receiver applies a snapshot whole or rejects it with a reason (fencing). It never goes back to a lower name.
         5. The caller sends observations and reports at most once a second: reports on change, and each second while a
-        rollout runs. The leader confirms observations that its
-        documents hold. A receiver sends unconfirmed ones again to the next leader, for five minutes.
+        rollout runs or the caller is a held replica. A change of a replica's life is reported at once. The leader confirms
+        observations that its documents hold. A receiver sends unconfirmed ones again to the next leader, for five minutes.
         6. The leader sends a message at least every two seconds, as a heartbeat. The caller sends one at least every five
         seconds.
+        7. A leader with `drives_lives` tells a replica its state with `life_order`, until the replica reports that state. A
+        replica that waits for an order and hears no such leader for five seconds serves by itself.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

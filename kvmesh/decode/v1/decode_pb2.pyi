@@ -53,6 +53,7 @@ class GetStatusResponse(_message.Message):
     CAPABILITIES_FIELD_NUMBER: _builtins.int
     ADOPTION_TOTAL_FIELD_NUMBER: _builtins.int
     LOG_BYTES_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
     replica: _builtins.str
     """Name of the replica, for example "decode-0"."""
     stream_count: _builtins.int
@@ -71,6 +72,8 @@ class GetStatusResponse(_message.Message):
     """Stream takeovers of slots since the start of the process."""
     log_bytes: _builtins.int
     """Bytes of output ids kept for slots."""
+    state: _builtins.str
+    """State of its life: "starting", "warming", "seeding", "probing", "serving" or "quarantined"."""
     @_builtins.property
     def load_report(self) -> _attach_pb2.LoadReport:
         """Load of the replica, as routers see it."""
@@ -93,10 +96,11 @@ class GetStatusResponse(_message.Message):
         capabilities: _abc.Iterable[_builtins.str] | None = ...,
         adoption_total: _builtins.int = ...,
         log_bytes: _builtins.int = ...,
+        state: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load_report", b"load_report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adoption_total", b"adoption_total", "capabilities", b"capabilities", "engine_call_count", b"engine_call_count", "load_report", b"load_report", "log_bytes", b"log_bytes", "orphan_count", b"orphan_count", "pending_slot_count", b"pending_slot_count", "replica", b"replica", "slot_count", b"slot_count", "stream_count", b"stream_count", "task_count", b"task_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adoption_total", b"adoption_total", "capabilities", b"capabilities", "engine_call_count", b"engine_call_count", "load_report", b"load_report", "log_bytes", b"log_bytes", "orphan_count", b"orphan_count", "pending_slot_count", b"pending_slot_count", "replica", b"replica", "slot_count", b"slot_count", "state", b"state", "stream_count", b"stream_count", "task_count", b"task_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

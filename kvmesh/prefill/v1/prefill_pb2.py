@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from kvmesh.attach.v1 import attach_pb2 as kvmesh_dot_attach_dot_v1_dot_attach__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fkvmesh/prefill/v1/prefill.proto\x12\x11kvmesh.prefill.v1\x1a\x1dkvmesh/attach/v1/attach.proto\"\x12\n\x10GetStatusRequest\"\x9e\x02\n\x11GetStatusResponse\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12\x31\n\x0bload_report\x18\x02 \x01(\x0b\x32\x1c.kvmesh.attach.v1.LoadReport\x12\x14\n\x0cstream_count\x18\x03 \x01(\r\x12\x12\n\nslot_count\x18\x04 \x01(\r\x12\x1c\n\x14\x62lock_reserved_count\x18\x05 \x01(\r\x12\x19\n\x11\x65ngine_call_count\x18\x06 \x01(\r\x12\x12\n\ntask_count\x18\x07 \x01(\r\x12\x14\n\x0c\x63\x61pabilities\x18\x08 \x03(\t\x12\x1c\n\x14\x63omputed_token_total\x18\t \x01(\x04\x12\x1a\n\x12\x63\x61\x63hed_token_total\x18\n \x01(\x04\x32m\n\x0ePrefillService\x12[\n\tGetStatus\x12#.kvmesh.prefill.v1.GetStatusRequest\x1a$.kvmesh.prefill.v1.GetStatusResponse\"\x03\x90\x02\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fkvmesh/prefill/v1/prefill.proto\x12\x11kvmesh.prefill.v1\x1a\x1dkvmesh/attach/v1/attach.proto\"\x12\n\x10GetStatusRequest\"\xad\x02\n\x11GetStatusResponse\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12\x31\n\x0bload_report\x18\x02 \x01(\x0b\x32\x1c.kvmesh.attach.v1.LoadReport\x12\x14\n\x0cstream_count\x18\x03 \x01(\r\x12\x12\n\nslot_count\x18\x04 \x01(\r\x12\x1c\n\x14\x62lock_reserved_count\x18\x05 \x01(\r\x12\x19\n\x11\x65ngine_call_count\x18\x06 \x01(\r\x12\x12\n\ntask_count\x18\x07 \x01(\r\x12\x14\n\x0c\x63\x61pabilities\x18\x08 \x03(\t\x12\x1c\n\x14\x63omputed_token_total\x18\t \x01(\x04\x12\x1a\n\x12\x63\x61\x63hed_token_total\x18\n \x01(\x04\x12\r\n\x05state\x18\x0b \x01(\t2m\n\x0ePrefillService\x12[\n\tGetStatus\x12#.kvmesh.prefill.v1.GetStatusRequest\x1a$.kvmesh.prefill.v1.GetStatusResponse\"\x03\x90\x02\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,7 +37,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETSTATUSREQUEST']._serialized_start=85
   _globals['_GETSTATUSREQUEST']._serialized_end=103
   _globals['_GETSTATUSRESPONSE']._serialized_start=106
-  _globals['_GETSTATUSRESPONSE']._serialized_end=392
-  _globals['_PREFILLSERVICE']._serialized_start=394
-  _globals['_PREFILLSERVICE']._serialized_end=503
+  _globals['_GETSTATUSRESPONSE']._serialized_end=407
+  _globals['_PREFILLSERVICE']._serialized_start=409
+  _globals['_PREFILLSERVICE']._serialized_end=518
 # @@protoc_insertion_point(module_scope)

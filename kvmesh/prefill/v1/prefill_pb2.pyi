@@ -52,6 +52,7 @@ class GetStatusResponse(_message.Message):
     CAPABILITIES_FIELD_NUMBER: _builtins.int
     COMPUTED_TOKEN_TOTAL_FIELD_NUMBER: _builtins.int
     CACHED_TOKEN_TOTAL_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
     replica: _builtins.str
     """Name of the replica, for example "prefill-0"."""
     stream_count: _builtins.int
@@ -68,6 +69,8 @@ class GetStatusResponse(_message.Message):
     """Prompt tokens computed since the start of the process."""
     cached_token_total: _builtins.int
     """Prompt tokens found in the prefix cache since the start of the process."""
+    state: _builtins.str
+    """State of its life: "starting", "warming", "seeding", "probing", "serving" or "quarantined"."""
     @_builtins.property
     def load_report(self) -> _attach_pb2.LoadReport:
         """Load of the replica, as routers see it."""
@@ -89,10 +92,11 @@ class GetStatusResponse(_message.Message):
         capabilities: _abc.Iterable[_builtins.str] | None = ...,
         computed_token_total: _builtins.int = ...,
         cached_token_total: _builtins.int = ...,
+        state: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load_report", b"load_report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_reserved_count", b"block_reserved_count", "cached_token_total", b"cached_token_total", "capabilities", b"capabilities", "computed_token_total", b"computed_token_total", "engine_call_count", b"engine_call_count", "load_report", b"load_report", "replica", b"replica", "slot_count", b"slot_count", "stream_count", b"stream_count", "task_count", b"task_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_reserved_count", b"block_reserved_count", "cached_token_total", b"cached_token_total", "capabilities", b"capabilities", "computed_token_total", b"computed_token_total", "engine_call_count", b"engine_call_count", "load_report", b"load_report", "replica", b"replica", "slot_count", b"slot_count", "state", b"state", "stream_count", b"stream_count", "task_count", b"task_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -21,6 +21,164 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
+class ListHotPrefixesRequest(_message.Message):
+    """Asks for hot prefixes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BLOCK_COUNT_MAX_FIELD_NUMBER: _builtins.int
+    TENANT_COUNT_MIN_FIELD_NUMBER: _builtins.int
+    block_count_max: _builtins.int
+    """Distinct KV blocks after which the list ends. Range: 1 to 1,000,000."""
+    tenant_count_min: _builtins.int
+    """Tenants that must have sent a prefix. Range: from 0. 0 and 1: every prefix."""
+    def __init__(
+        self,
+        *,
+        block_count_max: _builtins.int = ...,
+        tenant_count_min: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_count_max", b"block_count_max", "tenant_count_min", b"tenant_count_min"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListHotPrefixesRequest: _TypeAlias = ListHotPrefixesRequest  # noqa: Y015
+
+@_typing.final
+class ListHotPrefixesResponse(_message.Message):
+    """A part of the answer, at most 1 MiB."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PREFIXES_FIELD_NUMBER: _builtins.int
+    SHAPES_FIELD_NUMBER: _builtins.int
+    MODEL_VERSION_FIELD_NUMBER: _builtins.int
+    BLOCK_TOKENS_FIELD_NUMBER: _builtins.int
+    model_version: _builtins.str
+    """Model version of the router. In the first part only."""
+    block_tokens: _builtins.int
+    """Tokens in a block. In the first part only."""
+    @_builtins.property
+    def prefixes(self) -> _containers.RepeatedCompositeFieldContainer[Global___HotPrefix]:
+        """Prefixes, the heaviest first."""
+
+    @_builtins.property
+    def shapes(self) -> _containers.RepeatedCompositeFieldContainer[Global___HotShape]:
+        """Shapes of the work of the last two minutes, the heaviest first. In the first part only."""
+
+    def __init__(
+        self,
+        *,
+        prefixes: _abc.Iterable[Global___HotPrefix] | None = ...,
+        shapes: _abc.Iterable[Global___HotShape] | None = ...,
+        model_version: _builtins.str = ...,
+        block_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "model_version", b"model_version", "prefixes", b"prefixes", "shapes", b"shapes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListHotPrefixesResponse: _TypeAlias = ListHotPrefixesResponse  # noqa: Y015
+
+@_typing.final
+class HotPrefix(_message.Message):
+    """A prefix that many requests share, or the whole blocks of one session's last prompt."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
+    TENANT_COUNT_FIELD_NUMBER: _builtins.int
+    HOLDERS_FIELD_NUMBER: _builtins.int
+    token_ids: _builtins.bytes
+    """Its tokens, full blocks only: 32-bit little-endian integers. At most 983,040 bytes: of a longer prompt, the beginning."""
+    weight: _builtins.float
+    """Requests that began with it, each counted with exp(-age / 120 s)."""
+    tenant_count: _builtins.int
+    """Distinct tenants that sent it, counted up to 255."""
+    @_builtins.property
+    def holders(self) -> _containers.RepeatedCompositeFieldContainer[Global___HotPrefixHolder]:
+        """Replicas that hold leading blocks of it, or will soon, by the router's index. At most 16, those with the most blocks
+        first.
+        """
+
+    def __init__(
+        self,
+        *,
+        token_ids: _builtins.bytes = ...,
+        weight: _builtins.float = ...,
+        tenant_count: _builtins.int = ...,
+        holders: _abc.Iterable[Global___HotPrefixHolder] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["holders", b"holders", "tenant_count", b"tenant_count", "token_ids", b"token_ids", "weight", b"weight"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HotPrefix: _TypeAlias = HotPrefix  # noqa: Y015
+
+@_typing.final
+class HotPrefixHolder(_message.Message):
+    """A replica that holds leading blocks of a prefix."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICA_FIELD_NUMBER: _builtins.int
+    BLOCK_COUNT_FIELD_NUMBER: _builtins.int
+    replica: _builtins.str
+    """Name of the replica."""
+    block_count: _builtins.int
+    """Leading blocks that it holds."""
+    def __init__(
+        self,
+        *,
+        replica: _builtins.str = ...,
+        block_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_count", b"block_count", "replica", b"replica"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HotPrefixHolder: _TypeAlias = HotPrefixHolder  # noqa: Y015
+
+@_typing.final
+class HotShape(_message.Message):
+    """Shape of the work: powers of two, rounded up."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    BATCH_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
+    prompt_tokens: _builtins.int
+    """Uncached tokens of a prompt. 0 for a batch."""
+    batch: _builtins.int
+    """Requests that ran beside each other at a decode replica. 0 for a prompt."""
+    weight: _builtins.float
+    """Requests of this shape, each counted with exp(-age / 120 s)."""
+    def __init__(
+        self,
+        *,
+        prompt_tokens: _builtins.int = ...,
+        batch: _builtins.int = ...,
+        weight: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "prompt_tokens", b"prompt_tokens", "weight", b"weight"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HotShape: _TypeAlias = HotShape  # noqa: Y015
+
+@_typing.final
 class GetStatusRequest(_message.Message):
     """Asks for the status; has no fields."""
 

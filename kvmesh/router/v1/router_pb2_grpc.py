@@ -40,6 +40,11 @@ class RouterServiceStub:
                 request_serializer=kvmesh_dot_router_dot_v1_dot_router__pb2.GetStatusRequest.SerializeToString,
                 response_deserializer=kvmesh_dot_router_dot_v1_dot_router__pb2.GetStatusResponse.FromString,
                 _registered_method=True)
+        self.ListHotPrefixes = channel.unary_stream(
+                '/kvmesh.router.v1.RouterService/ListHotPrefixes',
+                request_serializer=kvmesh_dot_router_dot_v1_dot_router__pb2.ListHotPrefixesRequest.SerializeToString,
+                response_deserializer=kvmesh_dot_router_dot_v1_dot_router__pb2.ListHotPrefixesResponse.FromString,
+                _registered_method=True)
 
 
 class RouterServiceServicer:
@@ -53,6 +58,15 @@ class RouterServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListHotPrefixes(self, request, context):
+        """Returns what is hot: the prompts of the last two minutes by weight, the replicas that hold their prefixes, and the
+        shapes of the work. The answer contains tokens of users. Only the role `control` may call it, and keeps them in memory.
+        A router answers one call at a time: CALLS_FULL. A caller that has not read the answer after 10 s is cut off: SLOW_READER.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RouterServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -60,6 +74,11 @@ def add_RouterServiceServicer_to_server(servicer, server):
                     servicer.GetStatus,
                     request_deserializer=kvmesh_dot_router_dot_v1_dot_router__pb2.GetStatusRequest.FromString,
                     response_serializer=kvmesh_dot_router_dot_v1_dot_router__pb2.GetStatusResponse.SerializeToString,
+            ),
+            'ListHotPrefixes': grpc.unary_stream_rpc_method_handler(
+                    servicer.ListHotPrefixes,
+                    request_deserializer=kvmesh_dot_router_dot_v1_dot_router__pb2.ListHotPrefixesRequest.FromString,
+                    response_serializer=kvmesh_dot_router_dot_v1_dot_router__pb2.ListHotPrefixesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -90,6 +109,33 @@ class RouterService:
             '/kvmesh.router.v1.RouterService/GetStatus',
             kvmesh_dot_router_dot_v1_dot_router__pb2.GetStatusRequest.SerializeToString,
             kvmesh_dot_router_dot_v1_dot_router__pb2.GetStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListHotPrefixes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kvmesh.router.v1.RouterService/ListHotPrefixes',
+            kvmesh_dot_router_dot_v1_dot_router__pb2.ListHotPrefixesRequest.SerializeToString,
+            kvmesh_dot_router_dot_v1_dot_router__pb2.ListHotPrefixesResponse.FromString,
             options,
             channel_credentials,
             insecure,

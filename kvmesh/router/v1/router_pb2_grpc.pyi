@@ -35,6 +35,11 @@ class RouterServiceStub:
     def __new__(cls, channel: _aio.Channel) -> RouterServiceAsyncStub: ...
     GetStatus: _grpc.UnaryUnaryMultiCallable[_router_pb2.GetStatusRequest, _router_pb2.GetStatusResponse]
     """Returns the router's current state. For operators and tests. Never needed to serve."""
+    ListHotPrefixes: _grpc.UnaryStreamMultiCallable[_router_pb2.ListHotPrefixesRequest, _router_pb2.ListHotPrefixesResponse]
+    """Returns what is hot: the prompts of the last two minutes by weight, the replicas that hold their prefixes, and the
+    shapes of the work. The answer contains tokens of users. Only the role `control` may call it, and keeps them in memory.
+    A router answers one call at a time: CALLS_FULL. A caller that has not read the answer after 10 s is cut off: SLOW_READER.
+    """
 
 @_typing.type_check_only
 class RouterServiceAsyncStub(RouterServiceStub):
@@ -43,6 +48,11 @@ class RouterServiceAsyncStub(RouterServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetStatus: _aio.UnaryUnaryMultiCallable[_router_pb2.GetStatusRequest, _router_pb2.GetStatusResponse]  # type: ignore[assignment]
     """Returns the router's current state. For operators and tests. Never needed to serve."""
+    ListHotPrefixes: _aio.UnaryStreamMultiCallable[_router_pb2.ListHotPrefixesRequest, _router_pb2.ListHotPrefixesResponse]  # type: ignore[assignment]
+    """Returns what is hot: the prompts of the last two minutes by weight, the replicas that hold their prefixes, and the
+    shapes of the work. The answer contains tokens of users. Only the role `control` may call it, and keeps them in memory.
+    A router answers one call at a time: CALLS_FULL. A caller that has not read the answer after 10 s is cut off: SLOW_READER.
+    """
 
 class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
     """Reports on one router."""
@@ -54,5 +64,16 @@ class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_router_pb2.GetStatusResponse, _abc.Awaitable[_router_pb2.GetStatusResponse]]:
         """Returns the router's current state. For operators and tests. Never needed to serve."""
+
+    @_abc_1.abstractmethod
+    def ListHotPrefixes(
+        self,
+        request: _router_pb2.ListHotPrefixesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_router_pb2.ListHotPrefixesResponse], _abc.AsyncIterator[_router_pb2.ListHotPrefixesResponse]]:
+        """Returns what is hot: the prompts of the last two minutes by weight, the replicas that hold their prefixes, and the
+        shapes of the work. The answer contains tokens of users. Only the role `control` may call it, and keeps them in memory.
+        A router answers one call at a time: CALLS_FULL. A caller that has not read the answer after 10 s is cut off: SLOW_READER.
+        """
 
 def add_RouterServiceServicer_to_server(servicer: RouterServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

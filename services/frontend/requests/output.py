@@ -5,6 +5,7 @@ Pure. The request's flow-control window bounds the output that waits: ids and te
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
 from kvmesh.inference.v1 import inference_pb2 as pb
@@ -28,6 +29,7 @@ class Output:
         "_tail",
         "_text",
         "end",
+        "kept_logprobs",
         "stop_string",
         "taken",
     )
@@ -41,6 +43,8 @@ class Output:
         self._tail = ""
         self.taken = 0
         self.end = 0
+        self.kept_logprobs: array[float] | None = None
+        """Log-probabilities of positions [0, end), for a comparison with another answer. None: they are not kept."""
         self.stop_string: str | None = None
         """The stop string that ended the output; nothing may be fed afterwards."""
 
@@ -65,6 +69,8 @@ class Output:
         if self._logprobs is not None:
             known = logprobs if len(logprobs) == len(ids) else [float("nan")] * len(ids)
             self._logprobs.extend(known[:used])
+            if self.kept_logprobs is not None:
+                self.kept_logprobs.extend(known[:used])
         self.end += used
         return used
 

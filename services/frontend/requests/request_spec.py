@@ -10,6 +10,7 @@ from kvmesh import blocks
 from kvmesh.attach import frames
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.buckets.limits import Account
+from kvmesh.budget.v1 import budget_pb2
 from kvmesh.deadlines import RUNTIME_MAX_S
 from kvmesh.pools import DEFAULT_POOL
 from kvmesh.tenants.caller import Caller, ServiceClass, Tenant
@@ -154,6 +155,8 @@ class RequestSpec:
     traceparent: str = ""
     digest: int = 0
     """Digest for the resume token; see validation.digest."""
+    is_shadow: bool = False
+    """True for a copy of a user's request. No user sees its answer."""
 
     @property
     def is_output_clamped(self) -> bool:
@@ -247,6 +250,8 @@ class RequestSpec:
         budget.service_class, budget.band = service_class.name, service_class.priority_class
         budget.sheddable = service_class.is_sheddable
         budget.kv_head_room_permille = round(service_class.kv_headroom * 1000)
+        if self.is_shadow:
+            budget.shadow, budget.purpose = True, budget_pb2.PURPOSE_SHADOW
         return submit
 
     def resume_token(self, location: AttemptLocation | None = None, issued_s: int = 0) -> ResumeToken:

@@ -21,6 +21,9 @@ from services.frontend.surface.validation import Bounds
 _SHAPING: Final = ("special_tokens", "chat_template", "stop_token_id")
 """Keys of model.json that shape the token ids of a prompt."""
 
+WARM_UP_TEXT: Final = "Warm up: 12 tokens, naïve café, 東京, 🚀.\n"
+"""Text of one to four bytes a character, so that a tokenizer uses all its tables."""
+
 
 class ServedVersion:
     """One model version. Versions with one `tokenizer` object make the same token ids of each prompt."""
@@ -70,6 +73,13 @@ class ServedVersions:
     def get(self, name: str) -> ServedVersion:
         """Return the version `name`, or the first one if this frontend cannot serve `name`."""
         return self._by_name.get(name, self.first)
+
+    def run_tokenizers(self) -> dict[str, list[int]]:
+        """Run each tokenizer once, and return the token ids of WARM_UP_TEXT by version. The first run of a library is slow.
+
+        Takes CPU time, and may be called on any thread.
+        """
+        return {name: version.tokenizer.run_once(WARM_UP_TEXT) for name, version in self._by_name.items()}
 
     def share_tokenizer(self, one: str, other: str) -> bool:
         """True if both versions are served and make the same token ids of each prompt."""

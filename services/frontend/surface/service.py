@@ -82,6 +82,8 @@ class InferenceService:
         self._messages = messages
         self._tracing = tracing
         self._clock = clock
+        self.tap: Callable[[LiveRequest], None] | None = None
+        """Takes each admitted request, for shadow traffic. It raises nothing. None: no shadow is in force."""
         self._on_refused = on_refused
         self._chance = chance
 
@@ -146,6 +148,8 @@ class InferenceService:
                 spec = await self._accounting.reserve(hold, spec)
             output, reader = self._messages.output(spec), SlowReaderTimeout(self._clock)
             request = self._core.submit(spec, output, reader.on_ready, self._clock.now_s())
+            if self.tap is not None:
+                self.tap(request)
         except BaseException as error:
             self._intake.forget(arrival.owner)
             self._accounting.release(hold)

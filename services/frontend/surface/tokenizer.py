@@ -103,6 +103,12 @@ class ModelTokenizer:
         """Return the text of `ids`, special tokens left out."""
         return b"".join([self.token_bytes[each] for each in ids]).decode("utf-8", errors="replace")
 
+    def run_once(self, text: str) -> list[int]:
+        """Encode and decode `text`, alone and as a conversation; return its ids. The first run is slow."""
+        ids = self.encode(text)
+        self.decode(self.encode_chat([("user", text)]))
+        return ids
+
 
 ROLES: Final = frozenset({"system", "user", "assistant"})
 

@@ -7,7 +7,7 @@ estimated queue delay or time to first token is too long. It refuses resumed att
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,6 +18,7 @@ from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.budget.v1 import budget_pb2
 from kvmesh.deadlines import from_remaining_ms
 from kvmesh.queue_order import OrderKey, shortest
+from kvmesh.replica.calls import control_purpose
 from services.router.forwarding.attempt import Attempt, Stage, Submission
 from services.router.forwarding.attempt_table import AttemptTable
 from services.router.forwarding.dispatcher import Dispatcher
@@ -25,7 +26,7 @@ from services.router.forwarding.prefill_load import ArrivedPrompts
 from services.router.forwarding.replicas import Replica
 from services.router.forwarding.rows import MS_MAX
 from services.router.forwarding.work_reports import WorkReports
-from services.router.queue.queue_item import PRIORITY_CLASS_DEFAULT, PRIORITY_CLASS_MAX
+from services.router.queue.queue_item import PRIORITY_CLASS_DEFAULT, PRIORITY_CLASS_MAX, SHADOW_CLASS
 
 MISSED_S: Final = 2.0
 """A takeover is refused if its decode replica has sent nothing for this long. A replica sends something each second."""
@@ -33,6 +34,11 @@ MISSED_S: Final = 2.0
 HEADROOM_MAX: Final = 900
 
 MAX_OUTPUT_TOKENS: Final = 1 << 24
+
+WITHOUT_USER: Final = frozenset(
+    (budget_pb2.PURPOSE_SHADOW, budget_pb2.PURPOSE_WARM_UP, budget_pb2.PURPOSE_PROBE)
+)
+"""Purposes of requests that no user waits for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +91,9 @@ class Admission:
                 return
             self._supersede(known, now_s)
         refusal = self._refusal(submit)
+        if control_purpose(submit.budget):
+            self._submit_warm_up(session, submit, refusal, now_s)
+            return
         if refusal is None:
             attempt = self._take(session, submit, now_s)
             self._dispatcher.estimate_work(attempt)
@@ -107,6 +116,20 @@ class Admission:
         self._attempts.deadlines.by(attempt, submitted.queue_until_s)
         self._attempts.is_dispatch_due = True
         session.outbox.accept(submit.slot, urgent=False)
+
+    def _submit_warm_up(
+        self, session: CallerSession[Attempt], submit: pb.Submit, refusal: SubmitRefusal | None, now_s: float
+    ) -> None:
+        """Place or refuse an attempt that no user waits for. It leaves no trace in queue, shares and counts of users."""
+        if refusal is None:
+            attempt = self._take(session, submit, now_s)
+            why = self._dispatcher.dispatch_warm_up(attempt, now_s)
+            if not why:
+                self._attempts.latest[submit.request_id] = attempt
+                session.outbox.accept(submit.slot, urgent=False)
+                return
+            refusal = SubmitRefusal(pb.Refusal.REASON_QUEUE_FULL, f"no warm-up now: {why}")
+        refusal.send(session.outbox, submit.slot)
 
     def adopt(self, session: CallerSession[Attempt], adopt: pb.Adopt, now_s: float) -> None:
         """Stream takeover: request a running attempt from its decode replica, or refuse."""
@@ -201,6 +224,8 @@ class Admission:
                 now_s + self._limits.queue_max_wait_s,
             ),
             traceparent=submit.traceparent,
+            is_for_user=not budget.shadow and budget.purpose not in WITHOUT_USER,
+            purpose=control_purpose(budget),
         )
         attempt = Attempt(
             submitted,
@@ -240,10 +265,7 @@ class Admission:
             return SubmitRefusal(pb.Refusal.REASON_INVALID, message, field="budget.max_output_tokens")
         decodes = [one for one in self._replicas.values() if one.role == "decode"]
         if not any(one.is_in_service() for one in decodes):
-            count = sum(one.is_draining for one in decodes)
-            why = f"takes new requests: {count} of {len(decodes)} are cordoned or draining"
-            message = f"no decode replica {why if count else 'is there'}"
-            return SubmitRefusal(pb.Refusal.REASON_NO_REPLICA, message)
+            return SubmitRefusal(pb.Refusal.REASON_NO_REPLICA, _no_decode(decodes))
         return None
 
     def _capacity_refusal(
@@ -302,8 +324,20 @@ class Admission:
         self._attempts.end(attempt, now_s, "evicted")
 
 
+def _no_decode(decodes: Sequence[Replica[Attempt]]) -> str:
+    """Return why none of the decode replicas takes new requests."""
+    draining = sum(one.is_draining for one in decodes)
+    held = sum(one.is_held and not one.is_draining for one in decodes)
+    parts = [
+        f"{count} of {len(decodes)} are {state}"
+        for count, state in ((draining, "cordoned or draining"), (held, "warming up or quarantined"))
+        if count
+    ]
+    return f"no decode replica {'takes new requests: ' + ', '.join(parts) if parts else 'is there'}"
+
+
 def _priority_class_of(budget: budget_pb2.Budget) -> int:
-    """Return the priority class of `budget`, at most PRIORITY_CLASS_MAX. Unset: the default. Shadow requests: 0."""
+    """Return the priority class of `budget`, at most PRIORITY_CLASS_MAX. Unset: the default."""
     if budget.shadow:
-        return 0
+        return SHADOW_CLASS
     return min(PRIORITY_CLASS_MAX, budget.band) if budget.HasField("band") else PRIORITY_CLASS_DEFAULT

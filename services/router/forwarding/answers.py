@@ -202,7 +202,7 @@ class Answers:
         if replica is attempt.decode.replica and refusal.reason == pb.Refusal.REASON_QUEUE_FULL:
             replica.load.on_full()
         if replica is attempt.decode.replica and attempt.stage in (Stage.RESERVING, Stage.PREFILLING):
-            if refusal.reason in RESCHEDULING_REFUSALS:
+            if refusal.reason in RESCHEDULING_REFUSALS and not attempt.submitted.purpose:
                 attempt.cancel_prefill(SUPERSEDED)
                 self._dispatcher.requeue(attempt, now_s)
                 return

@@ -68,6 +68,10 @@ class Submission:
     """End of its wait in the queue: at that time it is refused."""
     traceparent: str = ""
     is_takeover: bool = False
+    is_for_user: bool = True
+    """False for shadow traffic, warm-up and probes: no user waits for them."""
+    purpose: str = ""
+    """"warm_up" or "probe" for a call that no user waits for; empty for every other attempt (kvmesh.replica.calls)."""
 
     @property
     def first_by_s(self) -> float:
@@ -82,7 +86,9 @@ class Submission:
             and self.priority_class == DEFAULT_PRECEDENCE.priority_class
         ):
             return DEFAULT_PRECEDENCE
-        return Precedence(self.priority_class, self.is_resumed, self.tenant, self.weight, self.priority)
+        return Precedence(
+            max(0, self.priority_class), self.is_resumed, self.tenant, self.weight, self.priority
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -103,6 +109,7 @@ class Routing:
     """Number of calls of `Dispatcher.reschedule`. Refusals by decode do not count."""
     placement: Placement | None = None
     released_s: float = 0.0
+    """Time of the last release. 0: never released."""
     is_dispatched: bool = False
     """True while the placement policy counts the prompt as work of a replica."""
     reservation: Prompt | None = None

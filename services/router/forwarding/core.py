@@ -20,7 +20,7 @@ from services.router.forwarding.answers import Answers
 from services.router.forwarding.attempt import Attempt, Stage
 from services.router.forwarding.attempt_table import AttemptTable, Record
 from services.router.forwarding.completion import Completion
-from services.router.forwarding.dispatcher import Dispatcher, Forecast
+from services.router.forwarding.dispatcher import Dispatcher, Forecast, Released
 from services.router.forwarding.eligible_replicas import EligibleReplicas
 from services.router.forwarding.readiness import Readiness
 from services.router.forwarding.replicas import Replica
@@ -53,10 +53,12 @@ class ForwardingCore(AttachedCore[Attempt]):
         publish: Callable[[DispatchEvent], None] = _discard_event,
         record: Record = _discard_record,
         forecast: Forecast | None = None,
+        on_release: Released | None = None,
     ) -> None:
         """`publish` takes every dispatch, start and finish, for the peer routers. `record` takes every attempt that ended.
 
-        `forecast`: estimates for deadlines; None: no request is refused by an estimate.
+        `forecast`: estimates for deadlines; None: no request is refused by an estimate. `on_release` takes every attempt at
+        its first release.
         """
         self.router = router
         self.policy = policy
@@ -70,7 +72,7 @@ class ForwardingCore(AttachedCore[Attempt]):
         self.eligible = EligibleReplicas(self.replicas)
         completion = Completion(self.attempts, limits.detached_s)
         self.dispatcher = Dispatcher(
-            self.attempts, self.work, policy, self.eligible, self.replicas, completion, forecast
+            self.attempts, self.work, policy, self.eligible, self.replicas, completion, forecast, on_release
         )
         self.answers = Answers(self.attempts, self.work, policy, self.dispatcher, completion, block_tokens)
         self.timeouts = Timeouts(self.attempts, self.dispatcher, completion)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol, runtime_checkable
 
 from kvmesh.attach.v1 import attach_pb2 as pb
@@ -47,6 +47,9 @@ MOVE_PAUSE_S: Final = 1.0
 RESCHEDULES_MAX: Final = 3
 """An attempt is rescheduled at most this many times. Refusals by decode do not count."""
 
+Released = Callable[[Attempt, int, float], None]
+"""Takes an attempt, the running requests that its decode replica reported, and the present time."""
+
 
 @runtime_checkable
 class Forecast(Protocol):
@@ -85,9 +88,12 @@ class Dispatcher:
         replicas: Mapping[str, Replica[Attempt]],
         completion: Completion,
         forecast: Forecast | None = None,
+        on_release: Released | None = None,
     ) -> None:
+        """`on_release`: called once for each attempt, at its first release."""
         self.queue_delay = QueueDelay()
         self.forecast = forecast
+        self._on_release = on_release
         self._attempts = attempts
         self._work = work
         self._policy = policy
@@ -135,6 +141,24 @@ class Dispatcher:
     def next_wake_s(self) -> float | None:
         """Return the time of the next pass over the queue if no event comes before; None: the queue is empty."""
         return self._dispatch_at_s if len(self._attempts.queue) else None
+
+    def dispatch_warm_up(self, attempt: Attempt, now_s: float) -> str:
+        """Release `attempt`, which no user waits for, past the queue. Return why it cannot be placed now, or an empty text.
+
+        The attempt takes no turn of the queue: it has no tenant, and is not placed while any request waits.
+        """
+        if len(self._attempts.queue):
+            return "requests of users wait"
+        try:
+            answer = self._choose(attempt, now_s)
+        except Exception as bug:  # the stream with the requests of users goes on
+            log.exception("a warm-up request could not be placed")
+            return f"bug: {type(bug).__name__}"
+        if isinstance(answer, Wait):
+            return answer.reason
+        self._attempts.add(attempt)
+        self._release(attempt, answer, now_s)
+        return ""
 
     def dispatch_waiting(self, now_s: float) -> None:
         """Release the waiting attempts that may go, if something changed or the time has come."""
@@ -256,9 +280,15 @@ class Dispatcher:
             kv_headroom_permille=0 if submitted.is_resumed else submitted.kv_headroom_permille,
             precedence=submitted.precedence,
             waited_s=now_s - submitted.arrived_s,
+            is_warm_up=bool(submitted.purpose),
         )
         reservations = self._work.reservations
-        if submitted.is_resumed or not view.prefill or not (submitted.tenant or len(reservations) > 1):
+        if (
+            submitted.purpose
+            or submitted.is_resumed
+            or not view.prefill
+            or not (submitted.tenant or len(reservations) > 1)
+        ):
             return self._policy.place(request, view, now_s)
         tenant = (submitted.tenant, submitted.priority_class)
         waiting = self._attempts.queue.waiting_tokens(*tenant)
@@ -305,6 +335,7 @@ class Dispatcher:
         prefill = self._replicas[placement.prefill] if placement.prefill is not None else None
         attempt.stage = Stage.RESERVING
         attempt.routing.placement = placement
+        is_first = not attempt.routing.released_s
         attempt.routing.released_s = now_s
         attempt.decode.replica, attempt.prefill.replica = decode, prefill
         slot = attempt.decode.slot = decode.outbox.new_slot()
@@ -323,6 +354,8 @@ class Dispatcher:
         running = report.running_request_count if report is not None else 0
         attempt.outbox.placement(placement_row(attempt, placement, now_s, running))
         self._work.dispatched(attempt, now_s)
+        if is_first and self._on_release is not None:
+            self._on_release(attempt, running, now_s)
         if prefill is not None and decode.load.state.has_ample_room():
             # Decode will accept: to wait for its answer would add a round trip before every first token.
             self.prefill(attempt, now_s)
@@ -370,9 +403,13 @@ class Dispatcher:
         return may_move
 
     def can_reschedule(self, attempt: Attempt) -> bool:
-        """Return True if no engine had `attempt`, its frontend waits, and RESCHEDULES_MAX is not reached."""
+        """Return True if no engine had `attempt`, its frontend waits, and RESCHEDULES_MAX is not reached.
+
+        A call that no user waits for is never rescheduled.
+        """
         return (
-            attempt.stage in (Stage.RESERVING, Stage.PREFILLING)
+            not attempt.submitted.purpose
+            and attempt.stage in (Stage.RESERVING, Stage.PREFILLING)
             and not attempt.outcome.was_taken
             and attempt.outbox is not None
             and attempt.routing.reschedule_count < RESCHEDULES_MAX

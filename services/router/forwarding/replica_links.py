@@ -68,6 +68,7 @@ class ReplicaHost:
             member.process_id, role, address=member.address, kv_address=member.kv_address
         )
         replica.is_draining = self._is_out_of_use(member)
+        replica.hold(member.is_out_of_service)
         link = AttachLink(
             name,
             member.address,
@@ -89,9 +90,10 @@ class ReplicaHost:
         peer.is_listed = member is not None
         if member is not None:
             peer.is_draining = self._is_out_of_use(member)
+            peer.hold(member.is_out_of_service)
 
     def _is_out_of_use(self, member: Member) -> bool:
-        return member.draining or self._is_cordoned(member)
+        return member.is_leaving or self._is_cordoned(member)
 
     def on_replaced(self, peer: Replica[Attempt]) -> None:
         self._core.retire_replica(peer)

@@ -103,6 +103,8 @@ class Replica(Generic[SlotT]):
     is_listed = _Flag()
     is_draining = _Flag()
     """True while its lease says that it drains, or the snapshot of this router says that it is out of use."""
+    is_held = _Flag()
+    """True while it is warmed up before it serves, or quarantined: by its last load report, before any by its lease."""
     is_retired = _Flag()
     """A newer process has the name. This one serves its attempts; its reports say nothing about the name any more."""
     is_ready = _Flag()
@@ -129,6 +131,9 @@ class Replica(Generic[SlotT]):
         self.is_up = False
         self.is_listed = True
         self.is_draining = False
+        self.is_held = False
+        self._was_held = False
+        """True if it was held since the last report that it serves."""
         self.is_retired = False
         self.is_ready = True
         self.down_since_s: float | None = None
@@ -155,9 +160,15 @@ class Replica(Generic[SlotT]):
         assert self._link is not None, f"{self.name} has no link"
         return self._link.outbox
 
+    def hold(self, is_held: bool) -> None:
+        """Note whether its lease says that it is held. A load report, which comes over its stream, is newer."""
+        if self.load.report is None:
+            self.is_held = is_held
+            self._was_held |= is_held
+
     def is_in_service(self) -> bool:
         """Return True if it may get new requests, now or once its stream is up."""
-        return self.is_listed and not self.is_draining and not self.is_retired
+        return self.is_listed and not self.is_draining and not self.is_held and not self.is_retired
 
     def is_placeable(self) -> bool:
         """Return True if it may get new requests, apart from outlier ejection."""
@@ -300,9 +311,12 @@ class Replica(Generic[SlotT]):
 
     def _on_load(self, report: pb.LoadReport, now_s: float) -> None:
         self.is_ready = report.engine_ready and not report.draining and not report.cordoned
+        self.is_held = report.held
+        is_fresh, self._was_held = self._was_held and not report.held, report.held
         if self.load.take(report, now_s):  # the restarted engine starts clean
             self.ejection = OutlierEjection(now_s)
             self._trust_changed()
         if not self.is_retired:
             queued, running = report.queued_request_count, report.running_request_count
-            self._core.answers.on_load(LoadReported(self.name, queued, running, now_s))
+            age_s = report.slow_start_age_ms / 1000
+            self._core.answers.on_load(LoadReported(self.name, queued, running, now_s, age_s, is_fresh))

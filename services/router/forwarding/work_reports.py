@@ -22,7 +22,7 @@ from services.router.queue.replica_reservation import ReplicaReservation
 class WorkReports:
     """Reports the prompts of attempts, and charges tenants for the computed tokens.
 
-    INVARIANT: each dispatch is followed by exactly one finish. `reservations`: the prompts at replicas, by tenant.
+    INVARIANT: each reported dispatch is followed by exactly one finish. `reservations`: the prompts at replicas, by tenant.
     """
 
     def __init__(
@@ -40,8 +40,10 @@ class WorkReports:
         self._publish_to_peers = publish
 
     def dispatched(self, attempt: Attempt, now_s: float) -> None:
-        """Report that `attempt` was sent to the replica that runs its prompt."""
+        """Report that `attempt` was sent to the replica that runs its prompt. A call that no user waits for is left out."""
         submitted, routing = attempt.submitted, attempt.routing
+        if submitted.purpose:  # no dispatch is open, so neither its start nor its end is reported
+            return
         placement = routing.placement
         assert placement is not None, attempt
         routing.is_dispatched = True

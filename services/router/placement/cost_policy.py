@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -42,6 +42,7 @@ from services.router.placement.policy import (
 from services.router.placement.prefill_choice import CAN_DISPATCH, SCORE, NominalSeconds, PrefillChoice
 from services.router.placement.reconciliation import Reconciliation
 from services.router.placement.shortlist import Match
+from services.router.placement.slow_start import NO_MULTIPLIERS, SlowStarts, slowed_decodes, slowed_prefills
 from services.router.placement.speeds import Speeds
 
 RECHECK_S: Final = 0.05
@@ -93,6 +94,7 @@ class CostPolicy:
         self.costs = CostModel()
         self.speeds = Speeds()
         self.local_speeds = LocalSpeeds()
+        self.slow_starts = SlowStarts()
         self.prefills = PrefillChoice(router, self.backlog, rng, dispatch_ahead_s, order_key)
         self._measured_at_s = float("-inf")
         self._probed_at_s = float("-inf")
@@ -123,12 +125,17 @@ class CostPolicy:
             return estimate_s(tokens - depth * block_tokens, tokens)
 
         scored = prefills.score(request, view, match, nominal_s, self.speeds.factors, now_s)
+        multipliers = NO_MULTIPLIERS
+        if self.slow_starts.began_s:
+            multipliers = self.slow_starts.multipliers(now_s)
+            scored, fitting = slowed_prefills(scored, multipliers), slowed_decodes(fitting, multipliers)
         best = prefills.lowest(scored) if scored else None
         decode, handoff_s = decodes.for_handoff(fitting)
         paired_s = best[SCORE] + handoff_s if best is not None else math.inf
         local: LocalPrefill | None = None
-        if best is None or tokens - match.deepest * block_tokens <= self._local_tokens_max:
-            local = self._local_prefill(request, fitting, nominal_s, paired_s, now_s)
+        is_short = tokens - match.deepest * block_tokens <= self._local_tokens_max
+        if best is None or (is_short and not request.is_warm_up):
+            local = self._local_prefill(request, fitting, nominal_s, paired_s, multipliers, now_s)
         prefill: str | None = None
         if local is not None:
             decode = local.decode
@@ -137,7 +144,8 @@ class CostPolicy:
             assert best is not None, "no prefill replica, and decode does not run it"
             prefill, matched_blocks, queue_s, seconds = best[:4]
             if not best[CAN_DISPATCH]:
-                prefills.hold(request, prefill, seconds, now_s)
+                if not request.is_warm_up:
+                    prefills.hold(request, prefill, seconds, now_s)
                 return Wait(f"{prefill} has work ahead", now_s + RECHECK_S, prefill)
             prefills.chose(request, best, scored)
         placement = _tuple(
@@ -147,8 +155,8 @@ class CostPolicy:
             return placement
         terms = partial(prefills.terms, now_s=now_s)
         if local is not None:
-            return with_local_prefill(placement, local, scored, handoff_s, terms)
-        return with_remote_prefill(placement, scored, fitting, terms)
+            return with_local_prefill(placement, local, scored, handoff_s, terms, multipliers)
+        return with_remote_prefill(placement, scored, fitting, terms, multipliers)
 
     def observe(self, event: Event) -> None:
         """Learn from an event. Dispatches of peer routers are observed in the same way as own ones."""
@@ -163,6 +171,10 @@ class CostPolicy:
                 self._measured(event.replica, event.hit, event.at_s)
             case LoadReported():
                 self.reconciliation.on_load(event)
+                self.slow_starts.take(event)
+                if event.is_fresh:
+                    self.speeds.forget(event.replica)
+                    self.local_speeds.forget(event.replica)
                 self._expire(event.at_s)
             case Stored():
                 self.local_index.store(event.replica, event.hashes)
@@ -175,6 +187,7 @@ class CostPolicy:
                     self.reconciliation,
                     self.speeds,
                     self.local_speeds,
+                    self.slow_starts,
                     self.prefills,
                 ):
                     each.forget(event.replica)
@@ -225,11 +238,12 @@ class CostPolicy:
         fitting: Sequence[Fitting],
         nominal_s: NominalSeconds,
         paired_s: float,
+        multipliers: Mapping[str, float],
         now_s: float,
     ) -> LocalPrefill | None:
         """Return local prefill at a decode replica if it costs at most `paired_s`.
 
-        `paired_s`: cost of the best pair of replicas; infinite: there is no pair.
+        `paired_s`: cost of the best pair of replicas; infinite: there is no pair. `multipliers`: see slow_start.py.
         """
         if paired_s < math.inf:
             # The last token is always computed, to have logits.
@@ -244,7 +258,7 @@ class CostPolicy:
         def queue_s(name: str, seconds: float) -> float:
             return self.backlog.queue_s(name, seconds, now_s)
 
-        local = self._decodes.local_prefill(fitting, prefill_s, queue_s)
+        local = self._decodes.local_prefill(fitting, prefill_s, queue_s, multipliers)
         return local if local.cost_s <= paired_s else None
 
     # Learning

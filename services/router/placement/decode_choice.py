@@ -85,17 +85,20 @@ class DecodeChoice:
         fitting: Sequence[Fitting],
         prefill_s: Callable[[str, int], float],
         queue_s: Callable[[str, float], float],
+        multipliers: Mapping[str, float],
     ) -> LocalPrefill:
         """Return the decode replica that would run the prompt itself at the least cost.
 
         `prefill_s`: seconds from name and matched blocks. `queue_s`: seconds of queue from name and prefill seconds.
+        `multipliers`: factors of replicas in slow start, which the costs in `fitting` have already (slow_start.py).
         """
         found = []
         for one, depth, full_s, _ in fitting:
             seconds = prefill_s(one.name, depth)
             wait_s = queue_s(one.name, seconds)
             stalls = STREAM_WEIGHT * one.running_requests
-            cost_s = wait_s + seconds * (1 + stalls) + full_s
+            factor = multipliers.get(one.name, 1.0) if multipliers else 1.0
+            cost_s = (wait_s + seconds * (1 + stalls)) * factor + full_s
             found.append(LocalPrefill(one, depth, wait_s, seconds, cost_s))
         return found[self._lowest([one.cost_s for one in found])]
 

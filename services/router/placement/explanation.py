@@ -38,10 +38,11 @@ def why(placement: Placement, *, waited_s: float, waited_for: str) -> str:
 def _local(chosen: Candidate, others: list[Candidate]) -> str:
     if not others:
         return f"{chosen.replica} decodes and runs the prompt itself: no prefill replica takes requests."
+    slow = next((f" {one.replica} is in slow start." for one in (others[0], chosen) if one.slow_start_s), "")
     return (
         f"{chosen.replica} decodes and runs the prompt itself, with {_blocks(chosen.matched_blocks)} cached: "
         f"{_ms(chosen.score)} with the cost of decode, "
-        f"against {_ms(others[0].score)} with a prefill on {others[0].replica} and a handoff."
+        f"against {_ms(others[0].score)} with a prefill on {others[0].replica} and a handoff.{slow}"
     )
 
 
@@ -86,6 +87,7 @@ def _losses(chosen: Candidate, rival: Candidate) -> list[tuple[str, float]]:
         (WAITING, _waiting_s(rival) - _waiting_s(chosen)),
         ("requests that come to it for its cache would lose", rival.displaced_s - chosen.displaced_s),
         ("the chance that another router has just sent it a prompt costs", rival.risk_s - chosen.risk_s),
+        ("its slow start adds", rival.slow_start_s - chosen.slow_start_s),
     ]
     return sorted(losses, key=lambda loss: -loss[1])
 
@@ -96,8 +98,11 @@ def _decode(chosen: DecodeCandidate, *others: DecodeCandidate) -> str:
         return f"{name} decodes: no other compared decode replica has room."
     rival = others[0]
     fuller_s, moved_s = rival.full_s - chosen.full_s, rival.move_s - chosen.move_s
-    if fuller_s + moved_s <= 0:
+    slower_s = rival.slow_start_s - chosen.slow_start_s
+    if fuller_s + moved_s + slower_s <= 0:
         return f"{name} decodes, chosen at random among equals."
+    if slower_s > max(fuller_s, moved_s):
+        return f"{name} decodes: {rival.replica} is in slow start."
     if moved_s > fuller_s:
         return (
             f"{name} decodes: it holds {_blocks(chosen.matched_blocks)} of the prompt, "
@@ -116,7 +121,7 @@ def _ready_s(one: Candidate) -> float:
 
 def _waiting_s(one: Candidate) -> float:
     """Return the loss of waiting requests."""
-    return one.score - _ready_s(one) - one.displaced_s - one.risk_s
+    return one.score - _ready_s(one) - one.displaced_s - one.risk_s - one.slow_start_s
 
 
 def _blocks(count: int) -> str:

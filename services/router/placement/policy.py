@@ -36,6 +36,8 @@ class PlacementRequest:
     waited_s: float = 0.0
     """Seconds since it came to this router. After a long wait its prompt and the work that waits at a prefill replica
     may together exceed `dispatch_ahead_s`."""
+    is_warm_up: bool = False
+    """True if no user waits for it. It takes a pair of replicas where there is one, and is never held for a replica."""
 
 
 @dataclass(slots=True)
@@ -99,6 +101,8 @@ class Candidate:
     decode_s: float = 0.0
     """Cost of decode: its occupancy, and the handoff with its blocks, or the stalled streams. 0 where a prefill replica was
     chosen, because it is the same for all."""
+    slow_start_s: float = 0.0
+    """Part of the score that its slow start adds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +115,8 @@ class DecodeCandidate:
     """Cost of its occupancy."""
     move_s: float
     """Cost of moving the blocks that it does not hold."""
+    slow_start_s: float = 0.0
+    """Cost that its slow start adds."""
 
 
 class Placement(NamedTuple):
@@ -227,6 +233,10 @@ class LoadReported:
     queued_requests: int
     running_requests: int
     at_s: float
+    slow_start_age_s: float = 0.0
+    """Seconds since its slow start began. 0: no slow start."""
+    is_fresh: bool = False
+    """True if it was held up to this report: what was learned of its speed does not hold any more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,8 @@ from services.router.queue.fairness import TenantCounters
 
 PRIORITY_CLASS_DEFAULT: Final = 4
 PRIORITY_CLASS_MAX: Final = 7
+SHADOW_CLASS: Final = -1
+"""Class of shadow traffic, below every class of tenants: it has no part in their shares, and waits for all of them."""
 
 
 class Submitted(Protocol):

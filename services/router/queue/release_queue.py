@@ -50,7 +50,7 @@ class ReleaseQueue(Generic[Item]):
         self.tokens_max = tokens_max
         self.evicted_total = 0
         self.released_totals = [0] * (PRIORITY_CLASS_MAX + 1)
-        """By priority class."""
+        """By priority class. Class 0 includes shadow traffic."""
         self._priority_classes: dict[int, PriorityClassQueue[Item]] = {}
         self._order: list[PriorityClassQueue[Item]] = []
         """Priority classes with items, the highest first."""
@@ -166,7 +166,7 @@ class ReleaseQueue(Generic[Item]):
             ticket.charged_output,
             advances_virtual_time=advances_virtual_time,
         )
-        self.released_totals[submitted.priority_class] += 1
+        self.released_totals[max(0, submitted.priority_class)] += 1
         priority_class.passed_over = 0
         for other in self._order:
             if other is not priority_class and other.non_sheddable_count and other is not self._order[0]:

@@ -157,6 +157,7 @@ def submit(slot: int, tokens: Sequence[int], phase: pb.Phase.ValueType, **change
         "start": 0,
         "end_token_id": -1,
         "logprobs": False,
+        "purpose": budget_pb2.PURPOSE_UNSPECIFIED,
     }
     assert set(changes) <= set(settings), changes
     settings.update(changes)
@@ -177,6 +178,7 @@ def submit(slot: int, tokens: Sequence[int], phase: pb.Phase.ValueType, **change
             max_output_tokens=int(str(settings["output"])),
             attempt=int(str(settings["attempt"])),
             attempts_max=4,
+            purpose=int(str(settings["purpose"])),  # type: ignore[arg-type]  # a number of the enum
         ),
         phase=phase,
         credit_position=int(str(settings["credit"])),

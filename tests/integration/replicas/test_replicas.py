@@ -70,14 +70,15 @@ class Pair:
         )
 
 
-def service(role: str, engine: str, redis_url: str, folder: Path, *more: str) -> Part:
+def service(role: str, engine: str, redis_url: str, folder: Path, *more: str, number: int = 0) -> Part:
     """Return a replica of `role`; not started."""
+    name = f"{role}-{number}"
     config = folder / "kvmesh.toml"
     config.write_text(describe(CONFIG))
     address = f"127.0.0.1:{unused_port()}"
-    command = [sys.executable, "-m", f"services.{role}", "--config", str(config), "--id", f"{role}-0"]
+    command = [sys.executable, "-m", f"services.{role}", "--config", str(config), "--id", name]
     command += ["--listen", address, "--redis", redis_url, "--engine", engine, *more]
-    return Part(role, command, address, folder / f"{role}.log")
+    return Part(name, command, address, folder / f"{name}.log")
 
 
 async def is_serving(part: Part) -> bool:
@@ -112,7 +113,7 @@ async def running_pair(folder: Path, redis_url: str, *engine_options: str) -> As
         yield Pair(
             parts[0],
             parts[1],
-            await _kv_address(redis_url),
+            await kv_address(redis_url, "prefill-0"),
             prefill_pb2_grpc.PrefillServiceStub(channels[0]),
             decode_pb2_grpc.DecodeServiceStub(channels[1]),
         )
@@ -123,11 +124,12 @@ async def _end(part: Part) -> None:
         await part.end()
 
 
-async def _kv_address(redis_url: str) -> str:
+async def kv_address(redis_url: str, name: str) -> str:
+    """Return the KV address in the lease of a replica, once there is one."""
     import redis.asyncio
 
     async with redis.asyncio.Redis.from_url(redis_url) as client:
-        while (lease := await client.get("kvmesh:proc:prefill-0")) is None:
+        while (lease := await client.get(f"kvmesh:proc:{name}")) is None:
             await asyncio.sleep(0.02)
         return str(json.loads(lease)["kv_address"])
 

@@ -116,12 +116,18 @@ async def test_an_old_process_does_not_take_its_successors_lease(redis_server: A
     await link.close()
 
 
-async def test_a_newer_process_keeps_the_name(redis_server: Any, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("state", ["serving", "warming", "quarantined"])
+async def test_a_newer_process_keeps_the_name(
+    redis_server: Any, caplog: pytest.LogCaptureFixture, state: str
+) -> None:
     """Two processes with one name: the one started later has the lease, also after a flush; the older one logs that
     once.
+
+    A replica that is held or quarantined says `draining` and keeps its name, too.
     """
     link = RedisLink(redis_server.url)
     old, new = Registration(link, "m", boot("a", "old")), Registration(link, "m", boot("a", "new"))
+    new.update(state=state, draining=state != "serving")
     tasks = [asyncio.create_task(old.run())]
     try:
         await until_holder(link, "old")

@@ -33,6 +33,8 @@ class ControlServer(snapshot_pb2_grpc.SnapshotServiceServicer):
         self.address = ""
         self.is_leader = True
         self.leader_address = ""
+        self.drives_lives = False
+        """True: the leader hint says that this process drives the lives of replicas."""
         self.is_silent = False
         """True: accepts streams and sends nothing."""
         self.first: Callable[[], pb.WatchResponse] | None = None
@@ -105,7 +107,10 @@ class ControlServer(snapshot_pb2_grpc.SnapshotServiceServicer):
         self.call_count += 1
         reading = asyncio.create_task(self._read(requests))
         hint = pb.LeaderHint(
-            process_id=self.name, is_leader=self.is_leader, leader_address=self.leader_address
+            process_id=self.name,
+            is_leader=self.is_leader,
+            leader_address=self.leader_address,
+            drives_lives=self.drives_lives,
         )
         try:
             if self.is_silent:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from controlplane.core import ControlCore
+from kvmesh.control.v1 import shadow_pb2
 from kvmesh.control.v1 import snapshot_pb2 as pb
 from kvmesh.snapshot.content import Content
 from kvmesh.snapshot.fence import Fence
@@ -83,6 +84,10 @@ class Peer(Node):
             prefill_load_share=0.1,
             uncached_prefill_s_per_s=0.1,
         )
+
+    def shadows(self) -> tuple[shadow_pb2.ShadowReport, ...]:
+        """Return the changed counts of shadow traffic: none."""
+        return ()
 
     def observations(self) -> pb.ObservationBatch | None:
         """Return the next batch of a frontend."""

@@ -23,9 +23,10 @@ from bench.rollouts.following import Ending
 from bench.rollouts.oracle import Oracle
 from bench.rollouts.recording import RecordedBatch
 from bench.rollouts.recording_control import tap
-from bench.rollouts.records import Record, RecordError, Records
+from bench.rollouts.records import Record, Records
 from bench.rollouts.running import Made, Observed, record_of
 from bench.rollouts.turns import Turn
+from bench.run_records import RecordError
 from controlplane.rollouts.document import WEIGHTED
 from engines.reference import faults
 from engines.reference.arithmetic import ChunkInput
@@ -207,7 +208,7 @@ def test_the_table_is_written_between_its_marks(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, [*words, "--json", "--write", str(target)])
     assert done.exit_code == 0, done.output
     text = target.read_text(encoding="utf-8")
-    assert "Before." in text and "old" not in text and "| 5 % errors | 1 of 1 |" in text
+    assert "Before." in text and "\nold\n" not in text and "| 5 % errors | 1 of 1 |" in text
     assert '"case": "errors"' in (tmp_path / "rollouts-runs.json").read_text()
     assert CliRunner().invoke(app, ["run", "--only", "nothing"]).exit_code == 2
 

@@ -128,6 +128,9 @@ class FakeRouter(router_grpc.RouterServiceServicer):
         views += [router_pb.ReplicaView(replica=name, prefill_factor=f) for name, f in self._factors.items()]
         return router_pb.GetStatusResponse(redis_connected=True, prefill_costs=self._costs, replicas=views)
 
+    def ListHotPrefixes(self, request: Any, context: Any) -> Any:
+        raise NotImplementedError
+
 
 @asynccontextmanager
 async def frontend() -> AsyncIterator[tuple[str, FakeFrontend]]:
@@ -767,6 +770,8 @@ salt = "s2"
 step_s = 0.03
 model_dir = "engines"
 faults = "slow=1.3"
+cold_s = 1.5
+cold_runs = 3
 [pools.stable]
 version = "v1"
 prefill = 0
@@ -789,7 +794,8 @@ def test_each_pool_has_processes_of_its_own(tmp_path: Path) -> None:
     stable, following = processes["stable-decode-0-engine"].command, processes["next-decode-0-engine"].command
     options = ("model-version", "salt", "step-s", "faults", "model-dir")
     assert [option_of(stable, name) for name in options] == ["v1", "kvmesh-1", "0.02", "", str(ROOT)]
-    assert "--faults" not in stable
+    assert not {"--faults", "--cold-s", "--cold-runs"} & set(stable)
+    assert [option_of(following, name) for name in ("cold-s", "cold-runs")] == ["1.5", "3"]
     assert [option_of(following, name) for name in options] == [
         *("v2", "s2", "0.03", "slow=1.3"),
         str(ROOT / "engines"),

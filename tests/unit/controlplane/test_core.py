@@ -7,7 +7,16 @@ from collections.abc import Iterable
 import pytest
 from msgspec.structs import replace as changed
 
-from controlplane.actions import AppendEvent, Confirm, Done, ReadStore, RunGolden, Send, WriteDocument
+from controlplane.actions import (
+    AppendEvent,
+    Confirm,
+    DocumentKind,
+    Done,
+    ReadStore,
+    RunGolden,
+    Send,
+    WriteDocument,
+)
 from controlplane.command_queue import Author, Command
 from controlplane.core import NOT_LEADER, UNKNOWN, ControlCore
 from controlplane.judging import Judging
@@ -63,6 +72,7 @@ class Driver:
         self.events: list[AppendEvent] = []
         self.core = ControlCore("control-0", "boot", VERSIONS, CALM, lambda: 5000.0 + self.now_s, Green())
         self.stored = {each.id: documents.encode(each) for each in stored}
+        self.shadows: dict[str, bytes] = {}
         self.board = board
         self.sent: list[Published] = []
         self.done: dict[int, str] = {}
@@ -97,14 +107,15 @@ class Driver:
             for action in actions:
                 match action:
                     case ReadStore():
-                        read = StoreRead(dict(self.stored), None, self.board, 0) if self.reads else None
-                        self.core.on_store(read, self.now_s)
+                        read = StoreRead(dict(self.stored), None, self.board, 0, shadows=dict(self.shadows))
+                        self.core.on_store(read if self.reads else None, self.now_s)
                     case Confirm():
                         self.confirmed.append(action.sequence)
                     case WriteDocument():
                         self.writes.append(action)
                         if self.answers:
-                            self.stored[action.name] = action.data
+                            is_shadow = action.kind is DocumentKind.SHADOW
+                            (self.shadows if is_shadow else self.stored)[action.name] = action.data
                         self.core.on_written(action.number, self.answers, self.now_s)
                     case Send():
                         self.sent.append(action.snapshot)

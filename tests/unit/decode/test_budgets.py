@@ -118,16 +118,17 @@ def test_random_classes_conserve_blocks_and_evict_no_request(seed: int) -> None:
 def test_a_stale_report_of_a_full_engine_is_not_full() -> None:
     """Admission counts only reservations. The load report of the engine is passed on while it is fresh."""
     replica = Replica()
-    full = EngineLoad("boot-1", 64, 0, sequences_running=9, step_s=3.0, resident_bytes=1 << 40)
+    full = EngineLoad("boot-1", 64, 0, sequences_running=9, step_s=3.0, resident_bytes=1 << 40, cold_steps=0)
     replica.core.sink.on_load(full, replica.now_s)
     report = replica.core.load_report(replica.now_s)
     assert (report.block_free_count, report.step_us) == (0, 3_000_000)
     assert report.engine_memory_bytes == 1 << 40
+    assert report.HasField("cold_step_total") and report.cold_step_total == 0
     replica.submit(1, GENERATION, output=58)
     replica.pass_time(FRESH_S + 0.1)
     report = replica.core.load_report(replica.now_s)
     assert (report.block_free_count, report.step_us, report.engine_boot_id) == (48, 0, "boot-1")
-    assert report.engine_memory_bytes == 0
+    assert report.engine_memory_bytes == 0 and not report.HasField("cold_step_total")
     assert replica.submit(2, GENERATION, remaining_ms=1000).is_accepted
 
 

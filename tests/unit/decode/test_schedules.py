@@ -1,4 +1,4 @@
-"""The decode core under random schedules: lost streams, takeovers, cancels, deadlines, crossing attempts, faults."""
+"""The decode core under random schedules: lost streams, takeovers, cancels, deadlines, attempts, warm-up, faults."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from kvmesh.attach.caller_session import CallerSession
 from kvmesh.attach.outbox import DownwardOutbox
 from kvmesh.attach.v1 import attach_pb2 as pb
+from kvmesh.budget.v1 import budget_pb2
 from kvmesh.triton.errors import EngineError
 from services.decode.core import DecodeCore
 from services.decode.limits import DecodeLimits
@@ -19,6 +20,7 @@ from tests.unit.triton.reader import HELLO, Reader, SlotView, submit
 
 SEEDS = 60
 STEPS = 300
+USER, WARM_UP, PROBE = budget_pb2.PURPOSE_USER, budget_pb2.PURPOSE_WARM_UP, budget_pb2.PURPOSE_PROBE
 GENERATION, LOCAL = pb.PHASE_GENERATION_ONLY, pb.PHASE_CONTEXT_AND_GENERATION
 
 
@@ -43,6 +45,8 @@ class Stream:
     """Requests by slot."""
     handoffs: dict[int, bytes] = field(default_factory=dict)
     """The handoff of a slot from prefill."""
+    control: set[int] = field(default_factory=set)
+    """Slots of warm-up and probes."""
     last: int = 0
 
     def number(self) -> int:
@@ -66,6 +70,7 @@ class World:
         self.streams: list[Stream] = []
         self.requests: list[Request] = []
         self.finished = 0
+        self.control_finished = 0
         self.cuts = 0
         """Slots that ended because too many windows were closed."""
 
@@ -83,6 +88,7 @@ class World:
             (self.close_windows, 8),
             (self.adopt, 8),
             (self.engine_fault, 1),
+            (self.drain, 1),
             (self.wait, 10),
         )
         action = self.rng.choices([one for one, _ in actions], [weight for _, weight in actions])[0]
@@ -138,7 +144,10 @@ class World:
             resumed=start > 0,
             headroom_permille=rng.choice((0, 50, 150)),
             estimate_s=rng.choice((0.0, 0.05)),
+            purpose=rng.choice((USER, USER, USER, WARM_UP, PROBE)),
         )
+        if message.budget.purpose != USER:
+            stream.control.add(number)
         # After a handoff the caller has the first token already, from prefill.
         stream.reader.open(number, start if is_local else start + 1, max(credit, start + 1))
         stream.owner[number] = request
@@ -189,6 +198,7 @@ class World:
                 pb.Finish.REASON_END_TOKEN,
             ):
                 self.finished += 1
+                self.control_finished += number in stream.control
                 assert view.finish.end_position == len(request.output), view
             if view.is_over():
                 del stream.owner[number]
@@ -244,6 +254,13 @@ class World:
         )
         stream.session.on_request(pb.AttachRequest(adopts=[row]), self.now_s)
 
+    def drain(self) -> None:
+        """Begin a drain, and end it."""
+        self.core.drain()
+        self.wait()
+        assert not any(slot.is_waiting() for slot in self.core.slot_table.lane)
+        self.core.undrain()
+
     def engine_fault(self) -> None:
         """Fail one call, or lose the whole engine."""
         if self.rng.random() < 0.2:
@@ -282,6 +299,7 @@ def test_random_schedules_neither_repeat_nor_lose_nor_leak(seed: int) -> None:
     core = world.core
     assert not core.slot_table.slots and not core.generation.calls and not world.engine.live
     assert core.slot_table.reservations.reserved == 0
+    assert not len(core.slot_table.lane) and not core.slot_table.lane.blocks
     assert core.generation.step_batch.live_count == 0
     assert len(core.slot_table.deadline_heap) == 0
     assert core.next_wake_s() is None
@@ -289,7 +307,7 @@ def test_random_schedules_neither_repeat_nor_lose_nor_leak(seed: int) -> None:
 
 def test_random_schedules_reach_every_outcome() -> None:
     """Requests finish, slots are taken over, and streams are detached and refused."""
-    finished = adopted = cuts = 0
+    finished = adopted = cuts = control = 0
     for seed in range(10):
         world = World(seed)
         for _ in range(STEPS):
@@ -297,7 +315,9 @@ def test_random_schedules_reach_every_outcome() -> None:
         finished += world.finished
         adopted += world.core.takeover_total
         cuts += world.cuts
-    assert finished > 50 and adopted > 20 and cuts, (finished, adopted, cuts)
+        control += world.control_finished
+    counts = (finished, adopted, cuts, control)
+    assert finished > 50 and adopted > 20 and cuts and control > 20, counts
 
 
 def test_the_reader_refuses_a_repeat() -> None:

@@ -21,7 +21,8 @@ _EACH = (
     Faults(hang=1.0),
     Faults(wrong=0.5),
     Faults(miss=1),
-    Faults(errors=0.3, hang=0.3, wrong=0.2, miss=1, leak_bytes=1, slow=2.0),
+    Faults(flip=0.3),
+    Faults(errors=0.3, hang=0.3, wrong=0.2, flip=0.2, miss=1, leak_bytes=1, slow=2.0),
 )
 
 
@@ -36,8 +37,8 @@ def _request(key: int, output: int = 12) -> EngineRequest:
 
 def test_a_text_of_all_faults_is_read() -> None:
     """Each name sets its field; spaces and line ends around items are ignored."""
-    text = " errors=0.05, slow=1.3,hang=1,leak_bytes=1000000,wrong=1.0,die=17-23-99,miss=1,begin_s=30\n"
-    assert faults.parse(text) == Faults(0.05, 1.3, 1.0, 1_000_000, 1.0, (17, 23, 99), 1, 30.0)
+    text = " errors=0.05, slow=1.3,hang=1,leak_bytes=1000000,wrong=1.0,flip=0.01,die=17-23-99,miss=1,begin_s=30\n"
+    assert faults.parse(text) == Faults(0.05, 1.3, 1.0, 1_000_000, 1.0, 0.01, (17, 23, 99), 1, 30.0)
     assert faults.parse("") == faults.parse(" \n") == NO_FAULTS
 
 
@@ -49,7 +50,7 @@ def test_a_text_of_all_faults_is_read() -> None:
         (",", 'each item must be name=value, got ""'),
         (
             "error=0.1",
-            'unknown name "error"; allowed: errors, slow, hang, leak_bytes, wrong, die, miss, begin_s',
+            'unknown name "error"; allowed: errors, slow, hang, leak_bytes, wrong, flip, die, miss, begin_s',
         ),
         ("errors=0.1,errors=0.1", "errors must occur once, got it twice"),
         ("errors=1.1", 'errors must be a number in 0..1, got "1.1"'),
@@ -63,6 +64,7 @@ def test_a_text_of_all_faults_is_read() -> None:
         ("leak_bytes=67108865", 'leak_bytes must be a whole number in 0..67108864, got "67108865"'),
         ("leak_bytes=1.5", 'leak_bytes must be a whole number in 0..67108864, got "1.5"'),
         ("wrong=1_0", 'wrong must be a number in 0..1, got "1_0"'),
+        ("flip=1.5", 'flip must be a number in 0..1, got "1.5"'),
         ("miss=2", 'miss must be a whole number in 0..1, got "2"'),
         ("miss=0.5", 'miss must be a whole number in 0..1, got "0.5"'),
         ("begin_s=inf", 'begin_s must be a number in 0..86400, got "inf"'),
@@ -150,6 +152,46 @@ def test_wrong_tokens_have_their_share_and_leave_special_tokens() -> None:
     changed = [active.emitted(40, history, 4096) != 40 for history in histories]
     assert abs(sum(changed) / 2000 - 0.2) < 0.04
     assert all(Faults(wrong=1.0).emitted(2, history, 4096) == 2 for history in histories[:50])
+
+
+@pytest.mark.parametrize(
+    "sampling", [SamplingParams(), SamplingParams(0.8, top_p=0.9, seed=5, log_probs=True)]
+)
+def test_flipped_tokens_differ_in_each_boot_and_in_each_run(sampling: SamplingParams) -> None:
+    """Equal engines differ at other places than each other, and a second run of a prompt than the first."""
+    runs = []
+    for boot_id in ("a", "a", "b"):
+        driver = Driver(replace(CONFIG, kv_blocks=200))
+        driver.core.boot_id = boot_id
+        driver.core.set_faults(Faults(flip=0.1))
+        for key in (3, 5):
+            driver.core.submit(replace(_request(3, 200), key=key, sampling=sampling))
+            _drain(driver)
+            runs.append(tuple(driver.answers[key].tokens))
+    right = alone(replace(_request(3, 12), sampling=sampling))
+    assert runs[:2] == runs[2:4], "draws are a function of the boot id"
+    assert len(set(runs)) == 4 and all(len(run) == 200 for run in runs)
+    assert all(0 <= token < 64 for run in runs for token in run)
+    driver = Driver(CONFIG)
+    driver.core.set_faults(Faults(flip=1.0))
+    driver.core.submit(replace(_request(3, 12), sampling=sampling))
+    _drain(driver)
+    assert driver.answers[3].tokens[0] != right[0]
+
+
+def test_flipped_tokens_have_their_share_and_leave_special_tokens() -> None:
+    """The share counts tokens of a boot, and neither boots nor places share draws."""
+    active = Faults(flip=0.2)
+    flipped = {
+        boot_id: [active.flipped(40, boot_id, number, 4096) != 40 for number in range(4000)]
+        for boot_id in ("a", "b")
+    }
+    for drawn in flipped.values():
+        assert abs(sum(drawn) / 4000 - 0.2) < 0.03
+    both = sum(one and other for one, other in zip(*flipped.values(), strict=True))
+    assert abs(both / 4000 - 0.04) < 0.015
+    assert all(Faults(flip=1.0).flipped(2, "a", number, 4096) == 2 for number in range(50))
+    assert all(Faults(flip=1.0).flipped(40, "a", number, 4096) >= 16 for number in range(500))
 
 
 def test_a_hung_request_gets_nothing_more_until_its_cancel() -> None:
@@ -240,7 +282,7 @@ def test_no_fault_leaks_a_block(seed: int) -> None:
     sequences: dict[int, Sequence] = {}
     for key in range(1, 30):
         active = next(schedule)
-        was_wrong = was_wrong or active.wrong > 0.0
+        was_wrong = was_wrong or active.wrong > 0.0 or active.flip > 0.0
         driver.core.set_faults(active)
         prompt = np.array([rng.randrange(4) for _ in range(rng.randrange(1, 30))], dtype=np.int32)
         kind = RequestKind.CONTEXT_ONLY if rng.random() < 0.2 else RequestKind.CONTEXT_AND_GENERATION

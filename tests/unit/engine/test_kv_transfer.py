@@ -298,3 +298,21 @@ def test_stopping_a_request_releases_its_handoffs() -> None:
     assert table.release_of_request("b") == [[5, 6]] and table.release_of_request("nobody") == []
     assert table.held() == (2, 2)
     assert table.end_send(3, is_acknowledged=False) == [7], "released while it was sent"
+
+
+def test_a_listener_waits_for_the_port_of_a_killed_engine() -> None:
+    """The process for the model outlives its server for a moment, and an operator starts the next one at once."""
+    with socket.create_server(("127.0.0.1", 0)) as former:
+        listener = KvListener(
+            KvSource("boot", "digest", 64, _STORE, lambda _: None, lambda *_: None),
+            "127.0.0.1",
+            former.getsockname()[1],
+        )
+        starting = threading.Thread(target=listener.start)
+        starting.start()
+        starting.join(4 * kv_transfer._BIND_EVERY_S)
+        assert starting.is_alive(), "it neither listens nor fails"
+    starting.join(kv_transfer.BIND_S)
+    assert not starting.is_alive()
+    socket.create_connection(("127.0.0.1", listener.port)).close()
+    listener.close()

@@ -2,11 +2,14 @@
 
 import mmap
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+import psutil
 
 _MODEL = """
 import mmap, os, sys
@@ -65,3 +68,32 @@ def test_a_model_whose_server_died_before_it_began_ends() -> None:
         )
         assert done.returncode == 1
         assert not shared.exists()
+
+
+_HUNG_MODEL = """
+import ctypes, os, sys
+from engines.reference.server_watchdog import ServerWatchdog
+ServerWatchdog("127.0.0.1:1", os.getppid(), lambda: None).start()
+print("watching", os.getpid(), flush=True)
+ctypes.PyDLL(None).sleep(600)  # holds the interpreter's lock, as a stub that waits for a dead server
+"""
+
+
+def test_a_model_that_hangs_ends_with_its_server() -> None:
+    """It would keep the KV port for ever, and no thread of its own runs any more."""
+    with subprocess.Popen(
+        [sys.executable, "-c", _SERVER, _HUNG_MODEL],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(Path.cwd())},
+    ) as server:
+        assert server.stdout is not None
+        found = re.search(rb"watching (\d+)", server.stdout.readline())
+        assert found is not None
+        model = psutil.Process(int(found[1]))
+        reaper = model.children(recursive=True)
+        assert reaper and reaper[0].name() == "sh"
+        server.kill()
+        server.wait()
+        psutil.wait_procs([model, *reaper], timeout=10)
+        assert not any(each.is_running() for each in (model, *reaper))

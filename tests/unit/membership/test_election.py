@@ -21,7 +21,8 @@ LATENCY_S = 0.02
 USED_S = 5.0
 
 
-def lease_of(boot_id: str, term: int = 0, *, draining: bool = False) -> Member:
+def lease_of(boot_id: str, term: int = 0, *, draining: bool = False, held: bool = False) -> Member:
+    """Return a lease. A held replica says `draining` and does not leave."""
     return Member(
         process_id="a",
         role="prefill",
@@ -29,7 +30,8 @@ def lease_of(boot_id: str, term: int = 0, *, draining: bool = False) -> Member:
         boot_id=boot_id,
         model_version="m",
         block_tokens=32,
-        draining=draining,
+        draining=draining or held,
+        state="draining" if draining else "starting" if held else "serving",
         term=term,
     )
 
@@ -38,6 +40,7 @@ class World:
     """One Redis with one lease, its processes, and a clock that jumps to the next event."""
 
     def __init__(self, seed: int) -> None:
+        self.seed = seed
         self.rng = random.Random(seed)
         self.now_s = 0.0
         self.changes: list[tuple[float, str]] = []
@@ -110,8 +113,11 @@ class Process:
     renewed_s: float = float("-inf")
     """Time of the last write of its lease."""
     election: Election = field(init=False)
+    is_held: bool = field(init=False)
+    """Held at its start and for ever, as every third process."""
 
     def __post_init__(self) -> None:
+        self.is_held = (self.world.seed + len(self.world.processes)) % 3 == 0
         self.election = Election("a", self.boot_id)
         self.world.processes.append(self)
         self.world.at(self.world.now_s, self.step)
@@ -140,7 +146,7 @@ class Process:
         """Record a late claim. Only a new process, or a holder with a valid lease, may replace a lease."""
         now_s = self.world.now_s
         other = read("a", found)
-        is_live = other is not None and other.boot_id != self.boot_id and not other.draining
+        is_live = other is not None and other.boot_id != self.boot_id and not other.is_leaving
         if is_live and self.election.state is not ElectionState.NEWCOMER and now_s > self.renewed_s + LEASE_S:
             self.world.late_claims.append((now_s, self.boot_id))
         self.renewed_s = now_s
@@ -148,7 +154,9 @@ class Process:
     def encoded(self, bid: Bid | None) -> bytes:
         if bid is None:
             return b""
-        return msgspec.json.encode(lease_of(self.boot_id, bid.term, draining=self.is_draining))
+        return msgspec.json.encode(
+            lease_of(self.boot_id, bid.term, draining=self.is_draining, held=self.is_held)
+        )
 
     def fail(self) -> None:
         self.election.fail(self.world.now_s)

@@ -29,6 +29,7 @@ salt = "s2"
 step_s = 0
 model_dir = "engines"
 faults = "errors=0.05"
+cold_s = 1.5
 golden = "golden.json"
 """
 
@@ -54,6 +55,7 @@ def test_a_version_overrides_the_engine_with_what_it_names() -> None:
         None,
     )
     assert (v2.salt, v2.engine.step_s, v2.engine.prefill_s, v2.faults) == ("s2", 0.0, 0.25, "errors=0.05")
+    assert [(each.engine.cold_s, each.engine.cold_runs) for each in (v1, v2)] == [(0.0, 2), (1.5, 2)]
     assert v2.model_path == ROOT / "engines" and v2.golden == ROOT / "golden.json"
     assert v1.model_path == config.mesh.model_path == Path(ROOT / "engines/reference/model")
 
@@ -96,6 +98,20 @@ def test_the_only_version_is_the_default() -> None:
         ("[versions.a]\nstep_s = 'x'", 'versions.a.step_s = "x" is not a number: allowed is 0 to 10 s.'),
         ("[versions.a]\nsalt = 'a b'", "allowed is empty or 1 to 64 characters without spaces."),
         ("[versions.a]\nfaults = 'x'", 'versions.a.faults = "x" needs engine.arithmetic = "hashed"'),
+        ("[versions.a]\ncold_s = 1", 'versions.a.cold_s = 1 needs engine.arithmetic = "hashed"'),
+        (
+            "[versions.a]\ncold_runs = 101",
+            "versions.a.cold_runs = 101 is out of range: allowed is 0 to 100 runs.",
+        ),
+        (
+            "[versions.a]\ncold_runs = 1.5",
+            "versions.a.cold_runs = 1.5 is not a whole number: allowed is 0 to 100 runs.",
+        ),
+        ("[engine]\ncold_s = 1", 'engine.cold_s = 1 needs engine.arithmetic = "hashed"'),
+        (
+            "[engine]\narithmetic = 'hashed'\ncold_s = 61",
+            "engine.cold_s = 61 is out of range: allowed is 0 to 60 s.",
+        ),
         ("[control]\nreplicas = 4", "control.replicas = 4 is out of range: allowed is 0 to 3."),
     ],
 )

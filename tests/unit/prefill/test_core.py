@@ -385,7 +385,12 @@ def test_the_load_report_is_correct() -> None:
     assert (load.running_request_count, load.held_handoff_count) == (1, 1)
     assert load.engine_ready and load.engine_boot_id == "boot-1" and load.engine_memory_bytes == 0
     replica.core.sink.on_load(EngineLoad("boot-1", 64, 60, resident_bytes=1 << 40), replica.now_s)
-    assert replica.core.load_report(replica.now_s).engine_memory_bytes == 1 << 40
+    report = replica.core.load_report(replica.now_s)
+    assert report.engine_memory_bytes == 1 << 40 and not report.HasField("cold_step_total")
+    for cold in (0, 3):
+        replica.core.sink.on_load(EngineLoad("boot-1", 64, 60, cold_steps=cold), replica.now_s)
+        report = replica.core.load_report(replica.now_s)
+        assert report.HasField("cold_step_total") and report.cold_step_total == cold
 
 
 @pytest.mark.parametrize("vocabulary_size", [VOCABULARY, 0])

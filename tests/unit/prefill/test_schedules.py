@@ -1,15 +1,16 @@
-"""The prefill core under random schedules: lost streams, cancels, deadlines, crossing attempts, faults."""
+"""The prefill core under random schedules: lost streams, cancels, deadlines, crossing attempts, seeds, faults."""
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 
 from kvmesh.attach.caller_session import CallerSession
 from kvmesh.attach.outbox import DownwardOutbox
 from kvmesh.attach.v1 import attach_pb2 as pb
+from kvmesh.budget.v1 import budget_pb2
 from kvmesh.triton.errors import EngineBusy, EngineError
 from services.prefill.core import PrefillCore
 from services.prefill.limits import PrefillLimits
@@ -19,6 +20,7 @@ from tests.unit.triton.reader import HELLO, Reader, submit
 
 SEEDS = 60
 STEPS = 300
+USER, WARM_UP, PROBE = budget_pb2.PURPOSE_USER, budget_pb2.PURPOSE_WARM_UP, budget_pb2.PURPOSE_PROBE
 
 
 @dataclass
@@ -29,6 +31,8 @@ class Stream:
     reader: Reader
     prompts: dict[int, list[int]]
     """Requests by slot."""
+    seeds: dict[int, bytes] = field(default_factory=dict)
+    """The handoff of a seed from the warm replica, by slot."""
     last: int = 0
 
 
@@ -45,13 +49,16 @@ class World:
             detached_s=0.3,
             first_token_timeout_s=2.0,
         )
-        self.core = PrefillCore("prefill-0", facts(kv_blocks=20), limits)
-        self.engine = FakeEngine(self.core.sink)
+        self.core = PrefillCore(
+            "prefill-0", facts(kv_blocks=20), limits, is_source=lambda address, _: address == "kv:1"
+        )
+        self.engine = FakeEngine(self.core.sink, peer=FakeEngine(self.core.sink))
+        """Its peer is the engine of the warm replica, which never runs."""
         self.core.connect(self.engine)
         self.engine.report(self.now_s)
         self.streams: list[Stream] = []
         self.known: list[tuple[str, int]] = []
-        self.first_tokens = self.transferred = 0
+        self.first_tokens = self.transferred = self.seeded = 0
 
     def act(self) -> None:
         """Do one random thing, then check."""
@@ -59,6 +66,9 @@ class World:
             (self.open, 3),
             (self.cut, 1),
             (self.submit, 25),
+            (self.seed, 8),
+            (self.hand_over, 10),
+            (self.drain, 1),
             (self.step, 25),
             (self.read, 25),
             (self.cancel, 12),
@@ -120,8 +130,51 @@ class World:
             tenant=rng.choice(("", "a", "b")),
             weight=rng.choice((0.0, 0.5, 2.0)),
             estimate_s=rng.choice((0.0, 0.0, 0.01, 0.5)),
+            purpose=rng.choice((USER, USER, USER, WARM_UP, PROBE)),
         )
         stream.session.on_request(pb.AttachRequest(submits=[message]), self.now_s)
+
+    def seed(self) -> None:
+        """Submit a seed, sometimes with its handoff in the same message."""
+        if not self.streams:
+            return
+        rng, stream = self.rng, self.rng.choice(self.streams)
+        prompt = [rng.randrange(64) for _ in range(rng.randrange(1, 30))]
+        stream.last += 1
+        stream.reader.open(stream.last, 1)  # behind the token of the handoff
+        remaining_ms = rng.choice((100, 2_000, 60_000))
+        message = submit(
+            stream.last,
+            prompt,
+            pb.PHASE_SEED,
+            remaining_ms=remaining_ms,
+            purpose=rng.choice((WARM_UP, WARM_UP, USER)),
+        )
+        handoff = stream.seeds[stream.last] = f"h{rng.getrandbits(64)}".encode()
+        assert self.engine.peer is not None
+        self.engine.peer.held[handoff] = next_token(prompt)
+        rows = [self.handoff(stream, stream.last)] if rng.random() < 0.3 else []
+        stream.session.on_request(pb.AttachRequest(submits=[message], handoffs=rows), self.now_s)
+
+    def handoff(self, stream: Stream, number: int) -> pb.Handoff:
+        """Return the handoff of a seed, rarely of an address that is not registered, or one that the source has lost."""
+        address = "kv:1" if self.rng.random() < 0.9 else "kv:evil"
+        params = stream.seeds[number] if self.rng.random() < 0.9 else b"lost"
+        return pb.Handoff(slot=number, context_phase_params=params, first_token_count=1, kv_address=address)
+
+    def hand_over(self) -> None:
+        """Deliver a handoff to a seed, sometimes twice, or to a slot that waits for none."""
+        for stream in self.streams:
+            if stream.seeds:
+                row = self.handoff(stream, self.rng.choice(list(stream.seeds)))
+                stream.session.on_request(pb.AttachRequest(handoffs=[row, row]), self.now_s)
+
+    def drain(self) -> None:
+        """Begin a drain, and end it."""
+        self.core.drain()
+        self.wait()
+        assert not any(slot.is_waiting_control() for slot in self.core.slot_table.lane)
+        self.core.undrain()
 
     def step(self) -> None:
         """Let the engine finish some calls."""
@@ -134,6 +187,14 @@ class World:
             return
         stream = self.rng.choice(self.streams)
         stream.reader.read(self.now_s)
+        for number in list(stream.seeds):
+            view = stream.reader.slots[number]
+            if view.is_over():
+                is_seeded = view.finish is not None and view.finish.reason == pb.Finish.REASON_LENGTH
+                self.seeded += is_seeded
+                assert view.is_transferred or not is_seeded, view
+                assert view.first is None and not view.ids, view
+                del stream.seeds[number]
         for number, prompt in list(stream.prompts.items()):
             view = stream.reader.slots[number]
             if view.first is not None:
@@ -196,17 +257,19 @@ def test_random_schedules_keep_the_counts_and_leak_no_handoff(seed: int) -> None
     core = world.core
     assert not core.slot_table.slots and not core.prefilling.calls and not world.engine.live
     assert core.slot_table.blocks_reserved == 0 and not len(core.slot_table.queue)
+    assert not len(core.slot_table.lane) and not core.slot_table.lane.blocks
     assert not world.engine.held, "a handoff was neither pulled nor released"
     assert core.next_wake_s() is None
 
 
 def test_random_schedules_reach_every_outcome() -> None:
-    """First tokens come, and handoffs are transferred."""
-    first_tokens = transferred = 0
+    """First tokens come, handoffs are transferred, and seeds end well."""
+    first_tokens = transferred = seeded = 0
     for seed in range(10):
         world = World(seed)
         for _ in range(STEPS):
             world.act()
         first_tokens += world.first_tokens
         transferred += world.transferred
-    assert first_tokens > 100 and transferred > 50, (first_tokens, transferred)
+        seeded += world.seeded
+    assert first_tokens > 100 and transferred > 50 and seeded > 15, (first_tokens, transferred, seeded)

@@ -16,6 +16,7 @@ from kvmesh.queue_order import OrderKey, shortest
 from services.router.forwarding.admission import ForwardingLimits
 from services.router.forwarding.attempt import Attempt
 from services.router.forwarding.core import ForwardingCore
+from services.router.forwarding.dispatcher import Released
 from services.router.forwarding.replicas import Replica
 from services.router.index.local_index import LocalPrefixIndex
 from services.router.placement.cost_policy import CostPolicy
@@ -42,6 +43,7 @@ class Desk:
         max_wait_s: float = 60.0,
         local: int = 0,
         order_key: OrderKey = shortest,
+        on_release: Released | None = None,
     ) -> None:
         self.now_s = 50.0
         self.ended: list[str] = []
@@ -61,6 +63,7 @@ class Desk:
             self.policy,
             ForwardingLimits(queue, max_wait_s, 3.0, order_key=order_key),
             record=lambda item, outcome, now_s: self.ended.append(outcome),
+            on_release=on_release,
         )
         self.links: dict[str, tuple[Replica[Attempt], Link]] = {}
         for index in range(prefills):
@@ -130,7 +133,16 @@ class Desk:
         submit.budget.max_output_tokens = changes.pop("output", 10)
         submit.budget.priority = changes.pop("priority", 0)
         budget_fields = {"priority_class": "band"}
-        for name in ("priority_class", "tenant", "weight", "sheddable", "shadow", "kv_head_room_permille"):
+        names = (
+            "priority_class",
+            "tenant",
+            "weight",
+            "sheddable",
+            "shadow",
+            "kv_head_room_permille",
+            "purpose",
+        )
+        for name in names:
             if name in changes:
                 setattr(submit.budget, budget_fields.get(name, name), changes.pop(name))
         submit.contested_replicas.extend(changes.pop("contested_replicas", ()))

@@ -43,6 +43,9 @@ def answering(status: pb.GetStatusResponse | None) -> Iterator[str]:
             assert status is not None
             return status
 
+        def ListHotPrefixes(self, request: Any, context: Any) -> Any:
+            raise NotImplementedError
+
     with ThreadPoolExecutor(1) as pool:
         server = grpc.server(pool)
         if status is not None:

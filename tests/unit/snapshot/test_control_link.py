@@ -12,8 +12,10 @@ import pytest
 from kvmesh.advertise import AS_LISTENED
 from kvmesh.clock import VirtualClock
 from kvmesh.config import MeshConfig
+from kvmesh.control.v1 import shadow_pb2
 from kvmesh.control.v1 import snapshot_pb2 as pb
 from kvmesh.control_link import ControlLink
+from kvmesh.life_state import LifeState
 from kvmesh.membership.member import Member
 from kvmesh.membership.registration import Registration
 from kvmesh.metrics import Metrics
@@ -39,6 +41,7 @@ class Role:
     def __init__(self, *, by_lease: bool = True) -> None:
         self.takes_cordon_by_lease = by_lease
         self.is_cordoned = self.is_draining = False
+        self.life_state = LifeState.SERVING
         self.snapshots: list[Published] = []
 
     def refusal(self, content: Content) -> str:
@@ -64,11 +67,17 @@ class Role:
     def observations(self) -> pb.ObservationBatch | None:
         return None
 
+    def shadows(self) -> tuple[shadow_pb2.ShadowReport, ...]:
+        return ()
+
     def on_confirmed(self, sequence: int) -> None:
         raise AssertionError(sequence)
 
     def on_leader(self) -> None:
         raise AssertionError
+
+    def on_life(self, drives_lives: bool, order: pb.LifeOrder | None) -> None:
+        raise AssertionError(order)
 
 
 class Process:
@@ -236,3 +245,23 @@ async def test_a_refused_board_at_the_start_gives_its_stable_pool(process: Proce
     assert [each.content for each in process.role.snapshots] == [found]
     process.link.receiver._offer(board)
     assert len(process.role.snapshots) == 1 and process.lease[2] == "" and process.link.receiver.is_reduced
+
+
+async def test_the_lease_shows_the_life_unless_a_cordon_does(process: Process) -> None:
+    """A held replica drains for release 0.1.0 and keeps its name. A cordon, a drain and the end go before its life."""
+    chance, cordons = random.Random(9), ((), (Cordon(NAME),), (Cordon(NAME, is_draining=True),))
+    for _ in range(200):
+        process.role.life_state = chance.choice([*LifeState])
+        if chance.random() < 0.5:
+            process.publish(*chance.choice(cordons))
+        process.link.on_life_changed()
+        state, is_draining, _ = process.lease
+        member, availability = process.registration.member, process.link.availability
+        if availability is Availability.SERVING:
+            is_out = process.role.life_state is not LifeState.SERVING
+            assert (state, is_draining) == (process.role.life_state.value, is_out)
+            assert not member.is_leaving and member.is_out_of_service is is_out
+        else:
+            assert (state, is_draining) == (availability.value, True) and member.is_leaving
+    process.link.leave()
+    assert process.lease[:2] == ("draining", True) and process.registration.member.is_leaving

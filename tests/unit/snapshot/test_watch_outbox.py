@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from itertools import pairwise
 
 from controlplane.rollouts.view import HEARD_S
 from controlplane.watch import SILENCE_S
+from kvmesh.control.v1 import shadow_pb2
 from kvmesh.control.v1 import snapshot_pb2 as pb
 from kvmesh.snapshot.published import Term
 from kvmesh.snapshot.watch_outbox import KEEPALIVE_S, REASON_CHARACTERS_MAX, REPORT_S, WatchOutbox
@@ -24,6 +26,7 @@ class Source:
         self.is_observed = False
         self.live = self.memory_bytes = 0
         self.waiting: list[pb.ObservationBatch] = []
+        self.counts: list[shadow_pb2.ShadowReport] = []
         self.asked = 0
 
     def report(self) -> pb.ReceiverReport:
@@ -34,6 +37,11 @@ class Source:
     def observations(self) -> pb.ObservationBatch | None:
         """Return the next batch."""
         return self.waiting.pop(0) if self.waiting else None
+
+    def shadows(self) -> list[shadow_pb2.ShadowReport]:
+        """Return the changed counts of shadow traffic."""
+        counts, self.counts = self.counts, []
+        return counts
 
 
 def test_hello_comes_first_and_only_a_leader_gets_reports() -> None:
@@ -110,3 +118,50 @@ def test_reports_come_on_change_and_as_a_keepalive() -> None:
             reported_s, told = now_s, source.live
         assert now_s - reported_s < KEEPALIVE_S + REPORT_S
     assert min(kinds["sent"], kinds["kept"]) > 50
+
+
+def test_a_change_of_a_life_is_reported_at_once_and_a_held_replica_each_second() -> None:
+    """The age of a state alone is reported only while the replica is held."""
+    outbox, source = WatchOutbox(pb.ReceiverHello()), LifeSource()
+    outbox.report_now()
+    assert outbox.take(0.0, source) is not None
+    assert outbox.next_s() == float("inf"), "no leader, no report"
+    outbox.is_leader = True
+    sent = []
+    for tick in range(200):  # 20 s
+        now_s = tick / 10
+        source.life.age_ms = tick * 100
+        if tick == 105:
+            source.life.state = pb.REPLICA_STATE_SERVING
+            outbox.report_now()
+            assert outbox.next_s() <= now_s
+        if (message := outbox.take(now_s, source)) is not None:
+            sent.append((tick, message.report.life.state))
+    held = [tick for tick, state in sent if state == pb.REPLICA_STATE_WARMING]
+    assert held == [*range(0, 105, 10)]
+    served = [tick for tick, state in sent if state == pb.REPLICA_STATE_SERVING]
+    assert served[0] == 105 and all(b - a >= 10 * KEEPALIVE_S for a, b in pairwise(served))
+
+
+class LifeSource(Source):
+    """The state of a replica."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.life = pb.ReplicaLife(state=pb.REPLICA_STATE_WARMING)
+
+    def report(self) -> pb.ReceiverReport:
+        """Return the state, with its life."""
+        return pb.ReceiverReport(life=self.life)
+
+
+def test_changed_counts_of_shadow_traffic_are_sent_at_the_next_look() -> None:
+    """Counts are no heartbeat: unchanged ones are not sent again."""
+    outbox, source = WatchOutbox(pb.ReceiverHello()), Source()
+    outbox.is_leader = True
+    assert outbox.take(0.0, source) is not None
+    source.counts = [shadow_pb2.ShadowReport(shadow="s", sequence=1)]
+    assert outbox.take(REPORT_S / 2, source) is None
+    message = outbox.take(REPORT_S, source)
+    assert message is not None and [each.sequence for each in message.shadows] == [1]
+    assert outbox.take(2 * REPORT_S, source) is None

@@ -107,7 +107,7 @@ class FakeEngine:
         self.started_total = 0
         self.lie: Callable[[EngineCall], tuple[str, int]] = lambda _: ("", 0)
         """The fault of each new call, and the number of tokens before it."""
-        self._peer = peer
+        self.peer = peer
         self._numbers = itertools.count(1)
 
     def start(self, call_id: int, call: EngineCall) -> None:
@@ -180,7 +180,7 @@ class FakeEngine:
         fresh: list[int] = []
         is_first = not run.made
         if is_first and run.call.kind is CallKind.GENERATION_ONLY:
-            source = self._peer.held if self._peer else self.held
+            source = self.peer.held if self.peer else self.held
             token = source.pop(run.call.context_phase_params, None)
             if token is None:
                 self.fail(call_id, HandoffLost("KV handoff 1 is unknown or expired at x"), now_s)

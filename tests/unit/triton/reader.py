@@ -143,6 +143,7 @@ def submit(
     headroom_permille: int = 0,
     estimate_s: float = 0.0,
     vocabulary_size: int = 0,
+    purpose: budget_pb2.Purpose.ValueType = budget_pb2.PURPOSE_UNSPECIFIED,
 ) -> pb.Submit:
     """Return a submit that is right in every field."""
     token_ids = frames.pack_ids(prompt)
@@ -157,6 +158,7 @@ def submit(
         tenant=tenant,
         weight=weight,
         kv_head_room_permille=headroom_permille,
+        purpose=purpose,
     )
     if ttft_ms is not None:
         budget.ttft_remaining_ms = ttft_ms

@@ -134,3 +134,17 @@ def test_the_resident_memory_of_an_engine_is_optional(reported: dict[str, Any], 
     """Without a number of bytes the memory is unknown, and the rest of the report counts."""
     load = load_of({"boot_id": "b", "blocks_total": 8, "blocks_free": 3} | reported)
     assert (load.blocks_free, load.resident_bytes) == (3, expected)
+
+
+@pytest.mark.parametrize(
+    ("reported", "expected"),
+    [
+        ({}, None),
+        *(({"cold_steps_total": count}, count) for count in (0, 5)),
+        *(({"cold_steps_total": bad}, None) for bad in (None, -1, 1 << 63, 0.5, "5", True)),
+    ],
+)
+def test_the_cold_steps_of_an_engine_are_optional(reported: dict[str, Any], expected: int | None) -> None:
+    """Absence, as of TensorRT-LLM, is not a count of 0."""
+    load = load_of({"boot_id": "b", "blocks_total": 8, "blocks_free": 3} | reported)
+    assert (load.blocks_free, load.cold_steps) == (3, expected)

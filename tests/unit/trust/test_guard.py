@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from kvmesh.control.v1 import control_pb2
+from kvmesh.control.v1 import control_pb2, shadow_pb2, warm_up_pb2
 from kvmesh.errors import MeshError
 from kvmesh.roles import SERVERS, SERVICES
+from kvmesh.router.v1 import router_pb2
 from kvmesh.trust.guard import PeerGuard, SameHostGuard, is_on_this_host
 from kvmesh.trust.names import (
     ATTACH,
     CERTIFICATE_ROLES,
     CONTROL_PLANE,
     CONTROL_READS,
+    HOT_PREFIXES,
+    SHADOWS,
+    WARM_UPS,
     WATCH,
     is_change,
     name_of,
@@ -25,10 +29,15 @@ ATTACHES = {
     *(("control", "prefill"), ("control", "decode")),
 }
 METHODS = {
-    CONTROL_PLANE + method.name
-    for method in control_pb2.DESCRIPTOR.services_by_name["ControlPlaneService"].methods
+    prefix + method.name
+    for prefix, service in (
+        (CONTROL_PLANE, control_pb2.DESCRIPTOR.services_by_name["ControlPlaneService"]),
+        (SHADOWS, shadow_pb2.DESCRIPTOR.services_by_name["ShadowService"]),
+        (WARM_UPS, warm_up_pb2.DESCRIPTOR.services_by_name["WarmUpService"]),
+    )
+    for method in service.methods
 }
-READS = {CONTROL_PLANE + name for name in CONTROL_READS}
+READS = {method for method in METHODS if method.rpartition("/")[2] in CONTROL_READS}
 
 
 @pytest.mark.parametrize("server", SERVERS)
@@ -65,11 +74,33 @@ def test_rights_at_the_control_plane(caller: str) -> None:
     assert {may_call(caller, method) for method in METHODS - READS} == {is_writer}
 
 
+def test_prompts_of_users_are_for_the_control_plane_alone() -> None:
+    """At a router, by the name of the call in its stub."""
+    service = router_pb2.DESCRIPTOR.services_by_name["RouterService"]
+    assert f"/{service.full_name}/ListHotPrefixes" == HOT_PREFIXES
+    allowed = {
+        caller
+        for caller in CERTIFICATE_ROLES
+        if not _is_refused(PeerGuard("router", "kvmesh"), HOT_PREFIXES, names_of(caller, "kvmesh"))
+    }
+    assert allowed == {"control"}
+
+
+def _is_refused(guard: PeerGuard, method: str, names: tuple[str, ...]) -> bool:
+    try:
+        guard.check(method, names, "peer")
+    except MeshError as error:
+        return error.reason == "PEER_REFUSED"
+    return False
+
+
 def test_every_call_of_the_control_plane_has_a_rule() -> None:
     """A call that a later release adds counts as a change until it is listed as a read."""
-    assert READS < METHODS
+    assert {method.rpartition("/")[2] for method in READS} == CONTROL_READS
     assert {method.rpartition("/")[2] for method in METHODS - READS} == {
         *("CordonReplica", "UncordonReplica", "StartRollout", "ChangeRollout", "RevertSnapshot", "Freeze"),
+        *("StartShadow", "StopShadow"),
+        *("QuarantineProfile", "AddPrefix", "DeletePrefix"),
     }
     assert is_change(CONTROL_PLANE + "EraseEverything") and not is_change(HEALTH)
 

@@ -76,7 +76,7 @@ def test_the_oldest_verdicts_lose_their_details_first() -> None:
 
 def test_a_document_that_stays_too_large_is_an_error() -> None:
     """It names the rollout and the size."""
-    with pytest.raises(DocumentError, match=r"r-1.*800"):
+    with pytest.raises(DocumentError, match=r"r-1.*801"):
         encode(structs.replace(start(), judge="x" * 800_000))
 
 

@@ -33,7 +33,7 @@ def test_the_kept_lists_match_a_check_of_each_replica(seed: int) -> None:
         desk.now_s += rng.choice((0.0, 0.01, 0.3, 1.0))
         name = rng.choice(list(desk.links))
         replica = desk.links[name][0]
-        match rng.randrange(9):
+        match rng.randrange(10):
             case 0:
                 replica.is_listed = rng.random() < 0.7
             case 1:
@@ -49,9 +49,15 @@ def test_the_kept_lists_match_a_check_of_each_replica(seed: int) -> None:
                 replica.failed(desk.now_s, desk.now_s, "test")
             case 6:
                 replica.ended_well(desk.now_s)
+            case 7:
+                replica.hold(rng.random() < 0.3)
             case _ if replica.is_up:
+                is_held = rng.random() < 0.1
                 report = pb.LoadReport(
-                    engine_ready=rng.random() < 0.8, draining=rng.random() < 0.1, block_total_count=100
+                    engine_ready=rng.random() < 0.8,
+                    draining=is_held or rng.random() < 0.1,
+                    held=is_held,
+                    block_total_count=100,
                 )
                 desk.down(name, load_report=report)
         desk.check()

@@ -192,3 +192,14 @@ def test_slots_must_ascend_within_a_stream() -> None:
         desk.ask(adopts=[adopt])
     with pytest.raises(FrameError):
         desk.ask(credit_slots=[1], credit_positions=[])
+
+
+def test_shadow_traffic_goes_behind_every_class_of_users() -> None:
+    """Also behind the lowest class, and class 0 counts it in metrics."""
+    desk = Desk()
+    desk.reserved(request_id="0" * 32)
+    desk.submit(request_id="1" * 32, shadow=True, tenant="shadow", weight=1000.0, priority_class=0)
+    desk.submit(request_id="2" * 32, tenant="late", weight=0.1, priority_class=0)
+    assert {each.submitted.precedence.priority_class for each in desk.core.queue} == {0}
+    assert release_all(desk, 2) == "21"
+    assert desk.core.queue.released_totals[0] == 2 and not desk.core.queue.released_totals[7]

@@ -130,6 +130,20 @@ def test_a_pool_with_all_decode_replicas_cordoned_says_so() -> None:
     assert "2 of 2 are cordoned or draining" in refusal.message
 
 
+def test_a_pool_with_held_decode_replicas_says_so() -> None:
+    """A replica that warms up is named apart from one that drains."""
+    desk = Desk()
+    desk.down("decode-0", load_report=pb.LoadReport(engine_ready=True, draining=True, held=True))
+    desk.links["decode-1"][0].is_draining = True
+    desk.submit(A)
+    (refusal,) = desk.told().refusals
+    assert refusal.reason == pb.Refusal.REASON_NO_REPLICA
+    assert refusal.message == (
+        "no decode replica takes new requests: 1 of 2 are cordoned or draining, "
+        "1 of 2 are warming up or quarantined"
+    )
+
+
 def test_the_kept_answer_is_that_of_a_fresh_look() -> None:
     """Under random changes of the replicas and of time."""
     chance, desk = random.Random(4), Desk(prefills=2)

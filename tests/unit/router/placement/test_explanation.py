@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -155,9 +156,10 @@ def test_the_reason_names_what_decided(made: Placement, told: str) -> None:
         ([("d0", 0, 0.2, 0.1), ("d1", 0, 0.3, 0.1)], "d0 decodes: it has more room than d1."),
         ([("d0", 9, 0.2, 0.0), ("d1", 2, 0.21, 0.1)], "d0 decodes: it holds 9 blocks of the prompt, d1 2."),
         ([("d0", 0, 0.2, 0.1), ("d1", 0, 0.2, 0.1)], "d0 decodes, chosen at random among equals."),
+        ([("d0", 0, 0.3, 0.1), ("d1", 0, 0.2, 0.1, 0.5)], "d0 decodes: d1 is in slow start."),
     ],
 )
-def test_the_decode_replica_is_explained(decodes: list[tuple[str, int, float, float]], told: str) -> None:
+def test_the_decode_replica_is_explained(decodes: list[tuple[Any, ...]], told: str) -> None:
     """The table has the prefill side alone."""
     made = placement(COLD)._replace(decode_candidates=tuple(DecodeCandidate(*one) for one in decodes))
     assert why(made, waited_s=0.0, waited_for="").endswith(f"requests. {told}")

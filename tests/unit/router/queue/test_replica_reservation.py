@@ -9,6 +9,7 @@ import pytest
 
 from services.router.queue.active_tenants import ACTIVE_S
 from services.router.queue.prompts import Prompt
+from services.router.queue.queue_item import SHADOW_CLASS
 from services.router.queue.replica_reservation import (
     BURST_PROMPTS,
     LATE_BINDING_S,
@@ -163,3 +164,15 @@ def test_counts_are_right_under_random_schedules(seed: int) -> None:
     shares.touch(A, 1.0, now_s + 100)
     shares.assert_consistent()
     assert len(shares) == 1
+
+
+def test_shadow_traffic_has_no_part_in_the_shares_of_tenants() -> None:
+    """Copies of users' requests use what is left: they reserve nothing, and each tenant counts as another one for them."""
+    shares, alone = ReplicaReservation(), ReplicaReservation()
+    shadow = ("shadow", SHADOW_CLASS)
+    use(shares, shadow, 50.0, 0.0, weight=1000.0)
+    shares.dispatch(shadow, 1000.0, "p1", 5.0, 1000, 0.0)
+    for each in (shares, alone):
+        each.dispatch(("idle", 0), 1.0, "p0", 1.0, 1000, 0.0)
+        assert each.allowance(("idle", 0), 4, 0.0, GREED) == 4
+    assert shares.allowance(shadow, 4, 0.0, GREED) <= 4

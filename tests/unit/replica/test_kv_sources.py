@@ -1,10 +1,10 @@
-"""Addresses from which decode may pull KV blocks."""
+"""Addresses from which a replica may pull KV blocks."""
 
 from __future__ import annotations
 
 import msgspec
 
-from services.decode.kv_sources import KEPT_S, KvSources
+from kvmesh.replica.kv_sources import KEPT_S, KvSources
 from tests.unit.membership.test_view import member
 
 
@@ -13,7 +13,7 @@ def test_an_address_stays_allowed_while_handoffs_may_be_held_there() -> None:
     one, two = (
         msgspec.structs.replace(member(name), role="prefill", kv_address=f"kv:{name}") for name in ("a", "b")
     )
-    sources = KvSources("default")
+    sources = KvSources("default", "m")
     assert not sources.allows("kv:a", 0.0)
     sources.take([one, two], 1.0)
     sources.take([two], 10.0)
@@ -32,8 +32,18 @@ def test_addresses_of_other_pools_are_refused() -> None:
         msgspec.structs.replace(member(name), role="prefill", kv_address=f"kv:{name}", pool=pool)
         for name, pool in (("a", "next"), ("b", "stable"))
     )
-    sources = KvSources("next")
+    sources = KvSources("next", "m")
     sources.take([own, foreign], 1.0)
     assert sources.allows("kv:a", 1.0) and not sources.allows("kv:b", 1.0)
     sources.take([msgspec.structs.replace(own, pool="stable"), foreign], 2.0)
     assert sources.allows("kv:a", 2.0) and not sources.allows("kv:a", 2.0 + KEPT_S)
+
+
+def test_addresses_of_other_versions_and_of_decode_replicas_are_refused() -> None:
+    """A prefill of the own pool may register with another version until routers have refused it. Decode has no handoffs."""
+    stale = msgspec.structs.replace(member("a"), role="prefill", kv_address="kv:a", model_version="older")
+    decode = msgspec.structs.replace(member("b"), role="decode", kv_address="kv:b")
+    bare = msgspec.structs.replace(member("c"), role="prefill")
+    sources = KvSources("default", "m")
+    sources.take([stale, decode, bare], 1.0)
+    assert not any(sources.allows(address, 1.0) for address in ("kv:a", "kv:b", ""))

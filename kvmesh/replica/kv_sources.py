@@ -1,6 +1,6 @@
-"""Addresses from which KV blocks may be pulled: those of registered prefill replicas of the own pool. Pure.
+"""Addresses from which KV blocks may be pulled: those of registered prefill replicas of the own pool and version. Pure.
 
-A handoff that names another address is refused.
+A handoff that names another address is refused. Decode replicas make no handoffs, so their addresses are not sources.
 """
 
 from __future__ import annotations
@@ -18,21 +18,18 @@ to another process, still holds handoffs. Engines hold them no longer by default
 class KvSources:
     """The registered KV addresses. Empty, so that every handoff is refused, until the membership was read once."""
 
-    __slots__ = ("_listed", "_pool", "_unlisted")
+    __slots__ = ("_listed", "_model_version", "_pool", "_unlisted")
 
-    def __init__(self, pool: str) -> None:
+    def __init__(self, pool: str, model_version: str) -> None:
         self._pool = pool
+        self._model_version = model_version
         self._listed: frozenset[str] = frozenset()
         self._unlisted: dict[str, float] = {}
         """Addresses that were listed, with the end of their permission."""
 
     def take(self, members: Iterable[Member], now_s: float) -> None:
         """Take the members of the mesh."""
-        listed = frozenset(
-            member.kv_address
-            for member in members
-            if member.role == "prefill" and member.pool == self._pool and member.kv_address
-        )
+        listed = frozenset(member.kv_address for member in members if self._is_source(member))
         unlisted = {address: until_s for address, until_s in self._unlisted.items() if until_s > now_s}
         unlisted.update(dict.fromkeys(self._listed - listed, now_s + KEPT_S))
         self._listed, self._unlisted = listed, unlisted
@@ -40,3 +37,11 @@ class KvSources:
     def allows(self, address: str, now_s: float) -> bool:
         """True if blocks may be pulled from `address`."""
         return address in self._listed or self._unlisted.get(address, now_s) > now_s
+
+    def _is_source(self, member: Member) -> bool:
+        return (
+            member.role == "prefill"
+            and member.pool == self._pool
+            and member.model_version == self._model_version
+            and bool(member.kv_address)
+        )

@@ -1,0 +1,1 @@
+"""Shadow traffic at the control plane: orders, counts of all frontends, the comparison. Pure."""

@@ -1,0 +1,210 @@
+"""The replicas as leases and reports show them, with the life of each. Pure.
+
+Followers read the leases too: a new leader has to know which engines were in service.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Final, TypeVar
+
+from controlplane.warmup.hold_back import Standing
+from controlplane.warmup.jobs import Target
+from controlplane.warmup.life import Life
+from controlplane.warmup.life_state import state_of
+from controlplane.warmup.references import ReferenceKey
+from kvmesh.control.v1 import snapshot_pb2 as pb
+from kvmesh.life_state import LifeState
+from kvmesh.membership.member import LIFE, Member
+from kvmesh.snapshot.availability import Availability
+
+ROLES: Final = ("prefill", "decode")
+
+ENGINES_MAX: Final = 4096
+"""Boots of engines that are remembered. The earliest is dropped first."""
+
+FOUND_BEFORE: Final = "an earlier leader found wrong golden tokens"
+"""Reason for a quarantine that this process did not decide."""
+
+OUT_OF_USE: Final = (Availability.CORDONED.value, Availability.DRAINING.value)
+"""States in leases of replicas that routers leave alone by order of an operator. They carry no load of held ones."""
+
+Value = TypeVar("Value")
+
+
+class Fleet:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self.members: dict[str, Member] = {}
+        """Leased prefill and decode replicas by name."""
+        self.lives: dict[str, Life] = {}
+        """Replicas that this leader drives."""
+        self.served: dict[str, None] = {}
+        """Boot ids of engines that were in service."""
+        self.quarantined: dict[str, str] = {}
+        """Boot ids of engines with wrong tokens, with the reason."""
+        self._serving: dict[tuple[str, str, ReferenceKey], list[Life]] | None = None
+        """Serving replicas by pool, role and key, during a step. None: between steps, when lives and leases change."""
+        self._leased: frozenset[tuple[str, str]] | None = None
+        """Pools and roles with a leased replica, during a step."""
+
+    def ordered(self) -> list[Life]:
+        """Return all lives by name."""
+        return [self.lives[name] for name in sorted(self.lives)]
+
+    def list_members(self, members: Iterable[Member]) -> None:
+        """Take the leases."""
+        self.members = {each.process_id: each for each in members if each.role in ROLES}
+        for member in self.members.values():
+            if member.state == "serving":
+                remember(self.served, member.engine_boot_id, None)
+            elif member.state == "quarantined" and member.engine_boot_id not in self.quarantined:
+                remember(self.quarantined, member.engine_boot_id, FOUND_BEFORE)
+
+    def member_of(self, process_id: str, boot_id: str) -> Member | None:
+        """Return the lease of that boot of a replica, if the replica takes orders."""
+        member = self.members.get(process_id)
+        is_it = member is not None and member.boot_id == boot_id and LIFE in member.capabilities
+        return member if is_it else None
+
+    def is_draining(self, life: Life) -> bool:
+        """True if the replica leaves service. The lease of a held replica says that it drains, and does not count.
+
+        That lease is read a while after the report of a replica that has come into service.
+        """
+        member = self.members.get(life.name)
+        return member is None or member.is_leaving
+
+    @contextmanager
+    def indexed(self) -> Iterator[None]:
+        """Look for serving replicas once. With a thousand fresh lives each of them would look at all others."""
+        self._serving, self._leased = self._by_group(), self._pools_and_roles()
+        try:
+            yield
+        finally:
+            self._serving = self._leased = None
+
+    def serving(self, pool: str, role: str, key: ReferenceKey) -> list[Life]:
+        """Return the serving replicas of a pool and role with the version and engine build of `key`, by name."""
+        return self._groups_now().get((pool, role, key), [])
+
+    def has_leased(self, pool: str, role: str) -> bool:
+        """True if a replica of the pool and role has a lease, also one that does not serve."""
+        found = self._leased if self._leased is not None else self._pools_and_roles()
+        return (pool, role) in found
+
+    def referees(self, key: ReferenceKey) -> list[Life]:
+        """Return the serving decode replicas of all pools that can tell the golden tokens of `key`."""
+        found = self._groups_now()
+        groups = sorted(group for group in found if group[1:] == ("decode", key))
+        return [each for group in groups for each in found[group]]
+
+    def has_other_decode(self, key: ReferenceKey, process_id: str) -> bool:
+        """True if another leased decode replica has the version and engine build of `key`: it serves, or will."""
+        return any(
+            (each.role, key_of(each)) == ("decode", key)
+            and each.process_id != process_id
+            and not each.is_leaving
+            and each.engine_boot_id not in self.quarantined
+            for each in self.members.values()
+        )
+
+    def note_serving(self, life: Life) -> None:
+        """Take a replica that was just ordered into service into the index."""
+        if self._serving is not None:
+            self._serving.setdefault((life.target.pool, life.target.role, life.key), []).append(life)
+
+    def _pools_and_roles(self) -> frozenset[tuple[str, str]]:
+        return frozenset((each.pool, each.role) for each in self.members.values())
+
+    def _groups_now(self) -> dict[tuple[str, str, ReferenceKey], list[Life]]:
+        return self._serving if self._serving is not None else self._by_group()
+
+    def _by_group(self) -> dict[tuple[str, str, ReferenceKey], list[Life]]:
+        found: dict[tuple[str, str, ReferenceKey], list[Life]] = {}
+        for each in self.ordered():
+            if each.serves and each.is_connected and not self.is_draining(each):
+                found.setdefault((each.target.pool, each.target.role, each.key), []).append(each)
+        return found
+
+    def groups(self) -> list[tuple[str, str]]:
+        """Return pool and role of all lives, in order."""
+        return sorted({(each.target.pool, each.target.role) for each in self.lives.values()})
+
+    def standings(self, pool: str, role: str) -> list[Standing]:
+        """Return all leased replicas of a pool and role, for the rule that holds replicas back."""
+        return [
+            self._standing(each) for each in self.members.values() if (each.pool, each.role) == (pool, role)
+        ]
+
+    def _standing(self, member: Member) -> Standing:
+        life = self.lives.get(member.process_id)
+        if member.state in OUT_OF_USE:
+            return Standing(member.process_id, is_held=False, serves=False, progress=(0, 0.0))
+        if life is None or life.target.boot_id != member.boot_id:
+            # A process of an earlier release, or one that this leader has not heard yet: its lease says what it does.
+            return Standing(member.process_id, is_held=False, serves=not member.draining, progress=(0, 0.0))
+        # Service needs an engine: a replica that waits for its engine is neither held back nor called into service.
+        is_under_way = life.state.is_held and life.is_connected and bool(life.target.engine_boot_id)
+        return Standing(
+            member.process_id,
+            is_held=is_under_way and not life.is_hurried,
+            serves=(life.serves and not self.is_draining(life)) or (is_under_way and life.is_hurried),
+            progress=(life.state.rank, -life.seen_s),
+        )
+
+    def begin(self, member: Member, report: pb.ReplicaLife, now_s: float) -> Life:
+        """Return the life of a boot that is new to this leader, and keep it. An engine with wrong tokens stays out."""
+        reported, engine = state_of(report.state), report.engine_boot_id
+        if reported is LifeState.QUARANTINED and engine not in self.quarantined:
+            remember(self.quarantined, engine, FOUND_BEFORE)
+        state = LifeState.QUARANTINED if engine in self.quarantined else reported
+        target = Target(
+            member.process_id,
+            member.boot_id,
+            engine,
+            member.role,
+            member.pool,
+            member.model_version,
+            member.block_tokens,
+            member.address,
+            member.kv_address,
+        )
+        # Bounds of a state that an earlier leader began are counted anew.
+        since_s = now_s if state.is_held else now_s - report.age_ms / 1000
+        life = self.lives[member.process_id] = Life(
+            target,
+            key_of(member),
+            state,
+            since_s=since_s,
+            seen_s=now_s,
+            reported=reported,
+            is_self_served=report.self_served,
+            is_proved=report.proved and state is LifeState.SERVING,
+            reported_proved=report.proved,
+            is_known_engine=report.proved or engine in self.served,
+            was_proved=report.proved,
+            is_seeded=report.proved,
+            package=report.package,
+            reason=self.quarantined.get(engine, ""),
+        )
+        if state is LifeState.SERVING:
+            remember(self.served, engine, None)
+        return life
+
+
+def key_of(member: Member) -> ReferenceKey:
+    """Return the model version and the engine build of a replica."""
+    return ReferenceKey(member.model_version, member.digests.get("engine", ""))
+
+
+def remember(known: dict[str, Value], name: str, value: Value) -> None:
+    """Keep `value` as the latest of at most ENGINES_MAX. An empty name is ignored."""
+    if not name:
+        return
+    known.pop(name, None)
+    known[name] = value
+    while len(known) > ENGINES_MAX:
+        del known[next(iter(known))]

@@ -1,0 +1,513 @@
+"""The steps of a life: which job proves the present state, and which state follows. Pure.
+
+A bound that is over means the next state. A replica leaves PROBING for SERVING, or for QUARANTINED after wrong golden
+tokens that it gave twice to one prompt: batch-variant kernels may differ once by chance.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, TypeAlias
+
+from controlplane.rollouts.golden import Prompt
+from controlplane.warmup.actions import LifeAction, Order, Told
+from controlplane.warmup.boots import Boots
+from controlplane.warmup.bounds import ModelBounds
+from controlplane.warmup.fleet import Fleet, remember
+from controlplane.warmup.hold_back import QUEUE_DELAY_MAX_S
+from controlplane.warmup.job_table import JobTable
+from controlplane.warmup.jobs import PassJob, ProbeJob, ProbeResult, SeedJob, SeedResult, Shape, Target
+from controlplane.warmup.life import WARM_BY_SERVICE_S, Life
+from controlplane.warmup.life_state import number_of
+from controlplane.warmup.packages import NO_PACKAGE, Package, Packages
+from controlplane.warmup.reference_learning import ReferenceLearning
+from controlplane.warmup.references import References
+from controlplane.warmup.settings import Seeding, WarmUpSettings
+from controlplane.warmup.shapes import by_handoff, default_shapes, usable
+from kvmesh.control.v1 import snapshot_pb2 as pb
+from kvmesh.life_state import LifeState
+
+QUICK_S: Final = 2.0
+"""Longest probe of a replica whose engine served before."""
+
+QUICK_PROMPTS: Final = 4
+"""Golden prompts of such a probe."""
+
+HURRIED_S: Final = 3.0
+"""Longest probe of a replica that its pool needs at once. It runs one golden prompt: its engine may be cold."""
+
+RUNNING_MAX: Final = 4
+"""Golden prompts at a time on a decode. A held one runs a batch that its passes have warmed. A prefill runs one at a time:
+its engine would pack them into steps of other shapes.
+"""
+
+HELD_PROMPT_TOKENS_MAX: Final = 33
+HELD_PROMPTS_MAX: Final = 32
+WARM_PROMPTS_MAX: Final = 8
+"""Golden prompts while a replica is held: short ones. The others follow while it serves."""
+
+RETRY_S: Final = 1.0
+"""Time from the end of a job without a proof to the next one."""
+
+BACKGROUND_RETRY_S: Final = 30.0
+"""The same for a replica that serves."""
+
+BACKGROUND_PROBES_MAX: Final = 32
+"""Probes of serving replicas at a time. A probe of suspects begins at once."""
+
+ROW_TOKENS: Final = 16
+"""Tokens of a row in a batch whose prompts a prefill computes, at most."""
+
+SOURCE_PART: Final = 8
+"""A batch takes one part in so many of the prefill's KV blocks at most: half of the lane of the control plane there."""
+
+RESEND_S: Final = 1.0
+"""Time after which an order that the replica has not followed is sent again."""
+
+SEED_TRIES_MAX: Final = 3
+"""Seedings of one boot, if they end with an error."""
+
+SEED_SHARE: Final = 0.9
+"""Share of a replica's KV blocks that seeding may fill."""
+
+REASON_CHARACTERS_MAX: Final = 200
+
+Routers: TypeAlias = Callable[[str], tuple[tuple[str, str], ...]]
+"""Returns name and address of each router of a pool."""
+
+
+class LifeSteps:
+    """See the module. `emit` takes the actions, in order."""
+
+    def __init__(
+        self,
+        settings: WarmUpSettings,
+        references: References,
+        learning: ReferenceLearning,
+        fleet: Fleet,
+        boots: Boots,
+        packages: Packages,
+        jobs: JobTable,
+        bounds: Callable[[str], ModelBounds],
+        emit: Callable[[LifeAction], None],
+    ) -> None:
+        self._settings = settings
+        self._references = references
+        self._learning = learning
+        self._fleet = fleet
+        self._boots = boots
+        self._packages = packages
+        self._jobs = jobs
+        self._bounds = bounds
+        self._emit = emit
+        self._delays: Mapping[str, float] = {}
+        self._background = 0
+        """Probes of serving replicas under way."""
+
+    def begin(self, delays: Mapping[str, float]) -> None:
+        """Begin a step over all lives. `delays`: queue delay in seconds by pool."""
+        self._delays = delays
+        self._background = sum(each.serves and each.job > 0 for each in self._fleet.lives.values())
+
+    def advance(self, life: Life, routers: Routers, now_s: float) -> None:
+        """Drive `life` on."""
+        self._seed(life, routers, now_s)
+        match life.state:
+            case LifeState.STARTING:
+                self._start(life, now_s)
+            case LifeState.WARMING:
+                self._warm(life, now_s)
+            case LifeState.SEEDING:
+                self._await_seed(life, now_s)
+            case LifeState.PROBING:
+                self._probe(life, now_s)
+            case LifeState.SERVING:
+                self._serve_on(life, now_s)
+            case LifeState.QUARANTINED:
+                pass
+        is_behind = life.reported.rank < life.state.rank or (life.is_proved and not life.reported_proved)
+        if is_behind and now_s - life.ordered_s >= RESEND_S:
+            self._send(life, now_s)
+
+    def keep_out(self, life: Life, now_s: float) -> None:
+        """Quarantine `life` if its engine gave wrong golden tokens before: its service alone was started anew."""
+        reason = self._fleet.quarantined.get(life.target.engine_boot_id)
+        if reason is not None and life.state is not LifeState.QUARANTINED:
+            self._jobs.end_all(life)
+            self._go(life, LifeState.QUARANTINED, now_s, reason)
+
+    def hurry(self, life: Life, now_s: float) -> None:
+        """Let a held replica serve after a short probe: its pool needs it."""
+        life.is_hurried = True
+        if life.state.rank <= LifeState.STARTING.rank:
+            life.package = self._usable_package(life)
+        package = self._package_of(life)
+        if life.warmed_lengths is None and package is not None:
+            # Its golden prompts then meet the cold shapes that its users meet anyway, and no others.
+            shapes = usable(
+                package.shape_list(), life.target.role, self._bounds(life.target.pool).prompt_tokens
+            )
+            life.warmed_lengths = _lengths(shapes)
+        if life.state is not LifeState.PROBING:
+            self._go(life, LifeState.PROBING, now_s, "its pool needs it")
+
+    # Held.
+
+    def _start(self, life: Life, now_s: float) -> None:
+        name = life.name
+        if not life.target.engine_boot_id:
+            life.reason = "waits for its engine"
+        elif life.is_known_engine:
+            self._go(life, LifeState.PROBING, now_s, "its engine served before")
+        elif not self._boots.may_warm_up(name):
+            self._go(life, LifeState.PROBING, now_s, "earlier boots ended during their warm-up")
+        else:
+            life.package = self._usable_package(life)
+            self._go(life, LifeState.WARMING, now_s)
+            self._warm(life, now_s)
+
+    def _warm(self, life: Life, now_s: float) -> None:
+        most_s = self._settings.warming_max_s
+        if life.is_warm or life.age_s(now_s) >= most_s:
+            after = LifeState.SEEDING if self._settings.seeds else LifeState.PROBING
+            self._go(life, after, now_s, "" if life.is_warm else f"not warm after {most_s:g} s")
+        elif not life.job and now_s >= life.retry_s:
+            bounds, package = self._bounds(life.target.pool), self._package_of(life)
+            role, longest = life.target.role, bounds.prompt_tokens
+            shapes = usable(package.shape_list(), role, longest) if package else default_shapes(role, longest)
+            source = self._source(life)
+            if source is not None:
+                shapes = by_handoff(shapes, bounds.local_prompt_tokens)
+            life.warmed_lengths = _lengths(shapes)
+            batches = (each.batch for each in shapes if each.batch <= WARM_PROMPTS_MAX)
+            life.warmed_batch = max(batches, default=0)
+            life.reason = f"pass {len(life.passes) + 1} over {len(shapes)} shapes"
+            end_s, seed = life.since_s + most_s, int(now_s * 1000)
+            row_blocks = -(-ROW_TOKENS // max(1, life.target.block_tokens))
+            rows_max = bounds.blocks.get("prefill", 0) // SOURCE_PART // row_blocks
+            job = PassJob(life.target, shapes, end_s, bounds.vocabulary_size, seed, source, rows_max)
+            self._run(life, job)
+
+    # Seeding at a prefill: beside the shapes and the golden prompts, because a pull computes nothing there.
+
+    def _seed(self, life: Life, routers: Routers, now_s: float) -> None:
+        """Begin the seeding of `life` as soon as it may."""
+        if life.is_seeded or life.seed_job or life.state not in self._seeding_states(life):
+            return
+        first_s = life.seen_s + life.times.get(LifeState.WARMING, 0.0)  # a replay follows the shapes
+        if life.target.role == "decode":
+            first_s = life.since_s  # of its service
+        is_late = first_s + self._settings.seeding_max_s + self._settings.background_max_s <= now_s
+        if life.is_known_engine or is_late or not self._boots.may_warm_up(life.name):
+            life.is_seeded = True
+            return
+        if life.seed is not None and now_s < life.seed_began_s + life.seed.seconds + RETRY_S:
+            return
+        end_s = now_s + self._settings.seeding_max_s + self._settings.background_max_s
+        job = self._seed_job(life, routers, end_s)
+        if job is None:
+            life.is_seeded = life.state is LifeState.SERVING
+            return
+        life.seed_began_s, life.seed_tries = now_s, life.seed_tries + 1
+        life.risk_end_s = float("inf")
+        self._jobs.seed(life, job)
+
+    def _seeding_states(self, life: Life) -> tuple[LifeState, ...]:
+        """Return the states in which a seeding may begin. A replay computes, so it follows the shapes.
+
+        A decode is seeded in service: copies of KV blocks would delay the handoffs of its shapes and golden prompts.
+        """
+        if not self._settings.seeds:
+            return ()
+        if life.target.role == "decode":
+            return (LifeState.SERVING,)
+        after = (LifeState.SEEDING, LifeState.PROBING, LifeState.SERVING)
+        return after if self._settings.seeding is Seeding.REPLAY else (LifeState.WARMING, *after)
+
+    def take_seed(self, life: Life, result: SeedResult, now_s: float) -> None:
+        """Take the result of a seeding."""
+        life.seed = result
+        life.is_seeded = not result.error or life.seed_tries >= SEED_TRIES_MAX
+
+    def _await_seed(self, life: Life, now_s: float) -> None:
+        """Hold the replica until its cache is seeded, at most for a while; the golden prompts run meanwhile."""
+        if not life.seed_job or now_s >= life.seed_began_s + self._settings.seeding_max_s:
+            life.go(LifeState.PROBING, now_s, keeps_job=True)
+            self._send(life, now_s)
+            self._probe(life, now_s)
+        elif not life.job and not life.is_probed and now_s >= life.retry_s:
+            if self._references.expected(life.key):
+                self._begin_probe(life, now_s + self._settings.probing_max_s, is_short=False)
+            life.reason = "copies hot prefixes"
+
+    def _seed_job(self, life: Life, routers: Routers, end_s: float) -> SeedJob | None:
+        """Return the job that fills the cache of `life`. None: there is nothing to fill it from.
+
+        A decode beside prefill replicas computes no prefix: its prompts would be cold, in service.
+        """
+        target, is_replay = life.target, self._settings.seeding is Seeding.REPLAY
+        warm = self._fleet.serving(target.pool, "prefill", life.key)
+        sources = tuple(each.target for each in warm if each.name != life.name)
+        prefixes, asked = (self._package_of(life) or NO_PACKAGE).token_prefixes(), routers(target.pool)
+        if target.role == "decode" and self._fleet.has_leased(target.pool, "prefill"):
+            is_replay, prefixes = False, ()
+        if not ((sources or is_replay) and asked) and not prefixes:
+            return None
+        blocks = int(SEED_SHARE * self._bounds(target.pool).blocks.get(target.role, 0))
+        return SeedJob(target, sources, asked, max(1, blocks), end_s, is_replay, prefixes)
+
+    # Golden prompts.
+
+    def _probe(self, life: Life, now_s: float) -> None:
+        is_short = (life.is_hurried or life.is_known_engine) and not life.suspects
+        most_s = self._settings.probing_max_s
+        if is_short:
+            most_s = min(QUICK_S if life.is_known_engine else HURRIED_S, most_s)
+        if life.is_probed:
+            self._serve(life, now_s, is_proved=True)
+        elif life.age_s(now_s) >= most_s:
+            life.reason = life.reason or f"no proof after {most_s:g} s"
+            life.runs_alone = True  # a prefill that computes its prompts may be the cause
+            self._serve(life, now_s, is_proved=False)
+        elif self._references.expected(life.key):
+            if not life.job and now_s >= life.retry_s:
+                self._begin_probe(life, life.since_s + most_s, is_short=is_short)
+        elif self._learning.referees(life.key):
+            life.reason = "waits for the golden tokens of its version"
+        else:
+            life.reason = "no replica can tell the golden tokens of its version"
+            self._serve(life, now_s, is_proved=False)
+
+    def _begin_probe(self, life: Life, end_s: float, *, is_short: bool) -> None:
+        prompts = self._references.prompts(life.key)
+        if life.suspects:
+            life.positions = tuple(sorted(life.suspects))
+        elif life.serves:
+            life.positions = self._left(life) or held_positions(prompts)[:QUICK_PROMPTS]
+        else:
+            warmed = self._warmed(life) or frozenset()
+            life.positions = held_positions(prompts, warmed)
+            if is_short and life.is_known_engine:
+                life.positions = quick_positions(life.positions)
+            elif is_short:
+                life.positions = largest_position(prompts, warmed) or life.positions[:1]
+        peers = () if is_short or life.suspects or life.is_probed else self._peers(life)
+        running_max = RUNNING_MAX if life.serves or is_short else life.warmed_batch or RUNNING_MAX
+        running_max = 1 if life.target.role == "prefill" else running_max
+        has_handoffs = not life.runs_alone and all(prompts[at].output_tokens > 1 for at in life.positions)
+        source = self._source(life) if has_handoffs else None
+        if source is not None and not life.serves:
+            life.positions = life.positions[: max(QUICK_PROMPTS, running_max)]  # one batch
+        life.reason = f"runs {len(life.positions)} golden prompts"
+        chosen = tuple(prompts[at] for at in life.positions)
+        checks_cancel = not is_short or life.is_known_engine  # a cold engine may take seconds for it
+        job = ProbeJob(life.target, chosen, peers, end_s, running_max, source, checks_cancel)
+        self._jobs.run_for(life, job)
+
+    def take_probe(self, life: Life, result: ProbeResult, now_s: float) -> None:
+        """Take the result of a probe."""
+        is_first_only = life.target.role == "prefill"
+        found = self._references.compare(
+            life.key, life.positions, result.answers, is_first_only=is_first_only
+        )
+        life.retry_s = now_s + (BACKGROUND_RETRY_S if life.serves else RETRY_S)
+        if found.wrong & life.suspects:
+            self._quarantine(life, found.difference, now_s)
+            return
+        if found.wrong:
+            life.suspects |= found.wrong
+            life.runs_alone = True
+            life.retry_s, life.reason = now_s, f"{found.difference}; once more"
+            return
+        life.passed |= found.equal
+        if missing := result.error or found.missing:
+            if not life.runs_alone:
+                life.retry_s = now_s  # once more without a prefill
+            life.reason, life.runs_alone = missing, True
+            return
+        if life.serves and not life.is_proved:
+            left = len(self._left(life))
+            life.reason = (
+                f"{left} golden prompts are left, of which the next run within {BACKGROUND_RETRY_S:g} s"
+            )
+        if life.suspects:  # it gave the golden tokens now: the difference was chance
+            self._emit(
+                Told("replica.probed", life.name, f"{len(life.suspects)} golden prompts differed once")
+            )
+            life.suspects = frozenset()
+        peers = result.handoffs_well + result.handoffs_failed
+        if result.frees_blocks is False:
+            life.reason = "a cancelled request kept its KV blocks for more than a second"
+        elif 2 * result.handoffs_well < peers:
+            life.reason = f"{result.handoffs_failed} of {peers} handoffs with its peers failed"
+        else:
+            life.is_probed = True
+            life.reason = "" if life.is_proved else life.reason
+
+    def _quarantine(self, life: Life, difference: str, now_s: float) -> None:
+        reason = f"wrong golden tokens: {difference}"
+        remember(self._fleet.quarantined, life.target.engine_boot_id, reason)
+        self._emit(Told("replica.quarantined", life.name, reason))
+        self._jobs.end_all(life)
+        self._go(life, LifeState.QUARANTINED, now_s, reason)
+
+    # In service.
+
+    def _serve(self, life: Life, now_s: float, *, is_proved: bool) -> None:
+        is_full = life.is_known_engine or not life.is_hurried
+        life.is_proved = is_proved and life.is_warm and is_full
+        life.is_probed = life.is_proved
+        remember(self._fleet.served, life.target.engine_boot_id, None)
+        self._go(life, LifeState.SERVING, now_s, "" if life.is_proved else life.reason)
+        self._fleet.note_serving(life)
+        if life.is_proved:
+            life.retry_s = now_s + BACKGROUND_RETRY_S  # users come first
+
+    def _serve_on(self, life: Life, now_s: float) -> None:
+        """Finish the proof of a replica that serves."""
+        is_settled = (life.is_seeded or not self._settings.seeds) and not life.seed_job
+        if is_settled and now_s >= life.risk_end_s:
+            self._boots.served(life.name)
+        if life.job or now_s < life.retry_s or self._fleet.is_draining(life):
+            return
+        if not self._references.expected(life.key):
+            return
+        is_at_risk = is_settled and now_s < life.risk_end_s  # golden prompts show that the engine lives
+        is_probed = life.is_probed or life.was_proved
+        if is_at_risk or self._left(life) or not is_probed:
+            if self._may_probe(life, now_s):
+                self._background += 1
+                self._begin_probe(life, now_s + self._settings.probing_max_s, is_short=False)
+        elif not life.is_proved and (life.is_warm or life.age_s(now_s) >= WARM_BY_SERVICE_S):
+            life.is_proved, life.reason = True, ""
+            self._send(life, now_s)
+
+    def _may_probe(self, life: Life, now_s: float) -> bool:
+        """True if a probe may run beside users. A cold replica that its pool needs works for the queue first."""
+        if life.suspects:
+            return True
+        is_needed = self._delays.get(life.target.pool, 0.0) >= QUEUE_DELAY_MAX_S
+        if is_needed and life.is_hurried and not life.is_warm and life.age_s(now_s) < WARM_BY_SERVICE_S:
+            life.reason = "its pool has a queue: golden prompts follow"
+            return False
+        return self._background < BACKGROUND_PROBES_MAX
+
+    # Parts.
+
+    def _left(self, life: Life) -> tuple[int, ...]:
+        """Return the golden prompts that the replica has yet to pass.
+
+        A prompt of a shape that the passes left out would be cold, at the cost of users who run other shapes.
+        """
+        if life.was_proved:
+            return ()
+        warmed = self._warmed(life)
+        return tuple(
+            at
+            for at, prompt in enumerate(self._references.prompts(life.key))
+            if at not in life.passed and (warmed is None or _shape_of(prompt) in warmed)
+        )
+
+    def _warmed(self, life: Life) -> frozenset[int] | None:
+        """Return the lengths of prompts that are warm where the golden prompts of `life` are computed. None: unknown."""
+        source = None if life.runs_alone else self._source(life)
+        there = life if source is None else self._fleet.lives.get(source.process_id)
+        if there is None or there.warmed_lengths is None:
+            return None
+        return proving_lengths(self._references.prompts(life.key), there.warmed_lengths)
+
+    def _run(self, life: Life, job: PassJob) -> None:
+        """Run work that may end the boot."""
+        life.risk_end_s = float("inf")
+        self._jobs.run_for(life, job)
+
+    def _usable_package(self, life: Life) -> str:
+        """Return the name of the package for this boot; empty: none."""
+        package = self._packages.usable(life.target.role, life.key)
+        return package.name if package is not None and self._boots.may_use_package(life.name) else ""
+
+    def _package_of(self, life: Life) -> Package | None:
+        return self._packages.named(life.package) if life.package else None
+
+    def _source(self, life: Life) -> Target | None:
+        """Return the prefill that computes the prompts of a decode, as in service. None: a prefill, or there is none."""
+        if life.target.role != "decode":
+            return None
+        found = [
+            each
+            for each in self._fleet.serving(life.target.pool, "prefill", life.key)
+            if each.target.kv_address and each.target.block_tokens == life.target.block_tokens
+        ]
+        found = [each for each in found if each.is_proved] or found
+        return found[zlib.crc32(life.name.encode()) % len(found)].target if found else None
+
+    def _peers(self, life: Life) -> tuple[Target, ...]:
+        """Return the serving replicas of the other role in the pool."""
+        other = "decode" if life.target.role == "prefill" else "prefill"
+        return tuple(each.target for each in self._fleet.serving(life.target.pool, other, life.key))
+
+    def _go(self, life: Life, state: LifeState, now_s: float, reason: str = "") -> None:
+        self._jobs.end(life)
+        life.go(state, now_s, reason)
+        self._send(life, now_s)
+
+    def _send(self, life: Life, now_s: float) -> None:
+        life.ordered_s = now_s
+        order = pb.LifeOrder(
+            state=number_of(life.state),
+            engine_boot_id=life.target.engine_boot_id,
+            proved=life.is_proved,
+            slow_start=life.serves and not life.is_warm,
+            reason=life.reason[:REASON_CHARACTERS_MAX],
+            package=life.package,
+        )
+        self._emit(Order(life.name, life.target.boot_id, order))
+
+
+def held_positions(
+    prompts: Sequence[Prompt], warmed_lengths: frozenset[int] = frozenset()
+) -> tuple[int, ...]:
+    """Return the golden prompts to run while a replica is held: short ones, or the shortest if there are none.
+
+    `warmed_lengths`: prompts of these shapes come instead, if there are enough. The shape of any other prompt may be cold.
+    """
+    by_length = sorted(range(len(prompts)), key=lambda at: (len(prompts[at].token_ids), at))
+    warm = [at for at in by_length if _shape_of(prompts[at]) in warmed_lengths]
+    if len(warm) >= QUICK_PROMPTS:
+        return tuple(sorted(warm[:WARM_PROMPTS_MAX]))
+    short = [at for at in by_length if len(prompts[at].token_ids) <= HELD_PROMPT_TOKENS_MAX]
+    return tuple(sorted((short or by_length[:QUICK_PROMPTS])[:HELD_PROMPTS_MAX]))
+
+
+def quick_positions(held: tuple[int, ...]) -> tuple[int, ...]:
+    """Return QUICK_PROMPTS of `held`, of all lengths."""
+    return held[:: max(1, len(held) // QUICK_PROMPTS)][:QUICK_PROMPTS]
+
+
+def largest_position(prompts: Sequence[Prompt], lengths: frozenset[int]) -> tuple[int, ...]:
+    """Return one prompt of the largest shape in `lengths` that has any: a queue fills that shape first. Else none."""
+    found = [(-_shape_of(each), at) for at, each in enumerate(prompts) if _shape_of(each) in lengths]
+    return (min(found)[1],) if found else ()
+
+
+def proving_lengths(prompts: Sequence[Prompt], warmed: frozenset[int]) -> frozenset[int]:
+    """Return the shapes whose golden prompts prove a replica that is warm for `warmed`.
+
+    They are those of `warmed`. If no prompt has one of them, they are the nearest shape below, or the smallest.
+    """
+    shapes = {_shape_of(each) for each in prompts}
+    if not (warmed and shapes) or shapes & warmed:
+        return warmed
+    below = {each for each in shapes if each < max(warmed)}
+    return frozenset({max(below) if below else min(shapes)})
+
+
+def _lengths(shapes: Iterable[Shape]) -> frozenset[int]:
+    """Return the lengths of the prompts that a replica runs alone."""
+    return frozenset(each.prompt_tokens for each in shapes if each.batch == 1 and each.prompt_tokens)
+
+
+def _shape_of(prompt: Prompt) -> int:
+    """Return the power of two at or above the length of the prompt."""
+    return 1 << (len(prompt.token_ids) - 1).bit_length()

@@ -1,0 +1,321 @@
+"""Which prefill computes the prompts of a decode's warm-up."""
+
+from __future__ import annotations
+
+import pytest
+
+from controlplane.rollouts.golden import Answer, fixed_prompts
+from controlplane.shadow.before_rollout import PROOF_MAX_S
+from controlplane.warmup.actions import LifeAction, RunJob
+from controlplane.warmup.bounds import ModelBounds
+from controlplane.warmup.jobs import PassJob, PassResult, ProbeJob, ProbeResult, SeedJob
+from controlplane.warmup.life_steps import QUICK_PROMPTS, RUNNING_MAX, WARM_PROMPTS_MAX
+from controlplane.warmup.lives import Lives
+from controlplane.warmup.packages import Package, Packages, ShapeRow, package_name
+from controlplane.warmup.references import ReferenceKey, References
+from controlplane.warmup.settings import Mode, Seeding, WarmUpSettings
+from kvmesh.control.v1 import snapshot_pb2 as pb
+from kvmesh.membership.member import Member
+
+PROMPTS = fixed_prompts(256, 1024)
+TOKENS = tuple((at, at) for at in range(len(PROMPTS)))
+NAME = "decode-0"
+
+
+class Rig:
+    """A decode that starts beside serving replicas."""
+
+    def __init__(
+        self,
+        *serving: str,
+        batches: tuple[int, ...] = (),
+        lengths: tuple[int, ...] = (),
+        prefixes: tuple[tuple[int, ...], ...] = (),
+        seeding: Seeding = Seeding.NONE,
+        mode: Mode = Mode.FULL,
+        probing_max_s: float = 20.0,
+    ) -> None:
+        """`batches`, `lengths`: shapes of the package; none: there is no package. `prefixes`: its prefixes."""
+        self.actions: list[LifeAction] = []
+        self.now_s = 0.0
+        references = References(PROMPTS, {})
+        references.restore(ReferenceKey("v1", ""), TOKENS)
+        packages = Packages(lambda: 0.0)
+        if batches or lengths:
+            packages.adopt(
+                Package(
+                    name=package_name("decode", ReferenceKey("v1", "")),
+                    model_version="v1",
+                    role="decode",
+                    shapes=(*(ShapeRow(8, each) for each in batches), *map(ShapeRow, lengths)),
+                    prefixes=prefixes,
+                )
+            )
+        self.lives = Lives(
+            WarmUpSettings(mode=mode, seeding=seeding, probing_max_s=probing_max_s),
+            references,
+            packages,
+            lambda _: ModelBounds(2048, 256, {"decode": 100}, 64),
+            self.actions.append,
+            lambda _: None,
+        )
+        self.lives.on_members(
+            (_member(NAME, "starting"), *(_member(each, "serving") for each in serving)), 0.0
+        )
+        for name in serving:
+            self._report(name, pb.REPLICA_STATE_SERVING)
+        self._report(NAME, pb.REPLICA_STATE_STARTING)
+
+    def _report(self, name: str, state: pb.ReplicaState.ValueType) -> None:
+        self.lives.on_report(name, "b1", pb.ReplicaLife(state=state, engine_boot_id=f"{name}-e1"), self.now_s)
+
+    def proves(self, pools: set[str]) -> bool:
+        """True if a shadow before a rollout waits for replicas of `pools`."""
+        return self.lives.proves(pools, self.now_s, PROOF_MAX_S)
+
+    def next_job(self) -> tuple[int, PassJob | ProbeJob]:
+        """Let time go on until the fresh decode has a job. Those of the others never end."""
+        for _ in range(100):
+            self.now_s += 0.5
+            self.lives.step({}, lambda _: (), self.now_s)
+            for each in list(self.actions):
+                self.actions.remove(each)
+                if not isinstance(each, RunJob) or not isinstance(each.job, PassJob | ProbeJob):
+                    continue
+                if each.job.target.process_id == NAME:
+                    return each.number, each.job
+        raise AssertionError("no job")
+
+    def probe(self) -> tuple[int, ProbeJob]:
+        """End the passes, and return the first probe."""
+        while True:
+            number, job = self.next_job()
+            if isinstance(job, ProbeJob):
+                return number, job
+            self.lives.on_result(number, PassResult(1.0, 0), self.now_s)
+
+
+def _member(name: str, state: str) -> Member:
+    role = name.partition("-")[0]
+    return Member(
+        process_id=name,
+        role="decode" if role == "decode" else "prefill",
+        address=f"{name}:1",
+        boot_id="b1",
+        model_version="v1",
+        block_tokens=4,
+        state=state,
+        draining=state != "serving",
+        capabilities=("life",),
+        engine_boot_id=f"{name}-e1",
+        kv_address="" if role == "decode" else f"{name}:2",
+    )
+
+
+def _right(job: ProbeJob) -> tuple[Answer, ...]:
+    return tuple(Answer(TOKENS[PROMPTS.index(each)]) for each in job.prompts)
+
+
+SERVING = ("decode-1", "decode-2", "decode-3", "prefill-0")
+
+
+def test_a_serving_prefill_computes_the_prompts_of_batches_and_golden_prompts() -> None:
+    """The pass leaves out prompts that routers never leave to a decode. The golden prompts are one batch."""
+    rig = Rig(*SERVING)
+    _, passed = rig.next_job()
+    assert isinstance(passed, PassJob) and passed.source is not None
+    assert passed.source.process_id == "prefill-0"
+    assert max(each.prompt_tokens for each in passed.shapes if each.batch == 1) <= 64
+    _, probe = Rig(*SERVING).probe()
+    assert probe.source == passed.source
+    assert len(probe.prompts) == probe.running_max == WARM_PROMPTS_MAX
+
+
+def test_without_a_prefill_the_decode_computes_all_prompts() -> None:
+    """Its pool may have none that serves."""
+    rig = Rig(*SERVING[:-1])
+    _, passed = rig.next_job()
+    assert isinstance(passed, PassJob) and passed.source is None
+    assert max(each.prompt_tokens for each in passed.shapes) == 2048
+    assert Rig(*SERVING[:-1]).probe()[1].source is None
+
+
+def test_prompts_that_were_not_run_or_gave_wrong_tokens_run_at_the_decode_alone() -> None:
+    """A prefill that fails neither holds a decode back, nor has one quarantined."""
+    rig = Rig(*SERVING)
+    number, job = rig.probe()
+    rig.lives.on_result(number, ProbeResult(tuple(Answer(error="lost") for _ in job.prompts)), rig.now_s)
+    number, job = rig.probe()
+    assert job.source is None
+    rig = Rig(*SERVING)
+    number, job = rig.probe()
+    wrong = (Answer((9, 9)), *_right(job)[1:])
+    rig.lives.on_result(number, ProbeResult(wrong, frees_blocks=True), rig.now_s)
+    number, again = rig.probe()
+    assert again.source is None and again.prompts == job.prompts[:1]
+    rig.lives.on_result(number, ProbeResult(_right(again), frees_blocks=True), rig.now_s)
+    rig.lives.step({}, lambda _: (), rig.now_s + 1.0)
+    life = rig.lives.get(NAME)
+    assert life is not None and life.serves and life.is_proved
+
+
+def test_a_package_of_large_batches_runs_without_a_prefill() -> None:
+    """No batch of it is small enough for golden prompts, so they run a few at a time."""
+    rig = Rig(*SERVING[:-1], batches=(16, 64))
+    _, job = rig.probe()
+    assert job.source is None and job.running_max == RUNNING_MAX
+
+
+def test_a_bound_without_a_proof_ends_the_work_with_a_prefill() -> None:
+    """A prefill that hangs takes the whole bound. The decode is probed alone in service."""
+    rig = Rig(*SERVING)
+    rig.probe()
+    rig.now_s += WarmUpSettings().probing_max_s
+    _, job = rig.probe()
+    life = rig.lives.get(NAME)
+    assert life is not None and life.serves and job.source is None
+
+
+@pytest.mark.parametrize("lengths", [(1, 2, 4, 8, 16, 32, 64), (64,)])
+def test_a_decode_that_computes_its_prompts_runs_those_that_are_warm_there(lengths: tuple[int, ...]) -> None:
+    """Its passes ran the prompts that routers leave to it."""
+    rig = Rig(*SERVING, lengths=lengths)
+    number, job = rig.probe()
+    rig.lives.on_result(number, ProbeResult(tuple(Answer(error="lost") for _ in job.prompts)), rig.now_s)
+    ran = set[int]()
+    for _ in range(6):
+        number, job = rig.probe()
+        assert job.source is None
+        ran |= {len(each.token_ids) for each in job.prompts}
+        rig.lives.on_result(number, ProbeResult(_right(job), frees_blocks=True), rig.now_s)
+        rig.now_s += 31.0
+        rig.lives.step({}, lambda _: (), rig.now_s)
+        life = rig.lives.get(NAME)
+        assert life is not None
+        if life.is_proved:
+            break
+    assert {1 << (each - 1).bit_length() for each in ran} <= set(lengths)
+
+
+def test_a_replica_that_its_pool_needs_runs_one_golden_prompt() -> None:
+    """Its engine may be cold, and its users wait."""
+    rig = Rig("prefill-0")
+    _, job = rig.probe()
+    assert len(job.prompts) == 1 and not job.checks_cancel and not job.peers
+
+
+def test_a_pool_proves_itself_until_its_last_replica_is_proved() -> None:
+    """Held or in service. Another pool counts for nothing."""
+    rig = Rig()
+    life = rig.lives.get(NAME)
+    assert life is not None
+    pools = {life.target.pool}
+    assert rig.proves(pools) and not rig.proves({"other"})
+    for _ in range(20):
+        if not rig.proves(pools):
+            break
+        number, job = rig.next_job()
+        result = (
+            ProbeResult(_right(job), frees_blocks=True) if isinstance(job, ProbeJob) else PassResult(1.0, 0)
+        )
+        rig.lives.on_result(number, result, rig.now_s)
+        rig.now_s += 31.0
+        rig.lives.step({}, lambda _: (), rig.now_s)
+    assert life.is_proved and not rig.proves(pools)
+
+
+def test_a_replica_without_a_proof_is_waited_for_a_while_from_its_start_of_service() -> None:
+    """Also if it came late. A replica that leaves service, or a mesh without warm-up, is not waited for."""
+    rig = Rig()
+    rig.now_s = 1000.0
+    life = rig.lives.get(NAME)
+    assert life is not None
+    pools = {life.target.pool}
+    while not life.serves:
+        rig.now_s += 1.0
+        rig.lives.step({}, lambda _: (), rig.now_s)
+    assert not life.is_proved and rig.proves(pools)
+    rig.lives.on_members((_member(NAME, "draining"),), rig.now_s)
+    assert not rig.proves(pools)
+    rig.lives.on_members((_member(NAME, "serving"),), rig.now_s)
+    rig.now_s = life.since_s + PROOF_MAX_S - 0.1
+    assert rig.proves(pools)
+    rig.now_s += 0.2
+    assert not rig.proves(pools)
+    off = Rig(mode=Mode.NONE)
+    assert not off.proves({life.target.pool})
+
+
+def test_a_prompt_without_an_answer_runs_again() -> None:
+    """The answers beside it count, and it runs until it has one."""
+    rig = Rig(*SERVING[:-1])
+    life = rig.lives.get(NAME)
+    assert life is not None
+    missed, runs = PROMPTS[-1], 0
+    while runs < 3:
+        number, job = rig.probe()
+        runs += missed in job.prompts
+        answers = tuple(
+            Answer(error="late") if each == missed and runs < 3 else answer
+            for each, answer in zip(job.prompts, _right(job), strict=True)
+        )
+        rig.lives.on_result(number, ProbeResult(answers, frees_blocks=True), rig.now_s)
+        ran = {PROMPTS.index(each) for each in job.prompts}
+        assert ran & life.passed == ran - ({len(PROMPTS) - 1} if runs < 3 else set())
+
+
+def test_a_known_engine_is_proved_with_the_check_of_a_cancel() -> None:
+    """Its service alone was started anew, and a release may keep the blocks of cancelled requests."""
+    rig = Rig(*SERVING)
+    life = rig.lives.get(NAME)
+    assert life is not None
+    life.is_known_engine = True
+    _, job = rig.probe()
+    assert job.checks_cancel and len(job.prompts) == QUICK_PROMPTS
+
+
+@pytest.mark.parametrize("seeding", [Seeding.PULL, Seeding.REPLAY])
+@pytest.mark.parametrize("others", [SERVING, SERVING[:-1]])
+def test_a_decode_beside_prefill_replicas_computes_no_prefix(
+    others: tuple[str, ...], seeding: Seeding
+) -> None:
+    """It has passed no shape of a prompt, and it is seeded in service."""
+    rig = Rig(*others, batches=(4,), prefixes=((1,) * 8,), seeding=seeding)
+    has_prefill = others == SERVING
+    jobs = [job for _, job in seedings(rig)]
+    assert jobs and all(job.is_replay == (seeding is Seeding.REPLAY and not has_prefill) for job in jobs)
+    assert all(bool(job.package_prefixes) != has_prefill for job in jobs)
+
+
+def test_a_decode_that_comes_into_service_late_is_seeded() -> None:
+    """Its golden prompts may take longer than a seeding."""
+    rig = Rig(*SERVING, seeding=Seeding.PULL, probing_max_s=300.0)
+    assert len(seedings(rig, hold_s=200.0)) == 1
+
+
+def test_a_decode_is_seeded_in_service() -> None:
+    """Copies of KV blocks would delay the handoffs of its shapes and golden prompts."""
+    assert [serves for serves, _ in seedings(Rig(*SERVING, seeding=Seeding.PULL))] == [True]
+
+
+def seedings(rig: Rig, hold_s: float = 0.0) -> list[tuple[bool, SeedJob]]:
+    """Return the seedings of the fresh decode, and whether it served then. `hold_s`: time of its first probe."""
+    routers, found = (("router-0", "router-0:1"),), list[tuple[bool, SeedJob]]()
+    life = rig.lives.get(NAME)
+    assert life is not None
+    until_s = rig.now_s + hold_s + 20.0
+    while rig.now_s < until_s:
+        rig.now_s += 0.5
+        rig.lives.step({}, lambda _: routers, rig.now_s)
+        jobs = [each for each in rig.actions if isinstance(each, RunJob)]
+        rig.actions.clear()
+        for each in jobs:
+            job = each.job
+            if isinstance(job, SeedJob) and job.target.process_id == NAME:
+                found.append((life.serves, job))
+            elif isinstance(job, PassJob):
+                rig.lives.on_result(each.number, PassResult(1.0, 0), rig.now_s)
+            elif isinstance(job, ProbeJob) and job.target.process_id == NAME:
+                rig.now_s, hold_s = rig.now_s + hold_s, 0.0
+                rig.lives.on_result(each.number, ProbeResult(_right(job), frees_blocks=True), rig.now_s)
+    return found
