@@ -23,6 +23,7 @@ from controlplane.warmup.prefixes import Prefixes, RegisteredPrefix
 from controlplane.warmup.prefixes import encode as encode_prefix
 from controlplane.warmup.references import References
 from controlplane.warmup.settings import Mode, WarmUpSettings
+from controlplane.warmup.user_queues import user_queues
 from kvmesh.control.v1 import snapshot_pb2 as pb
 from kvmesh.membership.member import Member
 
@@ -130,7 +131,7 @@ class Warming:
         def routers_of(pool: str) -> tuple[tuple[str, str], ...]:
             return routers.get(pool, ())
 
-        self.lives.step(queue_delays(receivers), routers_of, now_s)
+        self.lives.step(user_queues(receivers), routers_of, now_s)
         self._making.step(routers_of, now_s)
 
     def quarantine(self, name: str, reason: str) -> Package | None:
@@ -183,13 +184,3 @@ class Warming:
 def idle_warming(wall: Callable[[], float]) -> Warming:
     """Return a warm-up that drives no lives."""
     return Warming(WarmUpSettings(mode=Mode.NONE), References((), {}), lambda _: ModelBounds(1, 1, {}), wall)
-
-
-def queue_delays(receivers: Receivers) -> dict[str, float]:
-    """Return the largest queue delay of the routers of each pool, in seconds."""
-    delays: dict[str, float] = {}
-    for receiver in receivers:
-        if receiver.role == "router" and receiver.is_connected and receiver.report is not None:
-            delay_s = receiver.report.queue_delay_us / 1e6
-            delays[receiver.pool] = max(delay_s, delays.get(receiver.pool, 0.0))
-    return delays

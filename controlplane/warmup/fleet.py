@@ -133,13 +133,15 @@ class Fleet:
         """Return pool and role of all lives, in order."""
         return sorted({(each.target.pool, each.target.role) for each in self.lives.values()})
 
-    def standings(self, pool: str, role: str) -> list[Standing]:
+    def standings(self, pool: str, role: str, now_s: float) -> list[Standing]:
         """Return all leased replicas of a pool and role, for the rule that holds replicas back."""
         return [
-            self._standing(each) for each in self.members.values() if (each.pool, each.role) == (pool, role)
+            self._standing(each, now_s)
+            for each in self.members.values()
+            if (each.pool, each.role) == (pool, role)
         ]
 
-    def _standing(self, member: Member) -> Standing:
+    def _standing(self, member: Member, now_s: float) -> Standing:
         life = self.lives.get(member.process_id)
         if member.state in OUT_OF_USE:
             return Standing(member.process_id, is_held=False, serves=False, progress=(0, 0.0))
@@ -153,6 +155,7 @@ class Fleet:
             is_held=is_under_way and not life.is_hurried,
             serves=(life.serves and not self.is_draining(life)) or (is_under_way and life.is_hurried),
             progress=(life.state.rank, -life.seen_s),
+            is_cold=life.is_cold(now_s) or (is_under_way and life.is_hurried and not life.is_warm),
         )
 
     def begin(self, member: Member, report: pb.ReplicaLife, now_s: float) -> Life:

@@ -100,6 +100,10 @@ class Life:
         """True if it takes users' requests, or was ordered to."""
         return self.state is LifeState.SERVING
 
+    def is_cold(self, now_s: float) -> bool:
+        """True if it serves, and neither its passes nor the time of its service show that it is warm."""
+        return self.serves and not self.is_warm and self.age_s(now_s) < WARM_BY_SERVICE_S
+
     def age_s(self, now_s: float) -> float:
         """Return the seconds in the present state."""
         return max(0.0, now_s - self.since_s)

@@ -7,7 +7,7 @@ tokens that it gave twice to one prompt: batch-variant kernels may differ once b
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeAlias
 
 from controlplane.rollouts.golden import Prompt
@@ -15,7 +15,6 @@ from controlplane.warmup.actions import LifeAction, Order, Told
 from controlplane.warmup.boots import Boots
 from controlplane.warmup.bounds import ModelBounds
 from controlplane.warmup.fleet import Fleet, remember
-from controlplane.warmup.hold_back import QUEUE_DELAY_MAX_S
 from controlplane.warmup.job_table import JobTable
 from controlplane.warmup.jobs import PassJob, ProbeJob, ProbeResult, SeedJob, SeedResult, Shape, Target
 from controlplane.warmup.life import WARM_BY_SERVICE_S, Life
@@ -25,6 +24,7 @@ from controlplane.warmup.reference_learning import ReferenceLearning
 from controlplane.warmup.references import References
 from controlplane.warmup.settings import Seeding, WarmUpSettings
 from controlplane.warmup.shapes import by_handoff, default_shapes, usable
+from controlplane.warmup.user_queues import UserQueues
 from kvmesh.control.v1 import snapshot_pb2 as pb
 from kvmesh.life_state import LifeState
 
@@ -101,13 +101,13 @@ class LifeSteps:
         self._jobs = jobs
         self._bounds = bounds
         self._emit = emit
-        self._delays: Mapping[str, float] = {}
+        self._queues = UserQueues()
         self._background = 0
         """Probes of serving replicas under way."""
 
-    def begin(self, delays: Mapping[str, float]) -> None:
-        """Begin a step over all lives. `delays`: queue delay in seconds by pool."""
-        self._delays = delays
+    def begin(self, queues: UserQueues) -> None:
+        """Begin a step over all lives."""
+        self._queues = queues
         self._background = sum(each.serves and each.job > 0 for each in self._fleet.lives.values())
 
     def advance(self, life: Life, routers: Routers, now_s: float) -> None:
@@ -387,8 +387,8 @@ class LifeSteps:
         """True if a probe may run beside users. A cold replica that its pool needs works for the queue first."""
         if life.suspects:
             return True
-        is_needed = self._delays.get(life.target.pool, 0.0) >= QUEUE_DELAY_MAX_S
-        if is_needed and life.is_hurried and not life.is_warm and life.age_s(now_s) < WARM_BY_SERVICE_S:
+        is_needed = self._queues.do_users_wait(life.target.pool, life.target.role)
+        if is_needed and life.is_hurried and life.is_cold(now_s):
             life.reason = "its pool has a queue: golden prompts follow"
             return False
         return self._background < BACKGROUND_PROBES_MAX

@@ -8,7 +8,7 @@ INVARIANT: a state is left for a later one only. INVARIANT: a replica in QUARANT
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable
 from typing import Final
 
 from controlplane.warmup.actions import LifeAction, Told
@@ -32,6 +32,7 @@ from controlplane.warmup.packages import Packages
 from controlplane.warmup.reference_learning import ReferenceLearning
 from controlplane.warmup.references import References
 from controlplane.warmup.settings import WarmUpSettings
+from controlplane.warmup.user_queues import UserQueues
 from kvmesh.control.v1 import snapshot_pb2 as pb
 from kvmesh.life_state import LifeState
 from kvmesh.membership.member import Member
@@ -153,8 +154,8 @@ class Lives:
 
     # Decisions.
 
-    def step(self, delays: Mapping[str, float], routers: Routers, now_s: float) -> None:
-        """Drive every life on. `delays`: queue delay in seconds by pool."""
+    def step(self, queues: UserQueues, routers: Routers, now_s: float) -> None:
+        """Drive every life on."""
         self.is_due = False
         if not self.settings.drives_lives:
             return
@@ -162,9 +163,9 @@ class Lives:
         # Before the release: no need of its pool takes a quarantined engine into service.
         for life in self.fleet.lives.values():
             self._steps.keep_out(life, now_s)
-        self._release(delays, now_s)
+        self._release(queues, now_s)
         with self.fleet.indexed():
-            self._steps.begin(delays)
+            self._steps.begin(queues)
             for life in self.fleet.ordered():
                 if life.is_connected:
                     self._steps.advance(life, routers, now_s)
@@ -178,12 +179,13 @@ class Lives:
                 self._ended(life, now_s)
                 del self.fleet.lives[name]
 
-    def _release(self, delays: Mapping[str, float], now_s: float) -> None:
+    def _release(self, queues: UserQueues, now_s: float) -> None:
         """Call replicas into service that may not be held back any longer."""
         for pool, role in self.fleet.groups():
             last_s = self._released_s.get((pool, role), float("-inf"))
-            delay_s = delays.get(pool) if now_s - last_s >= RELEASE_PAUSE_S else None
-            names = released(self.fleet.standings(pool, role), delay_s)
+            delay_s = queues.routers.get(pool) if now_s - last_s >= RELEASE_PAUSE_S else None
+            standings = self.fleet.standings(pool, role, now_s)
+            names = released(standings, delay_s, do_users_wait=queues.do_users_wait(pool, role))
             if names and delay_s is not None:
                 self._released_s[pool, role] = now_s
             for name in names:

@@ -197,7 +197,7 @@ class _Replica(process.MeshProcess):
         self._life.on_leader(drives_lives, order)
 
     def report(self) -> snapshot_pb2.ReceiverReport:
-        """Return the number of requests, the memory of the engine, its cached blocks, and the life."""
+        """Return the requests and their queue delay, the memory of the engine, its cached blocks, and the life."""
         core = self._role.core
         load = core.sink.load
         return snapshot_pb2.ReceiverReport(
@@ -205,6 +205,7 @@ class _Replica(process.MeshProcess):
             engine_memory_bytes=load.resident_bytes if load is not None else 0,
             life=self._life.life.report(self.clock.now_s()),
             cached_block_count=core.cached_block_count(),
+            queue_delay_us=core.queue_delay_us(self.clock.now_s()),
         )
 
     async def close(self) -> None:

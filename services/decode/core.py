@@ -285,6 +285,10 @@ class DecodeCore(AttachedCore[DecodeSlot]):
         """Return the number of requests that are held here, those of the control plane included."""
         return self.slot_table.held_count()
 
+    def queue_delay_us(self, now_s: float) -> int:
+        """Return 0: a decode replica refuses what it cannot run at once, so its users wait at routers."""
+        return 0
+
     def is_idle(self) -> bool:
         """True if only finished logs are held."""
         return not self.slot_table.held_count()

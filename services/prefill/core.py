@@ -210,6 +210,10 @@ class PrefillCore(AttachedCore[PrefillSlot]):
         """Return the number of requests that are held here, those of the control plane included."""
         return len(self.slot_table.slots)
 
+    def queue_delay_us(self, now_s: float) -> int:
+        """Return the expected drain time of the users' queue in microseconds."""
+        return round(self.prefilling.queue_delay_s(now_s) * 1e6)
+
     def is_idle(self) -> bool:
         """True if no slot is held."""
         return not self.slot_table.slots

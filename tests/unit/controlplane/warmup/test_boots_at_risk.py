@@ -10,6 +10,7 @@ from controlplane.warmup.lives import Lives
 from controlplane.warmup.packages import Package, Packages, encode, package_name
 from controlplane.warmup.references import ReferenceKey, References
 from controlplane.warmup.settings import Seeding, WarmUpSettings
+from controlplane.warmup.user_queues import UserQueues
 from kvmesh.control.v1 import snapshot_pb2 as pb
 from kvmesh.life_state import LifeState
 from kvmesh.membership.member import Member
@@ -72,7 +73,7 @@ class Rig:
     def step(self, seconds: float = 0.1) -> None:
         """Let time go on."""
         self.now_s += seconds
-        self.lives.step({}, lambda _: (("router-0", "r:1"),), self.now_s)
+        self.lives.step(UserQueues(), lambda _: (("router-0", "r:1"),), self.now_s)
 
     def job(self, kind: type[PassJob | SeedJob | ProbeJob]) -> RunJob:
         """Return the next job of this kind on prefill-0."""

@@ -11,6 +11,7 @@ from controlplane.warmup.lives import Lives
 from controlplane.warmup.packages import Packages
 from controlplane.warmup.references import ReferenceKey, References
 from controlplane.warmup.settings import WarmUpSettings
+from controlplane.warmup.user_queues import UserQueues
 from kvmesh.control.v1 import snapshot_pb2 as pb
 from kvmesh.life_state import LifeState
 from kvmesh.membership.member import Member
@@ -57,7 +58,7 @@ def run(lives: Lives, now_s: float) -> None:
     """Step for 30 s without a result of any job."""
     end_s = now_s + 30.0
     while now_s < end_s:
-        lives.step({}, lambda _pool: (), now_s)
+        lives.step(UserQueues(), lambda _pool: (), now_s)
         now_s += STEP_S
 
 

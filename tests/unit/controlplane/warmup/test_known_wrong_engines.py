@@ -12,6 +12,7 @@ from controlplane.warmup.lives import Lives
 from controlplane.warmup.packages import Packages
 from controlplane.warmup.references import ReferenceKey, References
 from controlplane.warmup.settings import WarmUpSettings
+from controlplane.warmup.user_queues import UserQueues
 from kvmesh.control.v1 import snapshot_pb2 as pb
 from kvmesh.membership.member import Member
 
@@ -65,7 +66,7 @@ class Rig:
     def step(self) -> None:
         """Let time go on."""
         self.now_s += 0.1
-        self.lives.step({}, lambda _: (), self.now_s)
+        self.lives.step(UserQueues(), lambda _: (), self.now_s)
 
     def answer(self, name: str, tokens: tuple[tuple[int, ...], ...]) -> bool:
         """Answer the reference run of a replica. False: none is under way."""

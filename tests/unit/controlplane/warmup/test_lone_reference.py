@@ -10,6 +10,7 @@ from controlplane.warmup.lives import Lives
 from controlplane.warmup.packages import Packages
 from controlplane.warmup.references import ReferenceKey, References
 from controlplane.warmup.settings import WarmUpSettings
+from controlplane.warmup.user_queues import UserQueues
 from kvmesh.control.v1 import snapshot_pb2 as pb
 from kvmesh.life_state import LifeState
 from kvmesh.membership.member import Member
@@ -49,7 +50,7 @@ def test_a_token_that_differs_by_chance_in_one_run_makes_no_reference() -> None:
     runs, seen = 0, 0
     for step in range(600):
         now_s = 0.1 * step
-        lives.step({}, lambda _pool: (), now_s)
+        lives.step(UserQueues(), lambda _pool: (), now_s)
         begun, seen = actions[seen:], len(actions)
         for action in begun:
             if isinstance(action, RunJob) and isinstance(action.job, ReferenceJob):

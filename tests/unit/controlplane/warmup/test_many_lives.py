@@ -15,6 +15,7 @@ from controlplane.warmup.lives import Lives
 from controlplane.warmup.packages import Packages
 from controlplane.warmup.references import ReferenceKey, References
 from controlplane.warmup.settings import Seeding, WarmUpSettings
+from controlplane.warmup.user_queues import UserQueues
 from kvmesh.control.v1 import snapshot_pb2 as pb
 from kvmesh.life_state import LifeState
 from kvmesh.membership.member import Member
@@ -53,7 +54,7 @@ def test_a_step_looks_at_each_life_a_few_times(serving_percent: int, monkeypatch
         lives.on_report(member.process_id, member.boot_id, report, 0.0)
     for step in range(40):  # two seconds: the bound of a short probe is among them
         looks = 0
-        lives.step({}, lambda _pool: ROUTERS, 0.1 * step)
+        lives.step(UserQueues(), lambda _pool: ROUTERS, 0.1 * step)
         assert looks <= LOOKS_PER_LIFE_MAX * count, step
     assert actions
 
@@ -81,7 +82,7 @@ def test_probes_of_serving_replicas_are_bounded_over_the_fleet() -> None:
     now_s, running = 0.0, list[RunJob]()
     while len(asked) < len(members) and now_s < 600.0:
         now_s += 1.0
-        lives.step({}, lambda _pool: (), now_s)
+        lives.step(UserQueues(), lambda _pool: (), now_s)
         running += [each for each in actions if isinstance(each, RunJob)]
         actions.clear()
         assert len(running) <= BACKGROUND_PROBES_MAX + 1
@@ -122,7 +123,7 @@ def test_a_wrong_replica_in_service_is_found_beside_long_passes_of_many() -> Non
     wrong, now_s, life_state = members[-1].process_id, 0.0, LifeState.STARTING
     while now_s < 20.0 and life_state is not LifeState.QUARANTINED:
         now_s += 1.0
-        lives.step({}, lambda _pool: (), now_s)
+        lives.step(UserQueues(), lambda _pool: (), now_s)
         probes = [each for each in actions if isinstance(each, RunJob) and isinstance(each.job, ProbeJob)]
         actions.clear()
         for each in probes:

@@ -21,6 +21,7 @@ from controlplane.warmup.lives import Lives
 from controlplane.warmup.packages import Package, Packages, ShapeRow, package_name
 from controlplane.warmup.references import ReferenceKey, References
 from controlplane.warmup.settings import Seeding, WarmUpSettings
+from controlplane.warmup.user_queues import UserQueues
 from kvmesh.control.v1 import snapshot_pb2 as pb
 from kvmesh.membership.member import Member
 
@@ -89,7 +90,7 @@ def timed_probes(
     now_s, found = 0.0, list[tuple[float, ProbeJob]]()
     while now_s < 4 * BACKGROUND_RETRY_S:
         now_s += 1.0
-        lives.step({"default": delay_s}, lambda _: (), now_s)
+        lives.step(UserQueues({"default": delay_s}), lambda _: (), now_s)
         jobs = [each for each in actions if isinstance(each, RunJob)]
         actions.clear()
         for each in jobs:

@@ -14,6 +14,7 @@ from controlplane.warmup.lives import Lives
 from controlplane.warmup.packages import Package, Packages, ShapeRow, package_name
 from controlplane.warmup.references import ReferenceKey, References
 from controlplane.warmup.settings import Mode, Seeding, WarmUpSettings
+from controlplane.warmup.user_queues import UserQueues
 from kvmesh.control.v1 import snapshot_pb2 as pb
 from kvmesh.membership.member import Member
 
@@ -77,7 +78,7 @@ class Rig:
         """Let time go on until the fresh decode has a job. Those of the others never end."""
         for _ in range(100):
             self.now_s += 0.5
-            self.lives.step({}, lambda _: (), self.now_s)
+            self.lives.step(UserQueues(), lambda _: (), self.now_s)
             for each in list(self.actions):
                 self.actions.remove(each)
                 if not isinstance(each, RunJob) or not isinstance(each.job, PassJob | ProbeJob):
@@ -154,7 +155,7 @@ def test_prompts_that_were_not_run_or_gave_wrong_tokens_run_at_the_decode_alone(
     number, again = rig.probe()
     assert again.source is None and again.prompts == job.prompts[:1]
     rig.lives.on_result(number, ProbeResult(_right(again), frees_blocks=True), rig.now_s)
-    rig.lives.step({}, lambda _: (), rig.now_s + 1.0)
+    rig.lives.step(UserQueues(), lambda _: (), rig.now_s + 1.0)
     life = rig.lives.get(NAME)
     assert life is not None and life.serves and life.is_proved
 
@@ -189,7 +190,7 @@ def test_a_decode_that_computes_its_prompts_runs_those_that_are_warm_there(lengt
         ran |= {len(each.token_ids) for each in job.prompts}
         rig.lives.on_result(number, ProbeResult(_right(job), frees_blocks=True), rig.now_s)
         rig.now_s += 31.0
-        rig.lives.step({}, lambda _: (), rig.now_s)
+        rig.lives.step(UserQueues(), lambda _: (), rig.now_s)
         life = rig.lives.get(NAME)
         assert life is not None
         if life.is_proved:
@@ -220,7 +221,7 @@ def test_a_pool_proves_itself_until_its_last_replica_is_proved() -> None:
         )
         rig.lives.on_result(number, result, rig.now_s)
         rig.now_s += 31.0
-        rig.lives.step({}, lambda _: (), rig.now_s)
+        rig.lives.step(UserQueues(), lambda _: (), rig.now_s)
     assert life.is_proved and not rig.proves(pools)
 
 
@@ -233,7 +234,7 @@ def test_a_replica_without_a_proof_is_waited_for_a_while_from_its_start_of_servi
     pools = {life.target.pool}
     while not life.serves:
         rig.now_s += 1.0
-        rig.lives.step({}, lambda _: (), rig.now_s)
+        rig.lives.step(UserQueues(), lambda _: (), rig.now_s)
     assert not life.is_proved and rig.proves(pools)
     rig.lives.on_members((_member(NAME, "draining"),), rig.now_s)
     assert not rig.proves(pools)
@@ -306,7 +307,7 @@ def seedings(rig: Rig, hold_s: float = 0.0) -> list[tuple[bool, SeedJob]]:
     until_s = rig.now_s + hold_s + 20.0
     while rig.now_s < until_s:
         rig.now_s += 0.5
-        rig.lives.step({}, lambda _: routers, rig.now_s)
+        rig.lives.step(UserQueues(), lambda _: routers, rig.now_s)
         jobs = [each for each in rig.actions if isinstance(each, RunJob)]
         rig.actions.clear()
         for each in jobs:

@@ -32,7 +32,7 @@ def _serves(lease: str, reported: str, *, draining: bool) -> bool:
     )
     fleet.list_members([member])
     fleet.begin(member, pb.ReplicaLife(state=STATES[reported], engine_boot_id="e"), 0.0)
-    (standing,) = fleet.standings("default", "prefill")
+    (standing,) = fleet.standings("default", "prefill", 0.0)
     return standing.serves
 
 
