@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from controlplane.actions import Action, AppendEvent
 from controlplane.warmup.actions import CancelJob, Order, RunJob
+from controlplane.warmup.fleet import Fleet
 from controlplane.warmup.jobs import Job, PassJob, ProbeJob, ProbeResult, ReferenceJob, Result, SeedJob
 from controlplane.warmup.life_state import number_of
 from kvmesh.control.v1 import snapshot_pb2 as pb
@@ -23,6 +24,7 @@ SELF_SERVE_S = 5.0
 QUICK_S, HURRIED_S = 2.0, 3.0
 QUEUE_DELAY_MAX_S = 1.0
 SERVING_SHARE_MIN = 0.7
+WARM_BY_SERVICE_S = 30.0
 BOOTS_WITH_PACKAGE = 2
 BOOTS_WITH_SHAPES = 3
 SLACK_S = 5.0
@@ -79,6 +81,8 @@ class Checkers:
         self._condemned: set[tuple[str, str]] = set()
         self._before: dict[str, bool] = {}
         """Replicas with a lease before a step, and whether they serve or are about to."""
+        self._warm: set[str] = set()
+        """Those of them that are warm."""
 
     # Events of the world.
 
@@ -134,13 +138,16 @@ class Checkers:
 
     def before_step(self, control: Control) -> None:
         """Note which replicas serve before a step, for the rule that holds replicas back."""
-        self._before = {}
+        self._before, self._warm = {}, set()
         fleet = control.warming.lives.fleet
         for member in fleet.members.values():
             life = fleet.lives.get(member.process_id)
             if life is None or life.target.boot_id != member.boot_id:
                 self._before[member.process_id] = not member.draining
+                self._warm.add(member.process_id)
             else:
+                if life.is_warm or (life.serves and life.age_s(self._world.now_s) >= WARM_BY_SERVICE_S):
+                    self._warm.add(member.process_id)
                 self._before[member.process_id] = life.serves or (
                     life.is_hurried and life.state.is_held and life.is_connected
                 )
@@ -148,9 +155,11 @@ class Checkers:
     def after_step(self, control: Control) -> None:
         """A replica is hurried only while its pool waits too long, or fewer than the share of the others serve.
 
-        The count of the others takes those as serving that serve by the leader's facts before the step.
+        The count of the others takes those as serving that serve by the leader's facts before the step. No replica is
+        held while users wait and only cold ones serve.
         """
         fleet = control.warming.lives.fleet
+        self._check_cold_pools(control)
         for life in fleet.ordered():
             driven = self._of(control, life.name, life.target.boot_id, life.target.engine_boot_id)
             if not life.is_hurried or driven.is_hurried:
@@ -170,13 +179,48 @@ class Checkers:
                 if each.pool == life.target.pool and each.report is not None
             ]
             is_slow = max([delay_s, *delays]) >= QUEUE_DELAY_MAX_S
-            self.seen["hurried by queue" if is_slow else "hurried by share"] += 1
+            is_share = not group or serving < SERVING_SHARE_MIN * len(group)
+            do_users_wait = self._do_users_wait(control, life.target.pool) and not (
+                self._serving_warm(fleet, life.target.pool, life.target.role)
+            )
+            cause = "queue" if is_slow else "share" if is_share else "cold peers"
+            self.seen[f"hurried by {cause}"] += 1
             assert (
                 is_slow
+                or do_users_wait
                 or not group
                 or serving < SERVING_SHARE_MIN * len(group)
                 or self._drains(control, group)
             ), f"{life.name} is hurried with {serving} of {len(group)} others in service"
+
+    def _check_cold_pools(self, control: Control) -> None:
+        fleet = control.warming.lives.fleet
+        for life in fleet.lives.values():
+            pool, role = life.target.pool, life.target.role
+            is_held = life.state.is_held and life.is_connected and bool(life.target.engine_boot_id)
+            member = fleet.members.get(life.name)
+            is_in_use = member is not None and member.state not in ("cordoned", "draining")
+            if is_held and is_in_use and not life.is_hurried and self._do_users_wait(control, pool):
+                warm = self._serving_warm(fleet, pool, role)
+                assert warm, f"{life.name} is held while users wait and only cold replicas serve"
+
+    def _do_users_wait(self, control: Control, pool: str) -> bool:
+        """True if the reports of the pool's routers say that users wait."""
+        reports = [each.report for each in control.receivers if each.pool == pool and each.report is not None]
+        return any(
+            each.queue_delay_us / 1e6 >= QUEUE_DELAY_MAX_S or (each.live_request_count and not each.can_place)
+            for each in reports
+        )
+
+    def _serving_warm(self, fleet: Fleet, pool: str, role: str) -> set[str]:
+        """Return the leased replicas of the role that served before the step, and were warm."""
+        return {
+            each.process_id
+            for each in fleet.members.values()
+            if (each.pool, each.role) == (pool, role)
+            and each.process_id in self._warm
+            and self._before.get(each.process_id)
+        }
 
     def _drains(self, control: Control, group: list[str]) -> bool:
         """True if a lease in the group contradicts the leader: it drains, while the life serves."""

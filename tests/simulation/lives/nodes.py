@@ -115,8 +115,8 @@ class Control:
         self.jobs, self.waiting = {}, []
         self.is_up, self.is_paused, self.leads = True, False, False
 
-    def hear_routers(self, delays: dict[str, float], now_s: float) -> None:
-        """Take the queue delay of the router of each pool."""
+    def hear_routers(self, delays: dict[str, float], unplaced: set[str], now_s: float) -> None:
+        """Take the report of the router of each pool. `unplaced`: pools where it has users and can place none."""
         for pool, delay_s in delays.items():
             name = router_name(pool)
             known = self.receivers.get(name, "1")
@@ -124,7 +124,9 @@ class Control:
                 known = Receiver(name, "1", "router", pool)
                 self.receivers.hello(known, now_s)
             known.is_connected = True
-            known.report = pb.ReceiverReport(queue_delay_us=round(delay_s * 1e6))
+            known.report = pb.ReceiverReport(
+                queue_delay_us=round(delay_s * 1e6), live_request_count=1, can_place=pool not in unplaced
+            )
 
 
 def router_name(pool: str) -> str:

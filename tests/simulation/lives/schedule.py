@@ -130,6 +130,7 @@ class Schedule:
     def _delay(self) -> None:
         pools = sorted(self.world.delays) or ["default"]
         self.world.delays[self._chance.choice(pools)] = self._chance.choice((0.0, 0.0, 0.5, 1.5, 5.0))
+        self.world.unplaced = {pool for pool in pools if self._chance.random() < 0.2}
 
     def _heal(self) -> None:
         """End all faults: one leader, good engines, no delay."""
@@ -141,7 +142,7 @@ class Schedule:
         if len(leaders) != 1:
             self._lead(world.controls[0])
             world.run(world.now_s + 3)
-        world.delays = dict.fromkeys(world.delays, 0.0)
+        world.delays, world.unplaced = dict.fromkeys(world.delays, 0.0), set()
         for replica in world.replicas.values():
             is_out = replica.life is not None and replica.life.state is LifeState.QUARANTINED
             if replica.is_bad or is_out:

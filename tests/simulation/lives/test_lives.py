@@ -19,6 +19,7 @@ SEEDS = 150
 CASES = (
     "alone",
     "boot ended",
+    "hurried by cold peers",
     "hurried by queue",
     "hurried by share",
     "package quarantined",

@@ -46,6 +46,8 @@ class World:
         self.replicas: dict[str, Replica] = {}
         self.delays: dict[str, float] = {}
         """Queue delay by pool."""
+        self.unplaced: set[str] = set()
+        """Pools whose users have no replica of some role."""
         self.has_redis = True
         self.poison: set[str] = set()
         """Packages that crash the engine."""
@@ -181,7 +183,7 @@ class World:
             self.after(HEARTBEAT_S, partial(self._tick, control, boots))
 
     def _beat(self, control: Control) -> None:
-        control.hear_routers(self.delays, self.now_s)
+        control.hear_routers(self.delays, self.unplaced, self.now_s)
         members = self.members()
         control.registry.take(members, self.now_s)
         control.warming.on_members(members, self.now_s)
