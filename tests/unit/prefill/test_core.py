@@ -191,6 +191,27 @@ def test_the_queue_is_bounded_and_states_a_retry_delay() -> None:
     assert view.refusal.message == "prefill queue full: 3/3" and view.refusal.retry_after_ms > 0
 
 
+def test_the_queue_delay_grows_while_the_engine_stands_still() -> None:
+    """It is 0 without a queue. The control plane holds no replica back while users wait for a second."""
+    replica = Replica()
+
+    def delay_s() -> float:
+        return replica.core.queue_delay_us(replica.now_s) / 1e6
+
+    replica.submit(1)
+    assert delay_s() == 0.0, "a prompt in the engine does not queue"
+    for slot in range(2, 5):
+        replica.submit(slot)
+    assert 0 < delay_s() < 1
+    replica.step()
+    replica.pass_time(9.0)
+    assert delay_s() >= 1
+    while not replica.core.is_idle():
+        replica.step()
+        replica.pass_time(10.1)
+    assert delay_s() == 0.0
+
+
 def test_queue_waits_for_blocks_of_held_handoffs() -> None:
     """The core starts no more prompts than the engine has blocks for. A transfer frees blocks at once."""
     replica = Replica(model=facts(kv_blocks=20))
