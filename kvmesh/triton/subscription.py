@@ -20,6 +20,9 @@ RETRY_S: Final = 0.25
 REPLY_TIMEOUT_S: Final = 1.5
 """An awaited stream without a message for this long is opened again on another connection."""
 
+REPLY_TIMEOUT_S_MAX: Final = 3.0
+"""The same after a stream without any message. On a busy machine an engine that comes back answers slowly."""
+
 
 class Subscription:
     """One stream, opened again after it breaks or has brought the bytes that `SubscriptionPolicy` allows.
@@ -46,6 +49,7 @@ class Subscription:
         self._take = take
         self._reconnect = reconnect
         self._policy = SubscriptionPolicy(what)
+        self._timeout_s = REPLY_TIMEOUT_S
 
     async def run(self) -> None:
         """Follow the stream until cancelled."""
@@ -64,7 +68,8 @@ class Subscription:
             except CallError as error:
                 reason = str(error)
             except TimeoutError:
-                reason = f"no {what} for {REPLY_TIMEOUT_S:g} s"
+                reason = f"no {what} for {self._timeout_s:g} s"
+                self._timeout_s = REPLY_TIMEOUT_S_MAX
                 self._reconnect()
             except Exception as error:
                 log.exception("engine stream %s cannot be read", what)
@@ -80,7 +85,7 @@ class Subscription:
         """Read until the stream ends. Return True if the next stream follows at once: a renewal, not a loss."""
         while True:
             try:
-                async with asyncio.timeout(REPLY_TIMEOUT_S if self.is_awaited() else None):
+                async with asyncio.timeout(self._timeout_s if self.is_awaited() else None):
                     response = await anext(stream)
             except StopAsyncIteration:
                 return self._policy.is_at_limit()
@@ -89,5 +94,6 @@ class Subscription:
                 continue
             message = msgspec.json.decode(payload, type=dict[str, Any])
             self._take(message)
+            self._timeout_s = REPLY_TIMEOUT_S
             if self._policy.record(message, len(payload)):
                 return True

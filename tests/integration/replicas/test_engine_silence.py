@@ -60,8 +60,7 @@ async def test_a_frozen_engine_is_lost_and_serves_again_after_sigcont(tmp_path: 
             assert isinstance(late.error, EngineLost), "a call to a lost engine waits for nothing"
             send(frozen, signal.SIGCONT)
             frozen = []
-            back_s = await until(lambda: rig.sink.is_ready, 2.0 + SLACK_S, "the engine is back")
-            assert back_s < 2.0 + SLACK_S
+            await until(lambda: rig.sink.is_ready, START_S_MAX, "the engine is back")
             assert (await rig.run(21, call(name="again"))).error is None
             await idle(rig)
     finally:
