@@ -228,10 +228,15 @@ def _setting(setting: Setting, records: Sequence[Record]) -> str:
 
 
 def _states(records: Sequence[Record]) -> list[str]:
-    """Return an item per arm: the median time in each state of the replica's life."""
+    """Return an item per arm: the median time in each state of the lives of the replicas."""
     told = []
     for arm in ARMS:
-        found = [durations_s(each.states) for each in records if each.arm == arm]
+        found = [
+            durations_s(states)
+            for each in records
+            if each.arm == arm
+            for states in (each.states, *each.other_states)
+        ]
         names = dict.fromkeys(name for each in found for name in each)
         if names:
             spent = (f"{name} {pages.spread((each.get(name) for each in found), 1)} s" for name in names)

@@ -53,6 +53,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """Use of all cores before the engine was killed."""
     states: tuple[LeaseState, ...] = ()
     """States of the replica's life. Empty: no control plane gave it one."""
+    other_states: tuple[tuple[LeaseState, ...], ...] = ()
+    """The same of the other replicas whose engines were restarted."""
     series: tuple[float, ...] = ()
     """Goodput over steady, per second, from BEFORE_S before the engine was ready."""
     problems: tuple[str, ...] = ()

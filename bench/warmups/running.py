@@ -6,6 +6,7 @@ import shutil
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
@@ -54,6 +55,7 @@ class Observed:
     """Goodput in tokens, by bin."""
     busy_percent: float
     states: Sequence[LeaseState] = ()
+    other_states: Sequence[Sequence[LeaseState]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,11 @@ def _restart(setting: Setting, mesh: WarmupMesh, client: Process, pace: Pace, sa
     started_s = time.monotonic()
     ready_s = mesh.start_engines()
     say("measures the loss")
-    with LeaseStates(mesh.redis_url, Mesh().name, setting.replica) as leases:
+    with ExitStack() as stack:
+        leases = [
+            stack.enter_context(LeaseStates(mesh.redis_url, Mesh().name, replica))
+            for replica in reversed(setting.replicas)
+        ]
         while True:
             _follow(leases, ready_s, POLL_S)
             now_s, bins = time.monotonic(), _goodput(setting, client)
@@ -114,13 +120,15 @@ def _restart(setting: Setting, mesh: WarmupMesh, client: Process, pace: Pace, sa
             found = recovery.shares(bins, ready_s, now_s, steady_per_s)
             if recovery.recovered_at(found) is not None or now_s - ready_s >= pace.after_s_max:
                 times = Times(steady_from_s, killed_s, started_s, ready_s, now_s)
-                return Observed(times, bins, busy, tuple(leases.seen))
+                states, *others = [each.seen for each in leases]
+                return Observed(times, bins, busy, states, others)
 
 
-def _follow(leases: LeaseStates, ready_s: float, for_s: float) -> None:
+def _follow(leases: Sequence[LeaseStates], ready_s: float, for_s: float) -> None:
     end_s = time.monotonic() + for_s
     while (now_s := time.monotonic()) < end_s:
-        leases.poll(now_s - ready_s)
+        for each in leases:
+            each.poll(now_s - ready_s)
         time.sleep(LEASE_EVERY_S)
 
 
@@ -188,6 +196,7 @@ def record_of(
         errors=sum(bool(call.error) and call.ended_s >= times.ready_s for call in calls),
         busy_percent=seen.busy_percent,
         states=tuple(seen.states),
+        other_states=tuple(map(tuple, seen.other_states)),
         series=tuple(
             round(statistics.fmean(drawn[at : at + width]), 3)
             for at in range(0, len(drawn) - width + 1, width)
