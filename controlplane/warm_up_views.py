@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from google.protobuf.duration_pb2 import Duration
 
 from controlplane.rollouts.document import timestamp
@@ -10,6 +12,8 @@ from controlplane.warmup.life_state import number_of
 from controlplane.warmup.packages import Package
 from controlplane.warmup.prefixes import RegisteredPrefix
 from kvmesh.control.v1 import warm_up_pb2 as pb
+
+ENGINE_LOST: Final = "its engine does not answer"
 
 
 def life(life: Life, failed_boots: int, now_s: float) -> pb.Life:
@@ -27,7 +31,7 @@ def life(life: Life, failed_boots: int, now_s: float) -> pb.Life:
             pb.TimeInState(state=number_of(state), time=_duration(seconds))
             for state, seconds in sorted(life.times.items(), key=lambda item: item[0].rank)
         ],
-        reason=life.reason,
+        reason=ENGINE_LOST if life.is_engine_lost and life.target.engine_boot_id else life.reason,
         package=life.package,
         failed_boot_count=failed_boots,
         pulled_block_count=seed.pulled_blocks if seed is not None else 0,

@@ -125,7 +125,7 @@ class Fleet:
     def _by_group(self) -> dict[tuple[str, str, ReferenceKey], list[Life]]:
         found: dict[tuple[str, str, ReferenceKey], list[Life]] = {}
         for each in self.ordered():
-            if each.serves and each.is_connected and not self.is_draining(each):
+            if each.serves and each.is_connected and not each.is_engine_lost and not self.is_draining(each):
                 found.setdefault((each.target.pool, each.target.role, each.key), []).append(each)
         return found
 
@@ -133,13 +133,12 @@ class Fleet:
         """Return pool and role of all lives, in order."""
         return sorted({(each.target.pool, each.target.role) for each in self.lives.values()})
 
-    def standings(self, pool: str, role: str, now_s: float) -> list[Standing]:
-        """Return all leased replicas of a pool and role, for the rule that holds replicas back."""
-        return [
-            self._standing(each, now_s)
-            for each in self.members.values()
-            if (each.pool, each.role) == (pool, role)
-        ]
+    def standings(self, now_s: float) -> dict[tuple[str, str], list[Standing]]:
+        """Return all leased replicas by pool and role, for the rule that holds replicas back."""
+        found: dict[tuple[str, str], list[Standing]] = {}
+        for each in self.members.values():
+            found.setdefault((each.pool, each.role), []).append(self._standing(each, now_s))
+        return found
 
     def _standing(self, member: Member, now_s: float) -> Standing:
         life = self.lives.get(member.process_id)
@@ -149,11 +148,13 @@ class Fleet:
             # A process of an earlier release, or one that this leader has not heard yet: its lease says what it does.
             return Standing(member.process_id, is_held=False, serves=not member.draining, progress=(0, 0.0))
         # Service needs an engine: a replica that waits for its engine is neither held back nor called into service.
-        is_under_way = life.state.is_held and life.is_connected and bool(life.target.engine_boot_id)
+        has_engine = bool(life.target.engine_boot_id) and not life.is_engine_lost
+        is_under_way = life.state.is_held and life.is_connected and has_engine
         return Standing(
             member.process_id,
             is_held=is_under_way and not life.is_hurried,
-            serves=(life.serves and not self.is_draining(life)) or (is_under_way and life.is_hurried),
+            serves=(life.serves and not life.is_engine_lost and not self.is_draining(life))
+            or (is_under_way and life.is_hurried),
             progress=(life.state.rank, -life.seen_s),
             is_cold=life.is_cold(now_s) or (is_under_way and life.is_hurried and not life.is_warm),
         )
@@ -186,6 +187,8 @@ class Fleet:
             reported=reported,
             is_self_served=report.self_served,
             is_proved=report.proved and state is LifeState.SERVING,
+            is_adopted=state is LifeState.SERVING and not report.proved,
+            is_engine_lost=report.engine_lost,
             reported_proved=report.proved,
             is_known_engine=report.proved or engine in self.served,
             was_proved=report.proved,

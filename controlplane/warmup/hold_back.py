@@ -4,7 +4,7 @@ A replica may be held back only while at least SERVING_SHARE_MIN of the other le
 and while the queue delay of the pool is below QUEUE_DELAY_MAX_S. Else the one that is furthest ahead goes into service: a
 cold replica is better than none.
 
-Where users wait and only cold replicas serve, none is held: a second cold one halves the queue of the first.
+Where users wait and no warm replica serves, none is held: a second cold one halves the queue of the first.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Standing(NamedTuple):
     progress: tuple[int, float]
     """Position of its state and time in the life; the largest is furthest ahead."""
     is_cold: bool = False
-    """True if it serves and is not warm yet."""
+    """True if it serves, and is not warm yet."""
 
 
 def released(
@@ -35,13 +35,13 @@ def released(
     """Return the held replicas that have to go into service now, in this order.
 
     `queue_delay_s`: largest queue delay of the pool's routers. None: no router reported one, so no user is known to wait.
-    `do_users_wait`: users have no replica of the role, or queue at one.
+    `do_users_wait`: users wait for a replica of the role (`UserQueues.do_users_wait`).
     """
     is_slow = queue_delay_s is not None and queue_delay_s >= QUEUE_DELAY_MAX_S
     serving = sum(each.serves for each in standings)
-    is_all_cold = not any(each.serves and not each.is_cold for each in standings)
+    has_warm_one = any(each.serves and not each.is_cold for each in standings)
     held = sorted((each for each in standings if each.is_held), key=lambda each: each.progress, reverse=True)
-    if do_users_wait and is_all_cold:
+    if do_users_wait and not has_warm_one:
         return [each.process_id for each in held]
     gone: list[str] = []
     others = len(standings) - 1

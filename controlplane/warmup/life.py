@@ -44,6 +44,10 @@ class Life:
     """True if an earlier leader proved it."""
     is_known_engine: bool = False
     """True if the engine served before: its service alone was started anew."""
+    is_adopted: bool = False
+    """True if an earlier leader took it into service and did not prove it. It may be cold."""
+    is_engine_lost: bool = False
+    """True while its engine does not answer."""
     is_hurried: bool = False
     """True if it was released before its warm-up ended, because the pool needs it."""
     package: str = ""
@@ -102,7 +106,8 @@ class Life:
 
     def is_cold(self, now_s: float) -> bool:
         """True if it serves, and neither its passes nor the time of its service show that it is warm."""
-        return self.serves and not self.is_warm and self.age_s(now_s) < WARM_BY_SERVICE_S
+        is_shown = self.is_proved or is_warm(self.passes) or (self.is_known_engine and not self.is_adopted)
+        return self.serves and not is_shown and self.age_s(now_s) < WARM_BY_SERVICE_S
 
     def age_s(self, now_s: float) -> float:
         """Return the seconds in the present state."""

@@ -369,7 +369,7 @@ class LifeSteps:
         is_settled = (life.is_seeded or not self._settings.seeds) and not life.seed_job
         if is_settled and now_s >= life.risk_end_s:
             self._boots.served(life.name)
-        if life.job or now_s < life.retry_s or self._fleet.is_draining(life):
+        if life.job or now_s < life.retry_s or life.is_engine_lost or self._fleet.is_draining(life):
             return
         if not self._references.expected(life.key):
             return
@@ -387,7 +387,7 @@ class LifeSteps:
         """True if a probe may run beside users. A cold replica that its pool needs works for the queue first."""
         if life.suspects:
             return True
-        is_needed = self._queues.do_users_wait(life.target.pool, life.target.role)
+        is_needed = self._queues.is_long_at(life.target.pool, life.name)
         if is_needed and life.is_hurried and life.is_cold(now_s):
             life.reason = "its pool has a queue: golden prompts follow"
             return False

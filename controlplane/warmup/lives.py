@@ -181,11 +181,20 @@ class Lives:
 
     def _release(self, queues: UserQueues, now_s: float) -> None:
         """Call replicas into service that may not be held back any longer."""
+        standings = self.fleet.standings(now_s)
+        serving = {
+            group: [each.process_id for each in found if each.serves] for group, found in standings.items()
+        }
         for pool, role in self.fleet.groups():
             last_s = self._released_s.get((pool, role), float("-inf"))
             delay_s = queues.routers.get(pool) if now_s - last_s >= RELEASE_PAUSE_S else None
-            standings = self.fleet.standings(pool, role, now_s)
-            names = released(standings, delay_s, do_users_wait=queues.do_users_wait(pool, role))
+            other = "decode" if role == "prefill" else "prefill"
+            do_users_wait = queues.do_users_wait(
+                pool,
+                serving.get((pool, role), ()),
+                does_other_role_serve=bool(serving.get((pool, other))),
+            )
+            names = released(standings.get((pool, role), ()), delay_s, do_users_wait=do_users_wait)
             if names and delay_s is not None:
                 self._released_s[pool, role] = now_s
             for name in names:
@@ -211,9 +220,10 @@ class Lives:
     def _hear(self, life: Life, report: pb.ReplicaLife, now_s: float) -> None:
         """Take a further report of the same boot and engine."""
         state = state_of(report.state)
-        self.is_due = self.is_due or state is not life.reported or not life.is_connected
+        is_news = state is not life.reported or life.is_engine_lost is not report.engine_lost
+        self.is_due = self.is_due or is_news or not life.is_connected
         life.reported, life.reported_proved, life.is_connected = state, report.proved, True
-        life.is_self_served = report.self_served
+        life.is_self_served, life.is_engine_lost = report.self_served, report.engine_lost
         if state is LifeState.SERVING and life.state.is_held:
             self.jobs.end(life)
             life.go(LifeState.SERVING, now_s, "it served by itself, because it heard no leader")

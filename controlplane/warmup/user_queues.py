@@ -1,4 +1,4 @@
-"""Where users wait: the queue delays that routers and replicas report, by pool. Pure."""
+"""Where users wait: the queue delays that routers and replicas report. Pure."""
 
 from __future__ import annotations
 
@@ -15,34 +15,47 @@ class UserQueues:
 
     routers: Mapping[str, float] = field(default_factory=dict)
     """Largest one of the routers of a pool, by pool. A pool whose routers report nothing is absent."""
-    replicas: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    """Largest one of the replicas of a role, by pool and role."""
+    replicas: Mapping[str, float] = field(default_factory=dict)
+    """By name of the replica."""
     unplaced: frozenset[str] = frozenset()
-    """Pools with a router that has users' requests, and no replica of some role for new ones."""
+    """Pools whose routers have users' requests, while none of them can place a new one."""
 
-    def delay_s(self, pool: str, role: str) -> float:
-        """Return the largest queue delay of the pool's routers and of its replicas of `role`."""
-        return max(self.routers.get(pool, 0.0), self.replicas.get((pool, role), 0.0))
+    def is_long_at(self, pool: str, replica: str) -> bool:
+        """True if users wait for QUEUE_DELAY_MAX_S or longer, at the pool's routers or at a replica."""
+        delay_s = max(self.routers.get(pool, 0.0), self.replicas.get(replica, 0.0))
+        return delay_s >= QUEUE_DELAY_MAX_S
 
-    def do_users_wait(self, pool: str, role: str) -> bool:
-        """True if users have no replica of the role, or wait for QUEUE_DELAY_MAX_S or longer."""
-        return pool in self.unplaced or self.delay_s(pool, role) >= QUEUE_DELAY_MAX_S
+    def do_users_wait(self, pool: str, serving: Iterable[str], *, does_other_role_serve: bool) -> bool:
+        """True if users wait for a replica of a role.
+
+        `serving`: the replicas of that role in service. Users can leave the queue of one for another, so each has to be
+        long. `does_other_role_serve`: a replica of the other role serves. Without one, no replica of this role helps.
+        """
+        if pool in self.unplaced and does_other_role_serve:
+            return True
+        names = list(serving)
+        if not names:
+            return self.routers.get(pool, 0.0) >= QUEUE_DELAY_MAX_S
+        return all(self.is_long_at(pool, name) for name in names)
 
 
 def user_queues(receivers: Iterable[Receiver]) -> UserQueues:
     """Return the queues that connected receivers report."""
     routers: dict[str, float] = {}
-    replicas: dict[tuple[str, str], float] = {}
-    unplaced: set[str] = set()
+    replicas: dict[str, float] = {}
+    with_users: set[str] = set()
+    with_places: set[str] = set()
     for each in receivers:
         report = each.report
         if not each.is_connected or report is None or each.role == "frontend":
             continue
         delay_s = report.queue_delay_us / 1e6
         if each.role != "router":
-            replicas[each.pool, each.role] = max(delay_s, replicas.get((each.pool, each.role), 0.0))
+            replicas[each.process_id] = delay_s
             continue
         routers[each.pool] = max(delay_s, routers.get(each.pool, 0.0))
-        if report.live_request_count and not report.can_place:
-            unplaced.add(each.pool)
-    return UserQueues(routers, replicas, frozenset(unplaced))
+        if report.live_request_count:
+            with_users.add(each.pool)
+        if report.can_place:
+            with_places.add(each.pool)
+    return UserQueues(routers, replicas, frozenset(with_users - with_places))

@@ -111,8 +111,8 @@ class ReplicaLife:
         """Return the part of the life that the core of the replica needs."""
         return LifeView(self.state, self.reason, self._slow_start_s)
 
-    def report(self, now_s: float) -> pb.ReplicaLife:
-        """Return the life for the control plane."""
+    def report(self, now_s: float, *, is_engine_lost: bool) -> pb.ReplicaLife:
+        """Return the life for the control plane. `is_engine_lost`: the engine does not answer."""
         return pb.ReplicaLife(
             state=_NUMBERS[self.state],
             engine_boot_id=self.engine_boot_id,
@@ -120,6 +120,7 @@ class ReplicaLife:
             self_served=self.is_self_served,
             age_ms=max(0, round((now_s - self.since_s) * 1000)),
             package=self.package,
+            engine_lost=is_engine_lost,
         )
 
     def start(self, now_s: float, *, is_control_known: bool) -> None:

@@ -203,7 +203,7 @@ class _Replica(process.MeshProcess):
         return snapshot_pb2.ReceiverReport(
             live_request_count=core.live_request_count(),
             engine_memory_bytes=load.resident_bytes if load is not None else 0,
-            life=self._life.life.report(self.clock.now_s()),
+            life=self._life.life.report(self.clock.now_s(), is_engine_lost=not core.sink.is_ready),
             cached_block_count=core.cached_block_count(),
             queue_delay_us=core.queue_delay_us(self.clock.now_s()),
         )

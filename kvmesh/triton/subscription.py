@@ -20,8 +20,8 @@ RETRY_S: Final = 0.25
 REPLY_TIMEOUT_S: Final = 1.5
 """An awaited stream without a message for this long is opened again on another connection."""
 
-REPLY_TIMEOUT_S_MAX: Final = 3.0
-"""The same after a stream without any message. On a busy machine an engine that comes back answers slowly."""
+REPLY_TIMEOUT_S_MAX: Final = 12.0
+"""The time doubles up to this after each silent stream. On a busy machine an engine that comes back answers slowly."""
 
 
 class Subscription:
@@ -69,7 +69,7 @@ class Subscription:
                 reason = str(error)
             except TimeoutError:
                 reason = f"no {what} for {self._timeout_s:g} s"
-                self._timeout_s = REPLY_TIMEOUT_S_MAX
+                self._timeout_s = min(2 * self._timeout_s, REPLY_TIMEOUT_S_MAX)
                 self._reconnect()
             except Exception as error:
                 log.exception("engine stream %s cannot be read", what)

@@ -430,6 +430,7 @@ class ReplicaLife(_message.Message):
     SELF_SERVED_FIELD_NUMBER: _builtins.int
     AGE_MS_FIELD_NUMBER: _builtins.int
     PACKAGE_FIELD_NUMBER: _builtins.int
+    ENGINE_LOST_FIELD_NUMBER: _builtins.int
     state: Global___ReplicaState.ValueType
     """Its state."""
     engine_boot_id: _builtins.str
@@ -442,6 +443,8 @@ class ReplicaLife(_message.Message):
     """Milliseconds in the present state."""
     package: _builtins.str
     """Name of the package of the last order. Empty: none."""
+    engine_lost: _builtins.bool
+    """True while the engine does not answer."""
     def __init__(
         self,
         *,
@@ -451,10 +454,11 @@ class ReplicaLife(_message.Message):
         self_served: _builtins.bool = ...,
         age_ms: _builtins.int = ...,
         package: _builtins.str = ...,
+        engine_lost: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "engine_boot_id", b"engine_boot_id", "package", b"package", "proved", b"proved", "self_served", b"self_served", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "engine_boot_id", b"engine_boot_id", "engine_lost", b"engine_lost", "package", b"package", "proved", b"proved", "self_served", b"self_served", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

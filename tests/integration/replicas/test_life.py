@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +21,10 @@ from kvmesh.membership.member import Member
 from kvmesh.membership.membership import read_members
 from kvmesh.redis_link import RedisLink
 from kvmesh.replica.life import SELF_SERVE_S
+from tests.family import family
 from tests.integration.harness import START_S_MAX, Part, engine_part, engine_ready, until
 from tests.integration.replicas.caller import Answers, Caller, submit
+from tests.integration.replicas.test_engine_silence import send
 from tests.integration.replicas.test_replicas import CONFIG, LOCAL, is_serving, service
 from tests.integration.snapshot.control_server import ControlServer, running_control
 from tests.one_redis import ONE_REDIS
@@ -69,10 +71,10 @@ class Rig:
 
 
 @asynccontextmanager
-async def rig(folder: Path, redis_url: str) -> AsyncIterator[Rig]:
+async def rig(folder: Path, redis_url: str, role: str = "decode") -> AsyncIterator[Rig]:
     """Start an engine. The replica is not started."""
     engine = engine_part(CONFIG, folder, "--step-s", "0.004")
-    replica = service("decode", engine.address, redis_url, folder)
+    replica = service(role, engine.address, redis_url, folder)
     redis = RedisLink(redis_url)
     engine.start()
     try:
@@ -237,3 +239,34 @@ async def test_a_restarted_service_is_in_use_as_soon_as_the_leader_says_so(
             member = await one.leased("serving", PROMPT_S_MAX + 1.0)
             assert not member.draining
             await one.replica.end(signal.SIGTERM)
+
+
+async def test_the_leader_hears_of_a_queue_and_of_a_lost_engine(tmp_path: Path, redis_url: str) -> None:
+    """Users queue at a prefill replica whose engine stands still; then the engine is lost, and answers again."""
+    async with (
+        rig(tmp_path, redis_url, "prefill") as one,
+        running_control(redis_url, CONFIG.mesh.name) as control,
+    ):
+        one.replica.start()
+
+        async def heard(is_true: Callable[[control_pb.ReceiverReport], bool], what: str) -> None:
+            async def is_heard() -> bool:
+                report = control.reports.get("prefill-0")
+                return report is not None and is_true(report)
+
+            await until(is_heard, START_S_MAX, what)
+
+        await heard(lambda report: report.life.state == SERVING and not report.life.engine_lost, "service")
+        assert not control.reports["prefill-0"].queue_delay_us
+        async with Caller(one.replica.address) as caller:
+            await caller.until(lambda: caller.loads and caller.loads[-1].engine_ready)
+            frozen = family(one.engine.pid)
+            try:
+                send(frozen, signal.SIGSTOP)
+                for number in range(8):
+                    await caller.submit([number] * 64, pb.PHASE_CONTEXT_ONLY)
+                await heard(lambda report: report.queue_delay_us > 0, "queue delay")
+                await heard(lambda report: report.life.engine_lost, "lost engine")
+            finally:
+                send(frozen, signal.SIGCONT)
+            await heard(lambda report: not (report.life.engine_lost or report.queue_delay_us), "engine back")

@@ -14,7 +14,7 @@ from controlplane.warmup.life_state import number_of
 from kvmesh.control.v1 import snapshot_pb2 as pb
 from kvmesh.life_state import LifeState
 from kvmesh.replica.life import Order as Obeyed
-from tests.simulation.lives.nodes import KEY, OUTPUTS, PROMPTS, SETTINGS, Control, Replica
+from tests.simulation.lives.nodes import KEY, OUTPUTS, PROMPTS, SETTINGS, Control, Replica, router_name
 
 if TYPE_CHECKING:
     from tests.simulation.lives.world import World
@@ -146,10 +146,11 @@ class Checkers:
                 self._before[member.process_id] = not member.draining
                 self._warm.add(member.process_id)
             else:
-                if life.is_warm or (life.serves and life.age_s(self._world.now_s) >= WARM_BY_SERVICE_S):
+                is_shown = life.is_proved or (life.is_warm and not life.is_adopted)
+                if is_shown or (life.serves and life.age_s(self._world.now_s) >= WARM_BY_SERVICE_S):
                     self._warm.add(member.process_id)
-                self._before[member.process_id] = life.serves or (
-                    life.is_hurried and life.state.is_held and life.is_connected
+                self._before[member.process_id] = not life.is_engine_lost and (
+                    life.serves or (life.is_hurried and life.state.is_held and life.is_connected)
                 )
 
     def after_step(self, control: Control) -> None:
@@ -176,12 +177,12 @@ class Checkers:
             delays = [
                 each.report.queue_delay_us / 1e6
                 for each in control.receivers
-                if each.pool == life.target.pool and each.report is not None
+                if (each.pool, each.role) == (life.target.pool, "router") and each.report is not None
             ]
             is_slow = max([delay_s, *delays]) >= QUEUE_DELAY_MAX_S
             is_share = not group or serving < SERVING_SHARE_MIN * len(group)
-            do_users_wait = self._do_users_wait(control, life.target.pool) and not (
-                self._serving_warm(fleet, life.target.pool, life.target.role)
+            do_users_wait = self._do_users_wait(control, life.target.pool, life.target.role) and not (
+                self._warm & self._serving(fleet, life.target.pool, life.target.role)
             )
             cause = "queue" if is_slow else "share" if is_share else "cold peers"
             self.seen[f"hurried by {cause}"] += 1
@@ -197,29 +198,34 @@ class Checkers:
         fleet = control.warming.lives.fleet
         for life in fleet.lives.values():
             pool, role = life.target.pool, life.target.role
-            is_held = life.state.is_held and life.is_connected and bool(life.target.engine_boot_id)
+            has_engine = bool(life.target.engine_boot_id) and not life.is_engine_lost
+            is_held = life.state.is_held and life.is_connected and has_engine
             member = fleet.members.get(life.name)
             is_in_use = member is not None and member.state not in ("cordoned", "draining")
-            if is_held and is_in_use and not life.is_hurried and self._do_users_wait(control, pool):
-                warm = self._serving_warm(fleet, pool, role)
+            if is_held and is_in_use and not life.is_hurried and self._do_users_wait(control, pool, role):
+                warm = self._warm & self._serving(fleet, pool, role)
                 assert warm, f"{life.name} is held while users wait and only cold replicas serve"
 
-    def _do_users_wait(self, control: Control, pool: str) -> bool:
-        """True if the reports of the pool's routers say that users wait."""
-        reports = [each.report for each in control.receivers if each.pool == pool and each.report is not None]
-        return any(
-            each.queue_delay_us / 1e6 >= QUEUE_DELAY_MAX_S or (each.live_request_count and not each.can_place)
-            for each in reports
-        )
+    def _do_users_wait(self, control: Control, pool: str, role: str) -> bool:
+        """True if reports say that users wait: for any replica of the role, or at all that served before the step."""
+        fleet = control.warming.lives.fleet
+        reports = {each.process_id: each.report for each in control.receivers if each.report is not None}
+        router = reports.get(router_name(pool))
+        if router is not None and router.queue_delay_us / 1e6 >= QUEUE_DELAY_MAX_S:
+            return True
+        others = self._serving(fleet, pool, "decode" if role == "prefill" else "prefill")
+        if router is not None and not router.can_place and others:
+            return True
+        serving = self._serving(fleet, pool, role)
+        queues = [reports[name].queue_delay_us / 1e6 if name in reports else 0.0 for name in serving]
+        return bool(queues) and min(queues) >= QUEUE_DELAY_MAX_S
 
-    def _serving_warm(self, fleet: Fleet, pool: str, role: str) -> set[str]:
-        """Return the leased replicas of the role that served before the step, and were warm."""
+    def _serving(self, fleet: Fleet, pool: str, role: str) -> set[str]:
+        """Return the leased replicas of the role that served before the step."""
         return {
             each.process_id
             for each in fleet.members.values()
-            if (each.pool, each.role) == (pool, role)
-            and each.process_id in self._warm
-            and self._before.get(each.process_id)
+            if (each.pool, each.role) == (pool, role) and self._before.get(each.process_id)
         }
 
     def _drains(self, control: Control, group: list[str]) -> bool:

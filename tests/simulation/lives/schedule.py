@@ -131,6 +131,8 @@ class Schedule:
         pools = sorted(self.world.delays) or ["default"]
         self.world.delays[self._chance.choice(pools)] = self._chance.choice((0.0, 0.0, 0.5, 1.5, 5.0))
         self.world.unplaced = {pool for pool in pools if self._chance.random() < 0.2}
+        for replica in self.world.replicas.values():
+            replica.queue_s = self._chance.choice((0.0, 0.5, 1.5))
 
     def _heal(self) -> None:
         """End all faults: one leader, good engines, no delay."""
@@ -143,6 +145,8 @@ class Schedule:
             self._lead(world.controls[0])
             world.run(world.now_s + 3)
         world.delays, world.unplaced = dict.fromkeys(world.delays, 0.0), set()
+        for replica in world.replicas.values():
+            replica.queue_s = 0.0
         for replica in world.replicas.values():
             is_out = replica.life is not None and replica.life.state is LifeState.QUARANTINED
             if replica.is_bad or is_out:

@@ -408,7 +408,7 @@ class World:
         control, life = replica.leader, replica.life
         if control is None or life is None:
             return
-        report = life.report(self.now_s)
+        report = life.report(self.now_s, is_engine_lost=not replica.engine)
         hear = partial(self._hear, control, replica, replica.boot_id, replica.stream, report)
         self._send(replica, partial(self.at, control, control.boots, hear), is_up=True)
 
@@ -417,6 +417,7 @@ class World:
     ) -> None:
         if control.leads and replica.stream == stream:
             control.warming.lives.on_report(replica.name, boot_id, report, self.now_s)
+            control.hear_queue(replica, self.now_s)
             self.check.on_report(control, replica, report)
 
     def _down(self, control: Control, replica: Replica, order: pb.LifeOrder | None) -> None:

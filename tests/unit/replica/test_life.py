@@ -59,7 +59,7 @@ def test_invariants_hold_under_any_schedule(seed: int) -> None:
     one = life(is_control_known=chance.random() < 0.8)
     drives: bool | None = None
     for step in range(300):
-        was = repr(one.report(now_s)), one.view()
+        was = repr(one.report(now_s, is_engine_lost=False)), one.view()
         kind = chance.choice(("pass", "pass", "leader", "order", "order", "boot", "same boot"))
         if kind == "pass":
             until_s = now_s + chance.choice((0.1, 1.0, 4.9, 6.0))
@@ -84,7 +84,9 @@ def test_invariants_hold_under_any_schedule(seed: int) -> None:
             if is_other or not drives or order.state.rank < max((s.rank for s in facts.states), default=0):
                 assert not is_taken, f"seed={seed} step={step}: {order} was taken"
             if not is_taken:
-                assert was == (repr(one.report(now_s)), one.view()), f"seed={seed} step={step}"
+                assert was == (repr(one.report(now_s, is_engine_lost=False)), one.view()), (
+                    f"seed={seed} step={step}"
+                )
             else:
                 facts.is_proof_known |= order.state is LifeState.SERVING and order.is_proved
                 facts.is_quarantined |= order.state is LifeState.QUARANTINED
@@ -113,7 +115,7 @@ def test_without_a_control_process_a_replica_serves_at_once() -> None:
     assert one.state is LifeState.SERVING and one.is_self_served and not one.is_proved
     one.on_engine("engine-2", 7.0, is_control_known=False)
     assert one.state is LifeState.SERVING and one.view() == IN_SERVICE and one.has_contact
-    report = one.report(8.0)
+    report = one.report(8.0, is_engine_lost=True)
     assert report.engine_boot_id == "engine-2" and report.age_ms == 1000 and report.self_served
 
 

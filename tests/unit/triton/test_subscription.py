@@ -61,18 +61,18 @@ def messages(delay_s: float, for_s: float, is_awaited: Callable[[int], bool]) ->
     return len(taken), engine.streams
 
 
-@pytest.mark.parametrize("delay_s", [0.01, 1.4, 1.6, 2.9])
-def test_an_engine_that_answers_slowly_is_heard(delay_s: float) -> None:
+@pytest.mark.parametrize(("delay_s", "streams"), [(0.01, 1), (1.4, 1), (1.6, 2), (2.9, 2), (11.0, 4)])
+def test_an_engine_that_answers_slowly_is_heard(delay_s: float, streams: int) -> None:
     """After a stream without a message the next one may take longer. Else a busy engine would never be back."""
-    heard, streams = messages(delay_s, 30.0, lambda taken: not taken)
+    heard, opened = messages(delay_s, 60.0, lambda taken: not taken)
     assert heard > 20
-    assert streams == (1 if delay_s < 1.5 else 2)
+    assert opened == streams
 
 
 def test_a_dead_connection_is_replaced() -> None:
     """A silent stream of a lost engine is opened again within seconds, for as long as it takes."""
-    heard, streams = messages(1e6, 60.0, lambda _: True)
-    assert not heard and streams > 15
+    heard, streams = messages(1e6, 120.0, lambda _: True)
+    assert not heard and streams == 12
 
 
 def test_a_silent_stream_of_an_engine_that_is_not_lost_is_kept() -> None:

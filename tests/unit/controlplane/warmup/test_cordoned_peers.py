@@ -37,7 +37,7 @@ def test_a_fresh_replica_beside_cordoned_ones_goes_into_service(state: str, *, h
             aside, pb.ReplicaLife(state=pb.REPLICA_STATE_SERVING, engine_boot_id="engine-decode-0"), 0.0
         )
     fleet.begin(fresh, pb.ReplicaLife(state=pb.REPLICA_STATE_STARTING, engine_boot_id="engine-decode-1"), 0.0)
-    assert released(fleet.standings("default", "decode", 0.0), 0.0) == ["decode-1"]
+    assert released(fleet.standings(0.0)["default", "decode"], 0.0) == ["decode-1"]
 
 
 def test_a_cordoned_fresh_replica_is_not_released_in_place_of_another() -> None:
@@ -46,4 +46,4 @@ def test_a_cordoned_fresh_replica_is_not_released_in_place_of_another() -> None:
     fleet.list_members([aside, fresh])
     for member, state in ((aside, pb.REPLICA_STATE_PROBING), (fresh, pb.REPLICA_STATE_STARTING)):
         fleet.begin(member, pb.ReplicaLife(state=state, engine_boot_id=member.engine_boot_id), 0.0)
-    assert released(fleet.standings("default", "decode", 0.0), 0.0) == ["decode-1"]
+    assert released(fleet.standings(0.0)["default", "decode"], 0.0) == ["decode-1"]

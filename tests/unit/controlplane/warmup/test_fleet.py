@@ -42,7 +42,7 @@ def test_an_engine_with_wrong_tokens_stays_out(reported: LifeState) -> None:
     )
     assert life.state is LifeState.QUARANTINED and life.reported is reported and life.reason
     assert not life.is_proved
-    (standing,) = fleet.standings("default", "decode", 0.0)
+    (standing,) = fleet.standings(0.0)["default", "decode"]
     assert not standing.is_held and not standing.serves
     other = fleet.begin(later, pb.ReplicaLife(state=number_of(reported), engine_boot_id="engine-2"), 2.0)
     assert other.state is reported, "only a new boot of the engine ends it"
@@ -64,5 +64,5 @@ def test_a_replica_without_engine_is_not_called_into_service(engine: str, is_hel
     lease = member("starting", engine=engine)
     fleet.list_members([lease])
     fleet.begin(lease, pb.ReplicaLife(state=number_of(LifeState.STARTING), engine_boot_id=engine), 1.0)
-    (standing,) = fleet.standings("default", "decode", 0.0)
+    (standing,) = fleet.standings(0.0)["default", "decode"]
     assert standing.is_held is is_held and not standing.serves

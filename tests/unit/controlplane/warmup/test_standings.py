@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 
+from controlplane.warmup.bounds import ModelBounds
 from controlplane.warmup.fleet import Fleet
 from controlplane.warmup.jobs import PassResult
 from controlplane.warmup.life import WARM_BY_SERVICE_S
+from controlplane.warmup.lives import Lives
+from controlplane.warmup.packages import Packages
+from controlplane.warmup.references import References
+from controlplane.warmup.settings import Seeding, WarmUpSettings
+from controlplane.warmup.user_queues import UserQueues
 from kvmesh.control.v1 import snapshot_pb2 as pb
+from kvmesh.life_state import LifeState
 from kvmesh.membership.member import Member
 
 STATES = {
@@ -34,7 +43,7 @@ def _serves(lease: str, reported: str, *, draining: bool) -> bool:
     )
     fleet.list_members([member])
     fleet.begin(member, pb.ReplicaLife(state=STATES[reported], engine_boot_id="e"), 0.0)
-    (standing,) = fleet.standings("default", "prefill", 0.0)
+    (standing,) = fleet.standings(0.0)["default", "prefill"]
     return standing.serves
 
 
@@ -56,36 +65,110 @@ def test_held_and_quarantined_replicas_do_not_serve(reported: str) -> None:
     assert not _serves("serving", reported, draining=False)
 
 
+def _member(name: str, role: Literal["prefill", "decode"] = "prefill") -> Member:
+    return Member(
+        process_id=name,
+        role=role,
+        address="a:1",
+        boot_id="b",
+        model_version="v1",
+        block_tokens=4,
+        capabilities=("life",),
+        engine_boot_id=f"engine-{name}",
+    )
+
+
 def test_a_replica_in_service_is_cold_until_its_passes_or_its_users_warmed_it() -> None:
-    """So is one that is called into service. An engine that served before is warm, and so is a process without a life."""
+    """So is one that is called into service, and one that an earlier leader did not prove.
+
+    A process without a life is warm, and so is an engine that served before.
+    """
     fleet = Fleet()
-    members = [
-        Member(
-            process_id=name,
-            role="prefill",
-            address="a:1",
-            boot_id="b",
-            model_version="v1",
-            block_tokens=4,
-            capabilities=("life",),
-            engine_boot_id=f"engine-{name}",
-        )
-        for name in ("fresh", "hurried", "known", "passed", "stranger")
-    ]
+    members = [_member(name) for name in ("adopted", "hurried", "known", "passed", "proved", "stranger")]
     fleet.list_members(members)
-    fleet.served["engine-known"] = None
+    fleet.served.update({"engine-known": None, "engine-adopted": None})
     for member in members[:-1]:
-        state = pb.REPLICA_STATE_PROBING if member.process_id == "hurried" else pb.REPLICA_STATE_SERVING
-        report = pb.ReplicaLife(state=state, engine_boot_id=member.engine_boot_id)
+        name = member.process_id
+        is_met_later = name in ("hurried", "known")
+        report = pb.ReplicaLife(
+            state=STATES["probing" if is_met_later else "serving"],
+            engine_boot_id=member.engine_boot_id,
+            proved=name == "proved",
+        )
         life = fleet.begin(member, report, 0.0)
-        life.is_hurried = state == pb.REPLICA_STATE_PROBING
-        if member.process_id == "passed":
+        life.is_hurried = name == "hurried"
+        if name == "known":
+            life.go(LifeState.SERVING, 0.0)
+        if name == "passed":
             life.passes = [PassResult(1.0, 0)]
 
     def cold(now_s: float) -> list[str]:
-        standings = fleet.standings("default", "prefill", now_s)
+        standings = fleet.standings(now_s)["default", "prefill"]
         assert all(each.serves for each in standings)
         return [each.process_id for each in standings if each.is_cold]
 
-    assert cold(WARM_BY_SERVICE_S - 1) == ["fresh", "hurried"]
+    assert cold(WARM_BY_SERVICE_S - 1) == ["adopted", "hurried"]
     assert cold(WARM_BY_SERVICE_S) == ["hurried"], "the time of its service has not begun"
+
+
+@pytest.mark.parametrize("state", ["probing", "serving"])
+def test_a_replica_whose_engine_is_lost_neither_serves_nor_is_held(state: str) -> None:
+    """It gives nothing to its pool, and a replica beside it is not held back. It counts again once the engine answers."""
+    lives = _lives()
+    member = _member("a")
+    lives.on_members([member], 0.0)
+
+    def report(*, is_lost: bool) -> tuple[bool, bool]:
+        lives.on_report(
+            "a",
+            "b",
+            pb.ReplicaLife(state=STATES[state], engine_boot_id="engine-a", engine_lost=is_lost),
+            1.0,
+        )
+        (standing,) = lives.fleet.standings(1.0)["default", "prefill"]
+        life = lives.fleet.lives["a"]
+        assert (life in lives.fleet.serving("default", "prefill", life.key)) is standing.serves
+        return standing.serves, standing.is_held
+
+    there = (state == "serving", state == "probing")
+    assert report(is_lost=False) == there
+    lives.is_due = False
+    assert report(is_lost=True) == (False, False) and lives.is_due
+    assert report(is_lost=False) == there
+
+
+def _lives() -> Lives:
+    return Lives(
+        WarmUpSettings(seeding=Seeding.NONE),
+        References((), {}),
+        Packages(lambda: 0.0),
+        lambda _: ModelBounds(64, 256, {}),
+        lambda _: None,
+        lambda _: None,
+    )
+
+
+@pytest.mark.parametrize("has_decode", [False, True])
+def test_users_without_a_decode_replica_do_not_call_a_prefill(has_decode: bool) -> None:
+    """They wait at a router that can place none. Only with a decode replica does a second prefill help them."""
+    lives = _lives()
+    members = [_member("a"), _member("b"), *([_member("d", "decode")] if has_decode else [])]
+    lives.on_members(members, 0.0)
+    for name, state in (("a", "starting"), ("b", "starting"), ("d", "serving")):
+        report = pb.ReplicaLife(state=STATES[state], engine_boot_id=f"engine-{name}")
+        lives.on_report(name, "b", report, 0.0)
+    lives.step(UserQueues({"default": 0.0}, unplaced=frozenset({"default"})), lambda _: (), 1.0)
+    hurried = [name for name in ("a", "b") if lives.fleet.lives[name].is_hurried]
+    assert len(hurried) == (2 if has_decode else 1)
+
+
+def test_a_long_queue_at_the_only_cold_replica_calls_the_next() -> None:
+    """The pool has no other one. A queue at a held replica is none of users."""
+    for queue_s in (0.0, 5.0):
+        lives = _lives()
+        lives.on_members([_member("a"), _member("b")], 0.0)
+        for name, state in (("a", "serving"), ("b", "starting")):
+            report = pb.ReplicaLife(state=STATES[state], engine_boot_id=f"engine-{name}")
+            lives.on_report(name, "b", report, 0.0)
+        lives.step(UserQueues({"default": 0.0}, {"a": queue_s}), lambda _: (), 1.0)
+        assert lives.fleet.lives["b"].is_hurried is (queue_s > 0)

@@ -24,47 +24,61 @@ def delay(seconds: float, *, places: bool = True, live: int = 0) -> pb.ReceiverR
     return pb.ReceiverReport(queue_delay_us=round(seconds * 1e6), can_place=places, live_request_count=live)
 
 
-def test_the_largest_delay_of_each_role_counts() -> None:
-    """Routers count for all roles of their pool, replicas for their own role. Other pools do not count."""
+def waits(*receivers: Receiver, serving: tuple[str, ...] = ("prefill-a",), other: bool = True) -> bool:
+    """Return whether users of the pool "default" wait for a prefill replica. `serving`: those in service."""
+    return user_queues(receivers).do_users_wait("default", serving, does_other_role_serve=other)
+
+
+def test_delays_count_for_their_pool() -> None:
+    """The largest one of the routers, and each replica by name. Frontends and lost receivers do not count."""
+    lost = receiver("router", delay(9.0, places=False, live=1), name="lost")
+    lost.is_connected = False
     queues = user_queues(
         [
             receiver("router", delay(0.2)),
             receiver("router", delay(0.4), name="b"),
             receiver("prefill", delay(3.0)),
-            receiver("prefill", delay(2.0), name="b"),
-            receiver("decode", delay(0.0)),
             receiver("router", delay(9.0), pool="other"),
+            receiver("router", None, pool="silent"),
+            receiver("frontend", delay(9.0, places=False, live=1)),
+            lost,
         ]
     )
     assert queues.routers == {"default": 0.4, "other": 9.0}
-    assert queues.delay_s("default", "prefill") == 3.0
-    assert queues.delay_s("default", "decode") == 0.4
-    assert queues.do_users_wait("default", "prefill")
-    assert not queues.do_users_wait("default", "decode")
-    assert queues.do_users_wait("other", "decode")
-    assert not queues.do_users_wait("unknown", "decode")
+    assert queues.replicas == {"prefill-a": 3.0}
+    assert not queues.unplaced
+    assert queues.is_long_at("default", "prefill-a") and not queues.is_long_at("default", "prefill-b")
+    assert queues.is_long_at("other", "prefill-b")
+
+
+@pytest.mark.parametrize("delay_s", [0.0, QUEUE_DELAY_MAX_S - 0.01, QUEUE_DELAY_MAX_S])
+def test_users_wait_in_the_queue_of_routers(delay_s: float) -> None:
+    """Whether a replica serves or not."""
+    found = receiver("router", delay(delay_s))
+    assert waits(found) is waits(found, serving=()) is (delay_s >= QUEUE_DELAY_MAX_S)
+
+
+def test_users_wait_if_each_replica_in_service_has_a_queue() -> None:
+    """A slow or hung one alone is no reason: the others take its users. A held replica has no queue and does not count."""
+    busy, idle = receiver("prefill", delay(2.0)), receiver("prefill", delay(0.0), name="b")
+    assert waits(busy, idle)
+    assert not waits(busy, idle, serving=("prefill-a", "prefill-b"))
+    assert not waits(busy, serving=("prefill-a", "stranger"))
+    assert not waits(busy, serving=())
 
 
 @pytest.mark.parametrize(
-    ("report", "waits"),
+    ("report", "does"),
     [
         (delay(0.0, places=False, live=1), True),
         (delay(0.0, places=False), False),
         (delay(0.0, live=9), False),
-        (delay(QUEUE_DELAY_MAX_S), True),
-        (delay(QUEUE_DELAY_MAX_S - 0.01), False),
         (None, False),
     ],
 )
-def test_users_wait(report: pb.ReceiverReport | None, waits: bool) -> None:
-    """At a router that has requests and can place none, or in a queue of a second or more."""
-    queues = user_queues([receiver("router", report)])
-    assert queues.do_users_wait("default", "prefill") is waits
-
-
-def test_who_is_gone_or_no_part_of_a_pool_does_not_count() -> None:
-    """A lost router's last report, and the frontends."""
-    lost = receiver("router", delay(9.0, places=False, live=1))
-    lost.is_connected = False
-    queues = user_queues([lost, receiver("frontend", delay(9.0, places=False, live=1), pool="")])
-    assert queues == user_queues([])
+def test_users_wait_at_a_router_that_can_place_none(report: pb.ReceiverReport | None, does: bool) -> None:
+    """If the other role is missing, no replica of this one helps them. A router that can place serves them."""
+    found = receiver("router", report)
+    assert waits(found, serving=()) is does
+    assert not waits(found, serving=(), other=False)
+    assert not waits(found, receiver("router", delay(0.0), name="b"), serving=())
