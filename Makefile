@@ -47,7 +47,7 @@ check: setup  ## Formatter, ruff, mypy, protos, import direction, modules withou
 	PATH="$(CURDIR)/$(BIN):$$PATH" tools/check_protos.sh
 	$(BIN)/python -m pytest -q tests/unit/repo
 
-test: check  ## check, then all tests (the short form of exactness among them)
+test: setup  ## check and all tests (the short form of exactness among them)
 	@tools/run_tests.sh "$(BASE)"
 
 exactness: setup  ## Compare every prompt alone with the mesh under load, token by token (minutes)

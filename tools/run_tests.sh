@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Run all tests in two lanes at a time. One has the unit tests and then the integration tests. The other one has the images,
-# the simulations, exactness, and then the mesh in containers and the whole mesh in processes. Its output is shown at its end.
-# The minutes of each suite come last.
+# Run `make check` and all tests in two lanes at a time. One has the checks, the unit tests and then the integration tests; failed
+# checks end both. The other one has the images, the simulations, exactness, and then the mesh in containers and the whole mesh
+# in processes. Its output is shown at its end. The minutes of each suite come last.
 # Usage: run_tests.sh [BASE]    BASE: base of the images; empty makes one. Exit status 0 if everything passed.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
@@ -41,7 +41,7 @@ suite() {
   return $status
 }
 
-echo "Unit and integration tests. Images, simulations and whole meshes run meanwhile; log: .kvmesh/second-lane.log."
+echo "Checks, unit and integration tests. Images, simulations and whole meshes run meanwhile; log: .kvmesh/second-lane.log."
 {
   lane=2
   trap 'kill "$now" 2>/dev/null; exit 143' TERM
@@ -55,6 +55,8 @@ echo "Unit and integration tests. Images, simulations and whole meshes run meanw
   [ $simulated = 0 ] && [ $meshed = 0 ]
 } >.kvmesh/second-lane.log 2>&1 &
 background=$!
+"${MAKE:-make}" check || exit 1
+note_minutes "check" 0
 suite "unit" --ignore=tests/unit/repo tests/unit
 unit=$?
 suite "other integration tests" tests/integration --ignore=tests/integration/exactness "${beside[@]/#/--ignore=}"

@@ -73,17 +73,19 @@ class Parts:
 
 
 @asynccontextmanager
-async def running_parts(folder: Path, redis_url: str, *engine_options: str) -> AsyncIterator[Parts]:
-    """Start engines and replicas; end them."""
+async def running_parts(
+    folder: Path, redis_url: str, parts: Sequence[tuple[str, int]] = REPLICAS
+) -> AsyncIterator[Parts]:
+    """Start engines and replicas; end them. `parts`: roles and numbers."""
     async with AsyncExitStack() as stack:
         engines, replicas = {}, {}
         for (
             role,
             number,
-        ) in REPLICAS:  # one after the other: these engines share the prefix of their shared memory
+        ) in parts:  # one after the other: these engines share the prefix of their shared memory
             name = f"{role}-{number}"
             (folder / name).mkdir()
-            engine = engines[name] = engine_part(CONFIG, folder / name, *engine_options)
+            engine = engines[name] = engine_part(CONFIG, folder / name)
             engine.start()
             stack.push_async_callback(_end, engine, signal.SIGINT)
             await until(lambda engine=engine: engine_ready(engine.address), START_S_MAX, f"engine of {name}")
@@ -185,46 +187,54 @@ async def test_a_fresh_replica_is_seeded_from_a_warm_one(tmp_path: Path, redis_u
 
 
 @ONE_REDIS
-@pytest.mark.parametrize("victim", ["prefill-0", "prefill-1"])
 async def test_an_engine_that_dies_during_the_pull_fails_the_seed_alone(
-    tmp_path: Path, redis_url: str, victim: str
+    tmp_path: Path, redis_url: str
 ) -> None:
-    """Source or target: the seed fails, and both replicas free everything. A restarted engine counts no block."""
+    """First the target, then the source: the seed fails, and both replicas free everything.
+
+    A restarted engine counts no block.
+    """
     rng = random.Random(4)
-    prompt = [rng.randrange(512) for _ in range(BLOCK * 20)]
+    prompts = [[rng.randrange(512) for _ in range(BLOCK * 20)] for _ in range(2)]
     async with (
-        running_parts(tmp_path, redis_url) as parts,
+        running_parts(tmp_path, redis_url, REPLICAS[:2]) as parts,
         Caller(parts.replicas["prefill-0"].address) as source,
         Caller(parts.replicas["prefill-1"].address) as target,
     ):
-        await first_of(target, prompt[: BLOCK * 2])
+        await first_of(target, prompts[0][: BLOCK * 2])
         await until(lambda: parts.is_counted("prefill-1", 2), 5.0, "2 blocks counted")
-        seed = await target.submit(prompt, SEED, output=1, purpose=WARM_UP)
-        warm = await source.submit(prompt, CONTEXT, temperature=0.0, purpose=WARM_UP)
-        answers = source.answers[warm]
-        await source.until(lambda: answers.first is not None)
-        assert answers.first is not None
-        row = pb.Handoff(
-            slot=seed,
-            context_phase_params=answers.first.context_phase_params,
-            first_token_count=1,
-            kv_address=parts.kv_address,
-        )
-        source_pids, victim_pids = (family(parts.engines[name].pid) for name in ("prefill-0", victim))
-        send(source_pids, signal.SIGSTOP)  # no block leaves the source
-        await target.send(handoffs=[row])
-        await target.until(lambda: "starts" in target.answers[seed].rows)
-        send(victim_pids, signal.SIGKILL)
-        await parts.engines[victim].end(signal.SIGKILL)
-        if victim != "prefill-0":
-            send(source_pids, signal.SIGCONT)
-        pulled = await target.over(seed)
-        assert pulled.failure is not None, pulled.__dict__
-        await source.send(cancels=[pb.Cancel(slot=warm, reason=pb.Cancel.REASON_SUPERSEDED)])
-        for name in ("prefill-0", "prefill-1"):
-            await until(lambda name=name: parts.is_free(name), 15.0, f"nothing held at {name}")
-        if victim == "prefill-1":
-            parts.engines[victim].start()
-            await until(
-                lambda: parts.is_counted(victim, 0), START_S_MAX, "no block counted after the restart"
-            )
+        await _pull_and_die(parts, source, target, prompts[0], victim="prefill-1")
+        parts.engines["prefill-1"].start()
+        await until(lambda: parts.is_counted("prefill-1", 0), START_S_MAX, "no block after the restart")
+        await target.until(lambda: target.loads[-1].engine_ready)
+        await _pull_and_die(parts, source, target, prompts[1], victim="prefill-0")
+
+
+async def _pull_and_die(
+    parts: Parts, source: Caller, target: Caller, prompt: Sequence[int], *, victim: str
+) -> None:
+    """Kill the engine of `victim` while no block of the prompt has left the source."""
+    seed = await target.submit(prompt, SEED, output=1, purpose=WARM_UP)
+    warm = await source.submit(prompt, CONTEXT, temperature=0.0, purpose=WARM_UP)
+    answers = source.answers[warm]
+    await source.until(lambda: answers.first is not None)
+    assert answers.first is not None
+    row = pb.Handoff(
+        slot=seed,
+        context_phase_params=answers.first.context_phase_params,
+        first_token_count=1,
+        kv_address=parts.kv_address,
+    )
+    source_pids, victim_pids = (family(parts.engines[name].pid) for name in ("prefill-0", victim))
+    send(source_pids, signal.SIGSTOP)
+    await target.send(handoffs=[row])
+    await target.until(lambda: "starts" in target.answers[seed].rows)
+    send(victim_pids, signal.SIGKILL)
+    await parts.engines[victim].end(signal.SIGKILL)
+    if victim != "prefill-0":
+        send(source_pids, signal.SIGCONT)
+    pulled = await target.over(seed)
+    assert pulled.failure is not None, pulled.__dict__
+    await source.send(cancels=[pb.Cancel(slot=warm, reason=pb.Cancel.REASON_SUPERSEDED)])
+    for name in ("prefill-0", "prefill-1"):
+        await until(lambda name=name: parts.is_free(name), 15.0, f"nothing held at {name}")

@@ -12,6 +12,7 @@ import pytest_asyncio
 from controlplane.store.documents import Document, value_of
 from controlplane.warmup.packages import FORMAT, Package, ShapeRow, encode, package_name
 from controlplane.warmup.references import ReferenceKey
+from kvmesh.control.v1 import warm_up_pb2
 from tests.integration.harness import until
 from tests.integration.warmup.warm_mesh import (
     BLOCK,
@@ -62,48 +63,71 @@ async def _package(mesh: WarmMesh, revision: int, **changes: object) -> Package:
     return Package(**{**fields, **changes})  # type: ignore[arg-type]  # fields by name
 
 
-CASES: dict[str, dict[str, object]] = {
-    "corrupt": {},
+USABLE: dict[str, dict[str, object]] = {
     "stale": {"made_s": -2 * DAY_S},
     "empty": {"shapes": ()},
     "hostile ids": {"prefixes": (tuple(range(300_000, 300_000 + 4 * BLOCK)),)},
+}
+"""Packages that are read. Times are seconds from now."""
+
+UNREADABLE: dict[str, dict[str, object]] = {
+    "corrupt": {},
     "negative ids": {"prefixes": ((-1,) * BLOCK,)},
-    "large ids": {"prefixes": ((2**31,) * BLOCK,)},
     "hostile shapes": {"shapes": (ShapeRow(-5), ShapeRow(2**40), ShapeRow(0), ShapeRow(8, -1))},
+    "large ids": {"prefixes": ((2**31,) * BLOCK,)},
     "another form": {"form": FORMAT + 1},
     "hostile time": {"made_s": 1e300},
 }
-UNREADABLE = {"corrupt", "negative ids", "large ids", "hostile shapes", "another form", "hostile time"}
+"""No two in a row have the same problem."""
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", USABLE)
 async def test_a_bad_package_keeps_no_replica_from_service(mesh: WarmMesh, case: str) -> None:
-    """The replica serves at its first boot, the list shows the problem, and the commands still answer."""
-    changes = dict(CASES[case])
+    """The replica serves at its first boot, with the package unless that is stale."""
+    changes = dict(USABLE[case])
     if case == "stale":
         changes["made_s"] = time.time() - 2 * DAY_S
-    package = await _package(mesh, 1000 * (1 + list(CASES).index(case)), **changes)
-    if case == "corrupt":
-        value = value_of(Document(package.revision, encode(package)[:-40] + b"}}"))
-        await mesh.write_stored(package.name, value)
-    else:
-        await mesh.write_package(package)
+    package = await _package(mesh, 1000 * (1 + list(USABLE).index(case)), **changes)
+    await mesh.write_package(package)
 
     async def is_read() -> bool:
-        found = await mesh.profiles()
-        revisions = [each.revision for each in found.profiles if each.name == package.name]
-        return package.name in found.problems if case in UNREADABLE else package.revision in revisions
+        found = (await mesh.profiles()).profiles
+        return package.revision in [each.revision for each in found if each.name == package.name]
 
     await until(is_read, 15, f"the control process has read the {case} package", every_s=0.1)
+    assert (await mesh.command("profile", "list"))[0] == 0
+    life = await _restarted(mesh)
+    assert (life.package == package.name) == (case != "stale"), life
+
+
+async def test_unreadable_packages_are_listed_and_keep_no_replica_from_service(mesh: WarmMesh) -> None:
+    """One after the other. The list shows each problem, and the process goes on with an earlier package, if it has one."""
+    told = ""
+    for number, (case, changes) in enumerate(UNREADABLE.items()):
+        package = await _package(mesh, 10_000 + number, **changes)
+        if case == "corrupt":
+            value = value_of(Document(package.revision, encode(package)[:-40] + b"}}"))
+            await mesh.write_stored(package.name, value)
+        else:
+            await mesh.write_package(package)
+
+        async def is_told(name: str = package.name, before: str = told) -> bool:
+            return (await mesh.profiles()).problems.get(name, before) != before
+
+        await until(is_told, 15, f"the control process has found the {case} package", every_s=0.1)
+        told = (await mesh.profiles()).problems[package.name]
     status, _, errors = await mesh.command("profile", "list")
-    assert status == (1 if case in UNREADABLE else 0)
-    assert (f'The stored package "{package.name}" is not used: ' in errors) == (case in UNREADABLE), errors
+    assert status == 1 and f'The stored package "{package.name}" is not used: {told}' in errors, errors
+    await _restarted(mesh)
+
+
+async def _restarted(mesh: WarmMesh) -> warm_up_pb2.Life:
+    """Restart an engine once, and return the life of its replica in service."""
     boot_id = (await mesh.life("prefill-0")).engine_boot_id
     await mesh.restart_engine("prefill-0")
     life = await mesh.until_state("prefill-0", SERVING, not_boot=boot_id)
     assert not mesh.parts["prefill-0-engine"].has_fallen
-    if case not in UNREADABLE:  # the process goes on with an earlier package, if it has one
-        assert (life.package == package.name) == (case != "stale"), life
     await mesh.until_life(
         "prefill-0", lambda life: not life.failed_boot_count, "its failed boots are forgotten"
     )
+    return life
