@@ -50,6 +50,8 @@ class Life:
     """True while its engine does not answer."""
     is_hurried: bool = False
     """True if it was released before its warm-up ended, because the pool needs it."""
+    is_awaited: bool = False
+    """True if users waited for it when it was released."""
     package: str = ""
     warmed_lengths: frozenset[int] | None = None
     """Prompt lengths of the passes at the replica itself, or of its users: powers of two. None: unknown."""

@@ -42,6 +42,9 @@ RUNNING_MAX: Final = 4
 its engine would pack them into steps of other shapes.
 """
 
+AWAITED_S: Final = 3.0
+"""Time in service before the golden prompts of a cold replica that users waited for. Their queue is reported by then."""
+
 HELD_PROMPT_TOKENS_MAX: Final = 33
 HELD_PROMPTS_MAX: Final = 32
 WARM_PROMPTS_MAX: Final = 8
@@ -137,9 +140,9 @@ class LifeSteps:
             self._jobs.end_all(life)
             self._go(life, LifeState.QUARANTINED, now_s, reason)
 
-    def hurry(self, life: Life, now_s: float) -> None:
-        """Let a held replica serve after a short probe: its pool needs it."""
-        life.is_hurried = True
+    def hurry(self, life: Life, now_s: float, *, is_awaited: bool) -> None:
+        """Let a held replica serve after a short probe: its pool needs it. `is_awaited`: users wait for it."""
+        life.is_hurried, life.is_awaited = True, is_awaited
         if life.state.rank <= LifeState.STARTING.rank:
             life.package = self._usable_package(life)
         package = self._package_of(life)
@@ -238,7 +241,7 @@ class LifeSteps:
             self._probe(life, now_s)
         elif not life.job and not life.is_probed and now_s >= life.retry_s:
             if self._references.expected(life.key):
-                self._begin_probe(life, now_s + self._settings.probing_max_s, is_short=False)
+                self._begin_probe(life, now_s, now_s + self._settings.probing_max_s, is_short=False)
             life.reason = "copies hot prefixes"
 
     def _seed_job(self, life: Life, routers: Routers, end_s: float) -> SeedJob | None:
@@ -272,19 +275,19 @@ class LifeSteps:
             self._serve(life, now_s, is_proved=False)
         elif self._references.expected(life.key):
             if not life.job and now_s >= life.retry_s:
-                self._begin_probe(life, life.since_s + most_s, is_short=is_short)
+                self._begin_probe(life, now_s, life.since_s + most_s, is_short=is_short)
         elif self._learning.referees(life.key):
             life.reason = "waits for the golden tokens of its version"
         else:
             life.reason = "no replica can tell the golden tokens of its version"
             self._serve(life, now_s, is_proved=False)
 
-    def _begin_probe(self, life: Life, end_s: float, *, is_short: bool) -> None:
+    def _begin_probe(self, life: Life, now_s: float, end_s: float, *, is_short: bool) -> None:
         prompts = self._references.prompts(life.key)
         if life.suspects:
             life.positions = tuple(sorted(life.suspects))
         elif life.serves:
-            life.positions = self._left(life) or held_positions(prompts)[:QUICK_PROMPTS]
+            life.positions = self._left(life, now_s) or self._in_service(life, now_s)[:QUICK_PROMPTS]
         else:
             warmed = self._warmed(life) or frozenset()
             life.positions = held_positions(prompts, warmed)
@@ -327,9 +330,11 @@ class LifeSteps:
             life.reason, life.runs_alone = missing, True
             return
         if life.serves and not life.is_proved:
-            left = len(self._left(life))
+            left = len(self._left(life, now_s))
             life.reason = (
                 f"{left} golden prompts are left, of which the next run within {BACKGROUND_RETRY_S:g} s"
+                if left
+                else f"its users warm it up: proved after {WARM_BY_SERVICE_S:g} s of service"
             )
         if life.suspects:  # it gave the golden tokens now: the difference was chance
             self._emit(
@@ -375,10 +380,10 @@ class LifeSteps:
             return
         is_at_risk = is_settled and now_s < life.risk_end_s  # golden prompts show that the engine lives
         is_probed = life.is_probed or life.was_proved
-        if is_at_risk or self._left(life) or not is_probed:
+        if is_at_risk or self._left(life, now_s) or not is_probed:
             if self._may_probe(life, now_s):
                 self._background += 1
-                self._begin_probe(life, now_s + self._settings.probing_max_s, is_short=False)
+                self._begin_probe(life, now_s, now_s + self._settings.probing_max_s, is_short=False)
         elif not life.is_proved and (life.is_warm or life.age_s(now_s) >= WARM_BY_SERVICE_S):
             life.is_proved, life.reason = True, ""
             self._send(life, now_s)
@@ -388,6 +393,7 @@ class LifeSteps:
         if life.suspects:
             return True
         is_needed = self._queues.is_long_at(life.target.pool, life.name)
+        is_needed = is_needed or (life.is_awaited and life.age_s(now_s) < AWAITED_S)
         if is_needed and life.is_hurried and life.is_cold(now_s):
             life.reason = "its pool has a queue: golden prompts follow"
             return False
@@ -395,19 +401,25 @@ class LifeSteps:
 
     # Parts.
 
-    def _left(self, life: Life) -> tuple[int, ...]:
-        """Return the golden prompts that the replica has yet to pass.
-
-        A prompt of a shape that the passes left out would be cold, at the cost of users who run other shapes.
-        """
+    def _left(self, life: Life, now_s: float) -> tuple[int, ...]:
+        """Return the golden prompts that the replica has yet to pass in service."""
         if life.was_proved:
             return ()
-        warmed = self._warmed(life)
-        return tuple(
-            at
-            for at, prompt in enumerate(self._references.prompts(life.key))
-            if at not in life.passed and (warmed is None or _shape_of(prompt) in warmed)
-        )
+        return tuple(at for at in self._in_service(life, now_s) if at not in life.passed)
+
+    def _in_service(self, life: Life, now_s: float) -> tuple[int, ...]:
+        """Return the golden prompts that run beside users.
+
+        A prompt of a shape that the passes left out would be cold, at the cost of users who run other shapes. A cold
+        replica with a queue runs its largest shape all the time, and no other one for sure.
+        """
+        prompts = self._references.prompts(life.key)
+        lengths = self._warmed(life)
+        if lengths is None:
+            lengths = frozenset(map(_shape_of, prompts))
+        if life.is_awaited and life.is_cold(now_s):
+            lengths = largest_shape(prompts, lengths)
+        return tuple(at for at, prompt in enumerate(prompts) if _shape_of(prompt) in lengths)
 
     def _warmed(self, life: Life) -> frozenset[int] | None:
         """Return the lengths of prompts that are warm where the golden prompts of `life` are computed. None: unknown."""
@@ -485,10 +497,15 @@ def quick_positions(held: tuple[int, ...]) -> tuple[int, ...]:
     return held[:: max(1, len(held) // QUICK_PROMPTS)][:QUICK_PROMPTS]
 
 
+def largest_shape(prompts: Sequence[Prompt], lengths: frozenset[int]) -> frozenset[int]:
+    """Return the largest shape in `lengths` that has a prompt: a queue fills that shape first. Empty: none has."""
+    return frozenset(sorted(lengths.intersection(map(_shape_of, prompts)))[-1:])
+
+
 def largest_position(prompts: Sequence[Prompt], lengths: frozenset[int]) -> tuple[int, ...]:
-    """Return one prompt of the largest shape in `lengths` that has any: a queue fills that shape first. Else none."""
-    found = [(-_shape_of(each), at) for at, each in enumerate(prompts) if _shape_of(each) in lengths]
-    return (min(found)[1],) if found else ()
+    """Return one prompt of the largest shape in `lengths` that has any. Else none."""
+    largest = largest_shape(prompts, lengths)
+    return tuple(at for at, each in enumerate(prompts) if _shape_of(each) in largest)[:1]
 
 
 def proving_lengths(prompts: Sequence[Prompt], warmed: frozenset[int]) -> frozenset[int]:

@@ -15,7 +15,7 @@ from controlplane.warmup.actions import LifeAction, Told
 from controlplane.warmup.boots import Boots
 from controlplane.warmup.bounds import ModelBounds
 from controlplane.warmup.fleet import FOUND_BEFORE, Fleet, remember
-from controlplane.warmup.hold_back import released
+from controlplane.warmup.hold_back import QUEUE_DELAY_MAX_S, released
 from controlplane.warmup.job_table import JobTable
 from controlplane.warmup.jobs import (
     PassResult,
@@ -197,8 +197,9 @@ class Lives:
             names = released(standings.get((pool, role), ()), delay_s, do_users_wait=do_users_wait)
             if names and delay_s is not None:
                 self._released_s[pool, role] = now_s
+            is_slow = delay_s is not None and delay_s >= QUEUE_DELAY_MAX_S
             for name in names:
-                self._steps.hurry(self.fleet.lives[name], now_s)
+                self._steps.hurry(self.fleet.lives[name], now_s, is_awaited=do_users_wait or is_slow)
 
     # Boots.
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from controlplane.rollouts.golden import Answer, fixed_prompts
+from controlplane.rollouts.golden import LENGTHS, Answer, fixed_prompts
 from controlplane.warmup.actions import LifeAction, RunJob
 from controlplane.warmup.bounds import ModelBounds
 from controlplane.warmup.jobs import PassJob, PassResult, ProbeJob, ProbeResult
 from controlplane.warmup.life import WARM_BY_SERVICE_S
 from controlplane.warmup.life_steps import (
+    AWAITED_S,
     BACKGROUND_RETRY_S,
     QUICK_PROMPTS,
     held_positions,
@@ -57,11 +58,16 @@ def probes(shapes: tuple[int, ...], peers: tuple[str, ...] = PEERS, delay_s: flo
 
 
 def timed_probes(
-    shapes: tuple[int, ...], peers: tuple[str, ...] = PEERS, delay_s: float = 0.0
+    shapes: tuple[int, ...],
+    peers: tuple[str, ...] = PEERS,
+    delay_s: float = 0.0,
+    until_s: float = float("inf"),
+    handoffs_failed: int = 0,
 ) -> list[tuple[float, ProbeJob]]:
     """Warm up a prefill by a package of `shapes`, and return its probes, those of two minutes in service included.
 
-    `peers`: replicas in service. Without one its pool needs the prefill at once. `delay_s`: queue delay of the pool.
+    `peers`: replicas in service. Without one its pool needs the prefill at once. `delay_s`: queue delay of the pool, which
+    ends at `until_s`. `handoffs_failed`: of each probe.
     """
     actions: list[LifeAction] = []
     references, packages = References(PROMPTS, {}), Packages(lambda: 0.0)
@@ -90,7 +96,8 @@ def timed_probes(
     now_s, found = 0.0, list[tuple[float, ProbeJob]]()
     while now_s < 4 * BACKGROUND_RETRY_S:
         now_s += 1.0
-        lives.step(UserQueues({"default": delay_s}), lambda _: (), now_s)
+        queues = UserQueues({"default": delay_s if now_s < until_s else 0.0})
+        lives.step(queues, lambda _: (), now_s)
         jobs = [each for each in actions if isinstance(each, RunJob)]
         actions.clear()
         for each in jobs:
@@ -100,7 +107,8 @@ def timed_probes(
                 if each.job.target.process_id == NAME:
                     found.append((now_s, each.job))
                 answers = tuple(Answer(TOKENS[PROMPTS.index(prompt)]) for prompt in each.job.prompts)
-                lives.on_result(each.number, ProbeResult(answers, frees_blocks=True), now_s)
+                result = ProbeResult(answers, frees_blocks=True, handoffs_failed=handoffs_failed)
+                lives.on_result(each.number, result, now_s)
     return found
 
 
@@ -164,3 +172,26 @@ def test_a_queue_goes_before_the_golden_prompts_of_a_cold_replica(delay_s: float
     began = timed_probes((64, 128), (), delay_s)
     later = [at_s for at_s, _ in began if at_s > 2.5]
     assert later and (min(later) <= seconds + 2.5) and (delay_s == 0.0 or min(later) >= seconds)
+
+
+@pytest.mark.parametrize("until_s", [2.0, 6.0, 15.0])
+def test_golden_prompts_cost_the_users_of_a_cold_replica_no_step(until_s: float) -> None:
+    """Users waited for it. Its first prompts have the shape that a queue fills; the others follow once it is warm."""
+    first, *later = timed_probes((64, 128), (), 5.0, until_s)
+    began_s = first[0]  # its probe ends within the next step
+    assert min(at_s for at_s, _ in later) >= max(until_s, began_s + AWAITED_S)
+    ran = {False: set[int](), True: set[int]()}
+    for at_s, job in later:
+        ran[at_s > began_s + WARM_BY_SERVICE_S].update(len(prompt.token_ids) for prompt in job.prompts)
+    known = {len(prompt.token_ids) for prompt in first[1].prompts}
+    assert ran[False] | known == {length for length in LENGTHS if 64 < length <= 128}
+    assert ran[True] == {length for length in LENGTHS if 32 < length <= 64}, "and no prompt twice"
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 5.0])
+@pytest.mark.parametrize("peers", [(), PEERS])
+def test_a_probe_is_repeated_with_prompts_of_warmed_shapes(peers: tuple[str, ...], delay_s: float) -> None:
+    """Its handoffs fail under load. The shortest prompts would be cold."""
+    all_probes = timed_probes((64, 128), peers, delay_s, handoffs_failed=1)
+    assert len(all_probes) > 3
+    assert all(32 < len(prompt.token_ids) <= 128 for _, job in all_probes for prompt in job.prompts)
