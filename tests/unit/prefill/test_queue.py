@@ -343,3 +343,15 @@ def test_waiting_tenants_have_had_their_shares(seed: int) -> None:
         had[head.submitted.tenant] += head.submitted.prompt_tokens / head.submitted.weight
         prompt = max(longest[tenant] / weights[tenant] for tenant in weights)
         assert abs(had["a"] - had["b"]) <= prompt, (had, prompt)
+
+
+def test_waits_are_those_of_users() -> None:
+    """Shadow traffic and what was taken do not wait."""
+    queue = PrefillQueue(9)
+    first, second = slot("first"), slot("second")
+    for each in (first, second, slot("copy", shadow=True)):
+        queue.push(each)
+    assert queue.waits_s(first.submitted.submitted_s + 2.0) == [2.0, 2.0]
+    queue.take(first)
+    queue.remove(second)
+    assert queue.waits_s(9.0) == [] and len(queue) == 1
