@@ -199,13 +199,14 @@ class _Replica(process.MeshProcess):
     def report(self) -> snapshot_pb2.ReceiverReport:
         """Return the requests and their queue delay, the memory of the engine, its cached blocks, and the life."""
         core = self._role.core
-        load = core.sink.load
+        load, now_s = core.sink.load, self.clock.now_s()
         return snapshot_pb2.ReceiverReport(
             live_request_count=core.live_request_count(),
             engine_memory_bytes=load.resident_bytes if load is not None else 0,
-            life=self._life.life.report(self.clock.now_s(), is_engine_lost=not core.sink.is_ready),
+            life=self._life.life.report(now_s, is_engine_lost=not core.sink.is_ready),
             cached_block_count=core.cached_block_count(),
-            queue_delay_us=core.queue_delay_us(self.clock.now_s()),
+            queue_delay_us=core.queue_delay_us(now_s),
+            longest_wait_us=core.longest_wait_us(now_s),
         )
 
     async def close(self) -> None:

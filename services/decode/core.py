@@ -289,6 +289,10 @@ class DecodeCore(AttachedCore[DecodeSlot]):
         """Return 0: a decode replica refuses what it cannot run at once, so its users wait at routers."""
         return 0
 
+    def longest_wait_us(self, now_s: float) -> int:
+        """Return 0, as `queue_delay_us`."""
+        return 0
+
     def is_idle(self) -> bool:
         """True if only finished logs are held."""
         return not self.slot_table.held_count()

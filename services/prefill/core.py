@@ -214,6 +214,10 @@ class PrefillCore(AttachedCore[PrefillSlot]):
         """Return the expected drain time of the users' queue in microseconds."""
         return round(self.prefilling.queue_delay_s(now_s) * 1e6)
 
+    def longest_wait_us(self, now_s: float) -> int:
+        """Return the longest time that a user's prompt has waited for the engine, in microseconds."""
+        return round(self.slot_table.queue.longest_wait_s(now_s) * 1e6)
+
     def is_idle(self) -> bool:
         """True if no slot is held."""
         return not self.slot_table.slots

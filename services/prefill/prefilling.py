@@ -165,12 +165,8 @@ class Prefilling:
         return self._starts.retry_ms(waiting, now_s) or min(RETRY_MS_MAX, max(1, round(guess_ms)))
 
     def queue_delay_s(self, now_s: float) -> float:
-        """Return the expected drain time of the queue in seconds, or its longest wait if that is longer; 0: no user waits.
-
-        The drain rate remembers the engine that was warm. After its restart only the wait shows that it is cold.
-        """
-        waits_s = self._slot_table.queue.waits_s(now_s)
-        return max(self.retry_after_ms(now_s) / 1000, *waits_s) if waits_s else 0.0
+        """Return the expected drain time of the queue in seconds; 0: nothing waits."""
+        return self.retry_after_ms(now_s) / 1000 if len(self._slot_table.queue) else 0.0
 
     # EngineSink.
 

@@ -61,9 +61,10 @@ class PrefillQueue:
     def __contains__(self, slot: PrefillSlot) -> bool:
         return slot in self._waiting
 
-    def waits_s(self, now_s: float) -> list[float]:
-        """Return the seconds that each user's slot has waited. Shadow traffic is left out."""
-        return [now_s - each.submitted.submitted_s for each in self._waiting if not each.submitted.is_shadow]
+    def longest_wait_s(self, now_s: float) -> float:
+        """Return the longest time that a user's slot has waited, in seconds. Shadow traffic is left out."""
+        users = (each.submitted for each in self._waiting if not each.submitted.is_shadow)
+        return max((now_s - each.submitted_s for each in users), default=0.0)
 
     def is_full(self) -> bool:
         """True if nothing more may be pushed."""

@@ -269,6 +269,7 @@ class Router(process.MeshProcess):
             ejection_total=self.core.ejection_total,
             can_place=self.core.readiness.can_place,
             queue_delay_us=self.core.queue_delay_us(),
+            longest_wait_us=self.core.longest_wait_us(self.clock.now_s()),
             live_request_count=self.core.live_request_count(),
         )
 

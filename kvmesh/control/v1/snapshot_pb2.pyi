@@ -631,6 +631,7 @@ class ReceiverReport(_message.Message):
     UNCACHED_PREFILL_S_PER_S_FIELD_NUMBER: _builtins.int
     LIFE_FIELD_NUMBER: _builtins.int
     CACHED_BLOCK_COUNT_FIELD_NUMBER: _builtins.int
+    LONGEST_WAIT_US_FIELD_NUMBER: _builtins.int
     engine_memory_bytes: _builtins.int
     """Resident bytes of the engine behind the process. 0: unknown. Replicas only."""
     ejection_total: _builtins.int
@@ -649,6 +650,10 @@ class ReceiverReport(_message.Message):
     """
     cached_block_count: _builtins.int
     """Blocks in the engine's prefix cache, counted from its KV events. Prefill and decode only."""
+    longest_wait_us: _builtins.int
+    """Longest time that a user's request has waited here, in microseconds: at a router for a replica, at a prefill replica for
+    its engine. Routers and replicas.
+    """
     @_builtins.property
     def life(self) -> Global___ReplicaLife:
         """Life of the replica. Prefill and decode only."""
@@ -665,10 +670,11 @@ class ReceiverReport(_message.Message):
         uncached_prefill_s_per_s: _builtins.float = ...,
         life: Global___ReplicaLife | None = ...,
         cached_block_count: _builtins.int = ...,
+        longest_wait_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["life", b"life"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_block_count", b"cached_block_count", "can_place", b"can_place", "ejection_total", b"ejection_total", "engine_memory_bytes", b"engine_memory_bytes", "life", b"life", "live_request_count", b"live_request_count", "prefill_load_share", b"prefill_load_share", "queue_delay_us", b"queue_delay_us", "uncached_prefill_s_per_s", b"uncached_prefill_s_per_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_block_count", b"cached_block_count", "can_place", b"can_place", "ejection_total", b"ejection_total", "engine_memory_bytes", b"engine_memory_bytes", "life", b"life", "live_request_count", b"live_request_count", "longest_wait_us", b"longest_wait_us", "prefill_load_share", b"prefill_load_share", "queue_delay_us", b"queue_delay_us", "uncached_prefill_s_per_s", b"uncached_prefill_s_per_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

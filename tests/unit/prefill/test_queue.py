@@ -345,13 +345,14 @@ def test_waiting_tenants_have_had_their_shares(seed: int) -> None:
         assert abs(had["a"] - had["b"]) <= prompt, (had, prompt)
 
 
-def test_waits_are_those_of_users() -> None:
+def test_the_longest_wait_is_that_of_a_user() -> None:
     """Shadow traffic and what was taken do not wait."""
     queue = PrefillQueue(9)
-    first, second = slot("first"), slot("second")
-    for each in (first, second, slot("copy", shadow=True)):
+    first, second = slot("first", at_s=1.0), slot("second", at_s=2.0)
+    for each in (slot("copy", shadow=True), second, first):
         queue.push(each)
-    assert queue.waits_s(first.submitted.submitted_s + 2.0) == [2.0, 2.0]
+    assert queue.longest_wait_s(5.0) == 4.0
     queue.take(first)
+    assert queue.longest_wait_s(5.0) == 3.0
     queue.remove(second)
-    assert queue.waits_s(9.0) == [] and len(queue) == 1
+    assert queue.longest_wait_s(9.0) == 0.0 and len(queue) == 1

@@ -19,9 +19,14 @@ def receiver(
     return found
 
 
-def delay(seconds: float, *, places: bool = True, live: int = 0) -> pb.ReceiverReport:
-    """Return a report with a queue delay."""
-    return pb.ReceiverReport(queue_delay_us=round(seconds * 1e6), can_place=places, live_request_count=live)
+def delay(seconds: float, *, wait_s: float = 0.0, places: bool = True, live: int = 0) -> pb.ReceiverReport:
+    """Return a report with a queue delay and the longest wait."""
+    return pb.ReceiverReport(
+        queue_delay_us=round(seconds * 1e6),
+        can_place=places,
+        live_request_count=live,
+        longest_wait_us=round(wait_s * 1e6),
+    )
 
 
 def waits(*receivers: Receiver, serving: tuple[str, ...] = ("prefill-a",), other: bool = True) -> bool:
@@ -56,6 +61,17 @@ def test_users_wait_in_the_queue_of_routers(delay_s: float) -> None:
     """Whether a replica serves or not."""
     found = receiver("router", delay(delay_s))
     assert waits(found) is waits(found, serving=()) is (delay_s >= QUEUE_DELAY_MAX_S)
+
+
+def test_a_long_wait_counts_as_a_long_queue() -> None:
+    """The queue delay of a restarted engine remembers the warm one."""
+    router, replica = receiver("router", delay(0.1, wait_s=3.0)), receiver("prefill", delay(0.1, wait_s=2.0))
+    assert waits(router) and waits(replica)
+    assert user_queues([replica]).is_long_at("default", "prefill-a")
+    assert not user_queues([replica]).is_long_at("default", "prefill-b")
+    assert user_queues([router]).routers == {"default": 0.1}, (
+        "the rule for warm pools goes by the queue delay"
+    )
 
 
 def test_users_wait_if_each_replica_in_service_has_a_queue() -> None:
