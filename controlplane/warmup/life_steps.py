@@ -329,8 +329,8 @@ class LifeSteps:
                 life.retry_s = now_s  # once more without a prefill
             life.reason, life.runs_alone = missing, True
             return
+        left = len(self._left(life, now_s))
         if life.serves and not life.is_proved:
-            left = len(self._left(life, now_s))
             life.reason = (
                 f"{left} golden prompts are left, of which the next run within {BACKGROUND_RETRY_S:g} s"
                 if left
@@ -349,6 +349,8 @@ class LifeSteps:
         else:
             life.is_probed = True
             life.reason = "" if life.is_proved else life.reason
+            if not left and now_s >= life.risk_end_s:
+                life.retry_s = now_s  # no prompt follows, so nothing has to be spread
 
     def _quarantine(self, life: Life, difference: str, now_s: float) -> None:
         reason = f"wrong golden tokens: {difference}"

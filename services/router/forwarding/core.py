@@ -229,7 +229,10 @@ class ForwardingCore(AttachedCore[Attempt]):
         return as_us(self.dispatcher.queue_delay.wait_s(ahead, self._now_s) or 0.0)
 
     def longest_wait_us(self, now_s: float) -> int:
-        """Return the longest time that a user's attempt has waited for a replica, in us. Shadow traffic is left out."""
+        """Return the longest time that a user's attempt has waited for a replica, in us.
+
+        Sheddable requests and shadow traffic are left out.
+        """
         users = (each.submitted for each in self.queue if not each.submitted.is_sheddable)
         return as_us(max((now_s - each.arrived_s for each in users), default=0.0))
 

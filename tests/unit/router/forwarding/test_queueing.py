@@ -203,3 +203,21 @@ def test_shadow_traffic_goes_behind_every_class_of_users() -> None:
     assert {each.submitted.precedence.priority_class for each in desk.core.queue} == {0}
     assert release_all(desk, 2) == "21"
     assert desk.core.queue.released_totals[0] == 2 and not desk.core.queue.released_totals[7]
+
+
+def test_the_longest_wait_is_that_of_a_user() -> None:
+    """The control plane hears of users without a replica. Sheddable and shadow requests do not count."""
+    desk = Desk()
+    for name in ("decode-0", "decode-1"):
+        desk.lose(name)
+    assert desk.core.longest_wait_us(desk.now_s) == 0
+    desk.submit(sheddable=True)
+    desk.submit(request_id="d" * 32, shadow=True)
+    desk.now_s += 1.0
+    assert desk.core.longest_wait_us(desk.now_s) == 0
+    slot = desk.submit(request_id="b" * 32)
+    desk.now_s += 2.0
+    desk.submit(request_id="c" * 32)
+    assert desk.core.longest_wait_us(desk.now_s) == 2_000_000
+    desk.ask(cancels=[pb.Cancel(slot=slot, reason=pb.Cancel.REASON_CLIENT)])
+    assert desk.core.longest_wait_us(desk.now_s) == 0
