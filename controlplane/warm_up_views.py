@@ -12,6 +12,7 @@ from controlplane.warmup.life_state import number_of
 from controlplane.warmup.packages import Package
 from controlplane.warmup.prefixes import RegisteredPrefix
 from kvmesh.control.v1 import warm_up_pb2 as pb
+from kvmesh.life_state import LifeState
 
 ENGINE_LOST: Final = "its engine does not answer"
 
@@ -19,6 +20,7 @@ ENGINE_LOST: Final = "its engine does not answer"
 def life(life: Life, failed_boots: int, now_s: float) -> pb.Life:
     """Return the life of a replica. `failed_boots`: boots in a row that ended in their warm-up."""
     seed = life.seed
+    is_lost = life.is_engine_lost(now_s) and bool(life.target.engine_boot_id)
     return pb.Life(
         process_id=life.name,
         engine_boot_id=life.target.engine_boot_id,
@@ -31,7 +33,7 @@ def life(life: Life, failed_boots: int, now_s: float) -> pb.Life:
             pb.TimeInState(state=number_of(state), time=_duration(seconds))
             for state, seconds in sorted(life.times.items(), key=lambda item: item[0].rank)
         ],
-        reason=ENGINE_LOST if life.is_engine_lost and life.target.engine_boot_id else life.reason,
+        reason=ENGINE_LOST if is_lost and life.state is not LifeState.QUARANTINED else life.reason,
         package=life.package,
         failed_boot_count=failed_boots,
         pulled_block_count=seed.pulled_blocks if seed is not None else 0,

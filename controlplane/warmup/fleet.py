@@ -125,7 +125,7 @@ class Fleet:
     def _by_group(self) -> dict[tuple[str, str, ReferenceKey], list[Life]]:
         found: dict[tuple[str, str, ReferenceKey], list[Life]] = {}
         for each in self.ordered():
-            if each.serves and each.is_connected and not each.is_engine_lost and not self.is_draining(each):
+            if each.serves and each.is_connected and not each.is_engine_silent and not self.is_draining(each):
                 found.setdefault((each.target.pool, each.target.role, each.key), []).append(each)
         return found
 
@@ -148,12 +148,13 @@ class Fleet:
             # A process of an earlier release, or one that this leader has not heard yet: its lease says what it does.
             return Standing(member.process_id, is_held=False, serves=not member.draining, progress=(0, 0.0))
         # Service needs an engine: a replica that waits for its engine is neither held back nor called into service.
-        has_engine = bool(life.target.engine_boot_id) and not life.is_engine_lost
+        is_lost = life.is_engine_lost(now_s)
+        has_engine = bool(life.target.engine_boot_id) and not is_lost
         is_under_way = life.state.is_held and life.is_connected and has_engine
         return Standing(
             member.process_id,
             is_held=is_under_way and not life.is_hurried,
-            serves=(life.serves and not life.is_engine_lost and not self.is_draining(life))
+            serves=(life.serves and not is_lost and not self.is_draining(life))
             or (is_under_way and life.is_hurried),
             progress=(life.state.rank, -life.seen_s),
             is_cold=life.is_cold(now_s) or (is_under_way and life.is_hurried and not life.is_warm),
@@ -176,6 +177,7 @@ class Fleet:
             member.address,
             member.kv_address,
         )
+        is_adopted = state is LifeState.SERVING and not report.proved
         # Bounds of a state that an earlier leader began are counted anew.
         since_s = now_s if state.is_held else now_s - report.age_ms / 1000
         life = self.lives[member.process_id] = Life(
@@ -187,8 +189,9 @@ class Fleet:
             reported=reported,
             is_self_served=report.self_served,
             is_proved=report.proved and state is LifeState.SERVING,
-            is_adopted=state is LifeState.SERVING and not report.proved,
-            is_engine_lost=report.engine_lost,
+            is_adopted=is_adopted,
+            is_awaited=is_adopted,
+            engine_silent_s=now_s if report.engine_lost else None,
             reported_proved=report.proved,
             is_known_engine=report.proved or engine in self.served,
             was_proved=report.proved,

@@ -18,6 +18,9 @@ EQUAL_SHARE: Final = 0.1
 WARM_BY_SERVICE_S: Final = 30.0
 """Time in service after which a replica counts as warm: users' work has warmed it up."""
 
+ENGINE_LOST_S: Final = 3.0
+"""Silence of an engine after which its replica does not count as one that serves."""
+
 RISK_S: Final = 900.0
 """Time from a failed pass or seeding in which the end of the boot counts against the warm-up. A large engine loads for
 minutes, and only its next boot shows that it died.
@@ -46,12 +49,12 @@ class Life:
     """True if the engine served before: its service alone was started anew."""
     is_adopted: bool = False
     """True if an earlier leader took it into service and did not prove it. It may be cold."""
-    is_engine_lost: bool = False
-    """True while its engine does not answer."""
+    engine_silent_s: float | None = None
+    """Time of the report that its engine does not answer. None: it answers."""
     is_hurried: bool = False
     """True if it was released before its warm-up ended, because the pool needs it."""
     is_awaited: bool = False
-    """True if users waited for it when it was released."""
+    """True if users waited for it when it was released, or may have waited when it was adopted."""
     package: str = ""
     warmed_lengths: frozenset[int] | None = None
     """Prompt lengths of the passes at the replica itself, or of its users: powers of two. None: unknown."""
@@ -105,6 +108,22 @@ class Life:
     def serves(self) -> bool:
         """True if it takes users' requests, or was ordered to."""
         return self.state is LifeState.SERVING
+
+    @property
+    def is_engine_silent(self) -> bool:
+        """True while its engine does not answer. A load stream that is opened again takes a moment, too."""
+        return self.engine_silent_s is not None
+
+    def is_engine_lost(self, now_s: float) -> bool:
+        """True if its engine has not answered for ENGINE_LOST_S."""
+        return self.engine_silent_s is not None and now_s - self.engine_silent_s >= ENGINE_LOST_S
+
+    def hear_engine(self, now_s: float, *, is_silent: bool) -> None:
+        """Take from a report whether the engine answers."""
+        if not is_silent:
+            self.engine_silent_s = None
+        elif self.engine_silent_s is None:
+            self.engine_silent_s = now_s
 
     def is_cold(self, now_s: float) -> bool:
         """True if it serves, and neither its passes nor the time of its service show that it is warm."""

@@ -320,7 +320,7 @@ class LifeSteps:
             return
         if found.wrong:
             life.suspects |= found.wrong
-            life.runs_alone = True
+            life.runs_alone, life.is_probed = True, False
             life.retry_s, life.reason = now_s, f"{found.difference}; once more"
             return
         life.passed |= found.equal
@@ -334,7 +334,7 @@ class LifeSteps:
             life.reason = (
                 f"{left} golden prompts are left, of which the next run within {BACKGROUND_RETRY_S:g} s"
                 if left
-                else f"its users warm it up: proved after {WARM_BY_SERVICE_S:g} s of service"
+                else f"its users warm it up: the proof ends after {WARM_BY_SERVICE_S:g} s of service"
             )
         if life.suspects:  # it gave the golden tokens now: the difference was chance
             self._emit(
@@ -376,13 +376,13 @@ class LifeSteps:
         is_settled = (life.is_seeded or not self._settings.seeds) and not life.seed_job
         if is_settled and now_s >= life.risk_end_s:
             self._boots.served(life.name)
-        if life.job or now_s < life.retry_s or life.is_engine_lost or self._fleet.is_draining(life):
+        if life.job or now_s < life.retry_s or life.is_engine_silent or self._fleet.is_draining(life):
             return
         if not self._references.expected(life.key):
             return
         is_at_risk = is_settled and now_s < life.risk_end_s  # golden prompts show that the engine lives
         is_probed = life.is_probed or life.was_proved
-        if is_at_risk or self._left(life, now_s) or not is_probed:
+        if life.suspects or is_at_risk or self._left(life, now_s) or not is_probed:
             if self._may_probe(life, now_s):
                 self._background += 1
                 self._begin_probe(life, now_s, now_s + self._settings.probing_max_s, is_short=False)
@@ -396,7 +396,7 @@ class LifeSteps:
             return True
         is_needed = self._queues.is_long_at(life.target.pool, life.name)
         is_needed = is_needed or (life.is_awaited and life.age_s(now_s) < AWAITED_S)
-        if is_needed and life.is_hurried and life.is_cold(now_s):
+        if is_needed and life.is_cold(now_s):
             life.reason = "its pool has a queue: golden prompts follow"
             return False
         return self._background < BACKGROUND_PROBES_MAX

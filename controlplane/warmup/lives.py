@@ -189,10 +189,11 @@ class Lives:
             last_s = self._released_s.get((pool, role), float("-inf"))
             delay_s = queues.routers.get(pool) if now_s - last_s >= RELEASE_PAUSE_S else None
             other = "decode" if role == "prefill" else "prefill"
+            does_other_serve = bool(serving.get((pool, other)))
+            if role == "decode" and (pool, other) not in standings:
+                does_other_serve = True  # it computes the prompts itself
             do_users_wait = queues.do_users_wait(
-                pool,
-                serving.get((pool, role), ()),
-                does_other_role_serve=bool(serving.get((pool, other))),
+                pool, serving.get((pool, role), ()), does_other_role_serve=does_other_serve
             )
             names = released(standings.get((pool, role), ()), delay_s, do_users_wait=do_users_wait)
             if names and delay_s is not None:
@@ -221,14 +222,15 @@ class Lives:
     def _hear(self, life: Life, report: pb.ReplicaLife, now_s: float) -> None:
         """Take a further report of the same boot and engine."""
         state = state_of(report.state)
-        is_news = state is not life.reported or life.is_engine_lost is not report.engine_lost
+        is_news = state is not life.reported or life.is_engine_silent is not report.engine_lost
         self.is_due = self.is_due or is_news or not life.is_connected
         life.reported, life.reported_proved, life.is_connected = state, report.proved, True
-        life.is_self_served, life.is_engine_lost = report.self_served, report.engine_lost
+        life.is_self_served = report.self_served
+        life.hear_engine(now_s, is_silent=report.engine_lost)
         if state is LifeState.SERVING and life.state.is_held:
             self.jobs.end(life)
             life.go(LifeState.SERVING, now_s, "it served by itself, because it heard no leader")
-            life.is_proved = report.proved
+            life.is_proved, life.is_awaited = report.proved, not report.proved
         elif state is LifeState.QUARANTINED and life.state is not LifeState.QUARANTINED:
             self.jobs.end_all(life)
             life.go(LifeState.QUARANTINED, now_s, FOUND_BEFORE)

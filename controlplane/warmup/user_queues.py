@@ -23,7 +23,7 @@ class UserQueues:
     A queue delay is an estimate from earlier work: too short after a warm engine is restarted cold.
     """
     unplaced: frozenset[str] = frozenset()
-    """Pools whose routers have users' requests, while none of them can place a new one."""
+    """Pools where users wait at routers, none of which can place a request."""
 
     def is_long_at(self, pool: str, replica: str) -> bool:
         """True if users wait for QUEUE_DELAY_MAX_S or longer, at the pool's routers or at a replica."""
@@ -35,7 +35,9 @@ class UserQueues:
         `serving`: the replicas of that role in service. Users can leave the queue of one for another, so each has to be
         long. `does_other_role_serve`: a replica of the other role serves. Without one, no replica of this role helps.
         """
-        if pool in self.unplaced and does_other_role_serve:
+        if not does_other_role_serve:
+            return False
+        if pool in self.unplaced:
             return True
         names = list(serving)
         if not names:
@@ -64,7 +66,7 @@ def user_queues(receivers: Iterable[Receiver]) -> UserQueues:
             continue
         routers[each.pool] = max(delay_s, routers.get(each.pool, 0.0))
         waits[each.pool] = max(wait_s, waits.get(each.pool, 0.0))
-        if report.live_request_count:
+        if wait_s:
             with_users.add(each.pool)
         if report.can_place:
             with_places.add(each.pool)

@@ -10,6 +10,7 @@ from controlplane.actions import Action, AppendEvent
 from controlplane.warmup.actions import CancelJob, Order, RunJob
 from controlplane.warmup.fleet import Fleet
 from controlplane.warmup.jobs import Job, PassJob, ProbeJob, ProbeResult, ReferenceJob, Result, SeedJob
+from controlplane.warmup.life import Life
 from controlplane.warmup.life_state import number_of
 from kvmesh.control.v1 import snapshot_pb2 as pb
 from kvmesh.life_state import LifeState
@@ -25,6 +26,7 @@ QUICK_S, HURRIED_S = 2.0, 3.0
 QUEUE_DELAY_MAX_S = 1.0
 SERVING_SHARE_MIN = 0.7
 WARM_BY_SERVICE_S = 30.0
+ENGINE_LOST_S = 3.0
 BOOTS_WITH_PACKAGE = 2
 BOOTS_WITH_SHAPES = 3
 SLACK_S = 5.0
@@ -149,7 +151,7 @@ class Checkers:
                 is_shown = life.is_proved or (life.is_warm and not life.is_adopted)
                 if is_shown or (life.serves and life.age_s(self._world.now_s) >= WARM_BY_SERVICE_S):
                     self._warm.add(member.process_id)
-                self._before[member.process_id] = not life.is_engine_lost and (
+                self._before[member.process_id] = not self._is_lost(life) and (
                     life.serves or (life.is_hurried and life.state.is_held and life.is_connected)
                 )
 
@@ -198,7 +200,7 @@ class Checkers:
         fleet = control.warming.lives.fleet
         for life in fleet.lives.values():
             pool, role = life.target.pool, life.target.role
-            has_engine = bool(life.target.engine_boot_id) and not life.is_engine_lost
+            has_engine = bool(life.target.engine_boot_id) and not self._is_lost(life)
             is_held = life.state.is_held and life.is_connected and has_engine
             member = fleet.members.get(life.name)
             is_in_use = member is not None and member.state not in ("cordoned", "draining")
@@ -206,16 +208,25 @@ class Checkers:
                 warm = self._warm & self._serving(fleet, pool, role)
                 assert warm, f"{life.name} is held while users wait and only cold replicas serve"
 
+    def _is_lost(self, life: Life) -> bool:
+        """True if its engine has not answered for a while, by the reports."""
+        since_s = life.engine_silent_s
+        return since_s is not None and self._world.now_s - since_s >= ENGINE_LOST_S
+
     def _do_users_wait(self, control: Control, pool: str, role: str) -> bool:
         """True if reports say that users wait: for any replica of the role, or at all that served before the step."""
         fleet = control.warming.lives.fleet
         reports = {each.process_id: each.report for each in control.receivers if each.report is not None}
         router = reports.get(router_name(pool))
-        if router is not None and router.queue_delay_us / 1e6 >= QUEUE_DELAY_MAX_S:
-            return True
         others = self._serving(fleet, pool, "decode" if role == "prefill" else "prefill")
-        if router is not None and not router.can_place and others:
-            return True
+        has_prefill = any((each.pool, each.role) == (pool, "prefill") for each in fleet.members.values())
+        if not others and (role == "prefill" or has_prefill):
+            return False
+        if router is not None:
+            if max(router.queue_delay_us, router.longest_wait_us) / 1e6 >= QUEUE_DELAY_MAX_S:
+                return True
+            if router.longest_wait_us and not router.can_place:
+                return True
         serving = self._serving(fleet, pool, role)
         queues = [reports[name].queue_delay_us / 1e6 if name in reports else 0.0 for name in serving]
         return bool(queues) and min(queues) >= QUEUE_DELAY_MAX_S

@@ -127,7 +127,9 @@ class Control:
                 self.receivers.hello(known, now_s)
             known.is_connected = True
             known.report = pb.ReceiverReport(
-                queue_delay_us=round(delay_s * 1e6), live_request_count=1, can_place=pool not in unplaced
+                queue_delay_us=round(delay_s * 1e6),
+                longest_wait_us=1000 if pool in unplaced else 0,
+                can_place=pool not in unplaced,
             )
 
     def hear_queue(self, replica: Replica, now_s: float) -> None:

@@ -57,13 +57,16 @@ def test_no_stored_package_breaks_the_list(field: str, value: object) -> None:
 
 
 def test_a_lost_engine_is_the_reason_that_operators_see() -> None:
-    """Until the engine answers. A replica that has not heard of any engine waits for it."""
+    """Until the engine answers. A quarantined replica keeps the reason of its quarantine."""
     target = Target("prefill-0", "b1", "engine-1", "prefill", "default", "v1", 16, "r:1", "")
     life = Life(target, KEY, LifeState.SERVING, 0.0, 0.0, LifeState.SERVING)
     life.reason = "3 golden prompts are left"
     assert views.life(life, 0, 1.0).reason == "3 golden prompts are left"
-    life.is_engine_lost = True
-    assert views.life(life, 0, 1.0).reason == views.ENGINE_LOST
+    life.engine_silent_s = 1.0
+    assert views.life(life, 0, 2.0).reason == "3 golden prompts are left"
+    assert views.life(life, 0, 4.0).reason == views.ENGINE_LOST
+    life.state = LifeState.QUARANTINED
+    assert views.life(life, 0, 4.0).reason == "3 golden prompts are left"
 
 
 def test_limits_of_a_package_fit_its_message() -> None:

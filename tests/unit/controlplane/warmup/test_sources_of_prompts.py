@@ -9,7 +9,8 @@ from controlplane.shadow.before_rollout import PROOF_MAX_S
 from controlplane.warmup.actions import LifeAction, RunJob
 from controlplane.warmup.bounds import ModelBounds
 from controlplane.warmup.jobs import PassJob, PassResult, ProbeJob, ProbeResult, SeedJob
-from controlplane.warmup.life_steps import QUICK_PROMPTS, RUNNING_MAX, WARM_PROMPTS_MAX
+from controlplane.warmup.life import WARM_BY_SERVICE_S
+from controlplane.warmup.life_steps import BACKGROUND_RETRY_S, QUICK_PROMPTS, RUNNING_MAX, WARM_PROMPTS_MAX
 from controlplane.warmup.lives import Lives
 from controlplane.warmup.packages import Package, Packages, ShapeRow, package_name
 from controlplane.warmup.references import ReferenceKey, References
@@ -320,3 +321,24 @@ def seedings(rig: Rig, hold_s: float = 0.0) -> list[tuple[bool, SeedJob]]:
                 rig.now_s, hold_s = rig.now_s + hold_s, 0.0
                 rig.lives.on_result(each.number, ProbeResult(_right(job), frees_blocks=True), rig.now_s)
     return found
+
+
+@pytest.mark.parametrize("wrong_tokens", [(31, 32), (1, 2), (127, 128)])
+def test_wrong_tokens_behind_the_largest_shape_are_found(wrong_tokens: tuple[int, ...]) -> None:
+    """Users waited for the decode, so prompts of its largest shape prove it first. Its own shapes have no prompt left."""
+    rig = Rig("prefill-0", batches=(2, 4))
+    number, job = rig.probe()
+    life = rig.lives.get(NAME)
+    assert life is not None and life.is_hurried
+    life.is_awaited = True
+    for _ in range(20):
+        answers = tuple(
+            Answer((9, 9)) if len(prompt.token_ids) in wrong_tokens else answer
+            for prompt, answer in zip(job.prompts, _right(job), strict=True)
+        )
+        rig.lives.on_result(number, ProbeResult(answers, frees_blocks=True), rig.now_s)
+        assert not life.is_proved
+        if life.state.name == "QUARANTINED":
+            break
+        number, job = rig.probe()
+    assert life.state.name == "QUARANTINED" and rig.now_s < WARM_BY_SERVICE_S + 2 * BACKGROUND_RETRY_S

@@ -9,7 +9,7 @@ import pytest
 from controlplane.warmup.bounds import ModelBounds
 from controlplane.warmup.fleet import Fleet
 from controlplane.warmup.jobs import PassResult
-from controlplane.warmup.life import WARM_BY_SERVICE_S
+from controlplane.warmup.life import ENGINE_LOST_S, WARM_BY_SERVICE_S
 from controlplane.warmup.lives import Lives
 from controlplane.warmup.packages import Packages
 from controlplane.warmup.references import References
@@ -113,28 +113,29 @@ def test_a_replica_in_service_is_cold_until_its_passes_or_its_users_warmed_it() 
 
 @pytest.mark.parametrize("state", ["probing", "serving"])
 def test_a_replica_whose_engine_is_lost_neither_serves_nor_is_held(state: str) -> None:
-    """It gives nothing to its pool, and a replica beside it is not held back. It counts again once the engine answers."""
+    """It gives nothing to its pool, and a replica beside it is not held back. A short silence is no loss."""
     lives = _lives()
-    member = _member("a")
-    lives.on_members([member], 0.0)
+    lives.on_members([_member("a")], 0.0)
 
-    def report(*, is_lost: bool) -> tuple[bool, bool]:
-        lives.on_report(
-            "a",
-            "b",
-            pb.ReplicaLife(state=STATES[state], engine_boot_id="engine-a", engine_lost=is_lost),
-            1.0,
-        )
-        (standing,) = lives.fleet.standings(1.0)["default", "prefill"]
-        life = lives.fleet.lives["a"]
-        assert (life in lives.fleet.serving("default", "prefill", life.key)) is standing.serves
-        return standing.serves, standing.is_held
+    def standing(now_s: float) -> tuple[bool, bool]:
+        (found,) = lives.fleet.standings(now_s)["default", "prefill"]
+        return found.serves, found.is_held
 
-    there = (state == "serving", state == "probing")
-    assert report(is_lost=False) == there
+    def report(now_s: float, *, is_lost: bool) -> bool:
+        """Report, and return whether the replica is a source for others."""
+        life = pb.ReplicaLife(state=STATES[state], engine_boot_id="engine-a", engine_lost=is_lost)
+        lives.on_report("a", "b", life, now_s)
+        known = lives.fleet.lives["a"]
+        return known in lives.fleet.serving("default", "prefill", known.key)
+
+    serves, held = state == "serving", state == "probing"
+    assert report(1.0, is_lost=False) is serves and standing(1.0) == (serves, held)
     lives.is_due = False
-    assert report(is_lost=True) == (False, False) and lives.is_due
-    assert report(is_lost=False) == there
+    assert not report(2.0, is_lost=True) and lives.is_due
+    assert not report(4.0, is_lost=True)
+    assert standing(2.0) == standing(1.9 + ENGINE_LOST_S) == (serves, held)
+    assert standing(2.0 + ENGINE_LOST_S) == (False, False)
+    assert report(6.0, is_lost=False) is serves and standing(9.0) == (serves, held)
 
 
 def _lives() -> Lives:
@@ -146,6 +147,20 @@ def _lives() -> Lives:
         lambda _: None,
         lambda _: None,
     )
+
+
+def test_a_decode_without_prefill_replicas_in_its_pool_is_called() -> None:
+    """It computes the prompts itself. With a prefill that is not there yet, it helps nobody."""
+    for has_prefill in (False, True):
+        lives = _lives()
+        members = [_member("d", "decode"), _member("e", "decode")]
+        lives.on_members([*members, *([_member("p")] if has_prefill else [])], 0.0)
+        for name, state in (("d", "starting"), ("e", "starting"), ("p", "quarantined")):
+            report = pb.ReplicaLife(state=STATES[state], engine_boot_id=f"engine-{name}")
+            lives.on_report(name, "b", report, 0.0)
+        lives.step(UserQueues({}, unplaced=frozenset({"default"})), lambda _: (), 1.0)
+        hurried = [name for name in ("d", "e") if lives.fleet.lives[name].is_hurried]
+        assert len(hurried) == (1 if has_prefill else 2)
 
 
 @pytest.mark.parametrize("has_decode", [False, True])
@@ -163,11 +178,11 @@ def test_users_without_a_decode_replica_do_not_call_a_prefill(has_decode: bool) 
 
 
 def test_a_long_queue_at_the_only_cold_replica_calls_the_next() -> None:
-    """The pool has no other one. A queue at a held replica is none of users."""
+    """The pool has no other one."""
     for queue_s in (0.0, 5.0):
         lives = _lives()
-        lives.on_members([_member("a"), _member("b")], 0.0)
-        for name, state in (("a", "serving"), ("b", "starting")):
+        lives.on_members([_member("a"), _member("b"), _member("d", "decode")], 0.0)
+        for name, state in (("a", "serving"), ("b", "starting"), ("d", "serving")):
             report = pb.ReplicaLife(state=STATES[state], engine_boot_id=f"engine-{name}")
             lives.on_report(name, "b", report, 0.0)
         lives.step(UserQueues({"default": 0.0}, {"a": queue_s}), lambda _: (), 1.0)
