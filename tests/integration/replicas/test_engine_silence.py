@@ -17,6 +17,7 @@ from kvmesh.triton.port import CallKind
 from tests.family import family
 from tests.integration.harness import START_S_MAX, engine_part, engine_ready, until
 from tests.integration.replicas.test_engine_port import CONFIG, running_port
+from tests.integration.replicas.thawed import until_back
 from tests.unit.triton.contract import Rig, call
 
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(180)]
@@ -60,7 +61,7 @@ async def test_a_frozen_engine_is_lost_and_serves_again_after_sigcont(tmp_path: 
             assert isinstance(late.error, EngineLost), "a call to a lost engine waits for nothing"
             send(frozen, signal.SIGCONT)
             frozen = []
-            await until(lambda: rig.sink.is_ready, START_S_MAX, "the engine is back")
+            await until_back(engine, lambda: rig.sink.is_ready, "the engine is back")
             assert (await rig.run(21, call(name="again"))).error is None
             await idle(rig)
     finally:

@@ -21,7 +21,6 @@ from kvmesh.membership.member import Member
 from kvmesh.membership.membership import read_members
 from kvmesh.redis_link import RedisLink
 from kvmesh.replica.life import SELF_SERVE_S
-from tests.family import family
 from tests.integration.harness import START_S_MAX, Part, engine_part, engine_ready, until
 from tests.integration.replicas.caller import Answers, Caller, submit
 from tests.integration.replicas.test_engine_silence import send
@@ -260,7 +259,7 @@ async def test_the_leader_hears_of_a_queue_and_of_a_lost_engine(tmp_path: Path, 
         assert not control.reports["prefill-0"].queue_delay_us
         async with Caller(one.replica.address) as caller:
             await caller.until(lambda: caller.loads and caller.loads[-1].engine_ready)
-            frozen = family(one.engine.pid)
+            frozen = [one.engine.pid]  # not its model: Triton may abort after that (`thawed`)
             try:
                 send(frozen, signal.SIGSTOP)
                 for number in range(8):
