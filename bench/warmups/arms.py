@@ -179,6 +179,17 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             restarted=REPLICAS,
             down_s=2.0,
         ),
+        Setting(
+            "all-decode-a",
+            "all decode engines at once, cold shapes",
+            "decode",
+            _DECODE_ENGINE,
+            _DECODE_LOAD,
+            _DECODE_OPTIONS,
+            _COLD,
+            restarted=REPLICAS,
+            down_s=2.0,
+        ),
     )
 }
 
