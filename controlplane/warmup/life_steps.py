@@ -42,9 +42,6 @@ RUNNING_MAX: Final = 4
 its engine would pack them into steps of other shapes.
 """
 
-AWAITED_S: Final = 3.0
-"""Time in service before the golden prompts of a cold replica that users waited for. Their queue is reported by then."""
-
 HELD_PROMPT_TOKENS_MAX: Final = 33
 HELD_PROMPTS_MAX: Final = 32
 WARM_PROMPTS_MAX: Final = 8
@@ -198,9 +195,11 @@ class LifeSteps:
         """Begin the seeding of `life` as soon as it may."""
         if life.is_seeded or life.seed_job or life.state not in self._seeding_states(life):
             return
+        if life.target.role == "decode" and _is_warmed_by_users(life, now_s):
+            return
         first_s = life.seen_s + life.times.get(LifeState.WARMING, 0.0)  # a replay follows the shapes
         if life.target.role == "decode":
-            first_s = life.since_s  # of its service
+            first_s = life.since_s + WARM_BY_SERVICE_S * life.is_awaited  # of its service
         is_late = first_s + self._settings.seeding_max_s + self._settings.background_max_s <= now_s
         if life.is_known_engine or is_late or not self._boots.may_warm_up(life.name):
             life.is_seeded = True
@@ -271,7 +270,7 @@ class LifeSteps:
             self._serve(life, now_s, is_proved=True)
         elif life.age_s(now_s) >= most_s:
             life.reason = life.reason or f"no proof after {most_s:g} s"
-            life.runs_alone = True  # a prefill that computes its prompts may be the cause
+            life.runs_alone = not life.is_awaited  # a prefill may be the cause; else the queue or cold steps are
             self._serve(life, now_s, is_proved=False)
         elif self._references.expected(life.key):
             if not life.job and now_s >= life.retry_s:
@@ -286,6 +285,8 @@ class LifeSteps:
         prompts = self._references.prompts(life.key)
         if life.suspects:
             life.positions = tuple(sorted(life.suspects))
+        elif _is_warmed_by_users(life, now_s):
+            life.positions = self._in_service(life, now_s)[:1]
         elif life.serves:
             life.positions = self._left(life, now_s) or self._in_service(life, now_s)[:QUICK_PROMPTS]
         else:
@@ -325,9 +326,12 @@ class LifeSteps:
             return
         life.passed |= found.equal
         if missing := result.error or found.missing:
+            life.reason = missing
+            if life.is_awaited and (not life.serves or life.is_cold(now_s)):
+                return  # the queue or cold steps are the cause
             if not life.runs_alone:
                 life.retry_s = now_s  # once more without a prefill
-            life.reason, life.runs_alone = missing, True
+            life.runs_alone = True
             return
         left = len(self._left(life, now_s))
         if life.serves and not life.is_proved:
@@ -346,7 +350,7 @@ class LifeSteps:
             life.reason = "a cancelled request kept its KV blocks for more than a second"
         elif 2 * result.handoffs_well < peers:
             life.reason = f"{result.handoffs_failed} of {peers} handoffs with its peers failed"
-        else:
+        elif not _is_warmed_by_users(life, now_s):
             life.is_probed = True
             life.reason = "" if life.is_proved else life.reason
             if not left and now_s >= life.risk_end_s:
@@ -385,18 +389,24 @@ class LifeSteps:
         if life.suspects or is_at_risk or self._left(life, now_s) or not is_probed:
             if self._may_probe(life, now_s):
                 self._background += 1
-                self._begin_probe(life, now_s, now_s + self._settings.probing_max_s, is_short=False)
+                is_short = _is_warmed_by_users(life, now_s)
+                self._begin_probe(life, now_s, now_s + self._settings.probing_max_s, is_short=is_short)
         elif not life.is_proved and (life.is_warm or life.age_s(now_s) >= WARM_BY_SERVICE_S):
             life.is_proved, life.reason = True, ""
             self._send(life, now_s)
 
     def _may_probe(self, life: Life, now_s: float) -> bool:
-        """True if a probe may run beside users. A cold replica that its pool needs works for the queue first."""
+        """True if a probe may run beside users. A cold replica with a queue works for its users first.
+
+        One that users waited for runs one golden prompt, and the others once they have warmed it up.
+        """
         if life.suspects:
             return True
-        is_needed = self._queues.is_long_at(life.target.pool, life.name)
-        is_needed = is_needed or (life.is_awaited and life.age_s(now_s) < AWAITED_S)
-        if is_needed and life.is_cold(now_s):
+        if _is_warmed_by_users(life, now_s):
+            if life.passed:
+                life.reason = f"its users warm it up: golden prompts after {WARM_BY_SERVICE_S:g} s of service"
+            return not life.passed
+        if life.is_cold(now_s) and self._queues.is_long_at(life.target.pool, life.name):
             life.reason = "its pool has a queue: golden prompts follow"
             return False
         return self._background < BACKGROUND_PROBES_MAX
@@ -419,7 +429,7 @@ class LifeSteps:
         lengths = self._warmed(life)
         if lengths is None:
             lengths = frozenset(map(_shape_of, prompts))
-        if life.is_awaited and life.is_cold(now_s):
+        if _is_warmed_by_users(life, now_s):
             lengths = largest_shape(prompts, lengths)
         return tuple(at for at, prompt in enumerate(prompts) if _shape_of(prompt) in lengths)
 
@@ -477,6 +487,11 @@ class LifeSteps:
             package=life.package,
         )
         self._emit(Order(life.name, life.target.boot_id, order))
+
+
+def _is_warmed_by_users(life: Life, now_s: float) -> bool:
+    """True while it serves cold, and users waited for it. All other work would delay them."""
+    return life.is_awaited and life.is_cold(now_s)
 
 
 def held_positions(
