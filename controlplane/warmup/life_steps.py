@@ -270,7 +270,9 @@ class LifeSteps:
             self._serve(life, now_s, is_proved=True)
         elif life.age_s(now_s) >= most_s:
             life.reason = life.reason or f"no proof after {most_s:g} s"
-            life.runs_alone = not life.is_awaited  # a prefill may be the cause; else the queue or cold steps are
+            life.runs_alone = (
+                not life.is_awaited
+            )  # a prefill may be the cause; else the queue or cold steps are
             self._serve(life, now_s, is_proved=False)
         elif self._references.expected(life.key):
             if not life.job and now_s >= life.retry_s:
@@ -327,8 +329,8 @@ class LifeSteps:
         life.passed |= found.equal
         if missing := result.error or found.missing:
             life.reason = missing
-            if life.is_awaited and (not life.serves or life.is_cold(now_s)):
-                return  # the queue or cold steps are the cause
+            if found.equal or (life.is_awaited and (not life.serves or life.is_cold(now_s))):
+                return  # time, the queue or cold steps are the cause, and no prefill
             if not life.runs_alone:
                 life.retry_s = now_s  # once more without a prefill
             life.runs_alone = True
@@ -405,8 +407,8 @@ class LifeSteps:
         if _is_warmed_by_users(life, now_s):
             if life.passed:
                 life.reason = f"its users warm it up: golden prompts after {WARM_BY_SERVICE_S:g} s of service"
-            return not life.passed
-        if life.is_cold(now_s) and self._queues.is_long_at(life.target.pool, life.name):
+                return False
+        elif life.is_cold(now_s) and self._queues.is_long_at(life.target.pool, life.name):
             life.reason = "its pool has a queue: golden prompts follow"
             return False
         return self._background < BACKGROUND_PROBES_MAX

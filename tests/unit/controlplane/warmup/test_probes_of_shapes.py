@@ -10,7 +10,6 @@ from controlplane.warmup.bounds import ModelBounds
 from controlplane.warmup.jobs import PassJob, PassResult, ProbeJob, ProbeResult
 from controlplane.warmup.life import WARM_BY_SERVICE_S
 from controlplane.warmup.life_steps import (
-    AWAITED_S,
     BACKGROUND_RETRY_S,
     QUICK_PROMPTS,
     held_positions,
@@ -176,16 +175,13 @@ def test_a_queue_goes_before_the_golden_prompts_of_a_cold_replica(delay_s: float
 
 @pytest.mark.parametrize("until_s", [2.0, 6.0, 15.0])
 def test_golden_prompts_cost_the_users_of_a_cold_replica_no_step(until_s: float) -> None:
-    """Users waited for it. Its first prompts have the shape that a queue fills; the others follow once it is warm."""
+    """Users waited for it, and warm it up. After one prompt of the shape that a queue fills, the others wait for that."""
     first, *later = timed_probes((64, 128), (), 5.0, until_s)
-    began_s = first[0]  # its probe ends within the next step
-    assert min(at_s for at_s, _ in later) >= max(until_s, began_s + AWAITED_S)
-    ran = {False: set[int](), True: set[int]()}
-    for at_s, job in later:
-        ran[at_s > began_s + WARM_BY_SERVICE_S].update(len(prompt.token_ids) for prompt in job.prompts)
-    known = {len(prompt.token_ids) for prompt in first[1].prompts}
-    assert ran[False] | known == {length for length in LENGTHS if 64 < length <= 128}
-    assert ran[True] == {length for length in LENGTHS if 32 < length <= 64}, "and no prompt twice"
+    (known,) = first[1].prompts
+    assert 64 < len(known.token_ids) <= 128
+    assert min(at_s for at_s, _ in later) >= first[0] + WARM_BY_SERVICE_S
+    ran = {len(prompt.token_ids) for _, job in later for prompt in job.prompts}
+    assert ran == {length for length in LENGTHS if 32 < length <= 128} - {len(known.token_ids)}
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 5.0])
@@ -198,8 +194,8 @@ def test_a_probe_is_repeated_with_prompts_of_warmed_shapes(peers: tuple[str, ...
 
 
 @pytest.mark.parametrize("is_self_served", [False, True])
-def test_a_new_leader_waits_for_the_queue_of_a_cold_replica(is_self_served: bool) -> None:
-    """It serves unproved, by an order of an earlier leader or by itself: users warm it up."""
+def test_a_new_leader_leaves_a_cold_replica_to_its_users(is_self_served: bool) -> None:
+    """It serves unproved, by an order of an earlier leader or by itself. One golden prompt runs, the others later."""
     actions: list[LifeAction] = []
     references = References(PROMPTS, {})
     references.restore(KEY, TOKENS)
@@ -221,5 +217,11 @@ def test_a_new_leader_waits_for_the_queue_of_a_cold_replica(is_self_served: bool
         jobs = [each.job for each in actions if isinstance(each, RunJob) and isinstance(each.job, ProbeJob)]
         return {len(prompt.token_ids) for job in jobs for prompt in job.prompts}
 
-    assert not lengths(10.0, 5.0)
-    assert lengths(20.0, 0.0) == {length for length in LENGTHS if length > 256}
+    (first,) = lengths(1.0, 5.0)
+    assert first > 256, "nothing has passed yet: one prompt of the largest shape runs beside the users"
+    number = next(each.number for each in actions if isinstance(each, RunJob))
+    right = Answer(TOKENS[[len(each.token_ids) for each in PROMPTS].index(first)])
+    lives.on_result(number, ProbeResult((right,), frees_blocks=True), 2.0)
+    actions.clear()
+    assert not lengths(5.0, 0.0) and not lengths(WARM_BY_SERVICE_S - 0.5, 0.0)
+    assert lengths(WARM_BY_SERVICE_S + 3.0, 0.0) == set(LENGTHS) - {first}

@@ -342,3 +342,17 @@ def test_wrong_tokens_behind_the_largest_shape_are_found(wrong_tokens: tuple[int
             break
         number, job = rig.probe()
     assert life.state.name == "QUARANTINED" and rig.now_s < WARM_BY_SERVICE_S + 2 * BACKGROUND_RETRY_S
+
+
+@pytest.mark.parametrize("is_awaited", [False, True])
+def test_a_decode_short_of_time_leaves_its_prompts_to_the_prefill(is_awaited: bool) -> None:
+    """Prompts of its own would have cold shapes. Only without any answer may the prefill be the cause."""
+    rig = Rig(*SERVING) if not is_awaited else Rig("prefill-0")
+    number, job = rig.probe()
+    life = rig.lives.get(NAME)
+    assert life is not None
+    life.is_awaited = is_awaited
+    right = () if is_awaited else _right(job)[:1]
+    late = tuple(Answer(error="late") for _ in job.prompts[len(right) :])
+    rig.lives.on_result(number, ProbeResult((*right, *late)), rig.now_s)
+    assert rig.probe()[1].source is not None
