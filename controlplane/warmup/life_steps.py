@@ -195,11 +195,12 @@ class LifeSteps:
         """Begin the seeding of `life` as soon as it may."""
         if life.is_seeded or life.seed_job or life.state not in self._seeding_states(life):
             return
-        if life.target.role == "decode" and _is_warmed_by_users(life, now_s):
+        if life.target.role == "decode" and life.is_awaited:
+            life.is_seeded = True  # its users fill its cache, and copies would delay them
             return
         first_s = life.seen_s + life.times.get(LifeState.WARMING, 0.0)  # a replay follows the shapes
         if life.target.role == "decode":
-            first_s = life.since_s + WARM_BY_SERVICE_S * life.is_awaited  # of its service
+            first_s = life.since_s  # of its service
         is_late = first_s + self._settings.seeding_max_s + self._settings.background_max_s <= now_s
         if life.is_known_engine or is_late or not self._boots.may_warm_up(life.name):
             life.is_seeded = True

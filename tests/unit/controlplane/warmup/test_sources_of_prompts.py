@@ -300,6 +300,15 @@ def test_a_decode_is_seeded_in_service() -> None:
     assert [serves for serves, _ in seedings(Rig(*SERVING, seeding=Seeding.PULL))] == [True]
 
 
+def test_a_decode_that_users_waited_for_is_not_seeded() -> None:
+    """They fill its cache, and copies of KV blocks would delay them."""
+    rig = Rig(*SERVING, seeding=Seeding.PULL)
+    life = rig.lives.get(NAME)
+    assert life is not None
+    life.is_awaited = True
+    assert seedings(rig) == [] and life.serves and life.is_seeded
+
+
 def seedings(rig: Rig, hold_s: float = 0.0) -> list[tuple[bool, SeedJob]]:
     """Return the seedings of the fresh decode, and whether it served then. `hold_s`: time of its first probe."""
     routers, found = (("router-0", "router-0:1"),), list[tuple[bool, SeedJob]]()
