@@ -23,7 +23,7 @@ class UserQueues:
     A queue delay is an estimate from earlier work: too short after a warm engine is restarted cold.
     """
     unplaced: frozenset[str] = frozenset()
-    """Pools where users wait at routers, none of which can place a request."""
+    """Pools whose routers have users' requests, while none of them can place a new one."""
 
     def is_long_at(self, pool: str, replica: str) -> bool:
         """True if users wait for QUEUE_DELAY_MAX_S or longer, at the pool's routers or at a replica."""
@@ -66,7 +66,7 @@ def user_queues(receivers: Iterable[Receiver]) -> UserQueues:
             continue
         routers[each.pool] = max(delay_s, routers.get(each.pool, 0.0))
         waits[each.pool] = max(wait_s, waits.get(each.pool, 0.0))
-        if wait_s:
+        if report.live_request_count:
             with_users.add(each.pool)
         if report.can_place:
             with_places.add(each.pool)

@@ -225,7 +225,7 @@ class Checkers:
         if router is not None:
             if max(router.queue_delay_us, router.longest_wait_us) / 1e6 >= QUEUE_DELAY_MAX_S:
                 return True
-            if router.longest_wait_us and not router.can_place:
+            if router.live_request_count and not router.can_place:
                 return True
         serving = self._serving(fleet, pool, role)
         queues = [reports[name].queue_delay_us / 1e6 if name in reports else 0.0 for name in serving]

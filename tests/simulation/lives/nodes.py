@@ -128,7 +128,7 @@ class Control:
             known.is_connected = True
             known.report = pb.ReceiverReport(
                 queue_delay_us=round(delay_s * 1e6),
-                longest_wait_us=1000 if pool in unplaced else 0,
+                live_request_count=1,
                 can_place=pool not in unplaced,
             )
 

@@ -19,12 +19,15 @@ def receiver(
     return found
 
 
-def delay(seconds: float, *, wait_s: float = 0.0, places: bool = True, live: int = 0) -> pb.ReceiverReport:
+def delay(
+    seconds: float, *, wait_s: float = 0.0, places: bool = True, live: int = 0, live: int = 0
+) -> pb.ReceiverReport:
     """Return a report with a queue delay and the longest wait."""
     return pb.ReceiverReport(
         queue_delay_us=round(seconds * 1e6),
         can_place=places,
         longest_wait_us=round(wait_s * 1e6),
+        live_request_count=live,
     )
 
 
@@ -35,7 +38,7 @@ def waits(*receivers: Receiver, serving: tuple[str, ...] = ("prefill-a",), other
 
 def test_delays_count_for_their_pool() -> None:
     """The largest one of the routers, and each replica by name. Frontends and lost receivers do not count."""
-    lost = receiver("router", delay(9.0, wait_s=9.0, places=False), name="lost")
+    lost = receiver("router", delay(9.0, wait_s=9.0, places=False, live=1), name="lost")
     lost.is_connected = False
     queues = user_queues(
         [
@@ -44,7 +47,7 @@ def test_delays_count_for_their_pool() -> None:
             receiver("prefill", delay(3.0)),
             receiver("router", delay(9.0), pool="other"),
             receiver("router", None, pool="silent"),
-            receiver("frontend", delay(9.0, wait_s=9.0, places=False)),
+            receiver("frontend", delay(9.0, wait_s=9.0, places=False, live=1)),
             lost,
         ]
     )
@@ -85,9 +88,9 @@ def test_users_wait_if_each_replica_in_service_has_a_queue() -> None:
 @pytest.mark.parametrize(
     ("report", "does"),
     [
-        (delay(0.0, wait_s=0.01, places=False), True),
+        (delay(0.0, places=False, live=1), True),
         (delay(0.0, places=False), False),
-        (delay(0.0, wait_s=0.01), False),
+        (delay(0.0, live=9), False),
         (None, False),
     ],
 )
@@ -100,7 +103,7 @@ def test_users_wait_at_a_router_that_can_place_none(report: pb.ReceiverReport | 
 
 def test_no_replica_of_one_role_helps_users_without_the_other() -> None:
     """However long they wait, at routers or at replicas."""
-    router = receiver("router", delay(5.0, wait_s=5.0, places=False))
+    router = receiver("router", delay(5.0, wait_s=5.0, places=False, live=1))
     replica = receiver("prefill", delay(5.0, wait_s=5.0))
     for serving in ((), ("prefill-a",)):
         assert waits(router, replica, serving=serving)
