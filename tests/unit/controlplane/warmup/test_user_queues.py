@@ -19,9 +19,7 @@ def receiver(
     return found
 
 
-def delay(
-    seconds: float, *, wait_s: float = 0.0, places: bool = True, live: int = 0, live: int = 0
-) -> pb.ReceiverReport:
+def delay(seconds: float, *, wait_s: float = 0.0, places: bool = True, live: int = 0) -> pb.ReceiverReport:
     """Return a report with a queue delay and the longest wait."""
     return pb.ReceiverReport(
         queue_delay_us=round(seconds * 1e6),
