@@ -271,9 +271,7 @@ class LifeSteps:
             self._serve(life, now_s, is_proved=True)
         elif life.age_s(now_s) >= most_s:
             life.reason = life.reason or f"no proof after {most_s:g} s"
-            life.runs_alone = (
-                not life.is_awaited
-            )  # a prefill may be the cause; else the queue or cold steps are
+            life.runs_alone = not life.is_awaited  # a prefill may be the cause; else it is the queue
             self._serve(life, now_s, is_proved=False)
         elif self._references.expected(life.key):
             if not life.job and now_s >= life.retry_s:
@@ -425,8 +423,8 @@ class LifeSteps:
     def _in_service(self, life: Life, now_s: float) -> tuple[int, ...]:
         """Return the golden prompts that run beside users.
 
-        A prompt of a shape that the passes left out would be cold, at the cost of users who run other shapes. A cold
-        replica with a queue runs its largest shape all the time, and no other one for sure.
+        A prompt of a shape that the passes left out would be cold, at the cost of users who run other shapes. A queue fills
+        the largest shape of a cold replica.
         """
         prompts = self._references.prompts(life.key)
         lengths = self._warmed(life)

@@ -1,4 +1,4 @@
-"""Where users wait: the queue delays and waits that routers and replicas report. Pure."""
+"""Where users wait: the queue delays that routers report, and the waits at routers and replicas. Pure."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from controlplane.warmup.hold_back import QUEUE_DELAY_MAX_S
 
 @dataclass(frozen=True, slots=True)
 class UserQueues:
-    """Queue delays in seconds."""
+    """Times in seconds."""
 
     routers: Mapping[str, float] = field(default_factory=dict)
-    """Largest one of the routers of a pool, by pool. A pool whose routers report nothing is absent."""
+    """Largest queue delay of the routers of a pool, by pool. A pool whose routers report nothing is absent."""
     replicas: Mapping[str, float] = field(default_factory=dict)
-    """By name of the replica: the queue delay, or the longest wait of a user if that is longer."""
+    """Longest wait of a user at a replica, by its name."""
     waits: Mapping[str, float] = field(default_factory=dict)
     """Longest wait of a user at the routers of a pool, by pool.
 
@@ -62,7 +62,7 @@ def user_queues(receivers: Iterable[Receiver]) -> UserQueues:
             continue
         delay_s, wait_s = report.queue_delay_us / 1e6, report.longest_wait_us / 1e6
         if each.role != "router":
-            replicas[each.process_id] = max(delay_s, wait_s)
+            replicas[each.process_id] = wait_s
             continue
         routers[each.pool] = max(delay_s, routers.get(each.pool, 0.0))
         waits[each.pool] = max(wait_s, waits.get(each.pool, 0.0))

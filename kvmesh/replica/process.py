@@ -197,7 +197,7 @@ class _Replica(process.MeshProcess):
         self._life.on_leader(drives_lives, order)
 
     def report(self) -> snapshot_pb2.ReceiverReport:
-        """Return the requests and their queue delay, the memory of the engine, its cached blocks, and the life."""
+        """Return the requests and their longest wait, the memory of the engine, its cached blocks, and the life."""
         core = self._role.core
         load, now_s = core.sink.load, self.clock.now_s()
         return snapshot_pb2.ReceiverReport(
@@ -205,7 +205,6 @@ class _Replica(process.MeshProcess):
             engine_memory_bytes=load.resident_bytes if load is not None else 0,
             life=self._life.life.report(now_s, is_engine_lost=not core.sink.is_ready),
             cached_block_count=core.cached_block_count(),
-            queue_delay_us=core.queue_delay_us(now_s),
             longest_wait_us=core.longest_wait_us(now_s),
         )
 

@@ -285,12 +285,8 @@ class DecodeCore(AttachedCore[DecodeSlot]):
         """Return the number of requests that are held here, those of the control plane included."""
         return self.slot_table.held_count()
 
-    def queue_delay_us(self, now_s: float) -> int:
-        """Return 0: a decode replica refuses what it cannot run at once, so its users wait at routers."""
-        return 0
-
     def longest_wait_us(self, now_s: float) -> int:
-        """Return 0, as `queue_delay_us`."""
+        """Return 0: a decode replica refuses what it cannot run at once, so its users wait at routers."""
         return 0
 
     def is_idle(self) -> bool:

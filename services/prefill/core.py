@@ -210,10 +210,6 @@ class PrefillCore(AttachedCore[PrefillSlot]):
         """Return the number of requests that are held here, those of the control plane included."""
         return len(self.slot_table.slots)
 
-    def queue_delay_us(self, now_s: float) -> int:
-        """Return the expected drain time of the users' queue in microseconds."""
-        return round(self.prefilling.queue_delay_s(now_s) * 1e6)
-
     def longest_wait_us(self, now_s: float) -> int:
         """Return the longest time that a user's prompt has waited for the engine, in microseconds."""
         return round(self.slot_table.queue.longest_wait_s(now_s) * 1e6)

@@ -164,10 +164,6 @@ class Prefilling:
         guess_ms = 1000 * waiting * (self.prefill_rate.run_s or RUN_S) / self._limits.engine_concurrency
         return self._starts.retry_ms(waiting, now_s) or min(RETRY_MS_MAX, max(1, round(guess_ms)))
 
-    def queue_delay_s(self, now_s: float) -> float:
-        """Return the expected drain time of the queue in seconds; 0: nothing waits."""
-        return self.retry_after_ms(now_s) / 1000 if len(self._slot_table.queue) else 0.0
-
     # EngineSink.
 
     def on_first(self, call_id: int, first: FirstAnswer, now_s: float) -> None:

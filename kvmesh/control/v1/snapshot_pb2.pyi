@@ -639,7 +639,7 @@ class ReceiverReport(_message.Message):
     can_place: _builtins.bool
     """True if new requests can be placed on a prefill and a decode replica. Routers only."""
     queue_delay_us: _builtins.int
-    """Queue delay of a new request in microseconds. Routers, and replicas. 0 at decode replicas: they have no queue."""
+    """Queue delay of a new request in microseconds. Routers only."""
     live_request_count: _builtins.int
     """Requests that the process still serves."""
     prefill_load_share: _builtins.float

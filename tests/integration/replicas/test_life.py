@@ -256,7 +256,7 @@ async def test_the_leader_hears_of_a_queue_and_of_a_lost_engine(tmp_path: Path, 
             await until(is_heard, START_S_MAX, what)
 
         await heard(lambda report: report.life.state == SERVING and not report.life.engine_lost, "service")
-        assert not control.reports["prefill-0"].queue_delay_us
+        assert not control.reports["prefill-0"].longest_wait_us
         async with Caller(one.replica.address) as caller:
             await caller.until(lambda: caller.loads and caller.loads[-1].engine_ready)
             frozen = [one.engine.pid]  # not its model: Triton may abort after that (`thawed`)
@@ -264,8 +264,8 @@ async def test_the_leader_hears_of_a_queue_and_of_a_lost_engine(tmp_path: Path, 
                 send(frozen, signal.SIGSTOP)
                 for number in range(8):
                     await caller.submit([number] * 64, pb.PHASE_CONTEXT_ONLY)
-                await heard(lambda report: report.queue_delay_us > 0, "queue delay")
+                await heard(lambda report: report.longest_wait_us > 0, "longest wait")
                 await heard(lambda report: report.life.engine_lost, "lost engine")
             finally:
                 send(frozen, signal.SIGCONT)
-            await heard(lambda report: not (report.life.engine_lost or report.queue_delay_us), "engine back")
+            await heard(lambda report: not (report.life.engine_lost or report.longest_wait_us), "engine back")

@@ -150,7 +150,7 @@ def _lives() -> Lives:
 
 
 def test_a_decode_without_prefill_replicas_in_its_pool_is_called() -> None:
-    """It computes the prompts itself. With a prefill that is not there yet, it helps nobody."""
+    """The decode computes the prompts itself. Beside a prefill that does not serve, the decode cannot help users."""
     for has_prefill in (False, True):
         lives = _lives()
         members = [_member("d", "decode"), _member("e", "decode")]

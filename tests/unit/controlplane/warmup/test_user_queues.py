@@ -42,7 +42,7 @@ def test_delays_count_for_their_pool() -> None:
         [
             receiver("router", delay(0.2)),
             receiver("router", delay(0.4), name="b"),
-            receiver("prefill", delay(3.0)),
+            receiver("prefill", delay(0.0, wait_s=3.0)),
             receiver("router", delay(9.0), pool="other"),
             receiver("router", None, pool="silent"),
             receiver("frontend", delay(9.0, wait_s=9.0, places=False, live=1)),
@@ -76,7 +76,8 @@ def test_a_long_wait_counts_as_a_long_queue() -> None:
 
 def test_users_wait_if_each_replica_in_service_has_a_queue() -> None:
     """A slow or hung one alone is no reason: the others take its users. A held replica has no queue and does not count."""
-    busy, idle = receiver("prefill", delay(2.0)), receiver("prefill", delay(0.0), name="b")
+    busy = receiver("prefill", delay(0.0, wait_s=2.0))
+    idle = receiver("prefill", delay(0.0), name="b")
     assert waits(busy, idle)
     assert not waits(busy, idle, serving=("prefill-a", "prefill-b"))
     assert not waits(busy, serving=("prefill-a", "stranger"))
