@@ -365,3 +365,36 @@ def test_a_decode_short_of_time_leaves_its_prompts_to_the_prefill(is_awaited: bo
     late = tuple(Answer(error="late") for _ in job.prompts[len(right) :])
     rig.lives.on_result(number, ProbeResult((*right, *late)), rig.now_s)
     assert rig.probe()[1].source is not None
+
+
+def test_a_decode_without_an_answer_in_time_is_probed_in_full_later() -> None:
+    """Users waited for it. One prompt runs in service, with the prefill; handoffs with its peers follow after 30 s."""
+    rig = Rig("prefill-0")
+    rig.probe()
+    life = rig.lives.get(NAME)
+    assert life is not None
+    life.is_awaited = True
+    number, job = rig.probe()
+    assert life.serves and job.source is not None and len(job.prompts) == 1 and not job.peers
+    rig.lives.on_result(number, ProbeResult(_right(job)), rig.now_s)
+    began_s = rig.now_s
+    _, job = rig.probe()
+    assert rig.now_s - began_s >= WARM_BY_SERVICE_S - 10.0 and not life.is_cold(rig.now_s)
+    assert job.peers and len(job.prompts) > 1 and job.source is not None
+
+
+def test_a_replica_whose_engine_is_silent_is_not_probed() -> None:
+    """Its golden prompts would fail. They run once the engine answers."""
+    rig = Rig("prefill-0")
+    rig.probe()
+    life = rig.lives.get(NAME)
+    assert life is not None
+    rig.now_s += 10.0
+    rig.lives.step(UserQueues(), lambda _: (), rig.now_s)
+    assert life.serves
+    for is_silent in (True, False):
+        rig.actions.clear()
+        life.hear_engine(rig.now_s, is_silent=is_silent)
+        rig.now_s += 0.5
+        rig.lives.step(UserQueues(), lambda _: (), rig.now_s)
+        assert bool(life.job) is not is_silent
