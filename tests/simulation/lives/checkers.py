@@ -228,7 +228,7 @@ class Checkers:
             if router.live_request_count and not router.can_place:
                 return True
         serving = self._serving(fleet, pool, role)
-        queues = [reports[name].queue_delay_us / 1e6 if name in reports else 0.0 for name in serving]
+        queues = [reports[name].longest_wait_us / 1e6 if name in reports else 0.0 for name in serving]
         return bool(queues) and min(queues) >= QUEUE_DELAY_MAX_S
 
     def _serving(self, fleet: Fleet, pool: str, role: str) -> set[str]:

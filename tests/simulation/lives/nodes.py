@@ -41,7 +41,7 @@ class Replica:
     boots: int = 0
     engines: int = 0
     queue_s: float = 0.0
-    """Queue delay of its users."""
+    """Longest wait of its users."""
     engine: str = ""
     """Boot id of the engine. Empty: it is down."""
     is_bad: bool = False
@@ -133,13 +133,13 @@ class Control:
             )
 
     def hear_queue(self, replica: Replica, now_s: float) -> None:
-        """Take the queue delay of a replica."""
+        """Take the longest wait at a replica."""
         known = self.receivers.get(replica.name, replica.boot_id)
         if known is None:
             known = Receiver(replica.name, replica.boot_id, replica.role, replica.pool)
             self.receivers.hello(known, now_s)
         known.is_connected = True
-        known.report = pb.ReceiverReport(queue_delay_us=round(replica.queue_s * 1e6))
+        known.report = pb.ReceiverReport(longest_wait_us=round(replica.queue_s * 1e6))
 
 
 def router_name(pool: str) -> str:
