@@ -149,6 +149,7 @@ class LifeSteps:
                 package.shape_list(), life.target.role, self._bounds(life.target.pool).prompt_tokens
             )
             life.warmed_lengths = _lengths(shapes)
+            life.warmed_batch = min(WARM_PROMPTS_MAX, max(each.batch for each in shapes))
         if life.state is not LifeState.PROBING:
             self._go(life, LifeState.PROBING, now_s, "its pool needs it")
 
@@ -295,13 +296,17 @@ class LifeSteps:
             life.positions = held_positions(prompts, warmed)
             if is_short and life.is_known_engine:
                 life.positions = quick_positions(life.positions)
+            elif is_short and life.is_awaited and self._source_of(life, prompts) is not None:
+                # Its users fill a batch. One prompt alone would be a cold step of a shape that they seldom meet.
+                life.positions = life.positions[: life.warmed_batch or WARM_PROMPTS_MAX]
             elif is_short:
                 life.positions = largest_position(prompts, warmed) or life.positions[:1]
         peers = () if is_short or life.suspects or life.is_probed else self._peers(life)
         running_max = RUNNING_MAX if life.serves or is_short else life.warmed_batch or RUNNING_MAX
+        if is_short and not life.serves:
+            running_max = max(running_max, len(life.positions))
         running_max = 1 if life.target.role == "prefill" else running_max
-        has_handoffs = not life.runs_alone and all(prompts[at].output_tokens > 1 for at in life.positions)
-        source = self._source(life) if has_handoffs else None
+        source = self._source_of(life, prompts)
         if source is not None and not life.serves:
             life.positions = life.positions[: max(QUICK_PROMPTS, running_max)]  # one batch
         life.reason = f"runs {len(life.positions)} golden prompts"
@@ -466,6 +471,11 @@ class LifeSteps:
         ]
         found = [each for each in found if each.is_proved] or found
         return found[zlib.crc32(life.name.encode()) % len(found)].target if found else None
+
+    def _source_of(self, life: Life, prompts: Sequence[Prompt]) -> Target | None:
+        """Return the prefill that computes the golden prompts of the probe. None: the replica computes them itself."""
+        has_handoffs = not life.runs_alone and all(prompts[at].output_tokens > 1 for at in life.positions)
+        return self._source(life) if has_handoffs else None
 
     def _peers(self, life: Life) -> tuple[Target, ...]:
         """Return the serving replicas of the other role in the pool."""
