@@ -130,6 +130,10 @@ class Life:
         is_shown = self.is_proved or is_warm(self.passes) or (self.is_known_engine and not self.is_adopted)
         return self.serves and not is_shown and self.age_s(now_s) < WARM_BY_SERVICE_S
 
+    def is_left_to_users(self, now_s: float) -> bool:
+        """True while it serves cold, and users waited for it: they warm it up. All other work would delay them."""
+        return self.is_awaited and self.is_cold(now_s)
+
     def age_s(self, now_s: float) -> float:
         """Return the seconds in the present state."""
         return max(0.0, now_s - self.since_s)

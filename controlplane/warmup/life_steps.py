@@ -237,8 +237,7 @@ class LifeSteps:
     def _await_seed(self, life: Life, now_s: float) -> None:
         """Hold the replica until its cache is seeded, at most for a while; the golden prompts run meanwhile."""
         if not life.seed_job or now_s >= life.seed_began_s + self._settings.seeding_max_s:
-            life.go(LifeState.PROBING, now_s, keeps_job=True)
-            self._send(life, now_s)
+            self._go(life, LifeState.PROBING, now_s, keeps_job=True)
             self._probe(life, now_s)
         elif not life.job and not life.is_probed and now_s >= life.retry_s:
             if self._references.expected(life.key):
@@ -272,12 +271,14 @@ class LifeSteps:
             self._serve(life, now_s, is_proved=True)
         elif life.age_s(now_s) >= most_s:
             life.reason = life.reason or f"no proof after {most_s:g} s"
-            life.runs_alone = not life.is_awaited  # a prefill may be the cause; else it is the queue
-            self._serve(life, now_s, is_proved=False)
+            # A prefill may be the cause; where users wait, it is the queue.
+            life.runs_alone = bool(life.positions) and not life.is_awaited
+            self._serve(life, now_s, is_proved=False, keeps_job=life.is_awaited)
         elif self._references.expected(life.key):
             if not life.job and now_s >= life.retry_s:
-                self._begin_probe(life, now_s, life.since_s + most_s, is_short=is_short)
-        elif self._learning.referees(life.key):
+                end_s = life.since_s + (self._settings.probing_max_s if life.is_awaited else most_s)
+                self._begin_probe(life, now_s, end_s, is_short=is_short)
+        elif self._learning.can_tell(life.key):
             life.reason = "waits for the golden tokens of its version"
         else:
             life.reason = "no replica can tell the golden tokens of its version"
@@ -287,7 +288,7 @@ class LifeSteps:
         prompts = self._references.prompts(life.key)
         if life.suspects:
             life.positions = tuple(sorted(life.suspects))
-        elif _is_warmed_by_users(life, now_s):
+        elif life.is_left_to_users(now_s):
             life.positions = self._in_service(life, now_s)[:1]
         elif life.serves:
             life.positions = self._left(life, now_s) or self._in_service(life, now_s)[:QUICK_PROMPTS]
@@ -356,7 +357,7 @@ class LifeSteps:
             life.reason = "a cancelled request kept its KV blocks for more than a second"
         elif 2 * result.handoffs_well < peers:
             life.reason = f"{result.handoffs_failed} of {peers} handoffs with its peers failed"
-        elif not _is_warmed_by_users(life, now_s):
+        elif not life.is_left_to_users(now_s):
             life.is_probed = True
             life.reason = "" if life.is_proved else life.reason
             if not left and now_s >= life.risk_end_s:
@@ -371,12 +372,14 @@ class LifeSteps:
 
     # In service.
 
-    def _serve(self, life: Life, now_s: float, *, is_proved: bool) -> None:
+    def _serve(self, life: Life, now_s: float, *, is_proved: bool, keeps_job: bool = False) -> None:
+        """Order `life` into service. `keeps_job`: its golden prompts go on there: their cold steps are paid for once."""
         is_full = life.is_known_engine or not life.is_hurried
         life.is_proved = is_proved and life.is_warm and is_full
         life.is_probed = life.is_proved
         remember(self._fleet.served, life.target.engine_boot_id, None)
-        self._go(life, LifeState.SERVING, now_s, "" if life.is_proved else life.reason)
+        reason = "" if life.is_proved else life.reason
+        self._go(life, LifeState.SERVING, now_s, reason, keeps_job=keeps_job)
         self._fleet.note_serving(life)
         if life.is_proved:
             life.retry_s = now_s + BACKGROUND_RETRY_S  # users come first
@@ -395,7 +398,7 @@ class LifeSteps:
         if life.suspects or is_at_risk or self._left(life, now_s) or not is_probed:
             if self._may_probe(life, now_s):
                 self._background += 1
-                is_short = _is_warmed_by_users(life, now_s)
+                is_short = life.is_left_to_users(now_s)
                 self._begin_probe(life, now_s, now_s + self._settings.probing_max_s, is_short=is_short)
         elif not life.is_proved and (life.is_warm or life.age_s(now_s) >= WARM_BY_SERVICE_S):
             life.is_proved, life.reason = True, ""
@@ -408,7 +411,7 @@ class LifeSteps:
         """
         if life.suspects:
             return True
-        if _is_warmed_by_users(life, now_s):
+        if life.is_left_to_users(now_s):
             if life.passed:
                 life.reason = f"its users warm it up: golden prompts after {WARM_BY_SERVICE_S:g} s of service"
                 return False
@@ -435,7 +438,7 @@ class LifeSteps:
         lengths = self._warmed(life)
         if lengths is None:
             lengths = frozenset(map(_shape_of, prompts))
-        if _is_warmed_by_users(life, now_s):
+        if life.is_left_to_users(now_s):
             lengths = largest_shape(prompts, lengths)
         return tuple(at for at, prompt in enumerate(prompts) if _shape_of(prompt) in lengths)
 
@@ -482,9 +485,12 @@ class LifeSteps:
         other = "decode" if life.target.role == "prefill" else "prefill"
         return tuple(each.target for each in self._fleet.serving(life.target.pool, other, life.key))
 
-    def _go(self, life: Life, state: LifeState, now_s: float, reason: str = "") -> None:
-        self._jobs.end(life)
-        life.go(state, now_s, reason)
+    def _go(
+        self, life: Life, state: LifeState, now_s: float, reason: str = "", *, keeps_job: bool = False
+    ) -> None:
+        if not keeps_job:
+            self._jobs.end(life)
+        life.go(state, now_s, reason, keeps_job=keeps_job)
         self._send(life, now_s)
 
     def _send(self, life: Life, now_s: float) -> None:
@@ -498,11 +504,6 @@ class LifeSteps:
             package=life.package,
         )
         self._emit(Order(life.name, life.target.boot_id, order))
-
-
-def _is_warmed_by_users(life: Life, now_s: float) -> bool:
-    """True while it serves cold, and users waited for it. All other work would delay them."""
-    return life.is_awaited and life.is_cold(now_s)
 
 
 def held_positions(

@@ -1,9 +1,14 @@
-"""Asks serving decode replicas for the golden tokens of versions that have none yet. Pure."""
+"""Asks serving decode replicas for the golden tokens of versions that have none yet. Pure.
+
+A run beside users may end before its last prompt. Its answers are kept, and the next run has the prompts that are left.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Final
 
+from controlplane.rollouts.golden import Answer
 from controlplane.warmup.fleet import Fleet
 from controlplane.warmup.job_table import JobTable
 from controlplane.warmup.jobs import ReferenceJob, ReferenceResult
@@ -14,7 +19,25 @@ ASKED_MAX: Final = 2
 """Replicas that are asked at a time: two that agree make a reference. A single one is asked twice."""
 
 RETRY_S: Final = 10.0
-"""Time from the end of a run without an answer, or of a second one, to the next one on the same replica."""
+"""Time from the end of a run that left prompts, or of a second one, to the next one on the same replica."""
+
+RETRY_S_MAX: Final = 300.0
+"""Longest such time. It doubles with each run without a single answer."""
+
+
+@dataclass(slots=True)
+class _Run:
+    """The answers of one boot of an engine, until they are complete."""
+
+    key: ReferenceKey
+    engine_boot_id: str
+    answers: dict[int, Answer] = field(default_factory=dict)
+    """Good answers by the position of their prompts."""
+    asked: tuple[int, ...] = ()
+    """Positions of the prompts that run now. Empty: none runs."""
+    retry_s: float = float("-inf")
+    """Time before which no further prompt runs."""
+    pause_s: float = RETRY_S
 
 
 class ReferenceLearning:
@@ -24,48 +47,67 @@ class ReferenceLearning:
         self._references = references
         self._fleet = fleet
         self._jobs = jobs
-        self._asked: dict[str, ReferenceKey] = {}
-        """Replicas that run golden prompts now."""
-        self._retry_s: dict[str, float] = {}
-        """Replicas that did not answer, with the time of the next try."""
+        self._runs: dict[str, _Run] = {}
+        """By replica: those that run golden prompts, have some left, or rest after their runs."""
 
-    def referees(self, key: ReferenceKey) -> list[Life]:
-        """Return the serving decode replicas that can tell the golden tokens of `key`."""
-        return self._fleet.referees(key)
+    def can_tell(self, key: ReferenceKey) -> bool:
+        """True if the replicas in service can tell the golden tokens of `key`: two of them, or one without another."""
+        found = self._fleet.referees(key)
+        return len(found) > 1 or any(not self._fleet.has_other_decode(key, each.name) for each in found)
 
     def forget(self) -> None:
         """Forget the runs: this process leads no more."""
-        self._asked.clear()
-        self._retry_s.clear()
+        self._runs.clear()
 
     def step(self, most_s: float, now_s: float) -> None:
         """Ask for the golden tokens that are not known. A run takes `most_s` at most."""
+        for name in [name for name in self._runs if name not in self._fleet.lives]:
+            del self._runs[name]
         keys = {each.key for each in self._fleet.lives.values() if each.target.engine_boot_id}
         for key in sorted(key for key in keys if not self._references.expected(key)):
-            for life in self.referees(key):
-                if sum(each == key for each in self._asked.values()) >= ASKED_MAX:
+            for life in self._fleet.referees(key):
+                if sum(bool(each.asked) and each.key == key for each in self._runs.values()) >= ASKED_MAX:
                     break
                 is_told = self._has_claim(key, life) and self._fleet.has_other_decode(key, life.name)
-                is_asked = life.name in self._asked or is_told
-                if is_asked or life.job or now_s < self._retry_s.get(life.name, now_s):
+                run = self._run_of(life)
+                has_users = life.is_hurried and life.is_left_to_users(now_s)
+                if is_told or has_users or life.job or run.asked or now_s < run.retry_s:
                     continue
-                self._asked[life.name] = key
-                self._jobs.run(ReferenceJob(life.target, self._references.prompts(key), now_s + most_s))
+                prompts = self._references.prompts(key)
+                run.asked = tuple(at for at in range(len(prompts)) if at not in run.answers)
+                chosen = tuple(prompts[at] for at in run.asked)
+                self._jobs.run(ReferenceJob(life.target, chosen, now_s + most_s))
 
     def take(self, job: ReferenceJob, result: ReferenceResult, now_s: float) -> None:
         """Take the answers of a replica."""
         name = job.target.process_id
-        key, life = self._asked.pop(name, None), self._fleet.lives.get(name)
-        if key is None or life is None or life.target != job.target or not life.serves:
+        run, life = self._runs.get(name), self._fleet.lives.get(name)
+        if run is None or not run.asked or run.engine_boot_id != job.target.engine_boot_id:
             return
-        if result.error or any(each.error for each in result.answers):
-            self._retry_s[name] = now_s + RETRY_S
+        asked, run.asked = run.asked, ()
+        if life is None or life.target != job.target or not life.serves:
+            del self._runs[name]
             return
-        is_again, engine = self._has_claim(key, life), life.target.engine_boot_id
-        is_alone = not self._fleet.has_other_decode(key, name)
-        self._references.claim(key, name, engine, result.answers, is_alone=is_alone)
-        if is_again:
-            self._retry_s[name] = now_s + RETRY_S
+        given = dict(zip(asked, result.answers, strict=False))
+        good = {at: each for at, each in given.items() if not each.error}
+        run.answers |= good
+        run.pause_s = RETRY_S if good else min(2 * run.pause_s, RETRY_S_MAX)
+        run.retry_s = now_s + run.pause_s
+        if len(run.answers) < len(self._references.prompts(run.key)):
+            return
+        is_again, is_alone = self._has_claim(run.key, life), not self._fleet.has_other_decode(run.key, name)
+        answers = tuple(each for _, each in sorted(run.answers.items()))
+        self._references.claim(run.key, name, run.engine_boot_id, answers, is_alone=is_alone)
+        run.answers = {}
+        if not is_again:
+            run.retry_s = now_s
+
+    def _run_of(self, life: Life) -> _Run:
+        """Return the run of this boot of the engine."""
+        found = self._runs.get(life.name)
+        if found is None or (found.key, found.engine_boot_id) != (life.key, life.target.engine_boot_id):
+            found = self._runs[life.name] = _Run(life.key, life.target.engine_boot_id)
+        return found
 
     def _has_claim(self, key: ReferenceKey, life: Life) -> bool:
         return self._references.has_claim(key, life.name, life.target.engine_boot_id)

@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 
 import grpc
 
-from controlplane.golden_runner import answer, answers
+from controlplane.golden_runner import RUNNING_MAX, answer
 from controlplane.rollouts.golden import Answer
 from controlplane.warmup import handoffs, seeding
 from controlplane.warmup.hot_record import HotQuestion, HotRecord
@@ -164,14 +164,15 @@ class WarmUpRunner:
 
     async def _run_reference(self, job: ReferenceJob) -> ReferenceResult:
         session = self._session(job.target)
-        found: tuple[Answer, ...] = ()
+        found: dict[int, Answer] = {}
 
         async def ask() -> None:
-            nonlocal found
-            found = await answers(session, job.prompts, self._left_s(job.end_s), self._clock)
+            await answer(found, session, job.prompts, job.end_s, RUNNING_MAX)
 
         error = await self._until(job.end_s, (session,), ask)
-        return ReferenceResult(found, _cut(session.lost or error))
+        absent = Answer(error=session.lost or error or "no answer")
+        given = tuple(found.get(at, absent) for at in range(len(job.prompts)))
+        return ReferenceResult(given, _cut(session.lost or error))
 
     async def _run_record(self, job: RecordJob) -> RecordResult:
         result = RecordResult()

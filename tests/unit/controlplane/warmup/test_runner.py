@@ -10,6 +10,7 @@ from functools import partial
 
 import pytest
 
+from controlplane.golden_runner import RUNNING_MAX
 from controlplane.rollouts.golden import Prompt
 from controlplane.warmup.hot_record import HotPrefix, HotQuestion, HotRecord, HotShape
 from controlplane.warmup.jobs import (
@@ -386,6 +387,26 @@ async def test_a_reference_is_the_answers_of_a_decode() -> None:
         result = await runner().run(reference)
         assert isinstance(result, ReferenceResult) and "the stream was lost" in result.error
         assert len(result.answers) == len(job.prompts)
+
+
+async def test_a_reference_run_that_ends_early_keeps_its_answers() -> None:
+    """The engine stops after the first prompts, as one whose users come first."""
+    async with fleet("decode-0") as (decode,):
+        probe = probe_job(decode, end_s=CLOCK.now_s() + 0.5)
+        decode.engine.is_stopped = True
+        job = asyncio.create_task(runner().run(ReferenceJob(probe.target, probe.prompts, probe.end_s)))
+        await until(lambda: len(decode.submits) == RUNNING_MAX)
+        while len(decode.submits) == RUNNING_MAX:
+            decode.engine.step(CLOCK.now_s())
+            decode.shell.after_event()
+            await asyncio.sleep(0.0)
+        result = await job
+        assert isinstance(result, ReferenceResult) and len(result.answers) == len(probe.prompts)
+        good = [at for at, answer in enumerate(result.answers) if not answer.error]
+        assert 0 < len(good) < len(probe.prompts)
+        for at in good:
+            wanted = tuple(expected(probe.prompts[at].token_ids, 4, -1))
+            assert result.answers[at].token_ids == wanted
 
 
 async def test_a_record_keeps_what_enough_tenants_sent() -> None:

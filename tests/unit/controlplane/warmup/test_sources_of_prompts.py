@@ -6,11 +6,17 @@ import pytest
 
 from controlplane.rollouts.golden import Answer, fixed_prompts
 from controlplane.shadow.before_rollout import PROOF_MAX_S
-from controlplane.warmup.actions import LifeAction, RunJob
+from controlplane.warmup.actions import CancelJob, LifeAction, RunJob
 from controlplane.warmup.bounds import ModelBounds
 from controlplane.warmup.jobs import PassJob, PassResult, ProbeJob, ProbeResult, SeedJob
 from controlplane.warmup.life import WARM_BY_SERVICE_S
-from controlplane.warmup.life_steps import BACKGROUND_RETRY_S, QUICK_PROMPTS, RUNNING_MAX, WARM_PROMPTS_MAX
+from controlplane.warmup.life_steps import (
+    BACKGROUND_RETRY_S,
+    HELD_PROMPT_TOKENS_MAX,
+    QUICK_PROMPTS,
+    RUNNING_MAX,
+    WARM_PROMPTS_MAX,
+)
 from controlplane.warmup.lives import Lives
 from controlplane.warmup.packages import Package, Packages, ShapeRow, package_name
 from controlplane.warmup.references import ReferenceKey, References
@@ -40,6 +46,7 @@ class Rig:
         """`batches`, `lengths`: shapes of the package; none: there is no package. `prefixes`: its prefixes."""
         self.actions: list[LifeAction] = []
         self.now_s = 0.0
+        self.queues = UserQueues()
         references = References(PROMPTS, {})
         references.restore(ReferenceKey("v1", ""), TOKENS)
         packages = Packages(lambda: 0.0)
@@ -78,8 +85,7 @@ class Rig:
     def next_job(self) -> tuple[int, PassJob | ProbeJob]:
         """Let time go on until the fresh decode has a job. Those of the others never end."""
         for _ in range(100):
-            self.now_s += 0.5
-            self.lives.step(UserQueues(), lambda _: (), self.now_s)
+            self.step()
             for each in list(self.actions):
                 self.actions.remove(each)
                 if not isinstance(each, RunJob) or not isinstance(each.job, PassJob | ProbeJob):
@@ -87,6 +93,11 @@ class Rig:
                 if each.job.target.process_id == NAME:
                     return each.number, each.job
         raise AssertionError("no job")
+
+    def step(self) -> None:
+        """Let time go on."""
+        self.now_s += 0.5
+        self.lives.step(self.queues, lambda _: (), self.now_s)
 
     def probe(self) -> tuple[int, ProbeJob]:
         """End the passes, and return the first probe."""
@@ -367,16 +378,35 @@ def test_a_decode_short_of_time_leaves_its_prompts_to_the_prefill(is_awaited: bo
     assert rig.probe()[1].source is not None
 
 
-def test_a_decode_without_an_answer_in_time_is_probed_in_full_later() -> None:
-    """Users waited for it. One prompt runs in service, with the prefill; handoffs with its peers follow after 30 s."""
+@pytest.mark.parametrize(
+    ("batches", "runs"), [((), WARM_PROMPTS_MAX), ((2,), 2), ((2, 64), WARM_PROMPTS_MAX)]
+)
+def test_golden_prompts_of_a_decode_that_users_wait_for_make_a_batch(
+    batches: tuple[int, ...], runs: int
+) -> None:
+    """One prompt alone would be a cold step of a shape that a queue of users seldom meets. The batch is recorded work."""
+    rig = Rig("prefill-0", batches=batches)
+    rig.queues = UserQueues(unplaced=frozenset({"default"}))
+    _, job = rig.probe()
+    assert (len(job.prompts), job.running_max) == (runs, max(runs, RUNNING_MAX))
+    assert job.source is not None and not job.checks_cancel
+    assert all(len(prompt.token_ids) <= HELD_PROMPT_TOKENS_MAX for prompt in job.prompts)
+
+
+@pytest.mark.parametrize("has_answers", [False, True])
+def test_a_decode_without_an_answer_in_time_is_probed_in_full_later(has_answers: bool) -> None:
+    """Users waited for it. Its batch goes on in service; handoffs with its peers follow after 30 s."""
     rig = Rig("prefill-0")
-    rig.probe()
+    rig.queues = UserQueues(unplaced=frozenset({"default"}))
+    number, job = rig.probe()
     life = rig.lives.get(NAME)
     assert life is not None
-    life.is_awaited = True
-    number, job = rig.probe()
-    assert life.serves and job.source is not None and len(job.prompts) == 1 and not job.peers
-    rig.lives.on_result(number, ProbeResult(_right(job)), rig.now_s)
+    while not life.serves:
+        rig.step()
+    assert life.job == number and not any(isinstance(each, CancelJob) for each in rig.actions)
+    assert job.end_s - life.since_s >= 10.0
+    answers = _right(job) if has_answers else tuple(Answer(error="late") for _ in job.prompts)
+    rig.lives.on_result(number, ProbeResult(answers), rig.now_s)
     began_s = rig.now_s
     _, job = rig.probe()
     assert rig.now_s - began_s >= WARM_BY_SERVICE_S - 10.0 and not life.is_cold(rig.now_s)

@@ -1,0 +1,164 @@
+"""Reference runs beside users: they end early, and go on later."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from controlplane.rollouts.golden import Answer, fixed_prompts
+from controlplane.warmup.actions import LifeAction, RunJob
+from controlplane.warmup.bounds import ModelBounds
+from controlplane.warmup.jobs import ReferenceJob, ReferenceResult
+from controlplane.warmup.lives import Lives
+from controlplane.warmup.packages import Packages
+from controlplane.warmup.reference_learning import RETRY_S, RETRY_S_MAX
+from controlplane.warmup.references import ReferenceKey, References
+from controlplane.warmup.settings import WarmUpSettings
+from controlplane.warmup.user_queues import UserQueues
+from kvmesh.control.v1 import snapshot_pb2 as pb
+from kvmesh.membership.member import Member
+
+KEY = ReferenceKey("v1", "")
+PROMPTS = fixed_prompts(256, 1024)
+TOKENS = tuple((at, at + 1) for at in range(len(PROMPTS)))
+LATE = Answer(error="late")
+
+
+class Rig:
+    """Decode replicas of a version without golden tokens. Each reports the state of its lease."""
+
+    def __init__(self, **states: str) -> None:
+        self.actions: list[LifeAction] = []
+        self.references = References(PROMPTS, {})
+        self.now_s = 0.0
+        self.queues = UserQueues()
+        self.lives = Lives(
+            WarmUpSettings(),
+            self.references,
+            Packages(lambda: 0.0),
+            lambda _: ModelBounds(1024, 256, {"decode": 100}),
+            self.actions.append,
+            lambda _: None,
+        )
+        self.states = states
+        self.meet()
+
+    def meet(self, engine: str = "e1") -> None:
+        """Take leases and reports. `engine`: the boot of the engine of `a`."""
+        boots = {name: engine if name == "a" else "e1" for name in self.states}
+        self.lives.on_members(
+            [_member(name, state, boots[name]) for name, state in self.states.items()], self.now_s
+        )
+        for name, state in self.states.items():
+            number = pb.ReplicaState.Value(f"REPLICA_STATE_{state.upper()}")
+            report = pb.ReplicaLife(state=number, engine_boot_id=f"{name}-{boots[name]}", self_served=True)
+            self.lives.on_report(name, "b1", report, self.now_s)
+
+    def run(self, most_s: float = 2000.0) -> tuple[int, ReferenceJob]:
+        """Let time go on until a reference run begins."""
+        end_s = self.now_s + most_s
+        while self.now_s < end_s:
+            self.now_s += 0.5
+            self.lives.step(self.queues, lambda _: (), self.now_s)
+            while self.actions:
+                action = self.actions.pop(0)
+                if isinstance(action, RunJob) and isinstance(action.job, ReferenceJob):
+                    return action.number, action.job
+        raise AssertionError("no reference run")
+
+    def answer(self, number: int, job: ReferenceJob, given: int) -> None:
+        """End a run with answers to its first prompts."""
+        good = tuple(Answer(TOKENS[PROMPTS.index(each)]) for each in job.prompts[:given])
+        late = (LATE,) * (len(job.prompts) - len(good))
+        error = "late" if late else ""
+        self.lives.on_result(number, ReferenceResult((*good, *late), error), self.now_s)
+
+
+def _member(name: str, state: str, engine: str) -> Member:
+    return Member(
+        process_id=name,
+        role="decode",
+        address=f"{name}:1",
+        boot_id="b1",
+        model_version="v1",
+        block_tokens=4,
+        state=state,
+        draining=state != "serving",
+        capabilities=("life",),
+        engine_boot_id=f"{name}-{engine}",
+    )
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_run_goes_on_with_the_prompts_that_are_left(seed: int) -> None:
+    """Under a load no run has time for all prompts. Before, each began anew, for ever, at the cost of users."""
+    chance, rig, asked = random.Random(seed), Rig(a="serving", b="serving"), dict[str, int]()
+    while not rig.references.expected(KEY):
+        number, job = rig.run()
+        given = chance.randint(0, 6)
+        for prompt in job.prompts[:given]:
+            name = f"{job.target.process_id} {len(prompt.token_ids)}"
+            asked[name] = asked.get(name, 0) + 1
+        rig.answer(number, job, given)
+    assert rig.references.expected(KEY) == TOKENS
+    assert set(asked.values()) == {1} and len(asked) == 2 * len(PROMPTS)
+
+
+def test_runs_without_an_answer_come_at_longer_intervals() -> None:
+    """Each one costs users. One answer, and the interval is the first one again."""
+    rig = Rig(a="serving")
+    number, job = rig.run()
+    pauses = list[float]()
+    for _ in range(8):
+        ended_s = rig.now_s
+        rig.answer(number, job, 0)
+        number, job = rig.run()
+        pauses.append(rig.now_s - ended_s)
+    assert pauses == [min(2.0**at * RETRY_S, RETRY_S_MAX) for at in range(1, 9)]
+    ended_s = rig.now_s
+    rig.answer(number, job, 1)
+    rig.run()
+    assert rig.now_s - ended_s == RETRY_S
+
+
+def test_answers_of_an_earlier_boot_do_not_count() -> None:
+    """The engine was started anew; a late result of the earlier run is dropped."""
+    rig = Rig(a="serving")
+    number, job = rig.run()
+    rig.answer(number, job, 5)
+    number, job = rig.run()
+    assert len(job.prompts) == len(PROMPTS) - 5
+    rig.meet("e2")
+    late_number, late_job = number, job
+    number, job = rig.run()
+    assert job.prompts == PROMPTS
+    rig.answer(late_number, late_job, len(late_job.prompts))
+    rig.answer(number, job, 3)
+    assert rig.references.expected(KEY) == () and len(rig.run()[1].prompts) == len(PROMPTS) - 3
+
+
+def test_a_replica_that_the_tokens_need_is_not_held_for_them() -> None:
+    """One decode serves, as at the first start of a mesh. Its tokens count once the other agrees, which serves first."""
+    rig = Rig(a="serving", b="probing")
+    number, job = rig.run()
+    assert job.target.process_id == "a"
+    rig.answer(number, job, len(PROMPTS))
+    life = rig.lives.get("b")
+    assert life is not None and life.serves and not life.is_proved
+    assert "no replica can tell" in life.reason
+    number, job = rig.run()
+    assert job.target.process_id == "b"
+    rig.answer(number, job, len(PROMPTS))
+    assert rig.references.expected(KEY) == TOKENS
+
+
+def test_a_decode_that_two_others_can_prove_is_held() -> None:
+    """Their tokens are under way."""
+    rig = Rig(a="serving", b="serving", c="probing")
+    runs = [rig.run(), rig.run()]
+    life = rig.lives.get("c")
+    assert life is not None and life.state.is_held
+    for number, job in runs:
+        rig.answer(number, job, len(PROMPTS))
+    assert rig.references.expected(KEY) == TOKENS and life.state.is_held
