@@ -291,7 +291,10 @@ class LifeSteps:
         elif life.is_left_to_users(now_s):
             life.positions = self._in_service(life, now_s)[:1]
         elif life.serves:
-            life.positions = self._left(life, now_s) or self._in_service(life, now_s)[:QUICK_PROMPTS]
+            left = self._left(life, now_s)
+            if life.is_hurried and life.is_awaited:  # its pool was short of capacity, and may still be
+                left = left[:QUICK_PROMPTS]
+            life.positions = left or self._in_service(life, now_s)[:QUICK_PROMPTS]
         else:
             warmed = self._warmed(life) or frozenset()
             life.positions = held_positions(prompts, warmed)

@@ -61,8 +61,9 @@ class ReferenceLearning:
 
     def step(self, most_s: float, now_s: float) -> None:
         """Ask for the golden tokens that are not known. A run takes `most_s` at most."""
-        for name in [name for name in self._runs if name not in self._fleet.lives]:
-            del self._runs[name]
+        for name, run in list(self._runs.items()):
+            if name not in self._fleet.lives and not run.asked:
+                del self._runs[name]
         keys = {each.key for each in self._fleet.lives.values() if each.target.engine_boot_id}
         for key in sorted(key for key in keys if not self._references.expected(key)):
             for life in self._fleet.referees(key):
@@ -82,7 +83,7 @@ class ReferenceLearning:
         """Take the answers of a replica."""
         name = job.target.process_id
         run, life = self._runs.get(name), self._fleet.lives.get(name)
-        if run is None or not run.asked or run.engine_boot_id != job.target.engine_boot_id:
+        if run is None or not run.asked:
             return
         asked, run.asked = run.asked, ()
         if life is None or life.target != job.target or not life.serves:
@@ -103,8 +104,10 @@ class ReferenceLearning:
             run.retry_s = now_s
 
     def _run_of(self, life: Life) -> _Run:
-        """Return the run of this boot of the engine."""
+        """Return the run of this boot of the engine, or that of an earlier boot while its job goes on."""
         found = self._runs.get(life.name)
+        if found is not None and found.asked:
+            return found
         if found is None or (found.key, found.engine_boot_id) != (life.key, life.target.engine_boot_id):
             found = self._runs[life.name] = _Run(life.key, life.target.engine_boot_id)
         return found
