@@ -45,11 +45,11 @@ async def run(
 ) -> tuple[list[Case], list[list[int]], list[Answer], dict[str, int]]:
     """Return the cases that ran, the oracle's tokens, the mesh's outputs, and counters of the mesh.
 
-    The longest prompt runs twice more after all others, so the cache serves a request however the others met.
+    The longest prompt runs three times more after all others. There are two prefill replicas, so one serves it from its cache.
     """
     config = mesh_config(arithmetic)
     end_token_id = json.loads((config.mesh.model_path / "model.json").read_text())["stop_token_id"]
-    repeated = [max(chosen, key=lambda case: len(case.ids))] * 2
+    repeated = [max(chosen, key=lambda case: len(case.ids))] * 3
     ran = [*chosen, *repeated]
     async with running_engine(config, folder, "--no-prefix-reuse") as address:
         oracle = Oracle(address, end_token_id)

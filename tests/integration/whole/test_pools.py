@@ -57,6 +57,7 @@ async def test_pools_of_two_versions_serve_beside_each_other(salt: str, tmp_path
         for name in mesh.running("router"):
             status = await mesh.status(name)
             assert {pool_of(view.replica) for view in status.replicas} == {pool_of(name)}
+        await until(lambda: _has_routers(mesh, 3), 20, "the frontend has the routers of both pools")
         found = await generate(mesh.client(), request())
         assert found.error is None and found.ids == truth("s1", mesh.config)
         later = await of_next(mesh, tmp_path, salt)
@@ -65,6 +66,11 @@ async def test_pools_of_two_versions_serve_beside_each_other(salt: str, tmp_path
             peers = 1 if pool_of(name) == "stable" else 0
             assert await sample(mesh, name, "kvmesh_router_peer_routers") == peers, name
         await check_leases(mesh)
+
+
+async def _has_routers(mesh: Mesh, count: int) -> bool:
+    """Return whether the frontend has `count` routers. Before, it may serve from the pool whose routers it has."""
+    return await sample(mesh, "frontend-0", "kvmesh_frontend_routers_up") == count
 
 
 async def of_next(mesh: Mesh, folder: Path, salt: str) -> list[int]:
