@@ -45,7 +45,7 @@ async def run(
 ) -> tuple[list[Case], list[list[int]], list[Answer], dict[str, int]]:
     """Return the cases that ran, the oracle's tokens, the mesh's outputs, and counters of the mesh.
 
-    The longest prompt runs three times more after all others. There are two prefill replicas, so one serves it from its cache.
+    The longest prompt runs three times more after all others: one of the two prefill replicas then has it in its cache.
     """
     config = mesh_config(arithmetic)
     end_token_id = json.loads((config.mesh.model_path / "model.json").read_text())["stop_token_id"]
