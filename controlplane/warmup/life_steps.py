@@ -272,7 +272,7 @@ class LifeSteps:
         elif life.age_s(now_s) >= most_s:
             life.reason = life.reason or f"no proof after {most_s:g} s"
             # A prefill may be the cause; where users wait, it is the queue.
-            life.runs_alone = bool(life.positions) and not life.is_awaited
+            life.runs_alone = life.runs_alone or (bool(life.positions) and not life.is_awaited)
             self._serve(life, now_s, is_proved=False, keeps_job=life.is_awaited)
         elif self._references.expected(life.key):
             if not life.job and now_s >= life.retry_s:
