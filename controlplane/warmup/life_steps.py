@@ -439,7 +439,7 @@ class LifeSteps:
         """
         prompts = self._references.prompts(life.key)
         lengths = self._warmed(life)
-        if lengths is None:
+        if not lengths:  # without a prompt nothing would be proved
             lengths = frozenset(map(_shape_of, prompts))
         if life.is_left_to_users(now_s):
             lengths = largest_shape(prompts, lengths)
@@ -480,7 +480,8 @@ class LifeSteps:
 
     def _source_of(self, life: Life, prompts: Sequence[Prompt]) -> Target | None:
         """Return the prefill that computes the golden prompts of the probe. None: the replica computes them itself."""
-        has_handoffs = not life.runs_alone and all(prompts[at].output_tokens > 1 for at in life.positions)
+        is_alone = life.runs_alone or bool(life.suspects)  # the prefill may be the one that is wrong
+        has_handoffs = not is_alone and all(prompts[at].output_tokens > 1 for at in life.positions)
         return self._source(life) if has_handoffs else None
 
     def _peers(self, life: Life) -> tuple[Target, ...]:

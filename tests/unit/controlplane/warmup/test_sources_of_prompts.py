@@ -414,6 +414,41 @@ def test_a_decode_without_an_answer_in_time_is_probed_in_full_later(has_answers:
     assert job.peers and len(job.prompts) == QUICK_PROMPTS and job.source is not None
 
 
+def test_no_prefill_computes_the_suspects_of_a_decode() -> None:
+    """Users waited for it, and its suspects had no answer in time alone. The prefill may be the one that is wrong."""
+    rig = Rig("prefill-0")
+    rig.queues = UserQueues(unplaced=frozenset({"default"}))
+    number, job = rig.probe()
+    assert job.source is not None
+    wrong = tuple(Answer((9, 9)) for _ in job.prompts)
+    rig.lives.on_result(number, ProbeResult(wrong), rig.now_s)
+    life = rig.lives.get(NAME)
+    assert life is not None and life.suspects
+    number, job = rig.probe()
+    for _ in range(100):
+        rig.step()
+    assert life.serves and job.source is None
+    late = tuple(Answer(error="late") for _ in job.prompts)
+    rig.lives.on_result(number, ProbeResult(late), rig.now_s)
+    for _ in range(3):
+        number, job = rig.probe()
+        assert job.source is None
+        rig.lives.on_result(number, ProbeResult(late), rig.now_s)
+
+
+def test_a_decode_without_warmed_lengths_is_not_proved_by_no_prompt() -> None:
+    """Its package has batches alone, and it computes its prompts itself."""
+    rig = Rig(batches=(2, 4))
+    life = rig.lives.get(NAME)
+    assert life is not None
+    for _ in range(40):
+        number, job = rig.probe()
+        assert job.prompts
+        late = tuple(Answer(error="late") for _ in job.prompts)
+        rig.lives.on_result(number, ProbeResult(late, frees_blocks=True), rig.now_s)
+    assert life.serves and not life.is_proved
+
+
 def test_a_replica_whose_engine_is_silent_is_not_probed() -> None:
     """Its golden prompts would fail. They run once the engine answers."""
     rig = Rig("prefill-0")
