@@ -71,7 +71,7 @@ class Life:
     suspects: frozenset[int] = frozenset()
     """Golden prompts that gave wrong tokens once."""
     warmed_batch: int = 0
-    """Largest batch of the passes that golden prompts may have; 0: no pass ran."""
+    """Largest batch for golden prompts: of its passes, or of its users if it was released before them. 0: unknown."""
     runs_alone: bool = False
     """True if a decode computes its golden prompts itself, because some failed or were wrong with those of a prefill."""
     passed: frozenset[int] = frozenset()

@@ -35,7 +35,7 @@ QUICK_PROMPTS: Final = 4
 """Golden prompts of such a probe."""
 
 HURRIED_S: Final = 3.0
-"""Longest probe of a replica that its pool needs at once. It runs one golden prompt: its engine may be cold."""
+"""Longest probe of a replica that its pool needs at once. One golden prompt, or a batch at a decode that users wait for."""
 
 RUNNING_MAX: Final = 4
 """Golden prompts at a time on a decode. A held one runs a batch that its passes have warmed. A prefill runs one at a time:
@@ -52,6 +52,9 @@ RETRY_S: Final = 1.0
 
 BACKGROUND_RETRY_S: Final = 30.0
 """The same for a replica that serves."""
+
+PARTS: Final = 4
+"""Probes over which the golden prompts of a replica that users waited for are spread, BACKGROUND_RETRY_S apart."""
 
 BACKGROUND_PROBES_MAX: Final = 32
 """Probes of serving replicas at a time. A probe of suspects begins at once."""
@@ -278,7 +281,7 @@ class LifeSteps:
             if not life.job and now_s >= life.retry_s:
                 end_s = life.since_s + (self._settings.probing_max_s if life.is_awaited else most_s)
                 self._begin_probe(life, now_s, end_s, is_short=is_short)
-        elif self._learning.can_tell(life.key):
+        elif self._learning.can_tell(life.key, now_s):
             life.reason = "waits for the golden tokens of its version"
         else:
             life.reason = "no replica can tell the golden tokens of its version"
@@ -293,7 +296,7 @@ class LifeSteps:
         elif life.serves:
             left = self._left(life, now_s)
             if life.is_hurried and life.is_awaited:  # its pool was short of capacity, and may still be
-                left = left[:QUICK_PROMPTS]
+                left = next_part(left, life.positions, len(self._in_service(life, now_s)))
             life.positions = left or self._in_service(life, now_s)[:QUICK_PROMPTS]
         else:
             warmed = self._warmed(life) or frozenset()
@@ -410,7 +413,7 @@ class LifeSteps:
     def _may_probe(self, life: Life, now_s: float) -> bool:
         """True if a probe may run beside users. A cold replica with a queue works for its users first.
 
-        One that users waited for runs one golden prompt, and the others once they have warmed it up.
+        One that users waited for has one golden prompt to pass, and the others run once its users have warmed it up.
         """
         if life.suspects:
             return True
@@ -523,6 +526,15 @@ def held_positions(
         return tuple(sorted(warm[:WARM_PROMPTS_MAX]))
     short = [at for at in by_length if len(prompts[at].token_ids) <= HELD_PROMPT_TOKENS_MAX]
     return tuple(sorted((short or by_length[:QUICK_PROMPTS])[:HELD_PROMPTS_MAX]))
+
+
+def next_part(left: Sequence[int], before: Sequence[int], count: int) -> tuple[int, ...]:
+    """Return the part of `left` that follows the probe of `before`, round and round.
+
+    So prompts that never get an answer do not keep the others from their turn. `count`: prompts of all parts.
+    """
+    last, size = max(before, default=-1), max(QUICK_PROMPTS, -(-count // PARTS))
+    return tuple(sorted(left, key=lambda at: (at <= last, at))[:size])
 
 
 def quick_positions(held: tuple[int, ...]) -> tuple[int, ...]:

@@ -50,10 +50,18 @@ class ReferenceLearning:
         self._runs: dict[str, _Run] = {}
         """By replica: those that run golden prompts, have some left, or rest after their runs."""
 
-    def can_tell(self, key: ReferenceKey) -> bool:
-        """True if the replicas in service can tell the golden tokens of `key`: two of them, or one without another."""
+    def can_tell(self, key: ReferenceKey, now_s: float) -> bool:
+        """True if replicas in service can tell the golden tokens of `key` soon: two of them, or one without another.
+
+        At least one of them runs the prompts, or will within RETRY_S. Two that disagree have told what they can.
+        """
         found = self._fleet.referees(key)
-        return len(found) > 1 or any(not self._fleet.has_other_decode(key, each.name) for each in found)
+        if len(found) == 1 and self._fleet.has_other_decode(key, found[0].name):
+            return False
+        return any(
+            self._may_tell(key, each, now_s) and self._run_of(each).retry_s <= now_s + RETRY_S
+            for each in found
+        )
 
     def forget(self) -> None:
         """Forget the runs: this process leads no more."""
@@ -69,10 +77,8 @@ class ReferenceLearning:
             for life in self._fleet.referees(key):
                 if sum(bool(each.asked) and each.key == key for each in self._runs.values()) >= ASKED_MAX:
                     break
-                is_told = self._has_claim(key, life) and self._fleet.has_other_decode(key, life.name)
                 run = self._run_of(life)
-                has_users = life.is_hurried and life.is_left_to_users(now_s)
-                if is_told or has_users or life.job or run.asked or now_s < run.retry_s:
+                if not self._may_tell(key, life, now_s) or life.job or run.asked or now_s < run.retry_s:
                     continue
                 prompts = self._references.prompts(key)
                 run.asked = tuple(at for at in range(len(prompts)) if at not in run.answers)
@@ -102,6 +108,11 @@ class ReferenceLearning:
         run.answers = {}
         if not is_again:
             run.retry_s = now_s
+
+    def _may_tell(self, key: ReferenceKey, life: Life, now_s: float) -> bool:
+        """True if `life` has yet to tell its tokens, and is not a cold replica that users waited for."""
+        is_told = self._has_claim(key, life) and self._fleet.has_other_decode(key, life.name)
+        return not is_told and not (life.is_hurried and life.is_left_to_users(now_s))
 
     def _run_of(self, life: Life) -> _Run:
         """Return the run of this boot of the engine, or that of an earlier boot while its job goes on."""

@@ -13,6 +13,7 @@ from controlplane.warmup.life import WARM_BY_SERVICE_S
 from controlplane.warmup.life_steps import (
     BACKGROUND_RETRY_S,
     HELD_PROMPT_TOKENS_MAX,
+    PARTS,
     QUICK_PROMPTS,
     RUNNING_MAX,
     WARM_PROMPTS_MAX,
@@ -361,8 +362,8 @@ def test_wrong_tokens_behind_the_largest_shape_are_found(wrong_tokens: tuple[int
         if life.state.name == "QUARANTINED":
             break
         number, job = rig.probe()
-    probes = 1 + -(-len(PROMPTS) // QUICK_PROMPTS)
-    assert life.state.name == "QUARANTINED" and rig.now_s < WARM_BY_SERVICE_S + probes * BACKGROUND_RETRY_S
+    assert life.state.name == "QUARANTINED"
+    assert rig.now_s < WARM_BY_SERVICE_S + (PARTS + 1) * BACKGROUND_RETRY_S
 
 
 @pytest.mark.parametrize("is_awaited", [False, True])
@@ -402,16 +403,72 @@ def test_a_decode_without_an_answer_in_time_is_probed_in_full_later(has_answers:
     number, job = rig.probe()
     life = rig.lives.get(NAME)
     assert life is not None
-    while not life.serves:
-        rig.step()
-    assert life.job == number and not any(isinstance(each, CancelJob) for each in rig.actions)
+    for _ in range(20):
+        if not life.serves:
+            rig.step()
+    assert life.serves and life.job == number and not any(isinstance(each, CancelJob) for each in rig.actions)
     assert job.end_s - life.since_s >= 10.0
     answers = _right(job) if has_answers else tuple(Answer(error="late") for _ in job.prompts)
     rig.lives.on_result(number, ProbeResult(answers), rig.now_s)
     began_s = rig.now_s
     _, job = rig.probe()
     assert rig.now_s - began_s >= WARM_BY_SERVICE_S - 10.0 and not life.is_cold(rig.now_s)
-    assert job.peers and len(job.prompts) == QUICK_PROMPTS and job.source is not None
+    assert job.peers and len(job.prompts) == len(PROMPTS) // PARTS and job.source is not None
+
+
+def test_wrong_tokens_of_prompts_that_go_on_in_service_take_a_decode_out() -> None:
+    """It served without an answer, because users waited. The prompts run once more by itself, at once."""
+    rig = Rig("prefill-0")
+    rig.queues = UserQueues(unplaced=frozenset({"default"}))
+    number, job = rig.probe()
+    life = rig.lives.get(NAME)
+    assert life is not None
+    for _ in range(20):
+        if not life.serves:
+            rig.step()
+    began_s = rig.now_s
+    for _ in range(2):
+        assert life.serves
+        wrong = tuple(Answer((9, 9)) for _ in job.prompts)
+        rig.lives.on_result(number, ProbeResult(wrong), rig.now_s)
+        if life.serves:
+            number, job = rig.probe()
+            assert job.source is None
+    assert life.state.name == "QUARANTINED" and rig.now_s - began_s <= 1.0
+
+
+def test_prompts_without_an_answer_do_not_keep_the_others_from_their_turn() -> None:
+    """Users waited for the decode. Some prompts always fail, and behind them are wrong tokens."""
+    rig = Rig("prefill-0")
+    rig.queues = UserQueues(unplaced=frozenset({"default"}))
+    number, job = rig.probe()
+    life, ran = rig.lives.get(NAME), set[int]()
+    assert life is not None
+    rig.lives.on_result(number, ProbeResult(tuple(Answer(error="late") for _ in job.prompts)), rig.now_s)
+    for _ in range(40):
+        number, job = rig.probe()
+        ran.update(PROMPTS.index(each) for each in job.prompts)
+        answers = tuple(Answer(error="full") for _ in job.prompts)
+        rig.lives.on_result(number, ProbeResult(answers), rig.now_s)
+    assert ran == set(range(len(PROMPTS))) and not life.is_proved
+
+
+def test_a_decode_that_users_waited_for_is_proved_before_a_shadow_gives_up() -> None:
+    """A shadow before a rollout waits for its proof for a while."""
+    rig = Rig("prefill-0")
+    rig.queues = UserQueues(unplaced=frozenset({"default"}))
+    number, job = rig.probe()
+    life = rig.lives.get(NAME)
+    assert life is not None
+    left = set(range(len(PROMPTS)))
+    while left:
+        rig.lives.on_result(number, ProbeResult(_right(job), frees_blocks=True), rig.now_s)
+        before, left = left, left - {PROMPTS.index(each) for each in job.prompts}
+        assert left < before, "each probe has other prompts"
+        if left:
+            number, job = rig.probe()
+    rig.step()
+    assert life.is_proved and life.age_s(rig.now_s) < PROOF_MAX_S
 
 
 def test_no_prefill_computes_the_suspects_of_a_decode() -> None:
