@@ -15,25 +15,11 @@ from controlplane.warmup.settings import WarmUpSettings
 from controlplane.warmup.user_queues import UserQueues
 from kvmesh.control.v1 import snapshot_pb2 as pb
 from kvmesh.membership.member import Member
+from tests.unit.controlplane.warmup.leases import lease
 
 KEY = ReferenceKey("v1", "")
 PROMPTS = fixed_prompts(256, 1024)[:2]
 RIGHT, WRONG = ((1,), (2,)), ((1,), (9,))
-
-
-def _member(name: str, state: str, boot_id: str = "b1", engine: str = "e1") -> Member:
-    return Member(
-        process_id=name,
-        role="decode",
-        address=f"{name}:1",
-        boot_id=boot_id,
-        model_version="v1",
-        block_tokens=4,
-        state=state,
-        draining=state != "serving",
-        capabilities=("life",),
-        engine_boot_id=f"{name}-{engine}",
-    )
 
 
 class Rig:
@@ -90,12 +76,12 @@ def test_a_restarted_service_brings_no_wrong_engine_back(
 ) -> None:
     """It is the only replica, so the hold-back rule would release it. A follower knows the engine by its lease."""
     rig = Rig()
-    rig.lease(_member("a", "quarantined"))
+    rig.lease(lease("a", "quarantined"))
     if has_led:
         rig.report("a", pb.REPLICA_STATE_QUARANTINED)
         rig.step()
         rig.lives.on_gone("a", "b1")
-    rig.lease(_member("a", "starting", boot_id="b2"))
+    rig.lease(lease("a", "starting", boot_id="b2"))
     rig.report("a", state, boot_id="b2")
     for _ in range(50):
         rig.step()
@@ -107,10 +93,10 @@ def test_a_restarted_service_brings_no_wrong_engine_back(
 def test_a_new_engine_of_the_replica_is_warmed_up() -> None:
     """A quarantine ends with its engine."""
     rig = Rig()
-    rig.lease(_member("a", "quarantined"))
+    rig.lease(lease("a", "quarantined"))
     rig.report("a", pb.REPLICA_STATE_QUARANTINED)
     rig.step()
-    rig.lease(_member("a", "starting", engine="e2"))
+    rig.lease(lease("a", "starting", engine="e2"))
     rig.report("a", pb.REPLICA_STATE_STARTING, engine="e2")
     for _ in range(30):
         rig.step()
@@ -121,7 +107,7 @@ def test_a_new_engine_of_the_replica_is_warmed_up() -> None:
 def test_one_serving_replica_makes_no_reference_beside_another_one() -> None:
     """The other has a lease and is held. It may be the right one, so it must not be judged by the first alone."""
     rig = Rig()
-    rig.lease(_member("a", "serving"), _member("b", "starting"))
+    rig.lease(lease("a", "serving"), lease("b", "starting"))
     rig.report("a", pb.REPLICA_STATE_SERVING)
     rig.report("b", pb.REPLICA_STATE_STARTING)
     rig.step()
@@ -130,7 +116,7 @@ def test_one_serving_replica_makes_no_reference_beside_another_one() -> None:
         rig.step()
         rig.answer("a", WRONG)
     assert rig.references.expected(KEY) == ()
-    rig.lease(_member("a", "serving"), _member("b", "serving"))
+    rig.lease(lease("a", "serving"), lease("b", "serving"))
     rig.report("b", pb.REPLICA_STATE_SERVING)
     rig.step()
     assert rig.answer("b", RIGHT)
@@ -151,7 +137,7 @@ def test_a_replica_without_others_makes_the_reference() -> None:
         draining=True,
         engine_boot_id="c-e1",
     )
-    rig.lease(_member("a", "serving"), _member("b", "quarantined"), leaving)
+    rig.lease(lease("a", "serving"), lease("b", "quarantined"), leaving)
     rig.report("a", pb.REPLICA_STATE_SERVING)
     for _ in range(2):
         rig.step()

@@ -23,28 +23,13 @@ from controlplane.warmup.references import ReferenceKey, References
 from controlplane.warmup.settings import Seeding, WarmUpSettings
 from controlplane.warmup.user_queues import UserQueues
 from kvmesh.control.v1 import snapshot_pb2 as pb
-from kvmesh.membership.member import Member
+from tests.unit.controlplane.warmup.leases import lease
 
 KEY = ReferenceKey("v1", "")
 PROMPTS = fixed_prompts(256, 1024)
 TOKENS = tuple((at,) for at in range(len(PROMPTS)))
 NAME = "prefill-0"
 PEERS = ("prefill-1", "prefill-2", "prefill-3")
-
-
-def _member(name: str, state: str) -> Member:
-    return Member(
-        process_id=name,
-        role="prefill",
-        address=f"{name}:1",
-        boot_id="b1",
-        model_version="v1",
-        block_tokens=4,
-        state=state,
-        draining=state != "serving",
-        capabilities=("life",),
-        engine_boot_id=f"{name}-e1",
-    )
 
 
 def _report(name: str, state: pb.ReplicaState.ValueType) -> pb.ReplicaLife:
@@ -88,7 +73,9 @@ def timed_probes(
         actions.append,
         lambda _: None,
     )
-    lives.on_members((_member(NAME, "starting"), *(_member(each, "serving") for each in peers)), 0.0)
+    lives.on_members(
+        (lease(NAME, "starting", "prefill"), *(lease(each, "serving", "prefill") for each in peers)), 0.0
+    )
     for name in peers:
         lives.on_report(name, "b1", _report(name, pb.REPLICA_STATE_SERVING), 0.0)
     lives.on_report(NAME, "b1", _report(NAME, pb.REPLICA_STATE_STARTING), 0.0)
@@ -207,7 +194,7 @@ def test_a_new_leader_leaves_a_cold_replica_to_its_users(is_self_served: bool) -
         actions.append,
         lambda _: None,
     )
-    lives.on_members((_member(NAME, "starting" if is_self_served else "serving"),), 0.0)
+    lives.on_members((lease(NAME, "starting" if is_self_served else "serving", "prefill"),), 0.0)
     if is_self_served:
         lives.on_report(NAME, "b1", _report(NAME, pb.REPLICA_STATE_STARTING), 0.0)
     lives.on_report(NAME, "b1", _report(NAME, pb.REPLICA_STATE_SERVING), 0.0)

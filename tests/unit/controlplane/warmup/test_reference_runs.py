@@ -18,7 +18,7 @@ from controlplane.warmup.references import ReferenceKey, References
 from controlplane.warmup.settings import WarmUpSettings
 from controlplane.warmup.user_queues import UserQueues
 from kvmesh.control.v1 import snapshot_pb2 as pb
-from kvmesh.membership.member import Member
+from tests.unit.controlplane.warmup.leases import lease
 
 KEY = ReferenceKey("v1", "")
 PROMPTS = fixed_prompts(256, 1024)
@@ -49,7 +49,7 @@ class Rig:
         """Take leases and reports. `engine`: the boot of the engine of `a`."""
         boots = {name: engine if name == "a" else "e1" for name in self.states}
         self.lives.on_members(
-            [_member(name, state, boots[name]) for name, state in self.states.items()], self.now_s
+            [lease(name, state, engine=boots[name]) for name, state in self.states.items()], self.now_s
         )
         for name, state in self.states.items():
             number = pb.ReplicaState.Value(f"REPLICA_STATE_{state.upper()}")
@@ -78,21 +78,6 @@ class Rig:
         late = (LATE,) * (len(job.prompts) - len(good))
         error = "late" if late else ""
         self.lives.on_result(number, ReferenceResult((*good, *late), error), self.now_s)
-
-
-def _member(name: str, state: str, engine: str) -> Member:
-    return Member(
-        process_id=name,
-        role="decode",
-        address=f"{name}:1",
-        boot_id="b1",
-        model_version="v1",
-        block_tokens=4,
-        state=state,
-        draining=state != "serving",
-        capabilities=("life",),
-        engine_boot_id=f"{name}-{engine}",
-    )
 
 
 @pytest.mark.parametrize("seed", range(20))

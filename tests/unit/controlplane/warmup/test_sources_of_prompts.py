@@ -25,6 +25,7 @@ from controlplane.warmup.settings import Mode, Seeding, WarmUpSettings
 from controlplane.warmup.user_queues import UserQueues
 from kvmesh.control.v1 import snapshot_pb2 as pb
 from kvmesh.membership.member import Member
+from tests.unit.controlplane.warmup.leases import lease
 
 PROMPTS = fixed_prompts(256, 1024)
 TOKENS = tuple((at, at) for at in range(len(PROMPTS)))
@@ -110,19 +111,12 @@ class Rig:
 
 
 def _member(name: str, state: str) -> Member:
-    role = name.partition("-")[0]
-    return Member(
-        process_id=name,
-        role="decode" if role == "decode" else "prefill",
-        address=f"{name}:1",
-        boot_id="b1",
-        model_version="v1",
-        block_tokens=4,
-        state=state,
-        draining=state != "serving",
-        capabilities=("life",),
-        engine_boot_id=f"{name}-e1",
-        kv_address="" if role == "decode" else f"{name}:2",
+    is_decode = name.startswith("decode")
+    return lease(
+        name,
+        state,
+        role="decode" if is_decode else "prefill",
+        kv_address="" if is_decode else f"{name}:2",
     )
 
 
