@@ -289,31 +289,13 @@ class LifeSteps:
 
     def _begin_probe(self, life: Life, now_s: float, end_s: float, *, is_short: bool) -> None:
         prompts = self._references.prompts(life.key)
-        if life.suspects:
-            life.positions = tuple(sorted(life.suspects))
-        elif life.is_left_to_users(now_s):
-            life.positions = self._in_service(life, now_s)[:1]
-        elif life.serves:
-            left = self._left(life, now_s)
-            if life.is_hurried and life.is_awaited:  # its pool was short of capacity, and may still be
-                left = next_part(left, life.positions, len(self._in_service(life, now_s)))
-            life.positions = left or self._in_service(life, now_s)[:QUICK_PROMPTS]
+        if life.serves or life.suspects:
+            life.positions = self._beside_users(life, now_s)
         else:
-            warmed = self._warmed(life) or frozenset()
-            life.positions = held_positions(prompts, warmed)
-            if is_short and life.is_known_engine:
-                life.positions = quick_positions(life.positions)
-            elif is_short and life.is_awaited and self._source_of(life, prompts) is not None:
-                # Its users fill a batch. One prompt alone would be a cold step of a shape that they seldom meet.
-                life.positions = life.positions[: life.warmed_batch or WARM_PROMPTS_MAX]
-            elif is_short:
-                life.positions = largest_position(prompts, warmed) or life.positions[:1]
+            life.positions = self._before_service(life, prompts, is_short=is_short)
         peers = () if is_short or life.suspects or life.is_probed else self._peers(life)
-        running_max = RUNNING_MAX if life.serves or is_short else life.warmed_batch or RUNNING_MAX
-        if is_short and not life.serves:
-            running_max = max(running_max, len(life.positions))
-        running_max = 1 if life.target.role == "prefill" else running_max
-        source = self._source_of(life, prompts)
+        source = self._source_of(life, prompts, life.positions)
+        running_max = self._running_max(life, is_short=is_short)
         if source is not None and not life.serves:
             life.positions = life.positions[: max(QUICK_PROMPTS, running_max)]  # one batch
         life.reason = f"runs {len(life.positions)} golden prompts"
@@ -321,6 +303,41 @@ class LifeSteps:
         checks_cancel = not is_short or life.is_known_engine  # a cold engine may take seconds for it
         job = ProbeJob(life.target, chosen, peers, end_s, running_max, source, checks_cancel)
         self._jobs.run_for(life, job)
+
+    def _beside_users(self, life: Life, now_s: float) -> tuple[int, ...]:
+        """Return the golden prompts of a probe in service, or the suspects of one that is held."""
+        if life.suspects:
+            return tuple(sorted(life.suspects))
+        wanted = self._in_service(life, now_s)
+        if life.is_left_to_users(now_s):
+            return wanted[:1]
+        left = self._left(life, now_s)
+        if life.is_hurried and life.is_awaited:  # its pool was short of capacity, and may still be
+            left = next_part(left, life.positions, len(wanted))
+        return left or wanted[:QUICK_PROMPTS]
+
+    def _before_service(self, life: Life, prompts: Sequence[Prompt], *, is_short: bool) -> tuple[int, ...]:
+        """Return the golden prompts of a held replica without suspects."""
+        warmed = self._warmed(life) or frozenset()
+        held = held_positions(prompts, warmed)
+        if not is_short:
+            return held
+        if life.is_known_engine:
+            return quick_positions(held)
+        if life.is_awaited and self._source_of(life, prompts, held) is not None:
+            # Its users fill a batch. One prompt alone would be a cold step of a shape that they seldom meet.
+            return held[: life.warmed_batch or WARM_PROMPTS_MAX]
+        return largest_position(prompts, warmed) or held[:1]
+
+    def _running_max(self, life: Life, *, is_short: bool) -> int:
+        """Return how many of its golden prompts run at a time."""
+        if life.target.role == "prefill":
+            return 1
+        if life.serves:
+            return RUNNING_MAX
+        if is_short:
+            return max(RUNNING_MAX, len(life.positions))
+        return life.warmed_batch or RUNNING_MAX
 
     def take_probe(self, life: Life, result: ProbeResult, now_s: float) -> None:
         """Take the result of a probe."""
@@ -481,11 +498,11 @@ class LifeSteps:
         found = [each for each in found if each.is_proved] or found
         return found[zlib.crc32(life.name.encode()) % len(found)].target if found else None
 
-    def _source_of(self, life: Life, prompts: Sequence[Prompt]) -> Target | None:
-        """Return the prefill that computes the golden prompts of the probe. None: the replica computes them itself."""
-        is_alone = life.runs_alone or bool(life.suspects)  # the prefill may be the one that is wrong
-        has_handoffs = not is_alone and all(prompts[at].output_tokens > 1 for at in life.positions)
-        return self._source(life) if has_handoffs else None
+    def _source_of(self, life: Life, prompts: Sequence[Prompt], positions: Sequence[int]) -> Target | None:
+        """Return the prefill that computes the golden prompts at `positions`. None: the replica computes them itself."""
+        if life.runs_alone or life.suspects:  # the prefill may be the one that is wrong
+            return None
+        return self._source(life) if all(prompts[at].output_tokens > 1 for at in positions) else None
 
     def _peers(self, life: Life) -> tuple[Target, ...]:
         """Return the serving replicas of the other role in the pool."""
