@@ -10,25 +10,22 @@ from dataclasses import replace
 from typing import Final
 
 from controlplane.rollouts.golden import Answer, Prompt
-from controlplane.warmup.jobs import Target
+from controlplane.warmup.jobs import SOURCE_S, Target
 from controlplane.warmup.session import Call, CallResult, ReplicaSession
 from kvmesh.attach import frames
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.budget.v1 import budget_pb2
 from kvmesh.clock import Clock
 
-SOURCE_S: Final = 3.0
-"""Longest time for the prompts of a batch at the prefill; at most half of the time that is left for all."""
-
 SHORT_BYTES: Final = 4 * 64
 SHORT_S: Final = 0.01
 """Expected prefill of a prompt of up to so many bytes. A replica runs more such calls beside its users'."""
 
 
-def source_end_s(end_s: float, clock: Clock) -> float:
-    """Return until when a prefill may compute the prompts of work that ends at `end_s`."""
+def source_end_s(end_s: float, clock: Clock, most_s: float = SOURCE_S) -> float:
+    """Return until when a prefill may compute the prompts of work that ends at `end_s`: at most half of the time left."""
     now_s = clock.now_s()
-    return now_s + min(SOURCE_S, max(0.0, end_s - now_s) / 2)
+    return now_s + min(most_s, max(0.0, end_s - now_s) / 2)
 
 
 async def compute(prefill: ReplicaSession, calls: Sequence[Call], end_s: float) -> list[CallResult]:
@@ -114,10 +111,12 @@ async def answer(
     end_s: float,
     running_max: int,
     clock: Clock,
+    source_s: float = SOURCE_S,
 ) -> None:
     """Run golden prompts on a decode until `end_s`, `running_max` beside each other.
 
-    `found` takes the answers of each batch by position. `sessions`: on the prefill and on the decode.
+    `found` takes the answers of each batch by position. `sessions`: on the prefill and on the decode. `source_s`: longest
+    time of a batch at the prefill.
     """
     for at in range(0, len(prompts), running_max):
         calls = [
@@ -130,7 +129,7 @@ async def answer(
             )
             for prompt in prompts[at : at + running_max]
         ]
-        results = await run_by_handoff(*sessions, calls, source_end_s(end_s, clock))
+        results = await run_by_handoff(*sessions, calls, source_end_s(end_s, clock, source_s))
         for position, each in enumerate(results, start=at):
             found[position] = Answer(error=each.error) if each.error else Answer(each.token_ids)
 

@@ -13,6 +13,9 @@ from controlplane.rollouts.golden import Answer, Prompt
 ERROR_CHARACTERS_MAX: Final = 200
 """Longest error of a result."""
 
+SOURCE_S: Final = 3.0
+"""Longest time for the prompts of a batch at the prefill that computes them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -121,6 +124,8 @@ class ProbeJob:
     """Prompts at a time."""
     source: Target | None = None
     """Serving prefill that computes the golden prompts of a decode. None: the target computes them."""
+    source_s: float = SOURCE_S
+    """Longest time for the prompts of a batch at the source."""
     checks_cancel: bool = True
     """True: check that a cancelled request frees its blocks."""
 

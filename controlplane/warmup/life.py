@@ -88,6 +88,8 @@ class Life:
     """Time until which the end of the boot counts against its warm-up: a pass or a seeding may have caused it."""
     retry_s: float = float("-inf")
     """Time before which no further job begins."""
+    untold_s: float | None = None
+    """Time since which no replica can tell the golden tokens that it waits for. None: one can, or it does not wait."""
     ordered_s: float = float("-inf")
     reason: str = ""
     """Condition that the replica waits for, or the cause of its present state."""

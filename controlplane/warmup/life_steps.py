@@ -16,7 +16,16 @@ from controlplane.warmup.boots import Boots
 from controlplane.warmup.bounds import ModelBounds
 from controlplane.warmup.fleet import Fleet, remember
 from controlplane.warmup.job_table import JobTable
-from controlplane.warmup.jobs import PassJob, ProbeJob, ProbeResult, SeedJob, SeedResult, Shape, Target
+from controlplane.warmup.jobs import (
+    SOURCE_S,
+    PassJob,
+    ProbeJob,
+    ProbeResult,
+    SeedJob,
+    SeedResult,
+    Shape,
+    Target,
+)
 from controlplane.warmup.life import WARM_BY_SERVICE_S, Life
 from controlplane.warmup.life_state import number_of
 from controlplane.warmup.packages import NO_PACKAGE, Package, Packages
@@ -35,7 +44,16 @@ QUICK_PROMPTS: Final = 4
 """Golden prompts of such a probe."""
 
 HURRIED_S: Final = 3.0
-"""Longest probe of a replica that its pool needs at once. One golden prompt, or a batch at a decode that users wait for."""
+"""Longest probe of a replica that its pool needs at once. One golden prompt, or a batch at a decode that users wait for.
+
+A prefill has half of that time for the prompts of the batch: their steps at the decode begin before its service.
+"""
+
+CANNOT_TELL_S: Final = 1.0
+"""Time without a replica that can tell the golden tokens, after which another one is not held for them.
+
+A new leader, and a load stream that opens again, take a moment to show the replicas that can.
+"""
 
 RUNNING_MAX: Final = 4
 """Golden prompts at a time on a decode. A held one runs a batch that its passes have warmed. A prefill runs one at a time:
@@ -282,15 +300,17 @@ class LifeSteps:
                 end_s = life.since_s + (self._settings.probing_max_s if life.is_awaited else most_s)
                 self._begin_probe(life, now_s, end_s, is_short=is_short)
         elif self._learning.can_tell(life.key, now_s):
-            life.reason = "waits for the golden tokens of its version"
+            life.untold_s, life.reason = None, "waits for the golden tokens of its version"
         else:
             life.reason = "no replica can tell the golden tokens of its version"
-            self._serve(life, now_s, is_proved=False)
+            life.untold_s = now_s if life.untold_s is None else life.untold_s
+            if now_s - life.untold_s >= CANNOT_TELL_S:
+                self._serve(life, now_s, is_proved=False)
 
     def _begin_probe(self, life: Life, now_s: float, end_s: float, *, is_short: bool) -> None:
         prompts = self._references.prompts(life.key)
         if life.serves or life.suspects:
-            life.positions = self._beside_users(life, now_s)
+            life.positions = self._beside_users(life, prompts, now_s)
         else:
             life.positions = self._before_service(life, prompts, is_short=is_short)
         peers = () if is_short or life.suspects or life.is_probed else self._peers(life)
@@ -300,17 +320,19 @@ class LifeSteps:
             life.positions = life.positions[: max(QUICK_PROMPTS, running_max)]  # one batch
         life.reason = f"runs {len(life.positions)} golden prompts"
         chosen = tuple(prompts[at] for at in life.positions)
-        checks_cancel = not is_short or life.is_known_engine  # a cold engine may take seconds for it
-        job = ProbeJob(life.target, chosen, peers, end_s, running_max, source, checks_cancel)
+        is_cold = is_short and not life.is_known_engine
+        source_s = HURRIED_S / 2 if is_cold else SOURCE_S
+        checks_cancel = not is_cold  # a cold engine may take seconds for it
+        job = ProbeJob(life.target, chosen, peers, end_s, running_max, source, source_s, checks_cancel)
         self._jobs.run_for(life, job)
 
-    def _beside_users(self, life: Life, now_s: float) -> tuple[int, ...]:
+    def _beside_users(self, life: Life, prompts: Sequence[Prompt], now_s: float) -> tuple[int, ...]:
         """Return the golden prompts of a probe in service, or the suspects of one that is held."""
         if life.suspects:
             return tuple(sorted(life.suspects))
         wanted = self._in_service(life, now_s)
         if life.is_left_to_users(now_s):
-            return wanted[:1]
+            return self._batch_of(life, prompts) or wanted[:1]
         left = self._left(life, now_s)
         if life.is_hurried and life.is_awaited:  # its pool was short of capacity, and may still be
             left = next_part(left, life.positions, len(wanted))
@@ -324,19 +346,26 @@ class LifeSteps:
             return held
         if life.is_known_engine:
             return quick_positions(held)
-        if life.is_awaited and self._source_of(life, prompts, held) is not None:
-            # Its users fill a batch. One prompt alone would be a cold step of a shape that they seldom meet.
-            return held[: life.warmed_batch or WARM_PROMPTS_MAX]
-        return largest_position(prompts, warmed) or held[:1]
+        batch = self._batch_of(life, prompts) if life.is_awaited else ()
+        return batch or largest_position(prompts, warmed) or held[:1]
+
+    def _batch_of(self, life: Life, prompts: Sequence[Prompt]) -> tuple[int, ...]:
+        """Return the golden prompts that a decode runs beside each other for its users. Empty: no prefill computes them.
+
+        Its users fill a batch. One prompt alone would be a cold step of a shape that they seldom meet.
+        """
+        held = held_positions(prompts, self._warmed(life) or frozenset())
+        has_source = self._source_of(life, prompts, held) is not None
+        return held[: life.warmed_batch or WARM_PROMPTS_MAX] if has_source else ()
 
     def _running_max(self, life: Life, *, is_short: bool) -> int:
         """Return how many of its golden prompts run at a time."""
         if life.target.role == "prefill":
             return 1
+        if is_short and not life.suspects:
+            return max(RUNNING_MAX, len(life.positions))
         if life.serves:
             return RUNNING_MAX
-        if is_short:
-            return max(RUNNING_MAX, len(life.positions))
         return life.warmed_batch or RUNNING_MAX
 
     def take_probe(self, life: Life, result: ProbeResult, now_s: float) -> None:
@@ -357,7 +386,10 @@ class LifeSteps:
         life.passed |= found.equal
         if missing := result.error or found.missing:
             life.reason = missing
-            if found.equal or (life.is_awaited and (not life.serves or life.is_cold(now_s))):
+            is_left = life.is_left_to_users(now_s)
+            if is_left and not life.passed:
+                life.retry_s = now_s + RETRY_S  # it serves, and nothing shows yet that its tokens are right
+            if found.equal or is_left or (life.is_awaited and not life.serves):
                 return  # time, the queue or cold steps are the cause, and no prefill
             if not life.runs_alone:
                 life.retry_s = now_s  # once more without a prefill

@@ -145,8 +145,15 @@ class WarmUpRunner:
             if source is None:
                 await answer(found, session, job.prompts, job.end_s, job.running_max)
             else:
-                sessions = source, session
-                await handoffs.answer(found, sessions, job.prompts, job.end_s, job.running_max, self._clock)
+                await handoffs.answer(
+                    found,
+                    (source, session),
+                    job.prompts,
+                    job.end_s,
+                    job.running_max,
+                    self._clock,
+                    job.source_s,
+                )
             if not session.lost:
                 if job.checks_cancel:
                     frees_blocks = await prober.frees_blocks()

@@ -26,6 +26,7 @@ QUICK_S, HURRIED_S = 2.0, 3.0
 QUEUE_DELAY_MAX_S = 1.0
 SERVING_SHARE_MIN = 0.7
 WARM_BY_SERVICE_S = 30.0
+CANNOT_TELL_S = 1.0
 ENGINE_LOST_S = 3.0
 BOOTS_WITH_PACKAGE = 2
 BOOTS_WITH_SHAPES = 3
@@ -332,8 +333,8 @@ class Checkers:
         """A replica is ordered into service without a proof only for one of these reasons.
 
         Its engine was in service before. It serves by itself. It was hurried. Its warm-up began under another leader. The
-        bound of WARMING or PROBING is over. No golden tokens are known. Its earlier boots ended in their warm-up too often.
-        A probe with a failed check ends at the bound of PROBING.
+        bound of WARMING or PROBING is over. No golden tokens are known, and for a while no two replicas told them. Its
+        earlier boots ended in their warm-up too often. A probe with a failed check ends at the bound of PROBING.
         """
         now_s, times = self._world.now_s, driven.ordered
         probing_s = times.get(pb.REPLICA_STATE_PROBING, now_s)
@@ -349,7 +350,7 @@ class Checkers:
             "another leader": driven.met > pb.REPLICA_STATE_STARTING,
             "not warm in time": warming_s >= SETTINGS.warming_max_s,
             "no proof in time": probed_s >= bound_s,
-            "no golden tokens": not control.warming.references.expected(KEY),
+            "no golden tokens": probed_s >= CANNOT_TELL_S and not self._do_others_tell(control, name),
             "failed boots": self._ended_ever[control.boot_id, name] >= BOOTS_WITH_SHAPES,
         }
         assert any(reasons.values()), f"{name} serves unproved without a reason: {order.reason}, {driven}"
@@ -359,6 +360,18 @@ class Checkers:
         if is_bad and self._world.has_set and driven.met <= pb.REPLICA_STATE_STARTING:
             excuses = ("known engine", "served by itself", "hurried", "no proof in time")
             assert any(reasons[each] for each in excuses), f"the bad {name} serves: {order.reason}"
+
+    def _do_others_tell(self, control: Control, name: str) -> bool:
+        """True if the golden tokens are known, or two serving replicas run the prompts."""
+        if control.warming.references.expected(KEY):
+            return True
+        able = {each.name for each in control.warming.lives.fleet.referees(KEY)} - {name}
+        running = {
+            job.target.process_id
+            for (boot, _), job in self._jobs.items()
+            if boot == control.boot_id and isinstance(job, ReferenceJob)
+        }
+        return len(running & able) > 1
 
     def on_state(self, replica: Replica) -> None:
         """Within one boot of process and engine the state never goes back, and QUARANTINED is the last."""

@@ -14,11 +14,13 @@ def lease(
     boot_id: str = "b1",
     engine: str = "e1",
     kv_address: str = "",
+    pool: str = "default",
 ) -> Member:
     """Return the lease of a replica in `state`. `engine`: boot of its engine."""
     return Member(
         process_id=name,
         role=role,
+        pool=pool,
         address=f"{name}:1",
         boot_id=boot_id,
         model_version="v1",

@@ -109,6 +109,17 @@ async def test_a_prefill_that_hangs_costs_a_part_of_the_time() -> None:
         await until(lambda: decode.is_empty() and prefill.is_empty())
 
 
+async def test_a_probe_bounds_the_time_of_its_prefill() -> None:
+    """Users wait for the decode: a slow prefill has a part of their time, and not of the whole probe."""
+    async with fleet("decode-0", "prefill-0") as (decode, prefill):
+        prefill.engine.is_stopped = True
+        job = replace(_probe(decode, prefill), end_s=CLOCK.now_s() + 600.0, running_max=1, source_s=0.05)
+        async with asyncio.timeout(30.0):  # a batch of the default bound takes 3 s
+            probed = await runner().run(replace(job, checks_cancel=False))
+        assert isinstance(probed, ProbeResult) and all(each.error for each in probed.answers)
+        assert len(prefill.submits) == len(PROMPTS)
+
+
 @pytest.mark.parametrize("stopped", ["prefill", "decode"])
 async def test_a_cancellation_leaves_nothing(stopped: str) -> None:
     """Neither calls of the decode nor handoffs of the prefill."""

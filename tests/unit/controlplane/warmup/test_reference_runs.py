@@ -11,6 +11,7 @@ from controlplane.warmup.actions import LifeAction, RunJob
 from controlplane.warmup.bounds import ModelBounds
 from controlplane.warmup.jobs import ProbeJob, ProbeResult, ReferenceJob, ReferenceResult
 from controlplane.warmup.life import WARM_BY_SERVICE_S
+from controlplane.warmup.life_steps import CANNOT_TELL_S
 from controlplane.warmup.lives import Lives
 from controlplane.warmup.packages import Packages
 from controlplane.warmup.reference_learning import RETRY_S, RETRY_S_MAX
@@ -29,7 +30,9 @@ LATE = Answer(error="late")
 class Rig:
     """Decode replicas of a version without golden tokens. Each reports the state of its lease."""
 
-    def __init__(self, **states: str) -> None:
+    def __init__(self, pools: dict[str, str] | None = None, **states: str) -> None:
+        """`pools`: by replica, if it is not the default one."""
+        self.pools = pools or {}
         self.actions: list[LifeAction] = []
         self.references = References(PROMPTS, {})
         self.now_s = 0.0
@@ -49,10 +52,15 @@ class Rig:
         """Take leases and reports. `engine`: the boot of the engine of `a`."""
         boots = {name: engine if name == "a" else "e1" for name in self.states}
         self.lives.on_members(
-            [lease(name, state, engine=boots[name]) for name, state in self.states.items()], self.now_s
+            [
+                lease(name, state, engine=boots[name], pool=self.pools.get(name, "default"))
+                for name, state in self.states.items()
+            ],
+            self.now_s,
         )
         for name, state in self.states.items():
-            number = pb.ReplicaState.Value(f"REPLICA_STATE_{state.upper()}")
+            shown = "serving" if state == "cordoned" else state
+            number = pb.ReplicaState.Value(f"REPLICA_STATE_{shown.upper()}")
             report = pb.ReplicaLife(state=number, engine_boot_id=f"{name}-{boots[name]}", self_served=True)
             self.lives.on_report(name, "b1", report, self.now_s)
 
@@ -60,6 +68,12 @@ class Rig:
         """Let time go on."""
         self.now_s += 0.5
         self.lives.step(self.queues, lambda _: (), self.now_s)
+
+    def pass_by(self, seconds: float) -> None:
+        """Let a step and `seconds` go by."""
+        end_s = self.now_s + 0.5 + seconds
+        while self.now_s < end_s:
+            self.step()
 
     def run(self, most_s: float = 2000.0) -> tuple[int, ReferenceJob]:
         """Let time go on until a reference run begins."""
@@ -137,6 +151,7 @@ def test_a_replica_that_the_tokens_need_is_not_held_for_them() -> None:
     number, job = rig.run()
     assert job.target.process_id == "a"
     rig.answer(number, job, len(PROMPTS))
+    rig.pass_by(CANNOT_TELL_S)
     life = rig.lives.get("b")
     assert life is not None and life.serves and not life.is_proved
     assert "no replica can tell" in life.reason
@@ -176,7 +191,7 @@ def test_a_decode_is_not_held_for_two_that_disagree() -> None:
         rig.lives.on_result(number, ReferenceResult(tuple(map(Answer, tokens))), rig.now_s)
     rig.states["c"] = "probing"
     rig.meet()
-    rig.step()
+    rig.pass_by(CANNOT_TELL_S)
     life = rig.lives.get("c")
     assert life is not None and life.serves and not life.is_proved
     number, job = rig.run()
@@ -197,9 +212,50 @@ def test_a_decode_is_not_held_for_one_that_rests() -> None:
         rig.answer(number, job, 0)
     rig.states["c"] = "probing"
     rig.meet()
-    rig.step()
+    rig.pass_by(CANNOT_TELL_S)
     life = rig.lives.get("c")
     assert life is not None and life.serves
+
+
+@pytest.mark.parametrize("silent_s", [0.0, CANNOT_TELL_S])
+def test_a_decode_is_held_while_those_that_tell_are_silent_for_a_moment(silent_s: float) -> None:
+    """A load stream opens again, or a new leader has not heard all of them."""
+    rig = Rig(a="serving", b="serving", c="probing")
+    rig.run()
+    lives = [rig.lives.get(name) for name in "abc"]
+    a, b, c = (life for life in lives if life is not None)
+    for is_silent in (True, False, True):
+        for life in (a, b):
+            life.hear_engine(rig.now_s, is_silent=is_silent)
+        rig.step()
+    assert c.state.is_held
+    rig.pass_by(silent_s)
+    assert c.serves is (silent_s >= CANNOT_TELL_S)
+
+
+def test_decodes_of_another_pool_can_tell() -> None:
+    """Golden tokens are those of a version and an engine build, in all pools."""
+    rig = Rig({"b": "other", "c": "third"}, a="serving", b="serving", c="probing")
+    runs = [rig.run(), rig.run()]
+    rig.pass_by(CANNOT_TELL_S)
+    life = rig.lives.get("c")
+    assert life is not None and life.state.is_held
+    for number, job in runs:
+        rig.answer(number, job, len(PROMPTS))
+    assert rig.references.expected(KEY) == TOKENS
+
+
+def test_a_cordoned_decode_tells_nothing() -> None:
+    """Another one serves, and needs the tokens of a second one. The held one is it, and serves."""
+    rig = Rig(a="serving", b="cordoned", c="probing")
+    number, job = rig.run()
+    assert job.target.process_id == "a"
+    rig.answer(number, job, len(PROMPTS))
+    rig.pass_by(CANNOT_TELL_S)
+    life = rig.lives.get("c")
+    assert life is not None and life.serves
+    number, job = rig.run()
+    assert job.target.process_id == "c"
 
 
 def test_a_cold_decode_that_users_wait_for_is_not_asked() -> None:

@@ -8,13 +8,15 @@ from controlplane.rollouts.golden import Answer, fixed_prompts
 from controlplane.shadow.before_rollout import PROOF_MAX_S
 from controlplane.warmup.actions import CancelJob, LifeAction, RunJob
 from controlplane.warmup.bounds import ModelBounds
-from controlplane.warmup.jobs import PassJob, PassResult, ProbeJob, ProbeResult, SeedJob
-from controlplane.warmup.life import WARM_BY_SERVICE_S
+from controlplane.warmup.jobs import SOURCE_S, PassJob, PassResult, ProbeJob, ProbeResult, SeedJob
+from controlplane.warmup.life import WARM_BY_SERVICE_S, Life
 from controlplane.warmup.life_steps import (
     BACKGROUND_RETRY_S,
     HELD_PROMPT_TOKENS_MAX,
+    HURRIED_S,
     PARTS,
     QUICK_PROMPTS,
+    RETRY_S,
     RUNNING_MAX,
     WARM_PROMPTS_MAX,
 )
@@ -44,8 +46,13 @@ class Rig:
         seeding: Seeding = Seeding.NONE,
         mode: Mode = Mode.FULL,
         probing_max_s: float = 20.0,
+        name: str = NAME,
     ) -> None:
-        """`batches`, `lengths`: shapes of the package; none: there is no package. `prefixes`: its prefixes."""
+        """`batches`, `lengths`: shapes of the package; none: there is no package. `prefixes`: its prefixes.
+
+        `name`: of the fresh replica.
+        """
+        self.name = name
         self.actions: list[LifeAction] = []
         self.now_s = 0.0
         self.queues = UserQueues()
@@ -71,14 +78,23 @@ class Rig:
             lambda _: None,
         )
         self.lives.on_members(
-            (_member(NAME, "starting"), *(_member(each, "serving") for each in serving)), 0.0
+            (_member(name, "starting"), *(_member(each, "serving") for each in serving)), 0.0
         )
-        for name in serving:
-            self._report(name, pb.REPLICA_STATE_SERVING)
-        self._report(NAME, pb.REPLICA_STATE_STARTING)
+        for each in serving:
+            self.report(each, pb.REPLICA_STATE_SERVING)
+        self.report(name, pb.REPLICA_STATE_STARTING)
 
-    def _report(self, name: str, state: pb.ReplicaState.ValueType) -> None:
-        self.lives.on_report(name, "b1", pb.ReplicaLife(state=state, engine_boot_id=f"{name}-e1"), self.now_s)
+    @property
+    def life(self) -> Life:
+        """The life of the fresh replica."""
+        life = self.lives.get(self.name)
+        assert life is not None
+        return life
+
+    def report(self, name: str, state: pb.ReplicaState.ValueType, engine: str = "e1") -> None:
+        """Take the report of a replica."""
+        life = pb.ReplicaLife(state=state, engine_boot_id=f"{name}-{engine}")
+        self.lives.on_report(name, "b1", life, self.now_s)
 
     def proves(self, pools: set[str]) -> bool:
         """True if a shadow before a rollout waits for replicas of `pools`."""
@@ -92,7 +108,7 @@ class Rig:
                 self.actions.remove(each)
                 if not isinstance(each, RunJob) or not isinstance(each.job, PassJob | ProbeJob):
                     continue
-                if each.job.target.process_id == NAME:
+                if each.job.target.process_id == self.name:
                     return each.number, each.job
         raise AssertionError("no job")
 
@@ -100,6 +116,20 @@ class Rig:
         """Let time go on."""
         self.now_s += 0.5
         self.lives.step(self.queues, lambda _: (), self.now_s)
+
+    def serve_late(self) -> tuple[int, ProbeJob]:
+        """Let users wait until the fresh replica serves without an answer. Return its probe, which goes on."""
+        self.queues = UserQueues(unplaced=frozenset({"default"}))
+        number, job = self.probe()
+        for _ in range(20):
+            if not self.life.serves:
+                self.step()
+        assert self.life.serves and self.life.job == number
+        return number, job
+
+    def cancelled(self) -> list[int]:
+        """Return the numbers of the jobs that were cancelled."""
+        return [each.number for each in self.actions if isinstance(each, CancelJob)]
 
     def probe(self) -> tuple[int, ProbeJob]:
         """End the passes, and return the first probe."""
@@ -389,38 +419,101 @@ def test_golden_prompts_of_a_decode_that_users_wait_for_make_a_batch(
     assert all(len(prompt.token_ids) <= HELD_PROMPT_TOKENS_MAX for prompt in job.prompts)
 
 
-@pytest.mark.parametrize("has_answers", [False, True])
-def test_a_decode_without_an_answer_in_time_is_probed_in_full_later(has_answers: bool) -> None:
+def test_a_decode_without_an_answer_in_time_is_probed_in_full_later() -> None:
     """Users waited for it. Its batch goes on in service; handoffs with its peers follow after 30 s."""
     rig = Rig("prefill-0")
-    rig.queues = UserQueues(unplaced=frozenset({"default"}))
-    number, job = rig.probe()
-    life = rig.lives.get(NAME)
-    assert life is not None
-    for _ in range(20):
-        if not life.serves:
-            rig.step()
-    assert life.serves and life.job == number and not any(isinstance(each, CancelJob) for each in rig.actions)
-    assert job.end_s - life.since_s >= 10.0
-    answers = _right(job) if has_answers else tuple(Answer(error="late") for _ in job.prompts)
-    rig.lives.on_result(number, ProbeResult(answers), rig.now_s)
+    number, job = rig.serve_late()
+    assert not rig.cancelled() and job.end_s - rig.life.since_s >= 10.0
+    rig.lives.on_result(number, ProbeResult(_right(job)), rig.now_s)
     began_s = rig.now_s
     _, job = rig.probe()
-    assert rig.now_s - began_s >= WARM_BY_SERVICE_S - 10.0 and not life.is_cold(rig.now_s)
+    assert rig.now_s - began_s >= WARM_BY_SERVICE_S - 10.0 and not rig.life.is_cold(rig.now_s)
     assert job.peers and len(job.prompts) == len(PROMPTS) // PARTS and job.source is not None
+
+
+def test_a_decode_without_an_answer_runs_its_batch_until_it_has_one() -> None:
+    """It serves, and nothing shows that its tokens are right. One prompt alone would be a cold step beside its users."""
+    rig = Rig("prefill-0")
+    number, job = rig.serve_late()
+    for _ in range(5):
+        late = tuple(Answer(error="late") for _ in job.prompts)
+        rig.lives.on_result(number, ProbeResult(late), rig.now_s)
+        ended_s = rig.now_s
+        number, job = rig.probe()
+        assert rig.now_s - ended_s <= RETRY_S and job.source is not None and not job.peers
+        assert len(job.prompts) == job.running_max == WARM_PROMPTS_MAX
+    rig.lives.on_result(number, ProbeResult((*_right(job)[:1], *late[1:])), rig.now_s)
+    assert rig.life.is_left_to_users(rig.now_s)
+    rig.probe()
+    assert not rig.life.is_left_to_users(rig.now_s), "one answer, and its users come first"
+
+
+def test_a_prefill_has_half_the_time_before_service_for_the_batch() -> None:
+    """The steps of the batch begin at the decode before its users come, and not beside them."""
+    rig = Rig("prefill-0")
+    rig.queues = UserQueues(unplaced=frozenset({"default"}))
+    assert 2 * rig.probe()[1].source_s == HURRIED_S
+    assert Rig(*SERVING).probe()[1].source_s == SOURCE_S
+
+
+def test_the_prompt_of_a_prefill_that_users_wait_for_goes_on_in_service() -> None:
+    """It runs again at once without an answer. With one, the others follow in parts."""
+    rig = Rig("decode-0", name="prefill-0")
+    number, job = rig.serve_late()
+    assert not rig.cancelled() and len(job.prompts) == 1
+    rig.lives.on_result(number, ProbeResult((Answer(error="late"),)), rig.now_s)
+    ended_s = rig.now_s
+    number, again = rig.probe()
+    assert rig.now_s - ended_s <= RETRY_S and len(again.prompts) == 1
+    first = tuple(Answer(each.token_ids[:1]) for each in _right(again))
+    rig.lives.on_result(number, ProbeResult(first), rig.now_s)
+    _, job = rig.probe()
+    assert not rig.life.is_cold(rig.now_s) and again.prompts[0] not in job.prompts
+    assert len(job.prompts) == len(PROMPTS) // PARTS
+
+
+def test_an_engine_that_starts_anew_ends_the_prompts_that_go_on_in_service() -> None:
+    """Their answers are those of another boot."""
+    rig = Rig("prefill-0")
+    number, job = rig.serve_late()
+    rig.report(NAME, pb.REPLICA_STATE_STARTING, engine="e2")
+    assert rig.cancelled() == [number] and rig.life.state.is_held
+    rig.lives.on_result(number, ProbeResult(_right(job)), rig.now_s)
+    rig.step()
+    assert not rig.life.passed and not rig.life.is_proved
+
+
+def test_a_quarantine_ends_the_prompts_that_go_on_in_service() -> None:
+    """The replica found by itself, or from an earlier leader, that its engine is wrong."""
+    rig = Rig("prefill-0")
+    number, job = rig.serve_late()
+    rig.report(NAME, pb.REPLICA_STATE_QUARANTINED)
+    assert rig.cancelled() == [number]
+    rig.lives.on_result(number, ProbeResult(_right(job)), rig.now_s)
+    rig.step()
+    assert rig.life.state.name == "QUARANTINED"
+
+
+def test_a_leader_that_leads_no_more_ends_the_prompts_that_go_on_in_service() -> None:
+    """Their result is ignored. The next leader runs one batch of its own."""
+    rig = Rig("prefill-0")
+    number, job = rig.serve_late()
+    rig.lives.forget()
+    assert number in rig.cancelled()
+    rig.lives.on_result(number, ProbeResult(_right(job)), rig.now_s)
+    rig.actions.clear()
+    rig.lives.on_members((_member(NAME, "serving"), _member("prefill-0", "serving")), rig.now_s)
+    for name in (NAME, "prefill-0"):
+        rig.report(name, pb.REPLICA_STATE_SERVING)
+    _, job = rig.probe()
+    assert len(job.prompts) == job.running_max == WARM_PROMPTS_MAX and job.source is not None
 
 
 def test_wrong_tokens_of_prompts_that_go_on_in_service_take_a_decode_out() -> None:
     """It served without an answer, because users waited. The prompts run once more by itself, at once."""
     rig = Rig("prefill-0")
-    rig.queues = UserQueues(unplaced=frozenset({"default"}))
-    number, job = rig.probe()
-    life = rig.lives.get(NAME)
-    assert life is not None
-    for _ in range(20):
-        if not life.serves:
-            rig.step()
-    began_s = rig.now_s
+    number, job = rig.serve_late()
+    life, began_s = rig.life, rig.now_s
     for _ in range(2):
         assert life.serves
         wrong = tuple(Answer((9, 9)) for _ in job.prompts)
