@@ -5,7 +5,7 @@ Followers read the leases too: a new leader has to know which engines were in se
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final, TypeVar
 
@@ -33,6 +33,27 @@ OUT_OF_USE: Final = (Availability.CORDONED.value, Availability.DRAINING.value)
 Value = TypeVar("Value")
 
 
+class _Leases:
+    """What leases show of groups of replicas."""
+
+    def __init__(self, members: Iterable[Member], quarantined: Container[str]) -> None:
+        self.groups: set[tuple[str, str]] = set()
+        """Pools and roles."""
+        self.referees: dict[ReferenceKey, list[str]] = {}
+        """Decode replicas in service that take orders."""
+        self.decodes: dict[ReferenceKey, set[str]] = {}
+        """Decode replicas that serve, or will."""
+        for each in members:
+            self.groups.add((each.pool, each.role))
+            if each.role != "decode":
+                continue
+            key = key_of(each)
+            if each.state == "serving" and LIFE in each.capabilities:
+                self.referees.setdefault(key, []).append(each.process_id)
+            if not each.is_leaving and each.engine_boot_id not in quarantined:
+                self.decodes.setdefault(key, set()).add(each.process_id)
+
+
 class Fleet:
     """See the module."""
 
@@ -47,8 +68,8 @@ class Fleet:
         """Boot ids of engines with wrong tokens, with the reason."""
         self._serving: dict[tuple[str, str, ReferenceKey], list[Life]] | None = None
         """Serving replicas by pool, role and key, during a step. None: between steps, when lives and leases change."""
-        self._leased: frozenset[tuple[str, str]] | None = None
-        """Pools and roles with a leased replica, during a step."""
+        self._leases: _Leases | None = None
+        """Groups of the leases, during a step."""
 
     def ordered(self) -> list[Life]:
         """Return all lives by name."""
@@ -80,11 +101,11 @@ class Fleet:
     @contextmanager
     def indexed(self) -> Iterator[None]:
         """Look for serving replicas once. With a thousand fresh lives each of them would look at all others."""
-        self._serving, self._leased = self._by_group(), self._pools_and_roles()
+        self._serving, self._leases = self._by_group(), self._leases_now()
         try:
             yield
         finally:
-            self._serving = self._leased = None
+            self._serving = self._leases = None
 
     def serving(self, pool: str, role: str, key: ReferenceKey) -> list[Life]:
         """Return the serving replicas of a pool and role with the version and engine build of `key`, by name."""
@@ -92,8 +113,7 @@ class Fleet:
 
     def has_leased(self, pool: str, role: str) -> bool:
         """True if a replica of the pool and role has a lease, also one that does not serve."""
-        found = self._leased if self._leased is not None else self._pools_and_roles()
-        return (pool, role) in found
+        return (pool, role) in self._leases_now().groups
 
     def referees(self, key: ReferenceKey) -> list[Life]:
         """Return the serving decode replicas of all pools that can tell the golden tokens of `key`."""
@@ -101,23 +121,22 @@ class Fleet:
         groups = sorted(group for group in found if group[1:] == ("decode", key))
         return [each for group in groups for each in found[group]]
 
+    def leased_referees(self, key: ReferenceKey) -> list[str]:
+        """Return the decode replicas that serve by their leases, and take orders. Not all are connected yet."""
+        return self._leases_now().referees.get(key, [])
+
     def has_other_decode(self, key: ReferenceKey, process_id: str) -> bool:
         """True if another leased decode replica has the version and engine build of `key`: it serves, or will."""
-        return any(
-            (each.role, key_of(each)) == ("decode", key)
-            and each.process_id != process_id
-            and not each.is_leaving
-            and each.engine_boot_id not in self.quarantined
-            for each in self.members.values()
-        )
+        found = self._leases_now().decodes.get(key, set())
+        return len(found) > (process_id in found)
 
     def note_serving(self, life: Life) -> None:
         """Take a replica that was just ordered into service into the index."""
         if self._serving is not None:
             self._serving.setdefault((life.target.pool, life.target.role, life.key), []).append(life)
 
-    def _pools_and_roles(self) -> frozenset[tuple[str, str]]:
-        return frozenset((each.pool, each.role) for each in self.members.values())
+    def _leases_now(self) -> _Leases:
+        return self._leases if self._leases is not None else _Leases(self.members.values(), self.quarantined)
 
     def _groups_now(self) -> dict[tuple[str, str, ReferenceKey], list[Life]]:
         return self._serving if self._serving is not None else self._by_group()

@@ -88,6 +88,8 @@ class Life:
     """Time until which the end of the boot counts against its warm-up: a pass or a seeding may have caused it."""
     retry_s: float = float("-inf")
     """Time before which no further job begins."""
+    fruitless_pause_s: float = 1.0
+    """Pause after a probe without an answer, in service, of a replica that users waited for. It doubles."""
     untold_s: float | None = None
     """Time since which no replica can tell the golden tokens that it waits for. None: one can, or it does not wait."""
     ordered_s: float = float("-inf")

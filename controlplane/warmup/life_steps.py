@@ -46,13 +46,15 @@ QUICK_PROMPTS: Final = 4
 HURRIED_S: Final = 3.0
 """Longest probe of a replica that its pool needs at once. One golden prompt, or a batch at a decode that users wait for.
 
-A prefill has half of that time for the prompts of the batch: their steps at the decode begin before its service.
+A prefill has half of that time for the prompts of the batch, and no batch begins in the other half. So its steps at the
+decode begin before its service.
 """
 
-CANNOT_TELL_S: Final = 1.0
-"""Time without a replica that can tell the golden tokens, after which another one is not held for them.
+CANNOT_TELL_S: Final = 2.5
+"""Time in which no replica can tell the golden tokens, though leases show some: then another one is not held for them.
 
-A new leader, and a load stream that opens again, take a moment to show the replicas that can.
+A load stream that opens again shows them after a moment, and a new leader hears of them within the 2 s of
+`kvmesh.snapshot.leader_search`.
 """
 
 RUNNING_MAX: Final = 4
@@ -296,7 +298,8 @@ class LifeSteps:
             life.runs_alone = life.runs_alone or (bool(life.positions) and not life.is_awaited)
             self._serve(life, now_s, is_proved=False, keeps_job=life.is_awaited)
         elif self._references.expected(life.key):
-            if not life.job and now_s >= life.retry_s:
+            is_late = is_short and life.is_awaited and life.age_s(now_s) > HURRIED_S / 2
+            if not life.job and now_s >= life.retry_s and not is_late:
                 end_s = life.since_s + (self._settings.probing_max_s if life.is_awaited else most_s)
                 self._begin_probe(life, now_s, end_s, is_short=is_short)
         elif self._learning.can_tell(life.key, now_s):
@@ -304,7 +307,7 @@ class LifeSteps:
         else:
             life.reason = "no replica can tell the golden tokens of its version"
             life.untold_s = now_s if life.untold_s is None else life.untold_s
-            if now_s - life.untold_s >= CANNOT_TELL_S:
+            if now_s - life.untold_s >= CANNOT_TELL_S or not self._learning.has_referees(life.key):
                 self._serve(life, now_s, is_proved=False)
 
     def _begin_probe(self, life: Life, now_s: float, end_s: float, *, is_short: bool) -> None:
@@ -320,8 +323,8 @@ class LifeSteps:
             life.positions = life.positions[: max(QUICK_PROMPTS, running_max)]  # one batch
         life.reason = f"runs {len(life.positions)} golden prompts"
         chosen = tuple(prompts[at] for at in life.positions)
-        is_cold = is_short and not life.is_known_engine
-        source_s = HURRIED_S / 2 if is_cold else SOURCE_S
+        is_cold = is_short and (life.is_adopted or not life.is_known_engine)
+        source_s = HURRIED_S / 2 if is_cold and not life.serves else SOURCE_S
         checks_cancel = not is_cold  # a cold engine may take seconds for it
         job = ProbeJob(life.target, chosen, peers, end_s, running_max, source, source_s, checks_cancel)
         self._jobs.run_for(life, job)
@@ -386,11 +389,14 @@ class LifeSteps:
         life.passed |= found.equal
         if missing := result.error or found.missing:
             life.reason = missing
-            is_left = life.is_left_to_users(now_s)
-            if is_left and not life.passed:
-                life.retry_s = now_s + RETRY_S  # it serves, and nothing shows yet that its tokens are right
-            if found.equal or is_left or (life.is_awaited and not life.serves):
-                return  # time, the queue or cold steps are the cause, and no prefill
+            if found.equal:
+                return
+            if life.is_awaited and (not life.serves or life.age_s(now_s) < self._awaited_max_s):
+                # Time, the queue or cold steps are the cause, and no prefill. Nothing shows yet that its tokens are right.
+                if life.serves:
+                    life.retry_s = now_s + life.fruitless_pause_s
+                    life.fruitless_pause_s = min(2 * life.fruitless_pause_s, BACKGROUND_RETRY_S)
+                return
             if not life.runs_alone:
                 life.retry_s = now_s  # once more without a prefill
             life.runs_alone = True
@@ -417,6 +423,11 @@ class LifeSteps:
             life.reason = "" if life.is_proved else life.reason
             if not left and now_s >= life.risk_end_s:
                 life.retry_s = now_s  # no prompt follows, so nothing has to be spread
+
+    @property
+    def _awaited_max_s(self) -> float:
+        """Time of service in which the probes of a replica end that began while its users warmed it up."""
+        return WARM_BY_SERVICE_S + self._settings.probing_max_s
 
     def _quarantine(self, life: Life, difference: str, now_s: float) -> None:
         reason = f"wrong golden tokens: {difference}"

@@ -118,7 +118,7 @@ class Lives:
             del self._reports[process_id]
             life = self.fleet.lives.get(process_id)
             if life is not None:
-                life.is_connected = False
+                life.is_connected, life.untold_s = False, None
             self.is_due = True
 
     def on_result(self, number: int, result: Result, now_s: float) -> None:
@@ -166,7 +166,8 @@ class Lives:
         self._release(queues, now_s)
         with self.fleet.indexed():
             self._steps.begin(queues)
-            for life in self.fleet.ordered():
+            # Those that have waited longest come first: a probe of others may take the last place beside users.
+            for life in sorted(self.fleet.ordered(), key=lambda each: each.retry_s):
                 if life.is_connected:
                     self._steps.advance(life, routers, now_s)
             self._learning.step(self.settings.probing_max_s, now_s)

@@ -63,6 +63,11 @@ class ReferenceLearning:
             for each in found
         )
 
+    def has_referees(self, key: ReferenceKey) -> bool:
+        """True if the leases show replicas that can tell the golden tokens of `key`: two in service, or the only one."""
+        found = self._fleet.leased_referees(key)
+        return len(found) > 1 or (len(found) == 1 and not self._fleet.has_other_decode(key, found[0]))
+
     def forget(self) -> None:
         """Forget the runs: this process leads no more."""
         self._runs.clear()

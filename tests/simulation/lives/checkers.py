@@ -26,7 +26,7 @@ QUICK_S, HURRIED_S = 2.0, 3.0
 QUEUE_DELAY_MAX_S = 1.0
 SERVING_SHARE_MIN = 0.7
 WARM_BY_SERVICE_S = 30.0
-CANNOT_TELL_S = 1.0
+CANNOT_TELL_S = 2.5
 ENGINE_LOST_S = 3.0
 BOOTS_WITH_PACKAGE = 2
 BOOTS_WITH_SHAPES = 3
@@ -350,7 +350,7 @@ class Checkers:
             "another leader": driven.met > pb.REPLICA_STATE_STARTING,
             "not warm in time": warming_s >= SETTINGS.warming_max_s,
             "no proof in time": probed_s >= bound_s,
-            "no golden tokens": probed_s >= CANNOT_TELL_S and not self._do_others_tell(control, name),
+            "no golden tokens": not self._do_others_tell(control, name, probed_s),
             "failed boots": self._ended_ever[control.boot_id, name] >= BOOTS_WITH_SHAPES,
         }
         assert any(reasons.values()), f"{name} serves unproved without a reason: {order.reason}, {driven}"
@@ -361,11 +361,15 @@ class Checkers:
             excuses = ("known engine", "served by itself", "hurried", "no proof in time")
             assert any(reasons[each] for each in excuses), f"the bad {name} serves: {order.reason}"
 
-    def _do_others_tell(self, control: Control, name: str) -> bool:
-        """True if the golden tokens are known, or two serving replicas run the prompts."""
+    def _do_others_tell(self, control: Control, name: str, waited_s: float) -> bool:
+        """True if the golden tokens are known, if two serving replicas run the prompts, or may begin to in a moment."""
+        fleet = control.warming.lives.fleet
         if control.warming.references.expected(KEY):
             return True
-        able = {each.name for each in control.warming.lives.fleet.referees(KEY)} - {name}
+        leased = [each for each in fleet.members.values() if (each.role, each.state) == ("decode", "serving")]
+        if len(leased) > 1 and waited_s < CANNOT_TELL_S:
+            return True
+        able = {each.name for each in fleet.referees(KEY)} - {name}
         running = {
             job.target.process_id
             for (boot, _), job in self._jobs.items()

@@ -59,6 +59,40 @@ def test_a_step_looks_at_each_life_a_few_times(serving_percent: int, monkeypatch
     assert actions
 
 
+def test_no_replica_is_probed_again_before_each_other_was_probed() -> None:
+    """A new leader finds all of them cold, and their prefill gives no answer. The last by name waits no longer."""
+    actions: list[LifeAction] = []
+    references = References((Prompt((1, 2, 3), 2),), {})
+    references.restore(ReferenceKey("v1", "build"), ((1, 2),))
+    lives = Lives(
+        WarmUpSettings(seeding=Seeding.NONE),
+        references,
+        Packages(lambda: 0.0),
+        lambda _pool: ModelBounds(64, 1000, {"prefill": 100, "decode": 100}),
+        actions.append,
+        lambda _package: None,
+    )
+    members = [_lease(number) for number in range(100)]
+    lives.on_members(members, 0.0)
+    for member in members:
+        report = pb.ReplicaLife(state=pb.REPLICA_STATE_SERVING, engine_boot_id=member.engine_boot_id)
+        lives.on_report(member.process_id, member.boot_id, report, 0.0)
+    asked, ends = dict[str, int](), dict[int, float]()
+    for step in range(120):
+        now_s = 0.25 * step
+        for number in [number for number, end_s in ends.items() if end_s <= now_s]:
+            del ends[number]
+            lives.on_result(number, ProbeResult((Answer(error="late"),)), now_s)
+        lives.step(UserQueues(), lambda _pool: (), now_s)
+        for each in actions:
+            if isinstance(each, RunJob) and isinstance(each.job, ProbeJob):
+                name = each.job.target.process_id
+                asked[name], ends[each.number] = asked.get(name, 0) + 1, now_s + 1.75
+        actions.clear()
+        assert max(asked.values()) == 1 or len(asked) == len(members)
+    assert min(asked.values()) > 1
+
+
 def test_probes_of_serving_replicas_are_bounded_over_the_fleet() -> None:
     """A new leader finds all replicas unproved. It probes them in turn, and a fresh one at once."""
     actions: list[LifeAction] = []

@@ -58,11 +58,16 @@ class Rig:
             ],
             self.now_s,
         )
-        for name, state in self.states.items():
-            shown = "serving" if state == "cordoned" else state
-            number = pb.ReplicaState.Value(f"REPLICA_STATE_{shown.upper()}")
-            report = pb.ReplicaLife(state=number, engine_boot_id=f"{name}-{boots[name]}", self_served=True)
-            self.lives.on_report(name, "b1", report, self.now_s)
+        for name, boot in boots.items():
+            self.hear(name, boot)
+
+    def hear(self, name: str, engine: str = "e1") -> None:
+        """Take the report of one replica."""
+        state = self.states[name]
+        shown = "serving" if state == "cordoned" else state
+        number = pb.ReplicaState.Value(f"REPLICA_STATE_{shown.upper()}")
+        report = pb.ReplicaLife(state=number, engine_boot_id=f"{name}-{engine}", self_served=True)
+        self.lives.on_report(name, "b1", report, self.now_s)
 
     def step(self) -> None:
         """Let time go on."""
@@ -235,7 +240,7 @@ def test_a_decode_is_held_while_those_that_tell_are_silent_for_a_moment(silent_s
 
 def test_decodes_of_another_pool_can_tell() -> None:
     """Golden tokens are those of a version and an engine build, in all pools."""
-    rig = Rig({"b": "other", "c": "third"}, a="serving", b="serving", c="probing")
+    rig = Rig({"b": "other"}, a="serving", b="serving", c="probing")
     runs = [rig.run(), rig.run()]
     rig.pass_by(CANNOT_TELL_S)
     life = rig.lives.get("c")
@@ -243,6 +248,35 @@ def test_decodes_of_another_pool_can_tell() -> None:
     for number, job in runs:
         rig.answer(number, job, len(PROMPTS))
     assert rig.references.expected(KEY) == TOKENS
+
+
+def test_a_decode_is_held_until_a_new_leader_has_heard_those_that_tell() -> None:
+    """It is heard first. After a change of leader, each replica finds the new one within 2 s."""
+    rig = Rig(a="serving", b="serving", c="probing")
+    rig.lives.forget()
+    rig.hear("c")
+    rig.pass_by(CANNOT_TELL_S - 1.0)
+    rig.lives.on_gone("c", "b1")
+    rig.hear("c")
+    rig.pass_by(CANNOT_TELL_S - 1.0)
+    life = rig.lives.get("c")
+    assert life is not None and life.state.is_held, "the time begins anew with its stream"
+    rig.hear("a")
+    rig.hear("b")
+    rig.pass_by(2 * CANNOT_TELL_S)
+    assert life.state.is_held
+    for name in "ab":
+        rig.lives.on_gone(name, "b1")
+    rig.pass_by(CANNOT_TELL_S)
+    assert life.serves and not life.is_proved
+
+
+def test_a_decode_whose_leases_show_nobody_that_tells_waits_for_nobody() -> None:
+    """All replicas start, and no package has golden tokens. Two serve at once, and the others wait for their tokens."""
+    rig = Rig(a="probing", b="probing", c="probing", d="probing")
+    rig.step()
+    served = [name for name in "abcd" if (life := rig.lives.get(name)) is not None and life.serves]
+    assert served == ["a", "b"]
 
 
 def test_a_cordoned_decode_tells_nothing() -> None:

@@ -16,7 +16,6 @@ from controlplane.warmup.life_steps import (
     HURRIED_S,
     PARTS,
     QUICK_PROMPTS,
-    RETRY_S,
     RUNNING_MAX,
     WARM_PROMPTS_MAX,
 )
@@ -116,6 +115,12 @@ class Rig:
         """Let time go on."""
         self.now_s += 0.5
         self.lives.step(self.queues, lambda _: (), self.now_s)
+
+    def pass_by(self, seconds: float) -> None:
+        """Let at least `seconds` go by."""
+        end_s = self.now_s + seconds
+        while self.now_s < end_s:
+            self.step()
 
     def serve_late(self) -> tuple[int, ProbeJob]:
         """Let users wait until the fresh replica serves without an answer. Return its probe, which goes on."""
@@ -435,17 +440,48 @@ def test_a_decode_without_an_answer_runs_its_batch_until_it_has_one() -> None:
     """It serves, and nothing shows that its tokens are right. One prompt alone would be a cold step beside its users."""
     rig = Rig("prefill-0")
     number, job = rig.serve_late()
-    for _ in range(5):
-        late = tuple(Answer(error="late") for _ in job.prompts)
+    pauses, late = list[float](), tuple(Answer(error="late") for _ in job.prompts)
+    for _ in range(4):
         rig.lives.on_result(number, ProbeResult(late), rig.now_s)
         ended_s = rig.now_s
         number, job = rig.probe()
-        assert rig.now_s - ended_s <= RETRY_S and job.source is not None and not job.peers
+        pauses.append(rig.now_s - ended_s)
+        assert job.source is not None and job.source_s == SOURCE_S and not job.peers
         assert len(job.prompts) == job.running_max == WARM_PROMPTS_MAX
+    assert pauses == [1.0, 2.0, 4.0, 8.0]
     rig.lives.on_result(number, ProbeResult((*_right(job)[:1], *late[1:])), rig.now_s)
     assert rig.life.is_left_to_users(rig.now_s)
     rig.probe()
     assert not rig.life.is_left_to_users(rig.now_s), "one answer, and its users come first"
+
+
+@pytest.mark.parametrize("is_warm", [False, True])
+def test_a_prefill_that_is_slow_for_the_users_of_a_decode_is_not_blamed(is_warm: bool) -> None:
+    """No answer comes while users wait. The decode would compute the prompts itself from then on, in cold shapes."""
+    rig = Rig("prefill-0") if not is_warm else Rig(*SERVING)
+    number, job = rig.serve_late() if not is_warm else rig.probe()
+    if is_warm:
+        rig.queues = UserQueues({"default": 5.0})
+        rig.step()
+        rig.pass_by(HURRIED_S)
+        assert rig.life.serves and not rig.life.is_cold(rig.now_s)
+    while rig.life.age_s(rig.now_s) < WARM_BY_SERVICE_S:
+        late = tuple(Answer(error="late") for _ in job.prompts)
+        rig.pass_by(1.5)
+        rig.lives.on_result(number, ProbeResult(late), rig.now_s)
+        number, job = rig.probe()
+        assert job.source is not None and not rig.life.runs_alone
+
+
+def test_no_batch_begins_so_late_that_its_steps_meet_users() -> None:
+    """The first one failed at the prefill. The next one runs in service."""
+    rig = Rig("prefill-0")
+    rig.queues = UserQueues(unplaced=frozenset({"default"}))
+    number, job = rig.probe()
+    rig.pass_by(HURRIED_S / 2)
+    rig.lives.on_result(number, ProbeResult(tuple(Answer(error="late") for _ in job.prompts)), rig.now_s)
+    rig.probe()
+    assert rig.life.serves
 
 
 def test_a_prefill_has_half_the_time_before_service_for_the_batch() -> None:
@@ -464,7 +500,7 @@ def test_the_prompt_of_a_prefill_that_users_wait_for_goes_on_in_service() -> Non
     rig.lives.on_result(number, ProbeResult((Answer(error="late"),)), rig.now_s)
     ended_s = rig.now_s
     number, again = rig.probe()
-    assert rig.now_s - ended_s <= RETRY_S and len(again.prompts) == 1
+    assert rig.now_s - ended_s == 1.0 and len(again.prompts) == 1
     first = tuple(Answer(each.token_ids[:1]) for each in _right(again))
     rig.lives.on_result(number, ProbeResult(first), rig.now_s)
     _, job = rig.probe()
@@ -507,6 +543,7 @@ def test_a_leader_that_leads_no_more_ends_the_prompts_that_go_on_in_service() ->
         rig.report(name, pb.REPLICA_STATE_SERVING)
     _, job = rig.probe()
     assert len(job.prompts) == job.running_max == WARM_PROMPTS_MAX and job.source is not None
+    assert rig.life.is_known_engine and not job.checks_cancel
 
 
 def test_wrong_tokens_of_prompts_that_go_on_in_service_take_a_decode_out() -> None:
