@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import socket
 import subprocess
 import time
@@ -25,6 +26,20 @@ settings.register_profile(
     "kvmesh", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("kvmesh")
+
+
+def pytest_sessionstart() -> None:
+    """End the run at a SIGTERM as at Ctrl-C, also in the background of a shell, which ignores Ctrl-C.
+
+    So fixtures end the processes and containers that they started. A shell sends both signals: the second one is ignored.
+    """
+
+    def end(_number: int, _frame: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, end)
 
 
 def pytest_collection_finish() -> None:

@@ -13,8 +13,17 @@ slowest=(--durations=15 --durations-min=4)
 beside=(tests/chaos tests/abuse tests/integration/containers tests/integration/images tests/integration/upgrade
   tests/integration/buckets/test_cluster.py tests/integration/faults tests/integration/warmup tests/integration/whole)
 background=()
-is_first=true
-trap '[ ${#background[@]} = 0 ] || kill "${background[@]}" 2>/dev/null' EXIT
+now=""
+# Failed checks and signals end the lanes that still run, and show how far they came.
+end_lanes() {
+  local status=$?
+  trap - EXIT
+  kill ${now:+"$now"} "${background[@]}" 2>/dev/null
+  wait
+  [ ${#background[@]} = 0 ] || cat .kvmesh/unit.log .kvmesh/meshes.log
+  exit $status
+}
+trap end_lanes EXIT
 trap 'exit 130' INT TERM
 # Tests start thousands of processes. Without bytecode each would compile the sources anew, for half of its start.
 "$python" -m compileall -q kvmesh services controlplane simulator engines bench tests tools
@@ -26,40 +35,46 @@ minutes=.kvmesh/test-minutes
 # note_minutes SUITE BEGAN: record the minutes of a suite that began at the second BEGAN of this script.
 note_minutes() { awk -v suite="$1" -v s=$((SECONDS - $2)) 'BEGIN { printf "  %-28s %5.1f\n", suite, s / 60 }' >>"$minutes"; }
 
-# suite NAME PATHS...: run one suite and note its minutes. In the other lanes a signal ends it.
+# run COMMAND...: run it so that a signal ends it and this shell at once.
+run() {
+  "$@" & now=$!
+  wait "$now"
+  local status=$?
+  now=""
+  return $status
+}
+
+# suite NAME PATHS...: run one suite and note its minutes.
 suite() {
   local name=$1 began=$SECONDS status
   shift
-  local command=("$python" -m pytest -q "${slowest[@]}" "${marks[@]}" "$@")
-  if $is_first; then
-    "${command[@]}"
-  else
-    "${command[@]}" & now=$!
-    wait "$now"
-  fi
+  run "$python" -m pytest -q "${slowest[@]}" "${marks[@]}" "$@"
   status=$?
   note_minutes "$name" "$began"
   return $status
 }
 
+# begin_lane: prepare the shell of a lane in the background. A signal ends the lane and what it runs.
+begin_lane() {
+  trap - EXIT INT
+  trap '[ -z "$now" ] || kill "$now" 2>/dev/null; wait; exit 143' TERM
+}
+
 echo "Checks, simulations, integration tests. Whole meshes and unit tests run meanwhile; logs: .kvmesh/{meshes,unit}.log."
 {
-  is_first=false
-  trap 'kill "$now" 2>/dev/null; exit 143' TERM
-  TAG=dev BASE="${1:-}" deploy/images/build.sh --if-possible & now=$!
-  wait "$now" || { echo "The images could not be built."; exit 1; }
+  begin_lane
+  TAG=dev BASE="${1:-}" run deploy/images/build.sh --if-possible || { echo "The images could not be built."; exit 1; }
   note_minutes "images" 0
   suite "whole meshes, faults, upgrade" "${beside[@]}"
 } >.kvmesh/meshes.log 2>&1 &
 background=($!)
 {
-  is_first=false
-  trap 'kill "$now" 2>/dev/null; exit 143' TERM
+  begin_lane
   renice -n 10 -p "$BASHPID" >/dev/null
   suite "unit" --ignore=tests/unit/repo tests/unit
 } >.kvmesh/unit.log 2>&1 &
 background+=($!)
-"${MAKE:-make}" check || exit 1
+run "${MAKE:-make}" check || exit 1
 note_minutes "check" 0
 suite "simulations, exactness" tests/simulation tests/integration/exactness
 simulated=$?
