@@ -70,7 +70,7 @@ echo "Checks, simulations, integration tests. Whole meshes and unit tests run me
 background=($!)
 {
   begin_lane
-  renice -n 10 -p "$BASHPID" >/dev/null
+  renice -n 5 -p "$BASHPID" >/dev/null
   suite "unit" --ignore=tests/unit/repo tests/unit
 } >.kvmesh/unit.log 2>&1 &
 background+=($!)

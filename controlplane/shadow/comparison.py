@@ -17,6 +17,7 @@ import numpy as np
 
 from controlplane.rollouts.judge.statistics import binomial, normal
 from kvmesh.control.v1 import shadow_pb2 as pb
+from kvmesh.snapshot.shadow import ShadowMode
 
 ALPHA: Final = 0.001
 """Chance of a figure under equal pools, below which it counts as beyond the band."""
@@ -214,7 +215,7 @@ def latency(name: str, bins: Mapping[int, int]) -> Criterion:
     count = sum(bins.values())
     unit = "target over baseline"
     if not count:
-        return Criterion(name, unit, 0)
+        return Criterion(name, unit, 0, result=NEEDS_MORE)
     below = _walsh(bins)
     pairs, spread = count * (count + 1) / 2, math.sqrt(count * (count + 1) * (2 * count + 1) / 24)
     reach = normal.quantile(1 - _TAIL) * spread
@@ -258,19 +259,23 @@ def _result(p: float, *, is_enough: bool) -> str:
 
 
 def criteria(
-    counts: pb.ShadowCounts, reference: pb.ShadowArm | None, *, has_baseline: bool
+    counts: pb.ShadowCounts, reference: pb.ShadowArm | None, mode: ShadowMode, *, has_baseline: bool
 ) -> tuple[Criterion, ...]:
-    """Return all criteria of a target. `reference`: None without an A/A shadow and without a baseline pool."""
-    found = [each(counts.target, reference) for each in (tokens, errors, length)]
+    """Return the criteria of a target that its `mode` can measure.
+
+    `reference`: None without an A/A shadow and without a baseline pool.
+    """
+    found = [tokens(counts.target, reference), errors(counts.target, reference)]
+    if mode is ShadowMode.FULL:
+        found.append(length(counts.target, reference))
     if has_baseline:
-        found += [latency("ttft", counts.latency.ttft), latency("gap", counts.latency.gap)]
+        found.append(latency("ttft", counts.latency.ttft))
+        if mode is not ShadowMode.TTFT_ONLY:
+            found.append(latency("gap", counts.latency.gap))
     return tuple(found)
 
 
 def verdict(found: tuple[Criterion, ...]) -> str:
     """Return the result over all criteria: one that is beyond decides. Missing data is never within."""
     results = [each.result for each in found]
-    if BEYOND in results:
-        return BEYOND
-    decided = [each.result for each in found if each.name in ("tokens", "errors")]
-    return next((result for result in (NO_REFERENCE, NEEDS_MORE) if result in decided), WITHIN)
+    return next((result for result in (BEYOND, NO_REFERENCE, NEEDS_MORE) if result in results), WITHIN)

@@ -8,8 +8,10 @@ from controlplane.rollouts.document import timestamp
 from controlplane.shadow import comparison
 from controlplane.shadow.comparison import REFERENCE, Criterion
 from controlplane.shadow.document import DifferenceRow, ShadowDocument, add_arm
+from controlplane.shadow.order import MODES
 from kvmesh.control.v1 import shadow_pb2 as pb
 from kvmesh.snapshot import shadow as shadow_traffic
+from kvmesh.snapshot.shadow import ShadowMode
 
 OWN_BASELINE = "baseline"
 """Name of the reference if only the shadow's own copies to its baseline pool are there."""
@@ -47,8 +49,9 @@ def compared(
     target counts as another version, also with the name of the stable one.
     """
     counts, order = document.counts(), document.order
+    mode = MODES.get(order.mode, ShadowMode.FULL)
     if order.is_aa and not is_new:
-        found = comparison.criteria(counts, None, has_baseline=False)
+        found = comparison.criteria(counts, None, mode, has_baseline=False)
         return found, REFERENCE if has_enough(document) else comparison.NEEDS_MORE, ""
     earlier = reference_of(document, known)
     reference = pb.ShadowArm()
@@ -57,7 +60,7 @@ def compared(
     if order.baseline_pool:
         add_arm(reference, counts.baseline)
     found = comparison.criteria(
-        counts, reference if reference.pairs else None, has_baseline=bool(order.baseline_pool)
+        counts, reference if reference.pairs else None, mode, has_baseline=bool(order.baseline_pool)
     )
     name = earlier.id if earlier is not None else OWN_BASELINE if counts.baseline.pairs else ""
     return found, comparison.verdict(found), name

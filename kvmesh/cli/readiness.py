@@ -16,7 +16,7 @@ from kvmesh.server import channel
 POLL_S: Final = 0.05
 """Interval between two polls of another process, which cannot notify the supervisor."""
 
-CALL_S: Final = 2.0
+CALL_S: Final = 5.0
 TRITON_MODEL: Final = "tensorrt_llm"
 
 

@@ -11,6 +11,7 @@ from controlplane.rollouts.judge.statistics.binomial import share_p
 from controlplane.shadow import comparison, report
 from controlplane.shadow.comparison import BEYOND, NEEDS_MORE, NO_REFERENCE, WITHIN
 from kvmesh.control.v1 import shadow_pb2 as pb
+from kvmesh.snapshot.shadow import ShadowMode
 from tests.unit.controlplane.shadow.shadows import aa_order, document_of, order, tally_of
 
 LOOKS = (10_000, 20_000, 40_000, 70_000, 100_000)
@@ -101,6 +102,28 @@ def test_missing_data_is_never_within() -> None:
     empty = document_of(order())
     assert report.compared(empty, [earlier])[1] == NO_REFERENCE
     assert report.view(empty, [earlier]).verdict == NO_REFERENCE
+
+
+@pytest.mark.parametrize(
+    ("mode", "measured"),
+    [
+        ("FULL", ["tokens", "errors", "length", "ttft", "gap"]),
+        ("FIRST", ["tokens", "errors", "ttft", "gap"]),
+        ("TTFT_ONLY", ["tokens", "errors", "ttft"]),
+    ],
+)
+def test_each_criterion_that_a_mode_can_measure_has_to_be_within(mode: str, measured: list[str]) -> None:
+    """Latency without a pair of copies is no data. A mode has no row for what it cannot measure."""
+    draw = random.Random(1)
+    tally = tally_of(draw, 60_000, has_baseline=True)
+    document = document_of(order(baseline_pool="young", mode=mode), tally)
+    found, verdict, _ = report.compared(document, [])
+    assert [each.name for each in found] == measured and verdict == WITHIN
+    for name in measured[measured.index("ttft") :]:
+        counts = document.counts()
+        getattr(counts.latency, name).clear()
+        found = comparison.criteria(counts, counts.baseline, ShadowMode[mode], has_baseline=True)
+        assert comparison.verdict(found) == NEEDS_MORE
 
 
 def test_the_shadows_own_baseline_copies_are_a_reference() -> None:

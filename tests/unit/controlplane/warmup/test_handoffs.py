@@ -98,7 +98,7 @@ async def test_a_prefill_that_hangs_costs_a_part_of_the_time() -> None:
     """The pass goes on at the decode. The probe has answers with an error, and its life runs it alone."""
     async with fleet("decode-0", "prefill-0") as (decode, prefill):
         prefill.engine.is_stopped = True
-        job = replace(_pass(decode, prefill, Shape(8, 2), Shape(8, 4)), end_s=CLOCK.now_s() + 1.0)
+        job = replace(_pass(decode, prefill, Shape(8, 2), Shape(8, 4)), end_s=CLOCK.now_s() + 4.0)
         result = await runner().run(job)
         assert isinstance(result, PassResult) and result.error == "" and len(prefill.submits) == 2
         assert _phases(decode) == {pb.PHASE_CONTEXT_AND_GENERATION}

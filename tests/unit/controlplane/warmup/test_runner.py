@@ -310,7 +310,7 @@ async def test_a_probe_asks_cancels_and_exchanges_handoffs(role: str, other: str
 async def test_a_probe_that_runs_out_of_time_keeps_its_answers(has_source: bool) -> None:
     """The engine stands still after some prompts. The tokens of these are judged, and the others run later."""
     async with fleet("decode-0", "prefill-0") as (target, source):
-        job = probe_job(target, end_s=CLOCK.now_s() + 1.0, running_max=2)
+        job = probe_job(target, end_s=CLOCK.now_s() + 3.0, running_max=2)
         job = replace(job, prompts=50 * job.prompts, source=source.target if has_source else None)
         task = asyncio.create_task(runner().run(job))
         await until(lambda: len(target.submits) >= 5)
@@ -392,7 +392,7 @@ async def test_a_reference_is_the_answers_of_a_decode() -> None:
 async def test_a_reference_run_that_ends_early_keeps_its_answers() -> None:
     """The engine stops after the first prompts, as one whose users come first."""
     async with fleet("decode-0") as (decode,):
-        probe = probe_job(decode, end_s=CLOCK.now_s() + 0.5)
+        probe = probe_job(decode, end_s=CLOCK.now_s() + 2.0)
         decode.engine.is_stopped = True
         job = asyncio.create_task(runner().run(ReferenceJob(probe.target, probe.prompts, probe.end_s)))
         await until(lambda: len(decode.submits) == RUNNING_MAX)
