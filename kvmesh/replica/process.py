@@ -6,6 +6,7 @@ The common part of the programs of prefill and decode. Each role provides a `Bui
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,11 +34,18 @@ from kvmesh.server import ListenError
 from kvmesh.snapshot.identity import Identity
 from kvmesh.telemetry import Tracing
 from kvmesh.tokenizer_digest import tokenizer_digest
-from kvmesh.triton.capabilities import ModelFacts, ModelRefused
+from kvmesh.triton.capabilities import ModelFacts, ModelRefused, differences
 from kvmesh.triton.client import TritonClient
 from kvmesh.triton.engine import TritonEngine
 from kvmesh.triton.errors import CallError
 from kvmesh.trust.peers import Trust
+
+log = logging.getLogger(__name__)
+
+REFUSED_DIGEST: Final = "refused"
+"""Digest in the lease while the engine has a model that this service would refuse at its start. Routers of a pool with
+other replicas refuse this one then.
+"""
 
 ENGINE_WAIT_S: Final = 10.0
 """Longest wait for the engine to be ready at the start. `kvmesh up` starts replicas when their engines are ready."""
@@ -97,7 +105,12 @@ class _Replica(process.MeshProcess):
         super().__init__(options.role, options, trust)
         config = options.config
         self._role = build(options, facts, self.metrics, self.tracing)
+        self._options = options
+        self._client = client
         self._facts = facts
+        self._tokenizer_digest = tokenizer_digest(self.pool.version.model_path)
+        self._engine_boot_id = ""
+        """Boot of the engine with these facts."""
         self._life = LifeShell(self.clock, self._on_life_changed, QuarantineFile(options.state_dir))
         self._life.export(self.metrics)
         self._shell = ReplicaShell(self._role.core, self.clock, self._on_engine)
@@ -127,15 +140,11 @@ class _Replica(process.MeshProcess):
 
     def member(self, address: str) -> Member:
         """Return the member to register."""
-        digests = {
-            "tokenizer": tokenizer_digest(self.pool.version.model_path),
-            "engine": self._facts.digest,
-        }
         member = super().member(address)
         return msgspec.structs.replace(
             member,
             kv_address=self._facts.kv_address,
-            digests={kind: digest for kind, digest in digests.items() if digest},
+            digests=self._digests(),
             capabilities=(*member.capabilities, LIFE, *self._facts.capabilities.names()),
         )
 
@@ -219,6 +228,37 @@ class _Replica(process.MeshProcess):
     def _on_engine(self, boot_id: str) -> None:
         self._life.on_engine(boot_id, is_control_known=self.control.receiver.knows_control_process)
 
+    async def _meet_engine(self, boot_id: str) -> None:
+        """Read the facts of an engine that was started anew: it may be another build.
+
+        The lease has its digest, so routers compare it. What the service took from the first engine stays.
+        """
+        version, known = self._options.pool_settings.version, self._facts
+        if self._engine_boot_id:
+            try:
+                found = await self._client.facts(
+                    role=self._options.role,
+                    model_version=version.name,
+                    block_tokens=version.engine.block_tokens,
+                )
+            except ModelRefused as error:
+                log.error("the engine was started anew as another model: %s", error)
+                self._facts = replace(known, digest=REFUSED_DIGEST)
+            except CallError as error:
+                log.warning("the facts of the engine that was started anew are not known: %s", error)
+                return
+            else:
+                if others := differences(known, found):
+                    log.error(
+                        "the engine was started anew with other facts; start this service anew: %s", others
+                    )
+                self._facts = replace(known, digest=found.digest, kv_address=found.kv_address)
+        self._engine_boot_id = boot_id
+
+    def _digests(self) -> dict[str, str]:
+        digests = {"tokenizer": self._tokenizer_digest, "engine": self._facts.digest}
+        return {kind: digest for kind, digest in digests.items() if digest}
+
     def _on_life_changed(self) -> None:
         self._shell.set_life(self._life.life.view())
         self.control.on_life_changed()
@@ -231,8 +271,12 @@ class _Replica(process.MeshProcess):
             self._shell.after_event()
 
     async def _report(self, is_ready: bool, engine_boot_id: str) -> None:
+        if is_ready and engine_boot_id != self._engine_boot_id:
+            await self._meet_engine(engine_boot_id)
         await self.server.set_serving(is_ready)
         if self.registration is not None:
-            self.registration.update(engine_boot_id=engine_boot_id)
+            self.registration.update(
+                engine_boot_id=engine_boot_id, kv_address=self._facts.kv_address, digests=self._digests()
+            )
         if is_ready:
             self._was_ready.set()

@@ -7,7 +7,7 @@ one error that lists all missing features.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Final
 
 PREFILL: Final = "prefill"
@@ -61,6 +61,19 @@ class ModelFacts:
     """Requests that the engine runs at once. Further requests wait in its queue. 0: unknown."""
     digest: str = ""
     """Digest of weights or salt, and of the vocabulary. Engines with equal digests can exchange KV. Empty: unknown."""
+
+
+def differences(known: ModelFacts, found: ModelFacts) -> str:
+    """Return the facts of another boot of an engine that a running service cannot take over, with both values.
+
+    Digest and KV address are none of them: a service only tells them to others.
+    """
+    names = (each.name for each in fields(ModelFacts) if each.name not in ("digest", "kv_address"))
+    return "; ".join(
+        f"{name} was {getattr(known, name)}, is {getattr(found, name)}"
+        for name in names
+        if getattr(known, name) != getattr(found, name)
+    )
 
 
 DIGEST_CHARACTERS_MAX: Final = 256

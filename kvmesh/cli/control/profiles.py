@@ -25,7 +25,7 @@ TOKENS_MAX: Final = 16_384
 
 FILE_BYTES_MAX: Final = 4 << 20
 
-NO_PACKAGES: Final = "There is no package yet: the first one is made once a pool has served for some minutes."
+NO_PACKAGES: Final = "There is no package yet: the first one is made once a pool has served for a minute."
 
 _PROFILES: Final = (
     Column("package"),
@@ -64,8 +64,9 @@ async def show_profile(mesh: FoundMesh, name: str, *, as_json: bool) -> int:
     found = await _profiles(mesh)
     profile = next((each for each in found.profiles if each.name == name), None)
     if profile is None:
-        known = ", ".join(f'"{each.name}"' for each in found.profiles) or "none is known"
-        raise BadOption(f'NAME = "{name}" is no package: allowed are {known}.')
+        names = ", ".join(f'"{each.name}"' for each in found.profiles)
+        known = f"allowed are {names}" if names else "there is none yet"
+        raise BadOption(f'NAME = "{name}" is no package: {known}.')
     if as_json:
         print_json(as_dict(profile))
         return 0

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from tritonclient.grpc import model_config_pb2, service_pb2
 
-from kvmesh.triton.capabilities import Capabilities, ModelRefused, derive
+from kvmesh.triton.capabilities import Capabilities, ModelRefused, derive, differences
+from tests.unit.triton.fake_engine import facts
 
 INPUTS = {
     "input_ids": "INT32",
@@ -154,3 +157,13 @@ def test_the_digest_of_an_engine_is_unknown_unless_it_says_one() -> None:
         parameters = PARAMETERS | {"engine_digest": digest}
         facts = derive(*model(parameters=parameters), role="decode", model_version="v1", block_tokens=32)
         assert facts.digest == kept
+
+
+def test_facts_of_another_boot_that_a_service_cannot_take_over_are_named() -> None:
+    """Digest and KV address are told to others alone."""
+    known = facts()
+    assert differences(known, replace(known, digest="other", kv_address="elsewhere:1")) == ""
+    found = replace(known, kv_blocks=known.kv_blocks + 1, stop=not known.stop)
+    assert differences(known, found) == (
+        f"kv_blocks was {known.kv_blocks}, is {found.kv_blocks}; stop was {known.stop}, is {found.stop}"
+    )
