@@ -164,7 +164,7 @@ def _share(successes: int, samples: int) -> Figure:
 def length(target: pb.ShadowArm, reference: pb.ShadowArm | None) -> Criterion:
     """Compare the mean logarithm of copy over user's answer, two-sided, as a ratio of lengths."""
     own, other = _length(target), _length(reference) if reference is not None else None
-    p, result = None, NO_REFERENCE
+    p, result = None, NO_REFERENCE if other is None else NEEDS_MORE
     if reference is not None and own is not None and other is not None:
         (mean, variance), (other_mean, other_variance) = own, other
         difference, spread = mean - other_mean, math.sqrt(variance + other_variance)
@@ -259,18 +259,23 @@ def _result(p: float, *, is_enough: bool) -> str:
 
 
 def criteria(
-    counts: pb.ShadowCounts, reference: pb.ShadowArm | None, mode: ShadowMode, *, has_baseline: bool
+    counts: pb.ShadowCounts,
+    reference: pb.ShadowArm | None,
+    mode: ShadowMode,
+    first_tokens: int = 0,
+    *,
+    has_baseline: bool,
 ) -> tuple[Criterion, ...]:
     """Return the criteria of a target that its `mode` can measure.
 
-    `reference`: None without an A/A shadow and without a baseline pool.
+    `reference`: None without an A/A shadow and without a baseline pool. `first_tokens`: output tokens of a copy in FIRST.
     """
     found = [tokens(counts.target, reference), errors(counts.target, reference)]
     if mode is ShadowMode.FULL:
         found.append(length(counts.target, reference))
     if has_baseline:
         found.append(latency("ttft", counts.latency.ttft))
-        if mode is not ShadowMode.TTFT_ONLY:
+        if mode is ShadowMode.FULL or (mode is ShadowMode.FIRST and first_tokens > 1):
             found.append(latency("gap", counts.latency.gap))
     return tuple(found)
 

@@ -51,7 +51,7 @@ def compared(
     counts, order = document.counts(), document.order
     mode = MODES.get(order.mode, ShadowMode.FULL)
     if order.is_aa and not is_new:
-        found = comparison.criteria(counts, None, mode, has_baseline=False)
+        found = comparison.criteria(counts, None, mode, order.first_tokens, has_baseline=False)
         return found, REFERENCE if has_enough(document) else comparison.NEEDS_MORE, ""
     earlier = reference_of(document, known)
     reference = pb.ShadowArm()
@@ -60,7 +60,11 @@ def compared(
     if order.baseline_pool:
         add_arm(reference, counts.baseline)
     found = comparison.criteria(
-        counts, reference if reference.pairs else None, mode, has_baseline=bool(order.baseline_pool)
+        counts,
+        reference if reference.pairs else None,
+        mode,
+        order.first_tokens,
+        has_baseline=bool(order.baseline_pool),
     )
     name = earlier.id if earlier is not None else OWN_BASELINE if counts.baseline.pairs else ""
     return found, comparison.verdict(found), name

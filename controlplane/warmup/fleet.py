@@ -90,17 +90,6 @@ class Fleet:
         is_it = member is not None and member.boot_id == boot_id and LIFE in member.capabilities
         return member if is_it else None
 
-    def is_other_build(self, life: Life) -> bool:
-        """True if the lease shows another engine build or KV address than its life began with.
-
-        The lease of an engine that was started anew follows its first report by a moment.
-        """
-        member = self.member_of(life.name, life.target.boot_id)
-        return member is not None and (key_of(member), member.kv_address) != (
-            life.key,
-            life.target.kv_address,
-        )
-
     def is_draining(self, life: Life) -> bool:
         """True if the replica leaves service. The lease of a held replica says that it drains, and does not count.
 

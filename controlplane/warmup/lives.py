@@ -103,7 +103,7 @@ class Lives:
         self.fleet.list_members(members)
         for name, (boot_id, report) in list(self._reports.items()):
             life = self.fleet.lives.get(name)
-            if life is None or life.target.boot_id != boot_id or self.fleet.is_other_build(life):
+            if life is None or life.target.boot_id != boot_id:
                 self._meet(name, boot_id, report, now_s)
         self.is_due = True
 
@@ -210,22 +210,15 @@ class Lives:
         member, life = self.fleet.member_of(process_id, boot_id), self.fleet.lives.get(process_id)
         if member is None:
             return
-        is_same_boot = (
-            life is not None
-            and life.target.boot_id == boot_id
-            and life.target.engine_boot_id == report.engine_boot_id
-        )
-        if life is not None and is_same_boot and not self.fleet.is_other_build(life):
+        is_same_boot = life is not None and life.target.boot_id == boot_id
+        if life is not None and is_same_boot and life.target.engine_boot_id == report.engine_boot_id:
             self._hear(life, report, now_s)
             return
         self.is_due = True
         if life is not None:
             self.jobs.end_all(life)
-            if not is_same_boot:
-                self._ended(life, now_s)
-        begun = self.fleet.begin(member, report, now_s)
-        if is_same_boot:
-            begun.package = ""  # that of the build which the lease showed first
+            self._ended(life, now_s)
+        self.fleet.begin(member, report, now_s)
 
     def _hear(self, life: Life, report: pb.ReplicaLife, now_s: float) -> None:
         """Take a further report of the same boot and engine."""

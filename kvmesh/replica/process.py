@@ -6,10 +6,10 @@ The common part of the programs of prefill and decode. Each role provides a `Bui
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import grpc
@@ -26,6 +26,7 @@ from kvmesh.metrics import Metrics
 from kvmesh.prefix_index import telemetry as index_telemetry
 from kvmesh.prefix_index.publisher import Publisher
 from kvmesh.replica import options as command_line
+from kvmesh.replica.engine_facts import EngineFacts
 from kvmesh.replica.life_shell import LifeShell
 from kvmesh.replica.options import ReplicaOptions, ReplicaRole
 from kvmesh.replica.quarantine_file import QuarantineFile
@@ -34,18 +35,11 @@ from kvmesh.server import ListenError
 from kvmesh.snapshot.identity import Identity
 from kvmesh.telemetry import Tracing
 from kvmesh.tokenizer_digest import tokenizer_digest
-from kvmesh.triton.capabilities import ModelFacts, ModelRefused, differences
+from kvmesh.triton.capabilities import ModelFacts, ModelRefused
 from kvmesh.triton.client import TritonClient
 from kvmesh.triton.engine import TritonEngine
 from kvmesh.triton.errors import CallError
 from kvmesh.trust.peers import Trust
-
-log = logging.getLogger(__name__)
-
-REFUSED_DIGEST: Final = "refused"
-"""Digest in the lease while the engine has a model that this service would refuse at its start. Routers of a pool with
-other replicas refuse this one then.
-"""
 
 ENGINE_WAIT_S: Final = 10.0
 """Longest wait for the engine to be ready at the start. `kvmesh up` starts replicas when their engines are ready."""
@@ -88,10 +82,19 @@ async def _serve(options: ReplicaOptions, build: Build) -> None:
     client = TritonClient(options.engine)
     try:
         await client.wait_ready(ENGINE_WAIT_S)
-        facts = await client.facts(
-            role=options.role, model_version=version.name, block_tokens=version.engine.block_tokens
+        read = partial(
+            client.facts,
+            role=options.role,
+            model_version=version.name,
+            block_tokens=version.engine.block_tokens,
         )
+        facts = EngineFacts(await read(), read)
         await _Replica(options, trust, build, facts, client).serve()
+    except ExceptionGroup as group:
+        refused = group.subgroup(ModelRefused)
+        if refused is None:
+            raise
+        raise ModelRefused(str(refused.exceptions[0])) from group
     finally:
         await client.close()
 
@@ -100,17 +103,19 @@ class _Replica(process.MeshProcess):
     """The parts of a replica, in the order of their dependencies."""
 
     def __init__(
-        self, options: ReplicaOptions, trust: Trust, build: Build, facts: ModelFacts, client: TritonClient
+        self,
+        options: ReplicaOptions,
+        trust: Trust,
+        build: Build,
+        engine_facts: EngineFacts,
+        client: TritonClient,
     ) -> None:
         super().__init__(options.role, options, trust)
         config = options.config
+        facts = engine_facts.facts
         self._role = build(options, facts, self.metrics, self.tracing)
-        self._options = options
-        self._client = client
+        self._engine_facts = engine_facts
         self._facts = facts
-        self._tokenizer_digest = tokenizer_digest(self.pool.version.model_path)
-        self._engine_boot_id = ""
-        """Boot of the engine with these facts."""
         self._life = LifeShell(self.clock, self._on_life_changed, QuarantineFile(options.state_dir))
         self._life.export(self.metrics)
         self._shell = ReplicaShell(self._role.core, self.clock, self._on_engine)
@@ -140,11 +145,15 @@ class _Replica(process.MeshProcess):
 
     def member(self, address: str) -> Member:
         """Return the member to register."""
+        digests = {
+            "tokenizer": tokenizer_digest(self.pool.version.model_path),
+            "engine": self._facts.digest,
+        }
         member = super().member(address)
         return msgspec.structs.replace(
             member,
             kv_address=self._facts.kv_address,
-            digests=self._digests(),
+            digests={kind: digest for kind, digest in digests.items() if digest},
             capabilities=(*member.capabilities, LIFE, *self._facts.capabilities.names()),
         )
 
@@ -172,6 +181,7 @@ class _Replica(process.MeshProcess):
     def background(self) -> Iterable[tuple[str, Coroutine[Any, Any, None]]]:
         """Return the tasks of the engine and of the KV events."""
         yield "engine", self._engine.run()
+        yield "engine-facts", self._engine_facts.run()
         yield "engine-state", self._shell.report_engine_state(self._report)
         yield "kv-publisher", self._publisher.run()
 
@@ -226,38 +236,8 @@ class _Replica(process.MeshProcess):
         await super().close()
 
     def _on_engine(self, boot_id: str) -> None:
+        self._engine_facts.on_engine(boot_id)
         self._life.on_engine(boot_id, is_control_known=self.control.receiver.knows_control_process)
-
-    async def _meet_engine(self, boot_id: str) -> None:
-        """Read the facts of an engine that was started anew: it may be another build.
-
-        The lease has its digest, so routers compare it. What the service took from the first engine stays.
-        """
-        version, known = self._options.pool_settings.version, self._facts
-        if self._engine_boot_id:
-            try:
-                found = await self._client.facts(
-                    role=self._options.role,
-                    model_version=version.name,
-                    block_tokens=version.engine.block_tokens,
-                )
-            except ModelRefused as error:
-                log.error("the engine was started anew as another model: %s", error)
-                self._facts = replace(known, digest=REFUSED_DIGEST)
-            except CallError as error:
-                log.warning("the facts of the engine that was started anew are not known: %s", error)
-                return
-            else:
-                if others := differences(known, found):
-                    log.error(
-                        "the engine was started anew with other facts; start this service anew: %s", others
-                    )
-                self._facts = replace(known, digest=found.digest, kv_address=found.kv_address)
-        self._engine_boot_id = boot_id
-
-    def _digests(self) -> dict[str, str]:
-        digests = {"tokenizer": self._tokenizer_digest, "engine": self._facts.digest}
-        return {kind: digest for kind, digest in digests.items() if digest}
 
     def _on_life_changed(self) -> None:
         self._shell.set_life(self._life.life.view())
@@ -271,12 +251,8 @@ class _Replica(process.MeshProcess):
             self._shell.after_event()
 
     async def _report(self, is_ready: bool, engine_boot_id: str) -> None:
-        if is_ready and engine_boot_id != self._engine_boot_id:
-            await self._meet_engine(engine_boot_id)
         await self.server.set_serving(is_ready)
         if self.registration is not None:
-            self.registration.update(
-                engine_boot_id=engine_boot_id, kv_address=self._facts.kv_address, digests=self._digests()
-            )
+            self.registration.update(engine_boot_id=engine_boot_id)
         if is_ready:
             self._was_ready.set()

@@ -64,15 +64,11 @@ class ModelFacts:
 
 
 def differences(known: ModelFacts, found: ModelFacts) -> str:
-    """Return the facts of another boot of an engine that a running service cannot take over, with both values.
-
-    Digest and KV address are none of them: a service only tells them to others.
-    """
-    names = (each.name for each in fields(ModelFacts) if each.name not in ("digest", "kv_address"))
+    """Return the facts that differ, with both values. Empty: none does."""
     return "; ".join(
-        f"{name} was {getattr(known, name)}, is {getattr(found, name)}"
-        for name in names
-        if getattr(known, name) != getattr(found, name)
+        f"{each.name} was {getattr(known, each.name)}, is {getattr(found, each.name)}"
+        for each in fields(ModelFacts)
+        if getattr(known, each.name) != getattr(found, each.name)
     )
 
 

@@ -109,6 +109,10 @@ class TritonClient:
             )
         except grpc.aio.AioRpcError as error:
             raise errors.of_status(error.code(), error.details() or "") from error
+        except asyncio.CancelledError:
+            if _is_cancelled():
+                raise
+            raise EngineLost("the channel was replaced") from None
         return capabilities.derive(
             metadata, config.config, role=role, model_version=model_version, block_tokens=block_tokens
         )

@@ -105,24 +105,29 @@ def test_missing_data_is_never_within() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "measured"),
+    ("mode", "first_tokens", "measured"),
     [
-        ("FULL", ["tokens", "errors", "length", "ttft", "gap"]),
-        ("FIRST", ["tokens", "errors", "ttft", "gap"]),
-        ("TTFT_ONLY", ["tokens", "errors", "ttft"]),
+        ("FULL", 0, ["tokens", "errors", "length", "ttft", "gap"]),
+        ("FIRST", 2, ["tokens", "errors", "ttft", "gap"]),
+        ("FIRST", 1, ["tokens", "errors", "ttft"]),
+        ("TTFT_ONLY", 0, ["tokens", "errors", "ttft"]),
     ],
 )
-def test_each_criterion_that_a_mode_can_measure_has_to_be_within(mode: str, measured: list[str]) -> None:
+def test_each_criterion_that_a_mode_can_measure_has_to_be_within(
+    mode: str, first_tokens: int, measured: list[str]
+) -> None:
     """Latency without a pair of copies is no data. A mode has no row for what it cannot measure."""
     draw = random.Random(1)
     tally = tally_of(draw, 60_000, has_baseline=True)
-    document = document_of(order(baseline_pool="young", mode=mode), tally)
+    document = document_of(order(baseline_pool="young", mode=mode, first_tokens=first_tokens), tally)
     found, verdict, _ = report.compared(document, [])
     assert [each.name for each in found] == measured and verdict == WITHIN
     for name in measured[measured.index("ttft") :]:
         counts = document.counts()
         getattr(counts.latency, name).clear()
-        found = comparison.criteria(counts, counts.baseline, ShadowMode[mode], has_baseline=True)
+        found = comparison.criteria(
+            counts, counts.baseline, ShadowMode[mode], first_tokens, has_baseline=True
+        )
         assert comparison.verdict(found) == NEEDS_MORE
 
 

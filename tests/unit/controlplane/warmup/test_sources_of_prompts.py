@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import msgspec
 import pytest
 
 from controlplane.rollouts.golden import Answer, fixed_prompts
 from controlplane.shadow.before_rollout import PROOF_MAX_S
-from controlplane.warmup.actions import CancelJob, LifeAction, RunJob, Told
+from controlplane.warmup.actions import CancelJob, LifeAction, RunJob
 from controlplane.warmup.bounds import ModelBounds
 from controlplane.warmup.jobs import SOURCE_S, PassJob, PassResult, ProbeJob, ProbeResult, SeedJob
 from controlplane.warmup.life import WARM_BY_SERVICE_S, Life
@@ -520,26 +517,6 @@ def test_an_engine_that_starts_anew_ends_the_prompts_that_go_on_in_service() -> 
     rig.lives.on_result(number, ProbeResult(_right(job)), rig.now_s)
     rig.step()
     assert not rig.life.passed and not rig.life.is_proved
-
-
-@pytest.mark.parametrize("changes", [{"digests": {"engine": "other"}}, {"kv_address": "elsewhere:1"}])
-def test_a_lease_that_shows_another_build_begins_the_life_anew(changes: dict[str, Any]) -> None:
-    """The engine was started anew as another build, and the lease says so a moment after the first report."""
-    rig = Rig(*SERVING, batches=(4,))
-    number, job = rig.next_job()
-    before = rig.life
-    assert isinstance(job, PassJob) and before.package
-    leases = [_member(each, "serving") for each in SERVING]
-    rig.lives.on_members((*leases, _member(NAME, "warming")), rig.now_s)
-    assert rig.life is before and not rig.cancelled()
-    member = msgspec.structs.replace(_member(NAME, "warming"), **changes)
-    rig.lives.on_members((*leases, member), rig.now_s)
-    assert rig.cancelled() == [number] and rig.life is not before and not rig.life.package
-    assert rig.life.key.engine_digest == member.digests.get("engine", "")
-    assert rig.life.target.kv_address == member.kv_address
-    assert not any(isinstance(each, Told) for each in rig.actions), "no boot ended in its warm-up"
-    rig.report(NAME, pb.REPLICA_STATE_WARMING)
-    assert rig.next_job()[1].target == rig.life.target
 
 
 def test_a_quarantine_ends_the_prompts_that_go_on_in_service() -> None:
