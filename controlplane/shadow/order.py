@@ -36,6 +36,11 @@ class ShadowOrder(msgspec.Struct, frozen=True, kw_only=True):
     """Operator that asked for it."""
 
     @property
+    def shadow_mode(self) -> ShadowMode:
+        """Part of each answer that is copied. An unknown one counts as FULL."""
+        return MODES.get(self.mode, ShadowMode.FULL)
+
+    @property
     def is_aa(self) -> bool:
         """True if the target has the stable version (A/A): its differences are the noise of the engines."""
         return self.to_version == self.stable_version
@@ -47,7 +52,7 @@ class ShadowOrder(msgspec.Struct, frozen=True, kw_only=True):
             to_pool=self.to_pool,
             baseline_pool=self.baseline_pool,
             sample_permille=self.sample_permille,
-            mode=MODES.get(self.mode, ShadowMode.FULL),
+            mode=self.shadow_mode,
             first_tokens=self.first_tokens,
             token_max=self.token_max,
             tokens_per_minute_max=self.tokens_per_minute_max,

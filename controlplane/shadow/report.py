@@ -8,10 +8,8 @@ from controlplane.rollouts.document import timestamp
 from controlplane.shadow import comparison
 from controlplane.shadow.comparison import REFERENCE, Criterion
 from controlplane.shadow.document import DifferenceRow, ShadowDocument, add_arm
-from controlplane.shadow.order import MODES
 from kvmesh.control.v1 import shadow_pb2 as pb
 from kvmesh.snapshot import shadow as shadow_traffic
-from kvmesh.snapshot.shadow import ShadowMode
 
 OWN_BASELINE = "baseline"
 """Name of the reference if only the shadow's own copies to its baseline pool are there."""
@@ -49,7 +47,7 @@ def compared(
     target counts as another version, also with the name of the stable one.
     """
     counts, order = document.counts(), document.order
-    mode = MODES.get(order.mode, ShadowMode.FULL)
+    mode = order.shadow_mode
     if order.is_aa and not is_new:
         found = comparison.criteria(counts, None, mode, order.first_tokens, has_baseline=False)
         return found, REFERENCE if has_enough(document) else comparison.NEEDS_MORE, ""

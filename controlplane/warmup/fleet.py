@@ -34,7 +34,7 @@ Value = TypeVar("Value")
 
 
 class _Leases:
-    """What leases show of groups of replicas."""
+    """Groups of replicas, as their leases show them."""
 
     def __init__(self, members: Iterable[Member], quarantined: Container[str]) -> None:
         self.groups: set[tuple[str, str]] = set()
