@@ -67,4 +67,4 @@ async def test_facts_that_cannot_be_read_are_read_again(monkeypatch: pytest.Monk
     """The engine may be lost again, or slow. What it says then counts."""
     monkeypatch.setattr(engine_facts, "RETRY_S", 0.0)
     rig = Rig(EngineLost("gone"), EngineLost("gone"), replace(KNOWN, kv_address="elsewhere:1"))
-    assert "kv_address was" in await rig.after("e1", "e2", "e3")
+    assert "kv_address was" in await rig.after("e1")

@@ -59,12 +59,11 @@ def test_a_step_looks_at_each_life_a_few_times(serving_percent: int, monkeypatch
     assert actions
 
 
-def test_no_replica_is_probed_again_before_each_other_was_probed() -> None:
-    """A new leader finds all of them cold, and their prefill gives no answer. The last by name waits no longer."""
-    actions: list[LifeAction] = []
-    references = References((Prompt((1, 2, 3), 2),), {})
-    references.restore(ReferenceKey("v1", "build"), ((1, 2),))
-    lives = Lives(
+def _known_version(prompt: Prompt, tokens: tuple[int, ...], actions: list[LifeAction]) -> Lives:
+    """Return the lives of a version with one golden prompt. `actions` takes what they ask for."""
+    references = References((prompt,), {})
+    references.restore(ReferenceKey("v1", "build"), (tokens,))
+    return Lives(
         WarmUpSettings(seeding=Seeding.NONE),
         references,
         Packages(lambda: 0.0),
@@ -72,7 +71,13 @@ def test_no_replica_is_probed_again_before_each_other_was_probed() -> None:
         actions.append,
         lambda _package: None,
     )
+
+
+def test_no_replica_is_probed_again_before_each_other_was_probed() -> None:
+    """A new leader finds all of them cold, and their prefill gives no answer. The last by name waits no longer."""
+    actions: list[LifeAction] = []
     members = [_lease(number) for number in range(100)]
+    lives = _known_version(Prompt((1, 2, 3), 2), (1, 2), actions)
     lives.on_members(members, 0.0)
     for member in members:
         report = pb.ReplicaLife(state=pb.REPLICA_STATE_SERVING, engine_boot_id=member.engine_boot_id)
@@ -96,17 +101,8 @@ def test_no_replica_is_probed_again_before_each_other_was_probed() -> None:
 def test_probes_of_serving_replicas_are_bounded_over_the_fleet() -> None:
     """A new leader finds all replicas unproved. It probes them in turn, and a fresh one at once."""
     actions: list[LifeAction] = []
-    references = References((Prompt((1, 2, 3)),), {})
-    references.restore(ReferenceKey("v1", "build"), ((1,),))
-    lives = Lives(
-        WarmUpSettings(seeding=Seeding.NONE),
-        references,
-        Packages(lambda: 0.0),
-        lambda _pool: ModelBounds(64, 1000, {"prefill": 100, "decode": 100}),
-        actions.append,
-        lambda _package: None,
-    )
     members = [_lease(number) for number in range(200)]
+    lives = _known_version(Prompt((1, 2, 3)), (1,), actions)
     lives.on_members(members, 0.0)
     for number, member in enumerate(members):
         state = pb.REPLICA_STATE_SERVING if number else pb.REPLICA_STATE_STARTING
@@ -138,17 +134,8 @@ def test_probes_of_serving_replicas_are_bounded_over_the_fleet() -> None:
 def test_a_wrong_replica_in_service_is_found_beside_long_passes_of_many() -> None:
     """Passes of held replicas take minutes. They count for nothing here."""
     actions: list[LifeAction] = []
-    references = References((Prompt((1, 2, 3)),), {})
-    references.restore(ReferenceKey("v1", "build"), ((1,),))
-    lives = Lives(
-        WarmUpSettings(seeding=Seeding.NONE),
-        references,
-        Packages(lambda: 0.0),
-        lambda _pool: ModelBounds(64, 1000, {"prefill": 100, "decode": 100}),
-        actions.append,
-        lambda _package: None,
-    )
     members = [_lease(number) for number in range(200)]
+    lives = _known_version(Prompt((1, 2, 3)), (1,), actions)
     lives.on_members(members, 0.0)
     for number, member in enumerate(members):
         state = pb.REPLICA_STATE_SERVING if number >= 40 else pb.REPLICA_STATE_STARTING
