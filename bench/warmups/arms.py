@@ -194,9 +194,14 @@ SETTINGS: Final[Mapping[str, Setting]] = {
 }
 
 
+def replica_counts(setting: Setting) -> dict[str, int]:
+    """Return the number of replicas by role: REPLICAS of the role under test, one of the other."""
+    return {"prefill": 1, "decode": 1} | {setting.role: REPLICAS}
+
+
 def tables(setting: Setting, arm: str, redis_url: str) -> dict[str, dict[str, Any]]:
     """Return the configuration of a mesh: REPLICAS of the role under test, one of the other."""
-    counts = {"prefill": 1, "decode": 1} | {setting.role: REPLICAS}
+    counts = replica_counts(setting)
     return {
         "redis": {"url": redis_url},
         "engine": {**ENGINE, **setting.engine},

@@ -30,6 +30,14 @@ class WarmupMesh(ListedMesh):
         """Names of the engines that are restarted."""
         return tuple(f"{replica}-engine" for replica in self._setting.replicas)
 
+    @property
+    def control(self) -> str | None:
+        """Address of the control process. None: the mesh has none."""
+        return next(
+            (self.running[name].address for name, each in self._listed.items() if each.role == "control"),
+            None,
+        )
+
     def kill_engines(self) -> None:
         """Kill the engines with SIGKILL, and return when they have ended. Raises BenchError."""
         for name in self.engines:

@@ -16,8 +16,8 @@ import psutil
 from bench import machine
 from bench.processes import ANY_CORE, Fleet, Process
 from bench.results import BenchError
-from bench.warmups import conversing, first_tokens, recovery
-from bench.warmups.arms import REPLICAS, Pace, Setting
+from bench.warmups import conversing, first_tokens, proofs, recovery
+from bench.warmups.arms import REPLICAS, Pace, Setting, replica_counts
 from bench.warmups.first_tokens import Call
 from bench.warmups.lease_states import LeaseState, LeaseStates
 from bench.warmups.mesh import WarmupMesh
@@ -74,6 +74,9 @@ def perform(setting: Setting, arm: str, repeat: int, pace: Pace, say: Say, evide
     with Fleet() as fleet:
         say("starts the mesh")
         mesh = WarmupMesh(fleet, setting, arm)
+        if mesh.control is not None:
+            say("waits for the proofs of its replicas")
+            proofs.wait(mesh.control, sum(replica_counts(setting).values()))
         client = _start_client(fleet, mesh, seed=repeat)
         client.ask("begin", load=asdict(setting.load))
         say("warms up")
