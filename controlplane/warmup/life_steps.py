@@ -6,11 +6,9 @@ tokens that it gave twice to one prompt: batch-variant kernels may differ once b
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from controlplane.rollouts.golden import Prompt
 from controlplane.warmup.actions import LifeAction, Order, Told
 from controlplane.warmup.boots import Boots
 from controlplane.warmup.bounds import ModelBounds
@@ -23,12 +21,17 @@ from controlplane.warmup.jobs import (
     ProbeResult,
     SeedJob,
     SeedResult,
-    Shape,
     Target,
 )
 from controlplane.warmup.life import WARM_BY_SERVICE_S, Life
 from controlplane.warmup.life_state import number_of
 from controlplane.warmup.packages import NO_PACKAGE, Package, Packages
+from controlplane.warmup.prompt_choice import (
+    QUICK_PROMPTS,
+    WARM_PROMPTS_MAX,
+    PromptChoice,
+    lengths_alone,
+)
 from controlplane.warmup.reference_learning import ReferenceLearning
 from controlplane.warmup.references import References
 from controlplane.warmup.settings import Seeding, WarmUpSettings
@@ -39,9 +42,6 @@ from kvmesh.life_state import LifeState
 
 QUICK_S: Final = 2.0
 """Longest probe of a replica whose engine served before."""
-
-QUICK_PROMPTS: Final = 4
-"""Golden prompts of such a probe."""
 
 HURRIED_S: Final = 3.0
 """Longest probe of a replica that its pool needs at once. One golden prompt, or a batch at a decode that users wait for.
@@ -57,24 +57,11 @@ A load stream that opens again shows them after a moment, and a new leader hears
 `kvmesh.snapshot.leader_search`.
 """
 
-RUNNING_MAX: Final = 4
-"""Golden prompts at a time on a decode. A held one runs a batch that its passes have warmed. A prefill runs one at a time:
-its engine would pack them into steps of other shapes.
-"""
-
-HELD_PROMPT_TOKENS_MAX: Final = 33
-HELD_PROMPTS_MAX: Final = 32
-WARM_PROMPTS_MAX: Final = 8
-"""Golden prompts while a replica is held: short ones. The others follow while it serves."""
-
 RETRY_S: Final = 1.0
 """Time from the end of a job without a proof to the next one."""
 
 BACKGROUND_RETRY_S: Final = 30.0
 """The same for a replica that serves."""
-
-PARTS: Final = 4
-"""Probes over which the golden prompts of a replica that users waited for are spread, BACKGROUND_RETRY_S apart."""
 
 BACKGROUND_PROBES_MAX: Final = 32
 """Probes of serving replicas at a time. A probe of suspects begins at once."""
@@ -124,6 +111,7 @@ class LifeSteps:
         self._jobs = jobs
         self._bounds = bounds
         self._emit = emit
+        self._choice = PromptChoice(references, fleet)
         self._queues = UserQueues()
         self._background = 0
         """Probes of serving replicas under way."""
@@ -171,7 +159,7 @@ class LifeSteps:
             shapes = usable(
                 package.shape_list(), life.target.role, self._bounds(life.target.pool).prompt_tokens
             )
-            life.warmed_lengths = _lengths(shapes)
+            life.warmed_lengths = lengths_alone(shapes)
             life.warmed_batch = min(WARM_PROMPTS_MAX, max(each.batch for each in shapes))
         if life.state is not LifeState.PROBING:
             self._go(life, LifeState.PROBING, now_s, "its pool needs it")
@@ -200,10 +188,10 @@ class LifeSteps:
             bounds, package = self._bounds(life.target.pool), self._package_of(life)
             role, longest = life.target.role, bounds.prompt_tokens
             shapes = usable(package.shape_list(), role, longest) if package else default_shapes(role, longest)
-            source = self._source(life)
+            source = self._choice.source(life)
             if source is not None:
                 shapes = by_handoff(shapes, bounds.local_prompt_tokens)
-            life.warmed_lengths = _lengths(shapes)
+            life.warmed_lengths = lengths_alone(shapes)
             batches = (each.batch for each in shapes if each.batch <= WARM_PROMPTS_MAX)
             life.warmed_batch = max(batches, default=0)
             life.reason = f"pass {len(life.passes) + 1} over {len(shapes)} shapes"
@@ -313,12 +301,12 @@ class LifeSteps:
     def _begin_probe(self, life: Life, now_s: float, end_s: float, *, is_short: bool) -> None:
         prompts = self._references.prompts(life.key)
         if life.serves or life.suspects:
-            life.positions = self._beside_users(life, prompts, now_s)
+            life.positions = self._choice.beside_users(life, prompts, now_s)
         else:
-            life.positions = self._before_service(life, prompts, is_short=is_short)
+            life.positions = self._choice.before_service(life, prompts, is_short=is_short)
         peers = () if is_short or life.suspects or life.is_probed else self._peers(life)
-        source = self._source_of(life, prompts, life.positions)
-        running_max = self._running_max(life, is_short=is_short)
+        source = self._choice.source_of(life, prompts, life.positions)
+        running_max = self._choice.running_max(life, is_short=is_short)
         if source is not None and not life.serves:
             life.positions = life.positions[: max(QUICK_PROMPTS, running_max)]  # one batch
         life.reason = f"runs {len(life.positions)} golden prompts"
@@ -328,48 +316,6 @@ class LifeSteps:
         checks_cancel = not is_cold  # a cold engine may take seconds for it
         job = ProbeJob(life.target, chosen, peers, end_s, running_max, source, source_s, checks_cancel)
         self._jobs.run_for(life, job)
-
-    def _beside_users(self, life: Life, prompts: Sequence[Prompt], now_s: float) -> tuple[int, ...]:
-        """Return the golden prompts of a probe in service, or the suspects of one that is held."""
-        if life.suspects:
-            return tuple(sorted(life.suspects))
-        wanted = self._in_service(life, now_s)
-        if life.is_left_to_users(now_s):
-            return self._batch_of(life, prompts) or wanted[:1]
-        left = self._left(life, now_s)
-        if life.is_hurried and life.is_awaited:  # its pool was short of capacity, and may still be
-            left = next_part(left, life.positions, len(wanted))
-        return left or wanted[:QUICK_PROMPTS]
-
-    def _before_service(self, life: Life, prompts: Sequence[Prompt], *, is_short: bool) -> tuple[int, ...]:
-        """Return the golden prompts of a held replica without suspects."""
-        warmed = self._warmed(life) or frozenset()
-        held = held_positions(prompts, warmed)
-        if not is_short:
-            return held
-        if life.is_known_engine:
-            return quick_positions(held)
-        batch = self._batch_of(life, prompts) if life.is_awaited else ()
-        return batch or largest_position(prompts, warmed) or held[:1]
-
-    def _batch_of(self, life: Life, prompts: Sequence[Prompt]) -> tuple[int, ...]:
-        """Return the golden prompts that a decode runs beside each other for its users. Empty: no prefill computes them.
-
-        Its users fill a batch. One prompt alone would be a cold step of a shape that they seldom meet.
-        """
-        held = held_positions(prompts, self._warmed(life) or frozenset())
-        has_source = self._source_of(life, prompts, held) is not None
-        return held[: life.warmed_batch or WARM_PROMPTS_MAX] if has_source else ()
-
-    def _running_max(self, life: Life, *, is_short: bool) -> int:
-        """Return how many of its golden prompts run at a time."""
-        if life.target.role == "prefill":
-            return 1
-        if is_short and not life.suspects:
-            return max(RUNNING_MAX, len(life.positions))
-        if life.serves:
-            return RUNNING_MAX
-        return life.warmed_batch or RUNNING_MAX
 
     def take_probe(self, life: Life, result: ProbeResult, now_s: float) -> None:
         """Take the result of a probe."""
@@ -401,7 +347,7 @@ class LifeSteps:
                 life.retry_s = now_s  # once more without a prefill
             life.runs_alone = True
             return
-        left = len(self._left(life, now_s))
+        left = len(self._choice.left(life, now_s))
         if life.serves and not life.is_proved:
             life.reason = (
                 f"{left} golden prompts are left, of which the next run within {BACKGROUND_RETRY_S:g} s"
@@ -461,7 +407,7 @@ class LifeSteps:
             return
         is_at_risk = is_settled and now_s < life.risk_end_s  # golden prompts show that the engine lives
         is_probed = life.is_probed or life.was_proved
-        if life.suspects or is_at_risk or self._left(life, now_s) or not is_probed:
+        if life.suspects or is_at_risk or self._choice.left(life, now_s) or not is_probed:
             if self._may_probe(life, now_s):
                 self._background += 1
                 is_short = life.is_left_to_users(now_s)
@@ -488,34 +434,6 @@ class LifeSteps:
 
     # Parts.
 
-    def _left(self, life: Life, now_s: float) -> tuple[int, ...]:
-        """Return the golden prompts that the replica has yet to pass in service."""
-        if life.was_proved:
-            return ()
-        return tuple(at for at in self._in_service(life, now_s) if at not in life.passed)
-
-    def _in_service(self, life: Life, now_s: float) -> tuple[int, ...]:
-        """Return the golden prompts that run beside users.
-
-        A prompt of a shape that the passes left out would be cold, at the cost of users who run other shapes. A queue fills
-        the largest shape of a cold replica.
-        """
-        prompts = self._references.prompts(life.key)
-        lengths = self._warmed(life)
-        if not lengths:  # without a prompt nothing would be proved
-            lengths = frozenset(map(_shape_of, prompts))
-        if life.is_left_to_users(now_s):
-            lengths = largest_shape(prompts, lengths)
-        return tuple(at for at, prompt in enumerate(prompts) if _shape_of(prompt) in lengths)
-
-    def _warmed(self, life: Life) -> frozenset[int] | None:
-        """Return the lengths of prompts that are warm where the golden prompts of `life` are computed. None: unknown."""
-        source = None if life.runs_alone else self._source(life)
-        there = life if source is None else self._fleet.lives.get(source.process_id)
-        if there is None or there.warmed_lengths is None:
-            return None
-        return proving_lengths(self._references.prompts(life.key), there.warmed_lengths)
-
     def _run(self, life: Life, job: PassJob) -> None:
         """Run work that may end the boot."""
         life.risk_end_s = float("inf")
@@ -528,24 +446,6 @@ class LifeSteps:
 
     def _package_of(self, life: Life) -> Package | None:
         return self._packages.named(life.package) if life.package else None
-
-    def _source(self, life: Life) -> Target | None:
-        """Return the prefill that computes the prompts of a decode, as in service. None: a prefill, or there is none."""
-        if life.target.role != "decode":
-            return None
-        found = [
-            each
-            for each in self._fleet.serving(life.target.pool, "prefill", life.key)
-            if each.target.kv_address and each.target.block_tokens == life.target.block_tokens
-        ]
-        found = [each for each in found if each.is_proved] or found
-        return found[zlib.crc32(life.name.encode()) % len(found)].target if found else None
-
-    def _source_of(self, life: Life, prompts: Sequence[Prompt], positions: Sequence[int]) -> Target | None:
-        """Return the prefill that computes the golden prompts at `positions`. None: the replica computes them itself."""
-        if life.runs_alone or life.suspects:  # the prefill may be the one that is wrong
-            return None
-        return self._source(life) if all(prompts[at].output_tokens > 1 for at in positions) else None
 
     def _peers(self, life: Life) -> tuple[Target, ...]:
         """Return the serving replicas of the other role in the pool."""
@@ -571,65 +471,3 @@ class LifeSteps:
             package=life.package,
         )
         self._emit(Order(life.name, life.target.boot_id, order))
-
-
-def held_positions(
-    prompts: Sequence[Prompt], warmed_lengths: frozenset[int] = frozenset()
-) -> tuple[int, ...]:
-    """Return the golden prompts to run while a replica is held: short ones, or the shortest if there are none.
-
-    `warmed_lengths`: prompts of these shapes come instead, if there are enough. The shape of any other prompt may be cold.
-    """
-    by_length = sorted(range(len(prompts)), key=lambda at: (len(prompts[at].token_ids), at))
-    warm = [at for at in by_length if _shape_of(prompts[at]) in warmed_lengths]
-    if len(warm) >= QUICK_PROMPTS:
-        return tuple(sorted(warm[:WARM_PROMPTS_MAX]))
-    short = [at for at in by_length if len(prompts[at].token_ids) <= HELD_PROMPT_TOKENS_MAX]
-    return tuple(sorted((short or by_length[:QUICK_PROMPTS])[:HELD_PROMPTS_MAX]))
-
-
-def next_part(left: Sequence[int], before: Sequence[int], count: int) -> tuple[int, ...]:
-    """Return the part of `left` that follows the probe of `before`, round and round.
-
-    So prompts that never get an answer do not keep the others from their turn. `count`: prompts of all parts.
-    """
-    last, size = max(before, default=-1), max(QUICK_PROMPTS, -(-count // PARTS))
-    return tuple(sorted(left, key=lambda at: (at <= last, at))[:size])
-
-
-def quick_positions(held: tuple[int, ...]) -> tuple[int, ...]:
-    """Return QUICK_PROMPTS of `held`, of all lengths."""
-    return held[:: max(1, len(held) // QUICK_PROMPTS)][:QUICK_PROMPTS]
-
-
-def largest_shape(prompts: Sequence[Prompt], lengths: frozenset[int]) -> frozenset[int]:
-    """Return the largest shape in `lengths` that has a prompt: a queue fills that shape first. Empty: none has."""
-    return frozenset(sorted(lengths.intersection(map(_shape_of, prompts)))[-1:])
-
-
-def largest_position(prompts: Sequence[Prompt], lengths: frozenset[int]) -> tuple[int, ...]:
-    """Return one prompt of the largest shape in `lengths` that has any. Else none."""
-    largest = largest_shape(prompts, lengths)
-    return tuple(at for at, each in enumerate(prompts) if _shape_of(each) in largest)[:1]
-
-
-def proving_lengths(prompts: Sequence[Prompt], warmed: frozenset[int]) -> frozenset[int]:
-    """Return the shapes whose golden prompts prove a replica that is warm for `warmed`.
-
-    They are those of `warmed`. If no prompt has one of them, they are the nearest shape below, or the smallest.
-    """
-    shapes = {_shape_of(each) for each in prompts}
-    if not (warmed and shapes) or shapes & warmed:
-        return warmed
-    below = {each for each in shapes if each < max(warmed)}
-    return frozenset({max(below) if below else min(shapes)})
-
-
-def _lengths(shapes: Iterable[Shape]) -> frozenset[int]:
-    """Return the lengths of the prompts that a replica runs alone."""
-    return frozenset(each.prompt_tokens for each in shapes if each.batch == 1 and each.prompt_tokens)
-
-
-def _shape_of(prompt: Prompt) -> int:
-    """Return the power of two at or above the length of the prompt."""
-    return 1 << (len(prompt.token_ids) - 1).bit_length()

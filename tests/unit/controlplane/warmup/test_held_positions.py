@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from controlplane.rollouts.golden import Prompt, fixed_prompts
-from controlplane.warmup.life_steps import HELD_PROMPT_TOKENS_MAX, WARM_PROMPTS_MAX, held_positions
+from controlplane.warmup.prompt_choice import HELD_PROMPT_TOKENS_MAX, WARM_PROMPTS_MAX, held_positions
 
 PROMPTS = fixed_prompts(256, 4096)
 

@@ -9,16 +9,16 @@ from controlplane.warmup.actions import LifeAction, RunJob
 from controlplane.warmup.bounds import ModelBounds
 from controlplane.warmup.jobs import PassJob, PassResult, ProbeJob, ProbeResult
 from controlplane.warmup.life import WARM_BY_SERVICE_S
-from controlplane.warmup.life_steps import (
-    BACKGROUND_RETRY_S,
+from controlplane.warmup.life_steps import BACKGROUND_RETRY_S
+from controlplane.warmup.lives import Lives
+from controlplane.warmup.packages import Package, Packages, ShapeRow, package_name
+from controlplane.warmup.prompt_choice import (
     QUICK_PROMPTS,
     held_positions,
     largest_position,
     proving_lengths,
     quick_positions,
 )
-from controlplane.warmup.lives import Lives
-from controlplane.warmup.packages import Package, Packages, ShapeRow, package_name
 from controlplane.warmup.references import ReferenceKey, References
 from controlplane.warmup.settings import Seeding, WarmUpSettings
 from controlplane.warmup.user_queues import UserQueues

@@ -10,17 +10,16 @@ from controlplane.warmup.actions import CancelJob, LifeAction, RunJob
 from controlplane.warmup.bounds import ModelBounds
 from controlplane.warmup.jobs import SOURCE_S, PassJob, PassResult, ProbeJob, ProbeResult, SeedJob
 from controlplane.warmup.life import WARM_BY_SERVICE_S, Life
-from controlplane.warmup.life_steps import (
-    BACKGROUND_RETRY_S,
+from controlplane.warmup.life_steps import BACKGROUND_RETRY_S, HURRIED_S
+from controlplane.warmup.lives import Lives
+from controlplane.warmup.packages import Package, Packages, ShapeRow, package_name
+from controlplane.warmup.prompt_choice import (
     HELD_PROMPT_TOKENS_MAX,
-    HURRIED_S,
     PARTS,
     QUICK_PROMPTS,
     RUNNING_MAX,
     WARM_PROMPTS_MAX,
 )
-from controlplane.warmup.lives import Lives
-from controlplane.warmup.packages import Package, Packages, ShapeRow, package_name
 from controlplane.warmup.references import ReferenceKey, References
 from controlplane.warmup.settings import Mode, Seeding, WarmUpSettings
 from controlplane.warmup.user_queues import UserQueues
