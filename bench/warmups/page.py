@@ -47,7 +47,9 @@ def lines(records: Sequence[Record], command: str, machine: Mapping[str, str]) -
         chosen = [each for each in records if each.setting == setting.name]
         if chosen:
             head = f"Setting {setting.name}: {setting.title}"
-            body = [*pages.paragraph(_setting(setting, chosen)), "", *table(chosen), *_states(chosen)]
+            body = [*pages.paragraph(_setting(setting, chosen)), "", *table(chosen)]
+            if facts := [*_states(chosen), *_output_pace(chosen)]:
+                body += ["", *pages.items(facts)]
             made += pages.section(head, body)
     return made + pages.section("Doubts", _doubts(records))
 
@@ -228,7 +230,7 @@ def _setting(setting: Setting, records: Sequence[Record]) -> str:
 
 
 def _states(records: Sequence[Record]) -> list[str]:
-    """Return an item per arm: the median time in each state of the lives of the replicas."""
+    """Return a sentence per arm: the median time in each state of the lives of the replicas."""
     told = []
     for arm in ARMS:
         found = [
@@ -241,7 +243,20 @@ def _states(records: Sequence[Record]) -> list[str]:
         if names:
             spent = (f"{name} {pages.spread((each.get(name) for each in found), 1)} s" for name in names)
             told.append(f"Time in each state, {ARM_TITLES[arm]}: {', '.join(spent)}.")
-    return ["", *pages.items(told)] if told else []
+    return told
+
+
+def _output_pace(records: Sequence[Record]) -> list[str]:
+    """Return a sentence per arm: the time per output token of its first requests. Empty: a prefill makes no output."""
+    told = []
+    for arm in ARMS:
+        found = [each for each in records if each.arm == arm and each.tpot_p95_s is not None]
+        if found:
+            p95 = pages.spread((1000 * (each.tpot_p95_s or 0.0) for each in found), 0)
+            ratio = pages.spread((each.tpot_ratio for each in found), 2)
+            what = f"p95 time per output token of the first {first_tokens.FIRST}, {ARM_TITLES[arm]}"
+            told.append(f"{what}: {p95} ms, {ratio} x steady.")
+    return told
 
 
 def _doubts(records: Sequence[Record]) -> list[str]:

@@ -43,6 +43,10 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """p95 TTFT of the first requests at the fresh replica."""
     steady_ttft_p95_s: float | None = None
     """p95 TTFT of steady requests with the same mix of uncached sizes."""
+    tpot_p95_s: float | None = None
+    """p95 of the time per output token of the same first requests; None: the replica is a prefill."""
+    steady_tpot_p95_s: float | None = None
+    """The same of steady requests."""
     queue_alone_s: float | None = None
     """Median wait in the router's queue just before the engine was started: one replica alone."""
     queue_steady_s: float | None = None
@@ -66,6 +70,13 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         if self.ttft_p95_s is None or not self.steady_ttft_p95_s:
             return None
         return self.ttft_p95_s / self.steady_ttft_p95_s
+
+    @property
+    def tpot_ratio(self) -> float | None:
+        """p95 of the time per output token of the first requests over that of steady ones."""
+        if self.tpot_p95_s is None or not self.steady_tpot_p95_s:
+            return None
+        return self.tpot_p95_s / self.steady_tpot_p95_s
 
 
 BEFORE_S = 20

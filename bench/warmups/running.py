@@ -16,7 +16,7 @@ import psutil
 from bench import machine
 from bench.processes import ANY_CORE, Fleet, Process
 from bench.results import BenchError
-from bench.warmups import conversing, first_tokens, proofs, recovery
+from bench.warmups import conversing, first_tokens, output_pace, proofs, recovery
 from bench.warmups.arms import REPLICAS, Pace, Setting, replica_counts
 from bench.warmups.first_tokens import Call
 from bench.warmups.lease_states import LeaseState, LeaseStates
@@ -175,6 +175,7 @@ def record_of(
         compared = first_tokens.compare(steady, first, setting.token_s)
     except BenchError as error:
         problems.append(str(error))
+    paced = output_pace.compare(steady, first) if setting.counts_output else None
     prompt = sum(call.prompt_tokens for call in steady)
     return Record(
         setting=setting.name,
@@ -193,6 +194,8 @@ def record_of(
         first_borrowed=compared.borrowed if compared else 0,
         ttft_p95_s=compared.p95_s if compared else None,
         steady_ttft_p95_s=compared.steady_p95_s if compared else None,
+        tpot_p95_s=paced.p95_s if paced else None,
+        steady_tpot_p95_s=paced.steady_p95_s if paced else None,
         queue_alone_s=statistics.median(call.queue_s for call in alone) if alone else None,
         queue_steady_s=statistics.median(call.queue_s for call in steady) if steady else None,
         requests=len(calls),

@@ -278,6 +278,24 @@ def test_all_engines_at_once_lose_no_more_than_without_a_warm_up() -> None:
     assert "| 0: met |" in text and "| 0: missed |" in text and "All 2 engines are killed at once" in text
 
 
+def test_a_decode_is_also_judged_by_the_time_per_output_token() -> None:
+    """A cold step of 2 s in one answer of eight tokens is 0.3 s for each. A failed answer has no time per token."""
+    steady = [call(at / 10)._replace(decode="decode-0") for at in range(1001, 1190)]
+    fresh = [call(133 + at / 10)._replace(decode="decode-1") for at in range(50)]
+    slow = [each._replace(ended_s=each.ended_s + 2.1) for each in fresh[:5]]
+    bad = [each._replace(ended_s=each.ended_s + 60.0, error="UNAVAILABLE") for each in fresh[:5]]
+    seen = Observed(TIMES, bins_of(0), 60.0, STATES)
+    for calls, p95_s in (([*fresh[5:], *slow], 2.3 / 7), ([*fresh[5:], *bad], 0.2 / 7)):
+        record = record_of(SETTINGS["decode-a"], "none", 1, seen, sorted([*steady, *calls]), MADE)
+        assert record.steady_tpot_p95_s == pytest.approx(0.2 / 7)
+        assert record.tpot_p95_s == pytest.approx(p95_s)
+        assert record.tpot_ratio == pytest.approx(p95_s / (0.2 / 7))
+        text = "\n".join(page.page([record], "make warmups", {"date": "today"}, "warmup.svg"))
+        told = f"- p95 time per output token of the first 50, none: {1000 * p95_s:.0f} ms"
+        assert told in text and "- Time in each state, none: starting 0.4 s, warming 2.5 s.\n- p95" in text
+    assert made_record("b", "none", 1, 12.0).tpot_p95_s is None
+
+
 def test_the_page_shows_each_arm_and_the_doubts() -> None:
     """An aim that is missed says so; a run that did not end, too."""
     late = replace_record(recorded()[0], end_s=None, problems=("the client stalled for 3.0 s",))
