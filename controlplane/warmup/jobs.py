@@ -81,7 +81,7 @@ class SeedJob:
 
     target: Target
     sources: tuple[Target, ...]
-    """Serving prefill replicas of the pool. A source for a decode target is a prefill as well."""
+    """Serving prefill replicas of the pool. Empty for a decode: beside prefill replicas it is not seeded."""
     routers: tuple[tuple[str, str], ...]
     """Name and address of each router of the pool."""
     blocks_max: int

@@ -207,8 +207,10 @@ class LifeSteps:
         """Begin the seeding of `life` as soon as it may."""
         if life.is_seeded or life.seed_job or life.state not in self._seeding_states(life):
             return
-        if life.target.role == "decode" and life.is_awaited:
-            life.is_seeded = True  # its users fill its cache, and copies would delay them
+        if life.target.role == "decode" and (
+            life.is_awaited or self._fleet.has_leased(life.target.pool, "prefill")
+        ):
+            life.is_seeded = True  # handoffs fill its cache, and further copies would delay them
             return
         first_s = life.seen_s + life.times.get(LifeState.WARMING, 0.0)  # a replay follows the shapes
         if life.target.role == "decode":
@@ -231,7 +233,7 @@ class LifeSteps:
     def _seeding_states(self, life: Life) -> tuple[LifeState, ...]:
         """Return the states in which a seeding may begin. A replay computes, so it follows the shapes.
 
-        A decode is seeded in service: copies of KV blocks would delay the handoffs of its shapes and golden prompts.
+        A decode computes as well, since it is seeded without prefill replicas alone: in service.
         """
         if not self._settings.seeds:
             return ()
@@ -256,16 +258,11 @@ class LifeSteps:
             life.reason = "copies hot prefixes"
 
     def _seed_job(self, life: Life, routers: Routers, end_s: float) -> SeedJob | None:
-        """Return the job that fills the cache of `life`. None: there is nothing to fill it from.
-
-        A decode beside prefill replicas computes no prefix: its prompts would be cold, in service.
-        """
+        """Return the job that fills the cache of `life`. None: there is nothing to fill it from."""
         target, is_replay = life.target, self._settings.seeding is Seeding.REPLAY
         warm = self._fleet.serving(target.pool, "prefill", life.key)
         sources = tuple(each.target for each in warm if each.name != life.name)
         prefixes, asked = (self._package_of(life) or NO_PACKAGE).token_prefixes(), routers(target.pool)
-        if target.role == "decode" and self._fleet.has_leased(target.pool, "prefill"):
-            is_replay, prefixes = False, ()
         if not ((sources or is_replay) and asked) and not prefixes:
             return None
         blocks = int(SEED_SHARE * self._bounds(target.pool).blocks.get(target.role, 0))

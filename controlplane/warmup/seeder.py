@@ -243,11 +243,9 @@ class Seeder:
         return self._fault(taken)
 
     def _pull_call(self, step: SeedStep, given: CallResult, source: Source, end_s: float) -> Call:
-        """Return the call that pulls `given` into the target."""
-        is_prefill = self._target.replica.role == "prefill"
-        phase = pb.PHASE_SEED if is_prefill else pb.PHASE_GENERATION_ONLY
+        """Return the call that pulls `given` into the target, a prefill."""
         return replace(
-            self._call(step, phase, 1, end_s),
+            self._call(step, pb.PHASE_SEED, 1, end_s),
             token_ids=_with_tail(step.token_ids),
             context_phase_params=given.context_phase_params,
             kv_address=source.replica.kv_address,

@@ -56,7 +56,10 @@ async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[WarmMe
 
 @pytest.mark.parametrize("replica", ["prefill-0", "decode-0"])
 async def test_a_restarted_engine_is_warm_before_its_first_user(mesh: WarmMesh, replica: str) -> None:
-    """Held, warmed, seeded, proved; no user meets it before SERVING; its cache has what only its peer computed."""
+    """Held, warmed, proved; no user meets it before SERVING.
+
+    A prefill is seeded: its cache has what only its peer computed. A decode is not: handoffs fill its cache.
+    """
     users = Conversations(mesh, seed=sum(replica.encode()))
     before, settled = await mesh.life(replica), await _settled(mesh)
     async with users.running():
@@ -72,21 +75,28 @@ async def test_a_restarted_engine_is_warm_before_its_first_user(mesh: WarmMesh, 
         await _watch_warm_up(mesh, replica, before.engine_boot_id)
         await starting
     users.check()
-    life = await mesh.until_life(replica, has_pulled, "its seeding, which may go on in service, is over")
-    assert life.proved and not life.replayed_block_count, life
+    is_prefill = replica == "prefill-0"
+    is_seeded = has_pulled if is_prefill else serves
+    life = await mesh.until_life(replica, is_seeded, "its seeding, which may go on in service, is over")
+    assert bool(life.pulled_block_count) == is_prefill and life.proved and not life.replayed_block_count, life
     walked = [each.state for each in life.times]
     assert {WARMING, PROBING} <= set(walked) and walked == sorted(walked)
     await _check_row(mesh, replica, life)
-    if replica == "prefill-0":
+    if is_prefill:
         prompts = [list(prompt) for prompt in users.prompts[first : first + 12]]
         assert await _cached(mesh, replica, prompts) >= len(prompts) / 2
     await mesh.idle(10)
     assert await _settled(mesh) - settled == users.usage(), "warm-up work is no tenant's"
 
 
+def serves(life: warm_up_pb2.Life) -> bool:
+    """Return whether the replica is in service."""
+    return life.state == SERVING
+
+
 def has_pulled(life: warm_up_pb2.Life) -> bool:
     """Return whether the seeding of a replica in service has ended, with blocks of its peer."""
-    return life.state == SERVING and life.pulled_block_count > 0
+    return serves(life) and life.pulled_block_count > 0
 
 
 async def _check_row(mesh: WarmMesh, replica: str, life: warm_up_pb2.Life) -> None:

@@ -153,11 +153,11 @@ async def test_only_what_five_tenants_sent_is_written_down(mesh: WarmMesh) -> No
         boot_id = (await mesh.life(replica)).engine_boot_id
         await mesh.restart_engine(replica)
         await mesh.until_state(replica, SERVING, not_boot=boot_id)
-        await mesh.until_life(
-            replica,
-            lambda life: life.pulled_block_count + life.replayed_block_count >= BLOCKS,
-            f"{replica} is seeded",
-        )
+    await mesh.until_life(
+        "prefill-0",
+        lambda life: life.pulled_block_count + life.replayed_block_count >= BLOCKS,
+        "prefill-0 is seeded",
+    )
     found = await gathered(mesh)
     assert any("kvmesh:control:packages" in place for place in found.has(needles(shared)))
     assert any(place.startswith("state/") for place in found.has(needles(shared)))

@@ -173,10 +173,9 @@ async def test_a_failing_engine_proves_nothing() -> None:
 # Seeding.
 
 
-@pytest.mark.parametrize("role", ["prefill", "decode"])
-async def test_hot_prefixes_are_pulled_into_the_cache(role: str) -> None:
+async def test_hot_prefixes_are_pulled_into_the_cache() -> None:
     """The sources compute nothing, the target has all blocks, and no replica holds anything."""
-    async with fleet("prefill-0", "prefill-1", f"{role}-9") as (first, second, fresh):
+    async with fleet("prefill-0", "prefill-1", "prefill-9") as (first, second, fresh):
         given = prompts(20)
         result = await seeded(seed_job(fresh, first, second), hot(*known(given, first, second)))
         assert result.error == "" and result.is_complete and result.failed_prefixes == 0
@@ -184,8 +183,7 @@ async def test_hot_prefixes_are_pulled_into_the_cache(role: str) -> None:
         assert result.confirmed_blocks == 80 and fresh.engine.cache == hashes(given)
         assert first.engine.computed_blocks == second.engine.computed_blocks == 0
         assert fresh.engine.computed_blocks == 0 and first.engine.released == second.engine.released == []
-        phase = pb.PHASE_SEED if role == "prefill" else pb.PHASE_GENERATION_ONLY
-        assert {each.phase for each in fresh.submits} == {phase}
+        assert {each.phase for each in fresh.submits} == {pb.PHASE_SEED}
         await until(lambda: all(each.is_empty() for each in (first, second, fresh)))
 
 

@@ -317,32 +317,33 @@ def test_a_known_engine_is_proved_with_the_check_of_a_cancel() -> None:
 
 
 @pytest.mark.parametrize("seeding", [Seeding.PULL, Seeding.REPLAY])
-@pytest.mark.parametrize("others", [SERVING, SERVING[:-1]])
-def test_a_decode_beside_prefill_replicas_computes_no_prefix(
-    others: tuple[str, ...], seeding: Seeding
-) -> None:
-    """It has passed no shape of a prompt, and it is seeded in service."""
-    rig = Rig(*others, batches=(4,), prefixes=((1,) * 8,), seeding=seeding)
-    has_prefill = others == SERVING
-    jobs = [job for _, job in seedings(rig)]
-    assert jobs and all(job.is_replay == (seeding is Seeding.REPLAY and not has_prefill) for job in jobs)
-    assert all(bool(job.package_prefixes) != has_prefill for job in jobs)
+def test_a_decode_beside_prefill_replicas_is_not_seeded(seeding: Seeding) -> None:
+    """Handoffs fill its cache. Further copies of KV blocks would delay them."""
+    rig = Rig(*SERVING, batches=(4,), prefixes=((1,) * 8,), seeding=seeding)
+    life = rig.lives.get(NAME)
+    assert life is not None
+    assert seedings(rig) == [] and life.serves and life.is_seeded
+
+
+@pytest.mark.parametrize("seeding", [Seeding.PULL, Seeding.REPLAY])
+def test_a_decode_without_prefill_replicas_computes_prefixes_in_service(seeding: Seeding) -> None:
+    """It computes the prompts of its users, too."""
+    rig = Rig(*SERVING[:-1], batches=(4,), prefixes=((1,) * 8,), seeding=seeding)
+    found = seedings(rig)
+    assert found and all(serves for serves, _ in found)
+    assert all(job.package_prefixes and not job.sources for _, job in found)
+    assert all(job.is_replay == (seeding is Seeding.REPLAY) for _, job in found)
 
 
 def test_a_decode_that_comes_into_service_late_is_seeded() -> None:
     """Its golden prompts may take longer than a seeding."""
-    rig = Rig(*SERVING, seeding=Seeding.PULL, probing_max_s=300.0)
+    rig = Rig(*SERVING[:-1], batches=(4,), prefixes=((1,) * 8,), seeding=Seeding.PULL, probing_max_s=300.0)
     assert len(seedings(rig, hold_s=200.0)) == 1
 
 
-def test_a_decode_is_seeded_in_service() -> None:
-    """Copies of KV blocks would delay the handoffs of its shapes and golden prompts."""
-    assert [serves for serves, _ in seedings(Rig(*SERVING, seeding=Seeding.PULL))] == [True]
-
-
 def test_a_decode_that_users_waited_for_is_not_seeded() -> None:
-    """They fill its cache, and copies of KV blocks would delay them."""
-    rig = Rig(*SERVING, seeding=Seeding.PULL)
+    """They fill its cache."""
+    rig = Rig(*SERVING[:-1], batches=(4,), prefixes=((1,) * 8,), seeding=Seeding.PULL)
     life = rig.lives.get(NAME)
     assert life is not None
     life.is_awaited = True
