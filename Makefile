@@ -77,7 +77,7 @@ rollouts: setup  ## Roll good and faulty versions out on a mesh, five runs each 
 	$(BIN)/python -m bench.rollouts run $(if $(ONLY),--only "$(ONLY)" --runs 1 --results .kvmesh/rollouts/one.jsonl,--resume --write docs/measurements/rollouts.md)
 	$(if $(ONLY),,$(BIN)/python -m bench.rollouts redraw .kvmesh/rollouts/aa-*/observations.jsonl --write docs/measurements/rollouts.md)
 
-warmups: setup  ## Measure the capacity that a restarted engine loses, by way of warming it up; writes docs/measurements (4 hours); continues where it was stopped; SETTINGS=b ARMS=none,pull REPEATS=5
+warmups: setup  ## Measure the capacity that a restarted engine loses, by way of warming it up; writes docs/measurements (6 hours); continues where it was stopped; SETTINGS=b ARMS=none,pull REPEATS=5
 	$(BIN)/python -m bench.warmups --arms "$(ARMS)" --settings "$(SETTINGS)" --repeats $(REPEATS) --resume --write docs/measurements/warmup.md
 
 shadow: setup  ## Measure users' latency beside a shadow to a dead target, and try versions on engines that flip tokens; writes docs/measurements (40 minutes)

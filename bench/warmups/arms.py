@@ -68,7 +68,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Times of a run. With the start of the mesh, a run takes up to 150 s."""
+    """Times of a run. With the start of the mesh, a run takes up to 150 s, and with a control process up to 270 s."""
 
     warm_s: float = 20.0
     """Load before the steady rate is measured."""

@@ -22,7 +22,10 @@ class OutputPace:
 
 
 def compare(steady: Iterable[Call], first: Sequence[Call]) -> OutputPace | None:
-    """Compare at most FIRST requests of `first`. None: one of the two sides has no whole answer."""
+    """Compare at most FIRST requests of `first`. None: one of the two sides has no whole answer.
+
+    `steady`: requests that ended before the engine was killed. Later ones waited for a takeover.
+    """
     fresh, usual = _tpot_s(first[:FIRST]), _tpot_s(steady)
     return OutputPace(quantile(fresh, QUANTILE), quantile(usual, QUANTILE)) if fresh and usual else None
 

@@ -41,7 +41,7 @@ def page(records: Sequence[Record], command: str, machine: Mapping[str, str], pi
 def lines(records: Sequence[Record], command: str, machine: Mapping[str, str]) -> list[str]:
     """Return the page's lines behind its picture."""
     made = [*pages.paragraph(_about(records, command, machine)), "", *pages.paragraph(_PROCEDURE), ""]
-    made += [*pages.paragraph(_ENDS), "", *pages.paragraph(_TTFT), ""]
+    made += [*pages.paragraph(_ENDS), "", *pages.paragraph(_TTFT), "", *pages.paragraph(_TPOT), ""]
     made += pages.section("Aims", pages.table(AIM_HEAD, _aims(records), "llrlrl"))
     for setting in SETTINGS.values():
         chosen = [each for each in records if each.setting == setting.name]
@@ -189,7 +189,8 @@ _PROCEDURE: Final = (
     "hold conversations in a closed loop: system prompt, earlier messages, a new message. The load saturates both. One "
     "engine is killed. The other replica takes over its conversations for a while. Then the engine is "
     "started again; its replica keeps running. All other engines are warm. The arms take turns in each repeat. Without "
-    "warm-up the mesh has no control process."
+    "warm-up the mesh has no control process. With one, the load begins once all replicas are proved, so no golden prompts "
+    "lower the steady goodput."
 )
 
 _ENDS: Final = (
@@ -205,6 +206,13 @@ _TTFT: Final = (
     f"The first {first_tokens.FIRST} requests at the fresh replica are compared with steady ones in the same buckets of "
     "uncached prompt tokens. A bucket with too few steady requests borrows those of the nearest bucket that has enough, "
     "plus the engine's cost of the difference in size."
+)
+
+
+_TPOT: Final = (
+    "The time per output token (TPOT) of a request is the time from its first token to its end, over its other tokens. "
+    "Steady requests that ended before the kill are compared, without buckets. A decode beside a prefill is not seeded: "
+    "there all arms with warm-up do the same."
 )
 
 
@@ -255,7 +263,7 @@ def _output_pace(records: Sequence[Record]) -> list[str]:
             p95 = pages.spread((1000 * (each.tpot_p95_s or 0.0) for each in found), 0)
             ratio = pages.spread((each.tpot_ratio for each in found), 2)
             what = f"p95 time per output token of the first {first_tokens.FIRST}, {ARM_TITLES[arm]}"
-            told.append(f"{what}: {p95} ms, {ratio} x steady.")
+            told.append(f"{what}: {p95} ms, {ratio} x steady (runs: {len(found)}).")
     return told
 
 

@@ -27,7 +27,7 @@ def wait(control: str, replicas: int) -> None:
             try:
                 lives = stub.ListLives(warm_up_pb2.ListLivesRequest(), timeout=CALL_S).lives
             except grpc.RpcError as error:
-                told = str(error)
+                told = f"{error.code().name}: {error.details()}"
             else:
                 proved = sum(each.proved for each in lives)
                 if proved >= replicas:

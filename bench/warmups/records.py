@@ -44,7 +44,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     steady_ttft_p95_s: float | None = None
     """p95 TTFT of steady requests with the same mix of uncached sizes."""
     tpot_p95_s: float | None = None
-    """p95 of the time per output token of the same first requests; None: the replica is a prefill."""
+    """p95 of the time per output token of the same first requests. None: not measured, as at a prefill."""
     steady_tpot_p95_s: float | None = None
     """The same of steady requests."""
     queue_alone_s: float | None = None

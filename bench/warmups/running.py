@@ -175,7 +175,8 @@ def record_of(
         compared = first_tokens.compare(steady, first, setting.token_s)
     except BenchError as error:
         problems.append(str(error))
-    paced = output_pace.compare(steady, first) if setting.counts_output else None
+    whole = [call for call in steady if call.ended_s <= times.killed_s]
+    paced = output_pace.compare(whole, first) if setting.counts_output else None
     prompt = sum(call.prompt_tokens for call in steady)
     return Record(
         setting=setting.name,

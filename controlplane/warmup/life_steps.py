@@ -182,7 +182,8 @@ class LifeSteps:
     def _warm(self, life: Life, now_s: float) -> None:
         most_s = self._settings.warming_max_s
         if life.is_warm or life.age_s(now_s) >= most_s:
-            after = LifeState.SEEDING if self._settings.seeds else LifeState.PROBING
+            is_seeded_now = self._settings.seeds and life.target.role == "prefill"
+            after = LifeState.SEEDING if is_seeded_now else LifeState.PROBING
             self._go(life, after, now_s, "" if life.is_warm else f"not warm after {most_s:g} s")
         elif not life.job and now_s >= life.retry_s:
             bounds, package = self._bounds(life.target.pool), self._package_of(life)
@@ -210,7 +211,7 @@ class LifeSteps:
         if life.target.role == "decode" and (
             life.is_awaited or self._fleet.has_leased(life.target.pool, "prefill")
         ):
-            life.is_seeded = True  # handoffs fill its cache, and further copies would delay them
+            life.is_seeded = True  # its users fill its cache, and further work would delay them
             return
         first_s = life.seen_s + life.times.get(LifeState.WARMING, 0.0)  # a replay follows the shapes
         if life.target.role == "decode":
@@ -233,7 +234,7 @@ class LifeSteps:
     def _seeding_states(self, life: Life) -> tuple[LifeState, ...]:
         """Return the states in which a seeding may begin. A replay computes, so it follows the shapes.
 
-        A decode computes as well, since it is seeded without prefill replicas alone: in service.
+        A decode is seeded in a pool without prefill replicas alone. Seeding computes there, so it runs in service.
         """
         if not self._settings.seeds:
             return ()
@@ -258,10 +259,10 @@ class LifeSteps:
             life.reason = "copies hot prefixes"
 
     def _seed_job(self, life: Life, routers: Routers, end_s: float) -> SeedJob | None:
-        """Return the job that fills the cache of `life`. None: there is nothing to fill it from."""
+        """Return the job that fills the cache of `life`. None: there is nothing to fill it from. A decode pulls nothing."""
         target, is_replay = life.target, self._settings.seeding is Seeding.REPLAY
         warm = self._fleet.serving(target.pool, "prefill", life.key)
-        sources = tuple(each.target for each in warm if each.name != life.name)
+        sources = tuple(each.target for each in warm if each.name != life.name and target.role == "prefill")
         prefixes, asked = (self._package_of(life) or NO_PACKAGE).token_prefixes(), routers(target.pool)
         if not ((sources or is_replay) and asked) and not prefixes:
             return None

@@ -284,6 +284,9 @@ def test_a_decode_is_also_judged_by_the_time_per_output_token() -> None:
     fresh = [call(133 + at / 10)._replace(decode="decode-1") for at in range(50)]
     slow = [each._replace(ended_s=each.ended_s + 2.1) for each in fresh[:5]]
     bad = [each._replace(ended_s=each.ended_s + 60.0, error="UNAVAILABLE") for each in fresh[:5]]
+    steady += [
+        each._replace(ended_s=TIMES.killed_s + 9.0) for each in steady[-30:]
+    ]  # they wait for a takeover
     seen = Observed(TIMES, bins_of(0), 60.0, STATES)
     for calls, p95_s in (([*fresh[5:], *slow], 2.3 / 7), ([*fresh[5:], *bad], 0.2 / 7)):
         record = record_of(SETTINGS["decode-a"], "none", 1, seen, sorted([*steady, *calls]), MADE)
@@ -291,8 +294,9 @@ def test_a_decode_is_also_judged_by_the_time_per_output_token() -> None:
         assert record.tpot_p95_s == pytest.approx(p95_s)
         assert record.tpot_ratio == pytest.approx(p95_s / (0.2 / 7))
         text = "\n".join(page.page([record], "make warmups", {"date": "today"}, "warmup.svg"))
-        told = f"- p95 time per output token of the first 50, none: {1000 * p95_s:.0f} ms"
-        assert told in text and "- Time in each state, none: starting 0.4 s, warming 2.5 s.\n- p95" in text
+        told = f"- p95 time per output token of the first 50, none: {1000 * p95_s:.0f} ms, "
+        assert f"{told}{record.tpot_ratio:.2f} x steady (runs: 1)." in text
+        assert "- Time in each state, none: starting 0.4 s, warming 2.5 s.\n- p95" in text
     assert made_record("b", "none", 1, 12.0).tpot_p95_s is None
 
 

@@ -342,7 +342,7 @@ def test_a_decode_that_comes_into_service_late_is_seeded() -> None:
 
 
 def test_a_decode_that_users_waited_for_is_not_seeded() -> None:
-    """They fill its cache."""
+    """Its users fill its cache."""
     rig = Rig(*SERVING[:-1], batches=(4,), prefixes=((1,) * 8,), seeding=Seeding.PULL)
     life = rig.lives.get(NAME)
     assert life is not None
