@@ -14,6 +14,9 @@ NONE: Final = "none"
 STEP_TOKENS_MAX: Final = 128
 """Rows of a step: 8 shapes of prompts, 1 to 128."""
 
+BATCH_MAX: Final = 8
+"""Rows of a decode's batch: 4 shapes, 1 to 8."""
+
 _WARM_UP: Final = {"package_every_s": 5, "prompt_tokens_max": STEP_TOKENS_MAX}
 """Packages follow the short load of a run; a mesh of hours has one. Engines run longer prompts in parts."""
 
@@ -139,7 +142,7 @@ _DECODE_ENGINE: Final = {
     "prefill_token_s": 0.0001,
     "block_transfer_s": 0.002,
 }
-_DECODE_OPTIONS: Final = (*_STEP_TOKENS, "--max-running", "8")
+_DECODE_OPTIONS: Final = (*_STEP_TOKENS, "--max-running", str(BATCH_MAX))
 """A step costs the same for any number of rows, so the batch bounds the rate of a replica."""
 
 _DECODE_LOAD: Final = Load(clients=28, pause_s=0.1, output_tokens=24)

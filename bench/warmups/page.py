@@ -10,7 +10,17 @@ from typing import Any, Final
 from bench import pages
 from bench.results import BenchError
 from bench.warmups import first_tokens, recovery
-from bench.warmups.arms import ARM_TITLES, ARMS, NONE, REPLICAS, SETTINGS, STEP_TOKENS_MAX, Pace, Setting
+from bench.warmups.arms import (
+    ARM_TITLES,
+    ARMS,
+    BATCH_MAX,
+    NONE,
+    REPLICAS,
+    SETTINGS,
+    STEP_TOKENS_MAX,
+    Pace,
+    Setting,
+)
 from bench.warmups.lease_states import durations_s
 from bench.warmups.records import Record
 
@@ -189,8 +199,8 @@ _PROCEDURE: Final = (
     "hold conversations in a closed loop: system prompt, earlier messages, a new message. The load saturates both. One "
     "engine is killed. The other replica takes over its conversations for a while. Then the engine is "
     "started again; its replica keeps running. All other engines are warm. The arms take turns in each repeat. Without "
-    "warm-up the mesh has no control process. With one, the load begins once all replicas are proved, so no golden prompts "
-    "lower the steady goodput."
+    "warm-up the mesh has no control process. With one, the load of newer runs begins once all replicas are proved "
+    "(notes): golden prompts beside the load would lower the steady goodput."
 )
 
 _ENDS: Final = (
@@ -225,15 +235,19 @@ def _setting(setting: Setting, records: Sequence[Record]) -> str:
             f"All {setting.restarted} engines are killed at once, and down for {setting.down_s:g} s. The loss begins when "
             "all of them are ready. "
         )
-    shapes = STEP_TOKENS_MAX.bit_length()
+    shapes = f"A step has up to {STEP_TOKENS_MAX} rows, so there are {STEP_TOKENS_MAX.bit_length()} shapes"
+    if setting.counts_output:
+        shapes = (
+            f"A batch has up to {BATCH_MAX} rows, so there are {BATCH_MAX.bit_length()} shapes of batches"
+        )
     cached = pages.spread((100 * each.cached_share for each in records), 0)
     busy = pages.spread((each.busy_percent for each in records), 0)
     return (
         f"{down}{load.clients} clients with conversations of {load.turns} turns on average: {load.message_tokens} new "
         f"tokens a turn, {load.output_tokens} output tokens, pauses of {load.pause_s:g} s on average. {cached} % of the "
         f"prompt tokens are cached in steady state. Costs: {1000 * setting.token_s:g} ms per uncached token, "
-        f"{1000 * engine['block_transfer_s']:g} ms per KV block moved. {cold}A step has up to {STEP_TOKENS_MAX} rows, so "
-        f"there are {shapes} shapes. The cores are {busy} % busy."
+        f"{1000 * engine['block_transfer_s']:g} ms per KV block moved. {cold}{shapes}. "
+        f"The cores are {busy} % busy."
     )
 
 
