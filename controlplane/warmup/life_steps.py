@@ -223,7 +223,7 @@ class LifeSteps:
         if life.seed is not None and now_s < life.seed_began_s + life.seed.seconds + RETRY_S:
             return
         end_s = now_s + self._settings.seeding_max_s + self._settings.background_max_s
-        job = self._seed_job(life, routers, end_s)
+        job = self._seed_job(life, routers, end_s, now_s)
         if job is None:
             life.is_seeded = life.state is LifeState.SERVING
             return
@@ -258,11 +258,15 @@ class LifeSteps:
                 self._begin_probe(life, now_s, now_s + self._settings.probing_max_s, is_short=False)
             life.reason = "copies hot prefixes"
 
-    def _seed_job(self, life: Life, routers: Routers, end_s: float) -> SeedJob | None:
-        """Return the job that fills the cache of `life`. None: there is nothing to fill it from. A decode pulls nothing."""
+    def _seed_job(self, life: Life, routers: Routers, end_s: float, now_s: float) -> SeedJob | None:
+        """Return the job that fills the cache of `life`. None: there is nothing to fill it from. A decode pulls nothing.
+
+        A source computes one token for each pull. A replica whose users warm it up would meet cold shapes by that.
+        """
         target, is_replay = life.target, self._settings.seeding is Seeding.REPLAY
-        warm = self._fleet.serving(target.pool, "prefill", life.key)
-        sources = tuple(each.target for each in warm if each.name != life.name and target.role == "prefill")
+        others = self._fleet.serving(target.pool, "prefill", life.key) if target.role == "prefill" else []
+        warm = (each for each in others if each.name != life.name and not each.is_left_to_users(now_s))
+        sources = tuple(each.target for each in warm)
         prefixes, asked = (self._package_of(life) or NO_PACKAGE).token_prefixes(), routers(target.pool)
         if not ((sources or is_replay) and asked) and not prefixes:
             return None

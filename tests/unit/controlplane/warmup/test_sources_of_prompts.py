@@ -350,11 +350,23 @@ def test_a_decode_that_users_waited_for_is_not_seeded() -> None:
     assert seedings(rig) == [] and life.serves and life.is_seeded
 
 
+@pytest.mark.parametrize("cold", [(), ("prefill-1",), ("prefill-1", "prefill-2")])
+def test_a_prefill_that_its_users_warm_up_is_no_source(cold: tuple[str, ...]) -> None:
+    """A pull costs its source a step of one token: a cold shape beside the users."""
+    rig = Rig("prefill-1", "prefill-2", name="prefill-0", seeding=Seeding.PULL)
+    warm = {"prefill-1", "prefill-2"} - set(cold)
+    for name in ("prefill-1", "prefill-2"):
+        life = rig.lives.get(name)
+        assert life is not None
+        life.is_awaited, life.is_proved = True, name in warm
+        assert life.is_left_to_users(rig.now_s) == (name in cold)
+    found = seedings(rig)
+    assert [{each.process_id for each in job.sources} for _, job in found] == ([warm] if warm else [])
+
+
 def seedings(rig: Rig, hold_s: float = 0.0) -> list[tuple[bool, SeedJob]]:
-    """Return the seedings of the fresh decode, and whether it served then. `hold_s`: time of its first probe."""
+    """Return the seedings of the fresh replica, and whether it served then. `hold_s`: time of its first probe."""
     routers, found = (("router-0", "router-0:1"),), list[tuple[bool, SeedJob]]()
-    life = rig.lives.get(NAME)
-    assert life is not None
     until_s = rig.now_s + hold_s + 20.0
     while rig.now_s < until_s:
         rig.now_s += 0.5
@@ -363,11 +375,11 @@ def seedings(rig: Rig, hold_s: float = 0.0) -> list[tuple[bool, SeedJob]]:
         rig.actions.clear()
         for each in jobs:
             job = each.job
-            if isinstance(job, SeedJob) and job.target.process_id == NAME:
-                found.append((life.serves, job))
+            if isinstance(job, SeedJob) and job.target.process_id == rig.name:
+                found.append((rig.life.serves, job))
             elif isinstance(job, PassJob):
                 rig.lives.on_result(each.number, PassResult(1.0, 0), rig.now_s)
-            elif isinstance(job, ProbeJob) and job.target.process_id == NAME:
+            elif isinstance(job, ProbeJob) and job.target.process_id == rig.name:
                 rig.now_s, hold_s = rig.now_s + hold_s, 0.0
                 rig.lives.on_result(each.number, ProbeResult(_right(job), frees_blocks=True), rig.now_s)
     return found
