@@ -261,12 +261,16 @@ class LifeSteps:
     def _seed_job(self, life: Life, routers: Routers, end_s: float, now_s: float) -> SeedJob | None:
         """Return the job that fills the cache of `life`. None: there is nothing to fill it from. A decode pulls nothing.
 
-        A source computes one token for each pull. A replica whose users warm it up would meet cold shapes by that.
+        A source computes one token for each pull: one more cold shape at a source that its users warm up. Where users waited
+        for both replicas, they fill both caches.
         """
         target, is_replay = life.target, self._settings.seeding is Seeding.REPLAY
         others = self._fleet.serving(target.pool, "prefill", life.key) if target.role == "prefill" else []
-        warm = (each for each in others if each.name != life.name and not each.is_left_to_users(now_s))
-        sources = tuple(each.target for each in warm)
+        sources = tuple(
+            each.target
+            for each in others
+            if each.name != life.name and not (life.is_awaited and each.is_left_to_users(now_s))
+        )
         prefixes, asked = (self._package_of(life) or NO_PACKAGE).token_prefixes(), routers(target.pool)
         if not ((sources or is_replay) and asked) and not prefixes:
             return None

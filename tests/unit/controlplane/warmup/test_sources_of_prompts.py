@@ -350,18 +350,21 @@ def test_a_decode_that_users_waited_for_is_not_seeded() -> None:
     assert seedings(rig) == [] and life.serves and life.is_seeded
 
 
+@pytest.mark.parametrize("is_awaited", [False, True])
 @pytest.mark.parametrize("cold", [(), ("prefill-1",), ("prefill-1", "prefill-2")])
-def test_a_prefill_that_its_users_warm_up_is_no_source(cold: tuple[str, ...]) -> None:
-    """A pull costs its source a step of one token: a cold shape beside the users."""
+def test_a_cold_prefill_is_no_source_where_users_wait(cold: tuple[str, ...], is_awaited: bool) -> None:
+    """A pull costs its source a step of one token: a cold shape beside the users. They fill both caches."""
     rig = Rig("prefill-1", "prefill-2", name="prefill-0", seeding=Seeding.PULL)
+    rig.life.is_awaited = is_awaited
     warm = {"prefill-1", "prefill-2"} - set(cold)
+    sources = warm if is_awaited else {"prefill-1", "prefill-2"}
     for name in ("prefill-1", "prefill-2"):
         life = rig.lives.get(name)
         assert life is not None
         life.is_awaited, life.is_proved = True, name in warm
         assert life.is_left_to_users(rig.now_s) == (name in cold)
     found = seedings(rig)
-    assert [{each.process_id for each in job.sources} for _, job in found] == ([warm] if warm else [])
+    assert [{each.process_id for each in job.sources} for _, job in found] == ([sources] if sources else [])
 
 
 def seedings(rig: Rig, hold_s: float = 0.0) -> list[tuple[bool, SeedJob]]:
