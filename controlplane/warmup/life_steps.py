@@ -261,8 +261,8 @@ class LifeSteps:
     def _seed_job(self, life: Life, routers: Routers, end_s: float, now_s: float) -> SeedJob | None:
         """Return the job that fills the cache of `life`. None: there is nothing to fill it from. A decode pulls nothing.
 
-        A source computes one token for each pull: one more cold shape at a source that its users warm up. Where users waited
-        for both replicas, they fill both caches.
+        A source computes one token for each pull: one more cold shape at a source that its users warm up. Where users
+        waited for both replicas, they fill both caches.
         """
         target, is_replay = life.target, self._settings.seeding is Seeding.REPLAY
         others = self._fleet.serving(target.pool, "prefill", life.key) if target.role == "prefill" else []
