@@ -51,6 +51,7 @@ from kvmesh.control.v1 import control_pb2_grpc, shadow_pb2_grpc, snapshot_pb2_gr
 from kvmesh.membership.address_filter import AddressFilter
 from kvmesh.membership.member import Member
 from kvmesh.membership.membership import Membership
+from kvmesh.membership.region_claim import RegionClaim
 from kvmesh.metrics import Metrics, exposed
 from kvmesh.pools import pool_names, pool_settings, version_names, version_settings
 from kvmesh.redis_link import RedisLink
@@ -156,10 +157,16 @@ class ControlProcess:
         )
 
     async def serve(self) -> None:
-        """Join the mesh and serve until a signal. Then give the leadership back. Raises ListenError."""
+        """Join the mesh and serve until a signal. Then give the leadership back.
+
+        Raises ListenError, or ConfigError if Redis belongs to another region.
+        """
         service, mesh = self.options, self.options.config.mesh.name
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self.close)
+            claim = RegionClaim(self.redis, mesh, service.config.region.name)
+            if fault := await claim.fault_if_reachable():
+                raise ConfigError(fault)
             metrics_address = await stack.enter_async_context(
                 exposed(self.metrics, service.host, service.metrics_port)
             )
@@ -169,6 +176,7 @@ class ControlProcess:
                 mesh,
                 Identity(service.process_id, self.boot_id, ""),
                 control_options.state_folder(service),
+                service.config.region.name,
             )
             loop = ControlLoop(
                 self.core,

@@ -4,9 +4,9 @@ A wrong value, an unknown key or an impossible combination raises `ConfigError`
 with one sentence: the key, the value and the allowed range.
 
 The sections are in `kvmesh.config_sections`. The tables that the operator names
-are in `kvmesh.pool_sections` (`[pools.NAME]`) and `kvmesh.tenants.sections`
-(`[tenants.NAME]`). This module reads no environment variables. Relative paths
-start at `ROOT`.
+are in `kvmesh.pool_sections` (`[pools.NAME]`), `kvmesh.region_sections`
+(`[regions.NAME]`) and `kvmesh.tenants.sections` (`[tenants.NAME]`). This module
+reads no environment variables. Relative paths start at `ROOT`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Final, get_type_hints
 
 import msgspec
 
-from kvmesh import pool_sections
+from kvmesh import pool_sections, region_sections
 from kvmesh.config_keys import (
     NAME_WORDS,
     Allowed,
@@ -30,6 +30,7 @@ from kvmesh.config_keys import (
     build_table,
     keys,
     refuse_unknown,
+    refuse_unknown_name,
     shown_key,
 )
 from kvmesh.config_sections import (
@@ -49,6 +50,7 @@ from kvmesh.config_sections import (
 from kvmesh.deadlines import RUNTIME_MAX_S
 from kvmesh.pool_sections import PoolTable, VersionTable
 from kvmesh.redis_url import without_password
+from kvmesh.region_sections import Region, RegionTable
 from kvmesh.tenants import sections as tenant_sections
 from kvmesh.tenants.sections import ClassTable, KeyTable, OrganisationTable, TenantTable
 
@@ -65,7 +67,11 @@ __all__ = [
     "sections",
 ]
 
-TABLES: Final[Mapping[str, type[Table]]] = {**pool_sections.TABLES, **tenant_sections.TABLES}
+TABLES: Final[Mapping[str, type[Table]]] = {
+    **pool_sections.TABLES,
+    **region_sections.TABLES,
+    **tenant_sections.TABLES,
+}
 """Tables that the operator names, in the order of the file."""
 
 
@@ -81,10 +87,12 @@ class MeshConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     frontend: Frontend = msgspec.field(default_factory=Frontend)
     control: Control = msgspec.field(default_factory=Control)
     warm_up: WarmUp = msgspec.field(default_factory=WarmUp)
+    region: Region = msgspec.field(default_factory=Region)
     trust: Trust = msgspec.field(default_factory=Trust)
     telemetry: Telemetry = msgspec.field(default_factory=Telemetry)
     pools: Mapping[str, PoolTable] = msgspec.field(default_factory=dict)
     versions: Mapping[str, VersionTable] = msgspec.field(default_factory=dict)
+    regions: Mapping[str, RegionTable] = msgspec.field(default_factory=dict)
     classes: Mapping[str, ClassTable] = msgspec.field(default_factory=dict)
     organisations: Mapping[str, OrganisationTable] = msgspec.field(default_factory=dict)
     tenants: Mapping[str, TenantTable] = msgspec.field(default_factory=dict)
@@ -93,6 +101,7 @@ class MeshConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     def __post_init__(self) -> None:
         pool_sections.validate(self.pools, self.versions, arithmetic=self.engine.arithmetic)
         tenant_sections.validate(self.classes, self.organisations, self.tenants, self.keys)
+        region_sections.validate(self.region, self.regions, is_trusted=bool(self.trust.certificate))
         self._check_tenants()
         if self.frontend.max_output_tokens_default >= self.engine.max_sequence_tokens:
             raise ConfigError(
@@ -121,6 +130,8 @@ class MeshConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
                     f"of the class: allowed are 0.1 to {longest_s:g} s."
                 )
         for name, tenant in self.tenants.items():
+            for region in tenant.regions:
+                refuse_unknown_name(f"tenants.{name}.regions", region, self.regions)
             for key in ("identities", "gateway_identities"):
                 if getattr(tenant, key) and not self.frontend.client_authority:
                     raise ConfigError(

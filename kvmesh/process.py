@@ -19,6 +19,7 @@ from kvmesh.attach.server import PROTOCOL_VERSION, Attachable, AttachService
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.attach.v1 import attach_pb2_grpc
 from kvmesh.clock import MonotonicClock
+from kvmesh.config import ConfigError
 from kvmesh.control.v1 import shadow_pb2, snapshot_pb2
 from kvmesh.control_link import ControlLink
 from kvmesh.life_state import LifeState
@@ -26,6 +27,7 @@ from kvmesh.membership import telemetry as name_telemetry
 from kvmesh.membership.address_filter import AddressFilter
 from kvmesh.membership.member import POOLS, Member
 from kvmesh.membership.membership import Membership
+from kvmesh.membership.region_claim import RegionClaim
 from kvmesh.membership.registration import Registration
 from kvmesh.metrics import Metrics, exposed
 from kvmesh.redis_link import RedisLink
@@ -90,7 +92,10 @@ class MeshProcess:
         self.trust = trust
         self.boot_id = secrets.token_hex(8)
         self.hello = pb.Hello(
-            process_id=options.process_id, boot_id=self.boot_id, protocol_version=PROTOCOL_VERSION
+            process_id=options.process_id,
+            boot_id=self.boot_id,
+            protocol_version=PROTOCOL_VERSION,
+            region=config.region.name,
         )
         self.clock = MonotonicClock()
         self.networks = Networks(config.trust.networks)
@@ -121,17 +126,23 @@ class MeshProcess:
         return attach
 
     async def serve(self) -> None:
-        """Join the mesh and serve until a signal. Then drain and leave (graceful shutdown). Raises ListenError."""
+        """Join the mesh and serve until a signal. Then drain and leave (graceful shutdown).
+
+        Raises ListenError, or ConfigError if Redis belongs to another region.
+        """
         options, mesh = self.options, self.options.config.mesh.name
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self.close)
+            claim = RegionClaim(self.redis, mesh, options.config.region.name)
+            if fault := await claim.fault_if_reachable():
+                raise ConfigError(fault)
             metrics_address = await stack.enter_async_context(
                 exposed(self.metrics, options.host, options.metrics_port)
             )
             self.metrics.process_gauges()
             address = await self.server.listen(options.listen)
             member = self.member(options.advertise.address(address))
-            self.registration = Registration(self.redis, mesh, member, self.stand_by)
+            self.registration = Registration(self.redis, mesh, member, self.stand_by, claim=claim)
             stack.push_async_callback(self.registration.deregister)
             address_filter = AddressFilter(self.networks)
             name_telemetry.export(self.registration, address_filter, self.metrics)
@@ -189,6 +200,7 @@ class MeshProcess:
             model_version=self.pool.version.name,
             block_tokens=self.options.config.engine.block_tokens,
             pool=self.pool.name if self.role in POOLED else "",
+            region=self.options.config.region.name,
             capabilities=(POOLS,),
         )
 

@@ -35,8 +35,10 @@ from controlplane.store.shadow_documents import ShadowDocuments
 from controlplane.store.snapshot_history import SNAPSHOTS_MAX, PastSnapshot, SnapshotHistory
 from controlplane.store.state_folder import StateFolder
 from kvmesh.clock import wall_s
+from kvmesh.membership.region_claim import RegionClaim
 from kvmesh.redis_link import RedisLink, RedisUnavailable, key
 from kvmesh.redis_script import Script
+from kvmesh.region_sections import UNNAMED
 from kvmesh.snapshot.board import Board, Junk, Known, OnBoard, Written, order_of
 from kvmesh.snapshot.control_processes import ControlProcess
 from kvmesh.snapshot.published import Published
@@ -59,7 +61,14 @@ Answer = TypeVar("Answer")
 class Store:
     """See the module. One task at a time calls `read` and the writing methods; the leases have lanes of their own."""
 
-    def __init__(self, redis: RedisLink, mesh: str, identity: Identity, folder: Path | None = None) -> None:
+    def __init__(
+        self,
+        redis: RedisLink,
+        mesh: str,
+        identity: Identity,
+        folder: Path | None = None,
+        region: str = UNNAMED,
+    ) -> None:
         self.folder = StateFolder(folder)
         self.audit = AuditStream(redis, mesh, identity.process_id)
         self.shadows = ShadowDocuments(redis, mesh, folder)
@@ -68,6 +77,9 @@ class Store:
         self._number_key = key(mesh, "control", "term")
         self._lists = (key(mesh, "control", "events"), key(mesh, "control", "snapshots"))
         self._mesh = mesh
+        self._claim = RegionClaim(redis, mesh, region)
+        self._is_foreign = False
+        """True while Redis belongs to another region. It then counts as unavailable."""
         self.identify(identity)
         self._history = SnapshotHistory(redis, mesh)
         self._aids = AidStore(redis, mesh, folder)
@@ -102,8 +114,18 @@ class Store:
         await self.shadows.load()
 
     async def claim(self, number: int) -> LeaseAnswer | None:
-        """Claim or renew the leader's lease. None: Redis is unavailable."""
-        return await self._ask(lambda: self._lease.claim(number))
+        """Claim or renew the leader's lease. None: Redis is unavailable, or belongs to another region."""
+        answer = await self._ask(lambda: self._claim_lease(number))
+        if answer is None:
+            self._claim.on_failure()
+        return answer
+
+    async def _claim_lease(self, number: int) -> LeaseAnswer | None:
+        fault = await self._claim.fault()
+        if fault and not self._is_foreign:
+            log.error("%s", fault)
+        self._is_foreign = bool(fault)
+        return None if fault else await self._lease.claim(number)
 
     async def release(self) -> None:
         """Give the leader's lease and the lease of the process back."""

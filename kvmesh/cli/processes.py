@@ -121,7 +121,7 @@ def _engine(
 ) -> Process:
     engine, name = version.engine, f"{name}-engine"
     blocks = engine.blocks_of_prefill if role == "prefill" else engine.kv_blocks
-    prefix = prefix_of(name)
+    prefix = prefix_of(name, data_dir)
     options = (
         *("--arithmetic", engine.arithmetic, "--kv-blocks", str(blocks)),
         *(

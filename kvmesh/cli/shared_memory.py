@@ -1,13 +1,14 @@
 """Removal of the files that a killed Triton server leaves in /dev/shm.
 
-The file names contain the supervisor's pid. Every start removes the files of
-supervisors that have ended, also of those with another data folder.
+The file names contain the supervisor's pid and a digest of the data folder, since one process may supervise several
+meshes. Every start removes the files of supervisors that have ended, also of those with another data folder.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import zlib
 from pathlib import Path
 from typing import Final
 
@@ -17,9 +18,10 @@ FOLDER: Final = Path("/dev/shm")
 _OWNED: Final = re.compile(r"kvmesh-up_(\d+)_.+")
 
 
-def prefix_of(name: str) -> str:
-    """Return the prefix for the files of the process `name` of this supervisor."""
-    return f"kvmesh-up_{os.getpid()}_{name}_"
+def prefix_of(name: str, data_dir: Path) -> str:
+    """Return the prefix for the files of the process `name` of the mesh in `data_dir`, supervised by this process."""
+    mesh = zlib.crc32(os.fsencode(data_dir.absolute()))
+    return f"kvmesh-up_{os.getpid()}_{mesh:08x}-{name}_"
 
 
 def clear(prefix: str, folder: Path = FOLDER) -> None:

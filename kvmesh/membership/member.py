@@ -48,6 +48,8 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     capabilities: tuple[str, ...] = ()
     pool: str = "default"
     """Pool of a router or a replica. Empty for other roles. Release 0.1.0 writes none: its processes are of "default"."""
+    region: str = ""
+    """Region of the process. Empty: a process of a release that knows no regions."""
     state: str = ""
     """State of the process: its availability under the control plane's cordons, else that of its life. Empty: unknown."""
     snapshot: str = ""

@@ -12,7 +12,8 @@ import msgspec
 
 from kvmesh.clock import Clock, MonotonicClock
 from kvmesh.membership.election import Election, ElectionState
-from kvmesh.membership.member import LEASE_S, LEAVE_PREFIX, Member
+from kvmesh.membership.member import LEASE_S, LEAVE_PREFIX, RENEW_S, Member
+from kvmesh.membership.region_claim import RegionClaim
 from kvmesh.redis_link import RedisLink, RedisUnavailable, key
 from kvmesh.redis_script import Script
 from kvmesh.tasks import persist
@@ -45,10 +46,12 @@ class Registration:
         member: Member,
         on_name_state: Callable[[str], Awaitable[None]] = _ignore,
         clock: Clock | None = None,
+        claim: RegionClaim | None = None,
     ) -> None:
         """Describe the member to register.
 
-        `on_name_state` gets the reason when another process takes the name, and an empty text when this one holds it.
+        `on_name_state` gets the reason when another process takes the name or when Redis belongs to another region, and
+        an empty text when this process holds its name. `claim`: the region's claim on Redis. None: any Redis will do.
         """
         self.member = member
         self.is_refused = False
@@ -59,6 +62,7 @@ class Registration:
         self._mesh = mesh
         self._on_name_state = on_name_state
         self._clock = clock or MonotonicClock()
+        self._claim = claim
         self._election = Election(member.process_id, member.boot_id)
         self._reason: str | None = None
         """The last reported reason. None: nothing was reported."""
@@ -103,6 +107,9 @@ class Registration:
     async def _keep(self) -> None:
         while True:
             self._changed.clear()
+            if fault := await self._claim.fault() if self._claim is not None else "":
+                await self._refuse(fault)
+                continue
             announce, self._has_changed = self._has_changed, False
             await self._bid(announce)
             self.is_refused = False
@@ -111,8 +118,19 @@ class Registration:
                 async with asyncio.timeout(self._election.wait_s(self._clock.now_s())):
                     await self._changed.wait()
 
+    async def _refuse(self, fault: str) -> None:
+        """Report that Redis belongs to another region, and wait for the next attempt. No lease is written."""
+        self.is_refused = self._has_changed = True
+        if self._reason != fault:
+            self._reason = fault
+            log.error("%s", fault)
+            await self._on_name_state(fault)
+        await asyncio.sleep(RENEW_S)
+
     def _on_failure(self) -> None:
         self.is_refused = self._has_changed = True
+        if self._claim is not None:
+            self._claim.on_failure()
         self._election.fail(self._clock.now_s())
 
     async def deregister(self) -> None:

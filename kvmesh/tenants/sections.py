@@ -231,6 +231,13 @@ class TenantTable(Limited, frozen=True, kw_only=True):
             words=_IDENTITY.words,
         ),
     ] = ()
+    regions: Annotated[
+        tuple[str, ...],
+        Allowed(
+            "Regions that may see the tenant's requests (data residency); empty: any.",
+            words="a list of NAMEs of [regions.NAME]",
+        ),
+    ] = ()
     disabled: Annotated[bool, Allowed("The tenant's requests are refused.", words="true or false")] = False
 
 

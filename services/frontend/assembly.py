@@ -65,9 +65,6 @@ from services.frontend.warm_up import WarmUp
 
 log = logging.getLogger(__name__)
 
-REGION: Final = "local"
-"""The only region, until the control plane names regions."""
-
 CLIENT_KEEPALIVE_S: Final = 20.0
 """Keepalive interval of client connections, because clients may be far away. Hops inside the mesh use one second."""
 
@@ -195,7 +192,7 @@ class Frontend(MeshProcess):
                 lambda version: versions.get(version).tokenizer.token_bytes,
                 self.seal,
                 self.options.process_id,
-                REGION,
+                self._config.region.name,
                 self.is_seeded,
             ),
             self.tracing,

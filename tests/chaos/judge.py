@@ -47,6 +47,7 @@ KNOWN_KEYS: Final = tuple(
     for pattern in (
         r"[^:]+:procs",
         r"[^:]+:kv",
+        r"[^:]+:region",
         r"[^:]+:resume-secret",
         r"[^:]+:snap:[^:]+",
         r"[^:]+:snapshot",

@@ -279,22 +279,26 @@ class Hello(_message.Message):
     PROCESS_ID_FIELD_NUMBER: _builtins.int
     BOOT_ID_FIELD_NUMBER: _builtins.int
     PROTOCOL_VERSION_FIELD_NUMBER: _builtins.int
+    REGION_FIELD_NUMBER: _builtins.int
     process_id: _builtins.str
     """Name of the process in the mesh, for example "decode-1". Never empty."""
     boot_id: _builtins.str
     """Random per start of the process. A peer that sees another boot id knows that all state is gone. Never empty."""
     protocol_version: _builtins.int
     """Version of the protocol the process speaks. Range: 1 to 1 in this version."""
+    region: _builtins.str
+    """Region of the process. Empty: the release of the process knows no regions."""
     def __init__(
         self,
         *,
         process_id: _builtins.str = ...,
         boot_id: _builtins.str = ...,
         protocol_version: _builtins.int = ...,
+        region: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["boot_id", b"boot_id", "process_id", b"process_id", "protocol_version", b"protocol_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boot_id", b"boot_id", "process_id", b"process_id", "protocol_version", b"protocol_version", "region", b"region"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -721,6 +721,7 @@ class AttemptExplanation(_message.Message):
     CANDIDATES_FIELD_NUMBER: _builtins.int
     START_POSITION_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    REGION_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """Number of the attempt, from 1."""
     cause: Global___AttemptExplanation.Cause.ValueType
@@ -743,6 +744,8 @@ class AttemptExplanation(_message.Message):
     """Output tokens before the attempt's first one."""
     reason: _builtins.str
     """Reason for the router's choice, as text. May change with any release."""
+    region: _builtins.str
+    """Region of the router and of the replicas."""
     @_builtins.property
     def router_queue(self) -> _duration_pb2.Duration:
         """Wait in the router's queue."""
@@ -787,10 +790,11 @@ class AttemptExplanation(_message.Message):
         candidates: _abc.Iterable[Global___CandidateExplanation] | None = ...,
         start_position: _builtins.int = ...,
         reason: _builtins.str = ...,
+        region: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["estimate", b"estimate", "prefill", b"prefill", "replica_queue", b"replica_queue", "router_queue", b"router_queue", "transfer", b"transfer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_token_count", b"cached_token_count", "candidates", b"candidates", "cause", b"cause", "decode_replica", b"decode_replica", "estimate", b"estimate", "fault", b"fault", "matched_block_count", b"matched_block_count", "number", b"number", "prefill", b"prefill", "prefill_replica", b"prefill_replica", "prompt_block_count", b"prompt_block_count", "reason", b"reason", "replica_queue", b"replica_queue", "router", b"router", "router_queue", b"router_queue", "start_position", b"start_position", "transfer", b"transfer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_token_count", b"cached_token_count", "candidates", b"candidates", "cause", b"cause", "decode_replica", b"decode_replica", "estimate", b"estimate", "fault", b"fault", "matched_block_count", b"matched_block_count", "number", b"number", "prefill", b"prefill", "prefill_replica", b"prefill_replica", "prompt_block_count", b"prompt_block_count", "reason", b"reason", "region", b"region", "replica_queue", b"replica_queue", "router", b"router", "router_queue", b"router_queue", "start_position", b"start_position", "transfer", b"transfer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -10,6 +10,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from kvmesh.attach.v1 import attach_pb2 as attach
 from kvmesh.inference.v1 import inference_pb2 as pb
+from kvmesh.regions.names import split
 
 Cause: TypeAlias = pb.AttemptExplanation.Cause.ValueType
 
@@ -26,6 +27,7 @@ class Attempt:
     context_tokens: int
     """Tokens of the prompt and of the output known at the start."""
     router: str
+    """Name of the router, "region/name" in another region."""
     last_seen_s: float
     """Time at which the attempt was sent, or of its last row."""
     is_anothers: bool = False
@@ -69,12 +71,14 @@ class Attempt:
         """Wait in the router's queue; 0 before the placement."""
         return self.placement.queue_us / 1e6 if self.placement is not None else 0.0
 
-    def explanation(self, number: int) -> pb.AttemptExplanation:
-        """Return the attempt in the client's form, numbered `number`."""
+    def explanation(self, number: int, own_region: str) -> pb.AttemptExplanation:
+        """Return the attempt in the client's form, numbered `number`. Names are bare beside their region."""
+        region, router = split(self.router)
         row = pb.AttemptExplanation(
             number=number,
             cause=self.cause,
-            router=self.router,
+            region=region or own_region,
+            router=router,
             fault=self.fault,
             start_position=self.start_position,
         )

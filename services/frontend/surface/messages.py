@@ -109,7 +109,7 @@ def explanation(request: LiveRequest, frontend: str, region: str) -> pb.Explanat
         frontend=frontend,
         pool=spec.pool,
         model_version=spec.model_version,
-        attempts=[attempt.explanation(number) for number, attempt in numbered],
+        attempts=[attempt.explanation(number, region) for number, attempt in numbered],
         adoption_count=request.takeovers,
         total=of_s(request.ended_s - spec.timing.arrived_s),
     )

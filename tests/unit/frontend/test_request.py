@@ -714,7 +714,7 @@ def test_candidates_are_reported_as_the_router_sent_them() -> None:
     attempt = Attempt(
         1, inference_pb2.AttemptExplanation.CAUSE_FIRST, 0, 9, "router-0", 0.0, placement=placement
     )
-    told = attempt.explanation(1)
+    told = attempt.explanation(1, "eu")
     assert told.reason == "it is less"
     chosen, *others = told.candidates
     assert (chosen.replica, chosen.prefill.ToMicroseconds(), chosen.score) == ("decode-0", 10_200, 0.02)
