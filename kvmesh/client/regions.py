@@ -9,8 +9,8 @@ jitter, so that clients do not return together. It doubles if the region is lost
 Regions have a fixed order, which the caller gives: a conversation that moves finds its blocks in one region again. A choice
 by load would scatter its turns over the cold caches of several regions.
 
-INVARIANT: a region that is not RESTING works. `current` works if any region does. The choice leaves a working region only
-for a SERVING one that is earlier in the order, or for a SERVING one while `current` is RESTING.
+INVARIANT: a region that is not RESTING works. `current` works if any region does; a RESTING region is used if no other
+works. The choice leaves a region that works only for a SERVING one earlier in the order.
 """
 
 from __future__ import annotations
@@ -96,10 +96,12 @@ class Regions:
         self._choose()
 
     def _choose(self) -> None:
-        best = min(self._states, key=self._rank)
-        if self._states[best].works:
+        best, at = min(self._states, key=self._rank), self._states[self.current]
+        state = self._states[best]
+        is_earlier = not state.is_resting and state.order < at.order
+        if state.works and (is_earlier or not at.works):
             self.current = best
 
-    def _rank(self, name: str) -> tuple[bool, bool, bool, int]:
+    def _rank(self, name: str) -> tuple[bool, bool, int]:
         state = self._states[name]
-        return not state.works, state.is_resting, state.is_resting and name != self.current, state.order
+        return not state.works, state.is_resting, state.order
