@@ -106,21 +106,27 @@ def test_home_is_left_only_when_all_of_its_frontends_are_lost(seed: int) -> None
 
 @pytest.mark.parametrize("seed", range(60))
 def test_regions_never_alternate_faster_than_the_rest(seed: int) -> None:
-    """Between two moves away from a region that works lies a rest, whatever the frontends do."""
-    draw, world = random.Random(seed), World(seed)
-    at, left_s, rests = "eu", {each: float("-inf") for each in REGIONS}, 0
+    """A region that works is left only for an earlier one, and that one was left a whole rest ago, whatever happens."""
+    draw, now_s = random.Random(seed), 0.0
+    regions = Regions(REGIONS, REST_MIN_S, REST_MAX_S, random.Random(seed))
+    left_s, moves = dict.fromkeys(REGIONS, float("-inf")), 0
     for _ in range(3000):
-        if draw.random() < 0.05:
-            world.toggle(draw)
-        region, _ = world.send()
-        if not region or region == at:
+        now_s += draw.expovariate(1.0)
+        at, name = regions.current, draw.choice(list(REGIONS))
+        event = draw.choice((regions.on_lost, regions.on_works, regions.on_works, regions.on_works, None))
+        if event is None:
+            regions.advance(now_s)
+        elif draw.random() < (0.2 if event == regions.on_lost else 1.0):
+            event(name, now_s)
+        assert regions.works(regions.current) or not any(regions.works(each) for each in REGIONS)
+        if regions.current == at:
             continue
-        left_s[at] = world.now_s
-        if world.works(at) and not world.choice.regions.is_resting(at):
-            rests += 1
-            assert world.now_s - left_s[region] >= REST_MIN_S, (region, at)
-        at = region
-    assert world.now_s > 250 and rests < world.now_s / REST_MIN_S
+        left_s[at] = now_s
+        if regions.works(at):
+            moves += 1
+            assert list(REGIONS).index(regions.current) < list(REGIONS).index(at)
+            assert now_s - left_s[regions.current] >= REST_MIN_S
+    assert 0 < moves < now_s / REST_MIN_S
 
 
 @pytest.mark.parametrize("seed", range(50))
