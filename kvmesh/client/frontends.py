@@ -4,7 +4,7 @@ The circuit of a frontend is closed until a stream or a probe fails there. It th
 jitter. After that time it is half-open: a probe, which is no request, closes the circuit if it is answered, and opens the
 circuit again if not.
 
-`Regions` chooses the region. A lost or draining frontend counts there, a full one does not. With several regions:
+`Regions` chooses the region. Lost and draining frontends count there, full ones and broken calls do not. With several regions:
 
 - The loss of a frontend makes the others of its region suspect. They are probed at once, so that a region that does not
   answer is left after one timeout, however many frontends it has.
@@ -38,6 +38,11 @@ class Cause(enum.Enum):
     """The frontend shuts down. Messages of its running streams do not close the circuit; a health check does."""
     FULL = enum.auto()
     """The frontend has no room for another request. It is not lost."""
+    BROKEN = enum.auto()
+    """gRPC itself ended the call, for example because its message is too large. A probe decides if the frontend is lost."""
+
+
+_LOST: Final = frozenset({Cause.LOST, Cause.DRAINING})
 
 
 @dataclass(slots=True)
@@ -57,7 +62,7 @@ class _FrontendState:
 
     @property
     def is_lost(self) -> bool:
-        return self.failures > 0 and self.cause is not Cause.FULL
+        return self.failures > 0 and self.cause in _LOST
 
 
 class Frontends:

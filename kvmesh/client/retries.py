@@ -69,7 +69,9 @@ def frontends_fault(details: ErrorDetails) -> Cause | None:
     """Return the cause if a status means that its frontend is lost or refuses requests now; None otherwise."""
     if details.reason in FRONTEND_REASONS:
         return Cause.DRAINING if details.reason == "DRAINING" else Cause.FULL
-    return Cause.LOST if _is_lost(details) else None
+    if not _is_lost(details):
+        return None
+    return Cause.LOST if details.code.name == "UNAVAILABLE" else Cause.BROKEN
 
 
 class Retries:

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
+import grpc
 import pytest
 
 from kvmesh.client import Client, MeshFull, MeshUnavailable, RetryPolicy
@@ -91,6 +92,21 @@ async def test_full_frontends_stay_home(two: Two) -> None:
         assert (await two.client.generate("x").all()).ids == IDS
     two.say(two.eu, refuses(FULL))
     with pytest.raises(MeshFull):
+        await two.client.generate("x").all()
+    two.say(two.eu, well)
+    assert (await two.client.generate("x").all()).ids == IDS
+    assert two.counts()[1] == 0
+
+
+async def test_a_request_that_grpc_refuses_does_not_cost_the_home_region(two: Two) -> None:
+    """A message that is too large for every frontend ends its own request; later ones are served at home."""
+
+    async def too_large(request: pb.GenerateRequest, frontend: ScriptedFrontend, context: Any) -> None:
+        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "Received message larger than max")
+
+    two.say(two.eu, too_large)
+    two.say(two.us, too_large)
+    with pytest.raises(MeshUnavailable):
         await two.client.generate("x").all()
     two.say(two.eu, well)
     assert (await two.client.generate("x").all()).ids == IDS

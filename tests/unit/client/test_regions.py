@@ -207,6 +207,18 @@ def test_a_full_frontend_is_preferred_to_a_lost_one() -> None:
     assert world.choice.choose(0.0, avoid=HOMES[1]) == HOMES[1]
 
 
+def test_a_broken_call_moves_nothing_until_a_probe_fails() -> None:
+    """One request may break at every frontend; a frontend without an answer to the probe is lost."""
+    world = World(1)
+    for each in HOMES:
+        world.choice.on_failure(each, 0.0, Cause.BROKEN)
+    assert world.choice.choose(0.1) in HOMES
+    assert set(world.choice.to_probe(1.0)) == set(HOMES)
+    for each in HOMES:
+        world.choice.on_failure(each, 1.0)
+    assert world.choice.choose(1.0) in AWAY
+
+
 def test_a_lost_frontend_makes_its_siblings_suspect() -> None:
     """They are probed at once, once each, and only in the same region."""
     world = World(1)
