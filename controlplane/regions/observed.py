@@ -159,6 +159,12 @@ def released(observed: Observed, now_s: float) -> Observed:
     return observed if observed.avoid is None else _after_order(observed, observed.avoid, now_s)
 
 
+def restored(state: State, reason: str, now_s: float, settings: RegionSettings) -> Observed:
+    """Return a state that another process of the own region observed, after a takeover. Its timers begin anew."""
+    dwell_s = settings.out_min_s if state is State.OUT else 0.0
+    return Observed(state=state, reason=reason, since_s=now_s, dwell_s=dwell_s, is_heard=True)
+
+
 def _after_order(observed: Observed, avoid: Avoid, now_s: float) -> Observed:
     freed = replace(observed, avoid=None)
     if avoid.is_ok:

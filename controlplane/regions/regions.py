@@ -123,6 +123,12 @@ class Regions:
         by = f" by {declared.author}" if declared.author else ""
         self._note(f"region.{declared.state.value.lower()}", region, f"{declared.reason or 'declared'}{by}")
 
+    def on_observed(self, region: str, state: State, reason: str, now_s: float) -> None:
+        """Take the state that the last leader observed: from a snapshot, before the first signals of that region."""
+        target = self.targets.get(region)
+        if target is not None and not target.observed.is_heard and not target.observed.is_by_hand:
+            target.observed = machine.restored(state, reason, now_s, self.settings)
+
     def on_avoid(self, region: str, avoid: Avoid | None, now_s: float) -> None:
         """Take an operator's override of what is observed; None takes it back."""
         target = self.targets.get(region)

@@ -75,9 +75,12 @@ def borrowed(shares: Mapping[str, float], own: str, lenders: Collection[str], li
 
 
 def _floored(shares: Mapping[str, float]) -> dict[str, float]:
-    """Raise shares below FLOOR to it; the others pay in proportion to what they have above it."""
-    raised = {name: max(FLOOR, share) for name, share in shares.items()}
-    over = sum(raised.values()) - 1.0
-    room = sum(share - FLOOR for share in raised.values())
-    part = over / room if room > 0 else 0.0
-    return {name: share - (share - FLOOR) * part for name, share in raised.items()}
+    """Raise shares below FLOOR to it; the others keep their proportions. At most as many rounds as regions."""
+    raised: set[str] = set()
+    while True:
+        whole = sum(share for name, share in shares.items() if name not in raised)
+        factor = (1.0 - FLOOR * len(raised)) / whole
+        low = {name for name, share in shares.items() if name not in raised and share * factor < FLOOR}
+        if not low:
+            return {name: FLOOR if name in raised else share * factor for name, share in shares.items()}
+        raised |= low

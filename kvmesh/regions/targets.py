@@ -8,7 +8,6 @@ takes sessions from home alone, as long as its interval meets no other. With at 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Final
 
 import xxhash
@@ -31,7 +30,7 @@ class Targets:
     __slots__ = ("_intervals", "home")
 
     def __init__(self, home: str, others: Sequence[str], shares: Mapping[str, float]) -> None:
-        """`others`: all other regions, also those without a share. Shares sum to at most 1."""
+        """`others`: all other regions, also those without a share. Shares sum to at most 1, up to rounding."""
         self.home = home
         self._intervals = _intervals(sorted(others), shares)
 
@@ -48,20 +47,21 @@ class Targets:
 
 
 def _intervals(regions: Sequence[str], shares: Mapping[str, float]) -> list[tuple[str, int, int]]:
-    """Return (region, start, end) in order and without overlap."""
-    lengths = [int(SPAN * min(1.0, max(0.0, shares.get(region, 0.0)))) for region in regions]
+    """Return (region, start, end) in order and without overlap. Shares beyond a sum of 1 are cut at the last regions."""
+    lengths: list[int] = []
+    for region in regions:
+        wanted = int(SPAN * min(1.0, max(0.0, shares.get(region, 0.0))))
+        lengths.append(min(wanted, SPAN - sum(lengths)))
     last = max(1, len(regions) - 1)
     starts = [(SPAN - length) * place // last for place, length in enumerate(lengths)]
     for place in range(1, len(starts)):
         starts[place] = max(starts[place], starts[place - 1] + lengths[place - 1])
     limit = SPAN
     for place in reversed(range(len(starts))):
-        starts[place] = max(0, min(starts[place], limit - lengths[place]))
+        starts[place] = min(starts[place], limit - lengths[place])
         limit = starts[place]
-    found = [
+    return [
         (region, start, start + length)
         for region, start, length in zip(regions, starts, lengths, strict=True)
         if length
     ]
-    assert all(before[2] <= after[1] for before, after in pairwise(found)), f"shares sum to over 1: {shares}"
-    return found
