@@ -4,7 +4,9 @@ The circuit of a frontend is closed until a stream or a probe fails there. It th
 jitter. After that time it is half-open: a probe, which is no request, closes the circuit if it is answered, and opens the
 circuit again if not.
 
-`Regions` chooses the region. Lost and draining frontends count there, full ones and broken calls do not. With several regions:
+`Regions` chooses the region. Lost and draining frontends count there, full ones and broken calls do not.
+
+With several regions:
 
 - The loss of a frontend makes the others of its region suspect. They are probed at once, so that a region that does not
   answer is left after one timeout, however many frontends it has.
