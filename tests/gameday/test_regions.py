@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
+import msgspec
 import pytest
 import pytest_asyncio
 
 from kvmesh.config import MeshConfig
+from kvmesh.config_sections import Trust
 from kvmesh.redis_link import RedisLink, key
+from tests.certificates import Folder
 from tests.gameday import ask
 from tests.integration.containers import daemon, ownership
 from tests.integration.containers.plan import IMAGES, SERVICE_IMAGE
-from tests.integration.containers.regions import CLIENTS, RegionsMesh
+from tests.integration.containers.regions import CLIENTS, RegionsMesh, regions_mesh
 from tests.integration.containers.sidecar import FAULTS_IMAGE
 from tests.integration.containers.station import Station
+from tests.integration.generation import generate, token_request
 from tests.integration.live_mesh import configure
 
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module")]
@@ -144,3 +149,19 @@ async def test_parts_of_one_region_are_killed_alone(day: GameDay) -> None:
     assert ended == {"redis", "control-0", "decode-0", "decode-0-engine"}
     assert not await day.regions.regions["us"].fallen()
     assert await day.asked("us") == "OK"
+
+
+async def test_regions_serve_with_certificates(needs_images: Callable[..., None], tmp_path: Path) -> None:
+    """A region with [trust] starts and serves, and this machine asks its processes as operator."""
+    needs_images(*IMAGES.values(), SERVICE_IMAGE, FAULTS_IMAGE)
+    certificates = Folder(tmp_path / "certificates")
+    for secret in certificates.path.glob("*.key"):
+        secret.chmod(0o644)
+    trust = msgspec.convert(certificates.section(), Trust)
+    trusted = msgspec.structs.replace(region_config(), trust=trust)
+    async with regions_mesh({"eu": trusted}, tmp_path / "regions") as regions:
+        answer = await generate(
+            regions.regions["eu"].client(), token_request(ask.PROMPT, max_output_tokens=ask.OUTPUT_TOKENS)
+        )
+        assert (answer.error, len(answer.ids)) == (None, ask.OUTPUT_TOKENS)
+        assert not regions.regions["eu"].config.region.insecure

@@ -125,7 +125,10 @@ class RegionsMesh:
 
 
 def _trusted(config: MeshConfig, network: Network, options: Options) -> Options:
-    """Return the options of a region with [trust]: its certificates in every part, and this machine's as operator."""
+    """Return the options of a region with [trust]: certificates in every part, and the operator's for this machine.
+
+    The folder of the certificates has the same path in the parts, and any account may read the keys.
+    """
     if not config.trust.certificate:
         return options
     folder = str(Path(config.trust.certificate).parent)
