@@ -163,9 +163,12 @@ async def test_an_isolated_site_is_cut_off_from_all_others(wires: Wires) -> None
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.01])
 async def test_a_share_of_the_packets_is_lost(wires: Wires, delay_s: float) -> None:
-    """A tenth of 2,000 datagrams is lost, beyond six standard deviations of nothing else, with a delay and without."""
-    await wires.link.slow("eu", "us", delay_s, 0.1, is_directed=True)
-    assert 1720 <= await wires.arrived("eu", "us", 2000) <= 1880
+    """Half of 200 datagrams are lost, within six standard deviations, with a delay and without.
+
+    More of them at once could overflow the receiver's buffer.
+    """
+    await wires.link.slow("eu", "us", delay_s, 0.5, is_directed=True)
+    assert 58 <= await wires.arrived("eu", "us", 200) <= 142
     assert await wires.arrived("us", "eu", 50) == 50
 
 
