@@ -24,6 +24,9 @@ IN_FLIGHT_S = 2.0
 HEALTHY = 0.7
 PANIC = 0.5
 HARD_DOWN_S = 6.0
+GRANT_SHARE = 0.8
+LOADED = 0.7
+RISE_PER_S = 0.2
 
 
 @dataclass
@@ -32,6 +35,8 @@ class Account:
 
     at_s: float
     credit: float = 0.0
+    prompt: float = 0.0
+    """Largest prompt: each router may be in debt by one."""
     rates: deque[tuple[float, float]] = field(default_factory=deque)
     """(time, rate) of the grants that may count."""
 
@@ -59,6 +64,9 @@ class Checkers:
         """Highest declared revision by control process, boot and region."""
         self.remembered: dict[str, int] = dict.fromkeys(world.names, 0)
         """Revision that some memory held at each loss of memory, or that was declared since."""
+        self.granted: dict[tuple[str, int, str], tuple[float, Quantity]] = {}
+        """Arrival and amount of the last grant, by holder, its boot, and target."""
+        self.failing_since_s: dict[tuple[str, int, str], float] = {}
         self.outs_for_health = 0
         self.panics = 0
         """Steps of a control process in panic."""
@@ -77,7 +85,11 @@ class Checkers:
             window.popleft()
 
     def on_declared(self, region: Region, declared: Declared) -> None:
-        """A region's operator has declared a state."""
+        """A region's operator has declared a state: above all that was declared, also after lost memory."""
+        is_above = declared.revision > self.remembered[region.name]
+        assert is_above or region.name in self.world.stepped, (
+            f"{region.name} declares {declared}, which peers ignore"
+        )
         self.remembered[region.name] = max(self.remembered[region.name], declared.revision)
 
     def on_lost_memory(self) -> None:
@@ -89,58 +101,96 @@ class Checkers:
                 revisions.append(known.declared.revision if known is not None else 0)
             self.remembered[name] = min(self.remembered[name], max(revisions))
 
+    def on_granted(self, receiver: Region, name: str, grant: Quantity) -> None:
+        """A grant of `name` arrived at `receiver`."""
+        self.granted[receiver.name, receiver.control.boot, name] = (self.world.now_s, grant)
+
+    def on_probe(self, source: str, boot: int, target: str, is_ok: bool) -> None:
+        """Keep the time since which all probes of a control process fail."""
+        if is_ok:
+            self.failing_since_s.pop((source, boot, target), None)
+        else:
+            self.failing_since_s.setdefault((source, boot, target), self.world.now_s)
+
     # Safety at each step of a control process.
 
-    def on_step(self, region: Region, before: Mapping[str, Observed]) -> None:
-        """Check every decision of a step."""
+    def on_step(
+        self,
+        region: Region,
+        before: Mapping[str, Observed],
+        grants: Mapping[str, Quantity],
+        shares: Mapping[str, float],
+        elapsed_s: float,
+    ) -> None:
+        """Check every decision of a step: states, grants and shares were `before`, `grants` and `shares`."""
         self.panics += region.control.regions.is_panic
-        self._check_grants(region)
+        self._check_grants(region, grants)
         self._check_spill(region)
-        self._check_transitions(region, before)
+        self._check_ramp(region, shares, elapsed_s)
+        for name, target in region.control.regions.targets.items():
+            if not (target.observed.is_by_hand or before[name].is_by_hand):
+                self._check_transition(region, name, before[name], target.observed)
         self._check_revisions(region)
 
-    def _check_grants(self, region: Region) -> None:
-        """Grants to all, floors included, fit into the headroom that the region knew."""
+    def _check_grants(self, region: Region, before: Mapping[str, Quantity]) -> None:
+        """Grants to all, floors included, fit into the headroom that the region knew. A loaded region raises none."""
         now_s = self.world.now_s
         window = self.heard[region.name][region.name]
         if not window or now_s - window[-1][0] > self.world.settings.unheard_after_s:
             return
         signals = window[-1][1]
         regions = region.control.regions
-        share = self.world.settings.grant_share * regions.own_percent(now_s) / 100
+        share = GRANT_SHARE * regions.own_percent(now_s) / 100
         room = signals.capacity * share - signals.load
         given = total(regions.grants().values())
         assert given.fits(room), f"{region.name} grants {given} of {room}"
+        if (
+            regions.spill()
+            or (signals.load + total(signals.guests.values())).share_of(signals.capacity) > LOADED
+        ):
+            raised = [name for name, grant in regions.grants().items() if not grant.fits(before[name])]
+            assert not raised, f"{region.name} is loaded and raises its grants to {raised}"
 
     def _check_spill(self, region: Region) -> None:
-        """The spilled load fits into the grant as the target gave it, and none goes to a region that is out."""
+        """The spilled load fits into the grant and its age, and none goes to a region that is out."""
         regions = region.control.regions
         window = self.heard[region.name][region.name]
-        if not window:
-            return
-        cold_load = window[-1][1].cold_load
         for name, share in regions.spill().items():
-            target = regions.targets[name]
-            moved = cold_load * share
-            assert moved.fits(target.granted), (
-                f"{region.name} spills {moved} to {name}, granted {target.granted}"
-            )
-            assert target.observed.state is not State.OUT, f"{region.name} spills to {name}, which is OUT"
+            at_s, grant = self.granted[region.name, region.control.boot, name]
+            age_s = self.world.now_s - at_s
+            room = grant * (1.0 if age_s < 30 else 0.25 if age_s < 600 else 0.0)
+            moved = window[-1][1].cold_load * share
+            assert moved.fits(room), f"{region.name} spills {moved} to {name}, granted {room}"
+            is_out = regions.targets[name].observed.state is State.OUT
+            assert not is_out, f"{region.name} spills to {name}, which is OUT"
 
-    def _check_transitions(self, region: Region, before: Mapping[str, Observed]) -> None:
-        """A target goes OUT through SUSPECT or RECOVERING, for its own failing data path, or without panic."""
-        for name, target in region.control.regions.targets.items():
-            old, new = before[name], target.observed
-            if new.state is old.state or new.is_by_hand or new.state is not State.OUT:
-                continue
-            assert old.state in (State.SUSPECT, State.RECOVERING), f"{name}: {old.state} -> OUT: {new.reason}"
-            if new.failing_s >= HARD_DOWN_S:
-                continue
-            self.outs_for_health += 1
-            healthy, full = self._healthy(region)
-            assert healthy >= PANIC * full - 1e-6, (
-                f"{region.name} takes {name} out in panic, {healthy:.0f} of {full:.0f} healthy: {new.reason}"
-            )
+    def _check_ramp(self, region: Region, before: Mapping[str, float], elapsed_s: float) -> None:
+        """The spilled share rises by at most 20 points a second."""
+        grown = sum(region.control.regions.spill().values()) - sum(before.values())
+        assert grown <= RISE_PER_S * min(elapsed_s, 2.0) + 1e-9, (
+            f"{region.name} spills {grown:.2f} more at once"
+        )
+
+    def _check_transition(self, region: Region, name: str, old: Observed, new: Observed) -> None:
+        """Each transition has its cause in what was true, and its time."""
+        if new.state is old.state:
+            return
+        settings, now_s = self.world.settings, self.world.now_s
+        told = f"{region.name} of {name}: {old.state.value} -> {new.state.value}: {new.reason}"
+        assert old.stepped_s is None or now_s - old.stepped_s <= settings.step_max_s, f"after a gap: {told}"
+        if old.state is State.OUT:
+            assert new.state is State.RECOVERING and now_s - old.since_s >= settings.out_min_s, told
+        if old.state is State.RECOVERING and new.state is State.HEALTHY:
+            assert now_s - old.since_s >= settings.stage_s * len(settings.stages_percent) - 1e-6, told
+        if new.state is not State.OUT:
+            return
+        assert old.state in (State.SUSPECT, State.RECOVERING), told
+        failing_s = now_s - self.failing_since_s.get((region.name, region.control.boot, name), now_s)
+        if failing_s >= HARD_DOWN_S - 1e-6:
+            return
+        self.outs_for_health += 1
+        healthy, full = self._healthy(region)
+        assert healthy >= PANIC * full - 1e-6, f"in panic, {healthy:.0f} of {full:.0f} is healthy: {told}"
 
     def _healthy(self, region: Region) -> tuple[float, float]:
         """Return healthy and full capacity among the regions that answer, from the raw signals."""
@@ -194,7 +244,8 @@ class Checkers:
         rate = account.rate(now_s)
         account.refill(now_s, rate)
         account.credit -= tokens
-        debt = len(self.world.regions[target].routers) * tokens + rate * IN_FLIGHT_S + 1.0
+        account.prompt = max(account.prompt, tokens)
+        debt = len(self.world.regions[target].routers) * account.prompt + rate * IN_FLIGHT_S + 1.0
         assert account.credit >= -debt, (
             f"{source} exceeds its grant of {rate:.0f}/s at {target}: {account.credit:.0f}"
         )
@@ -211,7 +262,7 @@ class Checkers:
 
     def on_shed_own(self, home: Region) -> None:
         """An own caller is refused: only for the own load or for the own change of it."""
-        is_own = home.load.share_of(home.capacity) > self.world.settings.grant_share
+        is_own = home.load.share_of(home.capacity) > GRANT_SHARE
         is_settled = self.world.now_s - home.changed_s > STABLE_S
         assert is_own or not is_settled, (
             f"{home.name} refuses its own callers at {home.load} of {home.capacity}"

@@ -63,6 +63,7 @@ class Control:
         self.seedings: dict[str, float] = {}
         """Time at which the seeding of a target ends."""
         self.beat = 0
+        self.stepped_s = 0.0
 
 
 class Region:

@@ -28,6 +28,8 @@ SHORT = replace(
     stage_s=6.0,
     cold_below_s=20.0,
 )
+UNSETTLED_S = 25.0
+"""Time after the healing in which old signals may still make a target suspect: the window and the time below 0.7."""
 HEALED_S = 70.0
 """Time after the last transition in which spill falls to 0, by 2 points a second, and signals settle."""
 
@@ -53,7 +55,7 @@ class Schedule:
         world.clock.run_until(world.now_s + FAULTS_S)
         self._heal()
         began_s = world.now_s
-        world.clock.run_until(began_s + 3.0)
+        world.clock.run_until(began_s + UNSETTLED_S)
         bound_s = self._bound_s()
         while world.now_s - began_s < bound_s and not world.weights_are_right():
             world.clock.run_until(world.now_s + 5.0)
@@ -102,6 +104,8 @@ class Schedule:
             self._crash_control,
             self._crash_all_controls,
             self._freeze_control,
+            self._freeze_in_cut,
+            self._forget_and_drain,
             self._step_clock,
             self._lose_replicas,
             self._lose_replicas,
@@ -178,8 +182,31 @@ class Schedule:
     def _freeze_control(self) -> None:
         self._region().control.paused_until_s = self.world.now_s + self.rng.uniform(1, 60)
 
+    def _freeze_in_cut(self) -> None:
+        """A control process freezes after the first failed probes, and wakes up after many more."""
+        first, second = self.rng.sample(self.world.names, 2)
+        links = {(first, second), (second, first)}
+        control = self.world.regions[first].control
+        self.world.cut |= links
+
+        def freeze() -> None:
+            control.paused_until_s = self.world.now_s + self.rng.uniform(10, 40)
+            self.world.clock.at(control.paused_until_s + 2.0, lambda: self.world.cut.difference_update(links))
+
+        self._later(1.5, 4.5, freeze)
+
+    def _forget_and_drain(self) -> None:
+        """A region loses its memory, and an operator drains it before a peer has told it anything."""
+        region = self._region()
+        if region.is_alive:
+            self.world.crash(region, loses_redis=True)
+            self.world.start(region)
+            self._drain_in(region)
+
     def _step_clock(self) -> None:
-        self._region().control.wall_offset_s += self.rng.choice((-3600, -60, 60, 3600))
+        region = self._region()
+        self.world.stepped.add(region.name)
+        region.control.wall_offset_s += self.rng.choice((-3600, -60, 60, 3600))
 
     def _lose_replicas(self) -> None:
         self._ail(self._region())
@@ -228,7 +255,9 @@ class Schedule:
     # Operators.
 
     def _drain(self) -> None:
-        region = self._region()
+        self._drain_in(self._region())
+
+    def _drain_in(self, region: Region) -> None:
         if self._answers(region):
             known = region.control.regions.known(region.name)
             assert known is not None

@@ -41,7 +41,9 @@ class World:
         self.cut: set[tuple[str, str]] = set()
         """Directed links that lose everything: (from, to)."""
         self.flapping: set[tuple[str, str]] = set()
-        """Probes (from, to) that fail every other second."""
+        """Probes (from, to) that fail once in 3 s."""
+        self.stepped: set[str] = set()
+        """Regions with a wall clock that was set."""
         self.events: list[tuple[float, str, str, str, str]] = []
         """(time, observer, what, region, reason)."""
         self.regions = {
@@ -66,6 +68,7 @@ class World:
         control = region.control
         control.boot += 1
         control.is_up, control.paused_until_s, control.seedings = True, 0.0, {}
+        control.stepped_s = self.now_s
         control.regions = Regions(region.name, self.names, self.settings)
         stored = region.redis.declared
         if stored.revision:
@@ -113,10 +116,14 @@ class World:
             self._tell(region)
         control.beat += 1
         for other in region.others:
-            regions.on_probe(other, self._probe(region.name, other), now_s)
+            is_ok = self._probe(region.name, other)
+            regions.on_probe(other, is_ok, now_s)
+            self.checkers.on_probe(region.name, boot, other, is_ok)
         before = {name: each.observed for name, each in regions.targets.items()}
+        grants, shares = regions.grants(), regions.spill()
         regions.step(now_s)
-        self.checkers.on_step(region, before)
+        elapsed_s, control.stepped_s = now_s - control.stepped_s, now_s
+        self.checkers.on_step(region, before, grants, shares, elapsed_s)
         for event in regions.take_events():
             self.events.append((now_s, region.name, event.what, event.region, event.reason))
         self._seed(control)
@@ -165,6 +172,7 @@ class World:
             regions = target.control.regions
             regions.on_signals(source.name, signals, self.now_s)
             regions.on_grant(source.name, grant, self.now_s)
+            self.checkers.on_granted(target, source.name, grant)
             for name, each, age_s in declared:
                 regions.on_declared(name, each, age_s, self.now_s)
                 if name == target.name and each.revision > target.redis.declared.revision:

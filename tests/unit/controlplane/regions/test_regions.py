@@ -139,6 +139,28 @@ def test_a_dead_control_plane_takes_no_region_out() -> None:
     assert bench.state("us") is State.HEALTHY
 
 
+def test_a_pass_between_two_steps_is_seen() -> None:
+    """Probes that fail at each step and pass between two steps take nothing out."""
+    bench = Bench("us")
+    bench.failing.add("us")
+    for _ in range(60):
+        bench.regions.on_probe("us", True, bench.now_s)
+        bench.run(1)
+    assert bench.state("us") is State.HEALTHY
+
+
+def test_a_dead_prober_takes_nothing_out() -> None:
+    """A last failed probe is old after 3 s: hard down needs fresh ones."""
+    bench = Bench("us")
+    bench.run(5)
+    bench.regions.on_probe("us", False, bench.now_s)
+    for _ in range(30):
+        bench.regions.on_signals("us", signals(), bench.now_s)
+        bench.now_s += 1.0
+        bench.regions.step(bench.now_s)
+    assert bench.state("us") is State.HEALTHY
+
+
 def test_an_unheard_target_gets_no_spill_after_ten_minutes() -> None:
     """Its grant decays to a quarter, then to nothing."""
     bench = Bench("us")
