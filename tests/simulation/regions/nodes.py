@@ -67,7 +67,7 @@ class Control:
 
 
 class Region:
-    """A region: what is true of it, whatever anyone observes."""
+    """A region: the truth about it, beside all observations."""
 
     def __init__(self, name: str, others: list[str], rng: random.Random, now_s: float) -> None:
         self.name = name

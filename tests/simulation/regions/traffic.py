@@ -55,7 +55,7 @@ class Traffic:
         self._serve_at_home(home, uncached)
 
     def _visit(self, home: Region, uncached: float, allowed: tuple[str, ...] | None) -> None:
-        """A client whose region is dead goes to another region's frontends. That region never sends it on."""
+        """A client of a dead region goes to another region's frontends. That region never sends it on."""
         for name in home.others:
             region = self.world.regions[name]
             if region.is_alive and (allowed is None or name in allowed):

@@ -8,7 +8,8 @@ import pytest
 
 from controlplane.regions.declared import Declared, DeclaredState
 from controlplane.regions.observed import Avoid, State
-from controlplane.regions.regions import Regions, Seeding
+from controlplane.regions.regions import Regions
+from controlplane.regions.seeding import Seeding
 from controlplane.regions.settings import RegionSettings
 from controlplane.regions.shares import Limits
 from controlplane.regions.signals import Replicas, Signals
@@ -90,7 +91,7 @@ def test_load_spills_within_grants() -> None:
 
 
 def test_a_region_that_spills_grants_nothing_new() -> None:
-    """Nor does one whose load is above 0.7 of its capacity; a grant may shrink."""
+    """The same holds above a load of 0.7 of the capacity. A grant may shrink."""
     bench = Bench("us")
     bench.signals["us"] = signals(load=200)
     bench.run(5)

@@ -27,7 +27,7 @@ def serving(count: int, leased: int = 4) -> Signals:
 
 
 def test_health_is_the_lower_share() -> None:
-    """Of the role with the fewest serving replicas, and of the attempts without a failure."""
+    """The role with the fewest serving replicas counts, and so do attempts without a failure."""
     assert window(serving(3)).health(0) == 0.75
     replicas = {"decode": Replicas(4, 4)}
     assert window(Signals(replicas=replicas, attempts=100, failures=40)).health(0) == pytest.approx(0.6)
