@@ -77,6 +77,8 @@ class Region:
         self.routers = [Router(f"{name}-router-{n}", others, now_s) for n in range(rng.randrange(1, 3))]
         self.targets = Targets(name, others, {})
         """Choice of the frontends: the last shares, also without a control process."""
+        self.shares: dict[str, float] = {}
+        """Shares of `targets`."""
         self.is_alive = True
         """False: neither frontends nor routers answer."""
         self.replicas = rng.choice((1, 2, 3, 4))

@@ -15,7 +15,7 @@ from tests.simulation.regions.world import World
 
 SETTLE_S = 35.0
 """Time before the first fault."""
-FAULTS_S = 150.0
+FAULTS_S = 130.0
 """Time of the faults. After it everything heals."""
 REAL_EVERY = 8
 """One of so many seeds has the real times of recovery. The others have short ones: targets flap within the faults."""

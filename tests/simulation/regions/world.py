@@ -221,7 +221,9 @@ class World:
                 router.buckets[source].set_grant(parts[router.name], self.now_s)
                 router.recent[source] /= 2
             self.checkers.on_grant(region.name, source, grant)
-        region.targets = Targets(region.name, region.others, regions.spill())
+        shares = regions.spill()
+        if shares != region.shares:
+            region.shares, region.targets = shares, Targets(region.name, region.others, shares)
         region.redis.observed = {
             name: (each.observed.state, each.observed.reason)
             for name, each in regions.targets.items()
