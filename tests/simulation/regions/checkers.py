@@ -255,9 +255,15 @@ class Checkers:
         self.accounts[target, source].credit += tokens
 
     def on_shed_guest(self, target: Region) -> None:
-        """A guest within its grant is shed: only while the target changes, or has no control process."""
+        """A guest within its grant is shed: while the target changes, has no control process, or runs large prompts."""
         now_s = self.world.now_s
-        is_settled = now_s - target.changed_s > STABLE_S and target.control.is_up
+        prompts = sum(
+            account.prompt * len(target.routers)
+            for (to, _), account in self.accounts.items()
+            if to == target.name
+        )
+        is_small = prompts < target.capacity.tokens_per_s
+        is_settled = now_s - target.changed_s > STABLE_S and target.control.is_up and is_small
         assert not is_settled, f"{target.name} sheds guests that it granted; backlog {target.backlog:.0f}"
 
     def on_shed_own(self, home: Region) -> None:
