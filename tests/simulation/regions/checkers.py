@@ -289,9 +289,20 @@ class Checkers:
             assert revision >= self.remembered[name], (
                 f"{name} lost revision {self.remembered[name]}: {known[name]}"
             )
+        self._check_limits()
         for region in self.world.regions.values():
             if region.control.regions.own_percent(self.world.now_s) == 100:
                 given = total(region.control.regions.grants().values())
                 assert given != NOTHING or region.load.share_of(region.capacity) > 0.7, (
                     f"{region.name} grants nothing"
                 )
+
+    def _check_limits(self) -> None:
+        """Regions that agree enforce each limit once, and the part of drained regions twice."""
+        now_s = self.world.now_s
+        controls = [region.control.regions for region in self.world.regions.values()]
+        drained = [each.own for each in controls if each.states(now_s)[each.own].declared.state.is_drained]
+        lent = sum(controls[0].shares(now_s)[name] for name in drained)
+        whole = sum(each.limit_share(now_s) for each in controls)
+        expected = 1.0 + lent if len(drained) < len(controls) else whole
+        assert abs(whole - expected) < 1e-6, f"limits are enforced {whole:.3f} times, expected {expected:.3f}"
