@@ -129,7 +129,7 @@ class Checkers:
         self._check_ramp(region, shares, elapsed_s)
         for name, target in region.control.regions.targets.items():
             if not (target.observed.is_by_hand or before[name].is_by_hand):
-                self._check_transition(region, name, before[name], target.observed)
+                self._check_transition(region, name, target.observed, before)
         self._check_revisions(region)
 
     def _check_grants(self, region: Region, before: Mapping[str, Quantity]) -> None:
@@ -171,8 +171,11 @@ class Checkers:
             f"{region.name} spills {grown:.2f} more at once"
         )
 
-    def _check_transition(self, region: Region, name: str, old: Observed, new: Observed) -> None:
+    def _check_transition(
+        self, region: Region, name: str, new: Observed, before: Mapping[str, Observed]
+    ) -> None:
         """Each transition has its cause in what was true, and its time."""
+        old = before[name]
         if new.state is old.state:
             return
         settings, now_s = self.world.settings, self.world.now_s
@@ -189,20 +192,19 @@ class Checkers:
         if failing_s >= HARD_DOWN_S - 1e-6:
             return
         self.outs_for_health += 1
-        healthy, full = self._healthy(region)
+        healthy, full = self._healthy(region, before)
         assert healthy >= PANIC * full - 1e-6, f"in panic, {healthy:.0f} of {full:.0f} is healthy: {told}"
 
-    def _healthy(self, region: Region) -> tuple[float, float]:
-        """Return healthy and full capacity among the regions that answer, from the raw signals."""
+    def _healthy(self, region: Region, before: Mapping[str, Observed]) -> tuple[float, float]:
+        """Return healthy and full capacity among the regions that answered before the step, from the raw signals."""
         now_s, full, healthy = self.world.now_s, 0.0, 0.0
         for name, window in self.heard[region.name].items():
-            target = region.control.regions.targets.get(name)
+            old = before.get(name)
+            is_avoided = old is not None and old.avoid is not None and not old.avoid.is_ok
+            if is_avoided or (old is not None and old.failing_s >= HARD_DOWN_S):
+                continue
             known = region.control.regions.known(name)
             assert known is not None
-            if target is not None and (
-                target.observed.failing_s >= HARD_DOWN_S or target.observed.is_by_hand
-            ):
-                continue
             if not known.declared.is_serving or not window or now_s - window[-1][0] > 6.0:
                 continue
             fresh = [signals for at_s, signals in window if now_s - at_s <= 10.0]

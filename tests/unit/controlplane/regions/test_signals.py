@@ -39,6 +39,11 @@ def test_health_is_over_ten_seconds() -> None:
     assert window(*[serving(0)] * 5, *[serving(4)] * 5).health(18) == 1.0
 
 
+def test_signals_before_a_gap_do_not_count() -> None:
+    """After 11 s of silence the window has the new signals alone."""
+    assert window(serving(0), serving(4), every_s=11.0).health(11) == 1.0
+
+
 def test_a_backlog_is_no_history() -> None:
     """Thirty late signals at once: the last five count."""
     assert window(*[serving(0)] * 25, *[serving(4)] * 5, every_s=0.0).health(0) == 1.0
