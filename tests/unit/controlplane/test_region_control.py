@@ -287,7 +287,7 @@ def test_a_region_is_hard_down_when_no_own_frontend_reaches_it() -> None:
         for _ in range(seconds):
             sequence += 1
             reached = [] if is_up is None else [pb.RegionReach(region="us", up=is_up)]
-            frontend.report = pb.ReceiverReport(reached=reached)  # type: ignore[union-attr]  # checked above
+            frontend.report = pb.ReceiverReport(reached=reached)
             cell.control.on_news(news(sequence), cell.now_s)
             cell.step()
         return entry(cell).observed
