@@ -81,7 +81,7 @@ class GameDay:
                 heard = {
                     (view.by, view.region)
                     for view in watcher.views(0.0)
-                    if view.observed == HEALTHY and not view.is_stale and view.capacity > 0
+                    if view.observed == HEALTHY and not view.is_stale
                 }
                 return heard == {(a, b) for a in self.controls for b in self.controls if a != b}
 
