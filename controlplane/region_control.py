@@ -23,10 +23,10 @@ from controlplane.regions.news import DeclaredNews, News, RolloutNews
 from controlplane.regions.observed import State
 from controlplane.regions.orders import OrderRefused, drained
 from controlplane.regions.regions import Regions
-from controlplane.regions.regions import View as StateView
 from controlplane.regions.settings import RegionSettings
 from controlplane.regions.shares import Limits
 from controlplane.regions.signals import Signals
+from controlplane.regions.views import View as StateView
 from controlplane.snapshots.receivers import Receiver, Receivers
 from kvmesh.control.v1 import region_pb2 as region_pb
 from kvmesh.control.v1 import snapshot_pb2 as pb
@@ -307,7 +307,23 @@ class RegionControl:
             stable_version=self._stable[1],
             tenants_sha256=self._names.tenants_sha256,
             rollout=self.rollout,
+            seed_wishes=tuple(
+                dict.fromkeys(
+                    each.target for each in self.regions.seeding_wanted(now_s) if each.source == self.own
+                )
+            ),
         )
+
+    def seeding_sources(self, now_s: float) -> dict[str, str]:
+        """Return the regions whose hot prompts should be replayed here now, each with its reason."""
+        wanted = {
+            each.source: each.reason for each in self.regions.seeding_wanted(now_s) if each.target == self.own
+        }
+        for name, peer in self._peers.items():
+            is_wish = peer.news is not None and self.own in peer.news.seed_wishes
+            if is_wish and not self._is_stale(peer, now_s):
+                wanted.setdefault(name, f"{name} sends callers here")
+        return wanted
 
     def rollouts(self, now_s: float) -> dict[str, RolloutNews]:
         """Return the running or last rollout of each other region, with its age now. Stale news count as well."""

@@ -484,6 +484,7 @@ class RegionNews(_message.Message):
     STABLE_VERSION_FIELD_NUMBER: _builtins.int
     TENANTS_SHA256_FIELD_NUMBER: _builtins.int
     ROLLOUT_FIELD_NUMBER: _builtins.int
+    SEED_WISHES_FIELD_NUMBER: _builtins.int
     region: _builtins.str
     """Name of the region."""
     term: _builtins.int
@@ -524,6 +525,10 @@ class RegionNews(_message.Message):
     def rollout(self) -> Global___RegionRollout:
         """Its running rollout, else its last one. Absent: it had none."""
 
+    @_builtins.property
+    def seed_wishes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Regions that should replay hot prompts of the sender, because its callers are about to go there."""
+
     def __init__(
         self,
         *,
@@ -540,10 +545,11 @@ class RegionNews(_message.Message):
         stable_version: _builtins.str = ...,
         tenants_sha256: _builtins.bytes = ...,
         rollout: Global___RegionRollout | None = ...,
+        seed_wishes: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["rollout", b"rollout", "signals", b"signals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["declared", b"declared", "frontends", b"frontends", "grants", b"grants", "region", b"region", "resume_secrets", b"resume_secrets", "rollout", b"rollout", "routers", b"routers", "sequence", b"sequence", "signals", b"signals", "stable_pool", b"stable_pool", "stable_version", b"stable_version", "tenants_sha256", b"tenants_sha256", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["declared", b"declared", "frontends", b"frontends", "grants", b"grants", "region", b"region", "resume_secrets", b"resume_secrets", "rollout", b"rollout", "routers", b"routers", "seed_wishes", b"seed_wishes", "sequence", b"sequence", "signals", b"signals", "stable_pool", b"stable_pool", "stable_version", b"stable_version", "tenants_sha256", b"tenants_sha256", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
