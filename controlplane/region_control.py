@@ -22,6 +22,7 @@ from controlplane.regions.measuring import OwnSignals
 from controlplane.regions.news import DeclaredNews, News, RolloutNews
 from controlplane.regions.observed import State
 from controlplane.regions.orders import OrderRefused, drained
+from controlplane.regions.overrides import OverrideExchange
 from controlplane.regions.regions import Regions
 from controlplane.regions.settings import RegionSettings
 from controlplane.regions.shares import Limits
@@ -94,6 +95,7 @@ class RegionControl:
         """Secrets of resume tokens by region, those of other regions from their news."""
         self.rollout: RolloutNews | None = None
         """The running rollout of the own region, else its last one."""
+        self.overrides = OverrideExchange()
         self.settings = settings or RegionSettings()
         self._names = names
         self._wall = wall
@@ -164,6 +166,7 @@ class RegionControl:
         )
         if news.secrets:
             self.secrets[news.region] = news.secrets
+        self.overrides.learn(news.overrides)
         for each in news.declared:
             self.regions.on_declared(each.region, each.declared, each.age_s, now_s)
         if news.signals is not None:
@@ -307,6 +310,7 @@ class RegionControl:
             stable_version=self._stable[1],
             tenants_sha256=self._names.tenants_sha256,
             rollout=self.rollout,
+            overrides=tuple(self.overrides.slice()),
             seed_wishes=tuple(
                 dict.fromkeys(
                     each.target for each in self.regions.seeding_wanted(now_s) if each.source == self.own

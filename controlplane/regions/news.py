@@ -74,6 +74,8 @@ class News:
     """None: it had none."""
     seed_wishes: tuple[str, ...] = ()
     """Regions that should replay its hot prompts."""
+    overrides: tuple[pb.TenantOverride, ...] = ()
+    """Operators' overrides of tenants (`overrides`)."""
 
     @property
     def order(self) -> tuple[int, int]:
@@ -98,6 +100,7 @@ def to_message(news: News) -> pb.RegionNews:
         tenants_sha256=news.tenants_sha256,
         rollout=None if news.rollout is None else _rollout_message(news.rollout),
         seed_wishes=news.seed_wishes,
+        overrides=news.overrides,
     )
 
 
@@ -138,6 +141,7 @@ def of_message(message: pb.RegionNews) -> News:
         tenants_sha256=message.tenants_sha256,
         rollout=_rollout_of(message.rollout) if message.HasField("rollout") else None,
         seed_wishes=tuple(message.seed_wishes),
+        overrides=tuple(message.overrides),
     )
 
 

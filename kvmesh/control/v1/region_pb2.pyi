@@ -466,6 +466,36 @@ class RegionRollout(_message.Message):
 Global___RegionRollout: _TypeAlias = RegionRollout  # noqa: Y015
 
 @_typing.final
+class TenantOverride(_message.Message):
+    """An operator's change of one tenant, key or organisation while the mesh runs."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SCOPE_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    CHANGES_FIELD_NUMBER: _builtins.int
+    scope: _builtins.str
+    """Scope of the change, for example "tenant:search"."""
+    version: _builtins.int
+    """Version: milliseconds of the Redis where it was made."""
+    changes: _builtins.bytes
+    """Changed keys and their values, a JSON object."""
+    def __init__(
+        self,
+        *,
+        scope: _builtins.str = ...,
+        version: _builtins.int = ...,
+        changes: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "scope", b"scope", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TenantOverride: _TypeAlias = TenantOverride  # noqa: Y015
+
+@_typing.final
 class RegionNews(_message.Message):
     """A region about itself."""
 
@@ -485,6 +515,7 @@ class RegionNews(_message.Message):
     TENANTS_SHA256_FIELD_NUMBER: _builtins.int
     ROLLOUT_FIELD_NUMBER: _builtins.int
     SEED_WISHES_FIELD_NUMBER: _builtins.int
+    OVERRIDES_FIELD_NUMBER: _builtins.int
     region: _builtins.str
     """Name of the region."""
     term: _builtins.int
@@ -529,6 +560,10 @@ class RegionNews(_message.Message):
     def seed_wishes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Regions that should replay hot prompts of the sender, because its callers are about to go there."""
 
+    @_builtins.property
+    def overrides(self) -> _containers.RepeatedCompositeFieldContainer[Global___TenantOverride]:
+        """Operators' overrides of tenants in the sender's Redis, a part of them in each message. The higher version wins."""
+
     def __init__(
         self,
         *,
@@ -546,10 +581,11 @@ class RegionNews(_message.Message):
         tenants_sha256: _builtins.bytes = ...,
         rollout: Global___RegionRollout | None = ...,
         seed_wishes: _abc.Iterable[_builtins.str] | None = ...,
+        overrides: _abc.Iterable[Global___TenantOverride] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["rollout", b"rollout", "signals", b"signals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["declared", b"declared", "frontends", b"frontends", "grants", b"grants", "region", b"region", "resume_secrets", b"resume_secrets", "rollout", b"rollout", "routers", b"routers", "seed_wishes", b"seed_wishes", "sequence", b"sequence", "signals", b"signals", "stable_pool", b"stable_pool", "stable_version", b"stable_version", "tenants_sha256", b"tenants_sha256", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["declared", b"declared", "frontends", b"frontends", "grants", b"grants", "overrides", b"overrides", "region", b"region", "resume_secrets", b"resume_secrets", "rollout", b"rollout", "routers", b"routers", "seed_wishes", b"seed_wishes", "sequence", b"sequence", "signals", b"signals", "stable_pool", b"stable_pool", "stable_version", b"stable_version", "tenants_sha256", b"tenants_sha256", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
