@@ -1106,6 +1106,8 @@ class Refusal(_message.Message):
         """A higher attempt of the request is known, or a later takeover of it."""
         REASON_QUEUE_TIMEOUT: Refusal._Reason.ValueType  # 10
         """The request waited in the queue beyond its limit."""
+        REASON_GRANT: Refusal._Reason.ValueType  # 11
+        """The grant of the caller's region is used up. The frontend serves the request in its own region, or refuses it there."""
 
     class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper):
         """Reason of the refusal."""
@@ -1132,6 +1134,8 @@ class Refusal(_message.Message):
     """A higher attempt of the request is known, or a later takeover of it."""
     REASON_QUEUE_TIMEOUT: Refusal.Reason.ValueType  # 10
     """The request waited in the queue beyond its limit."""
+    REASON_GRANT: Refusal.Reason.ValueType  # 11
+    """The grant of the caller's region is used up. The frontend serves the request in its own region, or refuses it there."""
 
     SLOT_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
@@ -1219,6 +1223,7 @@ class LoadReport(_message.Message):
     CACHED_BLOCK_COUNT_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
     SLOW_START_AGE_MS_FIELD_NUMBER: _builtins.int
+    PLACEABLE_DECODE_COUNT_FIELD_NUMBER: _builtins.int
     engine_boot_id: _builtins.str
     """Boot id of the engine. A changed boot id means an empty cache."""
     block_total_count: _builtins.int
@@ -1265,6 +1270,8 @@ class LoadReport(_message.Message):
     """Milliseconds since the replica went into service without a proof that it is warm. Routers send it less work at first
     (slow start). 0: no slow start.
     """
+    placeable_decode_count: _builtins.int
+    """Decode replicas on which the router may place new work. Absent: a router that does not report it. Router only."""
     def __init__(
         self,
         *,
@@ -1288,18 +1295,23 @@ class LoadReport(_message.Message):
         cached_block_count: _builtins.int = ...,
         held: _builtins.bool = ...,
         slow_start_age_ms: _builtins.int = ...,
+        placeable_decode_count: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_can_place", b"_can_place", "_cold_step_total", b"_cold_step_total", "can_place", b"can_place", "cold_step_total", b"cold_step_total"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_can_place", b"_can_place", "_cold_step_total", b"_cold_step_total", "_placeable_decode_count", b"_placeable_decode_count", "can_place", b"can_place", "cold_step_total", b"cold_step_total", "placeable_decode_count", b"placeable_decode_count"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_can_place", b"_can_place", "_cold_step_total", b"_cold_step_total", "block_free_count", b"block_free_count", "block_reserved_count", b"block_reserved_count", "block_total_count", b"block_total_count", "cached_block_count", b"cached_block_count", "can_place", b"can_place", "cold_step_total", b"cold_step_total", "cordoned", b"cordoned", "draining", b"draining", "engine_boot_id", b"engine_boot_id", "engine_memory_bytes", b"engine_memory_bytes", "engine_ready", b"engine_ready", "held", b"held", "held_handoff_count", b"held_handoff_count", "queue_delay_us", b"queue_delay_us", "queued_request_count", b"queued_request_count", "queued_token_count", b"queued_token_count", "running_request_count", b"running_request_count", "slow_start_age_ms", b"slow_start_age_ms", "step_p95_us", b"step_p95_us", "step_us", b"step_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_can_place", b"_can_place", "_cold_step_total", b"_cold_step_total", "_placeable_decode_count", b"_placeable_decode_count", "block_free_count", b"block_free_count", "block_reserved_count", b"block_reserved_count", "block_total_count", b"block_total_count", "cached_block_count", b"cached_block_count", "can_place", b"can_place", "cold_step_total", b"cold_step_total", "cordoned", b"cordoned", "draining", b"draining", "engine_boot_id", b"engine_boot_id", "engine_memory_bytes", b"engine_memory_bytes", "engine_ready", b"engine_ready", "held", b"held", "held_handoff_count", b"held_handoff_count", "placeable_decode_count", b"placeable_decode_count", "queue_delay_us", b"queue_delay_us", "queued_request_count", b"queued_request_count", "queued_token_count", b"queued_token_count", "running_request_count", b"running_request_count", "slow_start_age_ms", b"slow_start_age_ms", "step_p95_us", b"step_p95_us", "step_us", b"step_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__can_place: _TypeAlias = _typing.Literal["can_place"]  # noqa: Y015
     _WhichOneofArgType__can_place: _TypeAlias = _typing.Literal["_can_place", b"_can_place"]  # noqa: Y015
     _WhichOneofReturnType__cold_step_total: _TypeAlias = _typing.Literal["cold_step_total"]  # noqa: Y015
     _WhichOneofArgType__cold_step_total: _TypeAlias = _typing.Literal["_cold_step_total", b"_cold_step_total"]  # noqa: Y015
+    _WhichOneofReturnType__placeable_decode_count: _TypeAlias = _typing.Literal["placeable_decode_count"]  # noqa: Y015
+    _WhichOneofArgType__placeable_decode_count: _TypeAlias = _typing.Literal["_placeable_decode_count", b"_placeable_decode_count"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__can_place) -> _WhichOneofReturnType__can_place | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__cold_step_total) -> _WhichOneofReturnType__cold_step_total | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__placeable_decode_count) -> _WhichOneofReturnType__placeable_decode_count | None: ...
 
 Global___LoadReport: _TypeAlias = LoadReport  # noqa: Y015

@@ -24,15 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dkvmesh/budget/v1/budget.proto\x12\x10kvmesh.budget.v1\"\x81\x03\n\x06\x42udget\x12\x14\n\x0cremaining_ms\x18\x01 \x01(\r\x12\x1e\n\x11ttft_remaining_ms\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x19\n\x11max_output_tokens\x18\x03 \x01(\r\x12\x10\n\x08priority\x18\x04 \x01(\x05\x12\x0e\n\x06tenant\x18\x05 \x01(\t\x12\x15\n\rservice_class\x18\x06 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x07 \x01(\r\x12\x14\n\x0c\x61ttempts_max\x18\x08 \x01(\r\x12\x16\n\x0ereservation_id\x18\t \x01(\t\x12\x0e\n\x06shadow\x18\n \x01(\x08\x12\x11\n\x04\x62\x61nd\x18\x0b \x01(\rH\x01\x88\x01\x01\x12\x0e\n\x06weight\x18\x0c \x01(\x02\x12\x11\n\tsheddable\x18\r \x01(\x08\x12\x1d\n\x15kv_head_room_permille\x18\x0e \x01(\r\x12*\n\x07purpose\x18\x0f \x01(\x0e\x32\x19.kvmesh.budget.v1.PurposeB\x14\n\x12_ttft_remaining_msB\x07\n\x05_band*p\n\x07Purpose\x12\x17\n\x13PURPOSE_UNSPECIFIED\x10\x00\x12\x10\n\x0cPURPOSE_USER\x10\x01\x12\x12\n\x0ePURPOSE_SHADOW\x10\x02\x12\x13\n\x0fPURPOSE_WARM_UP\x10\x03\x12\x11\n\rPURPOSE_PROBE\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dkvmesh/budget/v1/budget.proto\x12\x10kvmesh.budget.v1\"\x91\x03\n\x06\x42udget\x12\x14\n\x0cremaining_ms\x18\x01 \x01(\r\x12\x1e\n\x11ttft_remaining_ms\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x19\n\x11max_output_tokens\x18\x03 \x01(\r\x12\x10\n\x08priority\x18\x04 \x01(\x05\x12\x0e\n\x06tenant\x18\x05 \x01(\t\x12\x15\n\rservice_class\x18\x06 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x07 \x01(\r\x12\x14\n\x0c\x61ttempts_max\x18\x08 \x01(\r\x12\x16\n\x0ereservation_id\x18\t \x01(\t\x12\x0e\n\x06shadow\x18\n \x01(\x08\x12\x11\n\x04\x62\x61nd\x18\x0b \x01(\rH\x01\x88\x01\x01\x12\x0e\n\x06weight\x18\x0c \x01(\x02\x12\x11\n\tsheddable\x18\r \x01(\x08\x12\x1d\n\x15kv_head_room_permille\x18\x0e \x01(\r\x12*\n\x07purpose\x18\x0f \x01(\x0e\x32\x19.kvmesh.budget.v1.Purpose\x12\x0e\n\x06region\x18\x10 \x01(\tB\x14\n\x12_ttft_remaining_msB\x07\n\x05_band*p\n\x07Purpose\x12\x17\n\x13PURPOSE_UNSPECIFIED\x10\x00\x12\x10\n\x0cPURPOSE_USER\x10\x01\x12\x12\n\x0ePURPOSE_SHADOW\x10\x02\x12\x13\n\x0fPURPOSE_WARM_UP\x10\x03\x12\x11\n\rPURPOSE_PROBE\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvmesh.budget.v1.budget_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PURPOSE']._serialized_start=439
-  _globals['_PURPOSE']._serialized_end=551
+  _globals['_PURPOSE']._serialized_start=455
+  _globals['_PURPOSE']._serialized_end=567
   _globals['_BUDGET']._serialized_start=52
-  _globals['_BUDGET']._serialized_end=437
+  _globals['_BUDGET']._serialized_end=453
 # @@protoc_insertion_point(module_scope)

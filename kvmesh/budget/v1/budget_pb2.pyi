@@ -79,6 +79,7 @@ class Budget(_message.Message):
     SHEDDABLE_FIELD_NUMBER: _builtins.int
     KV_HEAD_ROOM_PERMILLE_FIELD_NUMBER: _builtins.int
     PURPOSE_FIELD_NUMBER: _builtins.int
+    REGION_FIELD_NUMBER: _builtins.int
     remaining_ms: _builtins.int
     """Milliseconds until the request's deadline, counted from the moment this message was written. Range: 1 to 3,601,000.
     This is an hour (the longest runtime) and a second, so that the hops' margins do not cut the hour. Always present. 0
@@ -120,6 +121,10 @@ class Budget(_message.Message):
     """
     purpose: Global___Purpose.ValueType
     """Purpose of the request. Replicas leave requests that no user waits for out of their users' metrics and estimates."""
+    region: _builtins.str
+    """Home region of the caller. Empty: the region of the router. A router charges a caller of another region to the grant
+    of that region.
+    """
     def __init__(
         self,
         *,
@@ -138,10 +143,11 @@ class Budget(_message.Message):
         sheddable: _builtins.bool = ...,
         kv_head_room_permille: _builtins.int = ...,
         purpose: Global___Purpose.ValueType = ...,
+        region: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_band", b"_band", "_ttft_remaining_ms", b"_ttft_remaining_ms", "band", b"band", "ttft_remaining_ms", b"ttft_remaining_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_band", b"_band", "_ttft_remaining_ms", b"_ttft_remaining_ms", "attempt", b"attempt", "attempts_max", b"attempts_max", "band", b"band", "kv_head_room_permille", b"kv_head_room_permille", "max_output_tokens", b"max_output_tokens", "priority", b"priority", "purpose", b"purpose", "remaining_ms", b"remaining_ms", "reservation_id", b"reservation_id", "service_class", b"service_class", "shadow", b"shadow", "sheddable", b"sheddable", "tenant", b"tenant", "ttft_remaining_ms", b"ttft_remaining_ms", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_band", b"_band", "_ttft_remaining_ms", b"_ttft_remaining_ms", "attempt", b"attempt", "attempts_max", b"attempts_max", "band", b"band", "kv_head_room_permille", b"kv_head_room_permille", "max_output_tokens", b"max_output_tokens", "priority", b"priority", "purpose", b"purpose", "region", b"region", "remaining_ms", b"remaining_ms", "reservation_id", b"reservation_id", "service_class", b"service_class", "shadow", b"shadow", "sheddable", b"sheddable", "tenant", b"tenant", "ttft_remaining_ms", b"ttft_remaining_ms", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__band: _TypeAlias = _typing.Literal["band"]  # noqa: Y015
     _WhichOneofArgType__band: _TypeAlias = _typing.Literal["_band", b"_band"]  # noqa: Y015

@@ -22,60 +22,67 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from kvmesh.control.v1 import region_pb2 as kvmesh_dot_control_dot_v1_dot_region__pb2
 from kvmesh.control.v1 import shadow_pb2 as kvmesh_dot_control_dot_v1_dot_shadow__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n kvmesh/control/v1/snapshot.proto\x12\x11kvmesh.control.v1\x1a\x1ekvmesh/control/v1/shadow.proto\"&\n\x04Term\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0e\n\x06leader\x18\x02 \x01(\t\"V\n\x0cSnapshotName\x12%\n\x04term\x18\x01 \x01(\x0b\x32\x17.kvmesh.control.v1.Term\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x0e\n\x06sha256\x18\x03 \x01(\x0c\"J\n\x08Snapshot\x12-\n\x04name\x18\x01 \x01(\x0b\x32\x1f.kvmesh.control.v1.SnapshotName\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\x0c\"\xe1\x02\n\x0fSnapshotContent\x12+\n\x05pools\x18\x01 \x03(\x0b\x32\x1c.kvmesh.control.v1.PoolTrack\x12\x0f\n\x07rollout\x18\x02 \x01(\t\x12\x36\n\rrollout_state\x18\x03 \x01(\x0e\x32\x1f.kvmesh.control.v1.RolloutState\x12\x0c\n\x04step\x18\x04 \x01(\r\x12\x14\n\x0conly_tenants\x18\x05 \x03(\t\x12\x15\n\rnever_tenants\x18\x06 \x03(\t\x12*\n\x07\x63ordons\x18\x07 \x03(\x0b\x32\x19.kvmesh.control.v1.Cordon\x12\x16\n\x0e\x65nded_rollouts\x18\x08 \x03(\t\x12\x14\n\x0cpublished_ms\x18\t \x01(\x04\x12\x17\n\x0fstable_revision\x18\n \x01(\x04\x12*\n\x07shadows\x18\x0b \x03(\x0b\x32\x19.kvmesh.control.v1.Shadow\"\x81\x01\n\tPoolTrack\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\'\n\x05track\x18\x03 \x01(\x0e\x32\x18.kvmesh.control.v1.Track\x12\x16\n\x0eweight_percent\x18\x04 \x01(\r\x12\x0e\n\x06\x63losed\x18\x05 \x01(\x08\"O\n\x06\x43ordon\x12\x12\n\nprocess_id\x18\x01 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x02 \x01(\t\x12\x10\n\x08\x64raining\x18\x03 \x01(\x08\x12\x0e\n\x06reason\x18\x04 \x01(\t\"\x98\x01\n\tLifeOrder\x12.\n\x05state\x18\x01 \x01(\x0e\x32\x1f.kvmesh.control.v1.ReplicaState\x12\x16\n\x0e\x65ngine_boot_id\x18\x02 \x01(\t\x12\x0e\n\x06proved\x18\x03 \x01(\x08\x12\x12\n\nslow_start\x18\x04 \x01(\x08\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x0f\n\x07package\x18\x06 \x01(\t\"\xb0\x01\n\x0bReplicaLife\x12.\n\x05state\x18\x01 \x01(\x0e\x32\x1f.kvmesh.control.v1.ReplicaState\x12\x16\n\x0e\x65ngine_boot_id\x18\x02 \x01(\t\x12\x0e\n\x06proved\x18\x03 \x01(\x08\x12\x13\n\x0bself_served\x18\x04 \x01(\x08\x12\x0e\n\x06\x61ge_ms\x18\x05 \x01(\x04\x12\x0f\n\x07package\x18\x06 \x01(\t\x12\x13\n\x0b\x65ngine_lost\x18\x07 \x01(\x08\"\xc1\x02\n\x0cWatchRequest\x12/\n\x05hello\x18\x01 \x01(\x0b\x32 .kvmesh.control.v1.ReceiverHello\x12\x30\n\x07\x61pplied\x18\x02 \x01(\x0b\x32\x1f.kvmesh.control.v1.SnapshotName\x12.\n\x08rejected\x18\x03 \x01(\x0b\x32\x1c.kvmesh.control.v1.Rejection\x12\x39\n\x0cobservations\x18\x04 \x01(\x0b\x32#.kvmesh.control.v1.ObservationBatch\x12\x31\n\x06report\x18\x05 \x01(\x0b\x32!.kvmesh.control.v1.ReceiverReport\x12\x30\n\x07shadows\x18\x06 \x03(\x0b\x32\x1f.kvmesh.control.v1.ShadowReport\"\xf4\x01\n\rReceiverHello\x12\x12\n\nprocess_id\x18\x01 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x02 \x01(\t\x12\x0c\n\x04role\x18\x03 \x01(\t\x12\x0c\n\x04pool\x18\x04 \x01(\t\x12\x14\n\x0c\x63\x61pabilities\x18\x05 \x03(\t\x12-\n\x08snapshot\x18\x06 \x01(\x0b\x32\x1b.kvmesh.control.v1.Snapshot\x12-\n\x0chighest_term\x18\x07 \x01(\x0b\x32\x17.kvmesh.control.v1.Term\x12\x16\n\x0e\x65nded_rollouts\x18\x08 \x03(\t\x12\x16\n\x0emodel_versions\x18\t \x03(\t\"y\n\tRejection\x12-\n\x04name\x18\x01 \x01(\x0b\x32\x1f.kvmesh.control.v1.SnapshotName\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12-\n\x0chighest_term\x18\x03 \x01(\x0b\x32\x17.kvmesh.control.v1.Term\"\xad\x02\n\x0eReceiverReport\x12\x1b\n\x13\x65ngine_memory_bytes\x18\x01 \x01(\x04\x12\x16\n\x0e\x65jection_total\x18\x02 \x01(\x04\x12\x11\n\tcan_place\x18\x03 \x01(\x08\x12\x16\n\x0equeue_delay_us\x18\x04 \x01(\x04\x12\x1a\n\x12live_request_count\x18\x05 \x01(\r\x12\x1a\n\x12prefill_load_share\x18\x06 \x01(\x01\x12 \n\x18uncached_prefill_s_per_s\x18\x07 \x01(\x01\x12,\n\x04life\x18\x08 \x01(\x0b\x32\x1e.kvmesh.control.v1.ReplicaLife\x12\x1a\n\x12\x63\x61\x63hed_block_count\x18\t \x01(\r\x12\x17\n\x0flongest_wait_us\x18\n \x01(\x04\"\xbb\x01\n\rWatchResponse\x12-\n\x06leader\x18\x01 \x01(\x0b\x32\x1d.kvmesh.control.v1.LeaderHint\x12-\n\x08snapshot\x18\x02 \x01(\x0b\x32\x1b.kvmesh.control.v1.Snapshot\x12\x1a\n\x12\x63onfirmed_sequence\x18\x03 \x01(\x04\x12\x30\n\nlife_order\x18\x04 \x01(\x0b\x32\x1c.kvmesh.control.v1.LifeOrder\"a\n\nLeaderHint\x12\x12\n\nprocess_id\x18\x01 \x01(\t\x12\x11\n\tis_leader\x18\x02 \x01(\x08\x12\x16\n\x0eleader_address\x18\x03 \x01(\t\x12\x14\n\x0c\x64rives_lives\x18\x04 \x01(\x08\"\xd0\x01\n\x10ObservationBatch\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12.\n\x06\x63ounts\x18\x02 \x03(\x0b\x32\x1e.kvmesh.control.v1.TrackCounts\x12+\n\x04\x65nds\x18\x03 \x03(\x0b\x32\x1d.kvmesh.control.v1.RequestEnd\x12,\n\x04open\x18\x04 \x03(\x0b\x32\x1e.kvmesh.control.v1.OpenRequest\x12\x0f\n\x07\x62oot_id\x18\x05 \x01(\t\x12\x0e\n\x06\x61ge_ms\x18\x06 \x01(\x04\"l\n\x0bTrackCounts\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x0f\n\x07started\x18\x02 \x01(\x04\x12\r\n\x05\x65nded\x18\x03 \x01(\x04\x12\x0f\n\x07\x64ropped\x18\x04 \x01(\x04\x12\x0c\n\x04open\x18\x05 \x01(\x04\x12\x10\n\x08\x64iverted\x18\x06 \x01(\x04\"\xf1\x03\n\nRequestEnd\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x0f\n\x07rollout\x18\x02 \x01(\t\x12\x0f\n\x07session\x18\x03 \x01(\x06\x12\x0f\n\x07outcome\x18\x04 \x01(\t\x12\x39\n\x0f\x66\x61iled_attempts\x18\x05 \x03(\x0b\x32 .kvmesh.control.v1.FailedAttempt\x12\x13\n\x06ttft_s\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07queue_s\x18\x07 \x01(\x01\x12\x15\n\rprompt_tokens\x18\x08 \x01(\r\x12\x1c\n\x0f\x63omputed_tokens\x18\t \x01(\rH\x01\x88\x01\x01\x12\x19\n\x0cgap_median_s\x18\n \x01(\x01H\x02\x88\x01\x01\x12\x16\n\tgap_p95_s\x18\x0b \x01(\x01H\x03\x88\x01\x01\x12\x18\n\x10running_requests\x18\x0c \x01(\r\x12\x15\n\routput_tokens\x18\r \x01(\r\x12\x15\n\rfinish_reason\x18\x0e \x01(\t\x12\x17\n\x0fprefill_replica\x18\x0f \x01(\t\x12\x16\n\x0e\x64\x65\x63ode_replica\x18\x10 \x01(\t\x12\x0e\n\x06\x61ge_ms\x18\x11 \x01(\r\x12\x12\n\nduration_s\x18\x12 \x01(\x01\x42\t\n\x07_ttft_sB\x12\n\x10_computed_tokensB\x0f\n\r_gap_median_sB\x0c\n\n_gap_p95_s\"?\n\rFailedAttempt\x12\r\n\x05\x66\x61ult\x18\x01 \x01(\t\x12\x0f\n\x07replica\x18\x02 \x01(\t\x12\x0e\n\x06\x61ge_ms\x18\x03 \x01(\r\"\xb9\x01\n\x0bOpenRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x0f\n\x07rollout\x18\x02 \x01(\t\x12\x0f\n\x07session\x18\x03 \x01(\x06\x12\r\n\x05\x61ge_s\x18\x04 \x01(\x01\x12\x17\n\x0fhas_first_token\x18\x05 \x01(\x08\x12\x10\n\x08silent_s\x18\x06 \x01(\x01\x12\x15\n\rprompt_tokens\x18\x07 \x01(\r\x12\x0f\n\x07queue_s\x18\x08 \x01(\x01\x12\x18\n\x10running_requests\x18\t \x01(\r*V\n\x05Track\x12\x15\n\x11TRACK_UNSPECIFIED\x10\x00\x12\x10\n\x0cTRACK_STABLE\x10\x01\x12\x10\n\x0cTRACK_CANARY\x10\x02\x12\x12\n\x0eTRACK_BASELINE\x10\x03*\xad\x02\n\x0cRolloutState\x12\x1d\n\x19ROLLOUT_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15ROLLOUT_STATE_PENDING\x10\x01\x12\x1b\n\x17ROLLOUT_STATE_PREPARING\x10\x02\x12\x18\n\x14ROLLOUT_STATE_BAKING\x10\x03\x12\x18\n\x14ROLLOUT_STATE_PAUSED\x10\x04\x12\x1b\n\x17ROLLOUT_STATE_PROMOTING\x10\x05\x12\x1b\n\x17ROLLOUT_STATE_COMPLETED\x10\x06\x12\x1e\n\x1aROLLOUT_STATE_ROLLING_BACK\x10\x07\x12\x1d\n\x19ROLLOUT_STATE_ROLLED_BACK\x10\x08\x12\x19\n\x15ROLLOUT_STATE_ABORTED\x10\t*\xd4\x01\n\x0cReplicaState\x12\x1d\n\x19REPLICA_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16REPLICA_STATE_STARTING\x10\x01\x12\x19\n\x15REPLICA_STATE_WARMING\x10\x02\x12\x19\n\x15REPLICA_STATE_SEEDING\x10\x03\x12\x19\n\x15REPLICA_STATE_PROBING\x10\x04\x12\x19\n\x15REPLICA_STATE_SERVING\x10\x05\x12\x1d\n\x19REPLICA_STATE_QUARANTINED\x10\x06\x32\x61\n\x0fSnapshotService\x12N\n\x05Watch\x12\x1f.kvmesh.control.v1.WatchRequest\x1a .kvmesh.control.v1.WatchResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n kvmesh/control/v1/snapshot.proto\x12\x11kvmesh.control.v1\x1a\x1ekvmesh/control/v1/region.proto\x1a\x1ekvmesh/control/v1/shadow.proto\"&\n\x04Term\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0e\n\x06leader\x18\x02 \x01(\t\"V\n\x0cSnapshotName\x12%\n\x04term\x18\x01 \x01(\x0b\x32\x17.kvmesh.control.v1.Term\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x0e\n\x06sha256\x18\x03 \x01(\x0c\"J\n\x08Snapshot\x12-\n\x04name\x18\x01 \x01(\x0b\x32\x1f.kvmesh.control.v1.SnapshotName\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\x0c\"\x92\x03\n\x0fSnapshotContent\x12+\n\x05pools\x18\x01 \x03(\x0b\x32\x1c.kvmesh.control.v1.PoolTrack\x12\x0f\n\x07rollout\x18\x02 \x01(\t\x12\x36\n\rrollout_state\x18\x03 \x01(\x0e\x32\x1f.kvmesh.control.v1.RolloutState\x12\x0c\n\x04step\x18\x04 \x01(\r\x12\x14\n\x0conly_tenants\x18\x05 \x03(\t\x12\x15\n\rnever_tenants\x18\x06 \x03(\t\x12*\n\x07\x63ordons\x18\x07 \x03(\x0b\x32\x19.kvmesh.control.v1.Cordon\x12\x16\n\x0e\x65nded_rollouts\x18\x08 \x03(\t\x12\x14\n\x0cpublished_ms\x18\t \x01(\x04\x12\x17\n\x0fstable_revision\x18\n \x01(\x04\x12*\n\x07shadows\x18\x0b \x03(\x0b\x32\x19.kvmesh.control.v1.Shadow\x12/\n\x07regions\x18\x0c \x03(\x0b\x32\x1e.kvmesh.control.v1.RegionEntry\"\xe6\x02\n\x0bRegionEntry\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x32\n\x08\x64\x65\x63lared\x18\x02 \x01(\x0e\x32 .kvmesh.control.v1.DeclaredState\x12\x32\n\x08observed\x18\x03 \x01(\x0e\x32 .kvmesh.control.v1.ObservedState\x12\x16\n\x0eweight_percent\x18\x04 \x01(\r\x12\x1c\n\x14limit_share_permille\x18\x05 \x01(\r\x12\x31\n\x07routers\x18\x06 \x03(\x0b\x32 .kvmesh.control.v1.RegionProcess\x12\x33\n\tfrontends\x18\x07 \x03(\x0b\x32 .kvmesh.control.v1.RegionProcess\x12\x16\n\x0estable_version\x18\x08 \x01(\t\x12\x13\n\x0bstable_pool\x18\t \x01(\t\x12\x16\n\x0etenants_differ\x18\n \x01(\x08\"\x81\x01\n\tPoolTrack\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\'\n\x05track\x18\x03 \x01(\x0e\x32\x18.kvmesh.control.v1.Track\x12\x16\n\x0eweight_percent\x18\x04 \x01(\r\x12\x0e\n\x06\x63losed\x18\x05 \x01(\x08\"O\n\x06\x43ordon\x12\x12\n\nprocess_id\x18\x01 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x02 \x01(\t\x12\x10\n\x08\x64raining\x18\x03 \x01(\x08\x12\x0e\n\x06reason\x18\x04 \x01(\t\"\x98\x01\n\tLifeOrder\x12.\n\x05state\x18\x01 \x01(\x0e\x32\x1f.kvmesh.control.v1.ReplicaState\x12\x16\n\x0e\x65ngine_boot_id\x18\x02 \x01(\t\x12\x0e\n\x06proved\x18\x03 \x01(\x08\x12\x12\n\nslow_start\x18\x04 \x01(\x08\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x0f\n\x07package\x18\x06 \x01(\t\"\xb0\x01\n\x0bReplicaLife\x12.\n\x05state\x18\x01 \x01(\x0e\x32\x1f.kvmesh.control.v1.ReplicaState\x12\x16\n\x0e\x65ngine_boot_id\x18\x02 \x01(\t\x12\x0e\n\x06proved\x18\x03 \x01(\x08\x12\x13\n\x0bself_served\x18\x04 \x01(\x08\x12\x0e\n\x06\x61ge_ms\x18\x05 \x01(\x04\x12\x0f\n\x07package\x18\x06 \x01(\t\x12\x13\n\x0b\x65ngine_lost\x18\x07 \x01(\x08\"\xc1\x02\n\x0cWatchRequest\x12/\n\x05hello\x18\x01 \x01(\x0b\x32 .kvmesh.control.v1.ReceiverHello\x12\x30\n\x07\x61pplied\x18\x02 \x01(\x0b\x32\x1f.kvmesh.control.v1.SnapshotName\x12.\n\x08rejected\x18\x03 \x01(\x0b\x32\x1c.kvmesh.control.v1.Rejection\x12\x39\n\x0cobservations\x18\x04 \x01(\x0b\x32#.kvmesh.control.v1.ObservationBatch\x12\x31\n\x06report\x18\x05 \x01(\x0b\x32!.kvmesh.control.v1.ReceiverReport\x12\x30\n\x07shadows\x18\x06 \x03(\x0b\x32\x1f.kvmesh.control.v1.ShadowReport\"\xf4\x01\n\rReceiverHello\x12\x12\n\nprocess_id\x18\x01 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x02 \x01(\t\x12\x0c\n\x04role\x18\x03 \x01(\t\x12\x0c\n\x04pool\x18\x04 \x01(\t\x12\x14\n\x0c\x63\x61pabilities\x18\x05 \x03(\t\x12-\n\x08snapshot\x18\x06 \x01(\x0b\x32\x1b.kvmesh.control.v1.Snapshot\x12-\n\x0chighest_term\x18\x07 \x01(\x0b\x32\x17.kvmesh.control.v1.Term\x12\x16\n\x0e\x65nded_rollouts\x18\x08 \x03(\t\x12\x16\n\x0emodel_versions\x18\t \x03(\t\"y\n\tRejection\x12-\n\x04name\x18\x01 \x01(\x0b\x32\x1f.kvmesh.control.v1.SnapshotName\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12-\n\x0chighest_term\x18\x03 \x01(\x0b\x32\x17.kvmesh.control.v1.Term\"\xe1\x02\n\x0eReceiverReport\x12\x1b\n\x13\x65ngine_memory_bytes\x18\x01 \x01(\x04\x12\x16\n\x0e\x65jection_total\x18\x02 \x01(\x04\x12\x11\n\tcan_place\x18\x03 \x01(\x08\x12\x16\n\x0equeue_delay_us\x18\x04 \x01(\x04\x12\x1a\n\x12live_request_count\x18\x05 \x01(\r\x12\x1a\n\x12prefill_load_share\x18\x06 \x01(\x01\x12 \n\x18uncached_prefill_s_per_s\x18\x07 \x01(\x01\x12,\n\x04life\x18\x08 \x01(\x0b\x32\x1e.kvmesh.control.v1.ReplicaLife\x12\x1a\n\x12\x63\x61\x63hed_block_count\x18\t \x01(\r\x12\x17\n\x0flongest_wait_us\x18\n \x01(\x04\x12\x32\n\x0bregion_load\x18\x0b \x01(\x0b\x32\x1d.kvmesh.control.v1.RouterLoad\"\xee\x01\n\rWatchResponse\x12-\n\x06leader\x18\x01 \x01(\x0b\x32\x1d.kvmesh.control.v1.LeaderHint\x12-\n\x08snapshot\x18\x02 \x01(\x0b\x32\x1b.kvmesh.control.v1.Snapshot\x12\x1a\n\x12\x63onfirmed_sequence\x18\x03 \x01(\x04\x12\x30\n\nlife_order\x18\x04 \x01(\x0b\x32\x1c.kvmesh.control.v1.LifeOrder\x12\x31\n\x07regions\x18\x05 \x01(\x0b\x32 .kvmesh.control.v1.RegionTraffic\"g\n\rRegionTraffic\x12,\n\x05spill\x18\x01 \x03(\x0b\x32\x1d.kvmesh.control.v1.SpillShare\x12(\n\x06grants\x18\x02 \x03(\x0b\x32\x18.kvmesh.control.v1.Grant\"+\n\nSpillShare\x12\x0e\n\x06region\x18\x01 \x01(\t\x12\r\n\x05share\x18\x02 \x01(\x01\"a\n\nLeaderHint\x12\x12\n\nprocess_id\x18\x01 \x01(\t\x12\x11\n\tis_leader\x18\x02 \x01(\x08\x12\x16\n\x0eleader_address\x18\x03 \x01(\t\x12\x14\n\x0c\x64rives_lives\x18\x04 \x01(\x08\"\xd0\x01\n\x10ObservationBatch\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12.\n\x06\x63ounts\x18\x02 \x03(\x0b\x32\x1e.kvmesh.control.v1.TrackCounts\x12+\n\x04\x65nds\x18\x03 \x03(\x0b\x32\x1d.kvmesh.control.v1.RequestEnd\x12,\n\x04open\x18\x04 \x03(\x0b\x32\x1e.kvmesh.control.v1.OpenRequest\x12\x0f\n\x07\x62oot_id\x18\x05 \x01(\t\x12\x0e\n\x06\x61ge_ms\x18\x06 \x01(\x04\"l\n\x0bTrackCounts\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x0f\n\x07started\x18\x02 \x01(\x04\x12\r\n\x05\x65nded\x18\x03 \x01(\x04\x12\x0f\n\x07\x64ropped\x18\x04 \x01(\x04\x12\x0c\n\x04open\x18\x05 \x01(\x04\x12\x10\n\x08\x64iverted\x18\x06 \x01(\x04\"\xf1\x03\n\nRequestEnd\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x0f\n\x07rollout\x18\x02 \x01(\t\x12\x0f\n\x07session\x18\x03 \x01(\x06\x12\x0f\n\x07outcome\x18\x04 \x01(\t\x12\x39\n\x0f\x66\x61iled_attempts\x18\x05 \x03(\x0b\x32 .kvmesh.control.v1.FailedAttempt\x12\x13\n\x06ttft_s\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07queue_s\x18\x07 \x01(\x01\x12\x15\n\rprompt_tokens\x18\x08 \x01(\r\x12\x1c\n\x0f\x63omputed_tokens\x18\t \x01(\rH\x01\x88\x01\x01\x12\x19\n\x0cgap_median_s\x18\n \x01(\x01H\x02\x88\x01\x01\x12\x16\n\tgap_p95_s\x18\x0b \x01(\x01H\x03\x88\x01\x01\x12\x18\n\x10running_requests\x18\x0c \x01(\r\x12\x15\n\routput_tokens\x18\r \x01(\r\x12\x15\n\rfinish_reason\x18\x0e \x01(\t\x12\x17\n\x0fprefill_replica\x18\x0f \x01(\t\x12\x16\n\x0e\x64\x65\x63ode_replica\x18\x10 \x01(\t\x12\x0e\n\x06\x61ge_ms\x18\x11 \x01(\r\x12\x12\n\nduration_s\x18\x12 \x01(\x01\x42\t\n\x07_ttft_sB\x12\n\x10_computed_tokensB\x0f\n\r_gap_median_sB\x0c\n\n_gap_p95_s\"?\n\rFailedAttempt\x12\r\n\x05\x66\x61ult\x18\x01 \x01(\t\x12\x0f\n\x07replica\x18\x02 \x01(\t\x12\x0e\n\x06\x61ge_ms\x18\x03 \x01(\r\"\xb9\x01\n\x0bOpenRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x0f\n\x07rollout\x18\x02 \x01(\t\x12\x0f\n\x07session\x18\x03 \x01(\x06\x12\r\n\x05\x61ge_s\x18\x04 \x01(\x01\x12\x17\n\x0fhas_first_token\x18\x05 \x01(\x08\x12\x10\n\x08silent_s\x18\x06 \x01(\x01\x12\x15\n\rprompt_tokens\x18\x07 \x01(\r\x12\x0f\n\x07queue_s\x18\x08 \x01(\x01\x12\x18\n\x10running_requests\x18\t \x01(\r*V\n\x05Track\x12\x15\n\x11TRACK_UNSPECIFIED\x10\x00\x12\x10\n\x0cTRACK_STABLE\x10\x01\x12\x10\n\x0cTRACK_CANARY\x10\x02\x12\x12\n\x0eTRACK_BASELINE\x10\x03*\xad\x02\n\x0cRolloutState\x12\x1d\n\x19ROLLOUT_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15ROLLOUT_STATE_PENDING\x10\x01\x12\x1b\n\x17ROLLOUT_STATE_PREPARING\x10\x02\x12\x18\n\x14ROLLOUT_STATE_BAKING\x10\x03\x12\x18\n\x14ROLLOUT_STATE_PAUSED\x10\x04\x12\x1b\n\x17ROLLOUT_STATE_PROMOTING\x10\x05\x12\x1b\n\x17ROLLOUT_STATE_COMPLETED\x10\x06\x12\x1e\n\x1aROLLOUT_STATE_ROLLING_BACK\x10\x07\x12\x1d\n\x19ROLLOUT_STATE_ROLLED_BACK\x10\x08\x12\x19\n\x15ROLLOUT_STATE_ABORTED\x10\t*\xd4\x01\n\x0cReplicaState\x12\x1d\n\x19REPLICA_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16REPLICA_STATE_STARTING\x10\x01\x12\x19\n\x15REPLICA_STATE_WARMING\x10\x02\x12\x19\n\x15REPLICA_STATE_SEEDING\x10\x03\x12\x19\n\x15REPLICA_STATE_PROBING\x10\x04\x12\x19\n\x15REPLICA_STATE_SERVING\x10\x05\x12\x1d\n\x19REPLICA_STATE_QUARANTINED\x10\x06\x32\x61\n\x0fSnapshotService\x12N\n\x05Watch\x12\x1f.kvmesh.control.v1.WatchRequest\x1a .kvmesh.control.v1.WatchResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvmesh.control.v1.snapshot_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TRACK']._serialized_start=3555
-  _globals['_TRACK']._serialized_end=3641
-  _globals['_ROLLOUTSTATE']._serialized_start=3644
-  _globals['_ROLLOUTSTATE']._serialized_end=3945
-  _globals['_REPLICASTATE']._serialized_start=3948
-  _globals['_REPLICASTATE']._serialized_end=4160
-  _globals['_TERM']._serialized_start=87
-  _globals['_TERM']._serialized_end=125
-  _globals['_SNAPSHOTNAME']._serialized_start=127
-  _globals['_SNAPSHOTNAME']._serialized_end=213
-  _globals['_SNAPSHOT']._serialized_start=215
-  _globals['_SNAPSHOT']._serialized_end=289
-  _globals['_SNAPSHOTCONTENT']._serialized_start=292
-  _globals['_SNAPSHOTCONTENT']._serialized_end=645
-  _globals['_POOLTRACK']._serialized_start=648
-  _globals['_POOLTRACK']._serialized_end=777
-  _globals['_CORDON']._serialized_start=779
-  _globals['_CORDON']._serialized_end=858
-  _globals['_LIFEORDER']._serialized_start=861
-  _globals['_LIFEORDER']._serialized_end=1013
-  _globals['_REPLICALIFE']._serialized_start=1016
-  _globals['_REPLICALIFE']._serialized_end=1192
-  _globals['_WATCHREQUEST']._serialized_start=1195
-  _globals['_WATCHREQUEST']._serialized_end=1516
-  _globals['_RECEIVERHELLO']._serialized_start=1519
-  _globals['_RECEIVERHELLO']._serialized_end=1763
-  _globals['_REJECTION']._serialized_start=1765
-  _globals['_REJECTION']._serialized_end=1886
-  _globals['_RECEIVERREPORT']._serialized_start=1889
-  _globals['_RECEIVERREPORT']._serialized_end=2190
-  _globals['_WATCHRESPONSE']._serialized_start=2193
-  _globals['_WATCHRESPONSE']._serialized_end=2380
-  _globals['_LEADERHINT']._serialized_start=2382
-  _globals['_LEADERHINT']._serialized_end=2479
-  _globals['_OBSERVATIONBATCH']._serialized_start=2482
-  _globals['_OBSERVATIONBATCH']._serialized_end=2690
-  _globals['_TRACKCOUNTS']._serialized_start=2692
-  _globals['_TRACKCOUNTS']._serialized_end=2800
-  _globals['_REQUESTEND']._serialized_start=2803
-  _globals['_REQUESTEND']._serialized_end=3300
-  _globals['_FAILEDATTEMPT']._serialized_start=3302
-  _globals['_FAILEDATTEMPT']._serialized_end=3365
-  _globals['_OPENREQUEST']._serialized_start=3368
-  _globals['_OPENREQUEST']._serialized_end=3553
-  _globals['_SNAPSHOTSERVICE']._serialized_start=4162
-  _globals['_SNAPSHOTSERVICE']._serialized_end=4259
+  _globals['_TRACK']._serialized_start=4250
+  _globals['_TRACK']._serialized_end=4336
+  _globals['_ROLLOUTSTATE']._serialized_start=4339
+  _globals['_ROLLOUTSTATE']._serialized_end=4640
+  _globals['_REPLICASTATE']._serialized_start=4643
+  _globals['_REPLICASTATE']._serialized_end=4855
+  _globals['_TERM']._serialized_start=119
+  _globals['_TERM']._serialized_end=157
+  _globals['_SNAPSHOTNAME']._serialized_start=159
+  _globals['_SNAPSHOTNAME']._serialized_end=245
+  _globals['_SNAPSHOT']._serialized_start=247
+  _globals['_SNAPSHOT']._serialized_end=321
+  _globals['_SNAPSHOTCONTENT']._serialized_start=324
+  _globals['_SNAPSHOTCONTENT']._serialized_end=726
+  _globals['_REGIONENTRY']._serialized_start=729
+  _globals['_REGIONENTRY']._serialized_end=1087
+  _globals['_POOLTRACK']._serialized_start=1090
+  _globals['_POOLTRACK']._serialized_end=1219
+  _globals['_CORDON']._serialized_start=1221
+  _globals['_CORDON']._serialized_end=1300
+  _globals['_LIFEORDER']._serialized_start=1303
+  _globals['_LIFEORDER']._serialized_end=1455
+  _globals['_REPLICALIFE']._serialized_start=1458
+  _globals['_REPLICALIFE']._serialized_end=1634
+  _globals['_WATCHREQUEST']._serialized_start=1637
+  _globals['_WATCHREQUEST']._serialized_end=1958
+  _globals['_RECEIVERHELLO']._serialized_start=1961
+  _globals['_RECEIVERHELLO']._serialized_end=2205
+  _globals['_REJECTION']._serialized_start=2207
+  _globals['_REJECTION']._serialized_end=2328
+  _globals['_RECEIVERREPORT']._serialized_start=2331
+  _globals['_RECEIVERREPORT']._serialized_end=2684
+  _globals['_WATCHRESPONSE']._serialized_start=2687
+  _globals['_WATCHRESPONSE']._serialized_end=2925
+  _globals['_REGIONTRAFFIC']._serialized_start=2927
+  _globals['_REGIONTRAFFIC']._serialized_end=3030
+  _globals['_SPILLSHARE']._serialized_start=3032
+  _globals['_SPILLSHARE']._serialized_end=3075
+  _globals['_LEADERHINT']._serialized_start=3077
+  _globals['_LEADERHINT']._serialized_end=3174
+  _globals['_OBSERVATIONBATCH']._serialized_start=3177
+  _globals['_OBSERVATIONBATCH']._serialized_end=3385
+  _globals['_TRACKCOUNTS']._serialized_start=3387
+  _globals['_TRACKCOUNTS']._serialized_end=3495
+  _globals['_REQUESTEND']._serialized_start=3498
+  _globals['_REQUESTEND']._serialized_end=3995
+  _globals['_FAILEDATTEMPT']._serialized_start=3997
+  _globals['_FAILEDATTEMPT']._serialized_end=4060
+  _globals['_OPENREQUEST']._serialized_start=4063
+  _globals['_OPENREQUEST']._serialized_end=4248
+  _globals['_SNAPSHOTSERVICE']._serialized_start=4857
+  _globals['_SNAPSHOTSERVICE']._serialized_end=4954
 # @@protoc_insertion_point(module_scope)

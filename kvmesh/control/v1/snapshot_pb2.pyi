@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from kvmesh.control.v1 import region_pb2 as _region_pb2
 from kvmesh.control.v1 import shadow_pb2 as _shadow_pb2
 import builtins as _builtins
 import sys
@@ -245,6 +246,7 @@ class SnapshotContent(_message.Message):
     PUBLISHED_MS_FIELD_NUMBER: _builtins.int
     STABLE_REVISION_FIELD_NUMBER: _builtins.int
     SHADOWS_FIELD_NUMBER: _builtins.int
+    REGIONS_FIELD_NUMBER: _builtins.int
     rollout: _builtins.str
     """Id of the rollout whose weights these are. Empty: no rollout runs."""
     rollout_state: Global___RolloutState.ValueType
@@ -279,6 +281,10 @@ class SnapshotContent(_message.Message):
     def shadows(self) -> _containers.RepeatedCompositeFieldContainer[_shadow_pb2.Shadow]:
         """Shadow traffic. Frontends apply the first one. At most 8."""
 
+    @_builtins.property
+    def regions(self) -> _containers.RepeatedCompositeFieldContainer[Global___RegionEntry]:
+        """All regions of the mesh, sorted by name. Empty: a mesh without regions."""
+
     def __init__(
         self,
         *,
@@ -293,14 +299,77 @@ class SnapshotContent(_message.Message):
         published_ms: _builtins.int = ...,
         stable_revision: _builtins.int = ...,
         shadows: _abc.Iterable[_shadow_pb2.Shadow] | None = ...,
+        regions: _abc.Iterable[Global___RegionEntry] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cordons", b"cordons", "ended_rollouts", b"ended_rollouts", "never_tenants", b"never_tenants", "only_tenants", b"only_tenants", "pools", b"pools", "published_ms", b"published_ms", "rollout", b"rollout", "rollout_state", b"rollout_state", "shadows", b"shadows", "stable_revision", b"stable_revision", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cordons", b"cordons", "ended_rollouts", b"ended_rollouts", "never_tenants", b"never_tenants", "only_tenants", b"only_tenants", "pools", b"pools", "published_ms", b"published_ms", "regions", b"regions", "rollout", b"rollout", "rollout_state", b"rollout_state", "shadows", b"shadows", "stable_revision", b"stable_revision", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SnapshotContent: _TypeAlias = SnapshotContent  # noqa: Y015
+
+@_typing.final
+class RegionEntry(_message.Message):
+    """One region in a snapshot: data that changes with states and processes, not with load."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    DECLARED_FIELD_NUMBER: _builtins.int
+    OBSERVED_FIELD_NUMBER: _builtins.int
+    WEIGHT_PERCENT_FIELD_NUMBER: _builtins.int
+    LIMIT_SHARE_PERMILLE_FIELD_NUMBER: _builtins.int
+    ROUTERS_FIELD_NUMBER: _builtins.int
+    FRONTENDS_FIELD_NUMBER: _builtins.int
+    STABLE_VERSION_FIELD_NUMBER: _builtins.int
+    STABLE_POOL_FIELD_NUMBER: _builtins.int
+    TENANTS_DIFFER_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Name of the region."""
+    declared: _region_pb2.DeclaredState.ValueType
+    """Declared state."""
+    observed: _region_pb2.ObservedState.ValueType
+    """State as the own region observes it. Unspecified for the own region."""
+    weight_percent: _builtins.int
+    """Share of the load that may go there, in percent: the lower of both states. Range: 0 to 100."""
+    limit_share_permille: _builtins.int
+    """Share of the tenants' limits that the region enforces, in thousandths. Range: 0 to 1,000."""
+    stable_version: _builtins.str
+    """Model version that serves its users. Empty: unknown."""
+    stable_pool: _builtins.str
+    """Pool that serves its users. Empty: unknown."""
+    tenants_differ: _builtins.bool
+    """True if its tenants differ in residency, limits or disabled marks."""
+    @_builtins.property
+    def routers(self) -> _containers.RepeatedCompositeFieldContainer[_region_pb2.RegionProcess]:
+        """Its routers. Empty for the own region, which has leases."""
+
+    @_builtins.property
+    def frontends(self) -> _containers.RepeatedCompositeFieldContainer[_region_pb2.RegionProcess]:
+        """Its frontends. Empty for the own region."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        declared: _region_pb2.DeclaredState.ValueType = ...,
+        observed: _region_pb2.ObservedState.ValueType = ...,
+        weight_percent: _builtins.int = ...,
+        limit_share_permille: _builtins.int = ...,
+        routers: _abc.Iterable[_region_pb2.RegionProcess] | None = ...,
+        frontends: _abc.Iterable[_region_pb2.RegionProcess] | None = ...,
+        stable_version: _builtins.str = ...,
+        stable_pool: _builtins.str = ...,
+        tenants_differ: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["declared", b"declared", "frontends", b"frontends", "limit_share_permille", b"limit_share_permille", "name", b"name", "observed", b"observed", "routers", b"routers", "stable_pool", b"stable_pool", "stable_version", b"stable_version", "tenants_differ", b"tenants_differ", "weight_percent", b"weight_percent"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RegionEntry: _TypeAlias = RegionEntry  # noqa: Y015
 
 @_typing.final
 class PoolTrack(_message.Message):
@@ -632,6 +701,7 @@ class ReceiverReport(_message.Message):
     LIFE_FIELD_NUMBER: _builtins.int
     CACHED_BLOCK_COUNT_FIELD_NUMBER: _builtins.int
     LONGEST_WAIT_US_FIELD_NUMBER: _builtins.int
+    REGION_LOAD_FIELD_NUMBER: _builtins.int
     engine_memory_bytes: _builtins.int
     """Resident bytes of the engine behind the process. 0: unknown. Replicas only."""
     ejection_total: _builtins.int
@@ -658,6 +728,10 @@ class ReceiverReport(_message.Message):
     def life(self) -> Global___ReplicaLife:
         """Life of the replica. Prefill and decode only."""
 
+    @_builtins.property
+    def region_load(self) -> _region_pb2.RouterLoad:
+        """Load for other regions. Routers of a mesh with regions only."""
+
     def __init__(
         self,
         *,
@@ -671,10 +745,11 @@ class ReceiverReport(_message.Message):
         life: Global___ReplicaLife | None = ...,
         cached_block_count: _builtins.int = ...,
         longest_wait_us: _builtins.int = ...,
+        region_load: _region_pb2.RouterLoad | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["life", b"life"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["life", b"life", "region_load", b"region_load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_block_count", b"cached_block_count", "can_place", b"can_place", "ejection_total", b"ejection_total", "engine_memory_bytes", b"engine_memory_bytes", "life", b"life", "live_request_count", b"live_request_count", "longest_wait_us", b"longest_wait_us", "prefill_load_share", b"prefill_load_share", "queue_delay_us", b"queue_delay_us", "uncached_prefill_s_per_s", b"uncached_prefill_s_per_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_block_count", b"cached_block_count", "can_place", b"can_place", "ejection_total", b"ejection_total", "engine_memory_bytes", b"engine_memory_bytes", "life", b"life", "live_request_count", b"live_request_count", "longest_wait_us", b"longest_wait_us", "prefill_load_share", b"prefill_load_share", "queue_delay_us", b"queue_delay_us", "region_load", b"region_load", "uncached_prefill_s_per_s", b"uncached_prefill_s_per_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -690,6 +765,7 @@ class WatchResponse(_message.Message):
     SNAPSHOT_FIELD_NUMBER: _builtins.int
     CONFIRMED_SEQUENCE_FIELD_NUMBER: _builtins.int
     LIFE_ORDER_FIELD_NUMBER: _builtins.int
+    REGIONS_FIELD_NUMBER: _builtins.int
     confirmed_sequence: _builtins.int
     """Observations up to this sequence number are stored. 0: none."""
     @_builtins.property
@@ -704,6 +780,10 @@ class WatchResponse(_message.Message):
     def life_order(self) -> Global___LifeOrder:
         """State that a replica has to take. Prefill and decode only."""
 
+    @_builtins.property
+    def regions(self) -> Global___RegionTraffic:
+        """Spill and grants. Frontends and routers of a mesh with regions only. The latest replaces earlier ones."""
+
     def __init__(
         self,
         *,
@@ -711,14 +791,71 @@ class WatchResponse(_message.Message):
         snapshot: Global___Snapshot | None = ...,
         confirmed_sequence: _builtins.int = ...,
         life_order: Global___LifeOrder | None = ...,
+        regions: Global___RegionTraffic | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["leader", b"leader", "life_order", b"life_order", "snapshot", b"snapshot"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["leader", b"leader", "life_order", b"life_order", "regions", b"regions", "snapshot", b"snapshot"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["confirmed_sequence", b"confirmed_sequence", "leader", b"leader", "life_order", b"life_order", "snapshot", b"snapshot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["confirmed_sequence", b"confirmed_sequence", "leader", b"leader", "life_order", b"life_order", "regions", b"regions", "snapshot", b"snapshot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WatchResponse: _TypeAlias = WatchResponse  # noqa: Y015
+
+@_typing.final
+class RegionTraffic(_message.Message):
+    """Spill and grants of one moment. They age at the receiver: a grant that is not renewed ends."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SPILL_FIELD_NUMBER: _builtins.int
+    GRANTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def spill(self) -> _containers.RepeatedCompositeFieldContainer[Global___SpillShare]:
+        """Share of new sessions that goes to each other region, from 0 to 1. For frontends."""
+
+    @_builtins.property
+    def grants(self) -> _containers.RepeatedCompositeFieldContainer[_region_pb2.Grant]:
+        """The receiving router's part of the grants to each other region. For routers."""
+
+    def __init__(
+        self,
+        *,
+        spill: _abc.Iterable[Global___SpillShare] | None = ...,
+        grants: _abc.Iterable[_region_pb2.Grant] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grants", b"grants", "spill", b"spill"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RegionTraffic: _TypeAlias = RegionTraffic  # noqa: Y015
+
+@_typing.final
+class SpillShare(_message.Message):
+    """Share of the own callers that is spilled to one region."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REGION_FIELD_NUMBER: _builtins.int
+    SHARE_FIELD_NUMBER: _builtins.int
+    region: _builtins.str
+    """The other region."""
+    share: _builtins.float
+    """Share of new sessions, from 0 to 1."""
+    def __init__(
+        self,
+        *,
+        region: _builtins.str = ...,
+        share: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["region", b"region", "share", b"share"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SpillShare: _TypeAlias = SpillShare  # noqa: Y015
 
 @_typing.final
 class LeaderHint(_message.Message):
