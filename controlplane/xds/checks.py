@@ -108,11 +108,11 @@ def _endpoint_faults(assignment: Any) -> Iterator[str]:
 
 def _address_faults(where: str, endpoints: Iterable[Any]) -> Iterator[str]:
     for one in endpoints:
-        socket = one.endpoint.address.socket_address
-        if not _is_ip(socket.address):
-            yield f"{where} has the address {socket.address!r:.80}; allowed is an IP address"
-        if not 1 <= socket.port_value <= PORT_MAX:
-            yield f"{where} has the port {socket.port_value}; allowed are 1 to {PORT_MAX}"
+        dialled = one.endpoint.address.socket_address
+        if not _is_ip(dialled.address):
+            yield f"{where} has the address {dialled.address!r:.80}; allowed is an IP address"
+        if not 1 <= dialled.port_value <= PORT_MAX:
+            yield f"{where} has the port {dialled.port_value}; allowed are 1 to {PORT_MAX}"
         if one.HasField("load_balancing_weight") and not one.load_balancing_weight.value:
             yield f"{where} has an endpoint of the weight 0; allowed are 1 or more"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from kvmesh.roles import CONTROL, SERVERS, SERVICES
+from kvmesh.roles import CONTROL, RECEIVERS, SERVERS
 
 OPERATOR: Final = "operator"
 """The operator: runs the commands of `kvmesh` that call processes, from outside the services."""
@@ -77,7 +77,7 @@ def callers_of(role: str, method: str) -> tuple[str, ...]:
     if method == ATTACH:
         return MAY_ATTACH.get(role, ())
     if method == WATCH:
-        return SERVICES
+        return RECEIVERS
     if method == HOT_PREFIXES:  # its answer has tokens of users
         return (CONTROL,)
     return MAY_CHANGE if is_change(method) else CERTIFICATE_ROLES

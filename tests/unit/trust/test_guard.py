@@ -67,8 +67,8 @@ def may_call(caller: str, method: str) -> bool:
 
 @pytest.mark.parametrize("caller", CERTIFICATE_ROLES)
 def test_rights_at_the_control_plane(caller: str) -> None:
-    """Services watch, every role reads, and only operators and control processes change the mesh."""
-    assert may_call(caller, WATCH) == (caller in SERVICES)
+    """Receivers watch, every role reads, and only operators and control processes change the mesh."""
+    assert may_call(caller, WATCH) == (caller in RECEIVERS)
     assert all(may_call(caller, method) for method in READS)
     is_writer = caller in ("operator", "control")
     assert {may_call(caller, method) for method in METHODS - READS} == {is_writer}
