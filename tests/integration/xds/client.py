@@ -48,13 +48,15 @@ class Client:
         return {"by": dict(by), "slowest_s": slowest_s}
 
     async def until(self, region: str, within_s: float) -> Mapping[str, Any]:
-        """Call until a server of `region` answers. Return the seconds, and the errors of the calls before."""
-        began_s, errors = time.monotonic(), 0
+        """Call until a server of `region` answers. Return the seconds, and those of each error before."""
+        began_s = time.monotonic()
+        errors: list[float] = []
         while time.monotonic() - began_s < within_s:
             found = await self._name(self._channel, within_s)
             if found.startswith(f"{region}-"):
                 return {"seconds": time.monotonic() - began_s, "errors": errors}
-            errors += found.isupper()
+            if found.isupper():
+                errors.append(time.monotonic() - began_s)
             await asyncio.sleep(PAUSE_S)
         raise TimeoutError(f"no server of {region} answered within {within_s:g} s")
 

@@ -13,12 +13,13 @@ from bench.processes import ANY_CORE, Fleet, Process
 from kvmesh.ports import free_ports
 from tests.integration.harness import own_loopback
 
-KEEPALIVE: Final = {
+OPTIONS: Final = {
     "grpc.keepalive_time_ms": 5000,
     "grpc.keepalive_timeout_ms": 2000,
     "grpc.http2.ping_timeout_ms": 2000,
+    "grpc.priority_failover_timeout_ms": 2000,
 }
-"""Options of docs/xds.md, by which a client finds a frozen frontend."""
+"""Options of docs/xds.md, by which a client leaves a frozen region."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ def test_a_client_goes_on_without_its_server_and_takes_up_news_of_the_next_one(m
     again = mesh.ads("eu", ads.address)
     assert calls(client, 20) == {"eu": 20}  # the new server knows nothing yet, and says nothing
     publish(again, eu.told(is_out=True), us.told())
-    assert until(client, "us", 10)["errors"] == 0
+    assert until(client, "us", 10)["errors"] == []
 
 
 def test_a_frozen_server_is_no_loss(mesh: Mesh) -> None:
@@ -35,7 +35,7 @@ def test_a_frozen_server_is_no_loss(mesh: Mesh) -> None:
     assert calls(client) == {"eu": 100}
     thaw(ads)
     publish(ads, eu.told(is_out=True), us.told())
-    assert until(client, "us")["errors"] == 0
+    assert until(client, "us")["errors"] == []
 
 
 def test_a_client_that_starts_takes_the_second_server(mesh: Mesh) -> None:
