@@ -1,6 +1,6 @@
 """Joins the leases of the own region and the snapshot, and publishes each change.
 
-Nothing is published before the leases were read once: an empty list of frontends would be no knowledge.
+Nothing is published before the first frontend is known. A process that starts before all frontends is no fault.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class Feed:
         self._mesh = mesh
         self._own = own
         self._content = initial
-        self._members: Sequence[Member] | None = None
+        self._members: Sequence[Member] = ()
+        self._has_published = False
         self._publish = publish
 
     def on_members(self, members: Sequence[Member]) -> None:
@@ -40,8 +41,6 @@ class Feed:
         self._update()
 
     def _update(self) -> None:
-        if self._members is None:
-            return
         found = topology_of(self._mesh, self._own, self._members, self._content)
         if found.left_out and found.left_out != self.left_out:
             log.warning(
@@ -49,4 +48,6 @@ class Feed:
                 ", ".join(found.left_out),
             )
         self.left_out = found.left_out
-        self._publish(found.topology)
+        self._has_published = self._has_published or any(each.endpoints for each in found.topology.regions)
+        if self._has_published:
+            self._publish(found.topology)

@@ -11,9 +11,11 @@ import os
 import time
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from bench import control
 
@@ -25,13 +27,18 @@ PAUSE_S: Final = 0.01
 class Client:
     """One channel and its streams."""
 
-    def __init__(self, options: Mapping[str, int]) -> None:
+    def __init__(self, options: Mapping[str, Any], authority: bytes) -> None:
+        """Dial. `authority`: of the frontends' certificates. Empty: without TLS."""
         self._options = options
+        self._authority = authority
         self._streams: list[asyncio.Task[list[str]]] = []
         self._channel = self._dial(TARGET)
 
     def _dial(self, target: str) -> grpc.aio.Channel:
-        return grpc.aio.insecure_channel(target, options=list(self._options.items()))
+        options = list(self._options.items())
+        if self._authority:
+            return grpc.aio.secure_channel(target, grpc.ssl_channel_credentials(self._authority), options)
+        return grpc.aio.insecure_channel(target, options)
 
     async def call(self, count: int, deadline_s: float, target: str) -> Mapping[str, Any]:
         """Make calls one after the other. Return their servers and errors, and the seconds of the slowest one.
@@ -74,6 +81,12 @@ class Client:
         """Wait for the end of all streams. Return the messages of each."""
         return {"messages": [len(found) for found in await asyncio.gather(*self._streams)]}
 
+    async def check(self, deadline_s: float) -> Mapping[str, Any]:
+        """Return the health of the frontend that answers."""
+        stub: Any = health_pb2_grpc.HealthStub(self._channel)
+        answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=deadline_s)
+        return {"status": answer.status}
+
     async def _rest(self, call: Any, first: str) -> list[str]:
         found = [first]
         while (message := await call.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]  # the stubs lack it
@@ -90,11 +103,11 @@ class Client:
         return answer.decode()
 
 
-async def serve(bootstrap: str, options: str) -> None:
-    """Serve until stdin ends. `bootstrap` and `options`: JSON."""
+async def serve(bootstrap: str, options: str, authority: str = "") -> None:
+    """Serve until stdin ends. `bootstrap` and `options`: JSON. `authority`: a file."""
     os.environ["GRPC_XDS_BOOTSTRAP_CONFIG"] = bootstrap
-    client = Client(json.loads(options))
-    await control.serve_commands(client.call, client.until, client.open, client.ends)
+    client = Client(json.loads(options), Path(authority).read_bytes() if authority else b"")
+    await control.serve_commands(client.call, client.until, client.open, client.ends, client.check)
 
 
 if __name__ == "__main__":
