@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from controlplane.rollouts.golden_schedule import GoldenRun
 from controlplane.warmup.actions import CancelJob, Order, RunJob
+from kvmesh.control.v1 import snapshot_pb2 as pb
 from kvmesh.snapshot.published import Published
 
 
@@ -95,6 +96,15 @@ class Confirm:
     sequence: int
 
 
+@dataclass(frozen=True, slots=True)
+class Steer:
+    """Tell a frontend its spill shares, or a router its part of the grants."""
+
+    process_id: str
+    boot_id: str
+    traffic: pb.RegionTraffic
+
+
 RunGolden: TypeAlias = GoldenRun
 """Run golden prompts on one replica, then hand the answers to the schedule that asked for them."""
 
@@ -133,6 +143,7 @@ Action: TypeAlias = (
     | WriteAid
     | Send
     | Confirm
+    | Steer
     | RunGolden
     | AppendEvent
     | Done

@@ -24,6 +24,7 @@ from controlplane.actions import (
     ReleaseLease,
     RunGolden,
     Send,
+    Steer,
     WriteAid,
     WriteBoard,
     WriteDocument,
@@ -195,6 +196,8 @@ class ControlLoop:
                 self._queue(action)
             case Order():
                 self.streams.order(action)
+            case Steer():
+                self.streams.steer(action)
             case RunJob():
                 self._run_job(action)
             case CancelJob():

@@ -1,7 +1,7 @@
 """Messages that wait to be sent to one receiver. Pure.
 
-Only the latest snapshot, the latest order and the highest confirmation count. So the outbox has a constant size, and a slow
-receiver makes it no larger. The stream is cut off when the receiver does not take a message for long (`watch`).
+Only the latest snapshot, order and region traffic, and the highest confirmation, count. So the outbox has a constant size,
+and a slow receiver makes it no larger. The stream is cut off when the receiver does not take a message for long (`watch`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ class ReceiverOutbox:
         self._snapshot: Published | None = None
         self._confirmed = 0
         self._order: pb.LifeOrder | None = None
+        self._regions: pb.RegionTraffic | None = None
 
     def __repr__(self) -> str:
         return f"ReceiverOutbox({self._snapshot}, confirmed {self._confirmed}, hint {self._hint is not None})"
@@ -28,7 +29,8 @@ class ReceiverOutbox:
     @property
     def is_empty(self) -> bool:
         """True if nothing waits."""
-        return self._hint is None and self._snapshot is None and self._order is None and not self._confirmed
+        waiting = (self._hint, self._snapshot, self._order, self._regions)
+        return all(each is None for each in waiting) and not self._confirmed
 
     def lead(self, hint: pb.LeaderHint) -> None:
         """Tell which process leads."""
@@ -43,6 +45,10 @@ class ReceiverOutbox:
         """Tell a replica its state, in place of an order that waits."""
         self._order = order
 
+    def steer(self, traffic: pb.RegionTraffic) -> None:
+        """Tell a frontend its spill shares, or a router its grants, in place of those that wait."""
+        self._regions = traffic
+
     def confirm(self, action: Confirm) -> None:
         """Confirm observations."""
         self._confirmed = max(self._confirmed, action.sequence)
@@ -50,9 +56,12 @@ class ReceiverOutbox:
     def take(self) -> pb.WatchResponse:
         """Return the message with all that waits; an empty one is a heartbeat."""
         message = pb.WatchResponse(
-            leader=self._hint, confirmed_sequence=self._confirmed, life_order=self._order
+            leader=self._hint,
+            confirmed_sequence=self._confirmed,
+            life_order=self._order,
+            regions=self._regions,
         )
         if self._snapshot is not None:
             message.snapshot.ParseFromString(self._snapshot.data)
-        self._hint, self._snapshot, self._order, self._confirmed = None, None, None, 0
+        self._hint, self._snapshot, self._order, self._regions, self._confirmed = None, None, None, None, 0
         return message

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Final
 
-from controlplane.actions import Confirm, Send
+from controlplane.actions import Confirm, Send, Steer
 from controlplane.outbox import ReceiverOutbox
 from controlplane.warmup.actions import Order
 from kvmesh.control.v1 import snapshot_pb2 as pb
@@ -94,6 +94,13 @@ class ReceiverStreams:
         stream = self._find(action.process_id, action.boot_id)
         if stream is not None:
             stream.outbox.order(action.order)
+            stream.news.set()
+
+    def steer(self, action: Steer) -> None:
+        """Tell a frontend or a router its part in the traffic between regions, if its stream is open."""
+        stream = self._find(action.process_id, action.boot_id)
+        if stream is not None:
+            stream.outbox.steer(action.traffic)
             stream.news.set()
 
     def end_all(self, hint: pb.LeaderHint) -> None:

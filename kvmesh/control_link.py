@@ -92,6 +92,10 @@ class Controlled(Protocol):
         """Take a message of a leader: whether it drives the lives of replicas, and the order in it, if there is one."""
         ...
 
+    def on_regions(self, traffic: pb.RegionTraffic) -> None:
+        """Take the latest spill shares and grants of a leader. They age until the next ones."""
+        ...
+
 
 class ControlLink:
     """See the module. Call `start` before the process registers. The process runs `background`."""
@@ -131,6 +135,7 @@ class ControlLink:
             on_confirmed=role.on_confirmed,
             on_leader=role.on_leader,
             on_life=role.on_life,
+            on_regions=role.on_regions,
         )
         telemetry.export(self.receiver, metrics)
         metrics.gauge(

@@ -279,6 +279,9 @@ class MeshProcess:
     def on_life(self, drives_lives: bool, order: snapshot_pb2.LifeOrder | None) -> None:
         """Take a message of a leader about the life of a replica. Ignored by default."""
 
+    def on_regions(self, traffic: snapshot_pb2.RegionTraffic) -> None:
+        """Take the latest spill shares and grants of a leader. Ignored by default."""
+
     async def flush(self) -> None:
         """Write data that must not be lost, while the background tasks still run. Does nothing by default."""
 

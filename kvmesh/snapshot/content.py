@@ -1,4 +1,4 @@
-"""The content of a snapshot: pools with tracks and weights, the rollout behind them, cordons, shadow traffic. Pure."""
+"""The content of a snapshot: pools with tracks and weights, the rollout behind them, cordons, shadows, regions. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Final
 from google.protobuf.message import DecodeError
 
 from kvmesh.control.v1 import snapshot_pb2 as pb
+from kvmesh.snapshot import regions as region_entries
 from kvmesh.snapshot import shadow as shadow_traffic
+from kvmesh.snapshot.regions import RegionEntry
 from kvmesh.snapshot.shadow import SHADOWS_MAX, Shadow
 
 WEIGHT_SUM_PERCENT: Final = 100
@@ -116,6 +118,8 @@ class Content:
     """Number of the operator's last command about the stable pool that this content follows. 0: there was none."""
     shadows: tuple[Shadow, ...] = ()
     """Shadow traffic. Frontends apply the first one."""
+    regions: tuple[RegionEntry, ...] = ()
+    """All regions, sorted by name. Empty: a mesh without regions."""
 
     def of_track(self, track: Track) -> PoolTrack | None:
         """Return the pool of `track`, one of STABLE, CANARY and BASELINE. None: no pool has it."""
@@ -138,6 +142,10 @@ class Content:
     def running_rollout(self) -> str:
         """Id of the rollout that runs, with or without weights. Empty: none."""
         return "" if self.rollout_state.is_final else self.rollout
+
+    def region(self, name: str) -> RegionEntry | None:
+        """Return the region of that name."""
+        return next((entry for entry in self.regions if entry.name == name), None)
 
     def pool(self, name: str) -> PoolTrack | None:
         """Return the pool of that name."""
@@ -210,6 +218,8 @@ def check(content: Content) -> None:
         )
     for at, shadow in enumerate(content.shadows):
         _check_shadow(content, shadow, f"shadows[{at}]")
+    for fault in region_entries.faults(content.regions):
+        raise SnapshotError(fault)
 
 
 def _check_shadow(content: Content, shadow: Shadow, field: str) -> None:
@@ -275,6 +285,7 @@ def encode(content: Content) -> bytes:
         published_ms=content.published_ms,
         stable_revision=content.stable_revision,
         shadows=[shadow_traffic.to_message(shadow) for shadow in content.shadows],
+        regions=[region_entries.to_message(entry) for entry in content.regions],
     )
     return message.SerializeToString(deterministic=True)
 
@@ -313,6 +324,7 @@ def of_message(message: pb.SnapshotContent) -> Content:
         published_ms=message.published_ms,
         stable_revision=message.stable_revision,
         shadows=tuple(shadow_traffic.of_message(shadow) for shadow in message.shadows),
+        regions=tuple(region_entries.of_message(entry) for entry in message.regions),
     )
 
 

@@ -76,6 +76,7 @@ class Receiver:
         on_confirmed: Callable[[int], None] = lambda _: None,
         on_leader: Callable[[], None] = lambda: None,
         on_life: Callable[[bool, pb.LifeOrder | None], None] = _ignore_life,
+        on_regions: Callable[[pb.RegionTraffic], None] = lambda _: None,
         chance: Callable[[], float] = random.random,
     ) -> None:
         """Set up the receiver without I/O.
@@ -83,8 +84,8 @@ class Receiver:
         `report`, `observations`, `shadows`: called once a second while a stream to a leader is up. `on_confirmed` gets the
         sequence number up to which the leader has stored observations. `on_leader`: a stream to a leader is new, so
         observations that were not confirmed have to be sent again. `on_life(drives lives, order)` is called for each
-        message of a leader: whether the leader drives the lives of replicas, and the order in the message. `chance` returns
-        a random number in [0, 1).
+        message of a leader: whether the leader drives the lives of replicas, and the order in the message. `on_regions`
+        gets each spill share and grant of a leader. `chance` returns a random number in [0, 1).
         """
         self.report = report
         self.observations = observations
@@ -99,6 +100,7 @@ class Receiver:
         self._on_confirmed = on_confirmed
         self._on_leader = on_leader
         self._on_life = on_life
+        self._on_regions = on_regions
         self._drives_lives = False
         """True if the present leader drives the lives of replicas."""
         self._clock = clock
@@ -220,6 +222,8 @@ class Receiver:
             self._on_published(message.snapshot, outbox)
         if message.confirmed_sequence:
             self._on_confirmed(message.confirmed_sequence)
+        if message.HasField("regions"):
+            self._on_regions(message.regions)
         self._on_life(self._drives_lives, message.life_order if message.HasField("life_order") else None)
 
     def _on_published(self, message: pb.Snapshot, outbox: WatchOutbox) -> None:

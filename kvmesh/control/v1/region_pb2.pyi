@@ -95,6 +95,7 @@ class Declared(_message.Message):
     DECLARED_MS_FIELD_NUMBER: _builtins.int
     UNTIL_MS_FIELD_NUMBER: _builtins.int
     AGE_MS_FIELD_NUMBER: _builtins.int
+    WEIGHT_PERCENT_FIELD_NUMBER: _builtins.int
     region: _builtins.str
     """Name of the region."""
     revision: _builtins.int
@@ -110,7 +111,9 @@ class Declared(_message.Message):
     until_ms: _builtins.int
     """Expected end in Unix milliseconds. Restores nothing. 0: not given."""
     age_ms: _builtins.int
-    """Milliseconds since the drain began, for its ramp. 0 while it serves."""
+    """Milliseconds since the declaration, for the ramp of a drain."""
+    weight_percent: _builtins.float
+    """Weight at which the ramp of a drain ends, in percent. Range: 0 to 100."""
     def __init__(
         self,
         *,
@@ -122,10 +125,11 @@ class Declared(_message.Message):
         declared_ms: _builtins.int = ...,
         until_ms: _builtins.int = ...,
         age_ms: _builtins.int = ...,
+        weight_percent: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "author", b"author", "declared_ms", b"declared_ms", "reason", b"reason", "region", b"region", "revision", b"revision", "state", b"state", "until_ms", b"until_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "author", b"author", "declared_ms", b"declared_ms", "reason", b"reason", "region", b"region", "revision", b"revision", "state", b"state", "until_ms", b"until_ms", "weight_percent", b"weight_percent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -201,12 +205,15 @@ class RouterLoad(_message.Message):
     ATTEMPT_TOTAL_FIELD_NUMBER: _builtins.int
     FAILURE_TOTAL_FIELD_NUMBER: _builtins.int
     PLACEABLE_DECODE_COUNT_FIELD_NUMBER: _builtins.int
+    OWN_PROMPT_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
     attempt_total: _builtins.int
     """Attempts that ended since the start of the router, without refusals and without attempts that their client ended."""
     failure_total: _builtins.int
     """Attempts of these that a replica failed."""
     placeable_decode_count: _builtins.int
     """Decode replicas on which the router may place."""
+    own_prompt_tokens_per_s: _builtins.float
+    """Prompt tokens per second of the region's own callers, cached or not. Over `own` it says what a move costs."""
     @_builtins.property
     def own(self) -> Global___Quantity:
         """Load that callers of the region offer, refused requests included."""
@@ -228,72 +235,119 @@ class RouterLoad(_message.Message):
         attempt_total: _builtins.int = ...,
         failure_total: _builtins.int = ...,
         placeable_decode_count: _builtins.int = ...,
+        own_prompt_tokens_per_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "own", b"own"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_total", b"attempt_total", "capacity", b"capacity", "failure_total", b"failure_total", "guests", b"guests", "own", b"own", "placeable_decode_count", b"placeable_decode_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_total", b"attempt_total", "capacity", b"capacity", "failure_total", b"failure_total", "guests", b"guests", "own", b"own", "own_prompt_tokens_per_s", b"own_prompt_tokens_per_s", "placeable_decode_count", b"placeable_decode_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RouterLoad: _TypeAlias = RouterLoad  # noqa: Y015
 
 @_typing.final
-class RegionSignals(_message.Message):
-    """Signals of a region about itself."""
+class ReplicaCount(_message.Message):
+    """Replicas of one role."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    OWN_FIELD_NUMBER: _builtins.int
-    CAPACITY_FIELD_NUMBER: _builtins.int
-    GUESTS_FIELD_NUMBER: _builtins.int
-    SERVING_COUNT_FIELD_NUMBER: _builtins.int
-    LEASED_COUNT_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    SERVING_FIELD_NUMBER: _builtins.int
+    LEASED_FIELD_NUMBER: _builtins.int
+    role: _builtins.str
+    """Role: "prefill" or "decode"."""
+    serving: _builtins.int
+    """Replicas that serve. Range: 0 to `leased`."""
+    leased: _builtins.int
+    """Replicas with a lease."""
+    def __init__(
+        self,
+        *,
+        role: _builtins.str = ...,
+        serving: _builtins.int = ...,
+        leased: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["leased", b"leased", "role", b"role", "serving", b"serving"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplicaCount: _TypeAlias = ReplicaCount  # noqa: Y015
+
+@_typing.final
+class RegionSignals(_message.Message):
+    """Signals of a region about itself, every two seconds."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICAS_FIELD_NUMBER: _builtins.int
     ATTEMPT_COUNT_FIELD_NUMBER: _builtins.int
     FAILURE_COUNT_FIELD_NUMBER: _builtins.int
+    LOAD_FIELD_NUMBER: _builtins.int
+    COLD_FACTOR_FIELD_NUMBER: _builtins.int
+    GUESTS_FIELD_NUMBER: _builtins.int
+    CAPACITY_FIELD_NUMBER: _builtins.int
+    LEASED_CAPACITY_FIELD_NUMBER: _builtins.int
+    WANTED_FIELD_NUMBER: _builtins.int
     IS_SPILLING_FIELD_NUMBER: _builtins.int
-    DECODE_AGE_MS_FIELD_NUMBER: _builtins.int
-    serving_count: _builtins.int
-    """Replicas that serve."""
-    leased_count: _builtins.int
-    """Replicas with a lease."""
+    ENGINE_AGE_MS_FIELD_NUMBER: _builtins.int
     attempt_count: _builtins.int
-    """Attempts in the last ten seconds, without refusals."""
+    """Attempts that ended since the last signals. Refusals are not counted."""
     failure_count: _builtins.int
     """Attempts of these that failed."""
+    cold_factor: _builtins.float
+    """Prompt tokens for each uncached token of its own callers: the cost of a move. At least 1. 0: unknown."""
     is_spilling: _builtins.bool
     """True while the region spills to others."""
-    decode_age_ms: _builtins.int
-    """Age of its oldest decode engine that serves, in milliseconds."""
+    engine_age_ms: _builtins.int
+    """Age of its oldest decode engine that serves, in milliseconds. Absent: unknown."""
     @_builtins.property
-    def own(self) -> Global___Quantity:
-        """Load of its own callers."""
+    def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaCount]:
+        """Replicas by role."""
 
     @_builtins.property
-    def capacity(self) -> Global___Quantity:
-        """What its replicas can do. 0: unknown."""
+    def load(self) -> Global___Quantity:
+        """Load of its own callers, at home and elsewhere, with the cache hits of home."""
 
     @_builtins.property
     def guests(self) -> _containers.RepeatedCompositeFieldContainer[Global___GuestLoad]:
-        """Guests by home region."""
+        """Load of guests by home region."""
+
+    @_builtins.property
+    def capacity(self) -> Global___Quantity:
+        """Capacity of the replicas that serve. 0: unknown."""
+
+    @_builtins.property
+    def leased_capacity(self) -> Global___Quantity:
+        """Capacity if all leased replicas served."""
+
+    @_builtins.property
+    def wanted(self) -> Global___Quantity:
+        """Load that the region wants to spill now, without cache hits, whatever the grants are."""
 
     def __init__(
         self,
         *,
-        own: Global___Quantity | None = ...,
-        capacity: Global___Quantity | None = ...,
-        guests: _abc.Iterable[Global___GuestLoad] | None = ...,
-        serving_count: _builtins.int = ...,
-        leased_count: _builtins.int = ...,
+        replicas: _abc.Iterable[Global___ReplicaCount] | None = ...,
         attempt_count: _builtins.int = ...,
         failure_count: _builtins.int = ...,
+        load: Global___Quantity | None = ...,
+        cold_factor: _builtins.float = ...,
+        guests: _abc.Iterable[Global___GuestLoad] | None = ...,
+        capacity: Global___Quantity | None = ...,
+        leased_capacity: Global___Quantity | None = ...,
+        wanted: Global___Quantity | None = ...,
         is_spilling: _builtins.bool = ...,
-        decode_age_ms: _builtins.int = ...,
+        engine_age_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "own", b"own"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_engine_age_ms", b"_engine_age_ms", "capacity", b"capacity", "engine_age_ms", b"engine_age_ms", "leased_capacity", b"leased_capacity", "load", b"load", "wanted", b"wanted"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_count", b"attempt_count", "capacity", b"capacity", "decode_age_ms", b"decode_age_ms", "failure_count", b"failure_count", "guests", b"guests", "is_spilling", b"is_spilling", "leased_count", b"leased_count", "own", b"own", "serving_count", b"serving_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_engine_age_ms", b"_engine_age_ms", "attempt_count", b"attempt_count", "capacity", b"capacity", "cold_factor", b"cold_factor", "engine_age_ms", b"engine_age_ms", "failure_count", b"failure_count", "guests", b"guests", "is_spilling", b"is_spilling", "leased_capacity", b"leased_capacity", "load", b"load", "replicas", b"replicas", "wanted", b"wanted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__engine_age_ms: _TypeAlias = _typing.Literal["engine_age_ms"]  # noqa: Y015
+    _WhichOneofArgType__engine_age_ms: _TypeAlias = _typing.Literal["_engine_age_ms", b"_engine_age_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__engine_age_ms) -> _WhichOneofReturnType__engine_age_ms | None: ...
 
 Global___RegionSignals: _TypeAlias = RegionSignals  # noqa: Y015
 
@@ -392,11 +446,9 @@ class RegionNews(_message.Message):
     RESUME_SECRETS_FIELD_NUMBER: _builtins.int
     DECLARED_FIELD_NUMBER: _builtins.int
     GRANTS_FIELD_NUMBER: _builtins.int
-    DEMANDS_FIELD_NUMBER: _builtins.int
     STABLE_POOL_FIELD_NUMBER: _builtins.int
     STABLE_VERSION_FIELD_NUMBER: _builtins.int
     TENANTS_SHA256_FIELD_NUMBER: _builtins.int
-    VIEWS_FIELD_NUMBER: _builtins.int
     region: _builtins.str
     """Name of the region."""
     term: _builtins.int
@@ -404,11 +456,11 @@ class RegionNews(_message.Message):
     sequence: _builtins.int
     """Number of the message within the term, ascending from 1."""
     stable_pool: _builtins.str
-    """Pool and model version that serve its users."""
+    """Pool that serves its users."""
     stable_version: _builtins.str
     """Model version that serves its users."""
     tenants_sha256: _builtins.bytes
-    """SHA-256 of the tenants' residency, limits and disabled marks."""
+    """SHA-256 of the tenants' residency, limits and disabled marks. Empty: unknown."""
     @_builtins.property
     def signals(self) -> Global___RegionSignals:
         """Its signals."""
@@ -433,14 +485,6 @@ class RegionNews(_message.Message):
     def grants(self) -> _containers.RepeatedCompositeFieldContainer[Global___Grant]:
         """Grants to other regions."""
 
-    @_builtins.property
-    def demands(self) -> _containers.RepeatedCompositeFieldContainer[Global___Grant]:
-        """Spill that its callers want to send to other regions now, by region."""
-
-    @_builtins.property
-    def views(self) -> _containers.RepeatedCompositeFieldContainer[Global___RegionView]:
-        """States of other regions as the sender observes them, for display."""
-
     def __init__(
         self,
         *,
@@ -453,15 +497,13 @@ class RegionNews(_message.Message):
         resume_secrets: _abc.Iterable[_builtins.bytes] | None = ...,
         declared: _abc.Iterable[Global___Declared] | None = ...,
         grants: _abc.Iterable[Global___Grant] | None = ...,
-        demands: _abc.Iterable[Global___Grant] | None = ...,
         stable_pool: _builtins.str = ...,
         stable_version: _builtins.str = ...,
         tenants_sha256: _builtins.bytes = ...,
-        views: _abc.Iterable[Global___RegionView] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["signals", b"signals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["declared", b"declared", "demands", b"demands", "frontends", b"frontends", "grants", b"grants", "region", b"region", "resume_secrets", b"resume_secrets", "routers", b"routers", "sequence", b"sequence", "signals", b"signals", "stable_pool", b"stable_pool", "stable_version", b"stable_version", "tenants_sha256", b"tenants_sha256", "term", b"term", "views", b"views"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["declared", b"declared", "frontends", b"frontends", "grants", b"grants", "region", b"region", "resume_secrets", b"resume_secrets", "routers", b"routers", "sequence", b"sequence", "signals", b"signals", "stable_pool", b"stable_pool", "stable_version", b"stable_version", "tenants_sha256", b"tenants_sha256", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -76,6 +76,9 @@ class Role:
     def on_leader(self) -> None:
         raise AssertionError
 
+    def on_regions(self, traffic: pb.RegionTraffic) -> None:
+        raise AssertionError("there is no leader")
+
     def on_life(self, drives_lives: bool, order: pb.LifeOrder | None) -> None:
         raise AssertionError(order)
 

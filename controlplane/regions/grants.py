@@ -1,0 +1,128 @@
+"""Grants: leases of the own headroom to other regions, the sources, and their split over the own routers. Pure.
+
+First each source gets what it wants to spill now, by max-min fairness. The rest is given in proportion to the load of each
+source, so a region that dies without a warning finds its grant. No grant is above the source's load without cache hits.
+
+INVARIANT: grants and the floors of unheard sources sum to at most the headroom, in both dimensions.
+INVARIANT: a frozen region (it spills, or its load is high) raises no grant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from kvmesh.regions.quantity import NOTHING, Quantity
+
+EQUAL_SHARE: Final = 0.25
+"""Part of a grant that is split over the routers in equal parts: a router without recent guests can take some."""
+
+SHRINK: Final = 1.0 - 1e-12
+"""Keeps sums of rounded parts inside of their whole."""
+
+
+class Source(msgspec.Struct, frozen=True):
+    """A region that asks for a grant."""
+
+    wanted: Quantity = NOTHING
+    """Load that it wants to spill now."""
+    load: Quantity = NOTHING
+    """Load of all its own callers without cache hits."""
+
+
+def headroom(capacity: Quantity, own_load: Quantity, share: float) -> Quantity:
+    """Return the amount that guests may use: `share` of the capacity, less the load of the own callers."""
+    return capacity * share - own_load
+
+
+def allot(
+    room: Quantity,
+    sources: Mapping[str, Source],
+    unheard: Mapping[str, Quantity],
+    held: Mapping[str, Quantity],
+    *,
+    is_frozen: bool,
+) -> dict[str, Quantity]:
+    """Return the grant of each source out of the headroom `room`.
+
+    `unheard`: last grants of the sources that are not heard. They are floors: kept as far as the headroom allows.
+    `held`: present grants. A frozen region raises none of them.
+    """
+    tokens = _allotted(
+        room.tokens_per_s,
+        {name: (each.wanted.tokens_per_s, each.load.tokens_per_s) for name, each in sources.items()},
+        {name: each.tokens_per_s for name, each in unheard.items()},
+    )
+    blocks = _allotted(
+        room.blocks,
+        {name: (each.wanted.blocks, each.load.blocks) for name, each in sources.items()},
+        {name: each.blocks for name, each in unheard.items()},
+    )
+    grants = {name: Quantity(tokens[name], blocks[name]) for name in tokens}
+    if is_frozen:
+        grants = {name: grant.least(held.get(name, NOTHING)) for name, grant in grants.items()}
+    return grants
+
+
+def split(grant: Quantity, recent: Mapping[str, float]) -> dict[str, Quantity]:
+    """Return the part of each router, in whole tokens/s and blocks. The parts sum to the grant, rounded down.
+
+    `recent`: tokens/s of guests that each router admitted recently. EQUAL_SHARE of the grant is split evenly.
+    """
+    if not recent:
+        return {}
+    used = sum(recent.values())
+    even = 1.0 / len(recent)
+    weights = {
+        router: EQUAL_SHARE * even + (1 - EQUAL_SHARE) * (use / used if used > 0 else even)
+        for router, use in recent.items()
+    }
+    tokens = _apportioned(int(grant.tokens_per_s), weights)
+    blocks = _apportioned(int(grant.blocks), weights)
+    return {router: Quantity(tokens[router], blocks[router]) for router in recent}
+
+
+def _allotted(
+    room: float, sources: Mapping[str, tuple[float, float]], unheard: Mapping[str, float]
+) -> dict[str, float]:
+    floors = sum(unheard.values())
+    part = min(1.0, room / floors) if floors > 0 else 1.0
+    given = {name: floor * part * SHRINK for name, floor in unheard.items()}
+    room = max(0.0, room - floors * part)
+    wants = {name: min(wanted, load) for name, (wanted, load) in sources.items()}
+    first = _filled(room, wants, dict.fromkeys(wants, 1.0))
+    rest = {name: load - first[name] for name, (_, load) in sources.items()}
+    second = _filled(room - sum(first.values()), rest, {name: load for name, (_, load) in sources.items()})
+    given.update({name: (first[name] + second[name]) * SHRINK for name in sources})
+    return given
+
+
+def _filled(room: float, caps: Mapping[str, float], weights: Mapping[str, float]) -> dict[str, float]:
+    """Share `room` in proportion to `weights`, none above its cap; the rest of a full one goes to the others.
+
+    With equal weights that is max-min fairness.
+    """
+    given = dict.fromkeys(caps, 0.0)
+    open_ = sorted(
+        (name for name in caps if caps[name] > 0 and weights[name] > 0),
+        key=lambda name: (caps[name] / weights[name], name),
+    )
+    weight = sum(weights[name] for name in open_)
+    for name in open_:
+        given[name] = max(0.0, min(caps[name], room * weights[name] / weight)) if weight > 0 else 0.0
+        room -= given[name]
+        weight -= weights[name]
+    return given
+
+
+def _apportioned(whole: int, weights: Mapping[str, float]) -> dict[str, int]:
+    """Split a whole number by the method of the largest remainder."""
+    exact = {name: whole * weight for name, weight in weights.items()}
+    parts = {name: int(value) for name, value in exact.items()}
+    left = whole - sum(parts.values())
+    order = sorted(exact, key=lambda name: (parts[name] - exact[name], name))
+    for place in range(abs(left)):
+        parts[order[place % len(order)]] += 1 if left > 0 else -1
+    return parts

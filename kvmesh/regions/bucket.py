@@ -1,0 +1,78 @@
+"""A token bucket that enforces the grant of one source region at one router. Pure.
+
+A prompt of a guest is charged with all its tokens. The router corrects the charge once it knows how many it computes.
+The blocks of a request are taken with its charge, and released at its end.
+
+INVARIANT: between two corrections, charges in any time t sum to at most rate x t + burst + one prompt.
+INVARIANT: a charge never takes blocks beyond the grant. A smaller grant takes no blocks from running requests.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kvmesh.regions.quantity import NOTHING, Quantity
+
+BURST_S: Final = 2.0
+"""The burst is the rate of this time: grants are renewed this often."""
+
+RETRY_BLOCKS_S: Final = 1.0
+"""Retry-After while blocks are short: their release is not foreseen."""
+
+RETRY_MAX_S: Final = 30.0
+"""Longest Retry-After, also of a grant of nothing."""
+
+ROUNDING_TOKENS: Final = 1e-3
+"""Shortage that is an error of rounding: a caller that waited for its Retry-After finds no smaller one."""
+
+
+class GrantBucket:
+    """See the module. `level` is in tokens; a prompt larger than the burst passes a full bucket and leaves a debt."""
+
+    __slots__ = ("blocks_used", "grant", "level", "updated_s")
+
+    def __init__(self, now_s: float) -> None:
+        """The bucket begins empty and without a grant: a restarted router gives no second burst."""
+        self.grant = NOTHING
+        self.level = 0.0
+        self.blocks_used = 0.0
+        self.updated_s = now_s
+
+    @property
+    def burst(self) -> float:
+        """Largest level."""
+        return self.grant.tokens_per_s * BURST_S
+
+    def set_grant(self, grant: Quantity, now_s: float) -> None:
+        """Replace the grant. The level is kept, and cut to the new burst."""
+        self._refill(now_s)
+        self.grant = grant
+        self.level = min(self.level, self.burst)
+
+    def charge(self, tokens: float, blocks: float, now_s: float) -> float | None:
+        """Take `tokens` and `blocks`. Return None, or the seconds after which the caller may retry; then take nothing."""
+        self._refill(now_s)
+        rate = self.grant.tokens_per_s
+        if rate <= 0:
+            return RETRY_MAX_S
+        if self.blocks_used + blocks > self.grant.blocks:
+            return RETRY_BLOCKS_S
+        short = min(tokens, self.burst) - self.level
+        if short > ROUNDING_TOKENS:
+            return min(RETRY_MAX_S, short / rate)
+        self.level -= tokens
+        self.blocks_used += blocks
+        return None
+
+    def correct(self, charged: float, computed: float) -> None:
+        """Replace a charge of `charged` tokens by the `computed` ones."""
+        self.level = min(self.burst, self.level + charged - computed)
+
+    def release(self, blocks: float) -> None:
+        """Give back the blocks of a request that ended."""
+        self.blocks_used = max(0.0, self.blocks_used - blocks)
+
+    def _refill(self, now_s: float) -> None:
+        elapsed_s = max(0.0, now_s - self.updated_s)
+        self.updated_s = max(self.updated_s, now_s)
+        self.level = min(self.burst, self.level + self.grant.tokens_per_s * elapsed_s)
