@@ -1,8 +1,8 @@
-"""The topology of a mesh, from the leases of the own region and the snapshot. Pure."""
+"""The topology of a mesh: the own region from its leases, the others from the snapshot. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from controlplane.xds.checks import is_dialable
@@ -10,6 +10,7 @@ from controlplane.xds.topology import Endpoint, RegionFrontends, Topology
 from kvmesh.membership.member import Member
 from kvmesh.snapshot.availability import Availability, availability_of
 from kvmesh.snapshot.content import Content
+from kvmesh.snapshot.regions import DeclaredState, ObservedState, RegionEntry
 
 FRONTEND = "frontend"
 
@@ -20,19 +21,48 @@ class Found:
 
     topology: Topology
     left_out: tuple[str, ...]
-    """Process ids of frontends with an address that is no IP address, as xDS needs it."""
+    """Names of frontends with an address that is no IP address, as xDS needs it. Those of other regions: REGION/NAME."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Frontend:
+    name: str
+    endpoint: Endpoint
 
 
 def topology_of(mesh: str, own: str, members: Iterable[Member], content: Content) -> Found:
     """Return the topology for `own`, the region of this process. `members`: the leases in the region's Redis."""
-    frontends = [member for member in members if member.role == FRONTEND]
-    endpoints = tuple(
-        Endpoint(member.address, _is_draining(member, content))
-        for member in frontends
-        if is_dialable(member.address)
+    entries = {entry.name: entry for entry in content.regions}
+    entries.setdefault(own, RegionEntry(own))
+    regions, left_out = [], []
+    for name, entry in sorted(entries.items()):
+        found = list(_leased(members, content) if name == own else _told(entry))
+        left_out += [one.name for one in found if not is_dialable(one.endpoint.address)]
+        endpoints = _unique(one.endpoint for one in found if is_dialable(one.endpoint.address))
+        regions.append(_region(entry, endpoints))
+    return Found(Topology(mesh, own, tuple(regions)), tuple(left_out))
+
+
+def _region(entry: RegionEntry, endpoints: tuple[Endpoint, ...]) -> RegionFrontends:
+    """Return a region in its states. A declared drain counts at its end: until then the frontends move what they must."""
+    return RegionFrontends(
+        entry.name,
+        endpoints,
+        is_draining=entry.declared is not DeclaredState.SERVING and entry.weight_percent == 0,
+        is_out=entry.observed is ObservedState.OUT,
+        is_recovering=entry.observed is ObservedState.RECOVERING,
     )
-    left_out = tuple(member.process_id for member in frontends if not is_dialable(member.address))
-    return Found(Topology(mesh, own, (RegionFrontends(own, _unique(endpoints)),)), left_out)
+
+
+def _leased(members: Iterable[Member], content: Content) -> Iterator[_Frontend]:
+    for member in members:
+        if member.role == FRONTEND:
+            yield _Frontend(member.process_id, Endpoint(member.address, _is_draining(member, content)))
+
+
+def _told(entry: RegionEntry) -> Iterator[_Frontend]:
+    for one in entry.frontends:
+        yield _Frontend(f"{entry.name}/{one.process_id}", Endpoint(one.address, one.is_draining))
 
 
 def _is_draining(member: Member, content: Content) -> bool:
@@ -42,7 +72,7 @@ def _is_draining(member: Member, content: Content) -> bool:
     return member.draining or is_aside or availability is not Availability.SERVING
 
 
-def _unique(endpoints: tuple[Endpoint, ...]) -> tuple[Endpoint, ...]:
+def _unique(endpoints: Iterable[Endpoint]) -> tuple[Endpoint, ...]:
     """Return one endpoint per address. A lease that outlives its process says that it drains; its successor does not."""
     found: dict[str, Endpoint] = {}
     for one in endpoints:

@@ -90,11 +90,16 @@ def _cluster(name: str) -> Mapping[str, Any]:
 
 
 def _endpoints(name: str, order: tuple[RegionFrontends, ...]) -> Mapping[str, Any]:
-    """Return one priority per region, without gaps. An address is named once, in the first region that has it."""
+    """Return one priority per region, without gaps. An address is named once, in the first region that has it.
+
+    Callers of a region that recovers stay where they are, as long as another region takes calls.
+    """
+    may_wait = any(region.takes_calls for region in order)
     seen: set[str] = set()
     localities = []
     for priority, region in enumerate(order):
-        found = [] if region.is_out else [one for one in region.endpoints if one.address not in seen]
+        is_empty = region.is_out or (region.is_recovering and priority == 0 and may_wait)
+        found = [one for one in region.endpoints if one.address not in seen and not is_empty]
         unique = {one.address: one for one in reversed(found)}
         seen |= unique.keys()
         localities.append(

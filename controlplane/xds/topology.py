@@ -25,6 +25,14 @@ class RegionFrontends:
     """True if the region is declared to drain: no new calls, while running ones end."""
     is_out: bool = False
     """True if the region is observed to be OUT: it is published without endpoints."""
+    is_recovering: bool = False
+    """True if the region is observed to be RECOVERING. gRPC clients would all return to it at once."""
+
+    @property
+    def takes_calls(self) -> bool:
+        """True if callers of other regions may be sent here."""
+        is_there = any(not one.is_draining for one in self.endpoints)
+        return is_there and not (self.is_draining or self.is_out or self.is_recovering)
 
 
 @dataclass(frozen=True, slots=True)

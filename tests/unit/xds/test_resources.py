@@ -74,11 +74,35 @@ def test_an_address_is_named_once() -> None:
 
 
 def test_each_frontend_of_a_region_that_is_not_out_is_reachable() -> None:
-    """Nothing but regions that are out is left out."""
-    for which, found, _, endpoints in cases():
+    """Left out are regions that are out, and the first one while it recovers and another one takes calls."""
+    for which, found, caller, endpoints in cases():
         named = {address for each in endpoints.endpoints for address in addresses(each)}
-        expected = {one.address for each in found.regions if not each.is_out for one in each.endpoints}
-        assert named == expected, which
+        home, *_ = found.in_order(caller)
+        waits = home.is_recovering and any(each.takes_calls for each in found.regions)
+        there = [each for each in found.regions if not each.is_out and not (waits and each is home)]
+        assert named == {one.address for each in there for one in each.endpoints}, which
+
+
+def test_a_caller_always_has_an_endpoint_where_a_region_has_one() -> None:
+    """A region that recovers is better than none."""
+    for which, found, _, endpoints in cases():
+        named = [one.address for each in found.regions for one in each.endpoints]
+        if len(set(named)) < len(named):
+            continue  # the state of the address in another region may hide it
+        able = [each for each in found.regions if not each.is_out and not each.is_draining]
+        if any(not one.is_draining for each in able for one in each.endpoints):
+            states = {one.health_status for each in endpoints.endpoints for one in each.lb_endpoints}
+            assert HEALTHY in states, which
+
+
+def test_a_region_that_recovers_is_no_first_choice_yet() -> None:
+    """gRPC clients return at once, so that its callers wait until it has recovered. Others may fall back to it."""
+    recovering = RegionFrontends("eu", (Endpoint("10.0.0.1:7000"),), is_recovering=True)
+    found = topology(recovering, region("us", "10.1.0.1:7000"))
+    assert [len(each.lb_endpoints) for each in made(found, "eu").endpoints.endpoints] == [0, 1]
+    assert [len(each.lb_endpoints) for each in made(found, "us").endpoints.endpoints] == [1, 1]
+    alone = topology(recovering, region("us", "10.1.0.1:7000", is_draining=True))
+    assert [len(each.lb_endpoints) for each in made(alone, "eu").endpoints.endpoints] == [1, 1]
 
 
 def test_a_region_that_is_out_keeps_its_priority_without_endpoints() -> None:

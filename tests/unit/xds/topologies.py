@@ -35,7 +35,7 @@ EU_AND_US = topology(
 def random_topology(chance: Random) -> Topology:
     """Return a topology that can be published. Addresses may be in several regions, and frontends and regions aside."""
     names = chance.sample(NAMES, chance.randint(1, len(NAMES)))
-    addresses = [f"10.0.0.{number}:7000" for number in range(1, 13)]
+    addresses = [f"10.0.0.{number}:7000" for number in range(1, chance.choice((13, 250)))]
     regions = tuple(
         RegionFrontends(
             name,
@@ -45,6 +45,7 @@ def random_topology(chance: Random) -> Topology:
             ),
             is_draining=chance.random() < 0.2,
             is_out=chance.random() < 0.2,
+            is_recovering=chance.random() < 0.2,
         )
         for at, name in enumerate(names)
     )
