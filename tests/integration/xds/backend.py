@@ -12,6 +12,7 @@ from typing import Any, Final
 import grpc
 
 from bench import control
+from controlplane.xds.resources import REGION_HEADER
 from kvmesh.server import SERVER_OPTIONS
 from tests.integration.xds.client import SERVICE
 
@@ -31,6 +32,7 @@ class Backend:
             SERVICE,
             {
                 "Name": grpc.unary_unary_rpc_method_handler(self._say),
+                "Region": grpc.unary_unary_rpc_method_handler(self._region),
                 "Stream": grpc.unary_stream_rpc_method_handler(self._stream),
             },
         )
@@ -48,6 +50,11 @@ class Backend:
 
     async def _say(self, request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
         return self._name
+
+    async def _region(self, request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+        """Return the caller's region, as the headers of the call say."""
+        found = dict(context.invocation_metadata() or ()).get(REGION_HEADER, "")
+        return found if isinstance(found, bytes) else found.encode()
 
     async def _stream(
         self, request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]

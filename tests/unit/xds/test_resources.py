@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
+from functools import cache
 from random import Random
 from typing import Any
 
@@ -30,12 +31,15 @@ def addresses(locality: Any) -> list[str]:
     return [f"{each.address}:{each.port_value}" for each in sockets]
 
 
-def cases() -> Iterator[tuple[str, Topology, str, Any]]:
-    """Yield random topologies with the endpoints of each caller region, an unknown one among them."""
-    for seed in SEEDS:
-        found = random_topology(Random(seed))
-        for caller in (*NAMES, ""):
-            yield f"seed={seed}, {caller}", found, caller, made(found, caller).endpoints
+@cache
+def cases() -> Sequence[tuple[str, Topology, str, Any]]:
+    """Return random topologies with the endpoints of each caller region, an unknown one among them."""
+    topologies = [(seed, random_topology(Random(seed))) for seed in SEEDS]
+    return [
+        (f"seed={seed}, {caller}", found, caller, made(found, caller).endpoints)
+        for seed, found in topologies
+        for caller in (*NAMES, "")
+    ]
 
 
 def test_resources_of_any_topology_pass_the_checks() -> None:
