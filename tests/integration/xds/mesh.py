@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from bench.processes import ANY_CORE, Fleet, Process
+from kvmesh.config import ROOT
 from kvmesh.ports import free_ports
 from tests.integration.harness import own_loopback
 
@@ -78,18 +79,8 @@ class Mesh:
         self, *servers: Process, region: str = "eu", options: Mapping[str, int] | None = None
     ) -> Process:
         """Start a client, without waiting for it."""
-        bootstrap = {
-            "xds_servers": [
-                {
-                    "server_uri": server.address,
-                    "channel_creds": [{"type": "insecure"}],
-                    "server_features": ["xds_v3", "ignore_resource_deletion"],
-                }
-                for server in servers
-            ],
-            "node": {"id": "client", "locality": {"region": region}},
-        }
-        return self._start("client", bootstrap=json.dumps(bootstrap), options=json.dumps(options or {}))
+        found = bootstrap([server.address for server in servers], region)
+        return self._start("client", bootstrap=json.dumps(found), options=json.dumps(options or {}))
 
     def _start(self, module: str, **options: object) -> Process:
         self._number += 1
@@ -113,6 +104,17 @@ class Lent:
     eu: Region
     us: Region
     ads: Process
+
+
+def bootstrap(servers: Sequence[str], region: str, authority: str = "") -> dict[str, Any]:
+    """Return the bootstrap of deploy/xds for `servers`. `authority`: the file with that of their certificates."""
+    found: dict[str, Any] = json.loads((ROOT / "deploy" / "xds" / "bootstrap.json").read_text("utf-8"))
+    (one,) = found["xds_servers"]
+    if authority:
+        one["channel_creds"] = [{"type": "tls", "config": {"ca_certificate_file": authority}}]
+    found["xds_servers"] = [{**one, "server_uri": server} for server in servers]
+    found["node"]["locality"]["region"] = region
+    return found
 
 
 def publish(ads: Process, *regions: Mapping[str, Any]) -> None:

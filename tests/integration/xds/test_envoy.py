@@ -1,4 +1,4 @@
-"""A real Envoy with the configuration of deploy/envoy, in an environment of its own."""
+"""A real Envoy with the configuration of deploy/xds, in an environment of its own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.integration.xds.mesh import Lent, publish
 
 VERSION: Final = "1.40.0"
 WITHIN_S: Final = 20.0
-CONFIGURATION: Final = ROOT / "deploy" / "envoy" / "envoy.yaml"
+CONFIGURATION: Final = ROOT / "deploy" / "xds" / "envoy.yaml"
 
 
 @pytest.fixture(scope="session")
@@ -38,7 +38,7 @@ def envoy() -> Path:
 
 
 def configuration(ads: str, port: int) -> dict[str, Any]:
-    """Return the configuration of deploy/envoy with the address of `ads` and a free port for clients."""
+    """Return the configuration of deploy/xds with the address of `ads` and a free port for clients."""
     found: dict[str, Any] = yaml.safe_load(CONFIGURATION.read_text("utf-8"))
     static = found["static_resources"]
     static["listeners"][0]["address"]["socket_address"]["port_value"] = port

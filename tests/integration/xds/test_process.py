@@ -26,6 +26,7 @@ from kvmesh.control.v1 import control_pb2 as pb
 from kvmesh.control.v1 import control_pb2_grpc
 from tests.certificates import Folder
 from tests.integration.harness import own_loopback, until
+from tests.integration.xds.mesh import bootstrap
 
 HEALTHY: Final = 1
 DRAINING: Final = 3
@@ -118,21 +119,12 @@ def scraped(process: Process) -> dict[str, float]:
 def test_a_stock_client_calls_a_frontend_over_tls(started: Started) -> None:
     """The bootstrap names the authority for the xDS server; the channel has it for the frontends."""
     authority = str(started.certificates / "authority.pem")
-    bootstrap = {
-        "xds_servers": [
-            {
-                "server_uri": started.xds.address.replace("127.0.0.1", "localhost"),
-                "channel_creds": [{"type": "tls", "config": {"ca_certificate_file": authority}}],
-                "server_features": ["xds_v3", "ignore_resource_deletion"],
-            }
-        ],
-        "node": {"id": "client", "locality": {"region": "eu"}},
-    }
+    server = started.xds.address.replace("127.0.0.1", "localhost")
     client = started.fleet.module(
         "client",
         "tests.integration.xds.client",
         ANY_CORE,
-        bootstrap=json.dumps(bootstrap),
+        bootstrap=json.dumps(bootstrap([server], "eu", authority)),
         options="{}",
         authority=authority,
     )
