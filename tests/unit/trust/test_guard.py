@@ -6,7 +6,7 @@ import pytest
 
 from kvmesh.control.v1 import control_pb2, shadow_pb2, warm_up_pb2
 from kvmesh.errors import MeshError
-from kvmesh.roles import SERVERS, SERVICES
+from kvmesh.roles import RECEIVERS, SERVERS, SERVICES
 from kvmesh.router.v1 import router_pb2
 from kvmesh.trust.guard import PeerGuard, SameHostGuard, is_on_this_host
 from kvmesh.trust.names import (

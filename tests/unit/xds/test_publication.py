@@ -1,4 +1,4 @@
-"""What is in force: the last good topology, for the callers of each region."""
+"""The topology in force: the last good one, for the callers of each region."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def publication() -> Publication:
 
 
 def test_nothing_is_in_force_before_a_good_topology() -> None:
-    """A region whose frontends are not known yet would get an empty answer."""
+    """Clients wait, because an empty answer would end their calls."""
     made = Publication(schema(), "eu")
     assert not made.offer(topology(region("eu")))
     assert made.of("eu") is None
