@@ -4,7 +4,8 @@
 
 The descriptors come from the package xds-protos, in an environment of its own. In the mesh's environment xds-protos 1.85.0
 would overwrite modules of googleapis-common-protos and of opentelemetry-proto. The files of envoyproxy/data-plane-api,
-cncf/xds, bufbuild/protoc-gen-validate and googleapis are under the Apache License 2.0, those of protobuf under BSD-3-Clause.
+cncf/xds, bufbuild/protoc-gen-validate and googleapis are under the Apache License 2.0. Those of google/protobuf are under
+BSD-3-Clause.
 """
 
 from __future__ import annotations
