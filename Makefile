@@ -20,7 +20,7 @@ CHAOS_ALL = --resume --results .kvmesh/chaos/matrix.jsonl --write docs/measureme
 SOURCES := $(wildcard kvmesh services simulator controlplane engines bench tests tools)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check exactness upgrade bench bench-peers bench-routing bench-routing-full rollouts warmups shadow chaos soak without-control abuse proto docs lock images
+.PHONY: help setup demo test check exactness upgrade bench bench-peers bench-routing bench-routing-full rollouts warmups shadow gameday-link chaos soak without-control abuse proto docs lock images
 
 help:  ## Show the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -83,6 +83,10 @@ warmups: setup  ## Measure the capacity that a restarted engine loses, by way of
 shadow: setup  ## Measure users' latency beside a shadow to a dead target, and try versions on engines that flip tokens; writes docs/measurements (40 minutes)
 	$(BIN)/python -m bench.shadow --write docs/measurements/shadow.md
 	$(BIN)/python -m bench.shadow.trials --write docs/measurements/shadow.md
+
+gameday-link: setup  ## Check the link between regions in containers: delay, loss, cuts one way and both ways (2 minutes)
+	@TAG=dev BASE="$(BASE)" deploy/images/build.sh
+	$(BIN)/python -m pytest -q tests/gameday
 
 chaos: setup  ## Inject every fault into every part; writes docs/measurements (50 minutes); ONLY=prefill:kill SEED=3 runs one; COLD=1: ten faults of cold engines (10 minutes)
 ifneq ($(COLD),)

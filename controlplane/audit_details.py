@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from controlplane.library import Document
+from controlplane.regions.document import RegionOrders
 from controlplane.rollouts.document import RolloutDocument, timestamp
 from controlplane.snapshots.desired import Desired
 
@@ -54,4 +55,13 @@ def _desired(desired: Desired) -> dict[str, str]:
         "shadow": f"{desired.shadow.id} to {desired.shadow.to_pool}"
         if desired.shadow is not None
         else "none",
+        "regions": _regions(desired.regions) or "none",
     }
+
+
+def _regions(orders: RegionOrders) -> str:
+    declared = [f"{name} {each.state.value}" for name, each in sorted(orders.declared.items())]
+    avoided = [
+        f"{name} by hand {'HEALTHY' if each.is_ok else 'OUT'}" for name, each in sorted(orders.avoids.items())
+    ]
+    return " ".join((*declared, *avoided))

@@ -39,6 +39,8 @@ from controlplane.library import Library, StoreRead
 from controlplane.observing import tracks_of
 from controlplane.pools.registry import Registry, is_of
 from controlplane.publishing import Authority, Cause, Publishing
+from controlplane.region_control import RegionControl
+from controlplane.regions.news import News
 from controlplane.rollouts import machine
 from controlplane.rollouts.commands import CommandRefused
 from controlplane.rollouts.document import OBSERVED, RolloutDocument
@@ -58,6 +60,7 @@ from kvmesh.control.v1 import snapshot_pb2 as pb
 from kvmesh.membership.member import Member
 from kvmesh.snapshot.content import Content
 from kvmesh.snapshot.published import NO_NAME, Name, Published, Term
+from kvmesh.snapshot.regions import RegionEntry
 
 TICK_S: Final = 1.0
 """Time between two decisions without an event."""
@@ -113,8 +116,9 @@ class ControlCore:
         golden: Golden,
         judge: Callable[[RolloutDocument, float], Judging] = Judging,
         warming: Warming | None = None,
+        regions: RegionControl | None = None,
     ) -> None:
-        """`warming`: the warm-up of replicas. None: replicas serve at once."""
+        """`warming`: the warm-up of replicas. None: replicas serve at once. `regions`: None in a mesh without regions."""
         self.leadership = Leadership(process_id, boot_id)
         self.receivers = Receivers()
         self.registry = Registry()
@@ -142,6 +146,7 @@ class ControlCore:
             self.publisher, self.library, self.receivers, self._versions, self._emit
         )
         self.warming = warming or idle_warming(wall)
+        self.regions = regions
         self._next_read_s = self._next_tick_s = self._next_step_s = float("-inf")
         self._reads = 0
         """Reads of Redis since the term began. The first may have been under way before."""
@@ -208,7 +213,7 @@ class ControlCore:
     def take_actions(self) -> list[Action]:
         """Return the actions since the last call, in order."""
         actions, self._actions = [*self._actions, *self.warming.take_actions()], []
-        return actions
+        return [*actions, *self.regions.take_actions()] if self.regions is not None else actions
 
     def next_wake_s(self) -> float:
         """Return the time of the next `on_timer`."""
@@ -367,6 +372,31 @@ class ControlCore:
         self.warming.on_result(number, result, now_s)
         self._warm_up(now_s)
 
+    # Regions.
+
+    def on_region_news(self, news: News, now_s: float) -> None:
+        """Take news of another region. A process that does not lead ignores them."""
+        if self.leads and self.regions is not None and self.regions.on_news(news, now_s):
+            self._advance(now_s)
+
+    def _step_regions(self, now_s: float) -> None:
+        """Decide about regions, and write down what peers declared."""
+        regions = self.regions
+        if regions is None or self.leadership.state is not LeaderState.LEADER:
+            return
+        desired = self.library.desired
+        regions.begin_term(self.content, desired.regions, now_s)
+        regions.take_orders(desired.regions, now_s)
+        regions.step(self.registry, self.receivers, self.content, now_s)
+        orders = regions.wanted_orders(desired.regions, self.live_requests(), now_s)
+        if orders != desired.regions and self._writes.is_idle and self.has_redis:
+            self._begin_write(Write(desired.with_regions(orders), is_back=True))
+
+    def live_requests(self) -> int:
+        """Return the open requests of the frontends that report."""
+        reports = [each.report for each in self.receivers if each.is_connected and each.role == "frontend"]
+        return sum(report.live_request_count for report in reports if report is not None)
+
     # Commands.
 
     def command(self, command: Command, now_s: float) -> None:
@@ -403,6 +433,7 @@ class ControlCore:
         self._run_command(now_s)
         self._step_rollout(now_s)
         self._step_shadow(now_s)
+        self._step_regions(now_s)
         self._publish(now_s)
         self._warm_up(now_s)
         if self.leadership.state is LeaderState.LEADER:
@@ -460,6 +491,8 @@ class ControlCore:
         self.receivers.forget_all()
         self.judging, self._was_leader = None, False
         self.warming.forget()
+        if self.regions is not None:
+            self.regions.forget()
         self._early.clear()
         self._drop_write()
         for command in self._commands.clear():
@@ -574,7 +607,16 @@ class ControlCore:
             knows_documents=is_leader,
             knows_running=self._was_leader or self._reads > 0,
         )
-        self._publishing.publish(self.leadership.term, self._ended, authority, now_s, self._wall())
+        self._publishing.publish(
+            self.leadership.term, self._ended, authority, now_s, self._wall(), self._regions(now_s)
+        )
+
+    def _regions(self, now_s: float) -> tuple[RegionEntry, ...]:
+        """Return the regions to publish. Until the takeover is over, those in force."""
+        if self.regions is None:
+            return ()
+        is_leader = self.leadership.state is LeaderState.LEADER
+        return self.regions.entries(now_s) if is_leader and self.regions.is_begun else self.content.regions
 
     # Snapshots of other leaders and of receivers.
 

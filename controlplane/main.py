@@ -6,10 +6,10 @@ import asyncio
 import logging
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from controlplane import options as control_options
 from controlplane import telemetry
@@ -18,6 +18,11 @@ from controlplane.core import ControlCore
 from controlplane.golden_runner import GoldenRunner, golden_sets
 from controlplane.loop import ControlLoop
 from controlplane.operators import Operators
+from controlplane.region_federation import RegionFederation
+from controlplane.region_operators import RegionOperators
+from controlplane.region_parts import peers_of, region_control_of
+from controlplane.region_service import SERVICE_NAME as REGIONS
+from controlplane.region_service import RegionServicer
 from controlplane.rollouts.golden import (
     VOCABULARY_MIN,
     GoldenSet,
@@ -47,7 +52,13 @@ from kvmesh import process
 from kvmesh.attach.dialing import Dialer
 from kvmesh.clock import MonotonicClock, wall_ns
 from kvmesh.config import ConfigError, MeshConfig
-from kvmesh.control.v1 import control_pb2_grpc, shadow_pb2_grpc, snapshot_pb2_grpc, warm_up_pb2_grpc
+from kvmesh.control.v1 import (
+    control_pb2_grpc,
+    region_pb2_grpc,
+    shadow_pb2_grpc,
+    snapshot_pb2_grpc,
+    warm_up_pb2_grpc,
+)
 from kvmesh.membership.address_filter import AddressFilter
 from kvmesh.membership.member import Member
 from kvmesh.membership.membership import Membership
@@ -59,6 +70,7 @@ from kvmesh.request_reader import RequestReader, export_request_reader
 from kvmesh.roles import CONTROL
 from kvmesh.server import MeshServer, ServerLimits
 from kvmesh.service_options import ServiceOptions
+from kvmesh.snapshot.dialing import ControlDialer
 from kvmesh.snapshot.initial import initial_content
 from kvmesh.tasks import end
 from kvmesh.telemetry import tracing_of
@@ -127,11 +139,13 @@ class ControlProcess:
             wall_s,
             self.golden,
             warming=warming_of(config, prompts, sets, wall_s),
+            regions=region_control_of(config, wall_s),
         )
         self.operators = Operators(self.core, wall_s, frozenset(sets))
         networks = Networks(config.trust.networks)
         dialer = self._dialer = Dialer(self.clock, networks)
         dialer.export(self.metrics)
+        self._networks = networks
         self._address_filter = AddressFilter(networks)
         self.metrics.total(
             "refused_members",
@@ -148,7 +162,7 @@ class ControlProcess:
         self.server = MeshServer(
             CONTROL,
             options.process_id,
-            (SNAPSHOTS, CONTROL_PLANE, WARM_UPS, SHADOWS),
+            (SNAPSHOTS, CONTROL_PLANE, WARM_UPS, SHADOWS, REGIONS),
             credentials=self.trust.server_credentials(),
             keepalive_s=KEEPALIVE_S,
             guards=self.trust.guards(),
@@ -231,6 +245,22 @@ class ControlProcess:
         shadow_pb2_grpc.add_ShadowServiceServicer_to_server(
             ShadowServicer(loop, ShadowOperators(self.core, wall_s), self.clock, wall_s), self.server.grpc
         )
+        if (regions := self.core.regions) is not None:
+            operators = RegionOperators(self.core, regions, wall_s)
+            region_pb2_grpc.add_RegionServiceServicer_to_server(
+                RegionServicer(loop, regions, operators, self._reader, self.clock, wall_s), self.server.grpc
+            )
+
+    def _federation(self, loop: ControlLoop) -> Iterable[tuple[str, Coroutine[Any, Any, None]]]:
+        """Return the tasks of the federation. None in a mesh without regions."""
+        if self.core.regions is None:
+            return ()
+        config = self.options.config
+        dial = ControlDialer(self.trust, self.clock, self._networks)
+        federation = RegionFederation(
+            *(loop, self.core.regions, peers_of(config), dial, self.redis, config.mesh.name, self.clock)
+        )
+        return federation.background()
 
     async def _run(self, loop: ControlLoop, metrics_address: str) -> None:
         config = self.options.config
@@ -243,7 +273,11 @@ class ControlProcess:
         async with asyncio.TaskGroup() as tasks:
             running = [
                 tasks.create_task(work, name=name)
-                for name, work in (*loop.background(), ("membership", membership.run()))
+                for name, work in (
+                    *loop.background(),
+                    *self._federation(loop),
+                    ("membership", membership.run()),
+                )
             ]
             try:
                 await self.server.set_serving(True)

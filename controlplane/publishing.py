@@ -15,6 +15,7 @@ from controlplane.library import Library
 from controlplane.rollouts.document import RolloutDocument
 from controlplane.snapshots.publication import (
     is_all_to_stable,
+    only_regions,
     reduced,
     wanted,
     without_rollout,
@@ -24,6 +25,7 @@ from controlplane.snapshots.publisher import Publisher
 from controlplane.snapshots.receivers import Receivers
 from kvmesh.snapshot.content import Content, RolloutState, SnapshotError
 from kvmesh.snapshot.published import NO_NAME, Published, Term
+from kvmesh.snapshot.regions import RegionEntry
 
 LOST_PROMOTION_S: Final = 60.0
 """Time from the publication of a promotion without a document to its end. A process that knows of an undo and was cut off
@@ -76,16 +78,22 @@ class Publishing:
         """Fault of the last content that could not be published."""
 
     def publish(
-        self, term: Term, ended: Mapping[str, str], authority: Authority, now_s: float, wall_s: float
+        self,
+        term: Term,
+        ended: Mapping[str, str],
+        authority: Authority,
+        now_s: float,
+        wall_s: float,
+        regions: tuple[RegionEntry, ...] = (),
     ) -> None:
         """Publish the wanted content if it differs from the one in force, and may be published now.
 
         The first snapshot of a term is published even if it differs in nothing: it fences the last leader. `ended`:
-        rollouts that were taken back, each with a stable pool since then, or nothing.
+        rollouts that were taken back, each with a stable pool since then, or nothing. `regions`: all regions as they are.
         """
         publisher, document = self._publisher, self._library.current
         before = publisher.content
-        content = wanted(before, self._library.desired, document, self._versions, ended)
+        content = wanted(before, self._library.desired, document, self._versions, ended, regions)
         if publisher.is_in_force(content):
             publisher.carry(document)
             is_over = authority.may_go_forward and self._is_lost_promotion(content, document)
@@ -122,10 +130,12 @@ class Publishing:
     def _may_go_back(
         self, before: Content, content: Content, document: RolloutDocument | None, authority: Authority
     ) -> bool:
-        """True if `content` only takes traffic back, by documents that are known."""
+        """True if `content` only takes traffic back, or changes only regions, by documents that are known."""
         is_taken_back = document is not None and document.is_taken_back
         is_quick = is_taken_back or without_shadows(before, content)
         is_known = authority.knows_documents or (is_quick and authority.knows_running)
+        if only_regions(before, content):
+            return authority.knows_documents and self._publisher.latest is not None
         return is_known and self._publisher.latest is not None and is_all_to_stable(before, content)
 
     def _published(self, term: Term, content: Content, wall_s: float) -> Published | None:

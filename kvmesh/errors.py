@@ -55,6 +55,7 @@ TABLE: Final[Mapping[str, grpc.StatusCode]] = {
     "DRAINING": grpc.StatusCode.UNAVAILABLE,
     "NO_ROUTER": grpc.StatusCode.UNAVAILABLE,
     "NO_REPLICA": grpc.StatusCode.UNAVAILABLE,
+    "REGION_UNAVAILABLE": grpc.StatusCode.UNAVAILABLE,
     "STALE_SNAPSHOT": grpc.StatusCode.UNAVAILABLE,
     "RETRY_BUDGET_EXHAUSTED": grpc.StatusCode.UNAVAILABLE,
     "ATTEMPTS_EXHAUSTED": grpc.StatusCode.UNAVAILABLE,

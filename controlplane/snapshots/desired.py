@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from controlplane.regions.document import RegionOrders
 from controlplane.shadow.order import ShadowOrder
 from kvmesh.snapshot.content import ENDED_MAX, Cordon
 
@@ -49,6 +50,9 @@ class Desired(msgspec.Struct, frozen=True, kw_only=True):
     """Rollouts that were taken back, the latest last."""
     shadow: ShadowOrder | None = None
     """The shadow that runs. None: there is none."""
+    regions: RegionOrders = RegionOrders()
+    """Declarations of regions and orders to avoid one. A leader of a release without regions drops them; peers give the
+    declarations back."""
 
     def is_frozen(self, wall_s: float) -> bool:
         """True while no step forward is allowed."""
@@ -80,6 +84,10 @@ class Desired(msgspec.Struct, frozen=True, kw_only=True):
     def with_shadow(self, order: ShadowOrder | None) -> Desired:
         """Return the next revision, with the shadow of `order`, or without a shadow."""
         return msgspec.structs.replace(self, revision=self.revision + 1, shadow=order)
+
+    def with_regions(self, orders: RegionOrders) -> Desired:
+        """Return the next revision, with the orders about regions."""
+        return msgspec.structs.replace(self, revision=self.revision + 1, regions=orders)
 
     def cordoned(self, entry: CordonEntry) -> Desired:
         """Return the document with `entry` in place of the process's earlier ones."""

@@ -12,6 +12,7 @@ from controlplane.rollouts.weights import weights
 from controlplane.shadow.order import shadows_in
 from controlplane.snapshots.desired import Desired
 from kvmesh.snapshot.content import ENDED_MAX, Content, PoolTrack, RolloutState, Track
+from kvmesh.snapshot.regions import RegionEntry
 
 MOVED_MAX_PERCENT: Final = 25
 """Points of traffic that an operator may move at once without force."""
@@ -23,11 +24,13 @@ def wanted(
     document: RolloutDocument | None,
     versions: Mapping[str, str],
     ended: Mapping[str, str] = MappingProxyType({}),
+    regions: tuple[RegionEntry, ...] = (),
 ) -> Content:
     """Return the content to be in force.
 
     `base`: the content in force before. `document`: the running rollout, else the last one. `versions`: model version by
     pool, all known pools. `ended`: further rollouts that were taken back, each with a stable pool since then, or nothing.
+    `regions`: all regions as they are now.
     """
     last = document.id if document is not None else ""
     stable_pool = desired.stable_pool_after(last, base.stable_revision)
@@ -55,6 +58,7 @@ def wanted(
         content,
         shadows=shadows_in(content, None if is_going_back else desired.shadow),
         cordons=desired.content_cordons(),
+        regions=regions,
         ended_rollouts=merged,
         stable_revision=desired.stable_revision if is_followed else base.stable_revision,
     )
@@ -95,6 +99,7 @@ def without_rollout(content: Content, versions: Mapping[str, str]) -> Content:
     return replace(
         after,
         cordons=content.cordons,
+        regions=content.regions,
         ended_rollouts=content.ended_rollouts,
         stable_revision=content.stable_revision,
     )
@@ -118,6 +123,11 @@ def without_shadows(before: Content, after: Content) -> bool:
     return bool(before.shadows) and same_orders(after, replace(before, shadows=()))
 
 
+def only_regions(before: Content, after: Content) -> bool:
+    """True if `after` differs from `before` by its regions alone. They move no traffic of a rollout."""
+    return before.regions != after.regions and same_orders(after, replace(before, regions=after.regions))
+
+
 def reduced(content: Content) -> Content:
     """Return the part of `content` that takes traffic: pools with a track alone. For a content that is too large."""
     pools = tuple(pool for pool in content.pools if pool.track is not Track.IDLE)
@@ -133,7 +143,7 @@ def _orders(content: Content) -> tuple[object, ...]:
     return (
         *(content.pools, content.rollout, content.rollout_state, content.step, content.cordons),
         *(content.only_tenants, content.never_tenants, content.ended_rollouts, content.stable_revision),
-        content.shadows,
+        *(content.shadows, content.regions),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TextIO
 
 import grpc
@@ -47,14 +47,24 @@ async def stream(
     on_response: Callable[[inference.GenerateResponse], None],
     open_channel: OpenChannel = channel,
     key: str = "",
+    regions: Mapping[str, Sequence[str]] | None = None,
+    prefer: str = "",
 ) -> inference.Finished:
     """Send `request` to one of the frontends, give every response to `on_response`, return the last response.
 
     Failover: if the frontend dies, the stream continues at another frontend, and repeated messages are left out.
-    `key`: API key, or empty. Raises RequestFailed.
+    `key`: API key, or empty. `regions`, `prefer`: instead of `addresses`, as for `Client`. Raises RequestFailed.
     """
     try:
-        async with Client(addresses, key=key, retry_policy=RETRY_POLICY, open_channel=open_channel) as client:
+        made = Client(
+            addresses,
+            regions=regions,
+            prefer=prefer,
+            key=key,
+            retry_policy=RETRY_POLICY,
+            open_channel=open_channel,
+        )
+        async with made as client:
             answer = client.send(request, deadline_s=deadline_s)
             started = None
             async with answer:
@@ -70,7 +80,8 @@ async def stream(
             on_response(inference.GenerateResponse(finished=answer.finish))
             return answer.finish
     except GenerateError as error:
-        raise RequestFailed(_sentence(error, addresses), _details_of(error)) from error
+        everywhere = [*addresses, *(each for found in (regions or {}).values() for each in found)]
+        raise RequestFailed(_sentence(error, everywhere), _details_of(error)) from error
     except ConfigError:
         raise  # already one sentence for the operator
     except ValueError as error:
@@ -86,8 +97,13 @@ async def generate(
     out: TextIO = sys.stdout,
     open_channel: OpenChannel = channel,
     key: str = "",
+    regions: Mapping[str, Sequence[str]] | None = None,
+    prefer: str = "",
 ) -> int:
-    """Run one request; write text or JSON lines to `out`, everything else to stderr. Returns the exit status."""
+    """Run one request; write text or JSON lines to `out`, everything else to stderr. Returns the exit status.
+
+    `regions`, `prefer`: see `stream`.
+    """
     console = Console(stderr=True)
     started = inference.Started()
 
@@ -102,7 +118,9 @@ async def generate(
         out.flush()
 
     try:
-        finished = await stream(addresses, request, deadline_s, on_response, open_channel, key)
+        finished = await stream(
+            *(addresses, request, deadline_s, on_response, open_channel, key), regions=regions, prefer=prefer
+        )
     except RequestFailed as failed:
         if as_json:
             out.write(json.dumps({"error": failed.details}, ensure_ascii=False) + "\n")

@@ -157,6 +157,15 @@ def generate(
     address: Annotated[
         str, typer.Option(help="Frontends as host:port, with commas. Default: those of the running mesh.")
     ] = "",
+    regions: Annotated[
+        str,
+        typer.Option(
+            help="Instead of --address, frontends by region: eu=host:port,host:port;us=host:port. With --prefer."
+        ),
+    ] = "",
+    prefer: Annotated[
+        str, typer.Option(help="Home region, one of --regions. The others serve while it is lost.")
+    ] = "",
     authority: Annotated[
         Path | None, typer.Option(help="Use TLS; PEM file of the frontend's certificate authority.")
     ] = None,
@@ -166,6 +175,7 @@ def generate(
     """Send one prompt and stream the answer. An API key is read from $KVMESH_API_KEY."""
     from kvmesh.cli import generate as command
     from kvmesh.cli.dial import Dial, channel_trusting
+    from kvmesh.cli.regions_option import regions_given
     from kvmesh.inference.v1 import inference_pb2 as inference
     from kvmesh.server import channel
 
@@ -194,14 +204,19 @@ def generate(
         request.limits.max_output_tokens = max_output_tokens
     request.options.explain = explain
     settings = settings_given(config)
-    targets, open_channel = address.split(","), channel
+    if regions and address:
+        raise BadOption(f'--regions = "{regions}" and --address = "{address}": one of them is allowed.')
+    if prefer and not regions:
+        raise BadOption(f'--prefer = "{prefer}" needs --regions NAME=HOST:PORT;NAME=HOST:PORT.')
+    by_region = regions_given(regions, prefer) if regions else None
+    targets, open_channel = address.split(",") if address else list[str](), channel
     if authority is not None:
-        if not address:
+        if not (address or regions):
             raise BadOption(
                 f'--authority = "{authority}" needs --address HOST:PORT, a frontend with a certificate signed by it.'
             )
         open_channel = partial(channel_trusting, authority)
-    elif not address:
+    elif not (address or regions):
         mesh = read_mesh(data_dir_of(settings, data_dir))
         targets = mesh.addresses_of("frontend")
         open_channel = partial(Dial(settings_of(mesh)).channel, role="frontend")
@@ -210,6 +225,8 @@ def generate(
         as_json=as_json,
         open_channel=open_channel,
         key=os.environ.get(API_KEY, ""),
+        regions=by_region,
+        prefer=prefer,
     )
     raise typer.Exit(command.run_interruptible(work))
 

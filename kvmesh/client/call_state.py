@@ -15,10 +15,12 @@ the text of these ids, and once finished, with the end of the text.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from kvmesh.client.errors import GenerateError, ProtocolBroken
+from kvmesh.client.errors import GenerateError, ProtocolBroken, error_of
+from kvmesh.client.region_filter import RegionFilter, RegionStep
 from kvmesh.client.retries import GiveUp, Retries, Retry, RetryContext
 from kvmesh.client.retry_policy import RetryPolicy
 from kvmesh.errors import ErrorDetails
@@ -52,7 +54,7 @@ class Chunk:
 class CallState:
     """See the module. `has_own_key`: the client made the idempotency key, so no other request can supersede this one.
 
-    The request may run from `began_s` to `deadline_s`.
+    The request may run from `began_s` to `deadline_s`. `regions`: names of the client's regions.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class CallState:
         *,
         has_own_key: bool,
         began_s: float = 0.0,
+        regions: Iterable[str] = ("",),
     ) -> None:
         self.request = request
         self.deadline_s = deadline_s
@@ -94,11 +97,17 @@ class CallState:
         """Text after the last id. It is final only if the answer ends here, so it is held until `finished`."""
         self._token_refusals = 0
         """Refusals of the resume token in a row."""
+        self._region_filter = RegionFilter(regions)
 
     @property
     def sends(self) -> int:
         """Number of sends of the request."""
         return self._retries.sends
+
+    @property
+    def barred(self) -> frozenset[str]:
+        """Regions in which the request is not sent any more."""
+        return self._region_filter.barred
 
     def is_over(self, now_s: float) -> bool:
         """True if the deadline has passed; before the first token, if the TTFT timeout has passed."""
@@ -144,16 +153,37 @@ class CallState:
     def on_lost(self, what: str, *, has_other: bool, now_s: float, jitter: float) -> Retry | GiveUp:
         """The call broke without a status of the mesh, or its frontend became unresponsive. `jitter` in [0, 1).
 
-        `has_other`: another frontend with a closed circuit is available.
+        `has_other`: the next send goes to another frontend, with a closed circuit.
         """
         return self._retries.on_lost(what, RetryContext(len(self.ids), has_other, now_s, jitter))
 
+    def region_step(self, region: str, details: ErrorDetails, works: Callable[[str], bool]) -> RegionStep:
+        """Return what a status of a frontend in `region` means for the region of the next send; change `barred` with it.
+
+        Call it before `on_error`. `works`: True for a region with a frontend to try.
+        """
+        has_older_token = details.reason in TOKEN_REFUSED and len(self._tokens) > 1
+        if has_older_token or (details.reason == VERSION_GONE and self._may_begin_anew()):
+            return RegionStep.STAY
+        return self._region_filter.on_status(region, details, works)
+
     def on_error(
-        self, details: ErrorDetails, *, has_other: bool, now_s: float, jitter: float
+        self,
+        details: ErrorDetails,
+        *,
+        has_other: bool,
+        now_s: float,
+        jitter: float,
+        step: RegionStep = RegionStep.STAY,
     ) -> Retry | GiveUp:
-        """The call ended with a status other than OK."""
+        """The call ended with a status other than OK. `step`: from `region_step`."""
         context = RetryContext(len(self.ids), has_other, now_s, jitter)
         reason = details.reason
+        if step is RegionStep.FINAL:
+            return GiveUp(error_of(details))
+        if step is RegionStep.MOVE:
+            self._token_refusals += reason in TOKEN_REFUSED
+            return self._retries.on_refused_by_region(details, context)
         if reason in TOKEN_REFUSED and self._may_be_read_elsewhere(reason, has_other=has_other):
             return self._retries.on_changed_request(details, context)
         if reason == VERSION_GONE and self._may_begin_anew():
@@ -198,6 +228,7 @@ class CallState:
         is_resume = bool(self._tokens)
         self._tokens = [*self._tokens[:is_resume], started.resume_token]
         self._token_refusals = 0
+        self._region_filter.on_started()
 
     def _take(self, tokens: pb.Tokens) -> Chunk | None:
         if tokens.resume_token:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Unpack
+from typing import Any, Final, Unpack
 
 import grpc
 
+from kvmesh.client.addresses import by_region
 from kvmesh.client.call_state import CallState
 from kvmesh.client.connections import Connections, RemainingQuota, dial
 from kvmesh.client.generation import GenerationStream
@@ -20,17 +21,23 @@ from kvmesh.inference.v1 import inference_pb2 as pb
 
 DEADLINE_S = 120.0
 
+_HOME: Final = "kvmesh-region"
+"""Metadata key with the home region of the caller."""
+
 
 class Client:
     """Streams tokens from a mesh with several frontends. One client per process is enough. It belongs to one event loop.
 
-    Use it as `async with Client(["10.0.0.4:7000", "10.0.0.5:7000"]) as client`, or call `close`.
+    Use it as `async with Client(["10.0.0.4:7000", "10.0.0.5:7000"]) as client`, or call `close`. With frontends of several
+    regions: `Client(regions={"eu": [...], "us": [...]}, prefer="eu")`.
     """
 
     def __init__(
         self,
-        addresses: Sequence[str],
+        addresses: Sequence[str] = (),
         *,
+        regions: Mapping[str, Sequence[str]] | None = None,
+        prefer: str = "",
         key: str = "",
         tenant: str = "",
         credentials: grpc.ChannelCredentials | None = None,
@@ -41,6 +48,9 @@ class Client:
         """Check the arguments without I/O. Raises ValueError.
 
         `addresses`: frontends as "host:port". Every frontend serves every request.
+        `regions`: instead of `addresses`, the frontends by the name of their region, as in the configuration of the mesh.
+        `prefer`: the home region. New streams go to another region only while all frontends of the home region are lost.
+        The other regions are tried in the order of `regions`.
         `key`: API key. A mesh with tenants needs it, unless the client's certificate names a tenant.
         `tenant`: the tenant that a gateway calls for.
         `credentials`: TLS, made by `grpc.ssl_channel_credentials`. None means plain text.
@@ -50,9 +60,11 @@ class Client:
         """
         self._retry_policy = retry_policy or RetryPolicy()
         connect = open_channel or partial(dial, credentials=credentials, options=channel_options)
-        self._connections = Connections(
-            addresses, self._retry_policy, connect, _credentials_metadata(key, tenant)
-        )
+        metadata = _credentials_metadata(key, tenant)
+        if regions is not None:
+            metadata.append((_HOME, prefer))
+        self._by_region = by_region(addresses, regions, prefer)
+        self._connections = Connections(self._by_region, self._retry_policy, connect, metadata)
 
     def generate(
         self, prompt: str | None = None, *, deadline_s: float = DEADLINE_S, **options: Unpack[Options]
@@ -80,7 +92,12 @@ class Client:
             request = keyed
         now_s = asyncio.get_running_loop().time()
         call_state = CallState(
-            request, self._retry_policy, now_s + deadline_s, has_own_key=has_own_key, began_s=now_s
+            request,
+            self._retry_policy,
+            now_s + deadline_s,
+            has_own_key=has_own_key,
+            began_s=now_s,
+            regions=self._by_region,
         )
         return GenerationStream(self._connections, call_state)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -18,7 +18,7 @@ from typing import Any, Final
 import grpc
 from grpc_health.v1 import health_pb2
 
-from kvmesh.client.frontends import Frontends
+from kvmesh.client.frontends import Cause, Frontends
 from kvmesh.client.retry_policy import RetryPolicy
 from kvmesh.inference.v1 import inference_pb2 as pb
 
@@ -42,7 +42,7 @@ CHANNEL_OPTIONS: Final = (
 
 _GENERATE: Final = "/kvmesh.inference.v1.InferenceService/Generate"
 _HAND_OVER: Final = (("kvmesh-hand-over", "1"),)
-"""Informs a draining frontend that this client can continue at another frontend at once."""
+"""Informs a draining frontend that this client can continue at another frontend of the region at once."""
 _CHECK: Final = "/grpc.health.v1.Health/Check"
 _STATUS_S: Final = 0.02
 """Longest wait for the status after a last message. The status carries the remaining quota."""
@@ -120,14 +120,19 @@ class Connections:
 
     def __init__(
         self,
-        addresses: Sequence[str],
+        addresses: Mapping[str, Sequence[str]],
         retry_policy: RetryPolicy,
         open_channel: Callable[[str], grpc.aio.Channel],
         metadata: Sequence[tuple[str, str]] = (),
     ) -> None:
-        """`metadata`: sent with every request, for example the API key."""
+        """`addresses`: by region, the home region first. `metadata`: sent with every request, for example the API key."""
         self._metadata = tuple(metadata)
-        self.frontends = Frontends(addresses, random.Random())
+        self.frontends = Frontends(
+            addresses,
+            random.Random(),
+            rest_min_s=retry_policy.rest_min_s,
+            rest_max_s=retry_policy.rest_max_s,
+        )
         self._retry_policy = retry_policy
         self._open_channel = open_channel
         self._peers: dict[str, _Peer] = {}
@@ -146,19 +151,19 @@ class Connections:
 
     @asynccontextmanager
     async def stream(
-        self, avoid: str, request: pb.GenerateRequest, timeout_s: float
+        self, avoid: str, request: pb.GenerateRequest, timeout_s: float, barred: Collection[str] = ()
     ) -> AsyncIterator[Stream]:
         """Send `request` to a frontend and yield the stream; the stream is cancelled at the end of the block.
 
-        The frontend `avoid` is chosen only if there is no other.
+        The frontend `avoid` is chosen only if there is no other. Frontends in the regions `barred` are left out.
         """
         if self.is_closed:
             raise RuntimeError("the client is closed")
-        address = self._choose(avoid)
+        address = self._choose(avoid, barred)
         peer = self._peer(address)
         if not peer.streams:
             peer.last_answer_s = self._now_s()
-        metadata = self._metadata + (_HAND_OVER if self.frontends.has_other(address) else ())
+        metadata = self._metadata + (_HAND_OVER if self.frontends.has_sibling(address) else ())
         stream = Stream(address, peer.generate(request, timeout=timeout_s, metadata=metadata))
         self.frontends.on_open(address)
         peer.streams.add(stream)
@@ -179,11 +184,11 @@ class Connections:
         """A message arrived on `stream`."""
         peer = self._peers[stream.address]
         peer.last_answer_s = self._now_s()
-        self.frontends.on_answer(stream.address)
+        self.frontends.on_answer(stream.address, peer.last_answer_s)
 
-    def on_failure(self, stream: Stream) -> None:
+    def on_failure(self, stream: Stream, cause: Cause) -> None:
         """The frontend of `stream` is lost, or refuses requests now."""
-        self.frontends.on_failure(stream.address, self._now_s())
+        self.frontends.on_failure(stream.address, self._now_s(), cause)
 
     async def wait_for_status(self, stream: Stream) -> None:
         """Wait up to _STATUS_S for the status of `stream` after its last message; a task reads a later status."""
@@ -217,10 +222,11 @@ class Connections:
         for peer in self._peers.values():
             await peer.channel.close(None)
 
-    def _choose(self, avoid: str) -> str:
-        for address in self.frontends.to_probe(self._now_s()):
+    def _choose(self, avoid: str, barred: Collection[str]) -> str:
+        now_s = self._now_s()
+        for address in self.frontends.to_probe(now_s):
             self._start_probe(address)
-        return self.frontends.choose(avoid)
+        return self.frontends.choose(now_s, avoid, barred)
 
     def _peer(self, address: str) -> _Peer:
         if address not in self._peers:
@@ -256,17 +262,19 @@ class Connections:
     async def _probe(self, address: str) -> None:
         """Probe a frontend by a health check; any answer proves that the frontend is alive."""
         peer, asked_s = self._peer(address), self._now_s()
-        peer.is_probing = True
+        peer.is_probing, is_serving = True, False
         try:
-            await peer.check(health_pb2.HealthCheckRequest(), timeout=self._retry_policy.probe_timeout_s)
-            is_alive = True
+            answer = await peer.check(
+                health_pb2.HealthCheckRequest(), timeout=self._retry_policy.probe_timeout_s
+            )
+            is_alive, is_serving = True, answer.status == health_pb2.HealthCheckResponse.SERVING
         except grpc.aio.AioRpcError as error:
             is_alive = error.code() not in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
         finally:
             peer.is_probing = False
         if is_alive:
             peer.last_answer_s = self._now_s()
-            self.frontends.on_answer(address)
+            self.frontends.on_probe(address, peer.last_answer_s, is_serving=is_serving)
         elif self._own_stall_s < asked_s and peer.last_answer_s < asked_s:
             self.frontends.on_failure(address, self._now_s())
             for stream in peer.streams:

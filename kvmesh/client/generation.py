@@ -14,7 +14,8 @@ import grpc
 from kvmesh.client.call_state import CallState, Chunk
 from kvmesh.client.connections import Connections, Stream
 from kvmesh.client.errors import GenerateError
-from kvmesh.client.retries import GiveUp, Retry, is_frontends_fault
+from kvmesh.client.frontends import Cause
+from kvmesh.client.retries import GiveUp, Retry, frontends_fault
 from kvmesh.errors import from_rpc_error
 from kvmesh.inference.v1 import inference_pb2 as pb
 
@@ -108,7 +109,7 @@ class GenerationStream:
             remaining_s = call_state.deadline_s - now_s
             request = call_state.outgoing(now_s)
             next_step: Retry | GiveUp | None = None
-            async with self._connections.stream(avoid, request, remaining_s) as stream:
+            async with self._connections.stream(avoid, request, remaining_s, call_state.barred) as stream:
                 try:
                     async with aclosing(self._follow(stream)) as chunks:
                         async for chunk in chunks:
@@ -155,18 +156,23 @@ class GenerationStream:
 
     def _decide(self, stream: Stream, error: _Lost | grpc.aio.AioRpcError) -> Retry | GiveUp:
         call_state, connections, now_s = self._call_state, self._connections, self._now_s()
+        frontends = connections.frontends
         if isinstance(error, _Lost):
-            connections.on_failure(stream)
-            has_other = connections.frontends.has_other(stream.address)
+            connections.on_failure(stream, Cause.LOST)
+            has_other = frontends.has_other(stream.address, call_state.barred)
             return call_state.on_lost(str(error), has_other=has_other, now_s=now_s, jitter=random.random())
         details = from_rpc_error(error)
         connections.take_trailers(details.trailers.items())
         if details.code is grpc.StatusCode.DEADLINE_EXCEEDED and not details.reason:
             return GiveUp(call_state.deadline_error())
-        if is_frontends_fault(details):
-            connections.on_failure(stream)
-        has_other = connections.frontends.has_other(stream.address)
-        return call_state.on_error(details, has_other=has_other, now_s=now_s, jitter=random.random())
+        cause = frontends_fault(details)
+        if cause is not None:
+            connections.on_failure(stream, cause)
+        step = call_state.region_step(frontends.region_of(stream.address), details, frontends.regions.works)
+        has_other = frontends.has_other(stream.address, call_state.barred)
+        return call_state.on_error(
+            details, has_other=has_other, now_s=now_s, jitter=random.random(), step=step
+        )
 
     def _now_s(self) -> float:
         return asyncio.get_running_loop().time()

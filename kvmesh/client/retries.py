@@ -1,5 +1,7 @@
 """Retry state of one request: decides whether a failed call is sent again, and after which backoff. Pure.
 
+All sends of a request draw on these counts, whichever frontends and regions they go to: a request has one retry budget.
+
 New tokens are progress, and they reset the counts of consecutive sends and refusals. The mesh keeps the execution of a
 request that has tokens. Such a request therefore waits longer for a full mesh than one without tokens.
 """
@@ -10,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvmesh.client.errors import DeadlinePassed, GenerateError, MeshFull, MeshUnavailable, error_of
+from kvmesh.client.frontends import Cause
 from kvmesh.client.retry_policy import RetryPolicy
 from kvmesh.errors import ErrorDetails
 
@@ -56,15 +59,19 @@ class RetryContext:
     token_count: int
     """Tokens received so far."""
     has_other: bool
-    """True if another frontend has a closed circuit."""
+    """True if the next send goes to another frontend, with a closed circuit."""
     now_s: float
     jitter: float
     """In [0, 1)."""
 
 
-def is_frontends_fault(details: ErrorDetails) -> bool:
-    """True if a status means that its frontend is lost or refuses requests now."""
-    return details.reason in FRONTEND_REASONS or _is_lost(details)
+def frontends_fault(details: ErrorDetails) -> Cause | None:
+    """Return the cause if a status means that its frontend is lost or refuses requests now; None otherwise."""
+    if details.reason in FRONTEND_REASONS:
+        return Cause.DRAINING if details.reason == "DRAINING" else Cause.FULL
+    if not _is_lost(details):
+        return None
+    return Cause.LOST if details.code.name == "UNAVAILABLE" else Cause.BROKEN
 
 
 class Retries:
@@ -153,6 +160,12 @@ class Retries:
         self._progress(context)
         self._superseded = 0
         return self._retry(error_of(details), context, self._backoff_s(context, at_once=not self._streak))
+
+    def on_refused_by_region(self, details: ErrorDetails, context: RetryContext) -> Retry | GiveUp:
+        """A whole region refused the request; the next send goes to another region."""
+        self._progress(context)
+        self._superseded = 0
+        return self._retry(error_of(details), context, self._backoff_s(context, at_once=context.has_other))
 
     def _over(self, error: DeadlinePassed, details: ErrorDetails, context: RetryContext) -> DeadlinePassed:
         """Return the caller's error for a deadline status of a frontend, which knows only the time of its own call."""

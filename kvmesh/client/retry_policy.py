@@ -26,16 +26,26 @@ class RetryPolicy:
     backoff_min_s: float = 0.05
     backoff_max_s: float = 2.0
 
+    rest_min_s: float = 10.0
+    """With regions: a lost region gets new streams again after it has worked for this long, and up to half longer."""
+    rest_max_s: float = 300.0
+    """The rest doubles up to this limit if the region is lost again within ten rests after its return."""
+
     def __post_init__(self) -> None:
-        for name, low in (("probe_after_s", 0.05), ("probe_timeout_s", 0.05), ("backoff_min_s", 0.001)):
+        for name, low in (
+            ("probe_after_s", 0.05),
+            ("probe_timeout_s", 0.05),
+            ("backoff_min_s", 0.001),
+            ("rest_min_s", 0.0),
+        ):
             if not getattr(self, name) >= low:
                 raise ValueError(f"{name} is {getattr(self, name)}: {low:g} s or more is allowed")
         if not self.retry_after_max_s >= 0:
             raise ValueError(f"retry_after_max_s is {self.retry_after_max_s}: 0 s or more is allowed")
-        if not self.backoff_max_s >= self.backoff_min_s:
-            raise ValueError(
-                f"backoff_max_s is {self.backoff_max_s}: {self.backoff_min_s:g} s or more is allowed"
-            )
+        for name in ("backoff", "rest"):
+            low, high = getattr(self, f"{name}_min_s"), getattr(self, f"{name}_max_s")
+            if not high >= low:
+                raise ValueError(f"{name}_max_s is {high}: {low:g} s or more is allowed")
         for name in ("sends_max", "refusals_max"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}: 1 or more is allowed")

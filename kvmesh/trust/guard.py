@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -79,6 +79,10 @@ class PeerGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generi
 class SameHostGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
     """Refuses calls that change the mesh with PEER_REFUSED, unless they come from this host. For a mesh without [trust]."""
 
+    def __init__(self, open_to_all: Collection[str] = ()) -> None:
+        """`open_to_all`: methods that every host may call."""
+        self._open_to_all = frozenset(open_to_all)
+
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
@@ -97,7 +101,7 @@ class SameHostGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # ge
 
     def check(self, method: str, peer: str) -> None:
         """Raise MeshError PEER_REFUSED if `method` changes the mesh and `peer`, a name of gRPC, is another host."""
-        if not is_change(method) or is_on_this_host(peer):
+        if method in self._open_to_all or not is_change(method) or is_on_this_host(peer):
             return
         host = _host(peer)
         log.warning("peer refused: it is not on this host", extra={"peer": peer, "method": method})

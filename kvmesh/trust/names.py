@@ -23,6 +23,8 @@ HOT_PREFIXES: Final = "/kvmesh.router.v1.RouterService/ListHotPrefixes"
 CONTROL_PLANE: Final = "/kvmesh.control.v1.ControlPlaneService/"
 WARM_UPS: Final = "/kvmesh.control.v1.WarmUpService/"
 SHADOWS: Final = "/kvmesh.control.v1.ShadowService/"
+REGIONS: Final = "/kvmesh.control.v1.RegionService/"
+FEDERATE: Final = f"{REGIONS}Federate"
 
 MAY_ATTACH: Final[Mapping[str, tuple[str, ...]]] = {
     "router": ("frontend",),
@@ -47,6 +49,7 @@ CONTROL_READS: Final = frozenset(
         "ListProfiles",
         "ListPrefixes",
         "GetShadow",
+        "ListRegions",
     }
 )
 """Calls of the control plane that change nothing. Every other one of its services for operators counts as a change."""
@@ -69,7 +72,7 @@ def names_of(role: str, mesh: str) -> tuple[str, ...]:
 def is_change(method: str) -> bool:
     """True if `method`, the full name of a call, changes the mesh through the control plane."""
     service, name = method[: method.rfind("/") + 1], method[method.rfind("/") + 1 :]
-    return service in (CONTROL_PLANE, WARM_UPS, SHADOWS) and name not in CONTROL_READS
+    return service in (CONTROL_PLANE, WARM_UPS, SHADOWS, REGIONS) and name not in CONTROL_READS
 
 
 def callers_of(role: str, method: str) -> tuple[str, ...]:
@@ -78,6 +81,8 @@ def callers_of(role: str, method: str) -> tuple[str, ...]:
         return MAY_ATTACH.get(role, ())
     if method == WATCH:
         return RECEIVERS
+    if method == FEDERATE:  # its news have the secrets of resume tokens
+        return (CONTROL,)
     if method == HOT_PREFIXES:  # its answer has tokens of users
         return (CONTROL,)
     return MAY_CHANGE if is_change(method) else CERTIFICATE_ROLES

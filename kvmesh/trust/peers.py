@@ -15,7 +15,7 @@ from kvmesh.server import channel
 from kvmesh.trust.diagnosis import explain
 from kvmesh.trust.guard import PeerGuard, SameHostGuard
 from kvmesh.trust.material import CertificateReloader, Files, Material
-from kvmesh.trust.names import name_of
+from kvmesh.trust.names import FEDERATE, name_of
 from kvmesh.trust.server_credentials import ServerMaterial, reloading_credentials
 
 log = logging.getLogger(__name__)
@@ -37,6 +37,7 @@ class Trust:
         """Read the files. Raises ConfigError with one sentence if files are missing or do not match."""
         self._role = role
         self._mesh = config.mesh.name
+        self._is_insecure = config.region.insecure
         section = config.trust
         self._reloader: CertificateReloader | None = None
         if section.certificate:
@@ -96,7 +97,8 @@ class Trust:
         """Return the interceptors of the process's server."""
         if self.is_on:
             return (PeerGuard(self._role, self._mesh),)
-        return (SameHostGuard(),) if self._role == CONTROL else ()
+        federates = (FEDERATE,) if self._is_insecure else ()
+        return (SameHostGuard(federates),) if self._role == CONTROL else ()
 
     def expires_s(self) -> float:
         """Return the Unix time at which the certificate in use ends; 0 without one."""

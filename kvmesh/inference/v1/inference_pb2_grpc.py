@@ -66,6 +66,9 @@ class InferenceServiceServicer:
         unchanged with its `idempotency_key`. Every token is charged exactly once. A client that sends the metadata
         `kvmesh-hand-over` is sent elsewhere at once when its frontend shuts down (graceful shutdown). Other clients keep
         their stream as long as the shutdown waits.
+        7. A client with frontends of several regions sends the metadata `kvmesh-region` with the name of its home region,
+        wherever it sends the request. UNAVAILABLE with reason REGION_UNAVAILABLE: another region may serve the request.
+        With `regions` in ErrorInfo.metadata only the regions named there may.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

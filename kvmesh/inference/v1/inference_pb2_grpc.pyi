@@ -53,6 +53,9 @@ class InferenceServiceStub:
        unchanged with its `idempotency_key`. Every token is charged exactly once. A client that sends the metadata
        `kvmesh-hand-over` is sent elsewhere at once when its frontend shuts down (graceful shutdown). Other clients keep
        their stream as long as the shutdown waits.
+    7. A client with frontends of several regions sends the metadata `kvmesh-region` with the name of its home region,
+       wherever it sends the request. UNAVAILABLE with reason REGION_UNAVAILABLE: another region may serve the request.
+       With `regions` in ErrorInfo.metadata only the regions named there may.
     """
 
 @_typing.type_check_only
@@ -80,6 +83,9 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
        unchanged with its `idempotency_key`. Every token is charged exactly once. A client that sends the metadata
        `kvmesh-hand-over` is sent elsewhere at once when its frontend shuts down (graceful shutdown). Other clients keep
        their stream as long as the shutdown waits.
+    7. A client with frontends of several regions sends the metadata `kvmesh-region` with the name of its home region,
+       wherever it sends the request. UNAVAILABLE with reason REGION_UNAVAILABLE: another region may serve the request.
+       With `regions` in ErrorInfo.metadata only the regions named there may.
     """
 
 class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -110,6 +116,9 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
            unchanged with its `idempotency_key`. Every token is charged exactly once. A client that sends the metadata
            `kvmesh-hand-over` is sent elsewhere at once when its frontend shuts down (graceful shutdown). Other clients keep
            their stream as long as the shutdown waits.
+        7. A client with frontends of several regions sends the metadata `kvmesh-region` with the name of its home region,
+           wherever it sends the request. UNAVAILABLE with reason REGION_UNAVAILABLE: another region may serve the request.
+           With `regions` in ErrorInfo.metadata only the regions named there may.
         """
 
 def add_InferenceServiceServicer_to_server(servicer: InferenceServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -202,5 +202,6 @@ _TEXTS: Final = {
     "DRAINING": "the mesh is shutting down",
     "NO_ROUTER": "no router is reachable",
     "NO_REPLICA": "no replica serves the model now",
+    "REGION_UNAVAILABLE": "the regions that may serve the request cannot serve it now",
     "STALE_SNAPSHOT": "the model version is not served any more",
 }

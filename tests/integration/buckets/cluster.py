@@ -99,7 +99,7 @@ def running() -> Iterator[Cluster]:
         client = stack.enter_context(daemon.connected())
         ownership.sweep(client)
         stack.callback(ownership.remove, client, run)
-        subnet = private_network(client, run, labels)
+        subnet = private_network(client, run, labels).subnet
         hosts = [str(subnet[10 + index]) for index in range(NODES)]
         parts = [
             ContainerPart(

@@ -21,19 +21,22 @@ IDS = list(range(10, 20))
 
 
 class ScriptedFrontend(inference_pb2_grpc.InferenceServiceServicer, health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # it has no types
-    """Runs `script(request, self, context)` for every request; `requests` has all requests received."""
+    """Runs `script(request, self, context)` for every request; `requests` and `metadata` have all that were received."""
 
     def __init__(self, script: Script) -> None:
         self.script = script
         self.requests: list[pb.GenerateRequest] = []
+        self.metadata: list[dict[str, Any]] = []
         self.checks = 0
         self.cancelled = 0
         self.is_hung = False
+        self.is_draining = False
         self.address = ""
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> None:  # type: ignore[override]  # the sync API's
         """Run the script."""
         self.requests.append(request)
+        self.metadata.append(dict(context.invocation_metadata()))
         try:
             await self.script(request, self, context)
         except asyncio.CancelledError:
@@ -41,11 +44,12 @@ class ScriptedFrontend(inference_pb2_grpc.InferenceServiceServicer, health_pb2_g
             raise
 
     async def Check(self, request: Any, context: Any) -> health_pb2.HealthCheckResponse:
-        """Answer unless the loop hangs."""
+        """Answer unless the loop hangs: SERVING, or NOT_SERVING while the frontend drains."""
         self.checks += 1
         while self.is_hung:
             await asyncio.sleep(0.01)
-        return health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
+        states = health_pb2.HealthCheckResponse
+        return states(status=states.NOT_SERVING if self.is_draining else states.SERVING)
 
 
 @asynccontextmanager

@@ -7,10 +7,10 @@ import sys
 
 from kvmesh.child import bound_command
 from kvmesh.config import ROOT
-from tests.integration.client.scripted_frontend import scripted, well
+from tests.integration.client.scripted_frontend import IDS, scripted, well
 from tests.samples import samples
 
-FIRST, CONVERSATION = (sample for sample in samples("python") if sample.page == "docs/client.md")
+FIRST, CONVERSATION, REGIONS = (sample for sample in samples("python") if sample.page == "docs/client.md")
 
 
 async def shown(program: str, *frontends: str) -> str:
@@ -31,6 +31,14 @@ async def test_the_example_of_the_page_runs() -> None:
     async with scripted(well) as one, scripted(well) as other:
         out = await shown(FIRST.text, one.address, other.address)
     assert out == f"{'x' * 10}\n10 tokens, 0 resumes\n"
+
+
+async def test_the_regions_of_the_page_are_home_and_another_one() -> None:
+    """The program asks the frontends of its home region."""
+    async with scripted(well) as home, scripted(well) as other:
+        out = await shown(REGIONS.text, home.address, other.address)
+    assert out == f"{len(IDS)} tokens from region \n"
+    assert home.requests and not other.requests
 
 
 async def test_the_conversation_of_the_page_sends_all_messages_again() -> None:

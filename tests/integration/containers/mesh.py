@@ -1,4 +1,4 @@
-"""A whole mesh in containers, each part with an address of its own on a private network."""
+"""A whole mesh in containers, each part with an address of its own on one network."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kvmesh.config import MeshConfig, describe
 from kvmesh.roles import CONFIG_PATH
 from tests.integration.containers import daemon, ownership
 from tests.integration.containers.clocks import Clock
-from tests.integration.containers.network import private_network
+from tests.integration.containers.network import Network, private_network
 from tests.integration.containers.part import ContainerPart, Recipe
 from tests.integration.containers.plan import Planned, planned
 from tests.integration.containers.reaper import Reaper
@@ -65,10 +65,16 @@ class ContainerMesh(LiveMesh[ContainerPart]):
     All containers and networks carry their run's label. If this process dies, another process removes them.
     """
 
-    def __init__(self, config: MeshConfig, folder: Path, options: Options | None = None) -> None:
-        """Make the private network and plan the parts; none runs yet. `folder` takes logs and the config
-        file.
+    def __init__(
+        self,
+        config: MeshConfig,
+        folder: Path,
+        options: Options | None = None,
+        network: Network | None = None,
+    ) -> None:
+        """Plan the parts; none runs yet. `folder` takes logs and the config file.
 
+        `network`: the network of the parts, which its maker removes after `stop`. Absent: a private one of the mesh.
         Raises docker's DockerException if no Docker engine answers.
         """
         self.options = options or Options()
@@ -84,11 +90,11 @@ class ContainerMesh(LiveMesh[ContainerPart]):
         try:
             with daemon.connected() as client:
                 ownership.sweep(client)
-                self._subnet = subnet = private_network(client, self.run, self.labels)
+                self.network = network or private_network(client, self.run, self.labels)
             self._config_file = folder / "kvmesh.toml"
             self._config_file.write_text(describe(config))
             self._config_file.chmod(0o644)
-            for plan in planned(config, subnet, self.options.images):
+            for plan in planned(config, self.network.subnet, self.options.images):
                 self.parts[plan.name] = self._part(plan)
         except BaseException:
             self._remove()
@@ -104,7 +110,9 @@ class ContainerMesh(LiveMesh[ContainerPart]):
             clock = self.clocks[plan.name] = Clock(self.folder / "clocks" / plan.name)
             mounts |= clock.mounts
             env |= clock.env
-        recipe = Recipe(plan.image, [*plan.command, *more], self.run, plan.ip, self.labels, mounts, env)
+        recipe = Recipe(
+            plan.image, [*plan.command, *more], self.network.name, plan.ip, self.labels, mounts, env
+        )
         return ContainerPart(plan.name, f"{self.run}-{plan.name}", plan.address, recipe, self._threads)
 
     def second(self, name: str) -> ContainerPart:
@@ -114,7 +122,7 @@ class ContainerMesh(LiveMesh[ContainerPart]):
         time.
         """
         part = self.parts[name]
-        ip = str(self._subnet[_SECOND_HOST + list(self.parts).index(name)])
+        ip = str(self.network.subnet[_SECOND_HOST + list(self.parts).index(name)])
         address = f"{ip}:{part.address.rpartition(':')[2]}"
         command = [address if word == part.address else word for word in part.recipe.command]
         recipe = replace(part.recipe, command=command, ip=ip)
@@ -175,7 +183,7 @@ class ContainerMesh(LiveMesh[ContainerPart]):
         }
 
     async def stop(self) -> None:
-        """Write every log to `folder` and remove all containers and the network."""
+        """Write every log to `folder` and remove all containers, and the network if it is the mesh's own."""
         await self.close_channels()
         await asyncio.get_running_loop().run_in_executor(None, self._save_logs)
         await asyncio.get_running_loop().run_in_executor(None, self._remove)

@@ -16,7 +16,7 @@ from testcontainers.core.container import DockerContainer
 END_S_MAX: Final = 45.0
 """A service drains for at most 30 s."""
 
-_API: Final = "1.41"  # of Docker 20.10; supported by newer versions, too
+DOCKER_API: Final = "1.41"  # of Docker 20.10; supported by newer versions, too
 T = TypeVar("T")
 
 
@@ -147,7 +147,7 @@ class ContainerPart:
         return container.with_kwargs(
             network=recipe.network,
             networking_config={
-                recipe.network: EndpointConfig(_API, ipv4_address=recipe.ip, aliases=[self.name])
+                recipe.network: EndpointConfig(DOCKER_API, ipv4_address=recipe.ip, aliases=[self.name])
             },
             labels=dict(recipe.labels),
             hostname=self.name,

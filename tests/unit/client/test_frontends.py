@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from kvmesh.client.addresses import NO_REGION, by_region
 from kvmesh.client.frontends import OPEN_MAX_S, Frontends
 
 ADDRESSES = ("a:1", "b:2", "c:3")
@@ -13,7 +14,7 @@ ADDRESSES = ("a:1", "b:2", "c:3")
 
 def frontends(seed: int = 1) -> Frontends:
     """Return three frontends."""
-    return Frontends(ADDRESSES, random.Random(seed))
+    return Frontends({NO_REGION: ADDRESSES}, random.Random(seed))
 
 
 def test_streams_are_balanced() -> None:
@@ -21,7 +22,7 @@ def test_streams_are_balanced() -> None:
     choice = frontends()
     counts = dict.fromkeys(ADDRESSES, 0)
     for _ in range(30):
-        address = choice.choose()
+        address = choice.choose(0.0)
         choice.on_open(address)
         counts[address] += 1
     assert set(counts.values()) == {10}
@@ -31,15 +32,15 @@ def test_a_failed_frontend_opens_its_circuit_until_a_probe_is_answered() -> None
     """No stream goes there before a probe was answered."""
     choice = frontends()
     choice.on_failure("a:1", 0.0)
-    assert {choice.choose() for _ in range(50)} == {"b:2", "c:3"}
+    assert {choice.choose(0.0) for _ in range(50)} == {"b:2", "c:3"}
     assert choice.to_probe(0.1) == []
     assert choice.to_probe(1.0) == ["a:1"]
     assert choice.to_probe(1.0) == [], "one probe at a time"
     choice.on_failure("a:1", 1.0)
     assert choice.to_probe(1.2) == [], "the second backoff is longer"
     assert choice.to_probe(2.0) == ["a:1"]
-    choice.on_answer("a:1")
-    assert {choice.choose() for _ in range(50)} == set(ADDRESSES)
+    choice.on_answer("a:1", 2.0)
+    assert {choice.choose(2.0) for _ in range(50)} == set(ADDRESSES)
 
 
 def test_if_all_circuits_are_open_the_longest_open_one_is_chosen() -> None:
@@ -47,9 +48,9 @@ def test_if_all_circuits_are_open_the_longest_open_one_is_chosen() -> None:
     choice = frontends()
     for at, address in enumerate(ADDRESSES):
         choice.on_failure(address, 10.0 * at)
-    assert choice.choose() == "a:1"
-    assert choice.choose(avoid="a:1") == "b:2"
-    assert Frontends(["a:1"], random.Random(1)).choose(avoid="a:1") == "a:1"
+    assert choice.choose(30.0) == "a:1"
+    assert choice.choose(30.0, avoid="a:1") == "b:2"
+    assert Frontends({NO_REGION: ["a:1"]}, random.Random(1)).choose(0.0, avoid="a:1") == "a:1"
 
 
 def test_simultaneous_failures_of_streams_count_as_one() -> None:
@@ -76,11 +77,11 @@ def test_random_histories_keep_the_invariants(seed: int) -> None:
                 failed[address] = now_s
                 probed.discard(address)
             case 1:
-                choice.on_answer(address)
+                choice.on_answer(address, now_s)
                 failed.pop(address, None)
                 probed.discard(address)
             case 2:
-                found = choice.choose()
+                found = choice.choose(now_s)
                 assert found not in failed or len(failed) == len(ADDRESSES)
                 choice.on_open(found)
                 streams[found] += 1
@@ -103,4 +104,4 @@ def test_random_histories_keep_the_invariants(seed: int) -> None:
 def test_an_invalid_address_is_refused(addresses: list[str]) -> None:
     """The constructor raises, and sends nothing."""
     with pytest.raises(ValueError, match=r"is (needed|allowed)"):
-        Frontends(addresses, random.Random(1))
+        by_region(addresses)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvmesh.control.v1 import control_pb2, shadow_pb2, warm_up_pb2
+from kvmesh.control.v1 import control_pb2, region_pb2, shadow_pb2, warm_up_pb2
 from kvmesh.errors import MeshError
 from kvmesh.roles import RECEIVERS, SERVERS, SERVICES
 from kvmesh.router.v1 import router_pb2
@@ -14,7 +14,9 @@ from kvmesh.trust.names import (
     CERTIFICATE_ROLES,
     CONTROL_PLANE,
     CONTROL_READS,
+    FEDERATE,
     HOT_PREFIXES,
+    REGIONS,
     SHADOWS,
     WARM_UPS,
     WATCH,
@@ -34,9 +36,10 @@ METHODS = {
         (CONTROL_PLANE, control_pb2.DESCRIPTOR.services_by_name["ControlPlaneService"]),
         (SHADOWS, shadow_pb2.DESCRIPTOR.services_by_name["ShadowService"]),
         (WARM_UPS, warm_up_pb2.DESCRIPTOR.services_by_name["WarmUpService"]),
+        (REGIONS, region_pb2.DESCRIPTOR.services_by_name["RegionService"]),
     )
     for method in service.methods
-}
+} - {FEDERATE}
 READS = {method for method in METHODS if method.rpartition("/")[2] in CONTROL_READS}
 
 
@@ -86,6 +89,18 @@ def test_prompts_of_users_are_for_the_control_plane_alone() -> None:
     assert allowed == {"control"}
 
 
+def test_only_control_planes_federate() -> None:
+    """News have the secrets of resume tokens, so an operator may not read them either."""
+    allowed = {caller for caller in CERTIFICATE_ROLES if may_call(caller, FEDERATE)}
+    assert allowed == {"control"}
+    with pytest.raises(MeshError):
+        SameHostGuard().check(FEDERATE, "ipv4:192.0.2.7:4711")
+    insecure = SameHostGuard((FEDERATE,))
+    insecure.check(FEDERATE, "ipv4:192.0.2.7:4711")
+    with pytest.raises(MeshError):
+        insecure.check(f"{REGIONS}DrainRegion", "ipv4:192.0.2.7:4711")
+
+
 def _is_refused(guard: PeerGuard, method: str, names: tuple[str, ...]) -> bool:
     try:
         guard.check(method, names, "peer")
@@ -101,6 +116,7 @@ def test_every_call_of_the_control_plane_has_a_rule() -> None:
         *("CordonReplica", "UncordonReplica", "StartRollout", "ChangeRollout", "RevertSnapshot", "Freeze"),
         *("StartShadow", "StopShadow"),
         *("QuarantineProfile", "AddPrefix", "DeletePrefix"),
+        *("DrainRegion", "RestoreRegion", "AvoidRegion"),
     }
     assert is_change(CONTROL_PLANE + "EraseEverything") and not is_change(HEALTH)
 

@@ -1,9 +1,10 @@
 """Holds every packet queued by iptables for a fixed time, in order: tc netem for kernels without it.
 
-Runs inside a sidecar of a part, as `python3 -m sidecar_programs.delay SECONDS`. Needs CAP_NET_ADMIN,
-CAP_NET_RAW and no installed packages. Prints "ready" when it is bound.
+Runs inside a sidecar of a part, as `python3 -m sidecar_programs.delay SECONDS`, or inside a link, as
+`python3 -m sidecar_programs.delay SECONDS QUEUE` for forwarded packets. Needs CAP_NET_ADMIN, CAP_NET_RAW and
+no installed packages. Prints "ready" when it is bound.
 
-Inbound packets stay in the kernel meanwhile. The kernel reports their numbers, which rise by one
+Inbound and forwarded packets stay in the kernel meanwhile. The kernel reports their numbers, which rise by one
 (nfnetlink_queue), and one verdict releases all packets up to a number. Outbound packets cannot stay in the
 kernel: a packet that waits below TCP counts as not yet sent. TCP keeps only a few of those (TCP small
 queues), which would throttle a connection to some packets per delay: 4 MB took 75 s. So outbound packets are
@@ -139,10 +140,10 @@ class Direction(Protocol):
 
 
 class Incoming:
-    """Inbound packets, which wait in the kernel."""
+    """Inbound or forwarded packets, which wait in the kernel."""
 
-    def __init__(self) -> None:
-        self.queue = Queue(IN_QUEUE, _COPY_METADATA)
+    def __init__(self, number: int = IN_QUEUE) -> None:
+        self.queue = Queue(number, _COPY_METADATA)
         self._held: deque[tuple[float, int]] = deque()
 
     def take(self, due_s: float) -> None:
@@ -207,15 +208,14 @@ def run(directions: tuple[Direction, ...], delay_s: float, signals: set[int]) ->
         next_s = min((each for each in due if each is not None), default=None)
 
 
-def main(delay_s: float) -> int:
-    directions = (Incoming(), Outgoing())
+def main(delay_s: float, directions: tuple[Direction, ...]) -> None:
     signals: set[int] = set()
     for number in (signal.SIGUSR1, signal.SIGTERM):
         signal.signal(number, lambda number, _: signals.add(number))
     print("ready", flush=True)
     run(directions, delay_s, signals)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(float(sys.argv[1])))
+    queues = [int(number) for number in sys.argv[2:]]
+    main(float(sys.argv[1]), tuple(map(Incoming, queues)) or (Incoming(), Outgoing()))

@@ -7,24 +7,19 @@ Needs CAP_NET_ADMIN and CAP_NET_RAW in that network, and iptables. No other netw
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from . import delay
+from .delayer import Delayer
 
 _STATE: Final = Path("/run/shape")
 _DELAYER: Final = _STATE / "delayer.pid"
-_COMPLAINT: Final = _STATE / "delayer.err"
 _NETEM: Final = _STATE / "netem"
 _NOBODYS_QUEUE: Final = 9
-_START_S_MAX: Final = 10.0
 
 
 def rules(cuts: Sequence[str], queue_loss: float | None) -> Iterator[str]:
@@ -82,10 +77,10 @@ def main(delay_s: float, loss: float, cuts: Sequence[str]) -> int:
     if _NETEM.exists():
         _try(_NO_NETEM)
         _NETEM.unlink()
-    delayer = int(_DELAYER.read_text()) if _DELAYER.exists() else 0
-    if delayer:
-        # From now on the old delayer delays by nothing, so no packet overtakes another.
-        _signal(delayer, signal.SIGUSR1)
+    delayer = Delayer(_DELAYER)
+    had_delayer = delayer.is_started
+    if had_delayer:
+        delayer.stop_delaying()
     how, queue_loss = "not", None
     if delay_s or loss:
         if all(_try([command]) for command in netem(delay_s, loss)):
@@ -94,56 +89,18 @@ def main(delay_s: float, loss: float, cuts: Sequence[str]) -> int:
         else:
             _try(_NO_NETEM)
             how, queue_loss = "queue", loss
-    if delayer:
-        _restore(rules(cuts, None))
-        _signal(delayer, signal.SIGTERM)
-        _await_end(delayer)
-        _DELAYER.unlink()
+    if had_delayer:
+        restore(rules(cuts, None))
+        delayer.end()
     if how == "queue":
-        _DELAYER.write_text(str(_start_delayer(delay_s)))
-    _restore(rules(cuts, queue_loss))
+        delayer.start(delay.__name__, str(delay_s))
+    restore(rules(cuts, queue_loss))
     print(how)
     return 0
 
 
-def _start_delayer(delay_s: float) -> int:
-    # The child gets none of our files, since our caller waits until no process holds them.
-    with _COMPLAINT.open("w") as complaint:
-        process = subprocess.Popen(
-            [sys.executable, "-S", "-E", "-m", delay.__name__, str(delay_s)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=complaint,
-            start_new_session=True,
-        )
-    assert process.stdout is not None
-    if process.stdout.readline() != b"ready\n":
-        raise SystemExit(f"the delayer ended with {process.wait(_START_S_MAX)}: {_COMPLAINT.read_text()}")
-    return process.pid
-
-
-def _signal(pid: int, number: int) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(pid, number)
-
-
-def _await_end(pid: int) -> None:
-    deadline_s = time.monotonic() + _START_S_MAX
-    while _lives(pid):
-        if time.monotonic() > deadline_s:
-            raise SystemExit("the delayer does not end")
-        time.sleep(0.005)
-
-
-def _lives(pid: int) -> bool:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] != "Z"
-
-
-def _restore(lines: Iterator[str]) -> None:
+def restore(lines: Iterator[str]) -> None:
+    """Replace the rules of the tables in `lines`, the input of iptables-restore."""
     subprocess.run(["iptables-restore"], input="\n".join(lines) + "\n", text=True, check=True)
 
 

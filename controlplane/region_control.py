@@ -1,0 +1,368 @@
+"""Regions at one control process: news in, snapshot entries and region traffic out. Pure.
+
+`controlplane.regions` decides. Only a leader takes and sends news. A new leader begins with the snapshot in force and the
+desired document, so weights stay as they were until peers are heard.
+
+INVARIANT: nothing here changes another region. INVARIANT: secrets of resume tokens are in no view and in no snapshot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+from controlplane.actions import AppendEvent, Steer
+from controlplane.pools.registry import Registry, is_in_use
+from controlplane.regions import grants as granting
+from controlplane.regions.declared import Declared, DeclaredState
+from controlplane.regions.document import RegionOrders
+from controlplane.regions.measuring import OwnSignals
+from controlplane.regions.news import DeclaredNews, News
+from controlplane.regions.observed import State
+from controlplane.regions.orders import OrderRefused, drained
+from controlplane.regions.regions import Regions
+from controlplane.regions.regions import View as StateView
+from controlplane.regions.settings import RegionSettings
+from controlplane.regions.shares import Limits
+from controlplane.regions.signals import Signals
+from controlplane.snapshots.receivers import Receiver, Receivers
+from kvmesh.control.v1 import region_pb2 as region_pb
+from kvmesh.control.v1 import snapshot_pb2 as pb
+from kvmesh.membership.member import Member
+from kvmesh.regions.quantity import NOTHING, Quantity
+from kvmesh.snapshot.content import Content
+from kvmesh.snapshot.regions import (
+    PERMILLE,
+    PROCESSES_MAX,
+    ObservedState,
+    RegionEntry,
+    RegionProcess,
+)
+from kvmesh.snapshot.regions import DeclaredState as PublishedState
+
+STALE_S: Final = 10.0
+"""Age of the last news from which an entry is marked as stale."""
+
+STEP_S: Final = 1.0
+"""Time between two decisions, and between two messages to frontends and routers."""
+
+
+@dataclass(slots=True)
+class Peer:
+    """Another region as its news describe it."""
+
+    entry: RegionEntry
+    """Its processes and its stable version, as last heard or published."""
+    news: News | None = None
+    heard_s: float = float("-inf")
+    stale_total: int = 0
+    """News that were ignored, because later ones had arrived."""
+
+
+@dataclass(frozen=True, slots=True)
+class RegionNames:
+    """Configured facts of a region's control plane."""
+
+    own: str
+    shares: Mapping[str, float]
+    """Share of the tenants' limits by region, of all regions. The shares sum to 1."""
+    limits: Limits = Limits.BORROW
+    tenants_sha256: bytes = b""
+
+
+@dataclass(slots=True)
+class _Due:
+    """Times of the next work."""
+
+    measure_s: float = float("-inf")
+    step_s: float = float("-inf")
+    sequence: int = 0
+    """Number of the last message in this term."""
+
+
+class RegionControl:
+    """See the module. `step` is called by the core while it leads; `forget` when it follows again."""
+
+    def __init__(
+        self, names: RegionNames, wall: Callable[[], float], settings: RegionSettings | None = None
+    ) -> None:
+        """`wall` returns Unix time."""
+        self.own = names.own
+        self.secrets: dict[str, tuple[bytes, ...]] = {}
+        """Secrets of resume tokens by region, those of other regions from their news."""
+        self.settings = settings or RegionSettings()
+        self._names = names
+        self._wall = wall
+        self._actions: list[AppendEvent | Steer] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        names = self._names
+        self.regions = Regions(
+            names.own, names.shares, self.settings, shares=names.shares, limits=names.limits
+        )
+        self._peers = {name: Peer(RegionEntry(name)) for name in self.regions.targets}
+        self._measuring = OwnSignals()
+        self._signals: Signals | None = None
+        self._processes: dict[str, tuple[RegionProcess, ...]] = {}
+        self._stable = ("", "")
+        self._orders = RegionOrders()
+        self._due = _Due()
+        self.is_begun = False
+        """True once the term knows what was in force before it."""
+
+    def forget(self) -> None:
+        """Forget what a term knew: this process follows."""
+        self._begin()
+
+    # Events.
+
+    def begin_term(self, content: Content, orders: RegionOrders, now_s: float) -> None:
+        """Begin with the snapshot in force and the written orders. Idempotent within a term."""
+        if self.is_begun:
+            return
+        self.is_begun = True
+        for entry in content.regions:
+            peer = self._peers.get(entry.name)
+            if peer is not None:
+                peer.entry = entry
+                if entry.observed is not ObservedState.UNKNOWN:
+                    self.regions.on_restored(entry.name, State[entry.observed.name], now_s)
+        self.take_orders(orders, now_s)
+
+    def take_orders(self, orders: RegionOrders, now_s: float) -> None:
+        """Take the written declarations and avoid orders, after each change of the desired document."""
+        wall_s = self._wall()
+        for region, declared in orders.declared.items():
+            self.regions.on_declared(region, declared, max(0.0, wall_s - declared.at_s), now_s)
+        for region in self.regions.targets:
+            entry, before = orders.avoids.get(region), self._orders.avoids.get(region)
+            if entry != before and (entry is None or wall_s < entry.until_s):
+                self.regions.on_avoid(region, entry.order(now_s, wall_s) if entry else None, now_s)
+        self._orders = orders
+
+    def on_news(self, news: News, now_s: float) -> bool:
+        """Take news of another region. False: they are ignored, as old ones or as those of an unknown region."""
+        peer = self._peers.get(news.region)
+        if peer is None:
+            return False
+        if peer.news is not None and news.order <= peer.news.order and not self._is_stale(peer, now_s):
+            peer.stale_total += 1
+            return False
+        peer.news, peer.heard_s = news, now_s
+        peer.entry = RegionEntry(
+            news.region,
+            routers=news.routers,
+            frontends=news.frontends,
+            stable_version=news.stable_version,
+            stable_pool=news.stable_pool,
+            tenants_differ=_differ(news.tenants_sha256, self._names.tenants_sha256),
+        )
+        if news.secrets:
+            self.secrets[news.region] = news.secrets
+        for each in news.declared:
+            self.regions.on_declared(each.region, each.declared, each.age_s, now_s)
+        if news.signals is not None:
+            self.regions.on_signals(news.region, news.signals, now_s)
+            self.regions.on_grant(news.region, news.grants.get(self.own, NOTHING), now_s)
+        return True
+
+    def set_own_secrets(self, secrets: tuple[bytes, ...]) -> None:
+        """Take the secrets with which the own frontends sign, the present one first."""
+        self.secrets[self.own] = secrets
+
+    # Decisions.
+
+    def step(self, registry: Registry, receivers: Receivers, content: Content, now_s: float) -> None:
+        """Measure the own region, decide, and tell frontends and routers."""
+        if now_s < self._due.step_s:
+            return
+        self._due.step_s = now_s + STEP_S
+        self._stable = (content.stable.pool, content.stable.model_version)
+        self._processes = _processes(registry.ordered(), content)
+        if now_s >= self._due.measure_s:
+            self._due.measure_s = now_s + self.settings.signals_every_s
+            self._measure(registry, receivers, content, now_s)
+        self.regions.step(now_s)
+        for event in self.regions.take_events():
+            self._actions.append(AppendEvent(event.what, event.region, event.reason))
+        self._steer(receivers)
+
+    def wanted_orders(self, orders: RegionOrders, live_requests: int, now_s: float) -> RegionOrders:
+        """Return what should be written down: declarations that peers told, and the end of a drain.
+
+        `live_requests`: open requests of the own frontends.
+        """
+        for region in self._names.shares:
+            known = self.regions.known(region)
+            if known is not None and known.declared.revision:
+                orders = orders.with_declared(region, known.declared)
+        own = orders.declared.get(self.own, Declared())
+        is_empty = self.regions.own_percent(now_s) <= 0 and live_requests == 0
+        if own.state is DeclaredState.DRAINING and own.weight_percent <= 0 and is_empty:
+            with suppress(OrderRefused):  # another weight has been declared since
+                orders = orders.with_declared(self.own, drained(own, self._wall()))
+        return orders.without_ended(self._wall())
+
+    def take_actions(self) -> list[AppendEvent | Steer]:
+        """Return the actions since the last call."""
+        actions, self._actions = self._actions, []
+        return actions
+
+    def _measure(self, registry: Registry, receivers: Receivers, content: Content, now_s: float) -> None:
+        signals = self._measuring.measure(
+            registry.ordered(),
+            receivers,
+            {pool.pool for pool in content.pools if pool.weight_percent},
+            content.cordons,
+            self._elsewhere(now_s),
+            self.regions.wanted(),
+            is_spilling=bool(self.regions.spill()),
+        )
+        self._signals = signals
+        self.regions.on_signals(self.own, signals, now_s)
+
+    def _elsewhere(self, now_s: float) -> Quantity:
+        """Return the load of the own callers in other regions, as those regions report it."""
+        found = NOTHING
+        for peer in self._peers.values():
+            if peer.news is not None and peer.news.signals is not None and not self._is_stale(peer, now_s):
+                found += peer.news.signals.guests.get(self.own, NOTHING)
+        return found
+
+    def _steer(self, receivers: Receivers) -> None:
+        routers = [each for each in receivers if each.is_connected and each.role == "router"]
+        parts = {
+            region: granting.split(grant, {each.process_id: _guest_tokens(each, region) for each in routers})
+            for region, grant in self.regions.grants().items()
+        }
+        for router in routers:
+            grants = [_grant(region, split[router.process_id]) for region, split in parts.items()]
+            self._actions.append(Steer(router.process_id, router.boot_id, pb.RegionTraffic(grants=grants)))
+        spill = [pb.SpillShare(region=name, share=share) for name, share in self.regions.spill().items()]
+        for each in receivers:
+            if each.is_connected and each.role == "frontend":
+                self._actions.append(Steer(each.process_id, each.boot_id, pb.RegionTraffic(spill=spill)))
+
+    # Reads.
+
+    def entries(self, now_s: float) -> tuple[RegionEntry, ...]:
+        """Return the regions for the snapshot, sorted by name."""
+        states, shares = self.regions.states(now_s), self.regions.shares(now_s)
+        shares = {**shares, self.own: self.regions.limit_share(now_s)}
+        return tuple(self._entry(states[name], shares[name]) for name in sorted(states))
+
+    def _entry(self, state: StateView, share: float) -> RegionEntry:
+        known = self._peers[state.name].entry if state.name != self.own else RegionEntry(self.own)
+        return RegionEntry(
+            state.name,
+            PublishedState[state.declared.state.name],
+            ObservedState[state.observed.name] if state.name != self.own else ObservedState.UNKNOWN,
+            round(state.weight_percent),
+            round(share * PERMILLE),
+            known.routers,
+            known.frontends,
+            self._stable[1] if state.name == self.own else known.stable_version,
+            self._stable[0] if state.name == self.own else known.stable_pool,
+            tenants_differ=known.tenants_differ,
+        )
+
+    def news(self, term: int, now_s: float) -> News:
+        """Return the next news of the own region."""
+        self._due.sequence += 1
+        known = {name: self.regions.known(name) for name in (self.own, *self.regions.targets)}
+        return News(
+            region=self.own,
+            term=term,
+            sequence=self._due.sequence,
+            signals=self._signals,
+            routers=self._processes.get("router", ()),
+            frontends=self._processes.get("frontend", ()),
+            secrets=self.secrets.get(self.own, ()),
+            declared=tuple(
+                DeclaredNews(name, each.declared, max(0.0, now_s - each.since_s))
+                for name, each in known.items()
+                if each is not None and each.declared.revision
+            ),
+            grants=self.regions.grants(),
+            stable_pool=self._stable[0],
+            stable_version=self._stable[1],
+            tenants_sha256=self._names.tenants_sha256,
+        )
+
+    def heard_age_s(self, region: str, now_s: float) -> float | None:
+        """Return the time since the last news of a region. None: none arrived in this term."""
+        peer = self._peers.get(region)
+        return None if peer is None or peer.news is None else max(0.0, now_s - peer.heard_s)
+
+    def signals(self, region: str) -> Signals | None:
+        """Return the last signals of a region, however old."""
+        if region == self.own:
+            return self._signals
+        peer = self._peers.get(region)
+        return peer.news.signals if peer is not None and peer.news is not None else None
+
+    def grants_of(self, region: str) -> Mapping[str, Quantity]:
+        """Return the grants that a region gives, as last heard."""
+        if region == self.own:
+            return self.regions.grants()
+        peer = self._peers.get(region)
+        return peer.news.grants if peer is not None and peer.news is not None else {}
+
+    def is_stale(self, region: str, now_s: float) -> bool:
+        """True if no news of a region arrived for STALE_S."""
+        peer = self._peers.get(region)
+        return peer is not None and self._is_stale(peer, now_s)
+
+    def entry(self, region: str) -> RegionEntry:
+        """Return the processes and the stable version of a region."""
+        return self._peers[region].entry if region != self.own else RegionEntry(self.own)
+
+    @property
+    def stable(self) -> tuple[str, str]:
+        """Pool and model version that serve the own users."""
+        return self._stable
+
+    def _is_stale(self, peer: Peer, now_s: float) -> bool:
+        return now_s - peer.heard_s > STALE_S
+
+
+def _processes(members: Iterable[Member], content: Content) -> dict[str, tuple[RegionProcess, ...]]:
+    """Return the routers and the frontends of the own region, at most PROCESSES_MAX of each, ordered by name."""
+    found: dict[str, list[RegionProcess]] = {"router": [], "frontend": []}
+    for member in members:
+        if member.role in found and len(found[member.role]) < PROCESSES_MAX:
+            found[member.role].append(
+                RegionProcess(
+                    member.process_id,
+                    member.address,
+                    member.boot_id,
+                    member.pool if member.role == "router" else "",
+                    member.model_version,
+                    member.block_tokens,
+                    is_draining=not is_in_use(member, content.cordons),
+                    capabilities=member.capabilities,
+                )
+            )
+    return {role: tuple(processes) for role, processes in found.items()}
+
+
+def _guest_tokens(router: Receiver, region: str) -> float:
+    if router.report is None:
+        return 0.0
+    guests = router.report.region_load.guests
+    return next((each.load.tokens_per_s for each in guests if each.region == region), 0.0)
+
+
+def _grant(region: str, quantity: Quantity) -> region_pb.Grant:
+    return region_pb.Grant(
+        region=region,
+        quantity=region_pb.Quantity(tokens_per_s=quantity.tokens_per_s, blocks=quantity.blocks),
+    )
+
+
+def _differ(one: bytes, other: bytes) -> bool:
+    """True if both digests are known and differ."""
+    return bool(one) and bool(other) and one != other

@@ -1,0 +1,82 @@
+"""Regions in which one request is not sent any more, after refusals that concern a whole region. Pure."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from kvmesh.errors import ErrorDetails
+
+REGION_UNAVAILABLE: Final = "REGION_UNAVAILABLE"
+"""Reason of a region that cannot serve the request."""
+
+ALLOWED_KEY: Final = "regions"
+"""Key in the metadata of REGION_UNAVAILABLE: the tenant's regions, with commas. Absent: the tenant is not pinned."""
+
+UNKNOWN_THERE: Final = frozenset({"RESUME_TOKEN_INVALID", "STALE_SNAPSHOT"})
+"""Reasons of a region that lacks the secret of a resume token, or the model version of a stream."""
+
+
+class RegionStep(enum.Enum):
+    """Consequence of a status for the region of the next send."""
+
+    STAY = enum.auto()
+    """The status does not concern the region, or no other region is left to ask."""
+    MOVE = enum.auto()
+    """The next send goes to another region."""
+    FINAL = enum.auto()
+    """No region that may serve the pinned tenant serves the request now."""
+
+
+class RegionFilter:
+    """Regions that are closed to one request. `names`: the regions of the client.
+
+    INVARIANT: `barred` leaves at least one region.
+    """
+
+    def __init__(self, names: Iterable[str] = ("",)) -> None:
+        self.barred: frozenset[str] = frozenset()
+        self._names = frozenset(names)
+        self._allowed = self._names
+        """Regions that may serve the tenant, as far as refusals have named them."""
+        self._refused: frozenset[str] = frozenset()
+        """Regions that have refused the request since its last `started`."""
+
+    def on_started(self) -> None:
+        """A region serves the request, with a new resume token: earlier refusals count no more."""
+        self._refused = frozenset()
+        self.barred = self._names - self._allowed
+
+    def on_status(self, region: str, details: ErrorDetails, works: Callable[[str], bool]) -> RegionStep:
+        """A frontend of `region` ended the call with `details`. `works`: True for a region with a frontend to try."""
+        if details.reason == REGION_UNAVAILABLE:
+            return self._on_unavailable(region, details)
+        if details.reason in UNKNOWN_THERE:
+            return self._on_unknown(region, works)
+        return RegionStep.STAY
+
+    def _on_unavailable(self, region: str, details: ErrorDetails) -> RegionStep:
+        pinned_to = details.metadata.get(ALLOWED_KEY)
+        if pinned_to is not None:
+            self._allowed &= frozenset(pinned_to.split(","))
+        self._refused |= {region}
+        if self._bar_refused():
+            return RegionStep.MOVE
+        return RegionStep.STAY if pinned_to is None else RegionStep.FINAL
+
+    def _on_unknown(self, region: str, works: Callable[[str], bool]) -> RegionStep:
+        if not any(works(name) for name in self._allowed - self._refused - {region}):
+            return RegionStep.STAY
+        self._refused |= {region}
+        self._bar_refused()
+        return RegionStep.MOVE
+
+    def _bar_refused(self) -> bool:
+        """Bar the regions that refused the request; return False if none is left. Then each may be asked again."""
+        is_left = bool(self._allowed - self._refused)
+        if not is_left:
+            self._refused = frozenset()
+        if self._allowed:
+            self.barred = (self._names - self._allowed) | self._refused
+        return is_left

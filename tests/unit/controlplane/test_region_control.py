@@ -1,0 +1,275 @@
+"""Regions at one control process: news, takeover, orders, snapshot entries and traffic."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from controlplane.actions import Steer
+from controlplane.pools.registry import Registry
+from controlplane.region_control import STALE_S, RegionControl, RegionNames
+from controlplane.regions.declared import Declared, DeclaredState
+from controlplane.regions.document import AvoidEntry, RegionOrders
+from controlplane.regions.news import DeclaredNews, News, NewsError, of_message, to_message
+from controlplane.regions.signals import Replicas, Signals
+from controlplane.snapshots.receivers import Receiver, Receivers
+from kvmesh.control.v1 import region_pb2
+from kvmesh.control.v1 import snapshot_pb2 as pb
+from kvmesh.membership.member import Member
+from kvmesh.regions.quantity import Quantity
+from kvmesh.snapshot.content import Content, PoolTrack, Track
+from kvmesh.snapshot.regions import DeclaredState as PublishedState
+from kvmesh.snapshot.regions import ObservedState, RegionEntry, RegionProcess
+
+CONTENT = Content((PoolTrack("default", "m", Track.STABLE, 100),))
+NAMES = RegionNames("eu", {"eu": 0.5, "us": 0.5}, tenants_sha256=b"a" * 32)
+ROUTER = RegionProcess("router-0", "10.1.0.1:7000", "b", "default", "m", 32)
+
+
+class Cell:
+    """A leader of region "eu" with one router, one prefill and one decode replica, on a virtual clock."""
+
+    def __init__(self) -> None:
+        self.now_s = self.wall_s = 1_000_000.0
+        self.control = RegionControl(NAMES, lambda: self.wall_s)
+        self.registry, self.receivers = Registry(), Receivers()
+        self.registry.take(
+            [
+                Member(
+                    process_id=name,
+                    role=role,  # type: ignore[arg-type]  # one of the roles
+                    address="127.0.0.1:1",
+                    boot_id=f"boot-{name}",
+                    model_version="m",
+                    block_tokens=32,
+                    pool="default" if role != "frontend" else "",
+                )
+                for name, role in (
+                    *(("frontend-0", "frontend"), ("router-0", "router")),
+                    *(("prefill-0", "prefill"), ("decode-0", "decode")),
+                )
+            ],
+            self.now_s,
+        )
+        for name, role in (("frontend-0", "frontend"), ("router-0", "router")):
+            pool = "default" if role == "router" else ""
+            self.receivers.hello(Receiver(name, f"boot-{name}", role, pool), self.now_s)
+
+    def report(self, load: region_pb2.RouterLoad) -> None:
+        """Take the report of the router."""
+        router = self.receivers.named("router-0")
+        assert router is not None
+        router.report = pb.ReceiverReport(region_load=load)
+
+    def step(self, seconds: float = 1.0, content: Content = CONTENT) -> list[Steer]:
+        """Step for a time, and return the traffic of the last step."""
+        traffic: list[Steer] = []
+        for _ in range(round(seconds)):
+            self.now_s += 1
+            self.wall_s += 1
+            self.control.step(self.registry, self.receivers, content, self.now_s)
+            traffic = [each for each in self.control.take_actions() if isinstance(each, Steer)]
+        return traffic
+
+
+def signals(load: float = 100.0, capacity: float = 1000.0) -> Signals:
+    """Return the signals of a healthy region."""
+    return Signals(
+        replicas={"prefill": Replicas(2, 2), "decode": Replicas(2, 2)},
+        attempts=100,
+        load=Quantity(load, 10),
+        capacity=Quantity(capacity, 1000),
+        leased_capacity=Quantity(capacity, 1000),
+    )
+
+
+def news(sequence: int, **fields: object) -> News:
+    given = {
+        "region": "us",
+        "term": 1,
+        "sequence": sequence,
+        "signals": signals(),
+        "routers": (ROUTER,),
+        **fields,
+    }
+    return News(**given)  # type: ignore[arg-type]  # fields by name
+
+
+def entry(cell: Cell, region: str = "us") -> RegionEntry:
+    return next(each for each in cell.control.entries(cell.now_s) if each.name == region)
+
+
+def test_news_are_published_and_old_ones_are_ignored() -> None:
+    """The order is term, then sequence; a restarted peer with a lower term is heard again once it counts as stale."""
+    cell = Cell()
+    cell.step()
+    assert cell.control.on_news(news(5, stable_version="m2"), cell.now_s)
+    assert entry(cell).routers == (ROUTER,) and entry(cell).stable_version == "m2"
+    assert not cell.control.on_news(news(4, routers=()), cell.now_s)
+    assert not cell.control.on_news(news(6, region="ap"), cell.now_s)
+    assert not cell.control.on_news(replace(news(1), region="eu"), cell.now_s)
+    assert entry(cell).routers == (ROUTER,)
+    cell.step(STALE_S + 1)
+    assert entry(cell).routers == (ROUTER,), "a region that cannot be heard keeps its last entry"
+    assert cell.control.is_stale("us", cell.now_s)
+    assert cell.control.on_news(news(1, term=0, routers=()), cell.now_s)
+    assert entry(cell).routers == ()
+
+
+def test_the_other_region_gets_a_grant_within_the_headroom_and_the_router_enforces_it() -> None:
+    """Capacity 1,000 tokens/s at a load of 200: at most 600 are granted, never more than the source could send."""
+    cell = Cell()
+    quantity = region_pb2.Quantity
+    cell.report(
+        region_pb2.RouterLoad(
+            own=quantity(tokens_per_s=200, blocks=20), capacity=quantity(tokens_per_s=1000, blocks=1000)
+        )
+    )
+    cell.control.on_news(news(1, signals=signals(load=500)), cell.now_s)
+    steers = cell.step(3)
+    to_router = next(each.traffic for each in steers if each.process_id == "router-0")
+    (grant,) = to_router.grants
+    assert grant.region == "us" and 450 <= grant.quantity.tokens_per_s <= 500
+    assert next(each.traffic for each in steers if each.process_id == "frontend-0").spill == []
+    assert cell.control.news(1, cell.now_s).grants["us"].tokens_per_s == pytest.approx(500, rel=0.01)
+
+
+def test_a_loaded_region_spills_up_to_the_grant_and_frontends_are_told() -> None:
+    """Load 950 of 1,000 wants 1 - 0.8/0.95 = 16 percent elsewhere."""
+    cell = Cell()
+    quantity = region_pb2.Quantity
+    cell.report(
+        region_pb2.RouterLoad(
+            own=quantity(tokens_per_s=950, blocks=20), capacity=quantity(tokens_per_s=1000, blocks=1000)
+        )
+    )
+    for sequence in range(1, 4):
+        cell.control.on_news(news(sequence, grants={"eu": Quantity(500, 500)}), cell.now_s)
+        steers = cell.step(2)
+    (share,) = next(each.traffic for each in steers if each.process_id == "frontend-0").spill
+    assert share.region == "us" and share.share == pytest.approx(1 - 0.8 / 0.95, abs=0.01)
+
+
+def test_a_takeover_keeps_weights_and_processes_until_peers_are_heard() -> None:
+    """A new leader must not send callers to a region that was OUT, nor forget its routers."""
+    cell = Cell()
+    known = RegionEntry("us", observed=ObservedState.OUT, weight_percent=0, routers=(ROUTER,))
+    cell.control.begin_term(replace(CONTENT, regions=(RegionEntry("eu"), known)), RegionOrders(), cell.now_s)
+    cell.step(5)
+    assert (entry(cell).observed, entry(cell).weight_percent) == (ObservedState.OUT, 0)
+    assert entry(cell).routers == (ROUTER,)
+
+
+def test_a_declaration_of_a_peer_wins_by_revision_and_is_written_down() -> None:
+    """The own declaration comes back from a peer after a loss of memory; a lower revision changes nothing."""
+    cell = Cell()
+    declared = Declared(state=DeclaredState.DRAINED, revision=9, reason="fire")
+    cell.control.on_news(news(1, declared=(DeclaredNews("eu", declared, 60.0),)), cell.now_s)
+    cell.step()
+    assert entry(cell, "eu").declared is PublishedState.DRAINED and entry(cell, "eu").weight_percent == 0
+    orders = cell.control.wanted_orders(RegionOrders(), 1, cell.now_s)
+    assert orders.declared["eu"].reason == "fire"
+    older = Declared(state=DeclaredState.SERVING, revision=8)
+    cell.control.on_news(news(2, declared=(DeclaredNews("eu", older, 0.0),)), cell.now_s)
+    assert entry(cell, "eu").declared is PublishedState.DRAINED
+
+
+def test_a_drain_ends_when_the_last_request_has_ended() -> None:
+    """DRAINING ramps to 0; DRAINED follows once no frontend serves."""
+    cell = Cell()
+    orders = RegionOrders().with_declared(
+        "eu", Declared(state=DeclaredState.DRAINING, revision=1, reason="move", at_s=cell.wall_s)
+    )
+    cell.control.take_orders(orders, cell.now_s)
+    seen = []
+    for _ in range(16):
+        cell.step()
+        seen.append(entry(cell, "eu").weight_percent)
+        orders = cell.control.wanted_orders(orders, 3, cell.now_s)
+    assert sorted(set(seen), reverse=True) == [60, 30, 0] and seen == sorted(seen, reverse=True)
+    assert orders.declared["eu"].state is DeclaredState.DRAINING, "requests are open"
+    orders = cell.control.wanted_orders(orders, 0, cell.now_s)
+    assert orders.declared["eu"].state is DeclaredState.DRAINED
+
+
+def test_an_avoid_order_holds_until_its_end_across_a_takeover() -> None:
+    """The order is in the desired document, with its end in Unix time."""
+    cell = Cell()
+    avoid = AvoidEntry(until_s=cell.wall_s + 60, reason="ill", author="ann")
+    orders = RegionOrders().with_avoid("us", avoid)
+    cell.control.take_orders(orders, cell.now_s)
+    cell.step()
+    assert entry(cell).weight_percent == 0 and cell.control.regions.states(cell.now_s)["us"].is_by_hand
+    cell.control.forget()
+    cell.control.begin_term(CONTENT, orders, cell.now_s)
+    cell.step()
+    assert entry(cell).weight_percent == 0
+    cell.step(60)
+    assert not cell.control.regions.states(cell.now_s)["us"].is_by_hand
+    assert cell.control.wanted_orders(orders, 0, cell.now_s).avoids == {}
+
+
+def test_news_survive_the_wire_and_hostile_news_are_refused() -> None:
+    """Random news are the same behind a round trip; a field out of range refuses the message and names it."""
+    chance = random.Random(7)
+    for _ in range(100):
+        sent = news(
+            chance.randint(1, 1 << 40),
+            frontends=tuple(
+                replace(ROUTER, process_id=f"f{at}", pool="") for at in range(chance.randint(0, 3))
+            ),
+            secrets=(chance.randbytes(32),),
+            grants={"eu": Quantity(chance.random() * 1e6, chance.random() * 1e4)},
+            signals=replace_signals(chance),
+            declared=(DeclaredNews("us", Declared(revision=3, reason="r", author="ann"), 1.5),),
+            tenants_sha256=b"x" * 32,
+        )
+        assert of_message(region_pb2.RegionNews.FromString(to_message(sent).SerializeToString())) == sent
+    for field, message in (
+        ("region", region_pb2.RegionNews(region="")),
+        ("resume_secrets", region_pb2.RegionNews(region="us", resume_secrets=[b"short"])),
+        ("sequence", region_pb2.RegionNews(region="us", sequence=1 << 60)),
+        ("routers", region_pb2.RegionNews(region="us", routers=[region_pb2.RegionProcess()])),
+        (
+            "grants",
+            region_pb2.RegionNews(
+                region="us",
+                grants=[
+                    region_pb2.Grant(region="eu", quantity=region_pb2.Quantity(tokens_per_s=float("nan")))
+                ],
+            ),
+        ),
+        (
+            "failures",
+            region_pb2.RegionNews(
+                region="us", signals=region_pb2.RegionSignals(attempt_count=1, failure_count=2)
+            ),
+        ),
+        (
+            "weight_percent",
+            region_pb2.RegionNews(
+                region="us", declared=[region_pb2.Declared(region="us", weight_percent=float("inf"))]
+            ),
+        ),
+    ):
+        with pytest.raises(NewsError, match=field):
+            of_message(message)
+
+
+def replace_signals(chance: random.Random) -> Signals:
+    attempts = chance.randint(0, 1000)
+    return Signals(
+        replicas={"decode": Replicas(1, 2)},
+        attempts=attempts,
+        failures=chance.randint(0, attempts),
+        load=Quantity(chance.random() * 1e6, 5),
+        cold_factor=1 + chance.random(),
+        guests={"eu": Quantity(chance.random(), 1)},
+        capacity=Quantity(1e6, 100),
+        leased_capacity=Quantity(2e6, 200),
+        wanted=Quantity(chance.random(), 0),
+        is_spilling=chance.random() < 0.5,
+        engine_age_s=chance.choice((float("inf"), 12.5)),
+    )
