@@ -8,7 +8,7 @@ from controlplane.region_control import RegionControl
 from controlplane.regions import grants as granting
 from controlplane.regions.forecast import Forecast
 from controlplane.regions.news import declared_message, quantity_message, signals_message
-from controlplane.regions.regions import View
+from controlplane.regions.views import View
 from kvmesh.control.v1 import region_pb2 as pb
 from kvmesh.regions.quantity import NOTHING
 

@@ -44,7 +44,7 @@ class Target:
     def facts(self, now_s: float, *, is_panic: bool, is_another_serving: bool) -> Facts:
         """Return the facts since the last step, and begin the next ones."""
         signals = self.signals(now_s)
-        is_fresh = now_s - self._probed_s <= self._settings.unheard_after_s
+        is_fresh = now_s - self._probed_s <= self._settings.probe_fresh_s
         facts = Facts(
             health=self.window.health(now_s),
             is_failing=self._is_failing and is_fresh and not self._passed_since_step,

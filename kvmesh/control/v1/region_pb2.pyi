@@ -432,6 +432,40 @@ class Grant(_message.Message):
 Global___Grant: _TypeAlias = Grant  # noqa: Y015
 
 @_typing.final
+class RegionRollout(_message.Message):
+    """A rollout in a region, for the rule that a second region follows an hour after the first."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: _builtins.int
+    TO_VERSION_FIELD_NUMBER: _builtins.int
+    IS_FINAL_FIELD_NUMBER: _builtins.int
+    AGE_MS_FIELD_NUMBER: _builtins.int
+    state: _builtins.str
+    """Name of the state, for example "BAKING" or "COMPLETED"."""
+    to_version: _builtins.str
+    """Model version that it rolls out."""
+    is_final: _builtins.bool
+    """True if the rollout is over."""
+    age_ms: _builtins.int
+    """Milliseconds in that state."""
+    def __init__(
+        self,
+        *,
+        state: _builtins.str = ...,
+        to_version: _builtins.str = ...,
+        is_final: _builtins.bool = ...,
+        age_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "is_final", b"is_final", "state", b"state", "to_version", b"to_version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RegionRollout: _TypeAlias = RegionRollout  # noqa: Y015
+
+@_typing.final
 class RegionNews(_message.Message):
     """A region about itself."""
 
@@ -449,6 +483,8 @@ class RegionNews(_message.Message):
     STABLE_POOL_FIELD_NUMBER: _builtins.int
     STABLE_VERSION_FIELD_NUMBER: _builtins.int
     TENANTS_SHA256_FIELD_NUMBER: _builtins.int
+    ROLLOUT_FIELD_NUMBER: _builtins.int
+    SEED_WISHES_FIELD_NUMBER: _builtins.int
     region: _builtins.str
     """Name of the region."""
     term: _builtins.int
@@ -485,6 +521,14 @@ class RegionNews(_message.Message):
     def grants(self) -> _containers.RepeatedCompositeFieldContainer[Global___Grant]:
         """Grants to other regions."""
 
+    @_builtins.property
+    def rollout(self) -> Global___RegionRollout:
+        """Its running rollout, else its last one. Absent: it had none."""
+
+    @_builtins.property
+    def seed_wishes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Regions that should replay hot prompts of the sender, because its callers are about to go there."""
+
     def __init__(
         self,
         *,
@@ -500,10 +544,12 @@ class RegionNews(_message.Message):
         stable_pool: _builtins.str = ...,
         stable_version: _builtins.str = ...,
         tenants_sha256: _builtins.bytes = ...,
+        rollout: Global___RegionRollout | None = ...,
+        seed_wishes: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["signals", b"signals"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["rollout", b"rollout", "signals", b"signals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["declared", b"declared", "frontends", b"frontends", "grants", b"grants", "region", b"region", "resume_secrets", b"resume_secrets", "routers", b"routers", "sequence", b"sequence", "signals", b"signals", "stable_pool", b"stable_pool", "stable_version", b"stable_version", "tenants_sha256", b"tenants_sha256", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["declared", b"declared", "frontends", b"frontends", "grants", b"grants", "region", b"region", "resume_secrets", b"resume_secrets", "rollout", b"rollout", "routers", b"routers", "seed_wishes", b"seed_wishes", "sequence", b"sequence", "signals", b"signals", "stable_pool", b"stable_pool", "stable_version", b"stable_version", "tenants_sha256", b"tenants_sha256", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
