@@ -111,6 +111,8 @@ class RegionControl:
         self._measuring = OwnSignals()
         self._signals: Signals | None = None
         self._processes: dict[str, tuple[RegionProcess, ...]] = {}
+        self.unaware_count = 0
+        """Frontends and routers of a release that knows no regions. They serve at home alone."""
         self._stable = ("", "")
         self._orders = RegionOrders()
         self._due = _Due()
@@ -187,6 +189,9 @@ class RegionControl:
         self._due.step_s = now_s + STEP_S
         self._stable = (content.stable.pool, content.stable.model_version)
         self._processes = _processes(registry.ordered(), content)
+        self.unaware_count = sum(
+            not each.region for each in registry.ordered() if each.role in self._processes
+        )
         if now_s >= self._due.measure_s:
             self._due.measure_s = now_s + self.settings.signals_every_s
             self._measure(registry, receivers, content, now_s)

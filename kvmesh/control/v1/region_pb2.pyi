@@ -673,6 +673,7 @@ class RegionView(_message.Message):
     STABLE_VERSION_FIELD_NUMBER: _builtins.int
     TENANTS_DIFFER_FIELD_NUMBER: _builtins.int
     HEARD_AGE_FIELD_NUMBER: _builtins.int
+    UNAWARE_COUNT_FIELD_NUMBER: _builtins.int
     region: _builtins.str
     """Name of the region."""
     is_own: _builtins.bool
@@ -697,6 +698,8 @@ class RegionView(_message.Message):
     """Model version that serves its users."""
     tenants_differ: _builtins.bool
     """True if its tenants differ in residency, limits or disabled marks."""
+    unaware_count: _builtins.int
+    """Frontends and routers of a release that knows no regions. They serve at home alone. Own region only."""
     @_builtins.property
     def declared(self) -> Global___Declared:
         """Its declaration."""
@@ -742,10 +745,11 @@ class RegionView(_message.Message):
         stable_version: _builtins.str = ...,
         tenants_differ: _builtins.bool = ...,
         heard_age: _duration_pb2.Duration | None = ...,
+        unaware_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_health", b"_health", "age", b"age", "declared", b"declared", "headroom", b"headroom", "health", b"health", "heard_age", b"heard_age", "signals", b"signals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_health", b"_health", "age", b"age", "declared", b"declared", "grants", b"grants", "headroom", b"headroom", "health", b"health", "heard_age", b"heard_age", "is_by_hand", b"is_by_hand", "is_own", b"is_own", "is_stale", b"is_stale", "limit_share", b"limit_share", "observed", b"observed", "reason", b"reason", "region", b"region", "signals", b"signals", "spill_share", b"spill_share", "stable_version", b"stable_version", "tenants_differ", b"tenants_differ", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_health", b"_health", "age", b"age", "declared", b"declared", "grants", b"grants", "headroom", b"headroom", "health", b"health", "heard_age", b"heard_age", "is_by_hand", b"is_by_hand", "is_own", b"is_own", "is_stale", b"is_stale", "limit_share", b"limit_share", "observed", b"observed", "reason", b"reason", "region", b"region", "signals", b"signals", "spill_share", b"spill_share", "stable_version", b"stable_version", "tenants_differ", b"tenants_differ", "unaware_count", b"unaware_count", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__health: _TypeAlias = _typing.Literal["health"]  # noqa: Y015
     _WhichOneofArgType__health: _TypeAlias = _typing.Literal["_health", b"_health"]  # noqa: Y015
