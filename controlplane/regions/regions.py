@@ -191,9 +191,17 @@ class Regions:
         return self._wanted
 
     def limit_share(self, now_s: float) -> float:
-        """Return the part of each tenant's limit that the own region enforces: its moved share and what it borrows."""
+        """Return the part of each tenant's limit that the own region enforces: its moved share and what it borrows.
+
+        A region that is DRAINED itself borrows from hard-down regions alone.
+        """
         shares = self.shares(now_s)
-        lenders = [name for name, each in self.targets.items() if each.is_lender()]
+        is_drained = self._known.declared.state.is_drained
+        lenders = [
+            name
+            for name, each in self.targets.items()
+            if each.is_hard_down or (each.declared.state.is_drained and not is_drained)
+        ]
         return min(1.0, shares[self.own] + borrowed(shares, self.own, lenders, self.limits))
 
     def shares(self, now_s: float) -> dict[str, float]:
