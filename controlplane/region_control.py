@@ -135,7 +135,8 @@ class RegionControl:
             if peer is not None:
                 peer.entry = entry
                 if entry.observed is not ObservedState.UNKNOWN:
-                    self.regions.on_restored(entry.name, State[entry.observed.name], now_s)
+                    state, reason = State[entry.observed.name], "as the snapshot says that was in force"
+                    self.regions.on_observed(entry.name, state, reason, now_s)
         self.take_orders(orders, now_s)
 
     def take_orders(self, orders: RegionOrders, now_s: float) -> None:

@@ -116,13 +116,6 @@ class Regions:
         )
         self._note_transition(target, before)
 
-    def on_restored(self, region: str, state: State, now_s: float) -> None:
-        """Take the observed state of the snapshot in force, at the begin of a term. Its timers begin anew."""
-        target = self.targets.get(region)
-        if target is not None:
-            reason = "as the snapshot says that was in force"
-            target.observed = machine.restored(state, reason, now_s, self.settings)
-
     def on_probe(self, region: str, is_ok: bool, now_s: float) -> None:
         """Take the result of a probe of a target's data path."""
         if region in self.targets:
