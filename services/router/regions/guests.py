@@ -3,7 +3,7 @@
 The control plane renews the grants. A grant that is not renewed decays (`kvmesh.regions.lease`); a message without it does
 not end it. A guest is charged with all tokens of its prompt, because its prefix is cached in another region.
 
-INVARIANT: in any time t, the charges of new attempts without their refunds are at most grant x t + burst + one prompt.
+INVARIANT: in any time t, the charges of new attempts, less all refunds, are at most grant x t + burst + one prompt.
 INVARIANT: once all attempts ended, no blocks are in flight.
 """
 
