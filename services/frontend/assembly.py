@@ -20,6 +20,7 @@ from kvmesh.clock import MonotonicClock, wall_ns
 from kvmesh.config import MeshConfig
 from kvmesh.config_sections import Frontend as FrontendSection
 from kvmesh.control.v1 import shadow_pb2, snapshot_pb2
+from kvmesh.membership.address_filter import AddressFilter
 from kvmesh.membership.member import Member
 from kvmesh.pools import pool_names
 from kvmesh.process import MeshProcess
@@ -42,6 +43,7 @@ from services.frontend.draining import drain
 from services.frontend.mesh_secret import MeshSecret
 from services.frontend.metrics import RequestMetrics, watch_core, watch_pools
 from services.frontend.readiness import follow_routers
+from services.frontend.region_routers import RegionRouters
 from services.frontend.requests.core import FrontendCore, Observer
 from services.frontend.requests.resume_token import SECRET_BYTES, Seal
 from services.frontend.requests.retry_budget import RetryBudget
@@ -132,6 +134,9 @@ class Frontend(MeshProcess):
         """Set once the snapshot and the secret of the mesh are known. Requests wait for it."""
         self._is_view_known = False
         """True once the leases were read."""
+        self._members: list[Member] = []
+        """Members of the own region."""
+        self._region_routers = RegionRouters(config.region.name, AddressFilter(self.networks))
         self.warm_up = WarmUp(
             self.core,
             versions,
@@ -257,6 +262,9 @@ class Frontend(MeshProcess):
     def on_snapshot(self, published: Published) -> None:
         """Choose the pools of new requests by `published`."""
         self.core.take_snapshot(published.content)
+        self._region_routers.take(published.content.regions)
+        if self._is_view_known:
+            self._link_routers()
         self.shadowing.on_snapshot(published.content)
 
     def member(self, address: str) -> Member:
@@ -267,7 +275,8 @@ class Frontend(MeshProcess):
     def on_members(self, members: list[Member]) -> None:
         """Take a new view of the mesh's members."""
         self._is_view_known = True
-        self.links.update(members)
+        self._members = members
+        self._link_routers()
         self.shadowing.on_members(members, sum(member.role == "frontend" for member in members))
         self._unseeded_pools = frozenset(
             member.pool
@@ -285,6 +294,10 @@ class Frontend(MeshProcess):
         self.core.retries.share(1 + len(others), self.clock.now_s())
         rank = sum(other.process_id < self.options.process_id for other in others)
         self.accounts.budgets.on_members(1 + len(others), rank)
+
+    def _link_routers(self) -> None:
+        """Link the routers of the own region, and those of other regions that get load."""
+        self.links.update(self._region_routers.with_foreign(self._members))
 
     async def drain(self) -> None:
         """Refuse new requests (graceful shutdown); return when every request has ended or is handed over."""

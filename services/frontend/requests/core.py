@@ -187,10 +187,13 @@ class FrontendCore:
     # Routers.
 
     def add_router(
-        self, link: RouterLink, pool: str = DEFAULT_POOL, model_version: str = ""
+        self, link: RouterLink, pool: str = DEFAULT_POOL, model_version: str = "", region: str = ""
     ) -> Peer[LiveRequest]:
-        """Add a link to a router of `pool`; the link's events must come to the sink methods below."""
-        return self.peers.add(link, pool, model_version)
+        """Add a link to a router of `pool` in `region` (empty: the own one); the link's events must come to the sink methods.
+
+        `pool` is the bare name.
+        """
+        return self.peers.add(link, pool, model_version, region)
 
     def remove_router(self, name: str) -> None:
         """Forget a router after its link was lost and closed."""
