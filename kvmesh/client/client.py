@@ -18,11 +18,9 @@ from kvmesh.client.generation import GenerationStream
 from kvmesh.client.request_builder import Options, build_request
 from kvmesh.client.retry_policy import RetryPolicy
 from kvmesh.inference.v1 import inference_pb2 as pb
+from kvmesh.regions.names import HOME_METADATA
 
 DEADLINE_S = 120.0
-
-_HOME: Final = "kvmesh-region"
-"""Metadata key with the home region of the caller."""
 
 
 class Client:
@@ -62,7 +60,7 @@ class Client:
         connect = open_channel or partial(dial, credentials=credentials, options=channel_options)
         metadata = _credentials_metadata(key, tenant)
         if regions is not None:
-            metadata.append((_HOME, prefer))
+            metadata.append((HOME_METADATA, prefer))
         self._by_region = by_region(addresses, regions, prefer)
         self._connections = Connections(self._by_region, self._retry_policy, connect, metadata)
 

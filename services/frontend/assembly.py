@@ -45,6 +45,7 @@ from services.frontend.metrics import RequestMetrics, watch_core, watch_pools
 from services.frontend.readiness import follow_routers
 from services.frontend.region_routers import RegionRouters
 from services.frontend.requests.core import FrontendCore, Observer
+from services.frontend.requests.region_choice import RegionSettings
 from services.frontend.requests.resume_token import SECRET_BYTES, Seal
 from services.frontend.requests.retry_budget import RetryBudget
 from services.frontend.requests.retry_state import Limits
@@ -105,13 +106,15 @@ class Frontend(MeshProcess):
         """Hands streams over while the control plane drains this frontend."""
         self._budgets_redis = RedisLink(budgets_redis_url) if budgets_redis_url else self.redis
         self.seal = Seal(secrets.token_bytes(SECRET_BYTES))
-        self._secret = MeshSecret(self.redis, config.mesh.name, self.seal)
+        others = config.regions.keys() - {config.region.name}
+        self._secret = MeshSecret(self.redis, config.mesh.name, self.seal, others)
         self.tenants = CatalogueStore(self.redis, config)
         pools = pool_names(config)
         counts = RequestMetrics(self.metrics, TenantMetrics(self.metrics, config.tenants), pools)
         self.core = _core(config, self.clock, counts, self.boot_id)
         self.core.take_snapshot(initial_content(config))
         self.core.pools.share_tokenizer = versions.share_tokenizer
+        self.core.regions.serves = versions.__contains__
         counts.track_of = self.core.pools.track
         watch_core(self.metrics, self.core)
         watch_pools(self.metrics, self.core, pools)
@@ -299,6 +302,10 @@ class Frontend(MeshProcess):
         """Link the routers of the own region, and those of other regions that get load."""
         self.links.update(self._region_routers.with_foreign(self._members))
 
+    def on_regions(self, traffic: snapshot_pb2.RegionTraffic) -> None:
+        """Take the shares of new sessions that other regions get."""
+        self.core.regions.take_shares({each.region: each.share for each in traffic.spill})
+
     async def drain(self) -> None:
         """Refuse new requests (graceful shutdown); return when every request has ended or is handed over."""
         self._stop_moving()
@@ -401,6 +408,9 @@ def _core(config: MeshConfig, clock: MonotonicClock, observer: Observer, boot_id
         jitter=random.random,
         observer=observer,
         boot_id=boot_id,
+        regions=RegionSettings(
+            config.region.name, frozenset(config.regions), config.region.other_version == "stable"
+        ),
     )
 
 
