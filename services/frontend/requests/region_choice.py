@@ -205,6 +205,8 @@ class RegionChoice:
     def _spilled(
         self, chosen: ChosenPool, tenant: Tenant, session: str, home: str, now_s: float, *, is_session: bool
     ) -> ChosenPool | None:
+        if self._targets is None:
+            self.sessions.expire(now_s)
         if self._is_guest(home):
             return None
         at = position(tenant.name, session)

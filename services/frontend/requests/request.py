@@ -402,7 +402,7 @@ class LiveRequest:
         region, is_grant = self.spec.region, fault == faults.GRANT
         if is_grant:
             self.hub.regions.note_grant_refused(self.spec, now_s)
-        if not is_grant and (not region or self.retry_state.was_taken):
+        if not (is_grant or region):
             return False
         self.refused_regions.add(region)
         spec = self._away()

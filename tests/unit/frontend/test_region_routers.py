@@ -51,7 +51,7 @@ def test_a_lease_of_the_own_redis_is_of_the_own_region_whatever_it_says() -> Non
 
 
 def test_a_foreign_router_is_a_peer_of_its_region_and_of_no_own_pool() -> None:
-    """Its pool is "region/pool", a choice in the own pool never finds it, and its link is closed once unlisted and unused."""
+    """Its pool is "region/pool", no choice in an own pool finds it, and its link is closed once unlisted and unused."""
     core = FrontendCore(Limits(3, 3.0, 4), limit=8, retries=RetryBudget(0.1, 3.0, 0.0), jitter=lambda: 0.5)
     dialer: Any = None
     hello = pb.Hello(region="eu")
