@@ -41,7 +41,7 @@ from services.frontend.accounts.budgets.batcher import ANSWER_S
 from services.frontend.accounts.tenant_metrics import TenantMetrics
 from services.frontend.draining import drain
 from services.frontend.mesh_secret import MeshSecret
-from services.frontend.metrics import RequestMetrics, watch_core, watch_pools
+from services.frontend.metrics import RequestMetrics, watch_core, watch_pools, watch_regions
 from services.frontend.readiness import follow_routers
 from services.frontend.region_routers import RegionRouters
 from services.frontend.requests.core import FrontendCore, Observer
@@ -106,11 +106,14 @@ class Frontend(MeshProcess):
         """Hands streams over while the control plane drains this frontend."""
         self._budgets_redis = RedisLink(budgets_redis_url) if budgets_redis_url else self.redis
         self.seal = Seal(secrets.token_bytes(SECRET_BYTES))
-        others = config.regions.keys() - {config.region.name}
-        self._secret = MeshSecret(self.redis, config.mesh.name, self.seal, others)
+        self._secret = MeshSecret(
+            self.redis, config.mesh.name, self.seal, config.regions.keys() - {config.region.name}
+        )
         self.tenants = CatalogueStore(self.redis, config)
         pools = pool_names(config)
-        counts = RequestMetrics(self.metrics, TenantMetrics(self.metrics, config.tenants), pools)
+        others = sorted(config.regions.keys() - {config.region.name})
+        regions = [config.region.name, *others] if config.regions else []
+        counts = RequestMetrics(self.metrics, TenantMetrics(self.metrics, config.tenants), pools, regions)
         self.core = _core(config, self.clock, counts, self.boot_id)
         self.core.take_snapshot(initial_content(config))
         self.core.pools.share_tokenizer = versions.share_tokenizer
@@ -118,6 +121,7 @@ class Frontend(MeshProcess):
         counts.track_of = self.core.pools.track
         watch_core(self.metrics, self.core)
         watch_pools(self.metrics, self.core, pools)
+        watch_regions(self.metrics, self.core, others)
         self._timer = Timer(self.core, self.clock, lambda error: log.error("bug in a timer", exc_info=error))
         self.core.on_event = self._timer.update
         self.accounts = Accounts(
