@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Unpack
+from typing import Any, Final, Unpack
 
 import grpc
 
@@ -18,9 +18,11 @@ from kvmesh.client.generation import GenerationStream
 from kvmesh.client.request_builder import Options, build_request
 from kvmesh.client.retry_policy import RetryPolicy
 from kvmesh.inference.v1 import inference_pb2 as pb
-from kvmesh.regions.names import HOME_METADATA
 
 DEADLINE_S = 120.0
+
+_HOME: Final = "kvmesh-region"
+"""Metadata key with the home region of the caller."""
 
 
 class Client:
@@ -60,7 +62,7 @@ class Client:
         connect = open_channel or partial(dial, credentials=credentials, options=channel_options)
         metadata = _credentials_metadata(key, tenant)
         if regions is not None:
-            metadata.append((HOME_METADATA, prefer))
+            metadata.append((_HOME, prefer))
         self._by_region = by_region(addresses, regions, prefer)
         self._connections = Connections(self._by_region, self._retry_policy, connect, metadata)
 

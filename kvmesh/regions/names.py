@@ -11,7 +11,7 @@ from typing import Final
 BORDER: Final = "/"
 
 HOME_METADATA: Final = "kvmesh-region"
-"""Metadata key with which a client names its home region."""
+"""Metadata key with which a client names its home region. `kvmesh.client` has a copy, without this import."""
 
 
 def qualified(region: str, name: str) -> str:

@@ -7,7 +7,9 @@ from collections import Counter
 
 import pytest
 
+from kvmesh.client import client
 from kvmesh.errors import MeshError
+from kvmesh.regions.names import HOME_METADATA
 from kvmesh.snapshot.content import Content, PoolTrack, Track
 from kvmesh.snapshot.regions import RegionEntry
 from kvmesh.tenants.caller import Tenant
@@ -195,6 +197,7 @@ def test_homes_are_the_configured_regions() -> None:
     regions = mesh_of(entry("us")).core.regions
     assert [regions.home_of(told) for told in ("", "eu", "us", "mars")] == ["eu", "eu", "us", "eu"]
     assert regions.unknown_home_total == 1 and regions.guests == {"us": 1}
+    assert HOME_METADATA == client._HOME
     alone = RegionChoice(mesh_of().core.peers, mesh_of().core.pools, RegionSettings())
     assert alone.home_of("us") == "" and alone.unknown_home_total == 0
 
