@@ -26,6 +26,8 @@ ADMISSION = "CPU of an admission"
 ADMISSION_LATENCY = "added latency, p50"
 REFUSAL = "CPU of a refusal by a budget"
 THREE_POOLS = "three pools of two routers, two versions"
+THREE_REGIONS = "three regions of two routers, no spill"
+REGION_CHOICE = "added CPU of a request for the choice of region and router"
 VERSION_CHOICE = "version choice, CPU of a request"
 OBSERVED = "200 tokens each, 200 requests/s"
 OBSERVATION = "CPU of the observation of a request"
@@ -91,6 +93,7 @@ AIMS: dict[Key, Aim] = {
     Key("admission", UNLEASED, ADMISSION_LATENCY): Aim(150.0),
     Key("admission", "refused", REFUSAL): Aim(20.0),
     Key("versions", THREE_POOLS, VERSION_CHOICE): Aim(3.0),
+    Key("versions", THREE_REGIONS, REGION_CHOICE): Aim(2.0),
     Key("versions", OBSERVED, OBSERVATION): Aim(10.0),
     Key("hot", HOT_PROMPTS, RECORDING): Aim(5.0),
     Key("versions", TAPPED, TAP_OFF): Aim(1.0),
