@@ -72,6 +72,10 @@ class News:
     tenants_sha256: bytes = b""
     rollout: RolloutNews | None = None
     """None: it had none."""
+    seed_wishes: tuple[str, ...] = ()
+    """Regions that should replay its hot prompts."""
+    overrides: tuple[pb.TenantOverride, ...] = ()
+    """Operators' overrides of tenants (`overrides`)."""
 
     @property
     def order(self) -> tuple[int, int]:
@@ -95,6 +99,8 @@ def to_message(news: News) -> pb.RegionNews:
         stable_version=news.stable_version,
         tenants_sha256=news.tenants_sha256,
         rollout=None if news.rollout is None else _rollout_message(news.rollout),
+        seed_wishes=news.seed_wishes,
+        overrides=news.overrides,
     )
 
 
@@ -108,6 +114,7 @@ def of_message(message: pb.RegionNews) -> News:
         ("frontends", len(message.frontends), PROCESSES_MAX),
         ("declared", len(message.declared), REGIONS_MAX),
         ("grants", len(message.grants), REGIONS_MAX),
+        ("seed_wishes", len(message.seed_wishes), REGIONS_MAX),
         ("resume_secrets", len(message.resume_secrets), SECRETS_MAX),
         ("tenants_sha256", len(message.tenants_sha256), TEXT_BYTES_MAX),
     ):
@@ -133,6 +140,8 @@ def of_message(message: pb.RegionNews) -> News:
         stable_version=message.stable_version,
         tenants_sha256=message.tenants_sha256,
         rollout=_rollout_of(message.rollout) if message.HasField("rollout") else None,
+        seed_wishes=tuple(message.seed_wishes),
+        overrides=tuple(message.overrides),
     )
 
 

@@ -116,13 +116,6 @@ class Regions:
         )
         self._note_transition(target, before)
 
-    def on_restored(self, region: str, state: State, now_s: float) -> None:
-        """Take the observed state of the snapshot in force, at the begin of a term. Its timers begin anew."""
-        target = self.targets.get(region)
-        if target is not None:
-            reason = "as the snapshot says that was in force"
-            target.observed = machine.restored(state, reason, now_s, self.settings)
-
     def on_probe(self, region: str, is_ok: bool, now_s: float) -> None:
         """Take the result of a probe of a target's data path."""
         if region in self.targets:
@@ -191,9 +184,17 @@ class Regions:
         return self._wanted
 
     def limit_share(self, now_s: float) -> float:
-        """Return the part of each tenant's limit that the own region enforces: its moved share and what it borrows."""
+        """Return the part of each tenant's limit that the own region enforces: its moved share and what it borrows.
+
+        A region that is DRAINED itself borrows from hard-down regions alone.
+        """
         shares = self.shares(now_s)
-        lenders = [name for name, each in self.targets.items() if each.is_lender()]
+        is_drained = self._known.declared.state.is_drained
+        lenders = [
+            name
+            for name, each in self.targets.items()
+            if each.is_hard_down or (each.declared.state.is_drained and not is_drained)
+        ]
         return min(1.0, shares[self.own] + borrowed(shares, self.own, lenders, self.limits))
 
     def shares(self, now_s: float) -> dict[str, float]:

@@ -156,6 +156,7 @@ class Catalogue:
                 may_clamp=tenant.clamp,
                 cached_discount=tenant.cached_discount,
                 is_disabled=tenant.disabled,
+                regions=tuple(tenant.regions),
             ),
             service_class=self.classes[tenant.class_],
             account=Account(

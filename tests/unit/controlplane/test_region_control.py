@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import msgspec
 import pytest
 
+from controlplane import region_views
 from controlplane.actions import Steer
 from controlplane.pools.registry import Registry
 from controlplane.region_control import STALE_S, RegionControl, RegionNames
@@ -307,3 +309,16 @@ def test_rollouts_of_other_regions_are_told_with_their_age() -> None:
     cell.step(50)
     found = cell.control.rollouts(cell.now_s)["us"]
     assert (found.state, found.to_version) == ("COMPLETED", "m2") and found.age_s == pytest.approx(150)
+
+
+def test_processes_of_a_release_without_regions_are_counted() -> None:
+    """Their leases name no region; operators see that an upgrade is not over."""
+    cell = Cell()
+    cell.step()
+    assert cell.control.unaware_count == 2
+    members = [msgspec.structs.replace(each, region="eu") for each in cell.registry.ordered()]
+    cell.registry.take(members, cell.now_s)
+    cell.step()
+    assert cell.control.unaware_count == 0
+    (own, other) = region_views.views(cell.control, cell.now_s)
+    assert (own.region, own.is_own, other.region, other.unaware_count) == ("eu", True, "us", 0)

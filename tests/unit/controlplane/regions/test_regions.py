@@ -131,6 +131,27 @@ def test_fixed_limits_never_borrow() -> None:
     assert bench.regions.limit_share(bench.now_s) == pytest.approx(0.5)
 
 
+def test_drained_regions_lend_to_regions_that_serve() -> None:
+    """Two drained regions of three enforce their floors, and the third one the whole; a dead one lends to all."""
+    drained = Declared(state=DeclaredState.DRAINED, revision=1)
+    parts = {}
+    for own in ("ap", "eu", "us"):
+        bench = Bench("ap", "us")
+        bench.regions = Regions(own, ("ap", "eu", "us"), SETTINGS)
+        for name in ("ap", "us"):
+            bench.regions.on_declared(name, drained, 0.0, bench.now_s)
+        parts[own] = bench.regions.limit_share(bench.now_s)
+    assert parts == pytest.approx({"ap": 0.1, "eu": 1.0, "us": 0.1})
+    bench.regions = Regions("us", ("ap", "eu", "us"), SETTINGS)
+    bench.regions.on_declared("us", drained, 0.0, bench.now_s)
+    for _ in range(10):
+        bench.now_s += 1.0
+        for name in ("ap", "eu"):
+            bench.regions.on_probe(name, False, bench.now_s)
+        bench.regions.step(bench.now_s)
+    assert bench.regions.limit_share(bench.now_s) == pytest.approx(1.0)
+
+
 def test_a_dead_control_plane_takes_no_region_out() -> None:
     """Its signals are unknown, and its data path answers."""
     bench = Bench("us")
