@@ -27,7 +27,6 @@ from tests.integration.containers import daemon
 
 RESULTS: Final = Path(".kvmesh/gameday/runs.jsonl")
 PAGE: Final = Path("docs/measurements/regions.md")
-TRIES: Final = 2
 
 Results = Annotated[Path, typer.Option(help="File with a JSON line per run; the capacity is kept beside it.")]
 Tag = Annotated[str, typer.Option(help="Tag of the images, as built by `make images`.")]
@@ -45,6 +44,9 @@ def run(
     ] = "",
     runs: Annotated[int, typer.Option(help="Runs of each.", min=1, max=100)] = 1,
     resume: Annotated[bool, typer.Option("--resume", help="Leave out runs that have a record.")] = False,
+    tries: Annotated[
+        int, typer.Option(help="Most tries of a run that a saturated machine spoils.", min=1, max=10)
+    ] = 2,
     results: Results = RESULTS,
     tag: Tag = "dev",
     check: Check = False,
@@ -64,7 +66,7 @@ def run(
         records.put_aside()
     try:
         todo = missing(planned(names, at, counts, runs), records.read())
-        failed = _run_all(todo, records, tag, console)
+        failed = _run_all(todo, records, tag, tries, console)
         found = records.read()
     except RecordError as error:
         typer.echo(str(error), err=True)
@@ -100,7 +102,7 @@ def _needs_images(tag: str) -> None:
         raise typer.Exit(2)
 
 
-def _run_all(todo: list[Run], records: Records, tag: str, console: Console) -> int:
+def _run_all(todo: list[Run], records: Records, tag: str, tries: int, console: Console) -> int:
     """Make all runs and append their records. Return the number of those that could not be made."""
     if not todo:
         return 0
@@ -112,7 +114,7 @@ def _run_all(todo: list[Run], records: Records, tag: str, console: Console) -> i
     for number, each in enumerate(todo, start=1):
         name = "-".join(map(str, each.key))
         with Progress(console, f"[{number}/{len(todo)}] {name}") as progress:
-            made = _try(each, found, records.path.parent / name, tag, progress)
+            made = _try(each, found, records.path.parent / name, tag, tries, progress)
             if made is None:
                 failed += 1
                 continue
@@ -121,10 +123,12 @@ def _run_all(todo: list[Run], records: Records, tag: str, console: Console) -> i
     return failed
 
 
-def _try(run: Run, capacity: Capacity, folder: Path, tag: str, progress: Progress) -> Record | None:
-    """Return the record of a run, if possible without problems. None: it could not be made TRIES times."""
+def _try(
+    run: Run, capacity: Capacity, folder: Path, tag: str, tries: int, progress: Progress
+) -> Record | None:
+    """Return the record of a run, if possible without problems. None: it could not be made `tries` times."""
     made = None
-    for _ in range(TRIES):
+    for _ in range(tries):
         try:
             made = asyncio.run(running.perform(run, capacity, folder.resolve(), tag, progress.say))
         except (BenchError, AssertionError) as error:

@@ -73,6 +73,11 @@ def whole(record: Record, **chosen: tuple[str, ...]) -> Window:
     return Window(record.bins, 0.0, record.times.ended_s + 1.0, **chosen)
 
 
+def with_open(record: Record, **chosen: tuple[str, ...]) -> Window:
+    """Return the window from before the event to the end: requests that the event finds open were sent before it."""
+    return Window(record.bins, record.times.steady_s, record.times.ended_s + 1.0, **chosen)
+
+
 def good_after_5_s(record: Record) -> Verdict:
     """Judge new requests of callers that any region may serve, of all regions."""
     return _least("new requests after 5 s: at least 99.5 % good", fault(record, SETTLE_S, kinds=FREE), 0.995)
@@ -80,7 +85,7 @@ def good_after_5_s(record: Record) -> Verdict:
 
 def streams_exact(record: Record) -> Verdict:
     """Judge that every stream that had tokens ended with all of them, and that some streams had to resume."""
-    window = whole(record, kinds=FREE)
+    window = with_open(record, kinds=FREE)
     cut, wrong, resumes = window.count(CUT), window.count(WRONG), window.total("resumes")
     measured = f"{cut} lost, {wrong} with wrong tokens, {resumes} resumed"
     return Verdict("every stream resumed token-exact", measured, resumes > 0 and cut == wrong == 0)
@@ -156,7 +161,7 @@ def not_sent_to_dead(record: Record) -> Verdict:
 
 def stale_with_tokens(record: Record) -> Verdict:
     """Judge that streams of a version that no other region serves end with STALE_SNAPSHOT, and no other stream is lost."""
-    window = whole(record, kinds=FREE)
+    window = with_open(record, kinds=FREE)
     cut, stale = window.count(CUT), window.total("stale")
     measured = f"{stale} of {cut} lost streams with STALE_SNAPSHOT, {window.count(WRONG)} with wrong tokens"
     is_met = stale > 0 and cut == stale and not window.count(WRONG)
@@ -167,7 +172,7 @@ def stale_with_tokens(record: Record) -> Verdict:
 
 def nothing_lost(record: Record) -> Verdict:
     """Judge that no request fails; a refusal with RetryInfo is no loss."""
-    window = whole(record)
+    window = with_open(record)
     lost = window.count(BARE, FAILED, CUT, WRONG)
     measured = f"{lost} lost, {window.count(REFUSED)} refused, of {window.sent}"
     return Verdict("no request lost", measured, window.sent > 0 and not lost)
@@ -282,7 +287,7 @@ def goodput_kept(record: Record) -> Verdict:
 
 def no_stream_lost(record: Record) -> Verdict:
     """Judge the streams that had tokens, of callers that any region may serve."""
-    window = whole(record, kinds=FREE)
+    window = with_open(record, kinds=FREE)
     cut = window.count(CUT)
     return Verdict("no stream lost", f"{cut} of {window.sent}", window.sent > 0 and not cut)
 
@@ -299,7 +304,7 @@ def amplification(record: Record) -> Verdict:
 
 def no_wrong_token(record: Record) -> Verdict:
     """Judge every token of the whole run."""
-    window = Window(record.bins, record.times.steady_s, record.times.ended_s + 1.0)
+    window = with_open(record)
     wrong = window.count(WRONG)
     return Verdict("no wrong token", f"{wrong} of {window.sent} answers", window.sent > 0 and not wrong)
 
