@@ -309,6 +309,15 @@ def no_wrong_token(record: Record) -> Verdict:
     return Verdict("no wrong token", f"{wrong} of {window.sent} answers", window.sent > 0 and not wrong)
 
 
+def charged_once(record: Record) -> Verdict:
+    """Judge the tokens that the frontends settled against the cost of the requests."""
+    aim = "tenants are charged what their requests cost"
+    least, most = record.cost
+    if record.settled is None or not most:
+        return Verdict(aim, NOTHING, is_met=False)
+    return Verdict(aim, f"{record.settled} tokens, cost {least} to {most}", least <= record.settled <= most)
+
+
 def pinned_at_home(record: Record) -> Verdict:
     """Judge that a pinned tenant is served in its region or refused."""
     aim = "a pinned tenant served in its region or refused"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -53,6 +54,10 @@ class Call(msgspec.Struct, frozen=True, array_like=True):
     cached_tokens: int
     output_tokens: int
     """Tokens that arrived."""
+    sent_tokens: int
+    """Tokens of the prompt as the client sent it."""
+    expected_tokens: int
+    """Tokens of the right answer."""
 
     @property
     def attempts(self) -> int:
@@ -63,6 +68,21 @@ class Call(msgspec.Struct, frozen=True, array_like=True):
     def served(self) -> str:
         """Region of the last attempt; of the frontend where no attempt is explained."""
         return self.tried[-1] if self.tried else self.frontend
+
+
+def cost_of(found: Iterable[Call]) -> tuple[int, int]:
+    """Return the least and the most tokens that requests may be charged, prompts and outputs together.
+
+    A good one costs what it has, to the token. Another one costs nothing without a token, or at least what its client saw,
+    and at most what it asked for.
+    """
+    least = most = 0
+    for call in found:
+        whole = call.sent_tokens + call.expected_tokens
+        seen = call.sent_tokens + call.output_tokens if call.output_tokens else 0
+        least += whole if call.outcome == GOOD else seen
+        most += whole
+    return least, most
 
 
 def outcome_of(

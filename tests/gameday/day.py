@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from kvmesh.roles import SERVICE_PORTS
 from tests.chaos.rig import images
 from tests.gameday.shapes import FAULTS_FOLDER, TARGET, Shape, configs
 from tests.gameday.views import HEALTHY, Watcher
@@ -17,6 +20,14 @@ from tests.integration.containers.regions import RegionsMesh
 from tests.integration.live_mesh import until
 
 FEDERATED_S_MAX: Final = 60.0
+
+METRICS_S_MAX: Final = 10.0
+SETTLING_S: Final = 1.0
+"""Between two looks at the settled tokens. They are settled when two looks are equal."""
+
+_SETTLED: Final = re.compile(
+    r'^kvmesh_frontend_settled_tokens_total\{[^}]*kind="(?:prompt|output)"[^}]*\} (\S+)$', re.MULTILINE
+)
 
 _ORDER: Final = """
 import sys, grpc
@@ -94,12 +105,40 @@ class GameDay:
         """Addresses of the control planes by region."""
         return {name: self.mesh.controls(name) for name in self.mesh.regions}
 
+    async def settled(self) -> int:
+        """Return the tokens that all running frontends have settled since their start, when no more are settled."""
+        found = -1
+        while found != (found := await self._settled()):
+            await asyncio.sleep(SETTLING_S)
+        return found
+
+    async def _settled(self) -> int:
+        pages = await asyncio.gather(
+            *(
+                asyncio.to_thread(_metrics, mesh.parts[name].ip)
+                for mesh in self.mesh.regions.values()
+                for name in mesh.running("frontend")
+            )
+        )
+        return sum(settled_of(page) for page in pages)
+
     async def quiet(self) -> None:
         """End what goes on in the background."""
         if self.background is not None:
             self.background.cancel()
             await asyncio.gather(self.background, return_exceptions=True)
             self.background = None
+
+
+def settled_of(page: str) -> int:
+    """Return the settled tokens of prompts and outputs in the metrics of a frontend."""
+    return sum(int(float(value)) for value in _SETTLED.findall(page))
+
+
+def _metrics(ip: str) -> str:
+    url = f"http://{ip}:{SERVICE_PORTS['metrics']}/metrics"
+    with urllib.request.urlopen(url, timeout=METRICS_S_MAX) as answer:
+        return bytes(answer.read()).decode()
 
 
 def write_faults(folder: Path, region: str, text: str) -> None:

@@ -58,14 +58,16 @@ class Event:
     """All callers of the target move: the event shows if a load is survivable."""
     counts: tuple[int, ...] = (2,)
     """Numbers of regions of a full game day."""
+    ends_accounts: bool = True
+    """The event ends a frontend or a Redis, and so its count of charges."""
     judges: tuple[Judge, ...]
     """Aims at the planned load."""
 
     def judges_at(self, load: str) -> tuple[Judge, ...]:
         """Return the aims at a load. At the planned load they are the event's own ones."""
-        if load == PLAN or not self.loses:
-            return (*self.judges, *aims.ALWAYS)
-        return (*aims.FULL, *aims.ALWAYS)
+        own = self.judges if load == PLAN or not self.loses else aims.FULL
+        charges = () if self.ends_accounts else (aims.charged_once,)
+        return (*own, *aims.ALWAYS, *charges)
 
 
 async def _kill(day: GameDay) -> None:
@@ -190,6 +192,7 @@ EVENTS: Final = (
     ),
     Event(
         name="isolate",
+        ends_accounts=False,
         moves=True,
         title="a region cut off from everything, packets dropped",
         strike=_isolate,
@@ -207,6 +210,7 @@ EVENTS: Final = (
     ),
     Event(
         name="decode",
+        ends_accounts=False,
         title="the decode pool of a region killed",
         strike=_kill_decode,
         heal=_restart,
@@ -222,6 +226,7 @@ EVENTS: Final = (
     ),
     Event(
         name="control",
+        ends_accounts=False,
         title="the control plane of a region killed",
         strike=_kill_control,
         heal=_restart,
@@ -230,6 +235,7 @@ EVENTS: Final = (
     ),
     Event(
         name="brownout",
+        ends_accounts=False,
         title=f"engines of a region {BROWN:g} times slower",
         strike=_brown,
         heal=_recover,
@@ -238,6 +244,7 @@ EVENTS: Final = (
     ),
     Event(
         name="third",
+        ends_accounts=False,
         title="one of three replicas a role killed",
         strike=_kill_third,
         heal=_restart,
@@ -247,6 +254,7 @@ EVENTS: Final = (
     ),
     Event(
         name="flap",
+        ends_accounts=False,
         title="the probes of a region flap 20 times a minute",
         strike=_flap,
         heal=_heal_link,
@@ -255,6 +263,7 @@ EVENTS: Final = (
     ),
     Event(
         name="link",
+        ends_accounts=False,
         title="80 ms and 1 % loss each way between the regions",
         strike=_slow_link,
         heal=_heal_link,
@@ -263,6 +272,7 @@ EVENTS: Final = (
     ),
     Event(
         name="cut",
+        ends_accounts=False,
         title="the link between the regions cut both ways",
         strike=_cut,
         heal=_heal_link,
@@ -272,6 +282,7 @@ EVENTS: Final = (
     ),
     Event(
         name="cut-one-way",
+        ends_accounts=False,
         title="the link between the regions cut one way",
         strike=_cut_one_way,
         heal=_heal_link,
@@ -288,6 +299,7 @@ EVENTS: Final = (
     ),
     Event(
         name="drain",
+        ends_accounts=False,
         title="planned drain and restore",
         strike=_drain,
         heal=_restore,
@@ -298,6 +310,7 @@ EVENTS: Final = (
     ),
     Event(
         name="surge",
+        ends_accounts=False,
         title=f"{SURGE:g} times the load on one region",
         strike=nothing,
         surge=SURGE,

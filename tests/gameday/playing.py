@@ -130,13 +130,14 @@ class Player:
                         first_s = time.monotonic()
         except GenerateError as failed:
             error = failed
-        self._write(conversation, number, turn, stream, sent_s, first_s, error)
+        self._write(conversation, number, turn, said, stream, sent_s, first_s, error)
 
     def _write(
         self,
         conversation: Conversation,
         number: int,
         turn: Turn,
+        said: Sequence[int],
         stream: GenerationStream,
         sent_s: float,
         first_s: float | None,
@@ -171,6 +172,8 @@ class Player:
             usage.prompt_token_count,
             usage.cached_token_count,
             len(ids),
+            len(said),
+            turn.output_tokens,
         )
         self._file.write(msgspec.json.encode(call) + b"\n")
 

@@ -65,6 +65,10 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     busy: float
     late_s: float
     """Longest delay of the event loop of the clients, or of the runner."""
+    settled: int | None = None
+    """Tokens that the frontends settled during the load. None: a frontend or a Redis ended."""
+    cost: tuple[int, int] = (0, 0)
+    """Least and most tokens that the requests may be charged."""
     problems: tuple[str, ...] = ()
     """Reasons to reject the run."""
     notes: tuple[str, ...] = ()

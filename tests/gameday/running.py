@@ -178,6 +178,7 @@ class _Course:
     found: list[Call]
     busy: float
     late_s: float
+    settled: int | None
     notes: list[str] = field(default_factory=list)
 
 
@@ -226,6 +227,8 @@ async def perform(run: Run, capacity: Capacity, folder: Path, tag: str, say: Say
         views=tuple(seen.watcher.views(seen.struck_s)),
         busy=round(seen.busy, 3),
         late_s=round(seen.late_s, 3),
+        settled=seen.settled,
+        cost=calls.cost_of(seen.found),
         problems=tuple(problems),
         notes=tuple(seen.notes),
     )
@@ -267,6 +270,7 @@ async def _course(run: Run, day: GameDay, conversations: Sequence[Conversation],
     notes: list[str] = []
     say("prepares")
     await event.prepare(day)
+    settled = None if event.ends_accounts else await day.settled()
     watching = [asyncio.create_task(watcher.run()), asyncio.create_task(lateness.run())]
     try:
         say("warms up")
@@ -293,6 +297,8 @@ async def _course(run: Run, day: GameDay, conversations: Sequence[Conversation],
         ended_s = time.monotonic() - begun_s
         say("ends the load")
         found = await clients.stop()
+        if settled is not None:
+            settled = await day.settled() - settled
     finally:
         await day.quiet()
         for task in watching:
@@ -309,7 +315,7 @@ async def _course(run: Run, day: GameDay, conversations: Sequence[Conversation],
         ended_s=round(ended_s, 3),
     )
     late_s = max(lateness.longest_s, clients.late_s)
-    return _Course(times, begun_s, watcher, found, busy, late_s, notes)
+    return _Course(times, begun_s, watcher, found, busy, late_s, settled, notes)
 
 
 async def _act(act: Callable[[GameDay], object], day: GameDay, notes: list[str]) -> None:

@@ -131,6 +131,10 @@ CASES: dict[Judge, tuple[Make, Make]] = {
         lambda: bins_with(0.0, 75.0, attempts=round(1.3 * PER_BIN)),
     ),
     aims.no_wrong_token: (record, lambda: bins_with(-5.0, -4.0, "us", USERS, outcomes=some(WRONG))),
+    aims.charged_once: (
+        lambda: record(settled=110, cost=(100, 120)),
+        lambda: record(settled=121, cost=(100, 120)),
+    ),
     aims.pinned_at_home: (
         lambda: bins_with(0.0, 75.0, "eu", PINNED, outcomes={REFUSED: PER_BIN}, served={}, tried={}),
         lambda: bins_with(10.0, 11.0, "eu", PINNED, served={"us": 1}, tried={"us": 1}),

@@ -37,6 +37,8 @@ def call_at(sent_s: float, **changes: object) -> Call:
         prompt_tokens=100,
         cached_tokens=80,
         output_tokens=8,
+        sent_tokens=100,
+        expected_tokens=8,
     )
     return msgspec.structs.replace(made, **changes)
 
