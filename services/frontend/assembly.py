@@ -31,6 +31,7 @@ from kvmesh.snapshot.content import Content
 from kvmesh.snapshot.identity import Identity
 from kvmesh.snapshot.initial import initial_content
 from kvmesh.snapshot.published import Published
+from kvmesh.snapshot.regions import PERMILLE
 from kvmesh.snapshot.shadow import SHADOW
 from kvmesh.tenants.store import CatalogueStore
 from kvmesh.timer import Timer
@@ -111,7 +112,7 @@ class Frontend(MeshProcess):
         )
         self.tenants = CatalogueStore(self.redis, config)
         pools = pool_names(config)
-        others = sorted(config.regions.keys() - {config.region.name})
+        others = self._other_regions = sorted(config.regions.keys() - {config.region.name})
         regions = [config.region.name, *others] if config.regions else []
         counts = RequestMetrics(self.metrics, TenantMetrics(self.metrics, config.tenants), pools, regions)
         self.core = _core(config, self.clock, counts, self.boot_id)
@@ -269,6 +270,8 @@ class Frontend(MeshProcess):
     def on_snapshot(self, published: Published) -> None:
         """Choose the pools of new requests by `published`."""
         self.core.take_snapshot(published.content)
+        own = published.content.region(self._config.region.name)
+        self.tenants.set_share(own.limit_share_permille / PERMILLE if own is not None else 0.0)
         self._region_routers.take(published.content.regions)
         if self._is_view_known:
             self._link_routers()
@@ -303,7 +306,7 @@ class Frontend(MeshProcess):
         self.accounts.budgets.on_members(1 + len(others), rank)
 
     def _link_routers(self) -> None:
-        """Link the routers of the own region, and those of other regions that get load."""
+        """Link the routers of all regions."""
         self.links.update(self._region_routers.with_foreign(self._members))
 
     def on_regions(self, traffic: snapshot_pb2.RegionTraffic) -> None:
@@ -340,8 +343,16 @@ class Frontend(MeshProcess):
         return dataclasses.replace(found, model_versions=tuple(self._versions), capabilities=capabilities)
 
     def report(self) -> snapshot_pb2.ReceiverReport:
-        """Return the number of requests."""
-        return snapshot_pb2.ReceiverReport(live_request_count=len(self.core.admitted.serving))
+        """Return the number of requests, and which other regions are reached."""
+        return snapshot_pb2.ReceiverReport(
+            live_request_count=len(self.core.admitted.serving),
+            reached=[
+                snapshot_pb2.RegionReach(
+                    region=region, up=any(peer.link.is_up for peer in self.core.peers.of_region(region))
+                )
+                for region in self._other_regions
+            ],
+        )
 
     def observations(self) -> snapshot_pb2.ObservationBatch | None:
         """Return the next batch of observations."""

@@ -1,7 +1,7 @@
 """Routers of other regions as members, for the links of a frontend. Pure.
 
-The snapshot lists them, because no process reads the Redis of another region. A region with weight 0 has no members here:
-its links are closed once their last attempt has ended.
+The snapshot lists them, because no process reads the Redis of another region. A region with weight 0 has its links as well:
+they are the probes of its data path, without which it would never count as recovered.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class RegionRouters:
         self._foreign = self._admitted.take(
             _member(entry.name, router)
             for entry in entries
-            if entry.name != self._own and entry.weight_percent > 0
+            if entry.name != self._own
             for router in entry.routers
         )
 

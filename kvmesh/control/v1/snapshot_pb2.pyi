@@ -772,7 +772,7 @@ class RegionReach(_message.Message):
     region: _builtins.str
     """Name of the other region."""
     up: _builtins.bool
-    """True if a router of the region is attached, sends its heartbeats, and can place new requests."""
+    """True if a router of the region is attached and sends its heartbeats."""
     def __init__(
         self,
         *,

@@ -24,14 +24,15 @@ def entry(name: str, weight: int = 100, address: str = "127.0.0.1:9") -> RegionE
     return RegionEntry(name, weight_percent=weight, routers=(router,))
 
 
-def test_other_regions_with_a_weight_have_members_and_the_own_one_has_its_leases() -> None:
-    """Regions of weight 0, and the own entry, add nothing; a drain is passed on."""
+def test_other_regions_have_members_and_the_own_one_has_its_leases() -> None:
+    """The own entry adds nothing; a drain is passed on; a region of weight 0 is linked, because links are its probes."""
     routers = RegionRouters("eu", AddressFilter(Networks(())))
     routers.take([entry("eu"), entry("us"), entry("ap", 50), entry("sa", 0)])
     found = routers.with_foreign([lease("router-0", "router")])
     assert [(each.region, each.boot_id, each.draining) for each in found[1:]] == [
         ("us", "boot-us", False),
         ("ap", "boot-ap", True),
+        ("sa", "boot-sa", False),
     ]
     assert found[0].boot_id == lease("router-0", "router").boot_id
 
