@@ -276,10 +276,11 @@ def spill_within_grant(record: Record) -> Verdict:
 def goodput_kept(record: Record) -> Verdict:
     """Judge the survivors' good uncached tokens against their capacity alone."""
     aim = f"survivors keep goodput at {GOODPUT_MIN:g} of their capacity alone"
-    computed = fault(record, SETTLE_S).by_region("uncached")
+    window = fault(record, SETTLE_S)
+    computed = window.by_region("uncached")
     capacity = sum(record.capacities[name] for name in record.survivors)
     per_s = sum(computed[name] for name in record.survivors) / (record.times.heal_s - SETTLE_S)
-    if not computed or not capacity:
+    if not window.sent or not capacity:
         return Verdict(aim, NOTHING, is_met=False)
     measured = f"{per_s / capacity:.2f}: {per_s:.0f} of {capacity:.0f} tokens/s"
     return Verdict(aim, measured, per_s >= GOODPUT_MIN * capacity)

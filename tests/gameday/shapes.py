@@ -71,6 +71,7 @@ EQUAL: Final = Shape("equal")
 UNEQUAL: Final = Shape("unequal", replicas={"eu": (2, 2), "us": (1, 2)})
 MIXED: Final = Shape("mixed", versions={"us": NEXT_VERSION, "ap": NEXT_VERSION})
 TRIPLE: Final = Shape("triple", replicas={"eu": (3, 3)})
+SHAPES: Final = (EQUAL, UNEQUAL, MIXED, TRIPLE)
 
 
 def pinned(region: str) -> str:
