@@ -81,6 +81,7 @@ class Clients:
 
     async def start(self, play: Play, timeout_s: float) -> None:
         """Start the program."""
+        (self.folder / "stop").unlink(missing_ok=True)
         (self.folder / "plan.json").write_bytes(msgspec.json.encode(play))
         program = ("python", "-m", "tests.gameday.playing", f"{OUT}/plan.json")
         self.playing = asyncio.create_task(self.station.run(*program, timeout_s=timeout_s))
@@ -101,7 +102,10 @@ class Clients:
             raise BenchError(f"the clients ended early: {self.playing.result()[-2000:]}")
 
 
-def _play(day: GameDay, begin_s: float, conversations: Sequence[Conversation], **options: int | bool) -> Play:
+def play_of(
+    day: GameDay, begin_s: float, conversations: Sequence[Conversation], **options: int | bool
+) -> Play:
+    """Return the file of a station that plays conversations. `options`: further fields of Play."""
     return Play(
         frontends={name: tuple(day.mesh.frontends(name)) for name in day.mesh.regions},
         begin_s=begin_s,
@@ -130,7 +134,7 @@ async def measure_capacity(folder: Path, tag: str, say: Say) -> Capacity:
         clients = Clients(await day.mesh.station(), day.mesh.folder / "stations")
         say("measures the capacity")
         begin_s = time.monotonic() + 1.0
-        await clients.start(_play(day, begin_s, conversations, is_pressed=True, lanes=LANES), 300.0)
+        await clients.start(play_of(day, begin_s, conversations, is_pressed=True, lanes=LANES), 300.0)
         await clients.until(begin_s + PRESS_WARM_S)
         cpu = CpuShare()
         await clients.until(begin_s + PRESS_WARM_S + PRESS_S)
@@ -276,7 +280,7 @@ async def _course(run: Run, day: GameDay, conversations: Sequence[Conversation],
         say("warms up")
         begin_s = time.monotonic() + 1.0
         shows_refusals = run.load != PLAN or event.surge != 1.0
-        play = _play(day, begin_s, conversations, shows_refusals=shows_refusals)
+        play = play_of(day, begin_s, conversations, shows_refusals=shows_refusals)
         await clients.start(play, PLAY_S_MAX)
         await clients.until(begin_s + WARM_S)
         say("undisturbed")

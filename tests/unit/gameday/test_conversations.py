@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from tests.gameday import drawing
-from tests.gameday.conversations import Conversation, Demand, cost_of
+from tests.gameday.conversations import SYSTEM_TOKENS, Conversation, Demand, cost_of
 from tests.gameday.shapes import BLOCK_TOKENS, KINDS, MIXED, REGIONS, SEQUENCE_TOKENS, SHAPES, Shape, configs
 
 VERSIONS = ("v1", "v2")
@@ -44,7 +44,7 @@ def test_each_version_has_answers_of_its_own(drawn: list[Conversation]) -> None:
 
 def test_conversations_share_system_prompts_and_mix_kinds(drawn: list[Conversation]) -> None:
     """There are as many beginnings as system prompts, and every kind of caller."""
-    beginnings = {each.turns[0].message[: drawing.SYSTEM_TOKENS] for each in drawn}
+    beginnings = {each.turns[0].message[:SYSTEM_TOKENS] for each in drawn}
     assert len(beginnings) == drawing.SYSTEMS
     assert {each.kind for each in drawn} == set(KINDS)
 
@@ -54,7 +54,7 @@ def test_the_cost_of_a_turn_counts_whole_cached_blocks(drawn: list[Conversation]
     uncached, prompts = cost_of(drawn)
     fresh = []
     for each in drawn:
-        fresh.append(len(each.turns[0].message) - drawing.SYSTEM_TOKENS)
+        fresh.append(len(each.turns[0].message) - SYSTEM_TOKENS)
         fresh += [len(turn.message) + before.output_tokens for before, turn in pairwise(each.turns)]
     mean = sum(fresh) / len(fresh)
     assert mean <= uncached <= mean + BLOCK_TOKENS
