@@ -10,7 +10,7 @@ from typing import Final
 from tests.gameday import aims
 from tests.gameday.aims import Judge
 from tests.gameday.day import GameDay
-from tests.gameday.shapes import EQUAL, MIXED, TRIPLE, UNEQUAL, Shape
+from tests.gameday.shapes import BOTH, EQUAL, MIXED, TRIPLE, UNEQUAL, Shape
 
 PLAN: Final = "plan"
 """The load that `kvmesh region plan` gives for the hit ratio of the conversations, fully seeded."""
@@ -199,6 +199,14 @@ EVENTS: Final = (
         heal=_heal_link,
         counts=(2, 3),
         judges=MOVE,
+    ),
+    Event(
+        name="both-versions",
+        title="a region killed while the other one serves a later version, and still its own",
+        strike=_kill,
+        heal=_restart,
+        shape=BOTH,
+        judges=(aims.good_after_5_s, aims.streams_exact),
     ),
     Event(
         name="versions",
