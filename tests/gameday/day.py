@@ -56,8 +56,8 @@ class GameDay:
         self.shape = shape
         self.target = TARGET
         self.survivors = tuple(name for name in mesh.regions if name != TARGET)
-        self.is_forced = False
-        """Orders are given with force."""
+        self.notes: list[str] = []
+        """What a reader of the results should know."""
         self.background: asyncio.Task[None] | None = None
         """What an event goes on doing until its end."""
         self._faults = faults

@@ -9,7 +9,7 @@ from typing import Final
 
 from tests.gameday import aims
 from tests.gameday.aims import Judge
-from tests.gameday.day import GameDay
+from tests.gameday.day import GameDay, OrderRefused
 from tests.gameday.shapes import BOTH, EQUAL, MIXED, TRIPLE, UNEQUAL, Shape
 
 PLAN: Final = "plan"
@@ -162,7 +162,12 @@ async def _relight(day: GameDay) -> None:
 
 
 async def _drain(day: GameDay) -> None:
-    await day.order(day.target, "DrainRegion", reason="game day", force=day.is_forced)
+    """Drain the target; with force if the forecast refuses it, which the run notes."""
+    try:
+        await day.order(day.target, "DrainRegion", reason="game day")
+    except OrderRefused as refused:
+        day.notes.append(f"forced after a refusal: {refused}")
+        await day.order(day.target, "DrainRegion", reason="game day", force=True)
 
 
 async def _restore(day: GameDay) -> None:

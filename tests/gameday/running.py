@@ -8,7 +8,7 @@ import random
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -24,7 +24,7 @@ from tests.gameday.bins import binned
 from tests.gameday.calls import Call
 from tests.gameday.conversations import Conversation, Demand, cost_of
 from tests.gameday.day import GameDay, OrderRefused, new_day
-from tests.gameday.events import PLAN, SIXTY
+from tests.gameday.events import PLAN, SIXTY, Act
 from tests.gameday.playing import Play
 from tests.gameday.records import Capacity, Record, Times
 from tests.gameday.runs import Run
@@ -183,7 +183,6 @@ class _Course:
     busy: float
     late_s: float
     settled: int | None
-    notes: list[str] = field(default_factory=list)
 
 
 async def perform(run: Run, capacity: Capacity, folder: Path, tag: str, say: Say) -> Record:
@@ -197,7 +196,6 @@ async def perform(run: Run, capacity: Capacity, folder: Path, tag: str, say: Say
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     day = new_day(event.shape, regions, folder, tag)
-    day.is_forced = run.load != PLAN
     try:
         say("starts the regions")
         await day.mesh.start()
@@ -234,7 +232,7 @@ async def perform(run: Run, capacity: Capacity, folder: Path, tag: str, say: Say
         settled=seen.settled,
         cost=calls.cost_of(seen.found),
         problems=tuple(problems),
-        notes=tuple(seen.notes),
+        notes=tuple(day.notes),
     )
 
 
@@ -271,7 +269,6 @@ def _conversations(
 async def _course(run: Run, day: GameDay, conversations: Sequence[Conversation], say: Say) -> _Course:
     event, watcher, lateness = run.event, Watcher(day.controls), Lateness()
     clients = Clients(await day.mesh.station(), day.mesh.folder / "stations")
-    notes: list[str] = []
     say("prepares")
     await event.prepare(day)
     settled = None if event.ends_accounts else await day.settled()
@@ -288,13 +285,13 @@ async def _course(run: Run, day: GameDay, conversations: Sequence[Conversation],
         await clients.until(begin_s + WARM_S + STEADY_S)
         say(event.title)
         begun_s = time.monotonic()
-        await _act(event.strike, day, notes)
+        await _act(event.strike, day)
         struck_s = time.monotonic() - begun_s
         await clients.until(begun_s + event.fault_s)
         busy = cpu.share()
         say("heals")
         heal_s = time.monotonic() - begun_s
-        await _act(event.heal, day, notes)
+        await _act(event.heal, day)
         healed_s = time.monotonic() - begun_s
         say("healed")
         await clients.until(time.monotonic() + event.after_s)
@@ -319,12 +316,12 @@ async def _course(run: Run, day: GameDay, conversations: Sequence[Conversation],
         ended_s=round(ended_s, 3),
     )
     late_s = max(lateness.longest_s, clients.late_s)
-    return _Course(times, begun_s, watcher, found, busy, late_s, settled, notes)
+    return _Course(times, begun_s, watcher, found, busy, late_s, settled)
 
 
-async def _act(act: Callable[[GameDay], object], day: GameDay, notes: list[str]) -> None:
+async def _act(act: Act, day: GameDay) -> None:
     """Do a part of an event. A refused order is part of the result."""
     try:
-        await act(day)  # type: ignore[misc]  # an Act is a coroutine function
+        await act(day)
     except OrderRefused as refused:
-        notes.append(str(refused))
+        day.notes.append(str(refused))
