@@ -211,6 +211,7 @@ class MeshServer:
         self._unready_reason = ""
         self._standby_reason = ""
         self._aside_reason = ""
+        self._closed_reason = ""
         self._stopping = asyncio.Event()
         self._cut_short = asyncio.Event()
         self._reopened = asyncio.Event()
@@ -234,11 +235,16 @@ class MeshServer:
         """True while the server takes connections and calls, or has not listened yet."""
         return self.grpc not in self._closing
 
-    def close_listener(self) -> None:
-        """Take no more connections, and tell the clients of present ones to go (GOAWAY). Streams run on. Idempotent."""
+    async def close_listener(self, reason: str) -> None:
+        """Take no more connections, and tell the clients of present ones to go (GOAWAY). Streams run on. Idempotent.
+
+        Health is NOT_SERVING because of `reason` until `open_listener`.
+        """
         if self.is_open:
             stopping = self.grpc.stop(CLOSED_GRACE_S)
             self._closing[self.grpc] = asyncio.create_task(stopping, name="closed-listener")
+            self._closed_reason = reason
+            await self._update_health()
 
     async def open_listener(self) -> None:
         """Take connections at the same address again, by a new gRPC server. Raises ListenError. Idempotent."""
@@ -248,8 +254,9 @@ class MeshServer:
         self._bind(opened, self.address)
         await opened.start()
         self._closing = {each: task for each, task in self._closing.items() if not task.done()}
-        self.grpc = opened
+        self.grpc, self._closed_reason = opened, ""
         self._reopened.set()
+        await self._update_health()
 
     async def listen(self, address: str) -> str:
         """Bind `host:port` (port 0: a free port), start, and return the address. Health is NOT_SERVING.
@@ -290,7 +297,7 @@ class MeshServer:
         await self._update_health()
 
     async def _update_health(self) -> None:
-        reason = self._standby_reason or self._aside_reason
+        reason = self._standby_reason or self._aside_reason or self._closed_reason
         is_healthy = self._is_serving and not reason and not self._stopping.is_set()
         state = (
             health_pb2.HealthCheckResponse.SERVING

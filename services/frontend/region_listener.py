@@ -32,11 +32,9 @@ class Listener(Protocol):
     @property
     def is_open(self) -> bool: ...
 
-    def close_listener(self) -> None: ...
+    async def close_listener(self, reason: str) -> None: ...
 
     async def open_listener(self) -> None: ...
-
-    async def set_aside(self, reason: str) -> None: ...
 
 
 def is_drained(content: Content, own: str) -> bool:
@@ -74,8 +72,7 @@ async def follow_drain(
         if not decision.is_wanted(clock.now_s(), is_drained=is_drained()):
             if server.is_open:
                 log.info("listener closed: the region is drained")
-                await server.set_aside(DRAINED)
-                server.close_listener()
+                await server.close_listener(DRAINED)
         elif not server.is_open:
             await _open(server)
         await asyncio.sleep(check_interval_s)
@@ -88,5 +85,4 @@ async def _open(server: Listener) -> None:
     except ListenError as error:
         log.warning("the listener stays closed: %s", error)
         return
-    await server.set_aside("")
     log.info("listener opened: the region has a weight again")

@@ -287,8 +287,8 @@ async def test_a_closed_listener_cuts_no_stream_and_opens_again_at_its_address()
         reading = asyncio.ensure_future(call.read())
         await asyncio.wait_for(servicer.entered.wait(), 5)
         for _ in range(2):
-            server.close_listener()
-            server.close_listener()
+            await server.close_listener("drained")
+            await server.close_listener("drained")
             assert not listens(server)
             await refused(address)
             assert not running.done() and not reading.done() and not servicer.cancelled.is_set()
@@ -315,7 +315,7 @@ async def test_a_process_does_not_outlive_its_second_server_either() -> None:
 
     running = asyncio.ensure_future(server.run(drain))
     await asyncio.sleep(0)  # one turn of the loop: the first server is watched
-    server.close_listener()
+    await server.close_listener("drained")
     await refused(server.address)
     await server.open_listener()
     await asyncio.sleep(0)  # one turn of the loop: the second server is watched
