@@ -122,7 +122,7 @@ class Frontend(MeshProcess):
         counts.track_of = self.core.pools.track
         watch_core(self.metrics, self.core)
         watch_pools(self.metrics, self.core, pools)
-        watch_regions(self.metrics, self.core, others)
+        watch_regions(self.metrics, self.core, self.seal, others)
         self._timer = Timer(self.core, self.clock, lambda error: log.error("bug in a timer", exc_info=error))
         self.core.on_event = self._timer.update
         self.accounts = Accounts(

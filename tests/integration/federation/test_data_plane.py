@@ -68,14 +68,19 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
             mesh.federate(addresses)
         await asyncio.gather(*(mesh.start() for mesh in made.values()))
         for mesh in made.values():
-            await until(lambda mesh=mesh: has_routers(mesh, 2), 30, "the routers of both regions are linked")
+            await until(lambda mesh=mesh: is_linked(mesh), 30, "both regions know each other")
         yield World(made["eu"], made["us"])
     finally:
         await asyncio.gather(*(mesh.stop() for mesh in made.values()))
 
 
-async def has_routers(mesh: Mesh, count: int) -> bool:
-    return await sample(mesh, "frontend-0", "kvmesh_frontend_routers_up") == count
+async def is_linked(mesh: Mesh) -> bool:
+    """Return whether the frontend has the routers of both regions, and the other region's secret."""
+    known = [
+        await sample(mesh, "frontend-0", f"kvmesh_frontend_{name}")
+        for name in ("routers_up", "known_regions")
+    ]
+    return known == [2, 1]
 
 
 def regions(answer: GenerationStream) -> list[str]:
@@ -143,7 +148,7 @@ async def without_its_frontend(world: World, expected: Sequence[GenerationStream
         assert not finish(reader).usage.recomputed_token_count
     assert await sample(world.us, "frontend-0", "kvmesh_frontend_guest_requests_total") == STREAMS
     await world.eu.start("frontend-0")
-    await until(lambda: has_routers(world.eu, 2), 30, "the new frontend has the routers of both regions")
+    await until(lambda: is_linked(world.eu), 30, "the new frontend knows both regions")
 
 
 async def without_its_replicas(world: World, expected: Sequence[GenerationStream]) -> None:
