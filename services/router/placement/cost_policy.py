@@ -22,6 +22,7 @@ from services.router.placement.cost_model import CostModel
 from services.router.placement.decode_choice import DecodeChoice, Fitting, LocalPrefill
 from services.router.placement.local_speeds import LocalSpeeds
 from services.router.placement.policy import (
+    NO_DECODE,
     NO_DECODE_ROOM,
     Dispatched,
     Event,
@@ -111,7 +112,7 @@ class CostPolicy:
         if now_s >= self.backlog.next_expiry_s:
             self._expire(now_s)
         if not view.decode:
-            return Wait("no decode replica", now_s + RECHECK_S)
+            return Wait(NO_DECODE, now_s + RECHECK_S)
         prefills, decodes = self.prefills, self._decodes
         match = Match(self.local_index, request.hashes)
         fitting = decodes.fitting(request, view, match)
