@@ -17,7 +17,7 @@ from services.router.placement.policy import (
 )
 from services.router.queue.release_queue import ReleaseQueue
 from services.router.queue.replica_reservation import ReplicaReservation
-from services.router.regions.prefill_rate import ComputedByRole
+from services.router.regions.computed import ComputedPrompts
 
 
 class WorkReports:
@@ -35,8 +35,9 @@ class WorkReports:
     ) -> None:
         """`publish`: takes each event for the peer routers."""
         self.reservations = ReplicaReservation()
-        self.computed = ComputedByRole()
-        """Computed prompts of users, in a mesh with regions."""
+        self.prefill = ComputedPrompts()
+        self.local = ComputedPrompts()
+        """Prompts that decode replicas ran beside their streams."""
         self._router = router
         self._policy = policy
         self._queue = queue
@@ -85,7 +86,9 @@ class WorkReports:
         if not routing.is_dispatched:
             return False
         routing.is_dispatched = False
+        computed = self.local
         if routing.reservation is not None:
+            computed = self.prefill
             alone_s = self.reservations.end(routing.reservation, now_s)
             routing.reservation = None
             if hit is not None and hit.prefill_s > alone_s:
@@ -96,10 +99,7 @@ class WorkReports:
             home = attempt.home
             if home is not None:
                 home.uncached_tokens += hit.computed_tokens - attempt.ticket.work
-                if attempt.is_local:
-                    self.computed.local.add(hit.computed_tokens, hit.local_s)
-                else:
-                    self.computed.prefill.add(hit.computed_tokens, hit.prefill_s)
+                computed.add(hit.computed_tokens, hit.prefill_s or hit.local_s)
         self._publish(Finished(self._router, attempt.submitted.request_id, now_s, hit))
         return True
 

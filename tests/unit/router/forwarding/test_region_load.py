@@ -83,7 +83,7 @@ class Pool:
             forecast=self.policy,
             callers=self.callers,
         )
-        self.load = RegionLoad(self.core, self.callers, self.policy, 256)
+        self.load = RegionLoad(self.core, self.callers, self.policy, 256, lambda outcome: 0)
         self._outbox = DownwardOutbox()
         self._session = self.core.open_session(
             pb.Hello(process_id="f", region="us"), self._outbox, self.now_s
@@ -240,7 +240,7 @@ def desk_of(**options: Any) -> tuple[Desk, RegionLoad]:
     callers = Callers("us", ("eu", "us"))
     desk = Desk(callers=callers, **options)
     callers.renew({"eu": Quantity(1e6, 1e6)}, desk.now_s - 10)
-    load = RegionLoad(desk.core, callers, desk.policy, 16)
+    load = RegionLoad(desk.core, callers, desk.policy, 16, desk.ended.count)
     load.sample(desk.now_s)
     return desk, load
 
@@ -323,7 +323,7 @@ def test_capacity_is_unknown_until_costs_are_known() -> None:
     assert nominal.blocks == 2000
     assert nominal.tokens_per_s == pytest.approx(1024 / desk.policy.costs.estimate_s(1024, 1024))
     for _ in range(8):
-        desk.core.work.computed.prefill.add(100, 0.05)
+        desk.core.work.prefill.add(100, 0.05)
     sampled(load, desk, 2)
     assert load.capacity(desk.now_s).tokens_per_s == pytest.approx(2000)
 
@@ -333,7 +333,7 @@ def test_capacity_counts_the_replicas_that_serve() -> None:
     desk, load = desk_of(prefills=3)
     with_room(desk)
     for _ in range(8):
-        desk.core.work.computed.prefill.add(100, 0.1)
+        desk.core.work.prefill.add(100, 0.1)
     sampled(load, desk, 2)
     assert load.capacity(desk.now_s).tokens_per_s == pytest.approx(3000)
     desk.lose("prefill-1")
@@ -349,7 +349,7 @@ def test_slots_bound_the_blocks() -> None:
     """Two replicas of 16 slots hold 32 sequences of five blocks, however many blocks there are."""
     desk, load = desk_of(prefills=0)
     for _ in range(8):
-        desk.core.work.computed.local.add(100, 0.1)
+        desk.core.work.local.add(100, 0.1)
     for name in ("decode-0", "decode-1"):
         report = pb.LoadReport(
             engine_ready=True, block_total_count=1000, block_reserved_count=20, running_request_count=4
@@ -366,10 +366,10 @@ def test_prompts_that_decode_runs_beside_prefill_count_on_both_sides() -> None:
     desk, load = desk_of()
     with_room(desk)
     for _ in range(8):
-        desk.core.work.computed.prefill.add(100, 0.1)
+        desk.core.work.prefill.add(100, 0.1)
     sampled(load, desk, 2)
     for _ in range(10):
-        desk.core.work.computed.local.add(50, 0.0)
+        desk.core.work.local.add(50, 0.0)
         desk.core.admission._callers.own.offer(50, 50)  # type: ignore[union-attr]
     report = sampled(load, desk, 8)
     assert report.own.tokens_per_s == pytest.approx(50)

@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from services.router.regions.prefill_rate import SMOOTHING_S, ComputedPrompts, SmoothedRatio
+from services.router.regions.computed import ComputedPrompts
+from services.router.regions.smoothed_ratio import SMOOTHING_S, SmoothedRatio
 from services.router.regions.windows import SPAN_MIN_S, WINDOW_S, Windows
 
 
@@ -61,4 +62,5 @@ def test_only_timed_prompts_make_a_rate() -> None:
     computed = ComputedPrompts()
     computed.add(100, 0.5)
     computed.add(70, 0.0)
-    assert (computed.tokens, computed.count, computed.timed_tokens, computed.seconds) == (170, 1, 100, 0.5)
+    assert (computed.tokens, computed.measured_count, computed.measured_tokens) == (170, 1, 100)
+    assert computed.seconds == 0.5
