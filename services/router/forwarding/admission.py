@@ -103,6 +103,7 @@ class Admission:
             return
         if refusal is None:
             attempt = self._take(session, submit, now_s)
+            submitted = attempt.submitted
             self._dispatcher.estimate_work(attempt)
             attempt.ticket.order = self._limits.order_key(attempt.routing.expected_s, now_s)
             victims = self._attempts.queue.victims(attempt)
@@ -112,9 +113,9 @@ class Admission:
                 region, own = budget.region or session.region, callers.own
                 if region != own.name:
                     refusal = self._count_guest(attempt, callers, region, refusal, now_s)
-                elif attempt.submitted.is_for_user:  # in line: nearly all attempts are of the own region
+                elif submitted.is_for_user:  # in line: nearly all attempts are of the own region
                     attempt.home = own
-                    own.prompt_tokens += attempt.submitted.token_count
+                    own.prompt_tokens += submitted.token_count
                     own.uncached_tokens += attempt.ticket.work
         if refusal is not None:
             self.refusals[refusal.reason] += 1
@@ -122,7 +123,6 @@ class Admission:
             return
         for victim in victims or ():
             self._evict(victim, now_s)
-        submitted = attempt.submitted
         if not submitted.is_resumed:
             self.arrived.add(submitted.token_count)
         self._work.reservations.touch((submitted.tenant, submitted.priority_class), submitted.weight, now_s)

@@ -30,13 +30,15 @@ from services.router.forwarding.replicas import Replica
 from services.router.placement.cost_policy import CostPolicy
 from services.router.placement.policy import NO_ROOM
 from services.router.regions.callers import Callers
-from services.router.regions.computed import PROMPTS_MIN
 from services.router.regions.home import Home
 from services.router.regions.smoothed_ratio import SmoothedRatio
 from services.router.regions.windows import Windows
 
 NOMINAL_TOKENS: Final = 1024
 """Prompt by which the cost model gives a rate before the own prompts do."""
+
+MEASURED_MIN: Final = 8 * NOMINAL_TOKENS
+"""Measured tokens below which the own prompts give no rate: the first ones of a cold engine take many times as long."""
 
 FAILED: Final = frozenset(
     name_of(pb.Failure.Code, code)
@@ -95,9 +97,9 @@ class RegionLoad:
             return
         elapsed_s = 0.0 if self._sampled_s is None else now_s - self._sampled_s
         self._sampled_s = now_s
-        work, totals = self._core.work, self._totals
-        self._prefill_rate.take(work.prefill.measured_tokens, work.prefill.seconds, now_s)
-        self._local_rate.take(work.local.measured_tokens, work.local.seconds, now_s)
+        policy, local, totals = self._policy, self._core.work.local, self._totals
+        self._prefill_rate.take(policy.measured_tokens, policy.measured_total_s, now_s)
+        self._local_rate.take(local.measured_tokens, local.seconds, now_s)
         for replica in self._serving("decode", now_s):
             if (report := replica.load.report) is not None:
                 running = report.running_request_count + report.queued_request_count
@@ -108,7 +110,7 @@ class RegionLoad:
             totals[_blocks_of(name)] += blocks * elapsed_s
         for home in self._homes():
             totals[_tokens_of(home.name)] = home.uncached_tokens
-        totals["prompts"], totals["local"] = self._callers.own.prompt_tokens, work.local.tokens
+        totals["prompts"], totals["local"] = self._callers.own.prompt_tokens, local.tokens
         self._windows.add(dict(totals), now_s)
 
     def load(self, home: Home) -> Quantity:
@@ -159,7 +161,7 @@ class RegionLoad:
     def _prefill_tokens_per_s(self) -> float:
         """Return the tokens that a prefill replica computes in a second of work; 0: unknown."""
         rate = self._prefill_rate.value
-        if rate is not None and self._core.work.prefill.measured_count >= PROMPTS_MIN:
+        if rate is not None and self._policy.measured_tokens >= MEASURED_MIN:
             return rate
         if not self._policy.knows_costs():
             return 0.0
@@ -168,7 +170,7 @@ class RegionLoad:
     def _local_tokens_per_s(self) -> float:
         """Return the tokens that a decode replica computes in a second of work on prompts; 0: unknown."""
         rate = self._local_rate.value
-        return rate if rate is not None and self._core.work.local.measured_count >= PROMPTS_MIN else 0.0
+        return rate if rate is not None and self._core.work.local.measured_tokens >= MEASURED_MIN else 0.0
 
     def _decode_blocks(self, decode: list[Replica[Attempt]]) -> float:
         """Return the KV blocks of the `decode` replicas that sequences of the present length can fill."""

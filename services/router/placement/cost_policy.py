@@ -103,6 +103,8 @@ class CostPolicy:
         self.estimate_total_s = 0.0
         """Estimated prefill seconds of the own prompts that `measured_total_s` sums up."""
         self.measured_total_s = 0.0
+        self.measured_tokens = 0
+        """Computed tokens of the same prompts."""
         self._decodes = DecodeChoice(block_tokens, transfer_block_s, rng)
         self._block_tokens = block_tokens
         self._local_tokens_max = local_prefill_tokens_max
@@ -297,6 +299,7 @@ class CostPolicy:
             if work.is_own:
                 self.estimate_total_s += work.prefill_s
                 self.measured_total_s += hit.prefill_s
+                self.measured_tokens += hit.computed_tokens
             self._measured(work.replica, hit, event.at_s)
         elif hit.local_s > 0:
             nominal_s = self.costs.estimate_s(hit.computed_tokens, hit.cached_tokens + hit.computed_tokens)

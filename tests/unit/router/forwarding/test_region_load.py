@@ -20,7 +20,7 @@ from kvmesh.regions.quantity import Quantity
 from services.router.forwarding.admission import ForwardingLimits
 from services.router.forwarding.core import ForwardingCore
 from services.router.forwarding.outlier_ejection import EJECT_AFTER
-from services.router.forwarding.region_load import RegionLoad
+from services.router.forwarding.region_load import MEASURED_MIN, RegionLoad
 from services.router.index.local_index import LocalPrefixIndex
 from services.router.placement.cost_policy import CostPolicy
 from services.router.placement.policy import Stored
@@ -245,6 +245,12 @@ def desk_of(**options: Any) -> tuple[Desk, RegionLoad]:
     return desk, load
 
 
+def measured(desk: Desk, tokens_per_s: float) -> None:
+    """Let prefill replicas have computed enough prompts at a rate."""
+    desk.policy.measured_tokens += MEASURED_MIN
+    desk.policy.measured_total_s += MEASURED_MIN / tokens_per_s
+
+
 def test_load_is_split_by_home_and_leaves_out_calls_without_a_user() -> None:
     """Own callers and guests are load of their regions; warm-up, probes and shadow traffic are none."""
     desk, load = desk_of()
@@ -322,8 +328,7 @@ def test_capacity_is_unknown_until_costs_are_known() -> None:
     nominal = load.capacity(desk.now_s)
     assert nominal.blocks == 2000
     assert nominal.tokens_per_s == pytest.approx(1024 / desk.policy.costs.estimate_s(1024, 1024))
-    for _ in range(8):
-        desk.core.work.prefill.add(100, 0.05)
+    measured(desk, 2000)
     sampled(load, desk, 2)
     assert load.capacity(desk.now_s).tokens_per_s == pytest.approx(2000)
 
@@ -332,8 +337,7 @@ def test_capacity_counts_the_replicas_that_serve() -> None:
     """A lost prefill replica takes its part of the capacity along; without decode no block is left."""
     desk, load = desk_of(prefills=3)
     with_room(desk)
-    for _ in range(8):
-        desk.core.work.prefill.add(100, 0.1)
+    measured(desk, 1000)
     sampled(load, desk, 2)
     assert load.capacity(desk.now_s).tokens_per_s == pytest.approx(3000)
     desk.lose("prefill-1")
@@ -348,8 +352,7 @@ def test_capacity_counts_the_replicas_that_serve() -> None:
 def test_slots_bound_the_blocks() -> None:
     """Two replicas of 16 slots hold 32 sequences of five blocks, however many blocks there are."""
     desk, load = desk_of(prefills=0)
-    for _ in range(8):
-        desk.core.work.local.add(100, 0.1)
+    desk.core.work.local.add(MEASURED_MIN, MEASURED_MIN / 1000)
     for name in ("decode-0", "decode-1"):
         report = pb.LoadReport(
             engine_ready=True, block_total_count=1000, block_reserved_count=20, running_request_count=4
@@ -365,8 +368,7 @@ def test_prompts_that_decode_runs_beside_prefill_count_on_both_sides() -> None:
     """Short prompts at decode raise load and capacity alike, for each router of the pool."""
     desk, load = desk_of()
     with_room(desk)
-    for _ in range(8):
-        desk.core.work.prefill.add(100, 0.1)
+    measured(desk, 1000)
     sampled(load, desk, 2)
     for _ in range(10):
         desk.core.work.local.add(50, 0.0)
