@@ -79,7 +79,9 @@ def notes(regions: Sequence[pb.RegionView]) -> list[str]:
 def plain_line(regions: Iterable[pb.RegionView]) -> str:
     """Return the states in one line, for a pipe."""
     return "; ".join(
-        f"{each.region} {declared_word(each)}, {observed_word(each)}, weight {_percent(each.weight)}"
+        f"{each.region} declares {declared_word(each)}"
+        + ("" if each.is_own else f", is observed {observed_word(each)}")
+        + f", weight {_percent(each.weight)}"
         for each in regions
     )
 
