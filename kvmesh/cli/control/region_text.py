@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
+from google.protobuf.timestamp_pb2 import Timestamp
 from rich.console import Group, RenderableType
 from rich.text import Text
 
@@ -39,6 +39,7 @@ _FORECAST: Final = (
     Column("capacity", justify="right"),
     Column("carries it"),
 )
+_DRAINS: Final = (pb.DECLARED_STATE_DRAINING, pb.DECLARED_STATE_DRAINED)
 _STATES: Final = {
     "SERVING": "green",
     "HEALTHY": "green",
@@ -50,23 +51,26 @@ _STATES: Final = {
 }
 
 
-def screen(regions: Sequence[pb.RegionView], note: str = "") -> RenderableType:
+TimeText = Callable[[Timestamp], str]
+
+
+def screen(regions: Sequence[pb.RegionView], time_text: TimeText, note: str = "") -> RenderableType:
     """Return the table of all regions, and a line for each fact that needs words. `note`: the last line."""
     versions = {each.stable_version for each in regions if each.stable_version}
     table = FittedTable(_REGIONS)
     for each in regions:
         table.add_row(*_cells(each, has_versions=len(versions) > 1))
     own = next((each.region for each in regions if each.is_own), UNKNOWN)
-    lines = [Text(line) for line in notes(regions)]
+    lines = [Text(line) for line in notes(regions, time_text)]
     unit = f"As {own} sees them. Load, headroom and grants: uncached prompt tokens/s, KV blocks."
     return Group(table, *lines, Text(unit, style="dim"), *([Text(note, style="yellow")] if note else []))
 
 
-def notes(regions: Sequence[pb.RegionView]) -> list[str]:
+def notes(regions: Sequence[pb.RegionView], time_text: TimeText) -> list[str]:
     """Return why and since when each region is in its state, and what differs between regions."""
     lines: list[str] = []
     for each in regions:
-        lines += filter(None, (_declared_note(each), _observed_note(each), _stale_note(each)))
+        lines += filter(None, (_declared_note(each, time_text), _observed_note(each), _stale_note(each)))
         if each.tenants_differ:
             lines.append(f"{each.region}: its tenants differ in residency, limits or disabled marks.")
     versions = {each.region: each.stable_version for each in regions if each.stable_version}
@@ -156,20 +160,20 @@ def _cells(region: pb.RegionView, *, has_versions: bool) -> tuple[str | Text, ..
     )
 
 
-def _declared_note(region: pb.RegionView) -> str:
+def _declared_note(region: pb.RegionView, time_text: TimeText) -> str:
     declared = region.declared
-    if declared.state not in (pb.DECLARED_STATE_DRAINING, pb.DECLARED_STATE_DRAINED):
+    if declared.state not in _DRAINS:
         return ""
     by = f" by {declared.author}" if declared.author else ""
-    until = f"; expected to end {_clock(declared.until_ms)}" if declared.until_ms else ""
+    until = f"; expected to end {time_text(_time(declared.until_ms))}" if declared.until_ms else ""
     word = declared_word(region)
-    return f"{region.region}: {word} since {_clock(declared.declared_ms)}{by}: {declared.reason}{until}."
+    return f"{region.region}: {word} since {time_text(_time(declared.declared_ms))}{by}: {declared.reason}{until}."
 
 
 def _observed_note(region: pb.RegionView) -> str:
     if region.is_own or region.observed == pb.OBSERVED_STATE_UNSPECIFIED or not region.reason:
         return ""
-    if region.reason == region.declared.reason and _declared_note(region):
+    if region.reason == region.declared.reason and region.declared.state in _DRAINS:
         return ""
     age = f" for {durations.words(durations.seconds_of(region.age))}" if region.HasField("age") else ""
     return f"{region.region}: {observed_word(region)}{age}: {region.reason}."
@@ -200,6 +204,5 @@ def _is_some(amount: pb.Quantity) -> bool:
     return amount.tokens_per_s > 0 or amount.blocks > 0
 
 
-def _clock(at_ms: int) -> str:
-    """Return a time in the time zone of this machine, to the minute."""
-    return f"{datetime.fromtimestamp(at_ms / 1000, UTC).astimezone():%Y-%m-%d %H:%M}"
+def _time(at_ms: int) -> Timestamp:
+    return Timestamp(seconds=at_ms // 1000)

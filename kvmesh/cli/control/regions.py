@@ -12,7 +12,7 @@ from rich.live import Live
 from kvmesh.cli.control import region_text as text
 from kvmesh.cli.control.client import ControlClient
 from kvmesh.cli.control.failures import ControlFailed
-from kvmesh.cli.control.output import as_dict, print_json, say, say_overridden, show
+from kvmesh.cli.control.output import as_dict, local_time, print_json, say, say_overridden, show
 from kvmesh.cli.control.region_client import client_of
 from kvmesh.cli.control.submission import overridden_of, submit
 from kvmesh.cli.found_mesh import FoundMesh
@@ -33,7 +33,7 @@ async def show_regions(mesh: FoundMesh, source: str, *, as_json: bool) -> int:
     if as_json:
         print_json(as_dict(answer))
     else:
-        show(text.screen(answer.regions))
+        show(text.screen(answer.regions, local_time))
     return 0
 
 
@@ -45,10 +45,10 @@ async def follow(mesh: FoundMesh, source: str, *, as_json: bool) -> int:
         if console.is_terminal and not as_json:
             with Live(console=console, vertical_overflow="visible") as live:
                 while True:
-                    live.update(text.screen(answer.regions))
+                    live.update(text.screen(answer.regions, local_time))
                     found = await _next(client)
                     while found is None:
-                        live.update(text.screen(answer.regions, OUTAGE))
+                        live.update(text.screen(answer.regions, local_time, OUTAGE))
                         found = await _next(client)
                     answer = found
         await _print_lines(client, answer, as_json=as_json)

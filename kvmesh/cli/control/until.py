@@ -1,4 +1,7 @@
-"""The option `--until` of `kvmesh region drain`: "18:00" of today, or a time in ISO 8601. Pure."""
+"""The option `--until` of `kvmesh region drain`: "18:00" of today, or a time in ISO 8601.
+
+The present time is an argument.
+"""
 
 from __future__ import annotations
 
