@@ -36,6 +36,9 @@ TAP_OFF = "CPU of a request's tap, off"
 CONNECTED = "16 receivers, two pools"
 CORE_SHARE = "share of a core, idle"
 ACK = "publication to the ACK of a receiver"
+ADS_CLIENTS = "200 ADS clients, 8 frontends"
+RESIDENT = "memory with all clients"
+ARRIVAL = "change of a frontend to the last client"
 PER_REFUSAL = "CPU per refusal"
 OWN_REFUSAL = "CPU per refusal, the frontend's code alone"
 
@@ -94,6 +97,9 @@ AIMS: dict[Key, Aim] = {
     Key("snapshots", CONNECTED, f"{ACK}, p99"): Aim(500.0),
     Key("snapshots", CONNECTED, CORE_SHARE): Aim(1.0),
     Key("snapshots", CONNECTED, IDLE): Aim(120.0),
+    Key("xds", ADS_CLIENTS, f"{ARRIVAL}, p99"): Aim(500.0),
+    Key("xds", ADS_CLIENTS, CORE_SHARE): Aim(1.0),
+    Key("xds", ADS_CLIENTS, RESIDENT): Aim(120.0),
     Key("index", "lookup of 64 blocks, 1M in the index", "time"): Aim(15.0),
     Key("index", "1M blocks", "memory per block"): Aim(110.0),
     Key("index", "1M blocks", "longest stall while loading"): Aim(STALL_MS),

@@ -9,7 +9,7 @@ from typing import Final
 from controlplane.region_control import RegionControl
 from controlplane.regions.declared import DeclaredState
 from controlplane.regions.observed import State
-from controlplane.regions.regions import View
+from controlplane.regions.views import View
 from kvmesh.clock import Clock
 from kvmesh.metrics import Metrics
 from kvmesh.regions.quantity import NOTHING, Quantity

@@ -8,7 +8,7 @@ from controlplane.region_control import RegionControl
 from controlplane.regions import grants as granting
 from controlplane.regions.forecast import Forecast
 from controlplane.regions.news import declared_message, quantity_message, signals_message
-from controlplane.regions.regions import View
+from controlplane.regions.views import View
 from kvmesh.control.v1 import region_pb2 as pb
 from kvmesh.regions.quantity import NOTHING
 
@@ -55,6 +55,7 @@ def _view(regions: RegionControl, state: View, now_s: float) -> pb.RegionView:
         limit_share=regions.regions.limit_share(now_s) if is_own else regions.regions.shares(now_s)[name],
         stable_version=regions.stable[1] if is_own else entry.stable_version,
         tenants_differ=entry.tenants_differ,
+        unaware_count=regions.unaware_count if is_own else 0,
     )
     if not is_initial and now_s - state.since_s < _AGE_MAX_S:
         message.age.CopyFrom(_duration(now_s - state.since_s))

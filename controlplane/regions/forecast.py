@@ -21,7 +21,7 @@ class Forecast(msgspec.Struct, frozen=True):
     moved: Quantity
     """The same load elsewhere."""
     headrooms: Mapping[str, Quantity]
-    """Of each region that serves and is heard."""
+    """Headroom of each region that serves and is heard."""
 
     @property
     def headroom(self) -> Quantity:

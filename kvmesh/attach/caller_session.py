@@ -61,11 +61,14 @@ class CallerSession(Generic[SlotT]):
     INVARIANT: numbers of slots ascend within the stream and are never reused.
     """
 
-    __slots__ = ("_core", "_last_slot", "outbox", "peer", "slots")
+    __slots__ = ("_core", "_last_slot", "outbox", "peer", "region", "slots")
 
-    def __init__(self, core: AttachedCore[SlotT], peer: str, outbox: DownwardOutbox) -> None:
-        """`peer`: the caller's process id, for logs."""
+    def __init__(
+        self, core: AttachedCore[SlotT], peer: str, outbox: DownwardOutbox, region: str = ""
+    ) -> None:
+        """`peer`: the caller's process id, for logs. `region`: the region of that process; empty: unknown."""
         self.peer = peer
+        self.region = region
         self.outbox = outbox
         self.slots: dict[int, SlotT] = {}
         """The slots that this stream reads, by their number in it."""

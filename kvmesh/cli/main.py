@@ -281,7 +281,7 @@ def health(
     role: Annotated[
         str,
         typer.Option(
-            help="Role of the service, required with TLS: frontend, router, prefill, decode or control."
+            help="Role of the service, required with TLS: frontend, router, prefill, decode, control or xds."
         ),
     ] = "",
     config: Annotated[

@@ -25,7 +25,7 @@ from kvmesh.config import ConfigError, MeshConfig, describe
 from kvmesh.pool_sections import COSTS
 from kvmesh.pools import VersionSettings, pool_names, pool_settings
 from kvmesh.redis_url import without_password
-from kvmesh.roles import CONTROL
+from kvmesh.roles import CONTROL, XDS
 from kvmesh.server import DRAIN_S
 from kvmesh.trust.names import CERTIFICATE_ROLES
 from kvmesh.trust.networks import Networks
@@ -113,7 +113,8 @@ async def _check_prerequisites(config: MeshConfig, redis_source: str) -> None:
     for pool in pool_names(config):
         _refuse_missing_model(config, pool_settings(config, pool).version)
     for role in CERTIFICATE_ROLES:
-        if role != CONTROL or config.control.replicas:  # certificates of release 0.1.0 lack the role
+        # Certificates of release 0.1.0 lack both roles.
+        if role != XDS and (role != CONTROL or config.control.replicas):
             Dial(config, role)
     if config.redis.url and (fault := await redis_fault(config.redis.url)):
         raise ConfigError(

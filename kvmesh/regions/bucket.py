@@ -5,6 +5,7 @@ The blocks of a request are taken with its charge, and released at its end.
 
 INVARIANT: between two corrections, charges in any time t sum to at most rate x t + burst + one prompt.
 INVARIANT: a charge never takes blocks beyond the grant. A smaller grant takes no blocks from running requests.
+`take` keeps neither: it charges an attempt that must not be refused, and later charges wait for the debt.
 """
 
 from __future__ import annotations
@@ -63,6 +64,12 @@ class GrantBucket:
         self.level -= tokens
         self.blocks_used += blocks
         return None
+
+    def take(self, tokens: float, blocks: float, now_s: float) -> None:
+        """Take `tokens` and `blocks` without a check."""
+        self._refill(now_s)
+        self.level -= tokens
+        self.blocks_used += blocks
 
     def correct(self, charged: float, computed: float) -> None:
         """Replace a charge of `charged` tokens by the `computed` ones."""

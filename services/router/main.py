@@ -14,20 +14,23 @@ from kvmesh import process, service_options
 from kvmesh.attach.dialing import Dialer
 from kvmesh.attach.link_manager import LinkManager
 from kvmesh.config import ConfigError
-from kvmesh.control.v1 import snapshot_pb2
+from kvmesh.control.v1 import region_pb2, snapshot_pb2
 from kvmesh.membership.member import Member
 from kvmesh.queue_order import ORDERS
+from kvmesh.regions.quantity import Quantity
 from kvmesh.router.v1 import router_pb2_grpc
 from kvmesh.service_options import ServiceOptions
 from kvmesh.snapshot.published import Published
 from kvmesh.start import export_start, wait_for_start
 from kvmesh.start_conditions import StartConditions
+from kvmesh.tenants.sections import may_be_served_in
 from kvmesh.timer import Timer
 from kvmesh.trust.peers import Trust
 from services.router import telemetry
 from services.router.forwarding.admission import ForwardingLimits
 from services.router.forwarding.core import ForwardingCore
 from services.router.forwarding.prefill_load import PrefillLoad
+from services.router.forwarding.region_load import RegionLoad
 from services.router.forwarding.replica_links import ReplicaHost
 from services.router.gossip.dispatch_gossip import DispatchGossip
 from services.router.gossip.peer_routers import known_dispatches
@@ -37,6 +40,7 @@ from services.router.index.index_reader import IndexReader
 from services.router.index.local_index import LocalPrefixIndex
 from services.router.placement.cost_policy import CostPolicy
 from services.router.pool_members import REFUSED, PoolMembers
+from services.router.regions.callers import Callers
 from services.router.rehearsal import Rehearsal
 from services.router.status import SERVICE_NAME, RouterStatus
 
@@ -110,8 +114,10 @@ class Router(process.MeshProcess):
         self._telemetry = telemetry.ForwardingTelemetry(self.metrics, self.tracing, block_tokens)
         self.release_recorder = ReleaseRecorder(block_tokens)
         self.hot = HotPrefixListing(
-            self.release_recorder, local_index, self.pool.version.name, block_tokens, self.clock
+            *(self.release_recorder, local_index, self.pool.version.name, block_tokens, self.clock),
+            may_leave=partial(may_be_served_in, options.config.tenants),
         )
+        self.callers = Callers(config.region.name, config.regions) if config.regions else None
         self.core = ForwardingCore(
             name,
             self.pool.version.name,
@@ -129,7 +135,12 @@ class Router(process.MeshProcess):
             record=self._telemetry,
             forecast=policy,
             on_release=self.release_recorder,
+            callers=self.callers,
         )
+        self.region_load: RegionLoad | None = None
+        if self.callers is not None:
+            self.region_load = RegionLoad(self.core, self.callers, policy, config.decode.slots_max)
+            telemetry.export_regions(self.callers, self.region_load, self.metrics, self.clock)
         self.core.readiness.needs_prefill = self.pool.prefill > 0
         self._timer = Timer(self.core, self.clock, _log_bug)
         self.core.on_change = self._timer.update
@@ -254,6 +265,24 @@ class Router(process.MeshProcess):
         self.core.undrain()
         self.core.after_event(self.clock.now_s())
 
+    def on_regions(self, traffic: snapshot_pb2.RegionTraffic) -> None:
+        """Take this router's part of the grants to other regions."""
+        if self.callers is not None:
+            grants = {
+                each.region: Quantity(each.quantity.tokens_per_s, each.quantity.blocks)
+                for each in traffic.grants
+            }
+            self.callers.renew(grants, self.clock.now_s())
+
+    def _measured_region_load(self) -> region_pb2.RouterLoad | None:
+        """Return the load for other regions. None: a mesh without regions."""
+        load, now_s = self.region_load, self.clock.now_s()
+        if load is None:
+            return None
+        load.router_count = max(1, len(self.pool_members.routers))
+        load.sample(now_s)
+        return load.report(now_s)
+
     def report(self) -> snapshot_pb2.ReceiverReport:
         """Return the load of the pool as this router sees it."""
         load = self._prefill_load
@@ -271,6 +300,7 @@ class Router(process.MeshProcess):
             queue_delay_us=self.core.queue_delay_us(),
             longest_wait_us=self.core.longest_wait_us(self.clock.now_s()),
             live_request_count=self.core.live_request_count(),
+            region_load=self._measured_region_load(),
         )
 
     async def close(self) -> None:

@@ -13,6 +13,7 @@ from kvmesh.metrics import Counter, Metrics
 from kvmesh.telemetry import Tracing, parse_traceparent
 from services.router.forwarding.attempt import Attempt
 from services.router.forwarding.core import ForwardingCore
+from services.router.forwarding.region_load import RegionLoad
 from services.router.gossip.dispatch_gossip import DispatchGossip
 from services.router.hot.release_recorder import ReleaseRecorder
 from services.router.index.index_reader import IndexReader
@@ -20,6 +21,9 @@ from services.router.placement.backlog import UTILISATION_S
 from services.router.placement.cost_policy import CostPolicy
 from services.router.placement.policy import Placement
 from services.router.queue.queue_item import PRIORITY_CLASS_MAX
+from services.router.regions.callers import Callers
+from services.router.regions.guests import Guest
+from services.router.regions.home import Home
 
 ADMISSION_REASONS: Final = (
     pb.Refusal.REASON_QUEUE_FULL,
@@ -28,6 +32,7 @@ ADMISSION_REASONS: Final = (
     pb.Refusal.REASON_STALE_SNAPSHOT,
     pb.Refusal.REASON_INVALID,
     pb.Refusal.REASON_NO_REPLICA,
+    pb.Refusal.REASON_GRANT,
 )
 
 SPREAD_PROMPTS: Final = 3
@@ -301,6 +306,51 @@ def export_hot(recorder: ReleaseRecorder, metrics: Metrics) -> None:
     prompts = recorder.prompts
     metrics.gauge("hot_prompts", "Prompts of users in the record of hot prompts.", lambda: len(prompts))
     metrics.gauge("hot_prompt_bytes", "Bytes of the record of hot prompts.", lambda: prompts.byte_count)
+
+
+def export_regions(callers: Callers, load: RegionLoad, metrics: Metrics, clock: Clock) -> None:
+    """Export the guests of the router, by home region."""
+
+    def guest_tokens_per_s(home: Home) -> float:
+        load.sample(clock.now_s())
+        return load.load(home).tokens_per_s
+
+    for guest in (*callers.guests.values(), callers.unknown):
+        region = guest.home.name
+        metrics.gauge(
+            "guest_tokens_per_second",
+            "Uncached prompt tokens per second of callers of another region.",
+            partial(guest_tokens_per_s, guest.home),
+            region=region,
+        )
+        metrics.gauge(
+            "grant_tokens_per_second",
+            "Tokens per second that this router grants to callers of another region.",
+            partial(_granted, guest, clock, "tokens_per_s"),
+            region=region,
+        )
+        metrics.gauge(
+            "grant_blocks",
+            "KV blocks that this router grants to callers of another region.",
+            partial(_granted, guest, clock, "blocks"),
+            region=region,
+        )
+        metrics.gauge(
+            "guest_blocks",
+            "KV blocks that attempts of another region hold of its grant.",
+            partial(getattr, guest.bucket, "blocks_used"),
+            region=region,
+        )
+        metrics.total(
+            "refused_guests",
+            "Attempts of another region refused for lack of a grant.",
+            partial(getattr, guest, "refused_total"),
+            region=region,
+        )
+
+
+def _granted(guest: Guest, clock: Clock, dimension: str) -> float:
+    return float(getattr(guest.grant(clock.now_s()), dimension))
 
 
 def export_queue(core: ForwardingCore, metrics: Metrics) -> None:

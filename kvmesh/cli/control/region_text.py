@@ -73,6 +73,9 @@ def notes(regions: Sequence[pb.RegionView], time_text: TimeText) -> list[str]:
         lines += filter(None, (_declared_note(each, time_text), _observed_note(each), _stale_note(each)))
         if each.tenants_differ:
             lines.append(f"{each.region}: its tenants differ in residency, limits or disabled marks.")
+        if each.unaware_count:
+            processes = "1 process" if each.unaware_count == 1 else f"{each.unaware_count} processes"
+            lines.append(f"{each.region}: {processes} of a release without regions, at home alone.")
     versions = {each.region: each.stable_version for each in regions if each.stable_version}
     if len(set(versions.values())) > 1:
         shown = ", ".join(f"{version} in {region}" for region, version in versions.items())

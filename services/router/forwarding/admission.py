@@ -6,6 +6,7 @@ estimated queue delay or time to first token is too long. It refuses resumed att
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ from services.router.forwarding.replicas import Replica
 from services.router.forwarding.rows import MS_MAX
 from services.router.forwarding.work_reports import WorkReports
 from services.router.queue.queue_item import PRIORITY_CLASS_DEFAULT, PRIORITY_CLASS_MAX, SHADOW_CLASS
+from services.router.regions.callers import Callers
+from services.router.regions.guests import Charge, Guest
 
 MISSED_S: Final = 2.0
 """A takeover is refused if its decode replica has sent nothing for this long. A replica sends something each second."""
@@ -67,7 +70,9 @@ class Admission:
         limits: ForwardingLimits,
         model_version: str,
         block_tokens: int,
+        callers: Callers | None = None,
     ) -> None:
+        """`callers`: callers by home region; None: a mesh without regions."""
         self.is_draining = False
         self.refusals: Counter[pb.Refusal.Reason.ValueType] = Counter()
         """New attempts refused at admission, by reason."""
@@ -80,6 +85,7 @@ class Admission:
         self._limits = limits
         self._model_version = model_version
         self._block_tokens = block_tokens
+        self._callers = callers
 
     def submit(self, session: CallerSession[Attempt], submit: pb.Submit, now_s: float) -> None:
         """Queue or refuse one attempt."""
@@ -100,6 +106,9 @@ class Admission:
             attempt.ticket.order = self._limits.order_key(attempt.routing.expected_s, now_s)
             victims = self._attempts.queue.victims(attempt)
             refusal = self._capacity_refusal(attempt, victims, now_s)
+            if self._callers is not None:
+                region = submit.budget.region or session.region
+                refusal = self._count(attempt, self._callers, region, refusal, now_s)
         if refusal is not None:
             self.refusals[refusal.reason] += 1
             refusal.send(session.outbox, submit.slot)
@@ -158,6 +167,8 @@ class Admission:
             window_end=adopt.credit_position,
             stage=Stage.TAKING_OVER,
         )
+        if self._callers is not None:  # an adopt has no budget
+            attempt.home = self._callers.home(session.region)
         attempt.outcome.was_taken = True
         attempt.decode.replica = decode
         attempt.decode.slot = decode.outbox.new_slot()
@@ -311,6 +322,32 @@ class Admission:
             pb.Refusal.REASON_DEADLINE, message, retry_after_ms=retry_ms, estimate_ms=estimate_ms
         )
 
+    def _count(
+        self,
+        attempt: Attempt,
+        callers: Callers,
+        region: str,
+        refusal: SubmitRefusal | None,
+        now_s: float,
+    ) -> SubmitRefusal | None:
+        """Count the load of `attempt` for its home region, and charge a guest. Return its refusal, or None.
+
+        `refusal`: the refusal for capacity. Such an attempt is load, and is not charged. An attempt without a grant is no
+        load here: its home region counts it.
+        """
+        guest, submitted = callers.guest(region), attempt.submitted
+        home = callers.own
+        if guest is not None:
+            home = guest.home
+            if refusal is None:
+                refusal = _charge(attempt, guest, now_s)
+                if refusal is not None:
+                    return refusal
+        if submitted.is_for_user:
+            attempt.home = home
+            home.offer(submitted.token_count, attempt.ticket.work)
+        return refusal
+
     def _evict(self, attempt: Attempt, now_s: float) -> None:
         """Evict `attempt` from the queue in favour of a more important request."""
         queue = self._attempts.queue
@@ -322,6 +359,20 @@ class Admission:
                 attempt.slot, pb.Refusal.REASON_QUEUE_FULL, message, retry_after_ms=retry_ms, evicted=True
             )
         self._attempts.end(attempt, now_s, "evicted")
+
+
+def _charge(attempt: Attempt, guest: Guest, now_s: float) -> SubmitRefusal | None:
+    """Charge `attempt` to the grant of its region, or return its refusal."""
+    submitted, blocks_ = attempt.submitted, attempt.decode.blocks
+    charge = guest.charge(submitted.token_count, blocks_, now_s, is_resumed=submitted.is_resumed)
+    if isinstance(charge, Charge):
+        attempt.charge = charge
+        return None
+    message = (
+        f'the grant of region "{guest.home.name}" does not cover {submitted.token_count} prompt tokens and {blocks_} KV '
+        f"blocks: {guest.grant(now_s)} granted to this router, {guest.bucket.blocks_used:,.0f} blocks in use"
+    )
+    return SubmitRefusal(pb.Refusal.REASON_GRANT, message, retry_after_ms=math.ceil(charge * 1000))
 
 
 def _no_decode(decodes: Sequence[Replica[Attempt]]) -> str:

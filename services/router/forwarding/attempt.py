@@ -13,6 +13,8 @@ from services.router.placement.policy import Placement
 from services.router.placement.precedence import DEFAULT_PRECEDENCE, Precedence
 from services.router.queue.prompts import Prompt
 from services.router.queue.queue_item import PRIORITY_CLASS_DEFAULT, Ticket
+from services.router.regions.guests import Charge
+from services.router.regions.home import Home
 
 
 class Stage(Enum):
@@ -177,6 +179,10 @@ class Attempt:
     """The submit as received. None for a takeover, and once the attempt cannot return to the queue."""
     hashes: tuple[int, ...] = ()
     """Hashes of the prompt's full blocks. Empty once the prompt is computed."""
+    home: Home | None = None
+    """Load of the caller's home region. None: the attempt is no load of a region, or the mesh has no regions."""
+    charge: Charge | None = None
+    """Charge of a guest to the grant of its region. It goes to the successor in a stream takeover."""
     expire_s: float = float("inf")
     """End of a detached stream or a held handoff."""
     ticket: Ticket = field(default_factory=Ticket)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
@@ -29,6 +30,8 @@ class AttemptTable:
         self.deadlines: DeadlineHeap[Attempt] = DeadlineHeap()
         self.failed_replicas = FailedReplicas()
         self.detached_count = 0
+        self.outcomes: Counter[str] = Counter()
+        """Ended attempts of users, by outcome."""
         self.is_dispatch_due = False
         """True if something changed that may let the dispatcher release a waiting request."""
         self._work = work
@@ -67,6 +70,9 @@ class AttemptTable:
             self.queue.refund(attempt)
         attempt.detach_decode()
         attempt.detach_prefill()
+        if attempt.charge is not None:
+            attempt.charge.end(was_taken=attempt.outcome.was_taken)
+            attempt.charge = None
         if attempt.is_detached:
             self.detached_count -= 1
         attempt.detach_session()
@@ -79,6 +85,8 @@ class AttemptTable:
             del self.latest[attempt.submitted.request_id]
         self.is_dispatch_due = True
         if is_first_end:
+            if attempt.home is not None:
+                self.outcomes[outcome] += 1
             self._record(attempt, outcome, now_s)
 
     def keep_detached(self, attempt: Attempt, until_s: float) -> None:

@@ -76,6 +76,8 @@ class Completion:
         if attempt.outbox is not None:
             attempt.outbox.finish(attempt.slot, attempt.next_position, pb.Finish.REASON_ADOPTED)
         successor = self._attempts.latest.get(attempt.submitted.request_id)
+        if successor not in (None, attempt):
+            successor.charge, attempt.charge = attempt.charge, None
         leg, prefill = attempt.prefill, attempt.prefill.replica
         if successor is not None and successor.decode.is_transferred:
             attempt.cancel_prefill(pb.Cancel.REASON_TRANSFERRED)

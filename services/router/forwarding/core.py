@@ -29,6 +29,7 @@ from services.router.forwarding.timeouts import Timeouts
 from services.router.forwarding.work_reports import WorkReports
 from services.router.placement.policy import DispatchEvent, PlacementPolicy, ReplicaLost
 from services.router.queue.release_queue import ReleaseQueue
+from services.router.regions.callers import Callers
 
 
 def _discard_event(event: DispatchEvent) -> None:
@@ -54,11 +55,12 @@ class ForwardingCore(AttachedCore[Attempt]):
         record: Record = _discard_record,
         forecast: Forecast | None = None,
         on_release: Released | None = None,
+        callers: Callers | None = None,
     ) -> None:
         """`publish` takes every dispatch, start and finish, for the peer routers. `record` takes every attempt that ended.
 
         `forecast`: estimates for deadlines; None: no request is refused by an estimate. `on_release` takes every attempt at
-        its first release.
+        its first release. `callers`: callers by home region; None: a mesh without regions.
         """
         self.router = router
         self.policy = policy
@@ -77,7 +79,8 @@ class ForwardingCore(AttachedCore[Attempt]):
         self.answers = Answers(self.attempts, self.work, policy, self.dispatcher, completion, block_tokens)
         self.timeouts = Timeouts(self.attempts, self.dispatcher, completion)
         self.admission = Admission(
-            self.attempts, self.work, self.dispatcher, self.replicas, limits, model_version, block_tokens
+            *(self.attempts, self.work, self.dispatcher, self.replicas, limits, model_version, block_tokens),
+            callers=callers,
         )
         self.readiness = Readiness(self.eligible)
         self.ejection_total = 0
@@ -124,7 +127,7 @@ class ForwardingCore(AttachedCore[Attempt]):
 
     def open_session(self, peer: pb.Hello, outbox: DownwardOutbox, now_s: float) -> CallerSession[Attempt]:
         """See kvmesh.attach.server.Attachable."""
-        session = CallerSession[Attempt](self, peer.process_id, outbox)
+        session = CallerSession[Attempt](self, peer.process_id, outbox, peer.region)
         self.sessions.append(session)
         self._heartbeat.has_listener = True
         self.check_readiness()
@@ -217,6 +220,7 @@ class ForwardingCore(AttachedCore[Attempt]):
             cordoned=self.readiness.is_cordoned,
             engine_ready=True,
             queue_delay_us=self.queue_delay_us(),
+            placeable_decode_count=self.eligible.placeable_decode_count(self._now_s),
             step_p95_us=max(
                 (one.load.step_p95_us(self._now_s) for one in self.replicas.values() if one.role == "decode"),
                 default=0,

@@ -15,6 +15,7 @@ from services.router.forwarding.replicas import Replica
 from services.router.forwarding.rows import as_ms, as_us, placement_row
 from services.router.forwarding.work_reports import WorkReports
 from services.router.placement.policy import (
+    REFUSED_EVERYWHERE,
     Placement,
     PlacementPolicy,
     PlacementRequest,
@@ -269,7 +270,7 @@ class Dispatcher:
         if routing.excluded and all(one.name in routing.excluded for one in view.decode):
             routing.excluded = frozenset()
             routing.not_before_s = now_s + REFUSED_WAIT_S
-            return Wait("refused everywhere", routing.not_before_s)
+            return Wait(REFUSED_EVERYWHERE, routing.not_before_s)
         request = PlacementRequest(
             submitted.request_id,
             attempt.hashes,

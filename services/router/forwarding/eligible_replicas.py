@@ -73,6 +73,11 @@ class EligibleReplicas:
         roles = (self._prefill, self._decode) if needs_prefill else (self._decode,)
         return all(any(one.ejection.may_take(now_s) for one in role) for role in roles)
 
+    def placeable_decode_count(self, now_s: float) -> int:
+        """Return the number of decode replicas that may take a request, ejected ones left out."""
+        self._know()
+        return sum(one.ejection.may_take(now_s) for one in self._decode)
+
     def _know(self) -> None:
         if self._is_known:
             return

@@ -17,6 +17,7 @@ from services.router.placement.policy import (
 )
 from services.router.queue.release_queue import ReleaseQueue
 from services.router.queue.replica_reservation import ReplicaReservation
+from services.router.regions.prefill_rate import ComputedByRole
 
 
 class WorkReports:
@@ -34,6 +35,8 @@ class WorkReports:
     ) -> None:
         """`publish`: takes each event for the peer routers."""
         self.reservations = ReplicaReservation()
+        self.computed = ComputedByRole()
+        """Computed prompts of users, in a mesh with regions."""
         self._router = router
         self._policy = policy
         self._queue = queue
@@ -77,6 +80,8 @@ class WorkReports:
     def settle(self, attempt: Attempt, now_s: float, hit: Hit | None = None) -> bool:
         """Report that the prompt was computed, or never will be. Return False if `attempt` has no open dispatch."""
         routing = attempt.routing
+        if hit is not None and attempt.charge is not None:
+            attempt.charge.settle(hit.computed_tokens)
         if not routing.is_dispatched:
             return False
         routing.is_dispatched = False
@@ -88,6 +93,13 @@ class WorkReports:
                 hit = replace(hit, prefill_s=alone_s)
         if hit is not None:
             self._queue.settle_prefill(attempt, hit.computed_tokens)
+            home = attempt.home
+            if home is not None:
+                home.uncached_tokens += hit.computed_tokens - attempt.ticket.work
+                if attempt.is_local:
+                    self.computed.local.add(hit.computed_tokens, hit.local_s)
+                else:
+                    self.computed.prefill.add(hit.computed_tokens, hit.prefill_s)
         self._publish(Finished(self._router, attempt.submitted.request_id, now_s, hit))
         return True
 

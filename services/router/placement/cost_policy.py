@@ -22,6 +22,7 @@ from services.router.placement.cost_model import CostModel
 from services.router.placement.decode_choice import DecodeChoice, Fitting, LocalPrefill
 from services.router.placement.local_speeds import LocalSpeeds
 from services.router.placement.policy import (
+    NO_DECODE_ROOM,
     Dispatched,
     Event,
     Finished,
@@ -115,7 +116,7 @@ class CostPolicy:
         match = Match(self.local_index, request.hashes)
         fitting = decodes.fitting(request, view, match)
         if not fitting:
-            return Wait("no decode replica has room", now_s + RECHECK_S)
+            return Wait(NO_DECODE_ROOM, now_s + RECHECK_S)
 
         tokens, block_tokens = request.token_count, self._block_tokens
         estimate_s = self.costs.estimate_s

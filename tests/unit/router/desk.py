@@ -20,6 +20,7 @@ from services.router.forwarding.dispatcher import Released
 from services.router.forwarding.replicas import Replica
 from services.router.index.local_index import LocalPrefixIndex
 from services.router.placement.cost_policy import CostPolicy
+from services.router.regions.callers import Callers
 
 A, B = "a" * 32, "b" * 32
 HANDOFF = b"handoff"
@@ -44,7 +45,10 @@ class Desk:
         local: int = 0,
         order_key: OrderKey = shortest,
         on_release: Released | None = None,
+        callers: Callers | None = None,
+        region: str = "",
     ) -> None:
+        """`callers`: of a mesh with regions. `region`: that of the frontend."""
         self.now_s = 50.0
         self.ended: list[str] = []
         self.policy = CostPolicy(
@@ -64,6 +68,7 @@ class Desk:
             ForwardingLimits(queue, max_wait_s, 3.0, order_key=order_key),
             record=lambda item, outcome, now_s: self.ended.append(outcome),
             on_release=on_release,
+            callers=callers,
         )
         self.links: dict[str, tuple[Replica[Attempt], Link]] = {}
         for index in range(prefills):
@@ -71,7 +76,9 @@ class Desk:
         for index in range(2):
             self.add(f"decode-{index}", "decode")
         self.outbox = DownwardOutbox()
-        self.session = self.core.open_session(pb.Hello(process_id="f"), self.outbox, self.now_s)
+        self.session = self.core.open_session(
+            pb.Hello(process_id="f", region=region), self.outbox, self.now_s
+        )
         self.slot = 0
 
     def add(self, name: str, role: Any) -> None:
@@ -141,6 +148,7 @@ class Desk:
             "shadow",
             "kv_head_room_permille",
             "purpose",
+            "region",
         )
         for name in names:
             if name in changes:

@@ -30,6 +30,8 @@ class Request:
     slot: int = 0
     state: str = "idle"
     failures: list[str] = field(default_factory=list)
+    region: str = ""
+    """Home region of the caller, as its budget says."""
 
 
 class Stream:

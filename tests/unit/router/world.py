@@ -15,6 +15,7 @@ from services.router.forwarding.admission import ForwardingLimits
 from services.router.forwarding.core import ForwardingCore
 from services.router.index.local_index import LocalPrefixIndex
 from services.router.placement.cost_policy import CostPolicy
+from services.router.regions.callers import Callers
 from tests.unit.router.fake_frontend import Request, Stream
 from tests.unit.router.fake_replicas import FakeDecode, FakePrefill
 from tests.unit.router.peers import BLOCK, ORPHAN_S, VERSION, Link, Peer, token
@@ -32,6 +33,7 @@ class World:
         faults: bool = True,
         local_tokens: int = 8,
         decode_blocks: int = 400,
+        callers: Callers | None = None,
     ) -> None:
         self.rng = random.Random(seed)
         self.seed = seed
@@ -56,6 +58,7 @@ class World:
             self.policy,
             ForwardingLimits(64, 30.0, ORPHAN_S),
             record=lambda item, outcome, now_s: self.ended.append((item.submitted.request_id, outcome)),
+            callers=callers,
         )
         self.peers: dict[str, Peer] = {}
         self.links: list[Link] = []
@@ -117,6 +120,7 @@ class World:
         )
         submit.sampling.temperature = 1.0
         submit.budget.max_output_tokens = request.output_tokens - request.received
+        submit.budget.region = request.region
         submit.budget.priority = self.rng.choice((0, 0, 5, -200))
         for name, value in changes.items():
             setattr(submit, name, value)

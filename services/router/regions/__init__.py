@@ -1,0 +1,1 @@
+"""Callers of the router by their home region: load, capacity, and grants to other regions. See docs/map.md."""

@@ -1,0 +1,97 @@
+"""Guests of the router: callers of another region, within the grant of that region. Pure.
+
+The control plane renews the grants. A grant that is not renewed decays (`kvmesh.regions.lease`); a message without it does
+not end it. A guest is charged with all tokens of its prompt, because its prefix is cached in another region.
+
+INVARIANT: in any time t, the charges of new attempts, less all refunds, are at most grant x t + burst + one prompt.
+INVARIANT: once all attempts ended, no blocks are in flight.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kvmesh.regions.bucket import RETRY_MAX_S, GrantBucket
+from kvmesh.regions.lease import LeaseSettings, decayed
+from kvmesh.regions.quantity import NOTHING, Quantity
+from services.router.regions.home import Home
+
+LEASE: Final = LeaseSettings()
+
+
+class Charge:
+    """The charge of one attempt. It is corrected at most once. `end` gives the blocks back, and is called once."""
+
+    __slots__ = ("blocks", "guest", "is_settled", "tokens")
+
+    def __init__(self, guest: Guest, tokens: int, blocks: int) -> None:
+        self.guest = guest
+        self.tokens = tokens
+        """Tokens charged: those of the prompt, then the computed ones."""
+        self.blocks = blocks
+        self.is_settled = False
+
+    def settle(self, computed_tokens: int) -> None:
+        """Replace the tokens of the prompt by the computed ones."""
+        if self.is_settled:
+            return
+        self.is_settled = True
+        self.guest.bucket.correct(self.tokens, computed_tokens)
+        self.guest.net_tokens += computed_tokens - self.tokens
+        self.tokens = computed_tokens
+
+    def end(self, *, was_taken: bool) -> None:
+        """Give the blocks back, and the tokens of a prompt that no engine had (`was_taken`).
+
+        A prompt that an engine had without a measurement stays charged: otherwise a cancelled prompt would be free.
+        """
+        if not was_taken:
+            self.settle(0)
+        self.guest.bucket.release(self.blocks)
+        self.blocks = 0
+
+
+class Guest:
+    """The callers of one other region."""
+
+    __slots__ = ("_granted", "_renewed_s", "bucket", "home", "net_tokens", "refused_total")
+
+    def __init__(self, name: str) -> None:
+        self.home = Home(name)
+        self.bucket = GrantBucket(0.0)
+        self.refused_total = 0
+        """Attempts refused for lack of a grant."""
+        self.net_tokens = 0
+        """Tokens charged, without refunds."""
+        self._granted = NOTHING
+        self._renewed_s = float("-inf")
+
+    def renew(self, grant: Quantity, now_s: float) -> None:
+        """Take the grant of a message."""
+        self._granted, self._renewed_s = grant, now_s
+        self.bucket.set_grant(grant, now_s)
+
+    def grant(self, now_s: float) -> Quantity:
+        """Return the grant in force: the last one, decayed by its age."""
+        return decayed(self._granted, now_s - self._renewed_s, LEASE)
+
+    def charge(self, tokens: int, blocks: int, now_s: float, *, is_resumed: bool) -> Charge | float:
+        """Charge an attempt. Return its charge, or the seconds after which the caller may retry.
+
+        A resumed attempt (`is_resumed`) passes an empty bucket and leaves a debt, for which new attempts wait. It
+        continues a stream with tokens that a client has, and its home region is often the one that died. Its refusal would
+        lose the answer and all work for it. Such attempts are no more than the streams that ran. They are refused where
+        the region has no grant at all: there this region has not agreed to serve it.
+        """
+        grant = self.grant(now_s)
+        if grant != self.bucket.grant:
+            self.bucket.set_grant(grant, now_s)
+        if is_resumed and not grant.is_zero:
+            self.bucket.take(tokens, blocks, now_s)
+        else:
+            wait_s = self.bucket.charge(tokens, blocks, now_s) if not grant.is_zero else RETRY_MAX_S
+            if wait_s is not None:
+                self.refused_total += 1
+                return wait_s
+        self.net_tokens += tokens
+        return Charge(self, tokens, blocks)
