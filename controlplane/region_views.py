@@ -32,6 +32,7 @@ def _view(regions: RegionControl, state: View, now_s: float) -> pb.RegionView:
         if signals is not None
         else NOTHING
     )
+    is_initial = state.since_s <= 0.0
     message = pb.RegionView(
         region=name,
         is_own=is_own,
@@ -40,7 +41,7 @@ def _view(regions: RegionControl, state: View, now_s: float) -> pb.RegionView:
         if is_own
         else pb.ObservedState.Value(f"OBSERVED_STATE_{state.observed.value}"),
         weight=state.weight_percent / 100,
-        reason=state.reason,
+        reason="" if is_initial and not is_own else state.reason,
         is_by_hand=state.is_by_hand,
         health=state.health,
         is_stale=regions.is_stale(name, now_s),
@@ -56,7 +57,7 @@ def _view(regions: RegionControl, state: View, now_s: float) -> pb.RegionView:
         tenants_differ=entry.tenants_differ,
         unaware_count=regions.unaware_count if is_own else 0,
     )
-    if now_s - state.since_s < _AGE_MAX_S:
+    if not is_initial and now_s - state.since_s < _AGE_MAX_S:
         message.age.CopyFrom(_duration(now_s - state.since_s))
     heard_age_s = regions.heard_age_s(name, now_s)
     if heard_age_s is not None:

@@ -140,17 +140,18 @@ def _client_role(config: MeshConfig, probe: Probe) -> str:
 
 def _from_mesh_file(probe: Probe) -> Probe | None:
     """Return `probe` with role and configuration, if mesh.json of this folder has a process at its address."""
-    from kvmesh.cli.mesh_file import NoMesh, read_mesh
+    from kvmesh.cli.mesh_file import NoMesh, read_meshes
     from kvmesh.config import MeshConfig, load
 
     config = load(DEFAULT_CONFIG) if Path(DEFAULT_CONFIG).exists() else MeshConfig()
     try:
-        mesh = read_mesh(Path(config.mesh.data_dir).resolve())
+        meshes = read_meshes(Path(config.mesh.data_dir).resolve())
     except NoMesh:
         return None
-    for member in mesh.processes:
-        if member.address == probe.address and member.role in SERVERS:
-            return replace(probe, role=member.role, config=mesh.config)
+    for mesh in meshes.values():
+        for member in mesh.processes:
+            if member.address == probe.address and member.role in SERVERS:
+                return replace(probe, role=member.role, config=mesh.config)
     return None
 
 

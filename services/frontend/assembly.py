@@ -44,6 +44,7 @@ from services.frontend.draining import drain
 from services.frontend.mesh_secret import MeshSecret
 from services.frontend.metrics import RequestMetrics, watch_core, watch_pools, watch_regions
 from services.frontend.readiness import follow_routers
+from services.frontend.region_listener import follow_drain, is_drained
 from services.frontend.region_routers import RegionRouters
 from services.frontend.requests.core import FrontendCore, Observer
 from services.frontend.requests.region_choice import RegionSettings
@@ -122,7 +123,7 @@ class Frontend(MeshProcess):
         counts.track_of = self.core.pools.track
         watch_core(self.metrics, self.core)
         watch_pools(self.metrics, self.core, pools)
-        watch_regions(self.metrics, self.core, others)
+        watch_regions(self.metrics, self.core, self.seal, others)
         self._timer = Timer(self.core, self.clock, lambda error: log.error("bug in a timer", exc_info=error))
         self.core.on_event = self._timer.update
         self.accounts = Accounts(
@@ -161,7 +162,7 @@ class Frontend(MeshProcess):
         self.shadowing = self._shadowing(dialer)
         watch_shadow(self.metrics, self.shadowing)
         self.server = self._server()
-        self.service.register(self.server.grpc)
+        self.server.register(self.service.register)
 
     def _links(self, dialer: Dialer) -> LinkManager[Router]:
         return router_links(
@@ -385,6 +386,12 @@ class Frontend(MeshProcess):
         yield from self.accounts.background()
         yield from self.shadowing.background()
         yield "tenants", self.tenants.run()
+        if self._config.regions:
+            own = self._config.region.name
+            yield (
+                "region-listener",
+                follow_drain(self.server, lambda: is_drained(self.core.pools.content, own), self.clock),
+            )
         yield (
             "readiness",
             follow_routers(lambda: self.core.pools.has_router, self.clock, self.server.set_serving),

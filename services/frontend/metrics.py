@@ -20,6 +20,7 @@ from services.frontend.accounts.tenant_metrics import TenantMetrics
 from services.frontend.requests.core import FrontendCore
 from services.frontend.requests.outcome import outcome_of
 from services.frontend.requests.request import LiveRequest
+from services.frontend.requests.resume_token import Seal
 
 OTHER: Final = "other"
 """Label of all pools outside the configuration."""
@@ -135,7 +136,7 @@ def watch_pools(metrics: Metrics, core: FrontendCore, pools: Sequence[str]) -> N
     )
 
 
-def watch_regions(metrics: Metrics, core: FrontendCore, others: Sequence[str]) -> None:
+def watch_regions(metrics: Metrics, core: FrontendCore, seal: Seal, others: Sequence[str]) -> None:
     """Export what crosses the border of the region, by other region. `others`: empty in a mesh without regions."""
     regions = core.regions
     counts: tuple[tuple[str, str, Counter_[str]], ...] = (
@@ -159,6 +160,9 @@ def watch_regions(metrics: Metrics, core: FrontendCore, others: Sequence[str]) -
     if others:
         metrics.gauge(
             "moved_sessions", "Sessions that spill moved to other regions.", lambda: len(regions.sessions)
+        )
+        metrics.gauge(
+            "known_regions", "Other regions with resume tokens that are accepted.", lambda: seal.known_regions
         )
         metrics.total(
             "unknown_home_requests",

@@ -139,7 +139,9 @@ class Router(process.MeshProcess):
         )
         self.region_load: RegionLoad | None = None
         if self.callers is not None:
-            self.region_load = RegionLoad(self.core, self.callers, policy, config.decode.slots_max)
+            self.region_load = RegionLoad(
+                self.core, self.callers, policy, config.decode.slots_max, self._telemetry.ended
+            )
             telemetry.export_regions(self.callers, self.region_load, self.metrics, self.clock)
         self.core.readiness.needs_prefill = self.pool.prefill > 0
         self._timer = Timer(self.core, self.clock, _log_bug)

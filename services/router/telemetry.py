@@ -131,6 +131,11 @@ class ForwardingTelemetry:
         if submitted.traceparent:
             self._record_span(attempt, outcome, now_s)
 
+    def ended(self, outcome: str) -> int:
+        """Return the attempts that ended with `outcome`, shadow traffic included."""
+        counter = self._ended.get(outcome)
+        return round(counter.value) if counter is not None else 0
+
     def _count_control_call(self, purpose: str, outcome: str) -> None:
         counter = self._control.get((purpose, outcome))
         if counter is None:

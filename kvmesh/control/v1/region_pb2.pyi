@@ -897,6 +897,7 @@ class DrainRegionResponse(_message.Message):
     REGION_FIELD_NUMBER: _builtins.int
     FORECAST_FIELD_NUMBER: _builtins.int
     ENDING_STREAM_COUNT_FIELD_NUMBER: _builtins.int
+    OVERRIDDEN_FIELD_NUMBER: _builtins.int
     ending_stream_count: _builtins.int
     """Streams that would end because no survivor serves their version."""
     @_builtins.property
@@ -907,16 +908,21 @@ class DrainRegionResponse(_message.Message):
     def forecast(self) -> _containers.RepeatedCompositeFieldContainer[Global___DrainForecast]:
         """The forecast, a row for each survivor."""
 
+    @_builtins.property
+    def overridden(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Checks that `force` overrode, or would override with `validate_only`."""
+
     def __init__(
         self,
         *,
         region: Global___RegionView | None = ...,
         forecast: _abc.Iterable[Global___DrainForecast] | None = ...,
         ending_stream_count: _builtins.int = ...,
+        overridden: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["region", b"region"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ending_stream_count", b"ending_stream_count", "forecast", b"forecast", "region", b"region"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ending_stream_count", b"ending_stream_count", "forecast", b"forecast", "overridden", b"overridden", "region", b"region"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -997,7 +1003,7 @@ class AvoidRegionRequest(_message.Message):
     """True: check only."""
     @_builtins.property
     def ttl(self) -> _duration_pb2.Duration:
-        """Time to live. Range: 1 s to 24 h. Always present."""
+        """Time to live. Range: 10 s to 24 h. Always present."""
 
     def __init__(
         self,

@@ -85,6 +85,11 @@ class Seal:
         self._secrets = (secret, self.secret)
         return True
 
+    @property
+    def known_regions(self) -> int:
+        """Number of other regions with tokens that are accepted."""
+        return len(self._known)
+
     def know(self, region: str, secrets: tuple[bytes, ...]) -> None:
         """Accept the tokens of another region from now on. `secrets`: its present one first; they replace earlier ones."""
         self._known[region] = secrets

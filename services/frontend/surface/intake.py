@@ -14,6 +14,7 @@ from typing import Any, Final
 from kvmesh.call import Call
 from kvmesh.clock import Clock, wall_s
 from kvmesh.deadlines import from_remaining_s
+from kvmesh.pools import DEFAULT_POOL
 from kvmesh.regions.names import HOME_METADATA, split
 from kvmesh.tenants.caller import Caller
 from services.frontend.accounts.executions import ANY_POOL, Claim, Execution, Executions, PoolClaimed
@@ -155,7 +156,8 @@ class Intake:
         pools, regions, tenant = self._core.pools, self._core.regions, arrival.caller.tenant
         region = token.location.region if token.location is not None else ""
         if region not in ("", regions.settings.own):
-            there = regions.resumed(region, token.pool, token.model_version, tenant, arrival.home)
+            pool = token.pool or DEFAULT_POOL  # a token does not name that pool
+            there = regions.resumed(region, pool, token.model_version, tenant, arrival.home)
             if there is not None:
                 return there
         found = pools.of_version(token.model_version, tenant.name, token.pool)

@@ -97,25 +97,32 @@ class Admission:
                 return
             self._supersede(known, now_s)
         refusal = self._refusal(submit)
-        if control_purpose(submit.budget):
+        budget = submit.budget
+        if control_purpose(budget):
             self._submit_warm_up(session, submit, refusal, now_s)
             return
         if refusal is None:
             attempt = self._take(session, submit, now_s)
+            submitted = attempt.submitted
             self._dispatcher.estimate_work(attempt)
             attempt.ticket.order = self._limits.order_key(attempt.routing.expected_s, now_s)
             victims = self._attempts.queue.victims(attempt)
             refusal = self._capacity_refusal(attempt, victims, now_s)
-            if self._callers is not None:
-                region = submit.budget.region or session.region
-                refusal = self._count(attempt, self._callers, region, refusal, now_s)
+            callers = self._callers
+            if callers is not None:
+                region, own = budget.region or session.region, callers.own
+                if region != own.name:
+                    refusal = self._count_guest(attempt, callers, region, refusal, now_s)
+                elif submitted.is_for_user:  # in line: nearly all attempts are of the own region
+                    attempt.home = own
+                    own.prompt_tokens += submitted.token_count
+                    own.uncached_tokens += attempt.ticket.work
         if refusal is not None:
             self.refusals[refusal.reason] += 1
             refusal.send(session.outbox, submit.slot)
             return
         for victim in victims or ():
             self._evict(victim, now_s)
-        submitted = attempt.submitted
         if not submitted.is_resumed:
             self.arrived.add(submitted.token_count)
         self._work.reservations.touch((submitted.tenant, submitted.priority_class), submitted.weight, now_s)
@@ -322,7 +329,7 @@ class Admission:
             pb.Refusal.REASON_DEADLINE, message, retry_after_ms=retry_ms, estimate_ms=estimate_ms
         )
 
-    def _count(
+    def _count_guest(
         self,
         attempt: Attempt,
         callers: Callers,
@@ -330,22 +337,19 @@ class Admission:
         refusal: SubmitRefusal | None,
         now_s: float,
     ) -> SubmitRefusal | None:
-        """Count the load of `attempt` for its home region, and charge a guest. Return its refusal, or None.
+        """Count the load of a caller from `region`, and charge a guest. Return the refusal of the attempt, or None.
 
         `refusal`: the refusal for capacity. Such an attempt is load, and is not charged. An attempt without a grant is no
         load here: its home region counts it.
         """
         guest, submitted = callers.guest(region), attempt.submitted
-        home = callers.own
-        if guest is not None:
-            home = guest.home
-            if refusal is None:
-                refusal = _charge(attempt, guest, now_s)
-                if refusal is not None:
-                    return refusal
+        if guest is not None and refusal is None:
+            refusal = _charge(attempt, guest, now_s)
+            if refusal is not None:
+                return refusal
         if submitted.is_for_user:
-            attempt.home = home
-            home.offer(submitted.token_count, attempt.ticket.work)
+            attempt.home = callers.own if guest is None else guest.home
+            attempt.home.offer(submitted.token_count, attempt.ticket.work)
         return refusal
 
     def _evict(self, attempt: Attempt, now_s: float) -> None:

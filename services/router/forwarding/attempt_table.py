@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
@@ -30,8 +29,6 @@ class AttemptTable:
         self.deadlines: DeadlineHeap[Attempt] = DeadlineHeap()
         self.failed_replicas = FailedReplicas()
         self.detached_count = 0
-        self.outcomes: Counter[str] = Counter()
-        """Ended attempts of users, by outcome."""
         self.is_dispatch_due = False
         """True if something changed that may let the dispatcher release a waiting request."""
         self._work = work
@@ -85,8 +82,6 @@ class AttemptTable:
             del self.latest[attempt.submitted.request_id]
         self.is_dispatch_due = True
         if is_first_end:
-            if attempt.home is not None:
-                self.outcomes[outcome] += 1
             self._record(attempt, outcome, now_s)
 
     def keep_detached(self, attempt: Attempt, until_s: float) -> None:

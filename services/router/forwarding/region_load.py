@@ -17,13 +17,13 @@ replicas. Each router knows its own of these, and takes the other routers to run
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from kvmesh.attach.names import name_of
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.control.v1 import region_pb2
-from kvmesh.regions.quantity import NOTHING, Quantity
+from kvmesh.regions.quantity import Quantity
 from services.router.forwarding.attempt import Attempt, Stage
 from services.router.forwarding.core import ForwardingCore
 from services.router.forwarding.replicas import Replica
@@ -31,11 +31,14 @@ from services.router.placement.cost_policy import CostPolicy
 from services.router.placement.policy import NO_ROOM
 from services.router.regions.callers import Callers
 from services.router.regions.home import Home
-from services.router.regions.prefill_rate import PROMPTS_MIN, SmoothedRatio
+from services.router.regions.smoothed_ratio import SmoothedRatio
 from services.router.regions.windows import Windows
 
 NOMINAL_TOKENS: Final = 1024
 """Prompt by which the cost model gives a rate before the own prompts do."""
+
+MEASURED_MIN: Final = 8 * NOMINAL_TOKENS
+"""Measured tokens below which the own prompts give no rate: the first ones of a cold engine take many times as long."""
 
 FAILED: Final = frozenset(
     name_of(pb.Failure.Code, code)
@@ -63,14 +66,22 @@ ENDED: Final = FAILED | {
 class RegionLoad:
     """See the module. `sample` is called about once a second, before `report`."""
 
-    def __init__(self, core: ForwardingCore, callers: Callers, policy: CostPolicy, slots_max: int) -> None:
-        """`slots_max`: slots of a decode replica."""
+    def __init__(
+        self,
+        core: ForwardingCore,
+        callers: Callers,
+        policy: CostPolicy,
+        slots_max: int,
+        ended: Callable[[str], int],
+    ) -> None:
+        """`slots_max`: slots of a decode replica. `ended`: attempts that ended so far with an outcome."""
         self.router_count = 1
         """Routers of the pool, this one included. Set by the owner."""
         self._core = core
         self._callers = callers
         self._policy = policy
         self._slots_max = slots_max
+        self._ended = ended
         self._windows = Windows()
         self._prefill_rate = SmoothedRatio()
         self._local_rate = SmoothedRatio()
@@ -86,9 +97,9 @@ class RegionLoad:
             return
         elapsed_s = 0.0 if self._sampled_s is None else now_s - self._sampled_s
         self._sampled_s = now_s
-        computed, totals = self._core.work.computed, self._totals
-        self._prefill_rate.take(computed.prefill.timed_tokens, computed.prefill.seconds, now_s)
-        self._local_rate.take(computed.local.timed_tokens, computed.local.seconds, now_s)
+        policy, local, totals = self._policy, self._core.work.local, self._totals
+        self._prefill_rate.take(policy.measured_tokens, policy.measured_total_s, now_s)
+        self._local_rate.take(local.measured_tokens, local.seconds, now_s)
         for replica in self._serving("decode", now_s):
             if (report := replica.load.report) is not None:
                 running = report.running_request_count + report.queued_request_count
@@ -99,7 +110,7 @@ class RegionLoad:
             totals[_blocks_of(name)] += blocks * elapsed_s
         for home in self._homes():
             totals[_tokens_of(home.name)] = home.uncached_tokens
-        totals["prompts"], totals["local"] = self._callers.own.prompt_tokens, computed.local.tokens
+        totals["prompts"], totals["local"] = self._callers.own.prompt_tokens, local.tokens
         self._windows.add(dict(totals), now_s)
 
     def load(self, home: Home) -> Quantity:
@@ -109,12 +120,12 @@ class RegionLoad:
         )
 
     def capacity(self, now_s: float) -> Quantity:
-        """Return what the serving replicas of the pool can do; nothing while a part of it is unknown."""
+        """Return what the serving replicas of the pool can do. A part that is unknown is 0."""
         prefill, decode = self._serving("prefill", now_s), self._serving("decode", now_s)
         rate = self._prefill_tokens_per_s() if prefill else self._local_tokens_per_s()
         blocks = self._decode_blocks(decode)
-        if ((prefill or decode) and not rate) or (decode and not blocks):
-            return NOTHING
+        if not rate:
+            return Quantity(0.0, blocks)
         if not prefill:
             return Quantity(rate * len(decode), blocks)
         local_per_s = self._windows.per_s("local") * self.router_count
@@ -122,7 +133,6 @@ class RegionLoad:
 
     def report(self, now_s: float) -> region_pb2.RouterLoad:
         """Return the report for the control plane."""
-        outcomes = self._core.attempts.outcomes
         return region_pb2.RouterLoad(
             own=_message(self.load(self._callers.own)),
             capacity=_message(self.capacity(now_s)),
@@ -132,8 +142,8 @@ class RegionLoad:
                 )
                 for name, guest in self._callers.guests.items()
             ],
-            attempt_total=sum(outcomes[name] for name in ENDED),
-            failure_total=sum(outcomes[name] for name in FAILED),
+            attempt_total=sum(map(self._ended, ENDED)),
+            failure_total=sum(map(self._ended, FAILED)),
             placeable_decode_count=self._core.eligible.placeable_decode_count(now_s),
             own_prompt_tokens_per_s=self._windows.per_s("prompts"),
         )
@@ -151,7 +161,7 @@ class RegionLoad:
     def _prefill_tokens_per_s(self) -> float:
         """Return the tokens that a prefill replica computes in a second of work; 0: unknown."""
         rate = self._prefill_rate.value
-        if rate is not None and self._core.work.computed.prefill.count >= PROMPTS_MIN:
+        if rate is not None and self._policy.measured_tokens >= MEASURED_MIN:
             return rate
         if not self._policy.knows_costs():
             return 0.0
@@ -160,7 +170,7 @@ class RegionLoad:
     def _local_tokens_per_s(self) -> float:
         """Return the tokens that a decode replica computes in a second of work on prompts; 0: unknown."""
         rate = self._local_rate.value
-        return rate if rate is not None and self._core.work.computed.local.count >= PROMPTS_MIN else 0.0
+        return rate if rate is not None and self._core.work.local.measured_tokens >= MEASURED_MIN else 0.0
 
     def _decode_blocks(self, decode: list[Replica[Attempt]]) -> float:
         """Return the KV blocks of the `decode` replicas that sequences of the present length can fill."""

@@ -17,7 +17,7 @@ from services.router.placement.policy import (
 )
 from services.router.queue.release_queue import ReleaseQueue
 from services.router.queue.replica_reservation import ReplicaReservation
-from services.router.regions.prefill_rate import ComputedByRole
+from services.router.regions.local_prompts import LocalPrompts
 
 
 class WorkReports:
@@ -35,8 +35,7 @@ class WorkReports:
     ) -> None:
         """`publish`: takes each event for the peer routers."""
         self.reservations = ReplicaReservation()
-        self.computed = ComputedByRole()
-        """Computed prompts of users, in a mesh with regions."""
+        self.local = LocalPrompts()
         self._router = router
         self._policy = policy
         self._queue = queue
@@ -91,15 +90,13 @@ class WorkReports:
             if hit is not None and hit.prefill_s > alone_s:
                 # The engine spent the remaining time on earlier prompts.
                 hit = replace(hit, prefill_s=alone_s)
+        elif hit is not None:
+            self.local.add(hit.computed_tokens, hit.local_s)
         if hit is not None:
             self._queue.settle_prefill(attempt, hit.computed_tokens)
             home = attempt.home
             if home is not None:
                 home.uncached_tokens += hit.computed_tokens - attempt.ticket.work
-                if attempt.is_local:
-                    self.computed.local.add(hit.computed_tokens, hit.local_s)
-                else:
-                    self.computed.prefill.add(hit.computed_tokens, hit.prefill_s)
         self._publish(Finished(self._router, attempt.submitted.request_id, now_s, hit))
         return True
 

@@ -22,6 +22,7 @@ from services.router.placement.cost_model import CostModel
 from services.router.placement.decode_choice import DecodeChoice, Fitting, LocalPrefill
 from services.router.placement.local_speeds import LocalSpeeds
 from services.router.placement.policy import (
+    NO_DECODE,
     NO_DECODE_ROOM,
     Dispatched,
     Event,
@@ -102,6 +103,8 @@ class CostPolicy:
         self.estimate_total_s = 0.0
         """Estimated prefill seconds of the own prompts that `measured_total_s` sums up."""
         self.measured_total_s = 0.0
+        self.measured_tokens = 0
+        """Computed tokens of the same prompts."""
         self._decodes = DecodeChoice(block_tokens, transfer_block_s, rng)
         self._block_tokens = block_tokens
         self._local_tokens_max = local_prefill_tokens_max
@@ -111,7 +114,7 @@ class CostPolicy:
         if now_s >= self.backlog.next_expiry_s:
             self._expire(now_s)
         if not view.decode:
-            return Wait("no decode replica", now_s + RECHECK_S)
+            return Wait(NO_DECODE, now_s + RECHECK_S)
         prefills, decodes = self.prefills, self._decodes
         match = Match(self.local_index, request.hashes)
         fitting = decodes.fitting(request, view, match)
@@ -296,6 +299,7 @@ class CostPolicy:
             if work.is_own:
                 self.estimate_total_s += work.prefill_s
                 self.measured_total_s += hit.prefill_s
+                self.measured_tokens += hit.computed_tokens
             self._measured(work.replica, hit, event.at_s)
         elif hit.local_s > 0:
             nominal_s = self.costs.estimate_s(hit.computed_tokens, hit.cached_tokens + hit.computed_tokens)

@@ -15,10 +15,11 @@ DISPATCH_LIFE_S: Final = 60.0
 """A dispatch expires after this plus ten times its estimate, here and at peer routers, whatever messages come."""
 
 
+NO_DECODE: Final = "no decode replica"
 NO_DECODE_ROOM: Final = "no decode replica has room"
 REFUSED_EVERYWHERE: Final = "refused everywhere"
-NO_ROOM: Final = frozenset((NO_DECODE_ROOM, REFUSED_EVERYWHERE))
-"""Reasons of `Wait` while decode replicas lack KV blocks or slots."""
+NO_ROOM: Final = frozenset((NO_DECODE, NO_DECODE_ROOM, REFUSED_EVERYWHERE))
+"""Reasons of `Wait` while decode lacks KV blocks or slots."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from tests.integration.scraped import sample
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(240)]
 
 STREAMS = 8
-TOKENS = 300
+TOKENS = 150
 SHORT = 4
 """Tokens of the requests that only show which region serves."""
 
@@ -68,14 +68,19 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
             mesh.federate(addresses)
         await asyncio.gather(*(mesh.start() for mesh in made.values()))
         for mesh in made.values():
-            await until(lambda mesh=mesh: has_routers(mesh, 2), 30, "the routers of both regions are linked")
+            await until(lambda mesh=mesh: is_linked(mesh), 30, "both regions know each other")
         yield World(made["eu"], made["us"])
     finally:
         await asyncio.gather(*(mesh.stop() for mesh in made.values()))
 
 
-async def has_routers(mesh: Mesh, count: int) -> bool:
-    return await sample(mesh, "frontend-0", "kvmesh_frontend_routers_up") == count
+async def is_linked(mesh: Mesh) -> bool:
+    """Return whether the frontend has the routers of both regions, and the other region's secret."""
+    known = [
+        await sample(mesh, "frontend-0", f"kvmesh_frontend_{name}")
+        for name in ("routers_up", "known_regions")
+    ]
+    return known == [2, 1]
 
 
 def regions(answer: GenerationStream) -> list[str]:
@@ -90,38 +95,79 @@ async def retries(mesh: Mesh) -> float:
     return sum([await sample(mesh, "frontend-0", name) for name in names])
 
 
-async def test_streams_of_a_dead_region_go_on_in_the_other_one(world: World) -> None:
-    """kill -9 of router, prefill and decode: all streams end token-exact, new ones too, and no retry is paid.
-
-    Before that a region without replicas refuses nothing and pays nothing: NO_REPLICA moves its requests.
-    """
-    async with Client([world.us.parts["frontend-0"].address]) as there:
-        expected = await asyncio.gather(
-            *(
-                there.generate(prompt_tokens=each, max_output_tokens=TOKENS, seed=at).all()
-                for at, each in enumerate(prompts(1, STREAMS))
+async def whole(address: str) -> list[GenerationStream]:
+    """Return the outputs of an undisturbed region."""
+    async with Client([address]) as client:
+        return list(
+            await asyncio.gather(
+                *(
+                    client.generate(prompt_tokens=each, max_output_tokens=TOKENS, seed=at).all()
+                    for at, each in enumerate(prompts(1, STREAMS))
+                )
             )
         )
+
+
+async def disturbed(
+    client: Client, expected: Sequence[GenerationStream], disturb: Callable[[], Awaitable[object]]
+) -> list[Reader]:
+    """Run streams, run `disturb` when all have tokens, and return the streams. All are token-exact."""
+    readers = [
+        Reader(client.generate(prompt_tokens=each, max_output_tokens=TOKENS, seed=at, explain=True))
+        for at, each in enumerate(prompts(1, STREAMS))
+    ]
+    async with asyncio.TaskGroup() as tasks:
+        for reader in readers:
+            tasks.create_task(reader.run())
+        await until(lambda: all(len(each.generation.ids) > 20 for each in readers), 30, "all have tokens")
+        await disturb()
+    for reader, other in zip(readers, expected, strict=True):
+        assert reader.generation.ids == other.ids and reader.generation.text == other.text
+    print(f"longest pause {max(each.pause_s for each in readers):.2f} s")
+    assert max(each.pause_s for each in readers) < 5.0
+    return readers
+
+
+async def test_streams_survive_the_frontend_of_their_region_and_the_rest_of_it(world: World) -> None:
+    """kill -9 of the frontend: the other region's takes the running attempts over. Then of all behind it: see below."""
+    expected = await whole(world.us.parts["frontend-0"].address)
+    await without_its_frontend(world, expected)
+    await without_its_replicas(world, expected)
+
+
+async def without_its_frontend(world: World, expected: Sequence[GenerationStream]) -> None:
+    """Streams resume at the other region's frontend, which accepts their tokens: nothing is computed again."""
+    addresses = {
+        name: [mesh.parts["frontend-0"].address] for name, mesh in (("eu", world.eu), ("us", world.us))
+    }
+    async with Client(regions=addresses, prefer="eu") as client:
+        readers = await disturbed(client, expected, world.eu.parts["frontend-0"].end)
+    for reader in readers:
+        assert reader.generation.resumes and finish(reader).explanation.region == "us"
+        assert set(regions(reader.generation)) == {"eu"} and finish(reader).explanation.adoption_count == 1
+        assert not finish(reader).usage.recomputed_token_count
+    assert await sample(world.us, "frontend-0", "kvmesh_frontend_guest_requests_total") == STREAMS
+    await world.eu.start("frontend-0")
+    await until(lambda: is_linked(world.eu), 30, "the new frontend knows both regions")
+
+
+async def without_its_replicas(world: World, expected: Sequence[GenerationStream]) -> None:
+    """Streams and new requests are served in the other region, token-exact, and no retry is paid.
+
+    A router without replicas pays none either: its refusals move the requests. Home serves again once it can.
+    """
     async with Client([world.eu.parts["frontend-0"].address]) as client:
         own = await client.generate("x", max_output_tokens=SHORT, explain=True, deadline_s=30).all()
         assert regions(own) == ["eu"]
-        readers = [
-            Reader(client.generate(prompt_tokens=each, max_output_tokens=TOKENS, seed=at, explain=True))
-            for at, each in enumerate(prompts(1, STREAMS))
-        ]
-        async with asyncio.TaskGroup() as tasks:
-            for reader in readers:
-                tasks.create_task(reader.run())
-            await until(lambda: all(len(each.generation.ids) > 20 for each in readers), 30, "all have tokens")
+
+        async def kill() -> None:
             await asyncio.gather(
                 *(world.eu.parts[name].end() for name in ("decode-0", "prefill-0", "router-0"))
             )
-        for reader, other in zip(readers, expected, strict=True):
-            assert reader.generation.ids == other.ids and reader.generation.text == other.text
+
+        for reader in await disturbed(client, expected, kill):
             assert reader.generation.sends == 1 and regions(reader.generation)[-1] == "us"
             assert finish(reader).explanation.region == "eu"
-        print(f"longest pause {max(each.pause_s for each in readers):.2f} s")
-        assert max(each.pause_s for each in readers) < 5.0
         world.eu.parts["router-0"].start()
         await world.eu.ready(world.eu.parts["router-0"])
         answers = await asyncio.gather(

@@ -137,6 +137,17 @@ def test_a_taken_prompt_without_a_measurement_stays_charged() -> None:
     assert guest.bucket.blocks_used == 0
 
 
+def test_a_charge_is_corrected_once() -> None:
+    """A second measurement of a prompt changes nothing."""
+    guest = Guest("eu")
+    guest.renew(Quantity(1000, 8), 0.0)
+    charge = charged(guest, 900, 5.0)
+    charge.settle(500)
+    charge.settle(0)
+    charge.end(was_taken=False)
+    assert guest.net_tokens == charge.tokens == 500
+
+
 def test_the_home_of_a_caller_is_known_by_name() -> None:
     """The own region has several names while its configuration changes; a made-up region shares one guest."""
     callers = Callers("us", ("eu", "us"))

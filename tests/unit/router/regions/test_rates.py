@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from services.router.regions.prefill_rate import SMOOTHING_S, ComputedPrompts, SmoothedRatio
+from services.router.regions.local_prompts import LocalPrompts
+from services.router.regions.smoothed_ratio import SMOOTHING_S, SmoothedRatio
 from services.router.regions.windows import SPAN_MIN_S, WINDOW_S, Windows
 
 
@@ -58,7 +59,7 @@ def test_a_ratio_follows_in_a_minute_and_stays_when_idle() -> None:
 
 def test_only_timed_prompts_make_a_rate() -> None:
     """A prompt without a measured time counts with its tokens, and not in the rate."""
-    computed = ComputedPrompts()
+    computed = LocalPrompts()
     computed.add(100, 0.5)
     computed.add(70, 0.0)
-    assert (computed.tokens, computed.count, computed.timed_tokens, computed.seconds) == (170, 1, 100, 0.5)
+    assert (computed.tokens, computed.measured_tokens, computed.seconds) == (170, 100, 0.5)

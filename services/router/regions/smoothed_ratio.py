@@ -1,49 +1,15 @@
-"""How many tokens a replica computes in a second, by the prompts of the last minute. Pure."""
+"""Ratios of running totals over the last minute, for example computed tokens over seconds of prefill. Pure."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 from typing import Final
 
 SMOOTHING_S: Final = 60.0
 """Time in which the weight of a measurement falls to 1/e."""
 
-PROMPTS_MIN: Final = 8
-"""Prompts below which no rate is given: the first ones of a cold engine take many times as long."""
-
 WEIGHT_MIN: Final = 1e-9
 """Weight, in seconds, below which old sums are too small to divide. The ratio is then kept as it is."""
-
-
-@dataclass(slots=True)
-class ComputedPrompts:
-    """Running totals of computed prompts."""
-
-    count: int = 0
-    """Prompts with a measured time."""
-    timed_tokens: int = 0
-    """Computed tokens of these."""
-    seconds: float = 0.0
-    """Seconds that replicas spent on them alone."""
-    tokens: int = 0
-    """Computed tokens of all prompts."""
-
-    def add(self, tokens: int, seconds: float) -> None:
-        """Count a prompt. `seconds` of 0: not measured."""
-        self.tokens += tokens
-        if seconds > 0:
-            self.count += 1
-            self.timed_tokens += tokens
-            self.seconds += seconds
-
-
-@dataclass(slots=True)
-class ComputedByRole:
-    """Prompts that prefill replicas computed, and those that decode replicas ran beside their streams (`local`)."""
-
-    prefill: ComputedPrompts = field(default_factory=ComputedPrompts)
-    local: ComputedPrompts = field(default_factory=ComputedPrompts)
 
 
 class SmoothedRatio:
