@@ -164,14 +164,14 @@ async def _relight(day: GameDay) -> None:
 async def _drain(day: GameDay) -> None:
     """Drain the target; with force if the forecast refuses it, which the run notes."""
     try:
-        await day.order(day.target, "DrainRegion", reason="game day")
+        await day.command(day.target, "drain", day.target, "--reason", "game day")
     except OrderRefused as refused:
         day.notes.append(f"forced after a refusal: {refused}")
-        await day.order(day.target, "DrainRegion", reason="game day", force=True)
+        await day.command(day.target, "drain", day.target, "--reason", "game day", "--force")
 
 
 async def _restore(day: GameDay) -> None:
-    await day.order(day.target, "RestoreRegion", reason="game day is over")
+    await day.command(day.target, "restore", day.target, "--reason", "game day is over")
 
 
 MOVE: Final = (aims.good_after_5_s, aims.streams_exact, aims.ttft_back)

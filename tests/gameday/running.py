@@ -15,8 +15,7 @@ from typing import Final
 import msgspec
 
 from bench.results import BenchError
-from controlplane.regions.forecast import utilisation
-from controlplane.regions.settings import RegionSettings
+from kvmesh.regions.plan import utilisation
 from tests.chaos import machine
 from tests.chaos.cpu import CpuShare, Lateness
 from tests.gameday import calls, drawing
@@ -49,6 +48,9 @@ PLAY_S_MAX: Final = 900.0
 SEEDED: Final = 1.0
 """Share of hot prefixes that a survivor has, in the planned load."""
 
+UTILISATION_MAX: Final = 0.8
+"""Utilisation of a survivor, in the planned load."""
+
 SIXTY_LOAD: Final = 0.6
 LANES: Final = 16
 """Conversations at once in the measurement of a capacity: the queue delay of all stays below its limit."""
@@ -63,7 +65,7 @@ Say = Callable[[str], None]
 def load_of(load: str, regions: int, hit_ratio: float) -> float:
     """Return the utilisation of each region at a load. Raises BenchError."""
     if load == PLAN:
-        return utilisation(regions, hit_ratio, SEEDED, RegionSettings().grant_share)
+        return utilisation(regions, hit_ratio, SEEDED, UTILISATION_MAX)
     if load == SIXTY:
         return SIXTY_LOAD
     raise BenchError(f'load "{load}" is unknown: allowed are {PLAN} and {SIXTY}')
