@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from bench.results import BenchError
-from kvmesh.regions.plan import utilisation
+from kvmesh.regions.plan import UTILISATION_MAX, utilisation
 from tests.chaos import machine
 from tests.chaos.cpu import CpuShare, Lateness
 from tests.gameday import calls, drawing
@@ -47,9 +47,6 @@ HEAL_S_MAX: Final = 120.0
 PLAY_S_MAX: Final = 900.0
 SEEDED: Final = 1.0
 """Share of hot prefixes that a survivor has, in the planned load."""
-
-UTILISATION_MAX: Final = 0.8
-"""Utilisation of a survivor, in the planned load."""
 
 SIXTY_LOAD: Final = 0.6
 LANES: Final = 16
