@@ -44,9 +44,9 @@ class GameDay:
         self.target = TARGET
         self.survivors = tuple(name for name in mesh.regions if name != TARGET)
         self.notes: list[str] = []
-        """What a reader of the results should know."""
+        """Remarks for a reader of the results."""
         self.background: asyncio.Task[None] | None = None
-        """What an event goes on doing until its end."""
+        """Task of an event that goes on until its healing."""
         self._faults = faults
 
     @property
