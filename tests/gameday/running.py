@@ -94,6 +94,7 @@ async def perform(run: Run, capacity: Capacity, folder: Path, tag: str, say: Say
         await day.mesh.start()
         say("waits for the federation")
         await day.federated()
+        await day.trusted()
         seen = await _course(run, day, conversations, say)
     finally:
         say("stops the regions")
