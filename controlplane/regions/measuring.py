@@ -1,8 +1,8 @@
 """The signals of the own region, from the leases and from the reports of routers and replicas. Pure.
 
 Load of routers is summed. Capacity is not: each router of a pool sees all its replicas. A region whose prompts were too few
-for a measured capacity counts with a nominal one and without load: it takes guests, and spills nothing by a guess. The first
-guests measure it, and its own queues protect its own callers meanwhile.
+for a measured capacity counts with a nominal one and without load: it takes guests, and spills nothing by a guess. The
+first guests measure it, and its own queues protect its own callers meanwhile.
 """
 
 from __future__ import annotations

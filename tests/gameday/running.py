@@ -15,8 +15,8 @@ from typing import Final
 import msgspec
 
 from bench.results import BenchError
-from controlplane.regions.forecast import utilisation
 from controlplane.regions.settings import RegionSettings
+from kvmesh.regions.plan import utilisation
 from tests.chaos import machine
 from tests.chaos.cpu import CpuShare, Lateness
 from tests.gameday import calls, drawing
