@@ -101,7 +101,7 @@ gameday-link: setup  ## Check the link between regions in containers: delay, los
 	@TAG=dev BASE="$(BASE)" deploy/images/build.sh
 	$(BIN)/python -m pytest -q tests/gameday
 
-chaos: setup  ## Inject every fault into every part; writes docs/measurements (50 minutes); ONLY=prefill:kill SEED=3 runs one; COLD=1: ten faults of cold engines (10 minutes)
+chaos: setup  ## Inject every fault into every part, and four into regions; writes docs/measurements (60 minutes); ONLY=prefill:kill SEED=3 runs one, as ONLY=region:kill; COLD=1: ten faults of cold engines (10 minutes)
 ifneq ($(COLD),)
 	$(BIN)/python -m tests.chaos cold $(if $(ONLY)$(SEED),$(CHAOS_ONE),--write docs/measurements/faults.md)
 else

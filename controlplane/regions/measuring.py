@@ -106,7 +106,7 @@ class OwnSignals:
         return attempts, min(attempts, failures)
 
     def _as_with_capacity(self, offered: Quantity, capacity: Quantity) -> Quantity:
-        """Return the load, while a pool is dead at least the last one before: callers that no grant covers are seen nowhere.
+        """Return the load; while a pool is dead, at least the last one before. Callers without a grant are seen nowhere.
 
         Without it load would be what other regions admit, and a grant that follows load would shrink to nothing.
         """

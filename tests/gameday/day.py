@@ -1,4 +1,4 @@
-"""The regions of a game day while it runs: faults of their engines, and orders to their control planes."""
+"""The regions of a game day while it runs: faults of their engines, and commands of their operators."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from kvmesh.roles import SERVICE_PORTS
+from kvmesh.redis_url import VARIABLE
+from kvmesh.roles import CONFIG_PATH, SERVICE_PORTS
 from tests.chaos.rig import images
 from tests.gameday.shapes import FAULTS_FOLDER, TARGET, Shape, configs
 from tests.gameday.views import HEALTHY, Watcher
@@ -29,23 +30,9 @@ _SETTLED: Final = re.compile(
     r'^kvmesh_frontend_settled_tokens_total\{[^}]*kind="(?:prompt|output)"[^}]*\} (\S+)$', re.MULTILINE
 )
 
-_ORDER: Final = """
-import sys, grpc
-from google.protobuf import json_format
-from kvmesh.control.v1 import region_pb2, region_pb2_grpc
-address, method, request = sys.argv[1:]
-with grpc.insecure_channel(address) as channel:
-    call = getattr(region_pb2_grpc.RegionServiceStub(channel), method)
-    made = json_format.Parse(request, getattr(region_pb2, method + "Request")())
-    try:
-        print(json_format.MessageToJson(call(made, timeout=10)))
-    except grpc.RpcError as error:
-        sys.exit(f"{error.code().name}: {error.details()}")
-"""
-
 
 class OrderRefused(Exception):
-    """A control plane refused an order. The text is its answer."""
+    """A control plane refused a command. The text is its answer."""
 
 
 class GameDay:
@@ -56,8 +43,8 @@ class GameDay:
         self.shape = shape
         self.target = TARGET
         self.survivors = tuple(name for name in mesh.regions if name != TARGET)
-        self.is_forced = False
-        """Orders are given with force."""
+        self.notes: list[str] = []
+        """What a reader of the results should know."""
         self.background: asyncio.Task[None] | None = None
         """What an event goes on doing until its end."""
         self._faults = faults
@@ -71,15 +58,19 @@ class GameDay:
         """Inject the faults of `text` into the engines of a region, within 0.25 s. Empty: none."""
         write_faults(self._faults, region, text)
 
-    async def order(self, region: str, method: str, **fields: Any) -> Any:
-        """Give an order to the control plane of a region, from its own container. Raises OrderRefused."""
-        part = self.mesh.regions[region].parts["control-0"]
-        command = ["python3", "-c", _ORDER, part.address, method, json.dumps({"region": region, **fields})]
-        done = await part.in_thread(lambda: part.docker.exec_run(command, workdir="/tmp"))
-        said = done.output.decode(errors="replace")
+    async def command(self, region: str, *words: str) -> Any:
+        """Run `kvmesh region` in the container of a region's control process. Raises OrderRefused."""
+        mesh = self.mesh.regions[region]
+        part, redis = mesh.parts["control-0"], mesh.parts["redis"].address
+        command = ["kvmesh", "region", *words, "--json", "--config", CONFIG_PATH]
+        environment = {VARIABLE: f"redis://{redis}/0"}
+        done = await part.in_thread(
+            lambda: part.docker.exec_run(command, environment=environment, workdir="/tmp", demux=True)
+        )
+        shown, errors = (each.decode(errors="replace") if each else "" for each in done.output)
         if done.exit_code:
-            raise OrderRefused(f"{method} {region}: {said.strip()[-600:]}")
-        return json.loads(said)
+            raise OrderRefused(f"kvmesh region {' '.join(words)}: {(errors or shown).strip()[-600:]}")
+        return json.loads(shown)
 
     async def federated(self) -> None:
         """Wait until each control plane hears all others and observes them HEALTHY."""
@@ -97,6 +88,11 @@ class GameDay:
                 return heard == {(a, b) for a in self.controls for b in self.controls if a != b}
 
             await until(all_are_heard, FEDERATED_S_MAX, "the regions hear each other", every_s=0.5)
+        except AssertionError as error:
+            seen = [
+                f"{view.by} sees {view.region} {view.observed}: {view.reason}" for view in watcher.views(0.0)
+            ]
+            raise AssertionError(f"{error}, but {'; '.join(seen) or 'no control plane answers'}") from None
         finally:
             await watcher.close()
 

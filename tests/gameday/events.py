@@ -9,8 +9,8 @@ from typing import Final
 
 from tests.gameday import aims
 from tests.gameday.aims import Judge
-from tests.gameday.day import GameDay
-from tests.gameday.shapes import EQUAL, MIXED, TRIPLE, UNEQUAL, Shape
+from tests.gameday.day import GameDay, OrderRefused
+from tests.gameday.shapes import BOTH, EQUAL, MIXED, TRIPLE, UNEQUAL, Shape
 
 PLAN: Final = "plan"
 """The load that `kvmesh region plan` gives for the hit ratio of the conversations, fully seeded."""
@@ -162,11 +162,16 @@ async def _relight(day: GameDay) -> None:
 
 
 async def _drain(day: GameDay) -> None:
-    await day.order(day.target, "DrainRegion", reason="game day", force=day.is_forced)
+    """Drain the target; with force if the forecast refuses it, which the run notes."""
+    try:
+        await day.command(day.target, "drain", day.target, "--reason", "game day")
+    except OrderRefused as refused:
+        day.notes.append(f"forced after a refusal: {refused}")
+        await day.command(day.target, "drain", day.target, "--reason", "game day", "--force")
 
 
 async def _restore(day: GameDay) -> None:
-    await day.order(day.target, "RestoreRegion", reason="game day is over")
+    await day.command(day.target, "restore", day.target, "--reason", "game day is over")
 
 
 MOVE: Final = (aims.good_after_5_s, aims.streams_exact, aims.ttft_back)
@@ -199,6 +204,14 @@ EVENTS: Final = (
         heal=_heal_link,
         counts=(2, 3),
         judges=MOVE,
+    ),
+    Event(
+        name="both-versions",
+        title="a region killed while the other one serves a later version, and still its own",
+        strike=_kill,
+        heal=_restart,
+        shape=BOTH,
+        judges=(aims.good_after_5_s, aims.streams_exact),
     ),
     Event(
         name="versions",

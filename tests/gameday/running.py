@@ -8,14 +8,13 @@ import random
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from bench.results import BenchError
-from controlplane.regions.settings import RegionSettings
 from kvmesh.regions.plan import utilisation
 from tests.chaos import machine
 from tests.chaos.cpu import CpuShare, Lateness
@@ -24,7 +23,7 @@ from tests.gameday.bins import binned
 from tests.gameday.calls import Call
 from tests.gameday.conversations import Conversation, Demand, cost_of
 from tests.gameday.day import GameDay, OrderRefused, new_day
-from tests.gameday.events import PLAN, SIXTY
+from tests.gameday.events import PLAN, SIXTY, Act
 from tests.gameday.playing import Play
 from tests.gameday.records import Capacity, Record, Times
 from tests.gameday.runs import Run
@@ -49,6 +48,9 @@ PLAY_S_MAX: Final = 900.0
 SEEDED: Final = 1.0
 """Share of hot prefixes that a survivor has, in the planned load."""
 
+UTILISATION_MAX: Final = 0.8
+"""Utilisation of a survivor, in the planned load."""
+
 SIXTY_LOAD: Final = 0.6
 LANES: Final = 16
 """Conversations at once in the measurement of a capacity: the queue delay of all stays below its limit."""
@@ -63,7 +65,7 @@ Say = Callable[[str], None]
 def load_of(load: str, regions: int, hit_ratio: float) -> float:
     """Return the utilisation of each region at a load. Raises BenchError."""
     if load == PLAN:
-        return utilisation(regions, hit_ratio, SEEDED, RegionSettings().grant_share)
+        return utilisation(regions, hit_ratio, SEEDED, UTILISATION_MAX)
     if load == SIXTY:
         return SIXTY_LOAD
     raise BenchError(f'load "{load}" is unknown: allowed are {PLAN} and {SIXTY}')
@@ -183,7 +185,6 @@ class _Course:
     busy: float
     late_s: float
     settled: int | None
-    notes: list[str] = field(default_factory=list)
 
 
 async def perform(run: Run, capacity: Capacity, folder: Path, tag: str, say: Say) -> Record:
@@ -197,7 +198,6 @@ async def perform(run: Run, capacity: Capacity, folder: Path, tag: str, say: Say
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     day = new_day(event.shape, regions, folder, tag)
-    day.is_forced = run.load != PLAN
     try:
         say("starts the regions")
         await day.mesh.start()
@@ -234,7 +234,7 @@ async def perform(run: Run, capacity: Capacity, folder: Path, tag: str, say: Say
         settled=seen.settled,
         cost=calls.cost_of(seen.found),
         problems=tuple(problems),
-        notes=tuple(seen.notes),
+        notes=tuple(day.notes),
     )
 
 
@@ -271,7 +271,6 @@ def _conversations(
 async def _course(run: Run, day: GameDay, conversations: Sequence[Conversation], say: Say) -> _Course:
     event, watcher, lateness = run.event, Watcher(day.controls), Lateness()
     clients = Clients(await day.mesh.station(), day.mesh.folder / "stations")
-    notes: list[str] = []
     say("prepares")
     await event.prepare(day)
     settled = None if event.ends_accounts else await day.settled()
@@ -288,13 +287,13 @@ async def _course(run: Run, day: GameDay, conversations: Sequence[Conversation],
         await clients.until(begin_s + WARM_S + STEADY_S)
         say(event.title)
         begun_s = time.monotonic()
-        await _act(event.strike, day, notes)
+        await _act(event.strike, day)
         struck_s = time.monotonic() - begun_s
         await clients.until(begun_s + event.fault_s)
         busy = cpu.share()
         say("heals")
         heal_s = time.monotonic() - begun_s
-        await _act(event.heal, day, notes)
+        await _act(event.heal, day)
         healed_s = time.monotonic() - begun_s
         say("healed")
         await clients.until(time.monotonic() + event.after_s)
@@ -319,12 +318,12 @@ async def _course(run: Run, day: GameDay, conversations: Sequence[Conversation],
         ended_s=round(ended_s, 3),
     )
     late_s = max(lateness.longest_s, clients.late_s)
-    return _Course(times, begun_s, watcher, found, busy, late_s, settled, notes)
+    return _Course(times, begun_s, watcher, found, busy, late_s, settled)
 
 
-async def _act(act: Callable[[GameDay], object], day: GameDay, notes: list[str]) -> None:
+async def _act(act: Act, day: GameDay) -> None:
     """Do a part of an event. A refused order is part of the result."""
     try:
-        await act(day)  # type: ignore[misc]  # an Act is a coroutine function
+        await act(day)
     except OrderRefused as refused:
-        notes.append(str(refused))
+        day.notes.append(str(refused))

@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from kvmesh.config import MeshConfig, build
+from kvmesh.pools import FIRST_POOL
 from kvmesh.tenants.sections import TenantTable
 
 REGIONS: Final = ("eu", "us", "ap")
@@ -27,6 +28,7 @@ KINDS: Final = (USERS, BATCH, PINNED)
 
 VERSION: Final = "v1"
 NEXT_VERSION: Final = "v2"
+OLDER_POOL: Final = "older"
 BLOCK_TOKENS: Final = 16
 SEQUENCE_TOKENS: Final = 1536
 FAULTS_FOLDER: Final = "/faults"
@@ -57,6 +59,8 @@ class Shape:
     """Region -> (prefill, decode). Absent: one of each."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """Region -> model version. Absent: VERSION."""
+    older: Mapping[str, str] = field(default_factory=dict)
+    """Region -> model version of a second pool, which serves no new session. Absent: it has no second pool."""
 
     def version(self, region: str) -> str:
         """Return the model version of a region."""
@@ -70,8 +74,11 @@ class Shape:
 EQUAL: Final = Shape("equal")
 UNEQUAL: Final = Shape("unequal", replicas={"eu": (2, 2), "us": (1, 2)})
 MIXED: Final = Shape("mixed", versions={"us": NEXT_VERSION, "ap": NEXT_VERSION})
+BOTH: Final = Shape(
+    "both", versions={"us": NEXT_VERSION, "ap": NEXT_VERSION}, older={"us": VERSION, "ap": VERSION}
+)
 TRIPLE: Final = Shape("triple", replicas={"eu": (3, 3)})
-SHAPES: Final = (EQUAL, UNEQUAL, MIXED, TRIPLE)
+SHAPES: Final = (EQUAL, UNEQUAL, MIXED, BOTH, TRIPLE)
 
 
 def pinned(region: str) -> str:
@@ -101,7 +108,9 @@ def configs(shape: Shape, regions: tuple[str, ...]) -> dict[str, MeshConfig]:
 
 def _config(shape: Shape, region: str, regions: tuple[str, ...]) -> MeshConfig:
     prefill, decode = shape.replicas_of(region)
-    version = shape.version(region)
+    version, older = shape.version(region), shape.older.get(region)
+    versions = [version] if older is None else [version, older]
+    pools = {} if older is None else {FIRST_POOL: {"version": version}, OLDER_POOL: {"version": older}}
     tenants = [USERS, BATCH, *(pinned(name) for name in regions)]
     config = build(
         {
@@ -113,7 +122,10 @@ def _config(shape: Shape, region: str, regions: tuple[str, ...]) -> MeshConfig:
             "control": {"replicas": 1},
             "region": {"name": region},
             "regions": {name: {"control": [f"127.0.0.{at}:1"]} for at, name in enumerate(regions, start=1)},
-            "versions": {version: {"salt": salt_of(version), "faults": f"@{FAULTS_FOLDER}/{region}"}},
+            "versions": {
+                name: {"salt": salt_of(name), "faults": f"@{FAULTS_FOLDER}/{region}"} for name in versions
+            },
+            "pools": pools,
             "classes": {BATCH: {"priority_class": 3, "sheddable": True}},
             "tenants": {name: {} for name in tenants},
             "keys": {

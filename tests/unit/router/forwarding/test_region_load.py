@@ -259,6 +259,7 @@ def test_load_is_split_by_home_and_leaves_out_calls_without_a_user() -> None:
         (40, {"region": "eu"}),
         (60, {"region": "us"}),
         (80, {"shadow": True, "purpose": budget_pb2.PURPOSE_SHADOW}),
+        (80, {"shadow": True, "purpose": budget_pb2.PURPOSE_SHADOW, "region": "us"}),
         (80, {"purpose": budget_pb2.PURPOSE_PROBE}),
         (80, {"purpose": budget_pb2.PURPOSE_WARM_UP, "region": "eu"}),
     )
@@ -320,7 +321,10 @@ def test_blocks_count_while_decode_holds_them_or_lacks_room_for_them() -> None:
 def test_capacity_is_unknown_until_costs_are_known() -> None:
     """Nothing is guessed: no tokens/s before eight prompts, and no capacity before decode reported its blocks."""
     desk, load = desk_of()
-    assert load.capacity(desk.now_s) == Quantity()
+    measured(desk, 1000)
+    sampled(load, desk, 2)
+    assert load.capacity(desk.now_s) == Quantity(), "decode has not reported yet"
+    desk, load = desk_of()
     with_room(desk)
     assert load.capacity(desk.now_s) == Quantity()
     for number in range(8):
