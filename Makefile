@@ -14,13 +14,21 @@ COLD ?=
 ARMS ?=
 SETTINGS ?=
 REPEATS ?= 5
+EVENTS ?=
+LOADS ?=
+REGIONS ?=
+RUNS ?= 1
+# Chosen runs do not change the record. The whole game day continues where it was stopped, and writes the page at its end.
+GAMEDAY_CHOICE = --events "$(EVENTS)" --loads "$(LOADS)" --regions "$(REGIONS)" --runs "$(RUNS)"
+GAMEDAY_CHOSEN = --results .kvmesh/gameday/chosen/runs.jsonl
+GAMEDAY_ALL = --resume --results .kvmesh/gameday/runs.jsonl --write docs/measurements/regions.md
 # A run by name does not change the record. The whole matrix continues where it was stopped, and writes the record at its end.
 CHAOS_ONE = $(if $(ONLY),--cells "$(ONLY)") $(if $(SEED),--seed "$(SEED)")
 CHAOS_ALL = --resume --results .kvmesh/chaos/matrix.jsonl --write docs/measurements/faults.md
 SOURCES := $(wildcard kvmesh services simulator controlplane engines bench tests tools)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check exactness upgrade bench bench-peers bench-routing bench-routing-full rollouts warmups shadow gameday-link chaos soak without-control abuse proto docs lock images
+.PHONY: help setup demo test check exactness upgrade bench bench-peers bench-routing bench-routing-full rollouts warmups shadow gameday gameday-link chaos soak without-control abuse proto docs lock images
 
 help:  ## Show the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,7 +67,7 @@ upgrade: setup  ## Upgrade the last release to this one under load, every role f
 
 bench: setup  ## Measure the cost of the mesh, limits, placement; writes docs/measurements (an hour)
 	$(BIN)/python -m bench --only floor,router,frontend,decode,path,trust --write docs/measurements/cost.md
-	$(BIN)/python -m bench --only versions,snapshots,hot --write docs/measurements/control-plane.md
+	$(BIN)/python -m bench --only versions,snapshots,hot,xds --write docs/measurements/control-plane.md
 	$(BIN)/python -m bench --only admission,refusals,fairness,overload --write docs/measurements/limits.md
 	$(BIN)/python -m bench --full --only index,placement,gossip,conversations --write docs/measurements/placement.md
 
@@ -84,11 +92,16 @@ shadow: setup  ## Measure users' latency beside a shadow to a dead target, and t
 	$(BIN)/python -m bench.shadow --write docs/measurements/shadow.md
 	$(BIN)/python -m bench.shadow.trials --write docs/measurements/shadow.md
 
+gameday: setup  ## Break regions under load and judge what their clients saw; writes docs/measurements (3 hours); continues where it was stopped; EVENTS=kill,cut LOADS=plan,60 REGIONS=2,3 RUNS=3 choose runs (kill at the planned load: 4 minutes)
+	@$(BIN)/python -m tests.gameday run --check $(GAMEDAY_CHOICE)
+	@TAG="$(TAG)" BASE="$(BASE)" deploy/images/build.sh
+	$(BIN)/python -m tests.gameday run --tag "$(TAG)" $(GAMEDAY_CHOICE) $(if $(EVENTS)$(LOADS)$(REGIONS),$(GAMEDAY_CHOSEN),$(GAMEDAY_ALL))
+
 gameday-link: setup  ## Check the link between regions in containers: delay, loss, cuts one way and both ways (2 minutes)
 	@TAG=dev BASE="$(BASE)" deploy/images/build.sh
 	$(BIN)/python -m pytest -q tests/gameday
 
-chaos: setup  ## Inject every fault into every part; writes docs/measurements (50 minutes); ONLY=prefill:kill SEED=3 runs one; COLD=1: ten faults of cold engines (10 minutes)
+chaos: setup  ## Inject every fault into every part, and four into regions; writes docs/measurements (60 minutes); ONLY=prefill:kill SEED=3 runs one, as ONLY=region:kill; COLD=1: ten faults of cold engines (10 minutes)
 ifneq ($(COLD),)
 	$(BIN)/python -m tests.chaos cold $(if $(ONLY)$(SEED),$(CHAOS_ONE),--write docs/measurements/faults.md)
 else

@@ -26,6 +26,8 @@ ADMISSION = "CPU of an admission"
 ADMISSION_LATENCY = "added latency, p50"
 REFUSAL = "CPU of a refusal by a budget"
 THREE_POOLS = "three pools of two routers, two versions"
+THREE_REGIONS = "three regions of two routers, no spill"
+REGION_CHOICE = "added CPU of a request for the choice of region and router"
 VERSION_CHOICE = "version choice, CPU of a request"
 OBSERVED = "200 tokens each, 200 requests/s"
 OBSERVATION = "CPU of the observation of a request"
@@ -36,6 +38,9 @@ TAP_OFF = "CPU of a request's tap, off"
 CONNECTED = "16 receivers, two pools"
 CORE_SHARE = "share of a core, idle"
 ACK = "publication to the ACK of a receiver"
+ADS_CLIENTS = "200 ADS clients, 8 frontends"
+RESIDENT = "memory with all clients"
+ARRIVAL = "change of a frontend to the last client"
 PER_REFUSAL = "CPU per refusal"
 OWN_REFUSAL = "CPU per refusal, the frontend's code alone"
 
@@ -88,12 +93,16 @@ AIMS: dict[Key, Aim] = {
     Key("admission", UNLEASED, ADMISSION_LATENCY): Aim(150.0),
     Key("admission", "refused", REFUSAL): Aim(20.0),
     Key("versions", THREE_POOLS, VERSION_CHOICE): Aim(3.0),
+    Key("versions", THREE_REGIONS, REGION_CHOICE): Aim(2.0),
     Key("versions", OBSERVED, OBSERVATION): Aim(10.0),
     Key("hot", HOT_PROMPTS, RECORDING): Aim(5.0),
     Key("versions", TAPPED, TAP_OFF): Aim(1.0),
     Key("snapshots", CONNECTED, f"{ACK}, p99"): Aim(500.0),
     Key("snapshots", CONNECTED, CORE_SHARE): Aim(1.0),
     Key("snapshots", CONNECTED, IDLE): Aim(120.0),
+    Key("xds", ADS_CLIENTS, f"{ARRIVAL}, p99"): Aim(500.0),
+    Key("xds", ADS_CLIENTS, CORE_SHARE): Aim(1.0),
+    Key("xds", ADS_CLIENTS, RESIDENT): Aim(120.0),
     Key("index", "lookup of 64 blocks, 1M in the index", "time"): Aim(15.0),
     Key("index", "1M blocks", "memory per block"): Aim(110.0),
     Key("index", "1M blocks", "longest stall while loading"): Aim(STALL_MS),

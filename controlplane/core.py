@@ -40,13 +40,13 @@ from controlplane.observing import tracks_of
 from controlplane.pools.registry import Registry, is_of
 from controlplane.publishing import Authority, Cause, Publishing
 from controlplane.region_control import RegionControl
-from controlplane.regions.news import News
+from controlplane.regions.news import News, RolloutNews
 from controlplane.rollouts import machine
 from controlplane.rollouts.commands import CommandRefused
 from controlplane.rollouts.document import OBSERVED, RolloutDocument
 from controlplane.rollouts.settings import Expectation
 from controlplane.rollouts.verdict import NO_VERDICT
-from controlplane.rollouts.view import GoldenFacts, ShadowFacts, View
+from controlplane.rollouts.view import GoldenFacts, RegionRollout, ShadowFacts, View
 from controlplane.shadow import before_rollout
 from controlplane.shadow.order import shadows_in
 from controlplane.shadow.settings import check_mesh
@@ -200,6 +200,14 @@ class ControlCore:
             has_lease=self.leadership.may_go_forward(now_s),
             other_rollout=next(iter(others), ""),
             ended_rollouts=frozenset(self._ended),
+            elsewhere=self._rollouts_elsewhere(now_s),
+        )
+
+    def _rollouts_elsewhere(self, now_s: float) -> tuple[RegionRollout, ...]:
+        found = self.regions.rollouts(now_s) if self.regions is not None else {}
+        return tuple(
+            RegionRollout(region, each.state, each.to_version, each.is_final, each.age_s)
+            for region, each in sorted(found.items())
         )
 
     def _shadow_facts(self, document: RolloutDocument | None) -> ShadowFacts:
@@ -387,10 +395,19 @@ class ControlCore:
         desired = self.library.desired
         regions.begin_term(self.content, desired.regions, now_s)
         regions.take_orders(desired.regions, now_s)
+        regions.rollout = self._rollout_news()
         regions.step(self.registry, self.receivers, self.content, now_s)
         orders = regions.wanted_orders(desired.regions, self.live_requests(), now_s)
         if orders != desired.regions and self._writes.is_idle and self.has_redis:
             self._begin_write(Write(desired.with_regions(orders), is_back=True))
+
+    def _rollout_news(self) -> RolloutNews | None:
+        """Return the running rollout, else the last one, for other regions."""
+        document = self.library.current
+        if document is None:
+            return None
+        age_s = max(0.0, self._wall() - document.changed_s) if document.is_final else document.timing.state_s
+        return RolloutNews(document.state_name, document.to_version, document.is_final, age_s)
 
     def live_requests(self) -> int:
         """Return the open requests of the frontends that report."""

@@ -9,7 +9,7 @@ from typing import Final
 from controlplane.snapshots.receivers import Receiver
 from kvmesh.control.v1 import snapshot_pb2 as pb
 from kvmesh.errors import MeshError, Violation, invalid
-from kvmesh.roles import SERVICES
+from kvmesh.roles import RECEIVERS
 from kvmesh.snapshot.content import ENDED_MAX, NAME_BYTES_MAX, SnapshotError
 from kvmesh.snapshot.published import TERM_MAX, Published, read, term_of
 from kvmesh.trust.names import name_of
@@ -78,8 +78,8 @@ def _bad_names(hello: pb.ReceiverHello) -> Iterable[Violation]:
             yield Violation(f"hello.{field}", f"{size} bytes", f"{least} to {NAME_BYTES_MAX} bytes")
         elif not value.isprintable():
             yield Violation(f"hello.{field}", ascii(value), "printable characters")
-    if hello.role not in SERVICES:
-        yield Violation("hello.role", f'"{hello.role[:64]}"', f"one of {', '.join(SERVICES)}")
+    if hello.role not in RECEIVERS:
+        yield Violation("hello.role", f'"{hello.role[:64]}"', f"one of {', '.join(RECEIVERS)}")
 
 
 def _bad_lists(hello: pb.ReceiverHello) -> Iterable[Violation]:

@@ -21,6 +21,7 @@ from controlplane.operators import Operators
 from controlplane.region_federation import RegionFederation
 from controlplane.region_operators import RegionOperators
 from controlplane.region_parts import peers_of, region_control_of
+from controlplane.region_seeding import RegionSeeding
 from controlplane.region_service import SERVICE_NAME as REGIONS
 from controlplane.region_service import RegionServicer
 from controlplane.rollouts.golden import (
@@ -215,7 +216,8 @@ class ControlProcess:
         self.tracing.close()
         await self.redis.close()
 
-    async def _ask_hot(self, question: HotQuestion) -> HotRecord:
+    async def _ask_hot(self, question: HotQuestion, region: str = "") -> HotRecord:
+        """Ask routers for hot prompts. `region`: the own region, where the routers are of another one."""
         return await collect(
             question.routers,
             partial(self.trust.channel, message_bytes_max=PART_BYTES_MAX),
@@ -225,6 +227,7 @@ class ControlProcess:
             tenant_count_min=question.tenants_min,
             dialer=self._dialer,
             timeout_s=min(TIMEOUT_S, question.timeout_s),
+            region=region,
         )
 
     async def _run_golden(self, run: RunGolden) -> None:
@@ -260,7 +263,14 @@ class ControlProcess:
         federation = RegionFederation(
             *(loop, self.core.regions, peers_of(config), dial, self.redis, config.mesh.name, self.clock)
         )
-        return federation.background()
+        seeding = RegionSeeding(
+            loop,
+            self.core.regions,
+            partial(self._ask_hot, region=config.region.name),
+            self._warm_up.run,
+            self.clock,
+        )
+        return (*federation.background(), *seeding.background())
 
     async def _run(self, loop: ControlLoop, metrics_address: str) -> None:
         config = self.options.config

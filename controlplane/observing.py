@@ -35,6 +35,7 @@ CLIENTS_OUTCOMES: Final = frozenset(
         *("REQUEST_RATE_EXCEEDED", "TOKEN_RATE_EXCEEDED", "CONCURRENCY_EXCEEDED", "ALREADY_FINISHED"),
         *("SLOW_READER", "DEADLINE", "REQUEST_TIMEOUT", "INFEASIBLE_DEADLINE", "SUPERSEDED", "CLIENT_GONE"),
         *("LIVE_REQUESTS_FULL", "CALLS_FULL", "DRAINING"),
+        "REGION_UNAVAILABLE",  # a policy of residency or of guests, and no fault of a version
     }
 )
 """Outcomes that a client, its limits or the frontend caused. They are shown and not judged."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from controlplane.actions import AppendEvent, Steer
@@ -19,14 +19,15 @@ from controlplane.regions import grants as granting
 from controlplane.regions.declared import Declared, DeclaredState
 from controlplane.regions.document import RegionOrders
 from controlplane.regions.measuring import OwnSignals
-from controlplane.regions.news import DeclaredNews, News
+from controlplane.regions.news import DeclaredNews, News, RolloutNews
 from controlplane.regions.observed import State
 from controlplane.regions.orders import OrderRefused, drained
+from controlplane.regions.overrides import OverrideExchange
 from controlplane.regions.regions import Regions
-from controlplane.regions.regions import View as StateView
 from controlplane.regions.settings import RegionSettings
 from controlplane.regions.shares import Limits
 from controlplane.regions.signals import Signals
+from controlplane.regions.views import View as StateView
 from controlplane.snapshots.receivers import Receiver, Receivers
 from kvmesh.control.v1 import region_pb2 as region_pb
 from kvmesh.control.v1 import snapshot_pb2 as pb
@@ -92,6 +93,9 @@ class RegionControl:
         self.own = names.own
         self.secrets: dict[str, tuple[bytes, ...]] = {}
         """Secrets of resume tokens by region, those of other regions from their news."""
+        self.rollout: RolloutNews | None = None
+        """The running rollout of the own region, else its last one."""
+        self.overrides = OverrideExchange()
         self.settings = settings or RegionSettings()
         self._names = names
         self._wall = wall
@@ -107,6 +111,8 @@ class RegionControl:
         self._measuring = OwnSignals()
         self._signals: Signals | None = None
         self._processes: dict[str, tuple[RegionProcess, ...]] = {}
+        self.unaware_count = 0
+        """Frontends and routers of a release that knows no regions. They serve at home alone."""
         self._stable = ("", "")
         self._orders = RegionOrders()
         self._due = _Due()
@@ -129,7 +135,8 @@ class RegionControl:
             if peer is not None:
                 peer.entry = entry
                 if entry.observed is not ObservedState.UNKNOWN:
-                    self.regions.on_restored(entry.name, State[entry.observed.name], now_s)
+                    state, reason = State[entry.observed.name], "as the snapshot says that was in force"
+                    self.regions.on_observed(entry.name, state, reason, now_s)
         self.take_orders(orders, now_s)
 
     def take_orders(self, orders: RegionOrders, now_s: float) -> None:
@@ -162,6 +169,7 @@ class RegionControl:
         )
         if news.secrets:
             self.secrets[news.region] = news.secrets
+        self.overrides.learn(news.overrides)
         for each in news.declared:
             self.regions.on_declared(each.region, each.declared, each.age_s, now_s)
         if news.signals is not None:
@@ -182,9 +190,13 @@ class RegionControl:
         self._due.step_s = now_s + STEP_S
         self._stable = (content.stable.pool, content.stable.model_version)
         self._processes = _processes(registry.ordered(), content)
+        self.unaware_count = sum(
+            not each.region for each in registry.ordered() if each.role in self._processes
+        )
         if now_s >= self._due.measure_s:
             self._due.measure_s = now_s + self.settings.signals_every_s
             self._measure(registry, receivers, content, now_s)
+        self._probe(receivers, now_s)
         self.regions.step(now_s)
         for event in self.regions.take_events():
             self._actions.append(AppendEvent(event.what, event.region, event.reason))
@@ -223,6 +235,19 @@ class RegionControl:
         )
         self._signals = signals
         self.regions.on_signals(self.own, signals, now_s)
+
+    def _probe(self, receivers: Receivers, now_s: float) -> None:
+        """Take what the own frontends reach: their streams to routers of other regions are the probes of the data path.
+
+        A region is reached if one frontend reaches it. Without a frontend that reports, nothing is known.
+        """
+        reached: dict[str, bool] = {}
+        for each in receivers:
+            if each.is_connected and each.role == "frontend" and each.report is not None:
+                for one in each.report.reached:
+                    reached[one.region] = reached.get(one.region, False) or one.up
+        for region, is_up in reached.items():
+            self.regions.on_probe(region, is_up, now_s)
 
     def _elsewhere(self, now_s: float) -> Quantity:
         """Return the load of the own callers in other regions, as those regions report it."""
@@ -290,7 +315,33 @@ class RegionControl:
             stable_pool=self._stable[0],
             stable_version=self._stable[1],
             tenants_sha256=self._names.tenants_sha256,
+            rollout=self.rollout,
+            overrides=tuple(self.overrides.slice()),
+            seed_wishes=tuple(
+                dict.fromkeys(
+                    each.target for each in self.regions.seeding_wanted(now_s) if each.source == self.own
+                )
+            ),
         )
+
+    def seeding_sources(self, now_s: float) -> dict[str, str]:
+        """Return the regions whose hot prompts should be replayed here now, each with its reason."""
+        wanted = {
+            each.source: each.reason for each in self.regions.seeding_wanted(now_s) if each.target == self.own
+        }
+        for name, peer in self._peers.items():
+            is_wish = peer.news is not None and self.own in peer.news.seed_wishes
+            if is_wish and not self._is_stale(peer, now_s):
+                wanted.setdefault(name, f"{name} sends callers here")
+        return wanted
+
+    def rollouts(self, now_s: float) -> dict[str, RolloutNews]:
+        """Return the running or last rollout of each other region, with its age now. Stale news count as well."""
+        return {
+            name: replace(found, age_s=found.age_s + max(0.0, now_s - peer.heard_s))
+            for name, peer in self._peers.items()
+            if peer.news is not None and (found := peer.news.rollout) is not None
+        }
 
     def heard_age_s(self, region: str, now_s: float) -> float | None:
         """Return the time since the last news of a region. None: none arrived in this term."""

@@ -1,4 +1,6 @@
-"""The streams of a leader to the control planes of the other regions, and the secrets of resume tokens. Effects only.
+"""The streams of a leader to the control planes of the other regions, and what they write into the own Redis. Effects only.
+
+Written are the secrets of resume tokens, and operators' overrides of tenants.
 
 Each other region has one task. It walks the configured addresses of that region until a process answers that it leads. Only
 a leader dials. The other region dials too; each of the two streams alone would carry all news.
@@ -24,6 +26,7 @@ from kvmesh.control.v1 import region_pb2_grpc
 from kvmesh.redis_link import RedisLink, RedisUnavailable, key
 from kvmesh.snapshot.watch import Dial
 from kvmesh.tasks import persist
+from kvmesh.tenants.store import read_overrides, restore
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +36,8 @@ RETRY_S: Final = 1.0
 HELLO_S: Final = 2.0
 """A process that does not answer within this time is passed over."""
 
-SECRETS_S: Final = 2.0
-"""Time between two looks at the secrets in Redis."""
+REDIS_S: Final = 2.0
+"""Time between two looks at the secrets and the overrides in Redis."""
 
 Stream = grpc.aio.StreamStreamCall[pb.FederateRequest, pb.FederateResponse]
 
@@ -68,7 +71,7 @@ class RegionFederation:
         for region, addresses in self._addresses.items():
             name = f"region-{region}"
             yield name, persist(lambda r=region, a=addresses: self._keep(r, a), name, pause_s=RETRY_S)  # type: ignore[misc]  # mypy infers no lambda with defaults
-        yield "region-secrets", persist(self._keep_secrets, "region-secrets", pause_s=SECRETS_S)
+        yield "region-redis", persist(self._keep_redis, "region-redis", pause_s=REDIS_S)
 
     async def _keep(self, region: str, addresses: Sequence[str]) -> None:
         at = 0
@@ -145,14 +148,23 @@ class RegionFederation:
             await asyncio.sleep(self._regions.settings.signals_every_s)
         return "this process does not lead any more"
 
-    # Secrets of resume tokens. Never in a snapshot: every role may read one.
+    # Redis. Secrets are never in a snapshot: every role may read one.
 
-    async def _keep_secrets(self) -> None:
+    async def _keep_redis(self) -> None:
         while True:
             if self._loop.core.leads:
                 with suppress(RedisUnavailable):
                     await self._exchange_secrets()
-            await asyncio.sleep(SECRETS_S)
+                    await self._exchange_overrides()
+            await asyncio.sleep(REDIS_S)
+
+    async def _exchange_overrides(self) -> None:
+        exchange = self._regions.overrides
+        found, _ = await read_overrides(self._redis, self._mesh)
+        exchange.set_own(found)
+        if learnt := exchange.learnt():
+            log.info("overrides of tenants of another region", extra={"changed": sorted(learnt)[:20]})
+            await restore(self._redis, self._mesh, learnt)
 
     async def _exchange_secrets(self) -> None:
         own = await self._redis.execute("GET", key(self._mesh, "resume-secret"))

@@ -156,6 +156,7 @@ class RegionServicer(region_pb2_grpc.RegionServiceServicer):
             region=self._view(request.region),
             forecast=region_views.forecast_rows(self._regions, forecast),
             ending_stream_count=self._operators.ending_streams(),
+            overridden=prepared.overridden,
         )
 
     async def RestoreRegion(

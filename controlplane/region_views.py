@@ -8,7 +8,7 @@ from controlplane.region_control import RegionControl
 from controlplane.regions import grants as granting
 from controlplane.regions.forecast import Forecast
 from controlplane.regions.news import declared_message, quantity_message, signals_message
-from controlplane.regions.regions import View
+from controlplane.regions.views import View
 from kvmesh.control.v1 import region_pb2 as pb
 from kvmesh.regions.quantity import NOTHING
 
@@ -32,6 +32,7 @@ def _view(regions: RegionControl, state: View, now_s: float) -> pb.RegionView:
         if signals is not None
         else NOTHING
     )
+    is_initial = state.since_s <= 0.0
     message = pb.RegionView(
         region=name,
         is_own=is_own,
@@ -40,7 +41,7 @@ def _view(regions: RegionControl, state: View, now_s: float) -> pb.RegionView:
         if is_own
         else pb.ObservedState.Value(f"OBSERVED_STATE_{state.observed.value}"),
         weight=state.weight_percent / 100,
-        reason=state.reason,
+        reason="" if is_initial and not is_own else state.reason,
         is_by_hand=state.is_by_hand,
         health=state.health,
         is_stale=regions.is_stale(name, now_s),
@@ -54,8 +55,9 @@ def _view(regions: RegionControl, state: View, now_s: float) -> pb.RegionView:
         limit_share=regions.regions.limit_share(now_s) if is_own else regions.regions.shares(now_s)[name],
         stable_version=regions.stable[1] if is_own else entry.stable_version,
         tenants_differ=entry.tenants_differ,
+        unaware_count=regions.unaware_count if is_own else 0,
     )
-    if now_s - state.since_s < _AGE_MAX_S:
+    if not is_initial and now_s - state.since_s < _AGE_MAX_S:
         message.age.CopyFrom(_duration(now_s - state.since_s))
     heard_age_s = regions.heard_age_s(name, now_s)
     if heard_age_s is not None:

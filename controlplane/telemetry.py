@@ -10,6 +10,7 @@ from typing import Final
 from controlplane import views
 from controlplane.core import ControlCore
 from controlplane.loop import ControlLoop
+from controlplane.region_telemetry import export_regions
 from controlplane.rollouts.verdict import Verdict
 from controlplane.warming import Warming
 from kvmesh.clock import Clock, wall_s
@@ -54,6 +55,8 @@ def export(loop: ControlLoop, metrics: Metrics, clock: Clock) -> None:
     )
     _export_rollout(core, metrics)
     _export_lives(core.warming, metrics)
+    if core.regions is not None:
+        export_regions(core.regions, metrics, clock)
 
 
 def _export_lives(warming: Warming, metrics: Metrics) -> None:

@@ -44,8 +44,20 @@ SERVICES: Final = ("frontend", "router", "prefill", "decode")
 CONTROL: Final = "control"
 """Role of the control plane. Its processes register in a key of their own (`controlplane.store`)."""
 
-SERVERS: Final = (*SERVICES, CONTROL)
+XDS: Final = "xds"
+"""Role that serves the frontends' addresses to stock gRPC clients and Envoy. It registers nowhere, and no mesh needs it."""
+
+SERVERS: Final = (*SERVICES, CONTROL, XDS)
 """Roles with a gRPC server of kvmesh."""
+
+RECEIVERS: Final = (*SERVICES, XDS)
+"""Roles that receive snapshots of the control plane."""
+
+EDGE: Final = ("frontend", XDS)
+"""Roles with clients outside the mesh. Their servers have the certificate in `frontend.certificate`, if there is one."""
+
+INTERNAL: Final = tuple(role for role in SERVERS if role not in EDGE)
+"""Roles with callers of the mesh alone. Their servers have the certificates in [trust]."""
 
 ROLES: Final[Mapping[str, Role]] = {
     role.name: role
@@ -59,6 +71,7 @@ ROLES: Final[Mapping[str, Role]] = {
             15,
         ),
         Role(CONTROL, "controlplane", SERVICE_PORTS, ("redis",), 10),
+        Role(XDS, "controlplane.xds", SERVICE_PORTS, ("redis",), 10),
         Role("prefill", "services.prefill", SERVICE_PORTS, ("redis", "engine"), 35),
         Role("decode", "services.decode", SERVICE_PORTS, ("redis", "engine"), 35),
         Role("router", "services.router", SERVICE_PORTS, ("redis",), 35),

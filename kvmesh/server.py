@@ -2,6 +2,9 @@
 
 A service's main builds a `MeshServer` and registers its servicers on `.grpc`. It calls `listen`, opens its connections,
 and then calls `run`. No decisions are made here.
+
+A server whose listener is closed and opened again registers its servicers with `register`, because each gRPC server listens
+once.
 """
 
 from __future__ import annotations
@@ -33,6 +36,9 @@ log = logging.getLogger(__name__)
 
 DRAIN_S: Final = 30.0
 """Longest drain: the wait for running requests at a graceful shutdown. Requests that still run then are cancelled."""
+
+CLOSED_GRACE_S: Final = 24 * 3600.0
+"""Time for streams to end after the listener was closed: streams are not cut. `run` ends them at a graceful shutdown."""
 
 STOP_GRACE_S: Final = 1.0
 """Time for streams to end after a drain, before their calls are cancelled."""
@@ -187,48 +193,93 @@ class MeshServer:
         self._instance = instance
         self._services = tuple(service_names)
         self._credentials = credentials
-        self.grpc: grpc.aio.Server = aio_server(
-            interceptors=(
-                *(*interceptors, ErrorInterceptor(), *guards),
-                RequestReaderInterceptor(request_reader or RequestReader(limits.message_bytes_max)),
-            ),
-            options=(*_keepalive(keepalive_s), *SERVER_OPTIONS, *limits.options()),
+        self._interceptors = (
+            *(*interceptors, ErrorInterceptor(), *guards),
+            RequestReaderInterceptor(request_reader or RequestReader(limits.message_bytes_max)),
         )
+        self._options = (*_keepalive(keepalive_s), *SERVER_OPTIONS, *limits.options())
         self._health = HealthServicer()
-        self._health.register(self.grpc)
-        reflection.enable_server_reflection(
-            (*self._services, HEALTH_SERVICE, reflection.SERVICE_NAME), self.grpc
-        )
+        self._registrars: list[Callable[[grpc.aio.Server], None]] = []
+        self.grpc = self._new()
+        """The gRPC server. Another object after `open_listener`."""
         self.address = ""
+        self._closing: dict[grpc.aio.Server, asyncio.Task[None]] = {}
+        """Servers without a listener, some with streams, and the tasks that end them."""
         self._idle_bytes = 0
         """Resident memory before the first call."""
         self._is_serving = False
         self._unready_reason = ""
         self._standby_reason = ""
         self._aside_reason = ""
+        self._closed_reason = ""
         self._stopping = asyncio.Event()
         self._cut_short = asyncio.Event()
+        self._reopened = asyncio.Event()
+
+    def _new(self) -> grpc.aio.Server:
+        """Return a gRPC server with health, reflection and the registered servicers."""
+        made = aio_server(interceptors=self._interceptors, options=self._options)
+        self._health.register(made)
+        reflection.enable_server_reflection((*self._services, HEALTH_SERVICE, reflection.SERVICE_NAME), made)
+        for register in self._registrars:
+            register(made)
+        return made
+
+    def register(self, register: Callable[[grpc.aio.Server], None]) -> None:
+        """Register a servicer by `register(server)`, also on the servers of later listeners."""
+        self._registrars.append(register)
+        register(self.grpc)
+
+    @property
+    def is_open(self) -> bool:
+        """True while the server takes connections and calls, or has not listened yet."""
+        return self.grpc not in self._closing
+
+    async def close_listener(self, reason: str) -> None:
+        """Take no more connections, and tell the clients of present ones to go (GOAWAY). Streams run on. Idempotent.
+
+        Health is NOT_SERVING because of `reason` until `open_listener`.
+        """
+        if self.is_open:
+            stopping = self.grpc.stop(CLOSED_GRACE_S)
+            self._closing[self.grpc] = asyncio.create_task(stopping, name="closed-listener")
+            self._closed_reason = reason
+            await self._update_health()
+
+    async def open_listener(self) -> None:
+        """Take connections at the same address again, by a new gRPC server. Raises ListenError. Idempotent."""
+        if self.is_open:
+            return
+        opened = self._new()
+        self._bind(opened, self.address)
+        await opened.start()
+        self._closing = {each: task for each, task in self._closing.items() if not task.done()}
+        self.grpc, self._closed_reason = opened, ""
+        self._reopened.set()
+        await self._update_health()
 
     async def listen(self, address: str) -> str:
         """Bind `host:port` (port 0: a free port), start, and return the address. Health is NOT_SERVING.
 
         Raises ListenError if the address cannot be bound.
         """
-        host = address.rpartition(":")[0]
-        try:
-            if self._credentials is None:
-                port = self.grpc.add_insecure_port(address)
-            else:
-                port = self.grpc.add_secure_port(address, self._credentials)
-        except RuntimeError as error:
-            raise ListenError(
-                f"Cannot listen on {address}: the port is in use, or the address is not available."
-            ) from error
+        host, port = address.rpartition(":")[0], self._bind(self.grpc, address)
         await self.set_serving(False)
         self._idle_bytes = resident_bytes()
         await self.grpc.start()
         self.address = f"{host}:{port}"
         return self.address
+
+    def _bind(self, server: grpc.aio.Server, address: str) -> int:
+        """Bind `address`, and return the port. Raises ListenError."""
+        try:
+            if self._credentials is None:
+                return server.add_insecure_port(address)
+            return server.add_secure_port(address, self._credentials)
+        except RuntimeError as error:
+            raise ListenError(
+                f"Cannot listen on {address}: the port is in use, or the address is not available."
+            ) from error
 
     async def set_serving(self, is_serving: bool, reason: str = "") -> None:
         """Set the health status of the process and of each of its services. `reason`: why it does not serve, if known."""
@@ -246,7 +297,7 @@ class MeshServer:
         await self._update_health()
 
     async def _update_health(self) -> None:
-        reason = self._standby_reason or self._aside_reason
+        reason = self._standby_reason or self._aside_reason or self._closed_reason
         is_healthy = self._is_serving and not reason and not self._stopping.is_set()
         state = (
             health_pb2.HealthCheckResponse.SERVING
@@ -287,7 +338,7 @@ class MeshServer:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
         stopping = asyncio.ensure_future(self._stopping.wait())
-        ended = asyncio.ensure_future(self.grpc.wait_for_termination())
+        ended = asyncio.ensure_future(self._terminated())
         trimming = asyncio.create_task(keep_trimmed(self._idle_bytes), name="heap")
         try:
             await asyncio.wait((stopping, ended), return_when=asyncio.FIRST_COMPLETED)
@@ -302,9 +353,28 @@ class MeshServer:
                 loop.remove_signal_handler(number)
             stopping.cancel()
             await end([trimming])
-            await self.grpc.stop(0.0 if self._cut_short.is_set() else STOP_GRACE_S)
-            await asyncio.wait((ended,))
+            grace_s = 0.0 if self._cut_short.is_set() else STOP_GRACE_S
+            await asyncio.gather(*(each.stop(grace_s) for each in {self.grpc, *self._closing}))
+            await asyncio.gather(*self._closing.values())
+            await end([ended])
             log.info("stopped")
+
+    async def _terminated(self) -> None:
+        """Return when the gRPC server with the listener ended by itself. Raises its error, if there is one."""
+        ends: set[asyncio.Future[Any]] = set()
+        while True:
+            self._reopened.clear()
+            ended = asyncio.ensure_future(self.grpc.wait_for_termination())
+            ends.add(ended)
+            reopened = asyncio.ensure_future(self._reopened.wait())
+            try:
+                await asyncio.wait((ended, reopened), return_when=asyncio.FIRST_COMPLETED)
+                if not reopened.done() and self.is_open:
+                    await ended
+                    return
+                await reopened
+            finally:
+                reopened.cancel()
 
     async def _drain(self, drain: Callable[[], Awaitable[None]], drain_s: float) -> None:
         draining = asyncio.ensure_future(drain())

@@ -30,11 +30,11 @@ class Folder:
         for role in roles:
             self.sign(role, f"{role}.{self.mesh}.internal", days=0)
 
-    def sign(self, file: str, name: str = "", *, days: int = 30) -> None:
-        """Sign a certificate for `name` (default: the file's) and put it in place as `file`."""
+    def sign(self, file: str, *names: str, days: int = 30) -> None:
+        """Sign a certificate for `names` (default: the file's) and put it in place as `file`."""
         work = self.path / "work"
         work.mkdir(exist_ok=True)
-        maker._sign(work, self.path / maker.AUTHORITY, [name or file], days)
+        maker._sign(work, self.path / maker.AUTHORITY, names or (file,), days)
         (work / "one.key").replace(self.path / f"{file}.key")
         (work / "one.pem").replace(self.path / f"{file}.pem")
 

@@ -10,8 +10,9 @@ from typing import Any, Generic, TypeVar
 from rich.console import Console
 
 from bench import options
+from bench.environments import Unavailable, environment
 from bench.peers.record import Record
-from bench.peers.routers import ROUTERS, Installed, Policy, Unavailable, environment
+from bench.peers.routers import ROUTERS, Installed, Policy
 from bench.results import BenchError
 
 MESH = "kvmesh"
@@ -47,7 +48,7 @@ def cases_of(
         if router.name not in names:
             continue
         try:
-            home = environment(router)
+            home = environment(router.name, router.version)
         except Unavailable as error:
             record.problems.append(str(error))
             record.unavailable[router.name] = str(error)

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench.processes import ANY_CORE, Fleet, Process
-from kvmesh.config import ROOT
 from kvmesh.ports import free_ports
 
-ENVIRONMENTS = ROOT / ".venv-peers"
-INSTALL_S_MAX = 600.0
 TO_LOG = ("sh", "-c", 'exec "$@" >&2', "sh")
 """Sends stdout to the log: a full pipe without a reader would stop a router."""
 
@@ -36,10 +31,6 @@ POLICIES = (
     Policy("cache_aware, health check and breaker 1 s", ("--policy", "cache_aware", *_QUICK_BACK)),
 )
 """With the defaults a returned worker gets no request for about a minute. The last policy shortens that time."""
-
-
-class Unavailable(Exception):
-    """A router cannot be installed. The text is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,29 +95,3 @@ ROUTERS = (
     Router("smg", "1.13.0", ("smg", "launch"), ("--log-level", "warn", *_GRACE)),
     Router("vllm-router", "0.1.17", ("vllm-router",), ("--log-level", "warning")),
 )
-
-
-def environment(router: Router, folder: Path = ENVIRONMENTS) -> Path:
-    """Return a virtual environment with `router`, made now if it is missing. Raises Unavailable."""
-    home = folder / f"{router.name}-{router.version}"
-    marker = home / "installed"
-    if marker.exists():
-        return home
-    wheel = f"{router.name}=={router.version}"
-    _call([sys.executable, "-m", "venv", "--clear", str(home)], wheel)
-    pip = [str(home / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    _call([*pip, "--only-binary", router.name, wheel], wheel)
-    marker.write_text(f"{wheel}\n", encoding="utf-8")
-    return home
-
-
-def _call(command: Sequence[str], wheel: str) -> None:
-    try:
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=INSTALL_S_MAX)
-    except subprocess.CalledProcessError as error:
-        said = (error.stderr or error.stdout or "").strip().splitlines()
-        raise Unavailable(
-            f"{wheel} cannot be installed: {said[-1] if said else 'pip says nothing'}"
-        ) from None
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise Unavailable(f"{wheel} cannot be installed: {error}") from None

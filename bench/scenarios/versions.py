@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -21,13 +21,17 @@ from bench.windows import Pace
 from kvmesh.attach.outbox import UpwardOutbox
 from kvmesh.attach.v1 import attach_pb2 as attach
 from kvmesh.inference.v1 import inference_pb2 as pb
+from kvmesh.regions.names import qualified
 from kvmesh.snapshot.content import Content, PoolTrack, Track
+from kvmesh.snapshot.regions import RegionEntry
 from kvmesh.snapshot.shadow import Shadow
+from kvmesh.tenants.caller import Tenant
 from services.frontend.requests.attempts import Attempt
 from services.frontend.requests.core import FrontendCore
 from services.frontend.requests.detokenizer import Detokenizer
 from services.frontend.requests.outcome import Outcome
 from services.frontend.requests.output import Output
+from services.frontend.requests.region_choice import RegionSettings
 from services.frontend.requests.request import LiveRequest
 from services.frontend.requests.request_spec import RequestSpec, Sampling, Timing
 from services.frontend.requests.retry_budget import RetryBudget
@@ -62,7 +66,10 @@ def run(results: ScenarioResults, pace: Pace) -> None:
         chosen = probe.ask("choose", requests=requests, timeout_s=TIMEOUT_S)
         observed = probe.ask("observe", requests=requests, timeout_s=TIMEOUT_S)
         tapped = probe.ask("tap", requests=requests, timeout_s=TIMEOUT_S)
+        located = probe.ask("locate", requests=requests, timeout_s=TIMEOUT_S)
     results.add(aims.THREE_POOLS, aims.VERSION_CHOICE, "us", chosen["us"])
+    results.add(aims.THREE_REGIONS, aims.REGION_CHOICE, "us", located["us"])
+    results.add(aims.THREE_REGIONS, "the same, with spill to both others", "us", located["spill_us"])
     results.add(aims.OBSERVED, aims.OBSERVATION, "us", observed["us"])
     results.add(aims.OBSERVED, "CPU of the count of a request, without a rollout", "us", observed["count_us"])
     results.add(aims.TAPPED, aims.TAP_OFF, "us", tapped["off_us"])
@@ -70,6 +77,43 @@ def run(results: ScenarioResults, pace: Pace) -> None:
         aims.TAPPED, "CPU of a request's tap, a session outside the sample", "us", tapped["outside_us"]
     )
     results.add(aims.TAPPED, "CPU of a request's tap, full queue", "us", tapped["full_us"])
+
+
+def _region_core(others: Sequence[str]) -> FrontendCore:
+    """Return a core in region "eu" with two routers in each region, all up."""
+    names = frozenset(("eu", *others)) if others else frozenset[str]()
+    core = FrontendCore(
+        Limits(3, 5.0, 32),
+        limit=64,
+        retries=RetryBudget(0.1, 3.0, 0.0),
+        jitter=lambda: 0.5,
+        regions=RegionSettings("eu", names),
+    )
+    stable = PoolTrack("default", "v1", Track.STABLE, 100)
+    entries = [RegionEntry(name, stable_version="v1", stable_pool="default") for name in names]
+    core.take_snapshot(Content((stable,), regions=tuple(entries)))
+    for region in ("", *others):
+        for number in range(2):
+            name = qualified(region, f"router-{number}")
+            link = SimpleNamespace(name=name, is_up=True, outbox=UpwardOutbox())
+            core.add_router(link, "default", "v1", region)
+    return core
+
+
+def _spec(number: int, pool: str, home: str = "") -> RequestSpec:
+    return RequestSpec(
+        request_id=f"{number:032x}",
+        prompt_ids=bytes(4 * 256),
+        sampling=Sampling(1.0, 1.0, 0, 7),
+        max_output_tokens=OUTPUT_TOKENS,
+        pool=pool,
+        home=home,
+        border=home,
+        model_version="v1",
+        end_token_id=1,
+        session_id=f"session-{number}",
+        timing=Timing(arrived_s=1000.0, deadline_s=1600.0),
+    )
 
 
 class VersionsProbe:
@@ -97,6 +141,32 @@ class VersionsProbe:
                 pools.choose("tenant", session)
             least_ns = min(least_ns, time.process_time_ns() - began_ns)
         return {"us": least_ns / 1e3 / BATCH}
+
+    async def locate(self, requests: int) -> Mapping[str, Any]:
+        """Choose region, pool and router of `requests` sessions in three regions.
+
+        Return `us`, CPU microseconds per request above those of a mesh without regions, and `spill_us` with spill.
+        """
+        sessions = [f"session-{number}" for number in range(requests)]
+        alone_us = self._locate(_region_core(()), sessions)
+        core = _region_core(("us", "ap"))
+        us = self._locate(core, sessions)
+        core.regions.take_shares({"us": 0.2, "ap": 0.2})
+        return {"us": us - alone_us, "spill_us": self._locate(core, sessions) - alone_us}
+
+    def _locate(self, core: FrontendCore, sessions: list[str]) -> float:
+        tenant, spec, least_ns = Tenant(name="tenant"), _spec(0, pool="default", home="eu"), float("inf")
+        gc.collect()
+        for first in range(0, len(sessions), BATCH):
+            batch = sessions[first : first + BATCH]
+            began_ns = time.process_time_ns()
+            for session in batch:
+                chosen = core.regions.choose(tenant, session, "eu", 0.0)
+                if core.regions.has_others:  # as LiveRequest.submit does
+                    core.regions.elsewhere(spec, may_rebind=True)
+                core.peers.choose(chosen.pool, session, model_version=chosen.model_version)
+            least_ns = min(least_ns, time.process_time_ns() - began_ns)
+        return least_ns / 1e3 / BATCH
 
     async def observe(self, requests: int) -> Mapping[str, Any]:
         """Observe `requests` requests of OUTPUT_TOKENS tokens, and send their batches.
@@ -188,18 +258,7 @@ class VersionsProbe:
 
     def _ended(self, number: int) -> LiveRequest:
         """Return a request as it is at its end, not observed yet."""
-        spec = RequestSpec(
-            request_id=f"{number:032x}",
-            prompt_ids=bytes(4 * 256),
-            sampling=Sampling(1.0, 1.0, 0, 7),
-            max_output_tokens=OUTPUT_TOKENS,
-            pool="canary",
-            model_version="v2",
-            rollout="rollout-1",
-            end_token_id=1,
-            session_id=f"session-{number}",
-            timing=Timing(arrived_s=1000.0, deadline_s=1600.0),
-        )
+        spec = replace(_spec(number, pool="canary"), model_version="v2", rollout="rollout-1")
         output = Output(Detokenizer([b"a"] * 16), (), with_logprobs=False)
         request = LiveRequest(spec, output, self._core, Limits(3, 5.0, 32))
         attempt = Attempt(1, pb.AttemptExplanation.CAUSE_FIRST, 0, 256, "canary-0", 1000.0)
@@ -217,7 +276,7 @@ class VersionsProbe:
 async def serve() -> None:
     """Serve until stdin ends."""
     probe = VersionsProbe()
-    await control.serve_commands(probe.choose, probe.observe, probe.tap)
+    await control.serve_commands(probe.choose, probe.observe, probe.tap, probe.locate)
 
 
 if __name__ == "__main__":

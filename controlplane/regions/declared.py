@@ -67,7 +67,7 @@ class Known(msgspec.Struct, frozen=True):
 
 
 def merge(known: Declared, told: Declared) -> Declared:
-    """Return the state of the higher revision. Of equal ones the known state stays."""
+    """Return the state of the higher revision. Equal revisions keep the known state."""
     return told if told.revision > known.revision else known
 
 

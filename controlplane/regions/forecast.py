@@ -1,20 +1,15 @@
-"""Forecast of a drain, and the utilisation that lets the loss of one region be carried. Pure.
+"""Forecast of a drain: the load that moves, and the headroom of the regions that stay. Pure.
 
-A moved prompt finds only the seeded part of its prefixes. At hit ratio h and seeded share s of the hot prefixes its prefill
-costs (1 - h x s) / (1 - h) times as much as at home.
+`kvmesh.regions.plan` has the utilisation that lets the loss of one region be carried.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
 from kvmesh.regions.quantity import Quantity, total
-
-
-class ForecastError(ValueError):
-    """An argument is out of range. The text names it, its value and the range."""
 
 
 class Forecast(msgspec.Struct, frozen=True):
@@ -26,7 +21,7 @@ class Forecast(msgspec.Struct, frozen=True):
     moved: Quantity
     """The same load elsewhere."""
     headrooms: Mapping[str, Quantity]
-    """Of each region that serves and is heard."""
+    """Headroom of each region that serves and is heard."""
 
     @property
     def headroom(self) -> Quantity:
@@ -65,36 +60,3 @@ def forecast(
     at_home = load * (1.0 - weight_percent / 100.0)
     factor = cold_factor - seeded * (cold_factor - 1.0)
     return Forecast(region, at_home, Quantity(at_home.tokens_per_s * factor, at_home.blocks), headrooms)
-
-
-def move_cost(hit_ratio: float, seeded: float) -> float:
-    """Return (1 - h x s) / (1 - h): the prefill of a moved prompt by that of a prompt at home. Raises ForecastError."""
-    if not 0 <= hit_ratio < 1:
-        raise ForecastError(f"hit ratio: {hit_ratio:g}, allowed: from 0 to below 1")
-    if not 0 <= seeded <= 1:
-        raise ForecastError(f"seeded: {seeded:g}, allowed: 0 to 1")
-    return (1 - hit_ratio * seeded) / (1 - hit_ratio)
-
-
-def utilisation(regions: int, hit_ratio: float, seeded: float, utilisation_max: float) -> float:
-    """Return the utilisation u of each of N equal regions with which the others carry the loss of one.
-
-    u + u / (N - 1) x (1 - h x s) / (1 - h) = U_max. Raises ForecastError.
-    """
-    if regions < 2:
-        raise ForecastError(f"regions: {regions}, allowed: at least 2")
-    if not 0 < utilisation_max <= 1:
-        raise ForecastError(f"utilisation max: {utilisation_max:g}, allowed: above 0, up to 1")
-    return utilisation_max / (1 + move_cost(hit_ratio, seeded) / (regions - 1))
-
-
-def plan(
-    regions: int, hit_ratios: Iterable[float], seeded: Iterable[float], utilisation_max: float
-) -> dict[tuple[float, float], float]:
-    """Return the utilisation for each pair of hit ratio and seeded share. Raises ForecastError."""
-    columns = tuple(seeded)
-    return {
-        (hit_ratio, share): utilisation(regions, hit_ratio, share, utilisation_max)
-        for hit_ratio in hit_ratios
-        for share in columns
-    }

@@ -1,7 +1,8 @@
 """The signals of the own region, from the leases and from the reports of routers and replicas. Pure.
 
-Load of routers is summed. Capacity is not: each router of a pool sees all its replicas. A region with replicas whose
-capacity is not known yet has no load either, so that nothing is spilled or granted by a guess.
+Load of routers is summed. Capacity is not: each router of a pool sees all its replicas. A region whose prompts were too few
+for a measured capacity counts with a nominal one and without load: it takes guests, and spills nothing by a guess. The
+first guests measure it, and its own queues protect its own callers meanwhile.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ ROLES: Final = ("prefill", "decode")
 COLD_FACTOR_MAX: Final = 20.0
 """Largest cost of a move: a hit ratio of 95 percent. Beyond it a window with little load tells nothing."""
 
+NOMINAL_TOKENS_PER_S: Final = 4096.0
+"""Capacity of a prefill replica before it is measured. Slow GPUs compute more (docs/measurements/)."""
+
 Loads: TypeAlias = Sequence[tuple[Receiver, pb.RouterLoad]]
 """Routers and what they measured."""
 
@@ -37,6 +41,8 @@ class OwnSignals:
         self._totals: dict[tuple[str, str], tuple[int, int]] = {}
         """Attempts and failures of each boot of a router at the last measurement."""
         self._cold_factor = 1.0
+        self._last_load = NOTHING
+        """Load at the last measurement with capacity in both dimensions."""
 
     def measure(
         self,
@@ -66,8 +72,12 @@ class OwnSignals:
         attempts, failures = self._ended(loads)
         capacity = _capacity(loads)
         home = total(_quantity(load.own) for _, load in loads)
-        is_unknown = capacity.is_zero and all(replicas[role].serving for role in ROLES)
+        runners = replicas["prefill"].serving or replicas["decode"].serving
+        is_unknown = capacity.blocks > 0 and capacity.tokens_per_s == 0 and runners > 0
+        if is_unknown:
+            capacity = Quantity(NOMINAL_TOKENS_PER_S * runners, capacity.blocks)
         offered = NOTHING if is_unknown else home + self._as_at_home(elsewhere, home, loads)
+        offered = self._as_with_capacity(offered, capacity)
         return Signals(
             replicas=replicas,
             attempts=attempts,
@@ -94,6 +104,17 @@ class OwnSignals:
             failures += max(0, load.failure_total - before[1])
         self._totals = totals
         return attempts, min(attempts, failures)
+
+    def _as_with_capacity(self, offered: Quantity, capacity: Quantity) -> Quantity:
+        """Return the load; while a pool is dead, at least the last one before. Callers without a grant are seen nowhere.
+
+        Without it load would be what other regions admit, and a grant that follows load would shrink to nothing.
+        """
+        if capacity.tokens_per_s > 0 and capacity.blocks > 0:
+            self._last_load = offered
+            return offered
+        last = self._last_load
+        return Quantity(max(offered.tokens_per_s, last.tokens_per_s), max(offered.blocks, last.blocks))
 
     def _as_at_home(self, elsewhere: Quantity, home: Quantity, loads: Loads) -> Quantity:
         """Return `elsewhere` with the cache hits of home. The hit ratio of the last load at home counts."""

@@ -42,6 +42,17 @@ class DeclaredNews:
     age_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class RolloutNews:
+    """The running rollout of a region, else its last one."""
+
+    state: str
+    to_version: str
+    is_final: bool
+    age_s: float
+    """Time in that state."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class News:
     """What a region says about itself. See region.proto."""
@@ -59,6 +70,12 @@ class News:
     stable_pool: str = ""
     stable_version: str = ""
     tenants_sha256: bytes = b""
+    rollout: RolloutNews | None = None
+    """None: it had none."""
+    seed_wishes: tuple[str, ...] = ()
+    """Regions that should replay its hot prompts."""
+    overrides: tuple[pb.TenantOverride, ...] = ()
+    """Operators' overrides of tenants (`overrides`)."""
 
     @property
     def order(self) -> tuple[int, int]:
@@ -81,6 +98,9 @@ def to_message(news: News) -> pb.RegionNews:
         stable_pool=news.stable_pool,
         stable_version=news.stable_version,
         tenants_sha256=news.tenants_sha256,
+        rollout=None if news.rollout is None else _rollout_message(news.rollout),
+        seed_wishes=news.seed_wishes,
+        overrides=news.overrides,
     )
 
 
@@ -94,6 +114,7 @@ def of_message(message: pb.RegionNews) -> News:
         ("frontends", len(message.frontends), PROCESSES_MAX),
         ("declared", len(message.declared), REGIONS_MAX),
         ("grants", len(message.grants), REGIONS_MAX),
+        ("seed_wishes", len(message.seed_wishes), REGIONS_MAX),
         ("resume_secrets", len(message.resume_secrets), SECRETS_MAX),
         ("tenants_sha256", len(message.tenants_sha256), TEXT_BYTES_MAX),
     ):
@@ -118,6 +139,9 @@ def of_message(message: pb.RegionNews) -> News:
         stable_pool=message.stable_pool,
         stable_version=message.stable_version,
         tenants_sha256=message.tenants_sha256,
+        rollout=_rollout_of(message.rollout) if message.HasField("rollout") else None,
+        seed_wishes=tuple(message.seed_wishes),
+        overrides=tuple(message.overrides),
     )
 
 
@@ -167,6 +191,22 @@ def signals_of(message: pb.RegionSignals) -> Signals:
     if fault := signals.fault():
         raise NewsError(f"signals.{fault}")
     return signals
+
+
+def _rollout_message(rollout: RolloutNews) -> pb.RegionRollout:
+    return pb.RegionRollout(
+        state=rollout.state,
+        to_version=rollout.to_version,
+        is_final=rollout.is_final,
+        age_ms=min(AGE_MS_MAX, _milliseconds(rollout.age_s)),
+    )
+
+
+def _rollout_of(message: pb.RegionRollout) -> RolloutNews:
+    for name, text in (("rollout.state", message.state), ("rollout.to_version", message.to_version)):
+        _bounded(name, text)
+    age_s = min(message.age_ms, AGE_MS_MAX) / 1000
+    return RolloutNews(printable(message.state), printable(message.to_version), message.is_final, age_s)
 
 
 def quantity_message(quantity: Quantity) -> pb.Quantity:

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from controlplane.regions.settings import RegionSettings
 
 STOPPED: Final = -1.0
-"""Value of a timer whose condition does not hold."""
+"""Value of a timer while its condition does not hold."""
 
 
 class State(Enum):

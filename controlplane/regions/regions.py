@@ -6,7 +6,7 @@ About itself a region knows its load and its declared state.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 import msgspec
@@ -17,10 +17,12 @@ from controlplane.regions.declared import SERVING, Declared, Known, merge, ramp
 from controlplane.regions.forecast import Forecast, forecast
 from controlplane.regions.observed import Avoid, Observed, State
 from controlplane.regions.panic import Capacity, is_panic
+from controlplane.regions.seeding import Seeding, seedings
 from controlplane.regions.settings import RegionSettings
 from controlplane.regions.shares import Limits, base_shares, borrowed, moved
 from controlplane.regions.signals import Signals, SignalWindow
 from controlplane.regions.target import Target
+from controlplane.regions.views import View, of_target
 from kvmesh.regions import spill as spilling
 from kvmesh.regions.quantity import NOTHING, Quantity
 from kvmesh.regions.spill import Demand, Spill
@@ -34,32 +36,6 @@ class Event(msgspec.Struct, frozen=True):
 
     what: str
     region: str
-    reason: str
-
-
-class View(msgspec.Struct, frozen=True, kw_only=True):
-    """One region as operators and snapshots see it."""
-
-    name: str
-    declared: Declared
-    observed: State
-    """HEALTHY of the own region."""
-    is_by_hand: bool
-    weight_percent: float
-    """Weight that counts: the lower of the declared and the observed one."""
-    reason: str
-    since_s: float
-    """Monotonic time of the last transition of the state that counts."""
-    health: float | None
-    is_heard: bool
-    is_hard_down: bool
-
-
-class Seeding(msgspec.Struct, frozen=True):
-    """Wish to replay hot prompts of `source` in `target`. One of them is the own region."""
-
-    source: str
-    target: str
     reason: str
 
 
@@ -140,13 +116,6 @@ class Regions:
         )
         self._note_transition(target, before)
 
-    def on_restored(self, region: str, state: State, now_s: float) -> None:
-        """Take the observed state of the snapshot in force, at the begin of a term. Its timers begin anew."""
-        target = self.targets.get(region)
-        if target is not None:
-            reason = "as the snapshot says that was in force"
-            target.observed = machine.restored(state, reason, now_s, self.settings)
-
     def on_probe(self, region: str, is_ok: bool, now_s: float) -> None:
         """Take the result of a probe of a target's data path."""
         if region in self.targets:
@@ -197,7 +166,10 @@ class Regions:
             is_heard=self._window.latest(now_s) is not None,
             is_hard_down=False,
         )
-        return {self.own: own, **{name: self._view(each, now_s) for name, each in self.targets.items()}}
+        return {
+            self.own: own,
+            **{name: of_target(each, now_s, self.settings) for name, each in self.targets.items()},
+        }
 
     def grants(self) -> dict[str, Quantity]:
         """Return the grants of the own region by source."""
@@ -212,9 +184,17 @@ class Regions:
         return self._wanted
 
     def limit_share(self, now_s: float) -> float:
-        """Return the part of each tenant's limit that the own region enforces: its moved share and what it borrows."""
+        """Return the part of each tenant's limit that the own region enforces: its moved share and what it borrows.
+
+        A region that is DRAINED itself borrows from hard-down regions alone.
+        """
         shares = self.shares(now_s)
-        lenders = [name for name, each in self.targets.items() if each.is_lender()]
+        is_drained = self._known.declared.state.is_drained
+        lenders = [
+            name
+            for name, each in self.targets.items()
+            if each.is_hard_down or (each.declared.state.is_drained and not is_drained)
+        ]
         return min(1.0, shares[self.own] + borrowed(shares, self.own, lenders, self.limits))
 
     def shares(self, now_s: float) -> dict[str, float]:
@@ -236,7 +216,15 @@ class Regions:
 
     def seeding_wanted(self, now_s: float) -> tuple[Seeding, ...]:
         """Return the seedings that would help now. The shell decides how many run, and tells their end of OUT targets."""
-        return tuple(dict.fromkeys(self._seedings(now_s)))
+        found = seedings(
+            self.own,
+            self.targets.values(),
+            self._spill.shares,
+            is_spill_wanted=not self._wanted.is_zero,
+            now_s=now_s,
+            settings=self.settings,
+        )
+        return tuple(dict.fromkeys(found))
 
     # Parts.
 
@@ -304,35 +292,6 @@ class Regions:
         if region == self.own:
             return self._known.declared.is_serving
         return self.targets[region].weight_percent(now_s) >= 100.0
-
-    def _view(self, target: Target, now_s: float) -> View:
-        observed = target.observed
-        is_declared = target.declared_percent(now_s) < observed.weight_percent(self.settings)
-        return View(
-            name=target.name,
-            declared=target.declared,
-            observed=observed.state,
-            is_by_hand=observed.is_by_hand,
-            weight_percent=target.weight_percent(now_s),
-            reason=target.declared.reason if is_declared else observed.reason,
-            since_s=target.known.since_s if is_declared else observed.since_s,
-            health=target.window.health(now_s),
-            is_heard=target.signals(now_s) is not None,
-            is_hard_down=observed.is_hard_down(self.settings),
-        )
-
-    def _seedings(self, now_s: float) -> Iterator[Seeding]:
-        usable = [each for each in self.targets.values() if each.spill_target(now_s).takes_new]
-        following = max(usable, key=lambda each: each.grant(now_s).tokens_per_s, default=None)
-        for target in self.targets.values():
-            if target.observed.wants_seeding(self.settings):
-                yield Seeding(self.own, target.name, "it recovers")
-            elif target.observed.state is State.SUSPECT:
-                yield Seeding(target.name, self.own, f"{target.name} is SUSPECT")
-                if following is not None and self._spill.shares.get(target.name):
-                    yield Seeding(self.own, following.name, f"{target.name} is SUSPECT")
-        if following is not None and not self._wanted.is_zero:
-            yield Seeding(self.own, following.name, "own callers spill")
 
     def _note_transition(self, target: Target, before: Observed) -> None:
         after = target.observed

@@ -42,6 +42,8 @@ class RegionSettings:
     out_after_s: float = 20.0
     hard_down_after_s: float = 6.0
     """Time of failing probes after which a target is hard down."""
+    probe_fresh_s: float = 3.0
+    """Longest time between two results of a prober that works. An older failure is unknown."""
     out_min_s: float = 300.0
     """Shortest time in OUT. Doubled by each earlier entry within `flaps_s`."""
     out_max_s: float = 3600.0

@@ -95,11 +95,12 @@ class SignalWindow:
     def __init__(self, settings: RegionSettings) -> None:
         self._settings = settings
         kept = max(1, round(settings.window_s / settings.signals_every_s))
-        self._recent: deque[tuple[float, Signals]] = deque(maxlen=kept)
+        self._recent: deque[tuple[float, Signals, float | None]] = deque(maxlen=kept)
+        """(time of arrival, signals, their serving share)."""
 
     def add(self, signals: Signals, now_s: float) -> None:
         """Take signals. A backlog that arrives at once pushes older signals out: the window has a fixed length."""
-        self._recent.append((now_s, signals))
+        self._recent.append((now_s, signals, signals.serving_share))
 
     def latest(self, now_s: float) -> Signals | None:
         """Return the last signals; None: there are none, or they are old."""
@@ -117,10 +118,16 @@ class SignalWindow:
         if self.latest(now_s) is None:
             return None
         since_s = now_s - self._settings.window_s
-        fresh = [signals for at_s, signals in self._recent if at_s >= since_s]
-        shares = [share for each in fresh if (share := each.serving_share) is not None]
-        attempts = sum(each.attempts for each in fresh)
-        known = [sum(shares) / len(shares)] if shares else []
-        if attempts >= self._settings.attempts_min:
-            known.append(1.0 - sum(each.failures for each in fresh) / attempts)
-        return min(known, default=None)
+        share_sum, share_count, attempts, failures = 0.0, 0, 0, 0
+        for at_s, signals, share in self._recent:
+            if at_s >= since_s:
+                attempts += signals.attempts
+                failures += signals.failures
+                if share is not None:
+                    share_sum += share
+                    share_count += 1
+        success = 1.0 - failures / attempts if attempts >= self._settings.attempts_min else None
+        if not share_count:
+            return success
+        serving = share_sum / share_count
+        return serving if success is None else min(serving, success)

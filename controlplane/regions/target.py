@@ -44,7 +44,7 @@ class Target:
     def facts(self, now_s: float, *, is_panic: bool, is_another_serving: bool) -> Facts:
         """Return the facts since the last step, and begin the next ones."""
         signals = self.signals(now_s)
-        is_fresh = now_s - self._probed_s <= self._settings.unheard_after_s
+        is_fresh = now_s - self._probed_s <= self._settings.probe_fresh_s
         facts = Facts(
             health=self.window.health(now_s),
             is_failing=self._is_failing and is_fresh and not self._passed_since_step,
@@ -78,9 +78,10 @@ class Target:
         """Return its grant to the own region after its decay."""
         return decayed(self.granted, now_s - self._renewed_s, self._settings.lease)
 
-    def is_lender(self) -> bool:
-        """True if its share of limits may be borrowed."""
-        return self.observed.is_hard_down(self._settings) or self.declared.state.is_drained
+    @property
+    def is_hard_down(self) -> bool:
+        """True if its data path failed all probes for long enough."""
+        return self.observed.is_hard_down(self._settings)
 
     def capacity(self, now_s: float) -> Capacity:
         """Return its place in the sums of the panic threshold."""

@@ -104,7 +104,7 @@ def start(
     if refused:
         raise CommandRefused(*refused)
     small = shortages_at(settings, from_pool, 0, settings.target_percent(1), view) or ()
-    overridden = tuple(map(str, small))
+    overridden = (*map(str, small), *conditions.elsewhere(to_version, view))
     if overridden and not is_forced:
         raise CommandRefused(*overridden, can_force=True)
     reason = f'"{settings.to_pool}" ({to_version}) shall replace "{from_pool}" ({from_version})'

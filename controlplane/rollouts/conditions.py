@@ -35,6 +35,9 @@ EARLIER_S_MIN: Final = 120
 ARM_MISSING_S: Final = 5.0
 """Time without a process of a role until the canary counts as gone. A lease outlives its process by 3 s."""
 
+FOLLOWS_S: Final = 3600.0
+"""Time for which a rollout must be COMPLETED in one region before another region begins one."""
+
 NAMES_SHOWN: Final = 5
 
 
@@ -64,6 +67,18 @@ def to_bake(document: RolloutDocument, view: View) -> tuple[str, ...]:
         *too_small(document, 1, view),
         *unshadowed(document, view),
     )
+
+
+def elsewhere(to_version: str, view: View) -> Iterator[str]:
+    """Yield why a rollout to `to_version` should wait for other regions: one region at a time, an hour apart."""
+    for each in view.elsewhere:
+        what = f'region {each.region}: its rollout to "{each.to_version}" is {each.state}'
+        if not each.is_final:
+            yield f"{what}; a second region follows {FOLLOWS_S / 60:.0f} min after the first is COMPLETED"
+        elif each.state == RolloutState.COMPLETED.name and each.age_s < FOLLOWS_S:
+            yield f"{what} for {each.age_s / 60:.0f} min; {FOLLOWS_S / 60:.0f} min are needed"
+        elif each.state != RolloutState.COMPLETED.name and each.to_version == to_version:
+            yield f"{what}; a version that was taken back there is not rolled out here"
 
 
 def unshadowed(document: RolloutDocument, view: View) -> Iterator[str]:

@@ -120,6 +120,18 @@ class ShadowFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class RegionRollout:
+    """The running rollout of another region, else its last one."""
+
+    region: str
+    state: str
+    to_version: str
+    is_final: bool
+    age_s: float
+    """Time in that state."""
+
+
+@dataclass(frozen=True, slots=True)
 class View:
     """All facts at one time."""
 
@@ -145,6 +157,8 @@ class View:
     """Id of another rollout that is not over. Empty: none."""
     ended_rollouts: frozenset[str] = frozenset()
     """Rollouts that a receiver named as taken back."""
+    elsewhere: tuple[RegionRollout, ...] = ()
+    """The running or last rollout of each other region."""
 
     @property
     def may_go_forward(self) -> bool:

@@ -41,18 +41,22 @@ async def collect(
     dialer: Dialer | None = None,
     timeout_s: float = TIMEOUT_S,
     bytes_max: int = BYTES_MAX,
+    region: str = "",
 ) -> HotRecord:
     """Return what the `routers`, as name and address, say is hot, within `timeout_s`. Cancellation ends all calls.
 
     `open_channel` takes an address and the role there. `block_count_max`: distinct blocks of each router, 1 to 1,000,000.
     `tenant_count_min`: tenants that must have sent a prefix; 0 and 1: every prefix. `dialer`: None: any address.
+    `region`: the own region, where the routers are of another one: prompts of tenants that may not leave are left out.
 
     Never raises for a router: one that fails, is too slow, or is of release 0.1.0, is in `HotRecord.incomplete`. Its parts
     until then count.
     """
     share = bytes_max // max(1, len(routers))
     answers = {name: RouterAnswer(model_version, block_tokens, share) for name, _ in routers}
-    request = pb.ListHotPrefixesRequest(block_count_max=block_count_max, tenant_count_min=tenant_count_min)
+    request = pb.ListHotPrefixesRequest(
+        block_count_max=block_count_max, tenant_count_min=tenant_count_min, region=region
+    )
 
     async def ask(name: str, address: str) -> None:
         try:

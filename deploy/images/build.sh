@@ -63,7 +63,7 @@ fi
 name_of() { [ "$1" = service ] && echo "kvmesh:$tag" || echo "kvmesh-$1:$tag"; }
 
 sources() {  # print the source files of a kvmesh image, one path a line, relative to the root of the repository
-  (cd "$root" && find kvmesh services engines $(for each in simulator controlplane; do [ ! -d $each ] || echo $each; done) -type f \( -name '*.py' -o -name '*.lua' -o -path 'engines/reference/model/*' \) \
+  (cd "$root" && find kvmesh services engines $(for each in simulator controlplane; do [ ! -d $each ] || echo $each; done) -type f \( -name '*.py' -o -name '*.lua' -o -name '*.binpb' -o -path 'engines/reference/model/*' \) \
     ! -path 'engines/reference/training/*' ! -path '*/__pycache__/*' | LC_ALL=C sort)
 }
 

@@ -15,6 +15,7 @@ from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 from kvmesh.attach.client import AttachLink
 from kvmesh.clock import Clock
 from kvmesh.membership.member import Member
+from kvmesh.regions.names import qualified
 from kvmesh.tasks import end
 
 log = logging.getLogger(__name__)
@@ -81,13 +82,15 @@ class LinkManager(Generic[Peer]):
     """The links of this process to the wanted processes. Its tasks end with `run`.
 
     `update` may be called at any time, also before `run`. `role`: the role of the wanted processes, for the names of
-    tasks.
+    tasks. `region`: the own region; links to processes of another region are named "region/name". None: all processes are
+    of one region.
     """
 
-    def __init__(self, host: Host[Peer], clock: Clock, role: str) -> None:
+    def __init__(self, host: Host[Peer], clock: Clock, role: str, region: str | None = None) -> None:
         self._host = host
         self._clock = clock
         self._role = role
+        self._region = region
         self._wanted: dict[str, Member] = {}
         self._linked: dict[str, Linked[Peer]] = {}
         """Links to the newest process of each name, by name."""
@@ -107,7 +110,7 @@ class LinkManager(Generic[Peer]):
 
     def update(self, members: Iterable[Member]) -> None:
         """Take the members of the mesh."""
-        self._wanted = {member.process_id: member for member in members if self._host.is_wanted(member)}
+        self._wanted = {self._name(member): member for member in members if self._host.is_wanted(member)}
         for name, linked in self._linked.items():
             member = self._wanted.get(name)
             if member is None or _is_same(member, linked.member):
@@ -167,10 +170,15 @@ class LinkManager(Generic[Peer]):
                 return linked
         return None
 
+    def _name(self, member: Member) -> str:
+        """Return the name of a member in the own region: "region/name" for a member of another one."""
+        is_foreign = self._region is not None and member.region not in ("", self._region)
+        return qualified(member.region, member.process_id) if is_foreign else member.process_id
+
     def _open(self, member: Member) -> Linked[Peer]:
-        name = member.process_id
+        name = self._name(member)
         if any(linked.name == name for linked in self):
-            name = f"{member.process_id}@{member.address}/{member.boot_id}"
+            name = f"{name}@{member.address}#{member.boot_id}"
         peer, link = self._host.open(member, name)
         task = asyncio.create_task(link.run(), name=f"{self._role}-link:{name}")
         return Linked(name, member, peer, link, task)

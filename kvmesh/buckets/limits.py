@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import ceil
+from typing import Final
+
+ROUNDING: Final = 1e-9
+"""Error of a product of two floats: 10 x 0.3 must not round up to 4."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +30,19 @@ class Limit:
     def is_none(self) -> bool:
         """True if nothing is limited."""
         return not (self.requests_per_min or self.tokens_per_min or self.concurrency)
+
+    def scaled(self, share: float) -> Limit:
+        """Return the part of the limit that a region with this share enforces. `share`: above 0, at most 1.
+
+        Rates are scaled. Bursts stay whole: a request above a scaled burst could never be admitted. Concurrency is rounded
+        up, at least 1, because 0 would mean no limit.
+        """
+        return replace(
+            self,
+            requests_per_min=self.requests_per_min * share,
+            tokens_per_min=self.tokens_per_min * share,
+            concurrency=max(1, ceil(self.concurrency * share - ROUNDING)) if self.concurrency else 0,
+        )
 
 
 @dataclass(frozen=True, slots=True)

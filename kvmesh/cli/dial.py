@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
 
 import grpc
 
 from kvmesh.config import ConfigError, MeshConfig
-from kvmesh.roles import SERVERS
+from kvmesh.roles import EDGE, INTERNAL
 from kvmesh.server import channel
 from kvmesh.trust.edge import Edge
 from kvmesh.trust.names import OPERATOR
 from kvmesh.trust.peers import Trust
-
-INTERNAL_ROLES: Final = tuple(role for role in SERVERS if role != "frontend")
 
 
 class Dial:
@@ -27,9 +24,9 @@ class Dial:
 
     def channel(self, address: str, role: str) -> grpc.aio.Channel:
         """Return a channel to the process of `role` at `host:port`."""
-        if role in INTERNAL_ROLES:
+        if role in INTERNAL:
             return self._trust.channel(address, role)
-        return self._edge.channel(address) if role == "frontend" else channel(address)
+        return self._edge.channel(address) if role in EDGE else channel(address)
 
     async def explain(self, address: str, role: str) -> str:
         """Return the TLS fault between this process and the one of an internal `role` at `address`, or an empty text."""

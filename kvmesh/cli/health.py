@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 
 from kvmesh import health_reason
-from kvmesh.roles import ROLES, SERVERS, option_of
+from kvmesh.roles import INTERNAL, ROLES, SERVERS, option_of
 
 if TYPE_CHECKING:
     from kvmesh.config import MeshConfig
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 TIMEOUT_S: Final = 2.0
 DEFAULT_CONFIG: Final = "kvmesh.toml"
 
-INTERNAL_ROLES: Final = tuple(role for role in SERVERS if role != "frontend")
 ENGINE: Final = "engine"
 
 ENGINE_MODEL: Final = "tensorrt_llm"
@@ -99,14 +98,14 @@ async def _reason(probe: Probe) -> str:
     from kvmesh.trust.peers import Trust
 
     config = load(probe.config) if probe.config else MeshConfig()
-    if probe.role in INTERNAL_ROLES and config.trust.certificate:
+    if probe.role in INTERNAL and config.trust.certificate:
         return await Trust(config, _client_role(config, probe)).explain(probe.address, probe.role)
     if not await explain(probe.address, "", None):
         return ""
     if not probe.role:
         roles = f"{', '.join(SERVERS[:-1])} or {SERVERS[-1]}"
         return f"the server requires TLS; give --role {roles}, and --config with the certificates"
-    if probe.role not in INTERNAL_ROLES and config.frontend.certificate:
+    if probe.role not in INTERNAL and config.frontend.certificate:
         return "its certificate is not the one of frontend.certificate, or it refuses the local certificate"
     return f"the server requires TLS, but this configuration has no TLS for a {probe.role}"
 
@@ -141,17 +140,18 @@ def _client_role(config: MeshConfig, probe: Probe) -> str:
 
 def _from_mesh_file(probe: Probe) -> Probe | None:
     """Return `probe` with role and configuration, if mesh.json of this folder has a process at its address."""
-    from kvmesh.cli.mesh_file import NoMesh, read_mesh
+    from kvmesh.cli.mesh_file import NoMesh, read_meshes
     from kvmesh.config import MeshConfig, load
 
     config = load(DEFAULT_CONFIG) if Path(DEFAULT_CONFIG).exists() else MeshConfig()
     try:
-        mesh = read_mesh(Path(config.mesh.data_dir).resolve())
+        meshes = read_meshes(Path(config.mesh.data_dir).resolve())
     except NoMesh:
         return None
-    for member in mesh.processes:
-        if member.address == probe.address and member.role in SERVERS:
-            return replace(probe, role=member.role, config=mesh.config)
+    for mesh in meshes.values():
+        for member in mesh.processes:
+            if member.address == probe.address and member.role in SERVERS:
+                return replace(probe, role=member.role, config=mesh.config)
     return None
 
 

@@ -24,10 +24,12 @@ from kvmesh.cli.certificates import OpensslMissing
 from kvmesh.cli.control import replica_commands
 from kvmesh.cli.control.event_commands import events
 from kvmesh.cli.control.profile_commands import profile
+from kvmesh.cli.control.region_commands import region
 from kvmesh.cli.control.rollout_commands import rollout
 from kvmesh.cli.control.shadow_commands import shadow
 from kvmesh.cli.control.snapshot_commands import freeze, snapshot
-from kvmesh.cli.mesh_file import DataDirUnusable, MeshBusy, NoMesh, read_mesh
+from kvmesh.cli.found_mesh import first_mesh
+from kvmesh.cli.mesh_file import DataDirUnusable, MeshBusy, NoMesh, read_meshes
 from kvmesh.cli.options import (
     ConfigOption,
     DataDirOption,
@@ -70,6 +72,7 @@ UINT64_MAX: Final = (1 << 64) - 1
 """Ranges of the request's fields. The frontend checks every narrower limit."""
 app.add_typer(tenants, name="tenants")
 app.add_typer(replicas, name="replicas")
+app.add_typer(region, name="region")
 app.add_typer(rollout, name="rollout")
 app.add_typer(shadow, name="shadow")
 app.add_typer(snapshot, name="snapshot")
@@ -113,12 +116,25 @@ def _of_every_command(
 
 
 @app.command()
-def up(config: ConfigOption = None, data_dir: DataDirOption = None) -> None:
+def up(
+    regions: Annotated[
+        str,
+        typer.Option(
+            help="Start a small mesh for each of these regions, with commas: eu,us. Each has its own Redis."
+        ),
+    ] = "",
+    config: ConfigOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
     """Start a small mesh and keep it until Ctrl-C."""
     from kvmesh.cli.up import up as run_up
+    from kvmesh.cli.up_regions import up_regions
 
     settings = settings_given(config)
     redis = named_redis(settings, os.environ)
+    if regions:
+        folder = data_dir_of(settings, data_dir)
+        raise typer.Exit(asyncio.run(up_regions(settings, regions, folder, Console(), redis)))
     work = run_up(
         with_redis(settings, redis), data_dir_of(settings, data_dir), Console(), redis_source=redis.source
     )
@@ -217,7 +233,7 @@ def generate(
             )
         open_channel = partial(channel_trusting, authority)
     elif not (address or regions):
-        mesh = read_mesh(data_dir_of(settings, data_dir))
+        mesh = first_mesh(data_dir_of(settings, data_dir))
         targets = mesh.addresses_of("frontend")
         open_channel = partial(Dial(settings_of(mesh)).channel, role="frontend")
     work = command.generate(
@@ -239,12 +255,18 @@ def status(
 ) -> None:
     """Show health and load of every process of the running mesh."""
     from kvmesh.cli.dial import Dial
-    from kvmesh.cli.status import status as run_status
+    from kvmesh.cli.status import status_of_all as run_status
 
     settings = settings_given(config)
-    mesh = read_mesh(data_dir_of(settings, data_dir))
+    meshes = read_meshes(data_dir_of(settings, data_dir))
     redis_url = named_redis(settings, os.environ).url
-    work = run_status(mesh, Console(), as_json=as_json, dial=Dial(settings_of(mesh)), redis_url=redis_url)
+    work = run_status(
+        meshes,
+        Console(),
+        as_json=as_json,
+        dials={region: Dial(settings_of(mesh)) for region, mesh in meshes.items()},
+        redis_url=redis_url,
+    )
     raise typer.Exit(asyncio.run(work))
 
 
@@ -259,7 +281,7 @@ def health(
     role: Annotated[
         str,
         typer.Option(
-            help="Role of the service, required with TLS: frontend, router, prefill, decode or control."
+            help="Role of the service, required with TLS: frontend, router, prefill, decode, control or xds."
         ),
     ] = "",
     config: Annotated[

@@ -43,12 +43,14 @@ class ListedProcess(msgspec.Struct, frozen=True, kw_only=True):
     log: str
 
 
-class MeshFile(msgspec.Struct, frozen=True, kw_only=True):
+class MeshFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The running mesh. `pid` is the supervisor's."""
 
     pid: int
     config: str
     processes: tuple[ListedProcess, ...]
+    regions: tuple[str, ...] = ()
+    """Regions of `kvmesh up --regions`. Each has a mesh.json in the folder of its name; `processes` is then empty."""
 
     def addresses_of(self, role: str) -> list[str]:
         """Return the addresses of all processes of `role`."""
@@ -82,6 +84,21 @@ def read_mesh(data_dir: Path) -> MeshFile:
             )
             return msgspec.structs.replace(mesh, processes=tuple(shown))
     raise NoMesh(f"No mesh runs with {data_dir}: start one with `kvmesh up`, or name its --data-dir.")
+
+
+def read_meshes(data_dir: Path) -> dict[str, MeshFile]:
+    """Return the meshes that run with `data_dir` by region, in the order of --regions; without regions by "".
+
+    A region that has ended is left out. Raises NoMesh.
+    """
+    mesh = read_mesh(data_dir)
+    found = {} if mesh.regions else {"": mesh}
+    for region in mesh.regions:
+        with suppress(NoMesh):
+            found[region] = read_mesh(data_dir / region)
+    if not found:
+        raise NoMesh(f"No region runs with {data_dir}: its meshes start or stop.")
+    return found
 
 
 @contextmanager

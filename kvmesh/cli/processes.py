@@ -48,7 +48,7 @@ def processes_of(config: MeshConfig, config_path: Path, data_dir: Path) -> list[
     Takes a free port if the configuration leaves a port open. `data_dir` is an
     existing absolute path. Raises ConfigError, PortInUse and RedisMissing.
     """
-    _refuse_foreign(config.mesh.host)
+    check_host(config.mesh.host)
     pools = [pool_settings(config, name) for name in pool_names(config)]
     replicas = [(pool, role, name) for pool in pools for role, name in _replicas(pool)]
     host = config.mesh.host
@@ -76,14 +76,35 @@ def processes_of(config: MeshConfig, config_path: Path, data_dir: Path) -> list[
         for pool in pools
         for number in range(pool.routers)
     ]
-    controls = [service(CONTROL, f"{CONTROL}-{number}", 0, ()) for number in range(config.control.replicas)]
+    controls = [
+        service(CONTROL, f"{CONTROL}-{number}", port, ())
+        for number, port in enumerate(_control_ports(config))
+    ]
     waits_for = tuple(each.name for each in (*routers, *services))
     frontends = []
     for number in range(config.frontend.replicas):
         port = config.frontend.port + number if config.frontend.port else 0
-        _refuse_taken(host, port)
+        if port:
+            refuse_taken(host, port, "frontend", "set frontend.port to another port or to 0")
         frontends.append(service("frontend", f"frontend-{number}", port, waits_for))
     return [*redis, *engines, *controls, *routers, *services, *frontends]
+
+
+def _control_ports(config: MeshConfig) -> list[int]:
+    """Return the port of each control process: those of its region's `control` on this host, in turn, then 0.
+
+    Other regions dial the configured addresses, so the processes of the own region listen there.
+    """
+    host, own = config.mesh.host, config.regions.get(config.region.name)
+    ports = (
+        [int(port) for each, _, port in (one.rpartition(":") for one in own.control) if each == host]
+        if own
+        else []
+    )
+    ports = [*ports, *[0] * config.control.replicas][: config.control.replicas]
+    for port in filter(None, ports):
+        refuse_taken(host, port, "control process", f"change regions.{config.region.name}.control")
+    return ports
 
 
 def _redis(config: MeshConfig, port: int, data_dir: Path) -> tuple[list[Process], str, tuple[str, ...]]:
@@ -151,7 +172,8 @@ def _costs(engine: Engine) -> Iterator[str]:
             yield str(getattr(engine, key))
 
 
-def _refuse_foreign(host: str) -> None:
+def check_host(host: str) -> None:
+    """Raise ConfigError unless `host` is an address of this machine."""
     with socket.socket() as probe:
         try:
             probe.bind((host, 0))
@@ -164,15 +186,14 @@ def _refuse_foreign(host: str) -> None:
     raise ConfigError(f'mesh.host = "{host}" is not an address of this machine: {reason}.')
 
 
-def _refuse_taken(host: str, port: int) -> None:
-    if not port:
-        return
+def refuse_taken(host: str, port: int, role: str, way_out: str) -> None:
+    """Raise PortInUse unless a process of `role` can listen on `port`. `way_out`: what else the operator can do."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as error:
             raise PortInUse(
-                f"Port {port} of {host} cannot be used for a frontend ({error.strerror}): "
-                "stop the process on it, or set frontend.port to another port or to 0."
+                f"Port {port} of {host} cannot be used for a {role} ({error.strerror}): "
+                f"stop the process on it, or {way_out}."
             ) from error

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 import grpc
 
 from kvmesh import health_reason
+from kvmesh.cli.mesh_file import NoMesh, read_mesh
 from kvmesh.redis_url import MASK, PASSWORD_REFUSED, without_user
 from kvmesh.server import channel
 
@@ -30,6 +33,8 @@ class Addresses:
 
 class Lines(Protocol):
     """Output of a starting process."""
+
+    pid: int
 
     def ready_line(self) -> dict[str, Any] | None:
         """Return the ready line, or None while it is not printed."""
@@ -71,7 +76,22 @@ class RedisReady:
         return Addresses(self.address)
 
 
-Ready = ReadyLine | ModelReady | RedisReady
+@dataclass(frozen=True, slots=True)
+class MeshReady:
+    """Readiness of a `kvmesh up`: it has written mesh.json in its data folder."""
+
+    data_dir: Path
+
+    async def wait(self, lines: Lines) -> Addresses:
+        while True:
+            with suppress(NoMesh):
+                mesh = read_mesh(self.data_dir)
+                if mesh.pid == lines.pid:
+                    return Addresses(mesh.address_of("frontend"))
+            await asyncio.sleep(POLL_S)
+
+
+Ready = ReadyLine | ModelReady | RedisReady | MeshReady
 
 
 async def is_model_ready(address: str) -> bool:

@@ -16,6 +16,7 @@ from kvmesh.cli.mesh_file import ListedProcess
 from kvmesh.cli.supervisor import ProcessState, Supervised
 from kvmesh.inference.v1 import inference_pb2 as inference
 from kvmesh.redis_url import displayed_address
+from kvmesh.region_sections import UNNAMED
 
 _COLOURS: Final = {
     ProcessState.WAITING: "dim",
@@ -129,6 +130,7 @@ def _explained(finished: inference.Finished) -> dict[str, str]:
         "output": f"{finished.usage.output_token_count} tokens",
         "end": inference.FinishReason.Name(finished.finish_reason).removeprefix("FINISH_REASON_").lower(),
         "pool, version": f"{explanation.pool or '-'}, {explanation.model_version or '-'}",
+        **_regions(explanation),
         "router": last.router or "-",
         "prefill": last.prefill_replica or "on decode",
         "decode": last.decode_replica or "-",
@@ -142,6 +144,12 @@ def _explained(finished: inference.Finished) -> dict[str, str]:
         "total": f"{_ms(explanation.total):.1f} ms",
         "attempts, takeovers": f"{len(explanation.attempts)}, {explanation.adoption_count}",
     }
+
+
+def _regions(explanation: inference.Explanation) -> dict[str, str]:
+    """Return the row with the region of every attempt, in their order; none in a mesh without regions."""
+    regions = [attempt.region for attempt in explanation.attempts]
+    return {"regions": ", ".join(each or "-" for each in regions)} if set(regions) - {"", UNNAMED} else {}
 
 
 def _ms(duration: object) -> float:

@@ -155,13 +155,33 @@ async def status(
 
     `redis_url`: the Redis that the operator named. The URL has the password that mesh.json lacks.
     """
-    dial = dial or Dial(MeshConfig())
-    reports = await asyncio.gather(*(_process_status(member, dial, redis_url) for member in mesh.processes))
+    dials = {"": dial or Dial(MeshConfig())}
+    return await status_of_all({"": mesh}, console, as_json=as_json, dials=dials, redis_url=redis_url)
+
+
+async def status_of_all(
+    meshes: Mapping[str, MeshFile],
+    console: Console,
+    *,
+    as_json: bool,
+    dials: Mapping[str, Dial],
+    redis_url: str = "",
+) -> int:
+    """Print the status of the mesh of each region; return 0 if all processes are healthy, else 1.
+
+    Without regions, `meshes` has one mesh under the empty name.
+    """
+    found: dict[str, list[ProcessStatus]] = {}
+    for region, mesh in meshes.items():
+        found[region] = await _reports(mesh, dials[region], "" if region else redis_url)
     if as_json:
-        print(json.dumps([msgspec.to_builtins(report) for report in reports], indent=2))
-    else:
+        shown = {region: [msgspec.to_builtins(each) for each in reports] for region, reports in found.items()}
+        print(json.dumps(shown.get("", shown), indent=2))
+    for region, reports in found.items() if not as_json else ():
+        if region:
+            console.print(f"Region {region}", style="bold")
         console.print(_table(reports))
-    return 0 if all(report.is_healthy for report in reports) else 1
+    return 0 if all(each.is_healthy for reports in found.values() for each in reports) else 1
 
 
 async def live_requests(mesh: MeshFile) -> int:
@@ -169,6 +189,10 @@ async def live_requests(mesh: MeshFile) -> int:
     addresses = [member.metrics_address for member in mesh.processes if member.role == "frontend"]
     scraped = await asyncio.gather(*(_scrape(address) for address in addresses))
     return round(sum(_value(metrics, "kvmesh_frontend_live_requests") or 0.0 for metrics in scraped))
+
+
+async def _reports(mesh: MeshFile, dial: Dial, redis_url: str) -> list[ProcessStatus]:
+    return await asyncio.gather(*(_process_status(member, dial, redis_url) for member in mesh.processes))
 
 
 async def _process_status(member: ListedProcess, dial: Dial, redis_url: str) -> ProcessStatus:

@@ -16,6 +16,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -38,8 +39,23 @@ Python model: `boost::interprocess::lock_exception` (triton-inference-server/ser
 """
 
 TAIL_LINES: Final = 12
+"""Last lines of a log that the text of a failure has."""
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Longest times of each supervised process, and the length of a failure's text."""
+
+    start_s: float = START_S_MAX
+    """From its command to its readiness."""
+    stop_s: float = STOP_S_MAX
+    """Between SIGTERM and SIGKILL."""
+    tail_lines: int = TAIL_LINES
+
+
+_LIMITS: Final = Limits()
 
 
 class ProcessState(Enum):
@@ -82,10 +98,10 @@ class Supervised:
                 return found
         return None
 
-    def tail(self) -> str:
-        """Return the last lines of the log."""
+    def tail(self, count: int = TAIL_LINES) -> str:
+        """Return the last `count` lines of the log."""
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
-        return "\n".join(f"  {line}" for line in lines[-TAIL_LINES:]) or "  (its log is empty)"
+        return "\n".join(f"  {line}" for line in lines[-count:]) or "  (its log is empty)"
 
 
 class Supervisor:
@@ -96,10 +112,10 @@ class Supervisor:
         processes: Sequence[Process],
         logs: Path,
         changed: Callable[[Supervised], None] = lambda _: None,
-        stop_s: float = STOP_S_MAX,
+        limits: Limits = _LIMITS,
     ) -> None:
-        """Start nothing yet. `stop_s`: time between SIGTERM and SIGKILL of each process."""
-        self._stop_s = stop_s
+        """Start nothing yet."""
+        self._limits = limits
         self.members = {
             process.name: Supervised(process, logs / f"{process.name}.log") for process in processes
         }
@@ -146,7 +162,7 @@ class Supervisor:
             await asyncio.gather(doing, stop, return_exceptions=True)
 
     async def stop(self) -> None:
-        """Stop all processes, dependents first, each within `stop_s`; return when all have ended."""
+        """Stop all processes, dependents first, each within `Limits.stop_s`; return when all have ended."""
         self._stop.set()
         dependents: dict[str, list[Supervised]] = {name: [] for name in self.members}
         for member in self.members.values():
@@ -163,11 +179,11 @@ class Supervisor:
         self._move(member, ProcessState.STARTING)
         await self._launch(member)
         try:
-            async with asyncio.timeout(START_S_MAX):
+            async with asyncio.timeout(self._limits.start_s):
                 member.addresses = await member.process.ready.wait(member)
         except TimeoutError:
             raise ProcessFailed(
-                f"{member.process.name} was not ready after {START_S_MAX:g} s. Last lines of its log:\n{member.tail()}"
+                f"{member.process.name} was not ready after {self._limits.start_s:g} s. {self._last_lines(member)}"
             ) from None
         member.is_ready.set()
         self._move(member, ProcessState.READY)
@@ -205,9 +221,12 @@ class Supervisor:
         if not was_wanted and not self._death.done():
             self._death.set_result(
                 ProcessFailed(
-                    f"{member.process.name} ended {_how(member.status)}. Last lines of its log:\n{member.tail()}"
+                    f"{member.process.name} ended {_how(member.status)}. {self._last_lines(member)}"
                 )
             )
+
+    def _last_lines(self, member: Supervised) -> str:
+        return f"Last lines of its log:\n{member.tail(self._limits.tail_lines)}"
 
     def _may_start_again(self, member: Supervised) -> bool:
         """True if an engine died by a signal while it started, and nothing has ended or stops the mesh."""
@@ -228,7 +247,9 @@ class Supervisor:
             os.kill(member.pid, signal.SIGKILL if self._must_kill.is_set() else signal.SIGTERM)
         ended = asyncio.ensure_future(member.has_ended.wait())
         must_kill = asyncio.ensure_future(self._must_kill.wait())
-        await asyncio.wait((ended, must_kill), timeout=self._stop_s, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(
+            (ended, must_kill), timeout=self._limits.stop_s, return_when=asyncio.FIRST_COMPLETED
+        )
         must_kill.cancel()
         if not ended.done():
             _kill_group(member.pid)
@@ -244,14 +265,14 @@ async def supervised(
     processes: Sequence[Process],
     logs: Path,
     changed: Callable[[Supervised], None] = lambda _: None,
-    stop_s: float = STOP_S_MAX,
+    limits: Limits = _LIMITS,
 ) -> AsyncIterator[Supervisor]:
     """Yield a Supervisor that handles SIGTERM, SIGINT and SIGHUP; all processes are stopped at the end of the block.
 
     Logs go to `logs/<name>.log`; each start overwrites them.
     """
     logs.mkdir(parents=True, exist_ok=True)
-    supervisor = Supervisor(processes, logs, changed, stop_s)
+    supervisor = Supervisor(processes, logs, changed, limits)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         loop.add_signal_handler(number, supervisor.request_stop)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -25,7 +25,7 @@ from kvmesh.config import ConfigError, MeshConfig, describe
 from kvmesh.pool_sections import COSTS
 from kvmesh.pools import VersionSettings, pool_names, pool_settings
 from kvmesh.redis_url import without_password
-from kvmesh.roles import CONTROL
+from kvmesh.roles import CONTROL, XDS
 from kvmesh.server import DRAIN_S
 from kvmesh.trust.names import CERTIFICATE_ROLES
 from kvmesh.trust.networks import Networks
@@ -82,7 +82,7 @@ async def up(config: MeshConfig, data_dir: Path, console: Console, *, redis_sour
                 pass
             except ProcessFailed as failed:
                 status = _failed(failed, console)
-            await _announce_drain(mesh, console)
+            await announce_drain(lambda: live_requests(mesh), console)
     except Stopped:
         pass
     except ProcessFailed as failed:
@@ -96,11 +96,11 @@ def _failed(failed: ProcessFailed, console: Console) -> int:
     return 1
 
 
-async def _announce_drain(mesh: MeshFile, console: Console) -> None:
+async def announce_drain(count: Callable[[], Awaitable[int]], console: Console) -> None:
     """Print the number of live requests that a graceful shutdown waits for, if there are any."""
     with suppress(TimeoutError):
         async with asyncio.timeout(COUNT_S):
-            live = await live_requests(mesh)
+            live = await count()
             if live:
                 requests = "1 live request" if live == 1 else f"{live} live requests"
                 console.print(
@@ -113,7 +113,8 @@ async def _check_prerequisites(config: MeshConfig, redis_source: str) -> None:
     for pool in pool_names(config):
         _refuse_missing_model(config, pool_settings(config, pool).version)
     for role in CERTIFICATE_ROLES:
-        if role != CONTROL or config.control.replicas:  # certificates of release 0.1.0 lack the role
+        # Certificates of release 0.1.0 lack both roles.
+        if role != XDS and (role != CONTROL or config.control.replicas):
             Dial(config, role)
     if config.redis.url and (fault := await redis_fault(config.redis.url)):
         raise ConfigError(

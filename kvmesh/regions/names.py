@@ -10,6 +10,9 @@ from typing import Final
 
 BORDER: Final = "/"
 
+HOME_METADATA: Final = "kvmesh-region"
+"""Metadata key with which a client names its home region. `kvmesh.client` has a copy, without this import."""
+
 
 def qualified(region: str, name: str) -> str:
     """Return the name of a process of another `region`. An empty region, or an empty name, leaves `name` as it is."""

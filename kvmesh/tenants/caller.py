@@ -47,6 +47,8 @@ class Tenant:
     cached_discount: float = 0.5
     """Discount on a prompt's cached tokens: the share that is not charged. 0 to 1."""
     is_disabled: bool = False
+    regions: tuple[str, ...] = ()
+    """Regions that may see its requests (data residency). Empty: any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

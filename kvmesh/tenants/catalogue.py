@@ -41,7 +41,11 @@ class Catalogue:
     function: a key of `kvmesh tenants key` has 256 random bits and cannot be guessed.
     """
 
-    def __init__(self, config: MeshConfig, overrides: Mapping[str, Override] = NO_OVERRIDES) -> None:
+    def __init__(
+        self, config: MeshConfig, overrides: Mapping[str, Override] = NO_OVERRIDES, share: float = 1.0
+    ) -> None:
+        """`share`: part of all limits that the region of this process enforces, above 0 and at most 1."""
+        self._share = share
         tables, problems = apply(tables_of(config), overrides)
         self.tables = tables
         """Tables of the configuration, with the overrides applied."""
@@ -152,10 +156,14 @@ class Catalogue:
                 may_clamp=tenant.clamp,
                 cached_discount=tenant.cached_discount,
                 is_disabled=tenant.disabled,
+                regions=tuple(tenant.regions),
             ),
             service_class=self.classes[tenant.class_],
             account=Account(
-                organisation, tuple(Scope(scope, limit) for scope, limit in limits if not limit.is_none)
+                organisation,
+                tuple(
+                    Scope(scope, limit.scaled(self._share)) for scope, limit in limits if not limit.is_none
+                ),
             ),
             key=key_name,
         )

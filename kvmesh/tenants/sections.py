@@ -241,6 +241,12 @@ class TenantTable(Limited, frozen=True, kw_only=True):
     disabled: Annotated[bool, Allowed("The tenant's requests are refused.", words="true or false")] = False
 
 
+def may_be_served_in(tenants: Mapping[str, TenantTable], tenant: str, region: str) -> bool:
+    """True if requests of `tenant` may be served in `region` (data residency). An unknown tenant has no table."""
+    table = tenants.get(tenant)
+    return table is None or not table.regions or region in table.regions
+
+
 class KeyTable(Limited, frozen=True, kw_only=True):
     kind: ClassVar[str] = "keys"
     about: ClassVar[str] = "An API key of a tenant; `kvmesh tenants key` makes one. Only its hash is kept."

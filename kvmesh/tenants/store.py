@@ -18,6 +18,7 @@ import msgspec
 from kvmesh.config import MeshConfig
 from kvmesh.redis_link import RedisLink, RedisUnavailable, key
 from kvmesh.redis_script import Script
+from kvmesh.region_sections import shares_of
 from kvmesh.tasks import persist
 from kvmesh.tenants.catalogue import Catalogue
 from kvmesh.tenants.overrides import Override, read
@@ -40,7 +41,9 @@ class CatalogueStore:
     """Keeps `catalogue` up to date. Owned by the caller of `run`."""
 
     def __init__(self, redis: RedisLink, config: MeshConfig) -> None:
-        self.catalogue = Catalogue(config)
+        self._share = self._wanted_share = _configured_share(config)
+        """Share of all limits in `catalogue`, and the share that it should have."""
+        self.catalogue = Catalogue(config, share=self._share)
         """Replaced as a whole, so that one read gives a consistent state of all tenants."""
         self._redis = redis
         self._config = config
@@ -49,6 +52,10 @@ class CatalogueStore:
         self._missing: Mapping[str, Override] = {}
         """Overrides that Redis lacked at the last read."""
         self._logged_problems: Sequence[str] = ()
+
+    def set_share(self, share: float) -> None:
+        """Enforce `share` of all limits from the next poll on. 0: the configured share."""
+        self._wanted_share = share or _configured_share(self._config)
 
     async def start(self) -> None:
         """Poll once before the first request. If Redis is unavailable, the configuration alone counts."""
@@ -65,17 +72,18 @@ class CatalogueStore:
         if not self.catalogue.requires_credentials:
             return
         found = await _read(self._redis, self._config.mesh.name)
-        if found == self._entries and not self._missing:
+        share = self._wanted_share
+        if found == self._entries and not self._missing and share == self._share:
             return
         overrides, missing, problems = read(found, self._overrides)
-        if overrides != self._overrides:
+        if overrides != self._overrides or share != self._share:
             changed = sorted(
                 scope for scope, override in overrides.items() if override != self._overrides.get(scope)
             )
             # Building 3,000 tenants takes 0.1 s of CPU (measured once, by hand), so a thread does it and no stream waits.
-            self.catalogue = await asyncio.to_thread(Catalogue, self._config, overrides)
-            self._overrides = overrides
-            log.info("tenants changed", extra={"changed": changed})
+            self.catalogue = await asyncio.to_thread(Catalogue, self._config, overrides, share)
+            self._overrides, self._share = overrides, share
+            log.info("tenants changed", extra={"changed": changed, "limit_share": share})
         self._entries = found
         self._log_problems([*problems, *self.catalogue.problems])
         if missing and missing != self._missing:
@@ -101,6 +109,11 @@ class CatalogueStore:
             if problem not in self._logged_problems:
                 log.error("an override of tenants is left out: %s", problem)
         self._logged_problems = problems
+
+
+def _configured_share(config: MeshConfig) -> float:
+    """Return the configured share of the own region; 1 in a mesh without regions."""
+    return shares_of(config.regions)[config.region.name] if config.regions else 1.0
 
 
 async def read_overrides(redis: RedisLink, mesh: str) -> tuple[dict[str, Override], list[str]]:

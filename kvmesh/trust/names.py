@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from kvmesh.roles import CONTROL, SERVERS, SERVICES
+from kvmesh.roles import CONTROL, RECEIVERS, SERVERS
 
 OPERATOR: Final = "operator"
 """The operator: runs the commands of `kvmesh` that call processes, from outside the services."""
@@ -80,7 +80,7 @@ def callers_of(role: str, method: str) -> tuple[str, ...]:
     if method == ATTACH:
         return MAY_ATTACH.get(role, ())
     if method == WATCH:
-        return SERVICES
+        return RECEIVERS
     if method == FEDERATE:  # its news have the secrets of resume tokens
         return (CONTROL,)
     if method == HOT_PREFIXES:  # its answer has tokens of users

@@ -20,6 +20,7 @@ from kvmesh.clock import MonotonicClock, wall_ns
 from kvmesh.config import MeshConfig
 from kvmesh.config_sections import Frontend as FrontendSection
 from kvmesh.control.v1 import shadow_pb2, snapshot_pb2
+from kvmesh.membership.address_filter import AddressFilter
 from kvmesh.membership.member import Member
 from kvmesh.pools import pool_names
 from kvmesh.process import MeshProcess
@@ -30,6 +31,7 @@ from kvmesh.snapshot.content import Content
 from kvmesh.snapshot.identity import Identity
 from kvmesh.snapshot.initial import initial_content
 from kvmesh.snapshot.published import Published
+from kvmesh.snapshot.regions import PERMILLE
 from kvmesh.snapshot.shadow import SHADOW
 from kvmesh.tenants.store import CatalogueStore
 from kvmesh.timer import Timer
@@ -40,9 +42,12 @@ from services.frontend.accounts.budgets.batcher import ANSWER_S
 from services.frontend.accounts.tenant_metrics import TenantMetrics
 from services.frontend.draining import drain
 from services.frontend.mesh_secret import MeshSecret
-from services.frontend.metrics import RequestMetrics, watch_core, watch_pools
+from services.frontend.metrics import RequestMetrics, watch_core, watch_pools, watch_regions
 from services.frontend.readiness import follow_routers
+from services.frontend.region_listener import follow_drain, is_drained
+from services.frontend.region_routers import RegionRouters
 from services.frontend.requests.core import FrontendCore, Observer
+from services.frontend.requests.region_choice import RegionSettings
 from services.frontend.requests.resume_token import SECRET_BYTES, Seal
 from services.frontend.requests.retry_budget import RetryBudget
 from services.frontend.requests.retry_state import Limits
@@ -103,16 +108,22 @@ class Frontend(MeshProcess):
         """Hands streams over while the control plane drains this frontend."""
         self._budgets_redis = RedisLink(budgets_redis_url) if budgets_redis_url else self.redis
         self.seal = Seal(secrets.token_bytes(SECRET_BYTES))
-        self._secret = MeshSecret(self.redis, config.mesh.name, self.seal)
+        self._secret = MeshSecret(
+            self.redis, config.mesh.name, self.seal, config.regions.keys() - {config.region.name}
+        )
         self.tenants = CatalogueStore(self.redis, config)
         pools = pool_names(config)
-        counts = RequestMetrics(self.metrics, TenantMetrics(self.metrics, config.tenants), pools)
+        others = self._other_regions = sorted(config.regions.keys() - {config.region.name})
+        regions = [config.region.name, *others] if config.regions else []
+        counts = RequestMetrics(self.metrics, TenantMetrics(self.metrics, config.tenants), pools, regions)
         self.core = _core(config, self.clock, counts, self.boot_id)
         self.core.take_snapshot(initial_content(config))
         self.core.pools.share_tokenizer = versions.share_tokenizer
+        self.core.regions.serves = versions.__contains__
         counts.track_of = self.core.pools.track
         watch_core(self.metrics, self.core)
         watch_pools(self.metrics, self.core, pools)
+        watch_regions(self.metrics, self.core, self.seal, others)
         self._timer = Timer(self.core, self.clock, lambda error: log.error("bug in a timer", exc_info=error))
         self.core.on_event = self._timer.update
         self.accounts = Accounts(
@@ -132,6 +143,9 @@ class Frontend(MeshProcess):
         """Set once the snapshot and the secret of the mesh are known. Requests wait for it."""
         self._is_view_known = False
         """True once the leases were read."""
+        self._members: list[Member] = []
+        """Members of the own region."""
+        self._region_routers = RegionRouters(config.region.name, AddressFilter(self.networks))
         self.warm_up = WarmUp(
             self.core,
             versions,
@@ -148,7 +162,7 @@ class Frontend(MeshProcess):
         self.shadowing = self._shadowing(dialer)
         watch_shadow(self.metrics, self.shadowing)
         self.server = self._server()
-        self.service.register(self.server.grpc)
+        self.server.register(self.service.register)
 
     def _links(self, dialer: Dialer) -> LinkManager[Router]:
         return router_links(
@@ -257,6 +271,11 @@ class Frontend(MeshProcess):
     def on_snapshot(self, published: Published) -> None:
         """Choose the pools of new requests by `published`."""
         self.core.take_snapshot(published.content)
+        own = published.content.region(self._config.region.name)
+        self.tenants.set_share(own.limit_share_permille / PERMILLE if own is not None else 0.0)
+        self._region_routers.take(published.content.regions)
+        if self._is_view_known:
+            self._link_routers()
         self.shadowing.on_snapshot(published.content)
 
     def member(self, address: str) -> Member:
@@ -267,7 +286,8 @@ class Frontend(MeshProcess):
     def on_members(self, members: list[Member]) -> None:
         """Take a new view of the mesh's members."""
         self._is_view_known = True
-        self.links.update(members)
+        self._members = members
+        self._link_routers()
         self.shadowing.on_members(members, sum(member.role == "frontend" for member in members))
         self._unseeded_pools = frozenset(
             member.pool
@@ -285,6 +305,14 @@ class Frontend(MeshProcess):
         self.core.retries.share(1 + len(others), self.clock.now_s())
         rank = sum(other.process_id < self.options.process_id for other in others)
         self.accounts.budgets.on_members(1 + len(others), rank)
+
+    def _link_routers(self) -> None:
+        """Link the routers of all regions."""
+        self.links.update(self._region_routers.with_foreign(self._members))
+
+    def on_regions(self, traffic: snapshot_pb2.RegionTraffic) -> None:
+        """Take the shares of new sessions that other regions get."""
+        self.core.regions.take_shares({each.region: each.share for each in traffic.spill})
 
     async def drain(self) -> None:
         """Refuse new requests (graceful shutdown); return when every request has ended or is handed over."""
@@ -316,8 +344,16 @@ class Frontend(MeshProcess):
         return dataclasses.replace(found, model_versions=tuple(self._versions), capabilities=capabilities)
 
     def report(self) -> snapshot_pb2.ReceiverReport:
-        """Return the number of requests."""
-        return snapshot_pb2.ReceiverReport(live_request_count=len(self.core.admitted.serving))
+        """Return the number of requests, and which other regions are reached."""
+        return snapshot_pb2.ReceiverReport(
+            live_request_count=len(self.core.admitted.serving),
+            reached=[
+                snapshot_pb2.RegionReach(
+                    region=region, up=any(peer.link.is_up for peer in self.core.peers.of_region(region))
+                )
+                for region in self._other_regions
+            ],
+        )
 
     def observations(self) -> snapshot_pb2.ObservationBatch | None:
         """Return the next batch of observations."""
@@ -350,6 +386,12 @@ class Frontend(MeshProcess):
         yield from self.accounts.background()
         yield from self.shadowing.background()
         yield "tenants", self.tenants.run()
+        if self._config.regions:
+            own = self._config.region.name
+            yield (
+                "region-listener",
+                follow_drain(self.server, lambda: is_drained(self.core.pools.content, own), self.clock),
+            )
         yield (
             "readiness",
             follow_routers(lambda: self.core.pools.has_router, self.clock, self.server.set_serving),
@@ -388,6 +430,9 @@ def _core(config: MeshConfig, clock: MonotonicClock, observer: Observer, boot_id
         jitter=random.random,
         observer=observer,
         boot_id=boot_id,
+        regions=RegionSettings(
+            config.region.name, frozenset(config.regions), config.region.other_version == "stable"
+        ),
     )
 
 

@@ -5,6 +5,7 @@ One series per outcome, fixed at start (bounded cardinality), so that a scrape s
 
 from __future__ import annotations
 
+from collections import Counter as Counter_
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
@@ -19,6 +20,7 @@ from services.frontend.accounts.tenant_metrics import TenantMetrics
 from services.frontend.requests.core import FrontendCore
 from services.frontend.requests.outcome import outcome_of
 from services.frontend.requests.request import LiveRequest
+from services.frontend.requests.resume_token import Seal
 
 OTHER: Final = "other"
 """Label of all pools outside the configuration."""
@@ -27,11 +29,21 @@ OTHER: Final = "other"
 class RequestMetrics:
     """Counts requests as they end, in all, by tenant and by pool. Implements core.Observer.
 
-    `pools`: the configured pools. Requests of any other pool count as OTHER.
+    `pools`: the configured pools. Requests of any other pool count as OTHER. `regions`: the configured ones, the own one
+    first; empty: none.
     """
 
-    def __init__(self, metrics: Metrics, tenants: TenantMetrics, pools: Sequence[str] = ()) -> None:
+    def __init__(
+        self, metrics: Metrics, tenants: TenantMetrics, pools: Sequence[str] = (), regions: Sequence[str] = ()
+    ) -> None:
         self._tenants = tenants
+        self._attempts = {
+            "" if at == 0 else region: metrics.counter(
+                "attempts", "Attempts of requests that ended, by the region that served them.", region=region
+            )
+            for at, region in enumerate(regions)
+        }
+        """By region, the own one with an empty name."""
         self.track_of: Callable[[str], Track] = lambda _: Track.IDLE
         """Returns the track of a pool in the snapshot in force."""
         text = "Requests that ended, by pool and by the pool's track at that time."
@@ -74,6 +86,9 @@ class RequestMetrics:
         self._outcomes[request.outcome.name].value += 1
         track = self.track_of(spec.pool)
         (self._pools.get((spec.pool, track)) or self._pools[OTHER, track]).value += 1
+        if self._attempts:
+            for attempt in request.attempts:
+                self._attempts[attempt.region].value += 1
         self._duration.observe(request.ended_s - spec.timing.arrived_s)
         if progress.first_token_s is not None and not spec.execution.received_ids:
             self._ttft.observe(progress.first_token_s - spec.timing.arrived_s)
@@ -119,6 +134,41 @@ def watch_pools(metrics: Metrics, core: FrontendCore, pools: Sequence[str]) -> N
     metrics.total(
         "observations_dropped", "Observations dropped by a bound.", lambda: core.observations.dropped_total
     )
+
+
+def watch_regions(metrics: Metrics, core: FrontendCore, seal: Seal, others: Sequence[str]) -> None:
+    """Export what crosses the border of the region, by other region. `others`: empty in a mesh without regions."""
+    regions = core.regions
+    counts: tuple[tuple[str, str, Counter_[str]], ...] = (
+        ("spilled_requests", "Requests that the shares of spill sent to the region.", regions.spilled),
+        (
+            "failed_over_requests",
+            "Requests that moved to the region, which could take them.",
+            regions.failed_over,
+        ),
+        ("other_version_requests", "Requests that took another model version there.", regions.other_version),
+        (
+            "grant_refusals",
+            "Refusals of the region, for the grant of the caller's region.",
+            regions.grant_refusals,
+        ),
+        ("guest_requests", "Requests of callers with this home region.", regions.guests),
+    )
+    for region in others:
+        for name, text, count in counts:
+            metrics.total(name, text, partial(count.__getitem__, region), region=region)
+    if others:
+        metrics.gauge(
+            "moved_sessions", "Sessions that spill moved to other regions.", lambda: len(regions.sessions)
+        )
+        metrics.gauge(
+            "known_regions", "Other regions with resume tokens that are accepted.", lambda: seal.known_regions
+        )
+        metrics.total(
+            "unknown_home_requests",
+            "Requests with an unknown home region, counted as own ones.",
+            lambda: regions.unknown_home_total,
+        )
 
 
 def watch_core(metrics: Metrics, core: FrontendCore) -> None:

@@ -1,6 +1,7 @@
 """Links the routers of all pools of the mesh to the frontend's core.
 
-A router without a lease keeps its link while its stream is up. A replaced router loses its link once no slot uses it.
+A router without a lease keeps its link while its stream is up. A replaced router loses its link once no slot uses it, and
+so does a router of another region that the snapshot does not list any more.
 """
 
 from __future__ import annotations
@@ -35,11 +36,12 @@ def router_links(
 ) -> LinkManager[Router]:
     """Return the links to the routers for which `is_served` is true. `explain`, `dialer`: as of AttachLink.
 
-    `sink`: takes the events of the links and passes them on to `core`. None: `core` takes them itself.
+    `sink`: takes the events of the links and passes them on to `core`. None: `core` takes them itself. The region in
+    `hello` is the own one.
     """
     dialer = dialer or Dialer(clock)
     host = RouterHost(core, hello, is_served, clock, open_channel, explain, dialer, sink)
-    return LinkManager(host, clock, "router")
+    return LinkManager(host, clock, "router", hello.region)
 
 
 class RouterHost:
@@ -82,7 +84,8 @@ class RouterHost:
             explain=self._explain,
             dialer=self._dialer,
         )
-        router = self._core.add_router(link, member.pool, member.model_version)
+        region = "" if member.region == self._hello.region else member.region
+        router = self._core.add_router(link, member.pool, member.model_version, region)
         router.is_draining = member.draining
         return router, link
 
@@ -98,7 +101,7 @@ class RouterHost:
 
     def may_close(self, peer: Router, now_s: float, *, is_replaced: bool) -> bool:
         is_unused = not peer.slots and not peer.link.outbox.waiting_bytes
-        return not peer.link.is_up or (is_replaced and is_unused)
+        return not peer.link.is_up or ((is_replaced or bool(peer.region)) and is_unused)
 
     def on_closing(self, peer: Router, now_s: float) -> None:
         """Do nothing: the end of the stream moves its requests."""

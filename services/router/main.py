@@ -23,6 +23,7 @@ from kvmesh.service_options import ServiceOptions
 from kvmesh.snapshot.published import Published
 from kvmesh.start import export_start, wait_for_start
 from kvmesh.start_conditions import StartConditions
+from kvmesh.tenants.sections import may_be_served_in
 from kvmesh.timer import Timer
 from kvmesh.trust.peers import Trust
 from services.router import telemetry
@@ -113,7 +114,8 @@ class Router(process.MeshProcess):
         self._telemetry = telemetry.ForwardingTelemetry(self.metrics, self.tracing, block_tokens)
         self.release_recorder = ReleaseRecorder(block_tokens)
         self.hot = HotPrefixListing(
-            self.release_recorder, local_index, self.pool.version.name, block_tokens, self.clock
+            *(self.release_recorder, local_index, self.pool.version.name, block_tokens, self.clock),
+            may_leave=partial(may_be_served_in, options.config.tenants),
         )
         self.callers = Callers(config.region.name, config.regions) if config.regions else None
         self.core = ForwardingCore(

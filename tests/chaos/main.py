@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from bench import pages
-from tests.chaos import machine, page, rig
+from tests.chaos import machine, page, region_cells, rig
 from tests.chaos import soak as soaks
 from tests.chaos.cells import CellError, Run, cold_form, long_form, parse, short_form
 from tests.chaos.cold_page import cold_section
@@ -27,6 +27,8 @@ from tests.chaos.cold_rig import cold_processes
 from tests.chaos.judge import LIMITS
 from tests.chaos.matrix import Matrix, OpenRig
 from tests.chaos.records import Record
+from tests.chaos.region_record import RegionRecords
+from tests.chaos.region_rig import RegionMatrix
 from tests.chaos.results import Results
 from tests.chaos.rolling_drains import rolling_drains
 from tests.chaos.rollout import WEIGHT_PERCENT
@@ -42,9 +44,14 @@ MINUTES_MIN: Final = 0.5
 MINUTES_MAX: Final = 10_080.0
 """A week."""
 DRAINS_MAX: Final = 10_000
+REGION_RESULTS: Final = "regions.jsonl"
+"""File of the runs in regions, beside the results of the matrix."""
 
 Cells = Annotated[
-    str, typer.Option(help="Some of the matrix: prefill:kill,redis,cut (a part or a fault alone: all of it).")
+    str,
+    typer.Option(
+        help="Some of the matrix: prefill:kill,redis,cut (a part or a fault alone: all of it), or of regions: region:kill."
+    ),
 ]
 SeedCount = Annotated[
     int, typer.Option(help="Seeds per cell; 0 takes 5 for kill and pause, 2 for others.", min=0)
@@ -89,7 +96,7 @@ def run(
     """Run cells of the fault matrix; status 1 with violations."""
     logging.basicConfig(level=logging.ERROR)
     try:
-        wanted = short_form() if short else long_form(parse(cells), seeds or None, seed or None)
+        wanted, regional = _wanted(cells, seeds or None, seed or None, short=short)
     except CellError as error:
         raise typer.BadParameter(str(error), param_hint="--cells") from error
     if check:
@@ -100,12 +107,52 @@ def run(
     kept = Results(results)
     todo = kept.missing(wanted, redo=redo) if resume else wanted
     matrix = Matrix(open_rig, logs.resolve(), machine.commit(), machine.about(), LIMITS)
-    records = asyncio.run(_run_all(matrix, todo, kept, as_json=json))
+    records = asyncio.run(_run_all(matrix, todo, kept, as_json=json)) if todo else []
+    in_regions = RegionRecords(results.with_name(REGION_RESULTS))
+    if not resume:
+        in_regions.put_aside()
+    todo = in_regions.missing(regional, redo=redo) if on == "containers" else []
+    broken = asyncio.run(_run_regions(RegionMatrix(logs.resolve() / "in-regions", tag), todo, in_regions))
     if write is not None:
         kept.publish(write.with_suffix(".jsonl"))
+        if in_regions.path.exists():
+            in_regions.path.replace(region_file_of(write))
         _write_page(write)
-    if any(record.violations for record in records):
+    if broken or any(record.violations for record in records):
         raise typer.Exit(1)
+
+
+def _wanted(cells: str, seeds: int | None, seed: int | None, *, short: bool) -> tuple[list[Run], list[Run]]:
+    """Return the runs of the matrix, and those in regions. No cells: all of both. Raises CellError."""
+    if short:
+        return short_form(), [region_cells.SHORT]
+    others, regional = region_cells.split(cells)
+    is_all = not others and not regional
+    matrix = long_form(parse(others), seeds, seed) if others or is_all else []
+    return matrix, region_cells.regional_form(regional, seeds, seed) if regional or is_all else []
+
+
+async def _run_regions(matrix: RegionMatrix, runs: list[Run], kept: RegionRecords) -> int:
+    """Run all runs in regions. Return the number of those with violations."""
+    console, bad = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH), 0
+    async with aclosing(matrix.run_all(runs)) as done:
+        index = 0
+        async for record in done:
+            kept.append(record)
+            bad += bool(record.violations)
+            told = (
+                f"{runs[index].cell}, seed {record.seed}: {record.streams} streams, {record.in_flight} in flight, "
+                f"{record.lost} lost, {record.refused} refused, {record.resumed} resumed, "
+                f"{100 * record.cpu_share:.0f} % busy, {record.seconds:.0f} s"
+            )
+            console.print(told, style="red" if record.violations else "", highlight=False)
+            for violation in record.violations[:12]:
+                console.print(f"  {violation}", style="red", highlight=False, markup=False)
+            if record.violations:
+                again = f"  again: {runs[index].replay}   logs: {matrix.logs_of(runs[index])}"
+                console.print(again, style="red", highlight=False, markup=False)
+            index += 1
+    return bad
 
 
 def _rig(on: str, tag: str) -> OpenRig:
@@ -349,7 +396,8 @@ def _write_page(path: Path) -> None:
     without = _stored(without_file_of(path), WithoutRecord)
     matrix = Results(path.with_suffix(".jsonl")).read()
     colds = Results(cold_file_of(path)).read()
-    text = page.page(matrix, soak, "make chaos", pages.old(path), without, colds)
+    regions = RegionRecords(region_file_of(path)).read()
+    text = page.page(matrix, soak, "make chaos", pages.old(path), without, colds, regions)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
 
@@ -366,6 +414,11 @@ def without_file_of(path: Path) -> Path:
 def cold_file_of(path: Path) -> Path:
     """Return where the records of the cold form are, for the page at `path`."""
     return path.with_name(f"{path.stem}-cold.jsonl")
+
+
+def region_file_of(path: Path) -> Path:
+    """Return where the records of faults in regions are, for the page at `path`."""
+    return path.with_name(f"{path.stem}-regions.jsonl")
 
 
 def soak_file_of(path: Path) -> Path:

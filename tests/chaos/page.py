@@ -9,6 +9,8 @@ from bench import pages
 from tests.chaos.cells import Cell, everything
 from tests.chaos.cold_page import cold_section
 from tests.chaos.records import Record, median
+from tests.chaos.region_page import region_section
+from tests.chaos.region_record import RegionRecord
 from tests.chaos.slopes import FLAT, GROWS, MINUTES_OF_A_DAY, NOT_JUDGED, Slope
 from tests.chaos.soak_record import SoakRecord
 from tests.chaos.without_page import without_section
@@ -90,6 +92,7 @@ def page(
     old: str = "",
     without: WithoutRecord | None = None,
     colds: Sequence[Record] = (),
+    regions: Sequence[RegionRecord] = (),
 ) -> str:
     """Return the page as Markdown. `old`: the page that it replaces; its hand-written end is kept."""
     lines = [
@@ -102,6 +105,7 @@ def page(
         lines += [*_about(records, command), "", *_verdict(records), "", *_table(records), "", LEGEND, ""]
         lines += _violations(records)
     lines += cold_section(colds)
+    lines += region_section(regions)
     if without is not None:
         lines += without_section(without)
     if soak is not None:

@@ -1,8 +1,9 @@
-"""The short form of the fault matrix on one mesh of containers: every part and every fault. `make chaos` runs it all."""
+"""The short form of the fault matrix on one mesh of containers, and one fault in two regions. `make chaos` runs it all."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -11,6 +12,8 @@ from tests.chaos import machine
 from tests.chaos.cells import Run, short_form
 from tests.chaos.judge import LIMITS
 from tests.chaos.matrix import RUN_S_MAX, Matrix
+from tests.chaos.region_cells import SHORT
+from tests.chaos.region_rig import RegionMatrix
 from tests.chaos.rig import containers, images
 
 pytestmark = [
@@ -41,3 +44,17 @@ async def test_a_fault_costs_no_stream(matrix: Matrix, run: Run) -> None:
         f"{told}\nagain: {run.replay}\nlogs: {matrix.logs_of(run)}\n{matrix.last_words(run, record)}"
     )
     assert record.in_flight, "no stream was in flight: the fault proves nothing"
+
+
+async def test_a_fault_of_a_region_costs_no_stream(tmp_path: Path, needs_images: Callable[..., None]) -> None:
+    """Clients of a killed region go on in the other one, token-exact, and the region serves again after its restart."""
+    needs_images(*images("dev").values())
+    regions = RegionMatrix(tmp_path, "dev")
+    try:
+        record = await regions.run(SHORT)
+    finally:
+        await regions.close()
+    print(record)
+    told = "\n".join(str(violation) for violation in record.violations)
+    assert not record.violations, f"{told}\nagain: {SHORT.replay}\nlogs: {regions.logs_of(SHORT)}"
+    assert record.in_flight and record.resumed, "no stream was in flight: the fault proves nothing"

@@ -30,6 +30,9 @@ OWN: Final = "control plane"
 REPLICA_EVENTS: Final = "replica"
 """Beginning of the events about processes, for example "replica.cordon"."""
 
+REGION_EVENTS: Final = "region"
+"""Beginning of the events about regions, for example "region.drain"."""
+
 
 @dataclass(frozen=True, slots=True)
 class AuditEvent:
@@ -67,11 +70,6 @@ def event_of(entry_id: bytes, fields: Mapping[bytes, bytes]) -> AuditEvent:
     known = {name: texts.pop(name, "") for name in ("what", "target", "result", "by", "source", "process_id")}
     details = _details(texts.pop("details", ""))
     return AuditEvent(id=entry_id.decode(errors="replace"), details={**details, **texts}, **known)
-
-
-def is_about_replicas(event: AuditEvent) -> bool:
-    """True if the event is about a process."""
-    return event.what.startswith(REPLICA_EVENTS)
 
 
 def cells(event: AuditEvent, time_text: TimeText) -> tuple[str, ...]:

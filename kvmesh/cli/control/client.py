@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ from kvmesh.cli.dial import Dial
 from kvmesh.cli.found_mesh import FoundMesh
 from kvmesh.control.v1 import control_pb2 as pb
 from kvmesh.control.v1 import control_pb2_grpc as stubs
-from kvmesh.control.v1 import shadow_pb2_grpc, warm_up_pb2_grpc
+from kvmesh.control.v1 import region_pb2_grpc, shadow_pb2_grpc, warm_up_pb2_grpc
 from kvmesh.errors import ErrorDetails, from_rpc_error
 from kvmesh.redis_link import RedisLink, RedisUnavailable, key
 from kvmesh.roles import CONTROL
@@ -30,11 +30,13 @@ CALL_S: Final = 10.0
 SILENCE_S: Final = 5.0
 """A watched rollout comes each second. After this time without one, the connection counts as lost."""
 
+_REGION_METHODS: Final = ("ListRegions", "DrainRegion", "RestoreRegion", "AvoidRegion")
 _SHADOW_METHODS: Final = ("StartShadow", "GetShadow", "StopShadow")
 _WARM_UP_METHODS: Final = (
     *("ListLives", "ListProfiles", "QuarantineProfile", "AddPrefix", "ListPrefixes", "DeletePrefix"),
 )
 _SERVICES: Final[dict[str, Any]] = {
+    **dict.fromkeys(_REGION_METHODS, region_pb2_grpc.RegionServiceStub),
     **dict.fromkeys(_SHADOW_METHODS, shadow_pb2_grpc.ShadowServiceStub),
     **dict.fromkeys(_WARM_UP_METHODS, warm_up_pb2_grpc.WarmUpServiceStub),
 }
@@ -55,11 +57,13 @@ class ControlLost(Exception):
 class ControlClient:
     """Calls of one command. Every method raises ControlFailed."""
 
-    def __init__(self, mesh: FoundMesh) -> None:
+    def __init__(self, mesh: FoundMesh, configured: Sequence[str] = ()) -> None:
+        """`configured`: addresses to dial, in place of those that Redis and mesh.json name."""
         self._name = mesh.config.mesh.name
         self._listed = mesh.addresses_of(CONTROL)
+        self._configured = tuple(configured)
         self._dial = Dial(mesh.config)
-        self.redis = RedisLink(mesh.redis_url)
+        self._redis = RedisLink(mesh.redis_url) if not configured else None
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     async def __aenter__(self) -> ControlClient:
@@ -68,14 +72,17 @@ class ControlClient:
     async def __aexit__(self, *_: object) -> None:
         for address in list(self._channels):
             await self._forget(address)
-        await self.redis.close()
+        if self._redis is not None:
+            await self._redis.close()
 
     async def addresses(self) -> tuple[str, ...]:
         """Return the addresses of the control processes, the leader's first."""
+        if self._redis is None:
+            return self._configured
         leased, leader, fault = list[str](), None, ""
         try:
-            leased = [each.address for each in await read_control_processes(self.redis, self._name)]
-            leader = await self.redis.execute("GET", key(self._name, "control", "leader"))
+            leased = [each.address for each in await read_control_processes(self._redis, self._name)]
+            leader = await self._redis.execute("GET", key(self._name, "control", "leader"))
         except RedisUnavailable as error:
             fault = str(error)
         found = addresses(leader, leased, self._listed)

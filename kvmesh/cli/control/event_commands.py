@@ -1,4 +1,4 @@
-"""The commands `kvmesh events` and `kvmesh replicas events`: options on the command line."""
+"""The commands `kvmesh events`, `kvmesh replicas events` and `kvmesh region history`: options on the command line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def events(
     data_dir: DataDirOption = None,
 ) -> None:
     """Print the audit log of the control plane: time, author, address, event, result. Reads Redis alone."""
-    show_events(config, data_dir, count, is_of_replicas=False, follow=follow, as_json=as_json)
+    show_events(config, data_dir, count, follow=follow, as_json=as_json)
 
 
 def show_events(
@@ -34,17 +34,15 @@ def show_events(
     data_dir: Path | None,
     count: int,
     *,
-    is_of_replicas: bool,
+    about: str = "",
     follow: bool,
     as_json: bool,
 ) -> None:
-    """Run the command and exit."""
+    """Run the command and exit. `about`: beginning of the names of the events to print."""
     from kvmesh.cli.control import events as command
-    from kvmesh.cli.control.audit import is_about_replicas
     from kvmesh.cli.control.output import run
 
     refuse_outside("--count", count, 1, COUNT_MAX)
     mesh = found_mesh(config, data_dir, os.environ)
-    wanted = is_about_replicas if is_of_replicas else command.every
-    work = command.show_events(mesh, count, wanted=wanted, follow=follow, as_json=as_json)
+    work = command.show_events(mesh, count, about=about, follow=follow, as_json=as_json)
     run(work, as_json=as_json)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from rich.console import Console
@@ -20,18 +20,16 @@ POLL_S: Final = 0.5
 BATCH: Final = 500
 """Most entries of one reading."""
 
-Wanted = Callable[[AuditEvent], bool]
 
+async def show_events(mesh: FoundMesh, count: int, *, about: str = "", follow: bool, as_json: bool) -> int:
+    """Print the last `count` events, the oldest first, and with `follow` each later one until Ctrl-C.
 
-def every(_: AuditEvent) -> bool:
-    """Accept each event."""
-    return True
+    `about`: beginning of the names of the events to print.
+    """
 
+    def wanted(event: AuditEvent) -> bool:
+        return event.what.startswith(about)
 
-async def show_events(
-    mesh: FoundMesh, count: int, *, wanted: Wanted = every, follow: bool, as_json: bool
-) -> int:
-    """Print the last `count` wanted events, the oldest first, and with `follow` each later one until Ctrl-C."""
     stream = EventStream(mesh)
     try:
         found = [event for event in await stream.last() if wanted(event)][-count:]

@@ -32,6 +32,8 @@ OPTIONS: Final = {
     "ttft_p95_max_s": "--ttft-p95-max",
     "error_share_max": "--error-share-max",
     "ttl": "--ttl",
+    "until": "--until",
+    "region": "REGION",
     "sample_permille": "--sample",
     "shadow_permille": "--shadow",
     "shadow_token_max": "--shadow-max-tokens",

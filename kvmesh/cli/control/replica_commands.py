@@ -91,7 +91,9 @@ def events(
     data_dir: DataDirOption = None,
 ) -> None:
     """Print the events about processes: cordons and drains, their authors and results. Reads Redis alone."""
-    show_events(config, data_dir, count, is_of_replicas=True, follow=follow, as_json=as_json)
+    from kvmesh.cli.control.audit import REPLICA_EVENTS
+
+    show_events(config, data_dir, count, about=REPLICA_EVENTS, follow=follow, as_json=as_json)
 
 
 def _cordon(

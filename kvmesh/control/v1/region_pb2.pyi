@@ -432,6 +432,70 @@ class Grant(_message.Message):
 Global___Grant: _TypeAlias = Grant  # noqa: Y015
 
 @_typing.final
+class RegionRollout(_message.Message):
+    """A rollout in a region, for the rule that a second region follows an hour after the first."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: _builtins.int
+    TO_VERSION_FIELD_NUMBER: _builtins.int
+    IS_FINAL_FIELD_NUMBER: _builtins.int
+    AGE_MS_FIELD_NUMBER: _builtins.int
+    state: _builtins.str
+    """Name of the state, for example "BAKING" or "COMPLETED"."""
+    to_version: _builtins.str
+    """Model version that it rolls out."""
+    is_final: _builtins.bool
+    """True if the rollout is over."""
+    age_ms: _builtins.int
+    """Milliseconds in that state."""
+    def __init__(
+        self,
+        *,
+        state: _builtins.str = ...,
+        to_version: _builtins.str = ...,
+        is_final: _builtins.bool = ...,
+        age_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "is_final", b"is_final", "state", b"state", "to_version", b"to_version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RegionRollout: _TypeAlias = RegionRollout  # noqa: Y015
+
+@_typing.final
+class TenantOverride(_message.Message):
+    """An operator's change of one tenant, key or organisation while the mesh runs."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SCOPE_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    CHANGES_FIELD_NUMBER: _builtins.int
+    scope: _builtins.str
+    """Scope of the change, for example "tenant:search"."""
+    version: _builtins.int
+    """Version: milliseconds of the Redis where it was made."""
+    changes: _builtins.bytes
+    """Changed keys and their values, a JSON object."""
+    def __init__(
+        self,
+        *,
+        scope: _builtins.str = ...,
+        version: _builtins.int = ...,
+        changes: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "scope", b"scope", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TenantOverride: _TypeAlias = TenantOverride  # noqa: Y015
+
+@_typing.final
 class RegionNews(_message.Message):
     """A region about itself."""
 
@@ -449,6 +513,9 @@ class RegionNews(_message.Message):
     STABLE_POOL_FIELD_NUMBER: _builtins.int
     STABLE_VERSION_FIELD_NUMBER: _builtins.int
     TENANTS_SHA256_FIELD_NUMBER: _builtins.int
+    ROLLOUT_FIELD_NUMBER: _builtins.int
+    SEED_WISHES_FIELD_NUMBER: _builtins.int
+    OVERRIDES_FIELD_NUMBER: _builtins.int
     region: _builtins.str
     """Name of the region."""
     term: _builtins.int
@@ -485,6 +552,18 @@ class RegionNews(_message.Message):
     def grants(self) -> _containers.RepeatedCompositeFieldContainer[Global___Grant]:
         """Grants to other regions."""
 
+    @_builtins.property
+    def rollout(self) -> Global___RegionRollout:
+        """Its running rollout, else its last one. Absent: it had none."""
+
+    @_builtins.property
+    def seed_wishes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Regions that should replay hot prompts of the sender, because its callers are about to go there."""
+
+    @_builtins.property
+    def overrides(self) -> _containers.RepeatedCompositeFieldContainer[Global___TenantOverride]:
+        """Operators' overrides of tenants in the sender's Redis, a part of them in each message. The higher version wins."""
+
     def __init__(
         self,
         *,
@@ -500,10 +579,13 @@ class RegionNews(_message.Message):
         stable_pool: _builtins.str = ...,
         stable_version: _builtins.str = ...,
         tenants_sha256: _builtins.bytes = ...,
+        rollout: Global___RegionRollout | None = ...,
+        seed_wishes: _abc.Iterable[_builtins.str] | None = ...,
+        overrides: _abc.Iterable[Global___TenantOverride] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["signals", b"signals"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["rollout", b"rollout", "signals", b"signals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["declared", b"declared", "frontends", b"frontends", "grants", b"grants", "region", b"region", "resume_secrets", b"resume_secrets", "routers", b"routers", "sequence", b"sequence", "signals", b"signals", "stable_pool", b"stable_pool", "stable_version", b"stable_version", "tenants_sha256", b"tenants_sha256", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["declared", b"declared", "frontends", b"frontends", "grants", b"grants", "overrides", b"overrides", "region", b"region", "resume_secrets", b"resume_secrets", "rollout", b"rollout", "routers", b"routers", "seed_wishes", b"seed_wishes", "sequence", b"sequence", "signals", b"signals", "stable_pool", b"stable_pool", "stable_version", b"stable_version", "tenants_sha256", b"tenants_sha256", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -591,6 +673,7 @@ class RegionView(_message.Message):
     STABLE_VERSION_FIELD_NUMBER: _builtins.int
     TENANTS_DIFFER_FIELD_NUMBER: _builtins.int
     HEARD_AGE_FIELD_NUMBER: _builtins.int
+    UNAWARE_COUNT_FIELD_NUMBER: _builtins.int
     region: _builtins.str
     """Name of the region."""
     is_own: _builtins.bool
@@ -615,6 +698,8 @@ class RegionView(_message.Message):
     """Model version that serves its users."""
     tenants_differ: _builtins.bool
     """True if its tenants differ in residency, limits or disabled marks."""
+    unaware_count: _builtins.int
+    """Frontends and routers of a release that knows no regions. They serve at home alone. Own region only."""
     @_builtins.property
     def declared(self) -> Global___Declared:
         """Its declaration."""
@@ -660,10 +745,11 @@ class RegionView(_message.Message):
         stable_version: _builtins.str = ...,
         tenants_differ: _builtins.bool = ...,
         heard_age: _duration_pb2.Duration | None = ...,
+        unaware_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_health", b"_health", "age", b"age", "declared", b"declared", "headroom", b"headroom", "health", b"health", "heard_age", b"heard_age", "signals", b"signals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_health", b"_health", "age", b"age", "declared", b"declared", "grants", b"grants", "headroom", b"headroom", "health", b"health", "heard_age", b"heard_age", "is_by_hand", b"is_by_hand", "is_own", b"is_own", "is_stale", b"is_stale", "limit_share", b"limit_share", "observed", b"observed", "reason", b"reason", "region", b"region", "signals", b"signals", "spill_share", b"spill_share", "stable_version", b"stable_version", "tenants_differ", b"tenants_differ", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_health", b"_health", "age", b"age", "declared", b"declared", "grants", b"grants", "headroom", b"headroom", "health", b"health", "heard_age", b"heard_age", "is_by_hand", b"is_by_hand", "is_own", b"is_own", "is_stale", b"is_stale", "limit_share", b"limit_share", "observed", b"observed", "reason", b"reason", "region", b"region", "signals", b"signals", "spill_share", b"spill_share", "stable_version", b"stable_version", "tenants_differ", b"tenants_differ", "unaware_count", b"unaware_count", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__health: _TypeAlias = _typing.Literal["health"]  # noqa: Y015
     _WhichOneofArgType__health: _TypeAlias = _typing.Literal["_health", b"_health"]  # noqa: Y015
@@ -811,6 +897,7 @@ class DrainRegionResponse(_message.Message):
     REGION_FIELD_NUMBER: _builtins.int
     FORECAST_FIELD_NUMBER: _builtins.int
     ENDING_STREAM_COUNT_FIELD_NUMBER: _builtins.int
+    OVERRIDDEN_FIELD_NUMBER: _builtins.int
     ending_stream_count: _builtins.int
     """Streams that would end because no survivor serves their version."""
     @_builtins.property
@@ -821,16 +908,21 @@ class DrainRegionResponse(_message.Message):
     def forecast(self) -> _containers.RepeatedCompositeFieldContainer[Global___DrainForecast]:
         """The forecast, a row for each survivor."""
 
+    @_builtins.property
+    def overridden(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Checks that `force` overrode, or would override with `validate_only`."""
+
     def __init__(
         self,
         *,
         region: Global___RegionView | None = ...,
         forecast: _abc.Iterable[Global___DrainForecast] | None = ...,
         ending_stream_count: _builtins.int = ...,
+        overridden: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["region", b"region"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ending_stream_count", b"ending_stream_count", "forecast", b"forecast", "region", b"region"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ending_stream_count", b"ending_stream_count", "forecast", b"forecast", "overridden", b"overridden", "region", b"region"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -911,7 +1003,7 @@ class AvoidRegionRequest(_message.Message):
     """True: check only."""
     @_builtins.property
     def ttl(self) -> _duration_pb2.Duration:
-        """Time to live. Range: 1 s to 24 h. Always present."""
+        """Time to live. Range: 10 s to 24 h. Always present."""
 
     def __init__(
         self,

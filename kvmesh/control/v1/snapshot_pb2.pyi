@@ -702,6 +702,7 @@ class ReceiverReport(_message.Message):
     CACHED_BLOCK_COUNT_FIELD_NUMBER: _builtins.int
     LONGEST_WAIT_US_FIELD_NUMBER: _builtins.int
     REGION_LOAD_FIELD_NUMBER: _builtins.int
+    REACHED_FIELD_NUMBER: _builtins.int
     engine_memory_bytes: _builtins.int
     """Resident bytes of the engine behind the process. 0: unknown. Replicas only."""
     ejection_total: _builtins.int
@@ -732,6 +733,10 @@ class ReceiverReport(_message.Message):
     def region_load(self) -> _region_pb2.RouterLoad:
         """Load for other regions. Routers of a mesh with regions only."""
 
+    @_builtins.property
+    def reached(self) -> _containers.RepeatedCompositeFieldContainer[Global___RegionReach]:
+        """Other regions as the process reaches them on its data path. Frontends of a mesh with regions only."""
+
     def __init__(
         self,
         *,
@@ -746,14 +751,41 @@ class ReceiverReport(_message.Message):
         cached_block_count: _builtins.int = ...,
         longest_wait_us: _builtins.int = ...,
         region_load: _region_pb2.RouterLoad | None = ...,
+        reached: _abc.Iterable[Global___RegionReach] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["life", b"life", "region_load", b"region_load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_block_count", b"cached_block_count", "can_place", b"can_place", "ejection_total", b"ejection_total", "engine_memory_bytes", b"engine_memory_bytes", "life", b"life", "live_request_count", b"live_request_count", "longest_wait_us", b"longest_wait_us", "prefill_load_share", b"prefill_load_share", "queue_delay_us", b"queue_delay_us", "region_load", b"region_load", "uncached_prefill_s_per_s", b"uncached_prefill_s_per_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_block_count", b"cached_block_count", "can_place", b"can_place", "ejection_total", b"ejection_total", "engine_memory_bytes", b"engine_memory_bytes", "life", b"life", "live_request_count", b"live_request_count", "longest_wait_us", b"longest_wait_us", "prefill_load_share", b"prefill_load_share", "queue_delay_us", b"queue_delay_us", "reached", b"reached", "region_load", b"region_load", "uncached_prefill_s_per_s", b"uncached_prefill_s_per_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReceiverReport: _TypeAlias = ReceiverReport  # noqa: Y015
+
+@_typing.final
+class RegionReach(_message.Message):
+    """Reach of one region: a probe of the data path without a request."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REGION_FIELD_NUMBER: _builtins.int
+    UP_FIELD_NUMBER: _builtins.int
+    region: _builtins.str
+    """Name of the other region."""
+    up: _builtins.bool
+    """True if a router of the region is attached and sends its heartbeats."""
+    def __init__(
+        self,
+        *,
+        region: _builtins.str = ...,
+        up: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["region", b"region", "up", b"up"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RegionReach: _TypeAlias = RegionReach  # noqa: Y015
 
 @_typing.final
 class WatchResponse(_message.Message):

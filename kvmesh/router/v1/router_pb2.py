@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from kvmesh.attach.v1 import attach_pb2 as kvmesh_dot_attach_dot_v1_dot_attach__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dkvmesh/router/v1/router.proto\x12\x10kvmesh.router.v1\x1a\x1dkvmesh/attach/v1/attach.proto\"K\n\x16ListHotPrefixesRequest\x12\x17\n\x0f\x62lock_count_max\x18\x01 \x01(\r\x12\x18\n\x10tenant_count_min\x18\x02 \x01(\r\"\xa1\x01\n\x17ListHotPrefixesResponse\x12-\n\x08prefixes\x18\x01 \x03(\x0b\x32\x1b.kvmesh.router.v1.HotPrefix\x12*\n\x06shapes\x18\x02 \x03(\x0b\x32\x1a.kvmesh.router.v1.HotShape\x12\x15\n\rmodel_version\x18\x03 \x01(\t\x12\x14\n\x0c\x62lock_tokens\x18\x04 \x01(\r\"x\n\tHotPrefix\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x0e\n\x06weight\x18\x02 \x01(\x01\x12\x14\n\x0ctenant_count\x18\x03 \x01(\r\x12\x32\n\x07holders\x18\x04 \x03(\x0b\x32!.kvmesh.router.v1.HotPrefixHolder\"7\n\x0fHotPrefixHolder\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12\x13\n\x0b\x62lock_count\x18\x02 \x01(\r\"@\n\x08HotShape\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\r\n\x05\x62\x61tch\x18\x02 \x01(\r\x12\x0e\n\x06weight\x18\x03 \x01(\x01\"\x12\n\x10GetStatusRequest\"\x8d\x03\n\x11GetStatusResponse\x12\x0e\n\x06router\x18\x01 \x01(\t\x12/\n\x08replicas\x18\x02 \x03(\x0b\x32\x1d.kvmesh.router.v1.ReplicaView\x12\x1c\n\x14queued_request_count\x18\x03 \x01(\r\x12\x1d\n\x15relayed_request_count\x18\x04 \x01(\r\x12\x14\n\x0corphan_count\x18\x05 \x01(\r\x12\x19\n\x11index_block_count\x18\x06 \x01(\x04\x12\x1b\n\x13overlay_block_count\x18\x07 \x01(\x04\x12\x14\n\x0cstream_count\x18\x08 \x01(\r\x12\x12\n\ntask_count\x18\t \x01(\r\x12\x17\n\x0fredis_connected\x18\n \x01(\x08\x12\x1a\n\x12healed_block_total\x18\x0b \x01(\x04\x12\x16\n\x0e\x65jection_total\x18\x0c \x01(\x04\x12\x35\n\rprefill_costs\x18\r \x01(\x0b\x32\x1e.kvmesh.router.v1.PrefillCosts\"\xac\x01\n\x0cPrefillCosts\x12\x0c\n\x04\x63\x30_s\x18\x01 \x01(\x01\x12\x0b\n\x03\x61_s\x18\x02 \x01(\x01\x12\x0b\n\x03\x62_s\x18\x03 \x01(\x01\x12\x1d\n\x15measured_prompt_count\x18\x04 \x01(\x04\x12\x1b\n\x13\x66itted_prompt_count\x18\x05 \x01(\r\x12\x1b\n\x13uncached_tokens_min\x18\x06 \x01(\r\x12\x1b\n\x13uncached_tokens_max\x18\x07 \x01(\r\"\x93\x03\n\x0bReplicaView\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12\x30\n\x04role\x18\x02 \x01(\x0e\x32\".kvmesh.router.v1.ReplicaView.Role\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x11\n\tplaceable\x18\x04 \x01(\x08\x12\x31\n\x0bload_report\x18\x05 \x01(\x0b\x32\x1c.kvmesh.attach.v1.LoadReport\x12\x1a\n\x12load_report_age_ms\x18\x06 \x01(\x04\x12\x19\n\x11index_block_count\x18\x07 \x01(\x04\x12\x10\n\x08queue_us\x18\x08 \x01(\x04\x12 \n\x18\x64ispatched_request_count\x18\t \x01(\r\x12\x0f\n\x07\x65jected\x18\n \x01(\x08\x12\x15\n\rfailure_count\x18\x0b \x01(\r\x12\x16\n\x0eprefill_factor\x18\x0c \x01(\x01\"?\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_PREFILL\x10\x01\x12\x0f\n\x0bROLE_DECODE\x10\x02\x32\xd9\x01\n\rRouterService\x12Y\n\tGetStatus\x12\".kvmesh.router.v1.GetStatusRequest\x1a#.kvmesh.router.v1.GetStatusResponse\"\x03\x90\x02\x01\x12m\n\x0fListHotPrefixes\x12(.kvmesh.router.v1.ListHotPrefixesRequest\x1a).kvmesh.router.v1.ListHotPrefixesResponse\"\x03\x90\x02\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dkvmesh/router/v1/router.proto\x12\x10kvmesh.router.v1\x1a\x1dkvmesh/attach/v1/attach.proto\"[\n\x16ListHotPrefixesRequest\x12\x17\n\x0f\x62lock_count_max\x18\x01 \x01(\r\x12\x18\n\x10tenant_count_min\x18\x02 \x01(\r\x12\x0e\n\x06region\x18\x03 \x01(\t\"\xa1\x01\n\x17ListHotPrefixesResponse\x12-\n\x08prefixes\x18\x01 \x03(\x0b\x32\x1b.kvmesh.router.v1.HotPrefix\x12*\n\x06shapes\x18\x02 \x03(\x0b\x32\x1a.kvmesh.router.v1.HotShape\x12\x15\n\rmodel_version\x18\x03 \x01(\t\x12\x14\n\x0c\x62lock_tokens\x18\x04 \x01(\r\"x\n\tHotPrefix\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x0e\n\x06weight\x18\x02 \x01(\x01\x12\x14\n\x0ctenant_count\x18\x03 \x01(\r\x12\x32\n\x07holders\x18\x04 \x03(\x0b\x32!.kvmesh.router.v1.HotPrefixHolder\"7\n\x0fHotPrefixHolder\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12\x13\n\x0b\x62lock_count\x18\x02 \x01(\r\"@\n\x08HotShape\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\r\n\x05\x62\x61tch\x18\x02 \x01(\r\x12\x0e\n\x06weight\x18\x03 \x01(\x01\"\x12\n\x10GetStatusRequest\"\x8d\x03\n\x11GetStatusResponse\x12\x0e\n\x06router\x18\x01 \x01(\t\x12/\n\x08replicas\x18\x02 \x03(\x0b\x32\x1d.kvmesh.router.v1.ReplicaView\x12\x1c\n\x14queued_request_count\x18\x03 \x01(\r\x12\x1d\n\x15relayed_request_count\x18\x04 \x01(\r\x12\x14\n\x0corphan_count\x18\x05 \x01(\r\x12\x19\n\x11index_block_count\x18\x06 \x01(\x04\x12\x1b\n\x13overlay_block_count\x18\x07 \x01(\x04\x12\x14\n\x0cstream_count\x18\x08 \x01(\r\x12\x12\n\ntask_count\x18\t \x01(\r\x12\x17\n\x0fredis_connected\x18\n \x01(\x08\x12\x1a\n\x12healed_block_total\x18\x0b \x01(\x04\x12\x16\n\x0e\x65jection_total\x18\x0c \x01(\x04\x12\x35\n\rprefill_costs\x18\r \x01(\x0b\x32\x1e.kvmesh.router.v1.PrefillCosts\"\xac\x01\n\x0cPrefillCosts\x12\x0c\n\x04\x63\x30_s\x18\x01 \x01(\x01\x12\x0b\n\x03\x61_s\x18\x02 \x01(\x01\x12\x0b\n\x03\x62_s\x18\x03 \x01(\x01\x12\x1d\n\x15measured_prompt_count\x18\x04 \x01(\x04\x12\x1b\n\x13\x66itted_prompt_count\x18\x05 \x01(\r\x12\x1b\n\x13uncached_tokens_min\x18\x06 \x01(\r\x12\x1b\n\x13uncached_tokens_max\x18\x07 \x01(\r\"\x93\x03\n\x0bReplicaView\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12\x30\n\x04role\x18\x02 \x01(\x0e\x32\".kvmesh.router.v1.ReplicaView.Role\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x11\n\tplaceable\x18\x04 \x01(\x08\x12\x31\n\x0bload_report\x18\x05 \x01(\x0b\x32\x1c.kvmesh.attach.v1.LoadReport\x12\x1a\n\x12load_report_age_ms\x18\x06 \x01(\x04\x12\x19\n\x11index_block_count\x18\x07 \x01(\x04\x12\x10\n\x08queue_us\x18\x08 \x01(\x04\x12 \n\x18\x64ispatched_request_count\x18\t \x01(\r\x12\x0f\n\x07\x65jected\x18\n \x01(\x08\x12\x15\n\rfailure_count\x18\x0b \x01(\r\x12\x16\n\x0eprefill_factor\x18\x0c \x01(\x01\"?\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_PREFILL\x10\x01\x12\x0f\n\x0bROLE_DECODE\x10\x02\x32\xd9\x01\n\rRouterService\x12Y\n\tGetStatus\x12\".kvmesh.router.v1.GetStatusRequest\x1a#.kvmesh.router.v1.GetStatusResponse\"\x03\x90\x02\x01\x12m\n\x0fListHotPrefixes\x12(.kvmesh.router.v1.ListHotPrefixesRequest\x1a).kvmesh.router.v1.ListHotPrefixesResponse\"\x03\x90\x02\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,25 +37,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ROUTERSERVICE'].methods_by_name['ListHotPrefixes']._loaded_options = None
   _globals['_ROUTERSERVICE'].methods_by_name['ListHotPrefixes']._serialized_options = b'\220\002\001'
   _globals['_LISTHOTPREFIXESREQUEST']._serialized_start=82
-  _globals['_LISTHOTPREFIXESREQUEST']._serialized_end=157
-  _globals['_LISTHOTPREFIXESRESPONSE']._serialized_start=160
-  _globals['_LISTHOTPREFIXESRESPONSE']._serialized_end=321
-  _globals['_HOTPREFIX']._serialized_start=323
-  _globals['_HOTPREFIX']._serialized_end=443
-  _globals['_HOTPREFIXHOLDER']._serialized_start=445
-  _globals['_HOTPREFIXHOLDER']._serialized_end=500
-  _globals['_HOTSHAPE']._serialized_start=502
-  _globals['_HOTSHAPE']._serialized_end=566
-  _globals['_GETSTATUSREQUEST']._serialized_start=568
-  _globals['_GETSTATUSREQUEST']._serialized_end=586
-  _globals['_GETSTATUSRESPONSE']._serialized_start=589
-  _globals['_GETSTATUSRESPONSE']._serialized_end=986
-  _globals['_PREFILLCOSTS']._serialized_start=989
-  _globals['_PREFILLCOSTS']._serialized_end=1161
-  _globals['_REPLICAVIEW']._serialized_start=1164
-  _globals['_REPLICAVIEW']._serialized_end=1567
-  _globals['_REPLICAVIEW_ROLE']._serialized_start=1504
-  _globals['_REPLICAVIEW_ROLE']._serialized_end=1567
-  _globals['_ROUTERSERVICE']._serialized_start=1570
-  _globals['_ROUTERSERVICE']._serialized_end=1787
+  _globals['_LISTHOTPREFIXESREQUEST']._serialized_end=173
+  _globals['_LISTHOTPREFIXESRESPONSE']._serialized_start=176
+  _globals['_LISTHOTPREFIXESRESPONSE']._serialized_end=337
+  _globals['_HOTPREFIX']._serialized_start=339
+  _globals['_HOTPREFIX']._serialized_end=459
+  _globals['_HOTPREFIXHOLDER']._serialized_start=461
+  _globals['_HOTPREFIXHOLDER']._serialized_end=516
+  _globals['_HOTSHAPE']._serialized_start=518
+  _globals['_HOTSHAPE']._serialized_end=582
+  _globals['_GETSTATUSREQUEST']._serialized_start=584
+  _globals['_GETSTATUSREQUEST']._serialized_end=602
+  _globals['_GETSTATUSRESPONSE']._serialized_start=605
+  _globals['_GETSTATUSRESPONSE']._serialized_end=1002
+  _globals['_PREFILLCOSTS']._serialized_start=1005
+  _globals['_PREFILLCOSTS']._serialized_end=1177
+  _globals['_REPLICAVIEW']._serialized_start=1180
+  _globals['_REPLICAVIEW']._serialized_end=1583
+  _globals['_REPLICAVIEW_ROLE']._serialized_start=1520
+  _globals['_REPLICAVIEW_ROLE']._serialized_end=1583
+  _globals['_ROUTERSERVICE']._serialized_start=1586
+  _globals['_ROUTERSERVICE']._serialized_end=1803
 # @@protoc_insertion_point(module_scope)

@@ -28,19 +28,23 @@ class ListHotPrefixesRequest(_message.Message):
 
     BLOCK_COUNT_MAX_FIELD_NUMBER: _builtins.int
     TENANT_COUNT_MIN_FIELD_NUMBER: _builtins.int
+    REGION_FIELD_NUMBER: _builtins.int
     block_count_max: _builtins.int
     """Distinct KV blocks after which the list ends. Range: 1 to 1,000,000."""
     tenant_count_min: _builtins.int
     """Tenants that must have sent a prefix. Range: from 0. 0 and 1: every prefix."""
+    region: _builtins.str
+    """Region that asks. Prompts of tenants that may not be served there are left out (data residency). Empty: the own region."""
     def __init__(
         self,
         *,
         block_count_max: _builtins.int = ...,
         tenant_count_min: _builtins.int = ...,
+        region: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_count_max", b"block_count_max", "tenant_count_min", b"tenant_count_min"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_count_max", b"block_count_max", "region", b"region", "tenant_count_min", b"tenant_count_min"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

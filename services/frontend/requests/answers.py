@@ -204,7 +204,7 @@ def _on_verdict(
         error = faults.given_up("ENGINE_ERROR", len(request.attempts), len(request.progress.ids))
     else:
         error = faults.engine_refused("")
-    verdict = Verdict(replica, role, fault, error, can_cross_check, now_s)
+    verdict = Verdict(request.upstream.current.crossing(replica), role, fault, error, can_cross_check, now_s)
     cross_check.on_verdict(request, verdict, now_s)
 
 
@@ -261,13 +261,18 @@ def on_refusal(request: LiveRequest, row: attach.Refusal, now_s: float) -> None:
         return
     fault, after_s = faults.of_refusal(row.reason, evicted=row.evicted), row.retry_after_ms / 1000
     if row.reason == attach.Refusal.REASON_DEADLINE:
-        _refused_in_time(request, row, now_s)
+        if not (now_s < request.spec.timing.deadline_s and request.leave_region(fault, now_s)):
+            _refused_in_time(request, row, now_s)
     elif row.reason == attach.Refusal.REASON_INVALID:
         # The replica's limits refuse the request: a replica that serves it has other limits and contradicts no verdict.
         request.upstream.current.fault = fault
         request.end_with(Outcome(error=faults.engine_refused(row.field)), now_s)
     elif row.reason == attach.Refusal.REASON_SUPERSEDED and not _may_outbid(request):
         request.end_with(Outcome(error=faults.superseded()), now_s)
+    elif row.reason in faults.REGION_FULL and request.leave_region(fault, now_s):
+        pass
+    elif row.reason == attach.Refusal.REASON_GRANT:
+        _refused_by_grant(request, now_s, after_s)
     elif row.reason in faults.FULL and not request.retry_state.was_taken:
         request.upstream.current.fault = fault
         request.give_up(fault, now_s, after_s=after_s)
@@ -276,6 +281,19 @@ def on_refusal(request: LiveRequest, row: attach.Refusal, now_s: float) -> None:
         if row.reason in faults.UNPLACEABLE:
             request.hub.note_unplaceable(request.spec, router)
         request.try_again(fault, now_s, untouched=True, after_s=after_s)
+
+
+def _refused_by_grant(request: LiveRequest, now_s: float, after_s: float) -> None:
+    """Handle a refusal for the grant of the caller's region, if no other region takes the request.
+
+    A request that an engine took waits; each other one is refused as by a full queue.
+    """
+    if request.retry_state.was_taken:
+        request.refused_regions.clear()
+        request.try_again(faults.GRANT, now_s, untouched=True, after_s=after_s)
+    else:
+        request.upstream.current.fault = faults.GRANT
+        request.give_up("QUEUE_FULL", now_s, after_s=after_s)
 
 
 TAKERS: Final[dict[str, Callable[[LiveRequest, Any, float], None]]] = {

@@ -10,7 +10,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from kvmesh.attach.v1 import attach_pb2 as attach
 from kvmesh.inference.v1 import inference_pb2 as pb
-from kvmesh.regions.names import split
+from kvmesh.regions.names import qualified, split
 
 Cause: TypeAlias = pb.AttemptExplanation.Cause.ValueType
 
@@ -53,6 +53,15 @@ class Attempt:
     def is_untouched(self) -> bool:
         """True while no engine is known to have the attempt; another attempt is then a retry, not a resume."""
         return not (self.is_started or self.has_tokens)
+
+    @property
+    def region(self) -> str:
+        """Region of its router. Empty: the own one, or no router yet."""
+        return split(self.router)[0]
+
+    def crossing(self, replica: str) -> str:
+        """Return the name of `replica` in the attempt's region as the own region writes it."""
+        return qualified(self.region, replica)
 
     @property
     def decode_replica(self) -> str:

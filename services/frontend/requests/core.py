@@ -17,6 +17,7 @@ from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.deadlines import earliest
 from kvmesh.errors import MeshError
 from kvmesh.pools import DEFAULT_POOL
+from kvmesh.regions.names import split
 from kvmesh.snapshot.content import Content
 from services.frontend.requests import answers, cross_check, faults, timers
 from services.frontend.requests.admitted import AdmittedRequests
@@ -25,6 +26,7 @@ from services.frontend.requests.feasibility import PRIORITY_CLASS_TOLD, FirstTok
 from services.frontend.requests.observations import Observations
 from services.frontend.requests.output import Output
 from services.frontend.requests.pool_choice import ANY_VERSION, ChosenPool, PoolChoice
+from services.frontend.requests.region_choice import RegionChoice, RegionSettings
 from services.frontend.requests.request import LiveRequest
 from services.frontend.requests.request_spec import RequestSpec
 from services.frontend.requests.retry_budget import RetryBudget
@@ -35,6 +37,9 @@ from services.frontend.requests.verdicts import Verdict, Verdicts
 log = logging.getLogger(__name__)
 
 _BUG: Final = "bug in a request"
+
+NO_REGIONS: Final = RegionSettings()
+"""A mesh without regions."""
 
 
 class _Slotted(Protocol):
@@ -58,7 +63,7 @@ class FrontendCore:
 
     `limit`: most admitted requests. `jitter` returns a random number in [0, 1). `on_event` is called after each event that
     may have changed the next wake time. The owner of the timer sets `on_event`. `boot_id` names the process in
-    observations.
+    observations. `regions`: those of the configuration.
     """
 
     def __init__(
@@ -70,11 +75,13 @@ class FrontendCore:
         jitter: Callable[[], float],
         observer: Observer | None = None,
         boot_id: str = "",
+        regions: RegionSettings = NO_REGIONS,
     ) -> None:
         self.admitted = AdmittedRequests(limit)
         self.closed_windows = ClosedWindows()
         self.peers: Peers[LiveRequest] = Peers()
         self.pools = PoolChoice(self.peers, on_diverted=self._on_diverted)
+        self.regions = RegionChoice(self.peers, self.pools, regions)
         self.observations = Observations(boot_id)
         self.retries = retries
         self.verdicts: Verdicts[LiveRequest] = Verdicts()
@@ -172,6 +179,7 @@ class FrontendCore:
     def take_snapshot(self, content: Content) -> None:
         """Put `content` in force: it chooses the pools of new requests. Admitted requests stay where they are."""
         self.pools.take(content)
+        self.regions.take(content.regions)
         self.observations.take_rollout(content.running_rollout)
 
     def router_wait_s(self, now_s: float) -> float:
@@ -187,10 +195,13 @@ class FrontendCore:
     # Routers.
 
     def add_router(
-        self, link: RouterLink, pool: str = DEFAULT_POOL, model_version: str = ""
+        self, link: RouterLink, pool: str = DEFAULT_POOL, model_version: str = "", region: str = ""
     ) -> Peer[LiveRequest]:
-        """Add a link to a router of `pool`; the link's events must come to the sink methods below."""
-        return self.peers.add(link, pool, model_version)
+        """Add a link to a router of `pool`; the link's events must come to the sink methods below.
+
+        `pool` is the bare name, `region` is empty for the own one.
+        """
+        return self.peers.add(link, pool, model_version, region)
 
     def remove_router(self, name: str) -> None:
         """Forget a router after its link was lost and closed."""
@@ -239,8 +250,7 @@ class FrontendCore:
         if self.pools.can_place(peer.pool, peer.model_version):
             return
         for request in [each for each in peer.slots.values() if each.may_leave_router]:
-            if self.pools.elsewhere(request.spec) is not None:
-                self._guard(request, lambda each: each.leave_router(now_s), now_s)
+            self._guard(request, lambda each: each.leave_router(now_s), now_s)
 
     def on_lost(self, link: RouterLink, reason: str, now_s: float) -> None:
         """Handle a broken stream to a router: its slots are void, their requests continue through other routers."""
@@ -289,17 +299,20 @@ class FrontendCore:
 
     def note_unplaceable(self, spec: RequestSpec, name: str) -> None:
         peer = self.peers.get(name)
-        if peer is not None and self.pools.has_several:
+        if peer is not None and (self.pools.has_several or self.regions.has_others):
             peer.can_place = False
 
-    def moved(self, request: LiveRequest, pool: str, fault: str, now_s: float) -> None:
-        self.pools.diverted[pool] += 1
+    def moved(self, request: LiveRequest, before: RequestSpec, fault: str, now_s: float) -> None:
+        if request.spec.region == before.region:
+            self.pools.diverted[before.pool] += 1
+        else:
+            self.regions.note_move(request.spec, before.model_version)
         self.observations.on_moved(request, fault, now_s)
         log.info(
             "request moved to another pool",
             extra={
                 "request_id": request.spec.request_id,
-                "pool": pool,
+                "pool": before.pool,
                 "to": request.spec.pool,
                 "why": fault,
             },
@@ -320,9 +333,11 @@ class FrontendCore:
     def contradict(self, spec: RequestSpec, verdict: Verdict, now_s: float) -> None:
         log.warning("verdict contradicted", extra={"replica": verdict.replica, "fault": verdict.fault})
         age_ms = round(1000 * max(0.0, now_s - verdict.at_s))
-        for peer in self.peers.of_pool(spec.pool):
+        region, replica = split(verdict.replica)
+        peers = self.peers.of_pool(spec.pool) if region == spec.region else self.peers.of_region(region)
+        for peer in peers:
             if peer.link.is_up:
-                peer.link.outbox.contradict(pb.Contradiction(replica=verdict.replica, age_ms=age_ms))
+                peer.link.outbox.contradict(pb.Contradiction(replica=replica, age_ms=age_ms))
 
     def jitter(self) -> float:
         return self._jitter()

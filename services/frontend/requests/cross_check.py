@@ -70,7 +70,8 @@ def on_progress(request: LiveRequest, now_s: float) -> None:
             continue
         del upstream.cross_checked[verdict.role]
         request.hub.verdicts.closed(request, verdict.replica)
-        if verdict.replica not in (placement.prefill_replica, placement.decode_replica):
+        made_by = (attempt.crossing(placement.prefill_replica), attempt.crossing(placement.decode_replica))
+        if verdict.replica not in made_by:
             request.hub.verdicts.contradicted(verdict.replica, now_s)
             request.hub.contradict(request.spec, verdict, now_s)
 

@@ -46,6 +46,12 @@ FULL: Final = frozenset(
 )
 """Refusals of a mesh without capacity: an immediate retry would only add to its load."""
 
+REGION_FULL: Final = FULL | {pb.Refusal.REASON_GRANT}
+"""Refusals of a region without capacity for a request that came from another region."""
+
+GRANT: Final = "GRANT"
+"""The grant of the caller's region is used up."""
+
 RETRY_AFTER_S: Final = 1.0
 """Retry-After without a better estimate: the interval at which processes renew their leases."""
 
@@ -167,6 +173,16 @@ def engine_refused(field: str) -> MeshError:
     return MeshError(
         "ENGINE_REFUSED", "the engine refuses this request; the same request will be refused again", metadata
     )
+
+
+def region_unavailable(pinned: tuple[str, ...]) -> MeshError:
+    """Return the error of a request that no region may take which can. `pinned`: the tenant's regions; empty: any."""
+    if not pinned:
+        text = "this region cannot serve the request now, and sends guests nowhere else"
+        return MeshError("REGION_UNAVAILABLE", text, {}, RETRY_AFTER_S)
+    allowed = ",".join(pinned)
+    text = f"the tenant is pinned to the regions {allowed}, and none of them can serve the request here now"
+    return MeshError("REGION_UNAVAILABLE", text, {"regions": allowed}, RETRY_AFTER_S)
 
 
 def slow_reader(tokens_sent: int) -> MeshError:

@@ -4,7 +4,8 @@ Pure. A batch of one second is cut by `drain`, and kept until the control plane 
 the snapshot in force has a rollout; counts always. Without a rollout and without a request there is no batch.
 
 INVARIANT, by pool and over all batches, while no row was dropped after its batch was cut: started = ended + dropped + open.
-Bounds: ENDS_MAX rows a batch, KEPT_MAX rows in all, KEPT_S. Beyond a bound the oldest rows are dropped and counted.
+Bounds: ENDS_MAX rows a batch, KEPT_MAX rows in all, KEPT_S. Beyond a bound the oldest rows are dropped and counted. A
+request that another region serves is not counted: its attempts say nothing about the pools of the own region.
 """
 
 from __future__ import annotations
@@ -140,23 +141,26 @@ class Observations:
 
     def on_moved(self, request: LiveRequest, fault: str, now_s: float) -> None:
         """Count the end of `request` in the pool that it left by `fault`, and its start in the pool of its spec."""
-        before = self._open[request]
-        before.counts.diverted += 1
-        self._end(request, before, fault, now_s)
-        self._start(request, before.times, len(request.attempts))
+        before = self._open.pop(request, None)
+        if before is not None:
+            before.counts.diverted += 1
+            self._end(request, before, fault, now_s)
+        self._start(request, None if before is None else before.times, len(request.attempts))
 
     def on_end(self, request: LiveRequest) -> None:
         """Count a request at the end of its client's side. Its outcome is set."""
+        request.note_token_s = None
         open_ = self._open.pop(request, None)
         if open_ is None:
             return
         assert request.outcome is not None
-        request.note_token_s = None
         error = request.outcome.error
         self._end(request, open_, "ok" if error is None else error.reason, request.ended_s)
 
     def _start(self, request: LiveRequest, times: deque[float] | None, first_attempt: int = 0) -> None:
         spec = request.spec
+        if spec.region:
+            return
         counts = self._counts.get(spec.pool) or self._of(spec.pool)
         counts.started += 1
         counts.open += 1

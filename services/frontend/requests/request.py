@@ -24,6 +24,7 @@ from services.frontend.requests.outcome import Outcome, by_deadline, completed, 
 from services.frontend.requests.output import Output
 from services.frontend.requests.pool_choice import PoolChoice
 from services.frontend.requests.progress import Progress
+from services.frontend.requests.region_choice import RegionChoice
 from services.frontend.requests.request_spec import RequestSpec
 from services.frontend.requests.resume_token import ATTEMPT_STRIDE
 from services.frontend.requests.retry_state import Limits, RetryState
@@ -34,7 +35,7 @@ from services.frontend.requests.upstream import CancelReason, Upstream
 from services.frontend.requests.verdicts import Verdict, Verdicts
 
 MOVES_MAX: Final = 4
-"""Most moves of one request between pools, so that pools that take turns in failing cannot keep a request for ever."""
+"""Most moves of one request between pools and regions: those that fail in turns cannot keep a request for ever."""
 
 
 def _nothing() -> None:
@@ -46,6 +47,9 @@ class Hub(Protocol):
 
     pools: PoolChoice
     """Pools by weight and availability."""
+
+    regions: RegionChoice
+    """Regions by locality, spill and availability."""
 
     def choose(self, spec: RequestSpec, avoid: str = "") -> Peer[LiveRequest] | None:
         """Return a router of the pool of `spec` that is up, or None. `avoid`: see `Peers.choose`."""
@@ -59,8 +63,8 @@ class Hub(Protocol):
         """Note that the router `name` could not place `spec`: it counts as unable to place until its next report."""
         ...
 
-    def moved(self, request: LiveRequest, pool: str, fault: str, now_s: float) -> None:
-        """Count `request`, which left `pool` by `fault` and is in the pool of its spec now."""
+    def moved(self, request: LiveRequest, before: RequestSpec, fault: str, now_s: float) -> None:
+        """Count `request`, which left the pool of the spec `before` by `fault` and is in the pool of its spec now."""
         ...
 
     def await_router(self, request: LiveRequest) -> None:
@@ -129,6 +133,8 @@ class LiveRequest:
         """True if the request ended without output only because its new pool's version has another tokenizer."""
         self.moves = 0
         """Number of moves to another pool."""
+        self.refused_regions: set[str] = set()
+        """Regions that refused the request for lack of capacity. Empty name: the own one."""
         self.hub = hub
         self.limits = limits
         self.retry_at_s: float | None = None
@@ -170,9 +176,15 @@ class LiveRequest:
         return now_s + self.retry_state.router_wait_s - self.router_until_s
 
     @property
+    def may_leave_region(self) -> bool:
+        """True while another region may serve the request. A request that is bound to a version keeps it."""
+        return self.outcome is None and self.moves < MOVES_MAX
+
+    @property
     def may_leave_router(self) -> bool:
-        """True if the request may move to another pool, and only a router has it."""
-        return self.may_move and self.state is State.ATTACHED and self.upstream.current.is_untouched
+        """True if only a router has the request, and another pool can place it that its own pool cannot."""
+        is_queued = self.state is State.ATTACHED and self.upstream.current.is_untouched
+        return is_queued and self._elsewhere() is not None
 
     # The client's side.
 
@@ -233,7 +245,7 @@ class LiveRequest:
         if self.state is State.WAITING and self.retry_at_s is None:
             self.submit(now_s)
         elif self.state in (State.TAKING_OVER, State.LEAVING) and self.upstream.peer is None:
-            self.take_over()
+            self.take_over(now_s)
 
     def on_link_lost(self, now_s: float) -> None:
         """Handle the broken stream of the open slot: the slot is void."""
@@ -241,7 +253,7 @@ class LiveRequest:
         if self.state is State.YIELDING:
             self.gone()
         elif self.state in (State.TAKING_OVER, State.LEAVING):
-            self.take_over()
+            self.take_over(now_s)
         elif not self.end_if_complete(now_s):
             if self.location is not None:
                 self.start_takeover(faults.ROUTER_LOST, now_s)
@@ -253,15 +265,16 @@ class LiveRequest:
     def submit(self, now_s: float) -> None:
         """WAITING -> ATTACHED, or remain WAITING until a router comes up.
 
-        A request that no version binds first leaves a pool that cannot place, if another pool can. The request ends if its
-        first token has less than `start_min_s` left, or if no attempt number is left.
+        A request that no version binds first leaves a pool that cannot place, if another pool can. Any request leaves a
+        region that cannot place it, if another region can. The request ends if its first token has less than `start_min_s`
+        left, or if no attempt number is left.
         """
         left_s, needed_s = self.spec.timing.left_s(now_s), self.limits.start_min_s
         if not self.progress.ids and left_s < needed_s:
             error = faults.too_short(left_s, needed_s)
             self.end_with(Outcome(error=error), now_s, attach.Cancel.REASON_DEADLINE)
             return
-        if self.may_move and not self._leave_dead_pool(now_s):
+        if not self._leave_dead_pool(now_s):
             return
         is_sought = self.may_move and self.hub.pools.is_sought(self.spec.pool, self.spec.model_version)
         peer = None if is_sought else self.hub.choose(self.spec, self.upstream.avoid)
@@ -282,12 +295,18 @@ class LiveRequest:
         """-> TAKING_OVER: the attempt still runs at its decode replica; take it over through any router."""
         self.state, self.upstream.takeover.fault = State.TAKING_OVER, fault
         self.upstream.takeover.until_s = now_s + self.limits.detached_s
-        self.take_over()
+        self.take_over(now_s)
 
-    def take_over(self) -> None:
-        """Request the takeover of the running attempt, or wait for a router."""
+    def take_over(self, now_s: float) -> None:
+        """Request the takeover of the running attempt inside its region, or wait for a router.
+
+        Without a router in the attempt's region the takeover is given up at once, if another region continues the request.
+        """
         self.retry_at_s = None
         peer = self.hub.choose(self.spec, self.upstream.avoid)
+        if peer is None and self.may_leave_region and self._other_region() is not None:
+            self.give_up_takeover(now_s)
+            return
         if peer is None:
             self.hub.await_router(self)
         else:
@@ -316,11 +335,14 @@ class LiveRequest:
         `untouched`: no engine took the attempt. `after_s`: least delay of the next attempt.
         """
         self._wait(fault)
+        is_free = False
         if not untouched:
             self.progress.count_lost(self.upstream.current)
-        elif self.may_move and self.hub.pools.elsewhere(self.spec) is not None:
+        elif self._other_pool() is not None:
             self.submit(now_s)  # the dead pool's fault takes nothing from the retry budget
             return
+        elif fault in faults.POOL_GONE:
+            is_free = self._away() is not None
         error = self.retry_state.spend(
             fault,
             now_s,
@@ -328,10 +350,14 @@ class LiveRequest:
             attempts=len(self.attempts),
             tokens_sent=len(self.progress.ids),
             take_retry=lambda: self.hub.take_retry(self, now_s),
+            is_free=is_free,
         )
         if error is not None:
             if fault not in faults.POOL_GONE or not self._continue_elsewhere(fault, now_s):
-                self.end_with(Outcome(error=self._stale(fault) or error), now_s)
+                self.end_with(Outcome(error=self._pool_gone(fault) or error), now_s)
+            return
+        if is_free:
+            self._submit_after(0.0, now_s, is_resume=False)
             return
         delay_s = self.retry_state.delay_s(self.hub.jitter(), untouched=untouched, after_s=after_s)
         self._submit_after(delay_s, now_s, is_resume=not untouched)
@@ -368,50 +394,102 @@ class LiveRequest:
         self._wait(faults.NO_REPLICA)
         self.submit(now_s)
 
+    def leave_region(self, fault: str, now_s: float) -> bool:
+        """-> WAITING -> another region: a router refused the request for lack of capacity in its region. Home comes first.
+
+        False: the request stays. No region takes it, or its own region refused it for another reason than a grant.
+        """
+        region, is_grant = self.spec.region, fault == faults.GRANT
+        if is_grant:
+            self.hub.regions.note_grant_refused(self.spec, now_s)
+        if not (is_grant or region):
+            return False
+        self.refused_regions.add(region)
+        spec = self._away()
+        if spec is None:
+            return False
+        self._wait(fault)
+        if self._move(spec, fault, now_s):
+            self.submit(now_s)
+        return True
+
     def router_wait_over(self, now_s: float) -> None:
         """No router came in time: continue in another pool of the version, or end."""
         if self._continue_elsewhere(faults.NO_ROUTER, now_s):
             return
-        stale = self._stale(faults.NO_ROUTER)
-        if stale is not None:
-            self.end_with(Outcome(error=stale), now_s)
+        error = self._pool_gone(faults.NO_ROUTER)
+        if error is not None:
+            self.end_with(Outcome(error=error), now_s)
         else:
             self.give_up(faults.NO_ROUTER, now_s)
 
+    def _elsewhere(self) -> RequestSpec | None:
+        """Return the spec for another pool that can place, if the request's own cannot; else for another region."""
+        return self._other_pool() or self._other_region()
+
+    def _other_pool(self) -> RequestSpec | None:
+        """Return the spec for another pool of the own region, if the request's pool there cannot place. Else None."""
+        return None if self.spec.region or not self.may_move else self.hub.pools.elsewhere(self.spec)
+
+    def _other_region(self) -> RequestSpec | None:
+        """Return the spec for another region, if the request's pool cannot place. Else None."""
+        if not (self.hub.regions.has_others and self.may_leave_region):
+            return None
+        return self.hub.regions.elsewhere(self.spec, may_rebind=self.may_move, without=self.refused_regions)
+
+    def _away(self) -> RequestSpec | None:
+        """Return the spec for another region that takes new work, whatever the own pool can. None: there is none."""
+        if not (self.hub.regions.has_others and self.may_leave_region):
+            return None
+        return self.hub.regions.away(self.spec, may_rebind=self.may_move, without=self.refused_regions)
+
     def _leave_dead_pool(self, now_s: float) -> bool:
         """Move to another pool if the request's own cannot place. Return False if the request ended, to be read again."""
-        spec = self.hub.pools.elsewhere(self.spec)
+        spec = self._elsewhere()
         if spec is None:
             return True
         has_router = self.hub.choose(self.spec) is not None
-        fault = faults.NO_REPLICA if has_router else faults.NO_ROUTER
-        if not self.hub.pools.share_tokenizer(self.spec.model_version, spec.model_version):
-            self.must_reread = True
-            self.give_up(fault, now_s)
-            return False
-        self._move(spec, fault, now_s)
-        return True
+        return self._move(spec, faults.NO_REPLICA if has_router else faults.NO_ROUTER, now_s)
 
     def _continue_elsewhere(self, fault: str, now_s: float) -> bool:
         """Continue in another pool of the version, if there is one. The tokens stay equal."""
-        spec = self.hub.pools.same_version_elsewhere(self.spec) if self.moves < MOVES_MAX else None
-        if spec is None:
+        spec = None
+        if self.moves < MOVES_MAX and not self.spec.region:
+            spec = self.hub.pools.same_version_elsewhere(self.spec)
+        if spec is None and self.may_leave_region:
+            spec = self.hub.regions.away(self.spec, may_rebind=False, without=self.refused_regions)
+        if spec is None or not self._move(spec, fault, now_s):
             return False
-        self._move(spec, fault, now_s)
         self.retry_state.on_progress()
         self.submit(now_s)
         return True
 
-    def _move(self, spec: RequestSpec, fault: str, now_s: float) -> None:
-        pool, self.spec = self.spec.pool, spec
+    def _move(self, spec: RequestSpec, fault: str, now_s: float) -> bool:
+        """Take `spec`, of another pool. Return False if the request ended, to be read again with another tokenizer."""
+        before = self.spec
+        if spec.model_version != before.model_version and not self.hub.pools.share_tokenizer(
+            before.model_version, spec.model_version
+        ):
+            self.must_reread = True
+            self.give_up(fault, now_s)
+            return False
+        self.spec = spec
         self.moves += 1
         self.router_until_s = None
         self.upstream.avoid = ""
-        self.hub.moved(self, pool, fault, now_s)
+        self.hub.moved(self, before, fault, now_s)
+        return True
 
-    def _stale(self, fault: str) -> MeshError | None:
-        """Return the error of a request whose model version no pool serves any more, or None."""
-        if fault not in faults.POOL_GONE or not self.hub.pools.is_stale(self.spec):
+    def _pool_gone(self, fault: str) -> MeshError | None:
+        """Return the error of a request that no region may take, or whose version no pool serves any more; else None."""
+        if fault not in faults.POOL_GONE:
+            return None
+        regions = self.hub.regions
+        refusal = regions.refusal(self.spec)
+        if refusal is not None:
+            return refusal
+        is_stale = False if self.spec.region else self.hub.pools.is_stale(self.spec)
+        if not (is_stale or regions.is_stale(self.spec)):
             return None
         return faults.given_up(faults.STALE_SNAPSHOT, len(self.attempts), len(self.progress.ids))
 

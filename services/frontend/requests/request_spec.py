@@ -13,9 +13,10 @@ from kvmesh.buckets.limits import Account
 from kvmesh.budget.v1 import budget_pb2
 from kvmesh.deadlines import RUNTIME_MAX_S
 from kvmesh.pools import DEFAULT_POOL
+from kvmesh.regions.names import split
 from kvmesh.tenants.caller import Caller, ServiceClass, Tenant
 from services.frontend.requests.resume_token import ATTEMPT_STRIDE, ResumeToken
-from services.frontend.requests.takeover import AttemptLocation
+from services.frontend.requests.takeover import AttemptLocation, located_in
 
 RUNTIME_GRACE_S: Final = 0.25
 """Seconds by which a deadline of the class is later for the hops behind the frontend; each hop takes its margin off.
@@ -141,7 +142,11 @@ class RequestSpec:
     asked_output_tokens: int = 0
     """Output tokens that the client asked for; its deadline may leave no time for all. 0: `max_output_tokens`."""
     pool: str = DEFAULT_POOL
-    """Pool of the routers and replicas that serve the request. All attempts stay in it."""
+    """Pool of the routers and replicas that serve the request, "region/pool" in another region. All attempts stay in it."""
+    home: str = ""
+    """Home region of the caller. Empty: a mesh without regions."""
+    border: str = ""
+    """Name of the frontend's region. Empty: a mesh without regions."""
     model_version: str
     rollout: str = ""
     """Id of the rollout whose weights chose the pool. Empty: no rollout, or another reason."""
@@ -157,6 +162,16 @@ class RequestSpec:
     """Digest for the resume token; see validation.digest."""
     is_shadow: bool = False
     """True for a copy of a user's request. No user sees its answer."""
+
+    @property
+    def region(self) -> str:
+        """Region that serves the request. Empty: the frontend's own one."""
+        return split(self.pool)[0]
+
+    @property
+    def is_guest(self) -> bool:
+        """True if the region that serves the request is not the caller's home."""
+        return self.home != (self.region or self.border)
 
     @property
     def is_output_clamped(self) -> bool:
@@ -248,6 +263,9 @@ class RequestSpec:
         tenant, service_class = self.caller.tenant, self.caller.service_class
         budget.tenant, budget.weight = tenant.name, tenant.weight
         budget.service_class, budget.band = service_class.name, service_class.priority_class
+        budget.region = self.home
+        if self.is_guest and budget.band:
+            budget.band -= 1  # own callers of the class go first; class 0 is the lowest
         budget.sheddable = service_class.is_sheddable
         budget.kv_head_room_permille = round(service_class.kv_headroom * 1000)
         if self.is_shadow:
@@ -257,8 +275,10 @@ class RequestSpec:
     def resume_token(self, location: AttemptLocation | None = None, issued_s: int = 0) -> ResumeToken:
         """Return the data that another frontend needs to continue; with `location`, to take over the running attempt.
 
-        `issued_s`: seconds since 1970, used with a location only.
+        `issued_s`: seconds since 1970, used with a location only. Between regions the location has the name of its region.
         """
+        if location is not None and self.border:
+            location = located_in(location, self.region or self.border)
         token = ResumeToken(
             self.request_id,
             self.sampling.seed,
@@ -266,7 +286,7 @@ class RequestSpec:
             self.digest,
             self.model_version,
             location,
-            pool=self.pool,
+            pool=split(self.pool)[1],
         )
         if location is None:
             return token

@@ -7,6 +7,7 @@ Pure. Layout, little-endian:
 - From version 3 on: 4 bytes requested output limit, 4 bytes granted output limit.
 - From version 4 on: 4 bytes time of issue.
 - 16 bytes HMAC-SHA256 over all fields before.
+- In a mesh with regions the decode replica is named "region/name".
 - Version 5 has, behind the model version: 1 byte length and the pool, 1 byte: 1 if the fields of version 4 follow, else 0.
 
 A token without a location is written in version 2, which every release reads. A token of the pool "default" has no pool.
@@ -19,6 +20,7 @@ import hashlib
 import hmac
 import struct
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 from kvmesh.pools import DEFAULT_POOL
@@ -63,10 +65,13 @@ class Seal:
     """Signs tokens with the mesh's secret, and verifies signatures.
 
     Key rotation: after a change of the secret the previous one is still accepted, so that running streams can be resumed.
+    The secrets of other regions are accepted as well, and sign nothing.
     """
 
     def __init__(self, secret: bytes) -> None:
         self._secrets: tuple[bytes, ...] = (secret,)
+        self._known: dict[str, tuple[bytes, ...]] = {}
+        """Secrets of other regions, by region."""
 
     @property
     def secret(self) -> bytes:
@@ -80,6 +85,15 @@ class Seal:
         self._secrets = (secret, self.secret)
         return True
 
+    @property
+    def known_regions(self) -> int:
+        """Number of other regions with tokens that are accepted."""
+        return len(self._known)
+
+    def know(self, region: str, secrets: tuple[bytes, ...]) -> None:
+        """Accept the tokens of another region from now on. `secrets`: its present one first; they replace earlier ones."""
+        self._known[region] = secrets
+
     def name(self, what: str) -> str:
         """Return 32 lower-case hexadecimal digits for `what`: equal at all frontends, unpredictable without the secret."""
         return hmac.digest(self.secret, b"name\0" + what.encode(), hashlib.sha256)[:16].hex()
@@ -91,7 +105,8 @@ class Seal:
     def open(self, data: bytes) -> bytes | None:
         """Return the signed bytes, or None if the signature is not the mesh's."""
         body, signature = data[:-_SIGNATURE_BYTES], data[-_SIGNATURE_BYTES:]
-        found = [hmac.compare_digest(_signature(each, body), signature) for each in self._secrets]
+        known = (*self._secrets, *chain.from_iterable(self._known.values()))
+        found = [hmac.compare_digest(_signature(each, body), signature) for each in known]
         return body if any(found) else None
 
 

@@ -3,8 +3,8 @@
 Pure. Each lost attempt that an engine took counts as one execution, at most `attempts_max`. This bound also stops a poison
 request (query of death) that kills replicas. While routers only refuse a request that an engine took, RESUME_WAIT_S bounds
 its attempts. The frontend's retry budget pays for retries of requests that no engine took. It does not pay for resumes,
-nor where a router died or drained, however many requests it held. Attempts without a new token use exponential backoff
-with jitter.
+nor where a router died or drained, however many requests it held. It does not pay where another region takes the request.
+Attempts without a new token use exponential backoff with jitter.
 """
 
 from __future__ import annotations
@@ -94,11 +94,12 @@ class RetryState:
         attempts: int,
         tokens_sent: int,
         take_retry: Callable[[], bool],
+        is_free: bool = False,
     ) -> MeshError | None:
         """Count one more attempt after `fault`; return the error for the client if no attempt is left.
 
         `untouched`: no engine took the lost attempt. `attempts`, `tokens_sent`: for the error. `take_retry()` spends one
-        retry of the retry budget.
+        retry of the retry budget. `is_free`: it is not spent, because another region takes the request.
         """
         if self._stuck_since_s is None:
             self._stuck_since_s = now_s
@@ -114,7 +115,7 @@ class RetryState:
                 return faults.given_up(fault, attempts, tokens_sent)
         elif self.retries + 1 >= self._attempts_max:
             return faults.given_up(fault, attempts, tokens_sent)
-        elif fault not in faults.ROUTER_GONE and not take_retry():
+        elif not is_free and fault not in faults.ROUTER_GONE and not take_retry():
             return faults.retries_refused(fault, attempts, tokens_sent)
         self.retries += 1
         return None

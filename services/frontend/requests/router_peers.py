@@ -2,6 +2,9 @@
 
 Pure. Every router of a pool can serve every request of that pool's version, and no other request. Session affinity: a
 session keeps one router of its pool while that router is up.
+
+A pool of another region is named "region/pool". So a choice by pool never leaves a region, and `RegionChoice` alone crosses
+the border.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import xxhash
 
 from kvmesh.attach.outbox import UpwardOutbox
 from kvmesh.pools import DEFAULT_POOL
+from kvmesh.regions.names import qualified
 
 Owner = TypeVar("Owner")
 """The request that owns a slot."""
@@ -37,15 +41,20 @@ class Peer(Generic[Owner]):
         "model_version",
         "pool",
         "queue_delay_s",
+        "region",
         "slots",
         "step_s",
     )
 
-    def __init__(self, link: RouterLink, pool: str = DEFAULT_POOL, model_version: str = "") -> None:
+    def __init__(
+        self, link: RouterLink, pool: str = DEFAULT_POOL, model_version: str = "", region: str = ""
+    ) -> None:
         self.link = link
         self.slots: dict[int, Owner] = {}
-        self.pool = pool
-        """Pool of the router, by its lease."""
+        self.region = region
+        """Region of the router. Empty: the own one."""
+        self.pool = qualified(region, pool)
+        """Pool of the router, by its lease; "region/pool" in another region."""
         self.model_version = model_version
         """Model version that the router serves, by its lease. Empty: any."""
         self.can_place = True
@@ -62,7 +71,7 @@ class Peer(Generic[Owner]):
 
     @property
     def name(self) -> str:
-        """Name of the router in the mesh."""
+        """Name of the router in the mesh, "region/name" in another region."""
         return self.link.name
 
     @property
@@ -87,6 +96,9 @@ class Peers(Generic[Owner]):
     def __init__(self) -> None:
         self._by_name: dict[str, Peer[Owner]] = {}
         self._by_pool: dict[str, list[Peer[Owner]]] = {}
+        self._by_region: dict[str, list[Peer[Owner]]] = {}
+        self._own_pools = 0
+        """Number of pools of the own region's routers."""
 
     def __iter__(self) -> Iterator[Peer[Owner]]:
         return iter(self._by_name.values())
@@ -96,15 +108,22 @@ class Peers(Generic[Owner]):
 
     @property
     def has_several_pools(self) -> bool:
-        """True if the routers are of more than one pool."""
-        return len(self._by_pool) > 1
+        """True if the own region's routers are of more than one pool."""
+        return self._own_pools > 1
 
-    def add(self, link: RouterLink, pool: str = DEFAULT_POOL, model_version: str = "") -> Peer[Owner]:
-        """Add a router; its name must be new. `model_version`: empty for a router that serves any version."""
+    def add(
+        self, link: RouterLink, pool: str = DEFAULT_POOL, model_version: str = "", region: str = ""
+    ) -> Peer[Owner]:
+        """Add a router; its name must be new. `model_version`: empty for a router that serves any version.
+
+        `region`: empty for the own one.
+        """
         assert link.name not in self._by_name, f"router {link.name} was added already"
-        peer: Peer[Owner] = Peer(link, pool, model_version)
+        peer: Peer[Owner] = Peer(link, pool, model_version, region)
         self._by_name[link.name] = peer
-        self._by_pool.setdefault(pool, []).append(peer)
+        self._by_pool.setdefault(peer.pool, []).append(peer)
+        self._by_region.setdefault(region, []).append(peer)
+        self._count_pools()
         return peer
 
     def remove(self, name: str) -> None:
@@ -115,6 +134,14 @@ class Peers(Generic[Owner]):
         of_pool.remove(peer)
         if not of_pool:
             del self._by_pool[peer.pool]
+        of_region = self._by_region[peer.region]
+        of_region.remove(peer)
+        if not of_region:
+            del self._by_region[peer.region]
+        self._count_pools()
+
+    def _count_pools(self) -> None:
+        self._own_pools = len({peer.pool for peer in self._by_region.get("", ())})
 
     def get(self, name: str) -> Peer[Owner] | None:
         """Return the router of that name."""
@@ -123,6 +150,10 @@ class Peers(Generic[Owner]):
     def of_pool(self, pool: str) -> Sequence[Peer[Owner]]:
         """Return the routers of `pool`, up or down."""
         return self._by_pool.get(pool, ())
+
+    def of_region(self, region: str) -> Sequence[Peer[Owner]]:
+        """Return the routers of `region`, up or down. Empty: the own region."""
+        return self._by_region.get(region, ())
 
     def choose(
         self, pool: str, affinity: str, avoid: str = "", *, model_version: str = ""
@@ -165,8 +196,8 @@ class Peers(Generic[Owner]):
         )
 
     def placeable(self) -> Iterator[tuple[str, str]]:
-        """Yield pool and model version of each router that is up and can place new requests; some repeatedly."""
-        for peer in self:
+        """Yield pool and model version of each router of the own region that takes new requests; some repeatedly."""
+        for peer in self.of_region(""):
             if peer.takes_new:
                 yield peer.pool, peer.model_version
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvmesh.attach.v1 import attach_pb2 as attach
+from kvmesh.regions.names import qualified, split
 
 TAKEOVER_RETRY_S: Final = 0.1
 """Wait before the next adopt of a running attempt if a router is still learning the members of the mesh."""
@@ -24,6 +25,19 @@ class AttemptLocation:
 
     attempt: int
     decode_replica: str
+    """Its name; "region/name" in a resume token of a mesh with regions."""
+
+    @property
+    def region(self) -> str:
+        """Region of the replica. Empty: the place says none."""
+        return split(self.decode_replica)[0]
+
+
+def located_in(location: AttemptLocation, region: str) -> AttemptLocation:
+    """Return `location` with the name of `region`. A location that has one already keeps it."""
+    if location.region:
+        return location
+    return AttemptLocation(location.attempt, qualified(region, location.decode_replica))
 
 
 class Takeover:

@@ -86,7 +86,7 @@ def _ask(request: LiveRequest, now_s: float) -> None:
     elif request.state is State.WAITING:
         request.submit(now_s)
     else:
-        request.take_over()
+        request.take_over(now_s)
 
 
 def _no_router(request: LiveRequest, now_s: float) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeAlias
 
 from kvmesh.attach.v1 import attach_pb2 as attach
 from kvmesh.inference.v1 import inference_pb2 as pb
+from kvmesh.regions.names import split
 from services.frontend.requests.attempts import Attempt, Cause
 from services.frontend.requests.progress import Progress
 from services.frontend.requests.request_spec import RequestSpec
@@ -104,7 +105,7 @@ class Upstream:
         received = len(request.progress.ids)
         context_tokens = request.spec.prompt_tokens + received
         attempt = Attempt(location.attempt, self.cause, received, context_tokens, "", now_s, is_anothers=True)
-        attempt.placement = attach.Placement(decode_replica=location.decode_replica)
+        attempt.placement = attach.Placement(decode_replica=split(location.decode_replica)[1])
         attempt.is_started = attempt.has_tokens = True
         self.attempts.append(attempt)
 
@@ -141,10 +142,15 @@ class Upstream:
             credit_position=progress.open_window(),
             resumed=retry_state.was_taken or spec.goes_ahead,
             vocabulary_size=progress.output.vocabulary_size,
-            contested_replicas=[one.replica for one in self.cross_checked.values()],
+            contested_replicas=self._contested(peer.region),
         )
         ttft_s = spec.timing.ttft_deadline_s if progress.first_token_s is None else None
         peer.link.outbox.submit(row, spec.timing.hops_deadline_s, ttft_s)
+
+    def _contested(self, region: str) -> list[str]:
+        """Return the replicas of `region` with a verdict that the next attempt tests, by their bare names."""
+        names = [split(one.replica) for one in self.cross_checked.values()]
+        return [replica for of_region, replica in names if of_region == region]
 
     def take_over(self, peer: Peer[Any], request: Source) -> None:
         """Send an adopt of the last attempt, which runs at its decode replica."""

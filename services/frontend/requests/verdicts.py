@@ -25,6 +25,7 @@ class Verdict(NamedTuple):
     """One verdict on one request."""
 
     replica: str
+    """Name of the replica, "region/name" in another region."""
     role: Role
     fault: str
     error: MeshError

@@ -14,6 +14,8 @@ from typing import Any, Final
 from kvmesh.call import Call
 from kvmesh.clock import Clock, wall_s
 from kvmesh.deadlines import from_remaining_s
+from kvmesh.pools import DEFAULT_POOL
+from kvmesh.regions.names import HOME_METADATA, split
 from kvmesh.tenants.caller import Caller
 from services.frontend.accounts.executions import ANY_POOL, Claim, Execution, Executions, PoolClaimed
 from services.frontend.requests import faults, feasibility
@@ -51,6 +53,8 @@ class Arrival:
     """Name of the execution."""
     can_move: bool
     traceparent: str
+    home: str = ""
+    """Home region of the caller. Empty: a mesh without regions."""
 
 
 class Intake:
@@ -98,7 +102,8 @@ class Intake:
         The execution has a name from now on, until `forget`.
         """
         owner, can_move = self._executions.new_owner(), HANDOVER_METADATA in call.metadata
-        return Arrival(caller, at_s, remaining_s, owner, can_move, traceparent)
+        home = self._core.regions.home_of(call.metadata.get(HOME_METADATA, ""))
+        return Arrival(caller, at_s, remaining_s, owner, can_move, traceparent, home)
 
     def forget(self, owner: str) -> None:
         """Forget the execution `owner`, which is over or never began. Idempotent; an empty name is ignored."""
@@ -127,18 +132,38 @@ class Intake:
         raise AssertionError("the last claim takes any pool")
 
     def _choose(self, message: Message, request_id: str, arrival: Arrival) -> ChosenPool:
-        """Return the pool of the request: that of its resume token, else by weight and availability.
+        """Return the pool of the request: that of its resume token, else by region, weight and availability.
 
         Raises MeshError (STALE_SNAPSHOT) if no pool serves the version of the token any more.
         """
-        pools, token, tenant = self._core.pools, message.resume, arrival.caller.tenant.name
+        token, session = message.resume, message.request.session_id
         if token is not None:
-            found = pools.of_version(token.model_version, tenant, token.pool)
+            found = self._resumed(token, session or request_id, arrival)
             if found is None or token.model_version not in self._versions:
                 received = len(message.request.options.resume.received_token_ids)
                 raise faults.given_up(faults.STALE_SNAPSHOT, 0, received)
             return found
-        return pools.choose(tenant, message.request.session_id or request_id)
+        return self._core.regions.choose(
+            arrival.caller.tenant,
+            session or request_id,
+            arrival.home,
+            self._clock.now_s(),
+            is_session=bool(session),
+        )
+
+    def _resumed(self, token: ResumeToken, session: str, arrival: Arrival) -> ChosenPool | None:
+        """Return the pool that continues the request of `token`: where its attempt runs, else in the own region first."""
+        pools, regions, tenant = self._core.pools, self._core.regions, arrival.caller.tenant
+        region = token.location.region if token.location is not None else ""
+        if region not in ("", regions.settings.own):
+            pool = token.pool or DEFAULT_POOL  # a token does not name that pool
+            there = regions.resumed(region, pool, token.model_version, tenant, arrival.home)
+            if there is not None:
+                return there
+        found = pools.of_version(token.model_version, tenant.name, token.pool)
+        if found is None:
+            found = regions.of_version(token.model_version, tenant, arrival.home, session)
+        return found
 
     def _claimed(
         self, pool: str, chosen: ChosenPool, request_id: str, message: Message, arrival: Arrival
@@ -191,6 +216,8 @@ class Intake:
             max_output_tokens=max_output_tokens,
             asked_output_tokens=asked_tokens,
             pool=chosen.pool,
+            home=arrival.home,
+            border=self._core.regions.border,
             model_version=bounds.model_version,
             rollout="" if chosen.is_diverted or resume is not None else chosen.rollout,
             end_token_id=version.tokenizer.end_token_id,
@@ -205,7 +232,7 @@ class Intake:
                 owner=arrival.owner,
                 earlier=execution.earlier,
                 can_move=arrival.can_move,
-                location=_location(resume, chosen) if execution.is_shown else None,
+                location=self._location(resume, chosen) if execution.is_shown else None,
                 received_ids=asked.received_ids,
             ),
             logprobs=asked.logprobs,
@@ -230,6 +257,15 @@ class Intake:
             priority_class = arrival.caller.service_class.priority_class
             outlook = self._core.outlook(asked.session_id, priority_class, prompt_tokens, now_s, chosen)
             raise faults.too_short(left_s, self._start_min_s, outlook.until_first_token_s)
+
+    def _location(self, resume: ResumeToken | None, chosen: ChosenPool) -> AttemptLocation | None:
+        """Return the location of the running attempt, if the routers of the pool `chosen` can take it over."""
+        if resume is None or resume.location is None:
+            return None
+        own, (region, pool) = self._core.regions.settings.own, split(chosen.pool)
+        if (resume.location.region or own) != (region or own) or resume.pool not in ("", pool):
+            return None
+        return resume.location
 
     def _clamped(self, asked: ValidRequest, wanted: int, deadline_s: float, outlook: Outlook) -> int:
         """Return the output tokens for which the client's deadline leaves time."""
@@ -273,7 +309,7 @@ class Intake:
             least = max(least, min(EPOCH_MAX, other.spec.execution.epoch + 1))
         claim = Claim(request_id, digest, seed, is_seed_asked, least, owner)
         pools = self._core.pools
-        if pools.has_several:
+        if pools.has_several or self._core.regions.has_others:
             replaced = replaced if resume is None else ANY_POOL
             claim = replace(claim, pool=chosen.pool, stable_pool=pools.stable, replaced_pool=replaced)
             if resume is None:
@@ -284,13 +320,6 @@ class Intake:
             age_s = wall_s() - resume.issued_s if resume.issued_s else math.inf
             claim = replace(claim, inherited=inherited, predecessor=resume.epoch, age_s=age_s)
         return await self._executions.begin(claim)
-
-
-def _location(resume: ResumeToken | None, chosen: ChosenPool) -> AttemptLocation | None:
-    """Return the location of the running attempt, if the routers of the pool `chosen` can take it over."""
-    if resume is None or resume.pool not in ("", chosen.pool):
-        return None
-    return resume.location
 
 
 def _timing(asked: ValidRequest, arrival: Arrival) -> Timing:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from kvmesh.inference.v1 import inference_pb2 as pb
+from kvmesh.regions.names import split
 from services.frontend.requests.attempts import of_s
 from services.frontend.requests.detokenizer import Detokenizer
 from services.frontend.requests.output import Output
@@ -107,7 +108,7 @@ def explanation(request: LiveRequest, frontend: str, region: str) -> pb.Explanat
     message = pb.Explanation(
         region=region,
         frontend=frontend,
-        pool=spec.pool,
+        pool=split(spec.pool)[1],
         model_version=spec.model_version,
         attempts=[attempt.explanation(number, region) for number, attempt in numbered],
         adoption_count=request.takeovers,

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 SERVICE_NAME: Final = "kvmesh.inference.v1.InferenceService"
 
 BIND_AFTER_S: Final = 5.0
-"""Longest time from the admission of a request to its `started`, in a mesh with several pools.
+"""Longest time from the admission of a request to its `started`, in a mesh with several pools or versions.
 
 The failure detector finds a frozen router in this time, so that its requests can still move.
 """
@@ -122,6 +122,7 @@ class InferenceService:
         caller: Caller | None = None
         try:
             caller = self._calls.caller(call)
+            self._core.regions.check(caller.tenant)
             self._core.check_capacity(arrived_s)
             data = await self._calls.message(call, caller)
             if caller.account.scopes and not wire.may_resume(data):
@@ -196,8 +197,10 @@ class InferenceService:
         """Wait until `started` may be sent: it binds the request to its model version.
 
         In a mesh with several pools, a request without a token is unbound for BIND_AFTER_S, and may move to another pool.
+        So it is between regions with different stable versions.
         """
-        if self._core.pools.has_several and request.may_move:
+        core, version = self._core, request.spec.model_version
+        if request.may_move and (core.pools.has_several or core.regions.may_change_version(version)):
             with suppress(TimeoutError):
                 async with asyncio.timeout(BIND_AFTER_S):
                     await ready.wait()

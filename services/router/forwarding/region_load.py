@@ -24,7 +24,7 @@ from typing import Final
 from kvmesh.attach.names import name_of
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.control.v1 import region_pb2
-from kvmesh.regions.quantity import NOTHING, Quantity
+from kvmesh.regions.quantity import Quantity
 from services.router.forwarding.attempt import Attempt, Stage
 from services.router.forwarding.core import ForwardingCore
 from services.router.forwarding.replicas import Replica
@@ -121,12 +121,12 @@ class RegionLoad:
         )
 
     def capacity(self, now_s: float) -> Quantity:
-        """Return what the serving replicas of the pool can do; nothing while a part of it is unknown."""
+        """Return what the serving replicas of the pool can do. A part that is unknown is 0."""
         prefill, decode = self._serving("prefill", now_s), self._serving("decode", now_s)
         rate = self._prefill_tokens_per_s() if prefill else self._local_tokens_per_s()
         blocks = self._decode_blocks(decode)
-        if ((prefill or decode) and not rate) or (decode and not blocks):
-            return NOTHING
+        if not rate:
+            return Quantity(0.0, blocks)
         if not prefill:
             return Quantity(rate * len(decode), blocks)
         local_per_s = self._windows.per_s("local") * self.router_count

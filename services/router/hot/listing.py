@@ -55,12 +55,15 @@ class HotPrefixListing:
         model_version: str,
         block_tokens: int,
         clock: Clock,
+        may_leave: Callable[[str, str], bool] = lambda _tenant, _region: True,
     ) -> None:
+        """`may_leave(tenant, region)`: True if prompts of the tenant may be given to another region."""
         self._recorder = recorder
         self._local_index = local_index
         self._model_version = model_version
         self._block_tokens = block_tokens
         self._clock = clock
+        self._may_leave = may_leave
         self.is_busy = False
         """True while a call is answered."""
 
@@ -104,7 +107,7 @@ class HotPrefixListing:
 
     async def _answer(self, request: pb.ListHotPrefixesRequest, write: Write) -> None:
         now_s, pause = self._clock.now_s(), CooperativeYield(self._clock)
-        tree = await pause.run_slices(self._tree(self._recorder.prompts.current(), now_s))
+        tree = await pause.run_slices(self._tree(self._given_to(request.region), now_s))
         part = pb.ListHotPrefixesResponse(
             shapes=[
                 pb.HotShape(prompt_tokens=each.prompt_tokens, batch=each.batch, weight=each.weight)
@@ -126,6 +129,11 @@ class HotPrefixListing:
             part.prefixes.append(message)
             part_bytes += message_bytes
         await write(part)
+
+    def _given_to(self, region: str) -> Sequence[PromptRecord]:
+        """Return the records for a caller of `region`; empty: the own region, which gets all."""
+        records = self._recorder.prompts.current()
+        return [each for each in records if self._may_leave(each.tenant, region)] if region else records
 
     def _tree(self, records: Sequence[PromptRecord], now_s: float) -> Generator[None, None, PrefixTree]:
         tree = PrefixTree(self._block_tokens, TOKEN_BYTES_MAX // (4 * self._block_tokens))

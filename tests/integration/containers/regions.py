@@ -61,8 +61,11 @@ class RegionsMesh:
     async def start(self) -> None:
         """Start the link and all regions; returns when every router may place on every replica of its region."""
         await self.link.start()
-        for mesh in self.regions.values():
-            await mesh.start()
+        async with (
+            asyncio.TaskGroup() as group
+        ):  # a region that starts behind another one is cold, and recovers first
+            for mesh in self.regions.values():
+                group.create_task(mesh.start())
 
     async def stop(self) -> None:
         """Write every log to the folders of the regions and remove all containers and networks."""

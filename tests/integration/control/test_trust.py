@@ -17,7 +17,7 @@ from kvmesh.config import MeshConfig, build
 from kvmesh.control.v1 import control_pb2 as pb
 from kvmesh.control.v1 import control_pb2_grpc
 from kvmesh.errors import ErrorDetails, from_rpc_error
-from kvmesh.roles import SERVICES
+from kvmesh.roles import RECEIVERS
 from kvmesh.trust.names import CERTIFICATE_ROLES
 from kvmesh.trust.peers import Trust
 from tests.certificates import Folder
@@ -63,7 +63,7 @@ async def fault_of(call: Any) -> ErrorDetails | None:
 
 @pytest.mark.parametrize("role", CERTIFICATE_ROLES)
 async def test_a_certificate_gives_the_rights_of_its_role(url: str, config: MeshConfig, role: str) -> None:
-    """Every role reads, operators and control processes change, services watch as what they are."""
+    """Every role reads, operators and control processes change, receivers watch as what they are."""
     async with leading(url, config=config) as one, called_by(one, config, role) as channel:
         stub: Any = control_pb2_grpc.ControlPlaneServiceStub(channel)
         assert await fault_of(stub.GetControlPlane(pb.GetControlPlaneRequest())) is None
@@ -73,7 +73,7 @@ async def test_a_certificate_gives_the_rights_of_its_role(url: str, config: Mesh
         if fault is not None:
             assert (fault.code, fault.reason) == (grpc.StatusCode.PERMISSION_DENIED, "PEER_REFUSED")
             assert "operator.kvmesh.internal" in fault.message
-        for claimed in SERVICES:
+        for claimed in RECEIVERS:
             async with watching("", hello("x-0", claimed), channel) as call:
                 if claimed == role:
                     await snapshot_of(call)

@@ -17,12 +17,14 @@ import pytest
 from controlplane.main import ControlProcess
 from controlplane.region_parts import region_control_of
 from controlplane.regions.settings import RegionSettings
+from kvmesh.config import build
 from kvmesh.control.v1 import region_pb2 as pb
 from kvmesh.control.v1 import region_pb2_grpc
 from kvmesh.membership.member import Member
 from kvmesh.ports import free_ports
 from kvmesh.redis_link import RedisLink
 from kvmesh.snapshot.regions import DeclaredState, RegionEntry
+from kvmesh.tenants.store import change, read_overrides
 from tests.integration.control.control_process import control, leading, until
 from tests.integration.regions import two_regions
 from tests.integration.router.conftest import RedisServer
@@ -34,9 +36,10 @@ StartRedis = Callable[[], Awaitable[RedisServer]]
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run the regions of all control processes at ten times their speed."""
+    """Run the regions of all control processes at ten times their speed, and end takeovers early: no service is there."""
     settings = RegionSettings().scaled(0.1)
     monkeypatch.setattr("controlplane.main.region_control_of", partial(region_control_of, settings=settings))
+    monkeypatch.setattr("controlplane.core.TAKEOVER_S", 0.5)
 
 
 @pytest.fixture
@@ -205,6 +208,36 @@ async def test_a_region_that_lost_its_memory_comes_back_as_it_was_declared(redis
                 lambda: second.core.library.desired.regions.declared["eu"].reason == "fire",
                 "it is written down",
             )
+
+
+async def test_a_new_leader_of_a_region_is_found_and_overrides_arrive(redis_servers: StartRedis) -> None:
+    """The first configured process leaves; the other one leads, is dialled, and gets an operator's change of a tenant."""
+    ports = free_ports("127.0.0.1", 3)
+    first, second, other = (f"127.0.0.1:{port}" for port in (next(ports), next(ports), next(ports)))
+    tables = {
+        "regions": {"eu": {"control": [first, second]}, "us": {"control": [other]}},
+        "tenants": {"search": {}},
+        "engine": {"arithmetic": "hashed"},
+    }
+    eu, us = (build({"region": {"name": name}, **tables}) for name in NAMES)
+    eu_url, us_url = (await redis_servers()).url, (await redis_servers()).url
+    async with leading(us_url, config=us, listen=other) as watcher:
+        regions = watcher.core.regions
+        assert regions is not None
+        async with control(eu_url, config=eu, listen=second, name="control-1") as heir:
+            async with control(eu_url, config=eu, listen=first, name="control-0"):
+                await until(lambda: regions.heard_age_s("eu", 0.0) is not None, "us hears eu")
+            await until(lambda: heir.core.publisher.published is not None, "the other process leads")
+            link = RedisLink(eu_url)
+            made = await change(link, "kvmesh", "tenant:search", lambda _: {"weight": 7.0})
+            await link.close()
+            there = RedisLink(us_url)
+
+            async def has_change() -> bool:
+                return (await read_overrides(there, "kvmesh"))[0].get("tenant:search") == made
+
+            await until(has_change, "the change arrives in the other region")
+            await there.close()
 
 
 async def test_a_stranger_is_refused_with_the_allowed_regions(redis_servers: StartRedis) -> None:

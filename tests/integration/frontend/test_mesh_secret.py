@@ -35,6 +35,30 @@ async def test_every_frontend_takes_the_tokens_of_every_other(redis_url: str) ->
     await redis.close()
 
 
+async def test_tokens_of_another_region_are_accepted_while_its_secrets_are_known(redis_url: str) -> None:
+    """The leader writes one or two secrets; an invalid value, and a Redis that lost them, leave the known ones."""
+    redis = RedisLink(redis_url)
+    own, there, before = seals(3)
+    keeper = MeshSecret(redis, "kvmesh", own, ("us",))
+    await keeper.renew()
+    with pytest.raises(resume_token.ResumeTokenError):
+        resume_token.unpack(TOKEN.pack(there), own)
+    for value in (there.secret + before.secret, b"short", None):
+        if value is None:
+            await redis.execute("DEL", "kvmesh:resume-secret:us")
+        else:
+            await redis.execute("SET", "kvmesh:resume-secret:us", value)
+        await keeper.renew()
+        assert [resume_token.unpack(TOKEN.pack(each), own) for each in (there, before)] == [TOKEN, TOKEN]
+    await redis.execute("SET", "kvmesh:resume-secret:us", there.secret)
+    await keeper.renew()
+    assert resume_token.unpack(TOKEN.pack(there), own) == TOKEN
+    with pytest.raises(resume_token.ResumeTokenError):
+        resume_token.unpack(TOKEN.pack(before), own)
+    assert own.secret == seals(1)[0].secret
+    await redis.close()
+
+
 async def test_the_secret_is_restored_after_redis_lost_it(redis_url: str) -> None:
     """Tokens survive the loss: the secret in memory is written again, and a new frontend gets the same secret."""
     redis = RedisLink(redis_url)

@@ -258,3 +258,32 @@ def _subscribed(store: CatalogueStore) -> Callable[[], bool]:
 
     store.poll = counted  # type: ignore[method-assign]
     return lambda: looks > 0
+
+
+async def test_the_share_of_a_region_follows_the_snapshot_and_begins_as_configured(redis_url: str) -> None:
+    """Before any snapshot each region enforces its configured part, so that all together never enforce twice the limit."""
+    regions = {
+        "eu": {"control": ["127.0.0.1:1"], "share": 0.7},
+        "us": {"control": ["127.0.0.1:2"], "share": 0.3},
+    }
+    config = build(
+        {
+            "region": {"name": "us"},
+            "regions": regions,
+            "tenants": {"search": {"requests_per_min": 100}},
+        }
+    )
+
+    def per_min(store: CatalogueStore) -> float:
+        caller = store.catalogue.caller("search")
+        assert caller is not None
+        return caller.account.scopes[0].limit.requests_per_min
+
+    async with following(redis_url, config) as store:
+        assert per_min(store) == pytest.approx(30)
+        store.set_share(1.0)
+        await until(lambda: per_min(store) == pytest.approx(100), "the share of a drained region is borrowed")
+        store.set_share(0.0)
+        await until(
+            lambda: per_min(store) == pytest.approx(30), "without a share in the snapshot the configured one"
+        )

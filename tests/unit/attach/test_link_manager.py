@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
+
 from kvmesh.attach.link_manager import LinkManager
 from kvmesh.clock import MonotonicClock
 from kvmesh.membership.member import Member
@@ -121,7 +123,7 @@ async def test_a_replaced_process_is_linked_until_it_is_unused() -> None:
         links.update([member(boot_id="B")])
         await until(lambda: len(links) == 2)
         old, new = peers.opened
-        assert old.is_replaced and (old.name, new.name) == ("r", "r@a:1/B")
+        assert old.is_replaced and (old.name, new.name) == ("r", "r@a:1#B")
         old.is_unused = True
         links.update([member(boot_id="B")])
         await until(lambda: old.is_closed)
@@ -153,3 +155,16 @@ async def test_a_bug_with_one_peer_is_tried_again() -> None:
         links.update([member("r"), member("s")])
         await until(links.is_settled)
         assert not peers.opened[0].is_closed
+
+
+async def test_processes_of_equal_names_in_two_regions_get_a_link_each() -> None:
+    """The link to another region is named "region/name"; the own region's link is not replaced by it."""
+    peers = Peers()
+    links = LinkManager(peers, MonotonicClock(), "router", "eu")
+    task = asyncio.create_task(links.run())
+    own, other = member("r"), msgspec.structs.replace(member("r", boot_id="B"), region="us")
+    links.update([msgspec.structs.replace(own, region="eu"), other])
+    await until(lambda: len(links) == 2)
+    assert peers.names == ["r", "us/r"] and not any(peer.is_replaced for peer in peers.opened)
+    task.cancel()
+    await asyncio.wait([task])

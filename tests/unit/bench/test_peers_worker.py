@@ -12,7 +12,7 @@ import pytest
 
 from bench.peers import chat, chat_client
 from bench.peers.chat_client import ChatConnection
-from bench.peers.routers import POLICIES, ROUTERS, Unavailable, environment
+from bench.peers.routers import POLICIES, ROUTERS
 from bench.peers.streams import Outcome, Stream
 from bench.peers.worker import Worker, made_up_ids
 from bench.processes import ANY_CORE, Fleet, prepare_kill
@@ -178,13 +178,6 @@ async def test_made_up_ids_tell_prompts_apart() -> None:
     assert first[0] == second[0] and first[1] != second[1]
     assert longer[:2] == first
     assert made_up_ids(b'{"prompt": "aaaabbbb"}') == first
-
-
-def test_a_router_that_cannot_be_installed_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reason of a failed installation is in the table."""
-    monkeypatch.setattr("bench.peers.routers.sys.executable", str(tmp_path / "no-python"))
-    with pytest.raises(Unavailable, match=r"smg==1\.13\.0 cannot be installed: .*no-python"):
-        environment(ROUTERS[1], tmp_path / "environments")
 
 
 def test_every_router_is_told_its_workers_and_stays_on_loopback(tmp_path: Path) -> None:

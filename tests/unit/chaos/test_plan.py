@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from kvmesh.roles import SERVERS
+from kvmesh.roles import CONTROL, SERVICES
 from tests.chaos.cells import FAULTS, PARTS, Cell, CellError, Run, everything, long_form, parse, short_form
 from tests.chaos.plan import AFTER, BEFORE, DURING, OUTPUT_TOKENS, PROMPT_TOKENS, STREAMS, plan_of, probe_of
 from tests.chaos.truth import Truth
@@ -44,7 +44,7 @@ def test_plans_keep_their_ranges_and_have_everything() -> None:
     targets = {plan.target for plan in plans}
     assert targets == {
         "redis",
-        *(f"{role}-{number}" for role in SERVERS for number in (0, 1)),
+        *(f"{role}-{number}" for role in (*SERVICES, CONTROL) for number in (0, 1)),
         *(f"{role}-{number}-engine" for role in ("prefill", "decode") for number in (0, 1)),
     }
 

@@ -64,3 +64,17 @@ def test_the_opening_fills_several_blocks() -> None:
     tokens = len(tokenizer.encode(SCENE).ids) + len(tokenizer.encode(OPENING).ids)
     assert 300 <= tokens <= 450
     assert tokens // config.engine.block_tokens >= 9
+
+
+def test_the_explanation_shows_the_region_of_every_attempt_between_regions_alone() -> None:
+    """A mesh without regions has no such row; an attempt of a release without regions shows a dash."""
+    shown = []
+    for regions in (["local", "local"], ["eu", "us", ""]):
+        finished = inference.Finished()
+        for region in regions:
+            finished.explanation.attempts.add(region=region)
+        screen = Console(file=io.StringIO(), width=120)
+        screen.print(explanation_table([("this request", finished)]))
+        assert isinstance(screen.file, io.StringIO)
+        shown.append(screen.file.getvalue())
+    assert "regions" not in shown[0] and "eu, us, -" in shown[1]

@@ -112,7 +112,7 @@ def test_an_unknown_role_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["127.0.0.1:1", "--role", "foo"]) == 2
     assert (
         capsys.readouterr().err
-        == '--role = "foo" is unknown: allowed are frontend, router, prefill, decode, control.\n'
+        == '--role = "foo" is unknown: allowed are frontend, router, prefill, decode, control, xds.\n'
     )
 
 
@@ -154,7 +154,7 @@ def test_the_configuration_of_the_folder_is_read(
         assert "the peer's certificate is not for decode.kvmesh.internal." in capsys.readouterr().err
         assert command(address) == 1
         assert (
-            "the server requires TLS; give --role frontend, router, prefill, decode or control"
+            "the server requires TLS; give --role frontend, router, prefill, decode, control or xds"
             in capsys.readouterr().err
         )
         (tmp_path / ".kvmesh").mkdir()

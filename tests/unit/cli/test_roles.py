@@ -15,6 +15,9 @@ IMAGES: Final = ROOT / "deploy" / "images"
 COMPOSE: Final[dict[str, Any]] = yaml.safe_load((ROOT / "deploy/compose/compose.yaml").read_text("utf-8"))[
     "services"
 ]
+MODULES: Final = {"control": "controlplane", "xds": "controlplane.xds"}
+"""Modules of the servers that are no services."""
+
 ENTRYPOINT: Final = (IMAGES / "entrypoint").read_text("utf-8").replace("\\\n", " ")
 
 
@@ -40,7 +43,7 @@ def test_a_role_starts_after_those_that_it_needs() -> None:
 @pytest.mark.parametrize("role", SERVERS)
 def test_the_entrypoint_starts_servers_on_the_ports_of_the_table(role: str) -> None:
     """Module and ports."""
-    ports, module = ROLES[role].ports, "controlplane" if role == "control" else "services.$role"
+    ports, module = ROLES[role].ports, MODULES.get(role, "services.$role")
     assert ROLES[role].module == module.replace("$role", role)
     line = next(line for line in ENTRYPOINT.splitlines() if f"-m {module} " in line.replace('"', "")).split()
     assert option_of(line, "listen") == f"0.0.0.0:{ports['grpc']}"

@@ -17,7 +17,7 @@ import pytest
 
 from kvmesh.cli.processes import Process
 from kvmesh.cli.readiness import ReadyLine
-from kvmesh.cli.supervisor import STOP_S_MAX, ProcessFailed, ProcessState, Stopped, supervised
+from kvmesh.cli.supervisor import STOP_S_MAX, Limits, ProcessFailed, ProcessState, Stopped, supervised
 from kvmesh.server import DRAIN_S, STOP_GRACE_S
 
 READY = """
@@ -163,7 +163,7 @@ async def test_a_missing_binary_is_one_sentence(tmp_path: Path) -> None:
 async def test_a_process_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     """A shutdown takes a bounded time in any case."""
     async with supervised(
-        [fake("stubborn", STUBBORN, tmp_path)], tmp_path / "logs", stop_s=0.2
+        [fake("stubborn", STUBBORN, tmp_path)], tmp_path / "logs", limits=Limits(stop_s=0.2)
     ) as supervisor:
         await supervisor.start()
         member = supervisor.members["stubborn"]
@@ -179,7 +179,7 @@ def test_the_stop_limit_is_longer_than_a_drain() -> None:
 async def test_a_second_signal_kills_at_once(tmp_path: Path) -> None:
     """An operator may press Ctrl-C twice, and then nothing waits."""
     async with supervised(
-        [fake("stubborn", STUBBORN, tmp_path)], tmp_path / "logs", stop_s=600
+        [fake("stubborn", STUBBORN, tmp_path)], tmp_path / "logs", limits=Limits(stop_s=600)
     ) as supervisor:
         await supervisor.start()
         for _ in range(2):

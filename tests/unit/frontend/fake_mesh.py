@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from types import MappingProxyType
 from typing import Any
 
 import xxhash
@@ -67,6 +68,8 @@ class Router:
     model_version: str = ""
     """Version that its pool serves; empty: any."""
     can_place: bool = True
+    region: str = ""
+    """Empty: the frontend's own region."""
 
 
 @dataclass
@@ -83,6 +86,7 @@ class Run:
     reason: int = 0
     told: int = 0
     """Position computed beyond the flow-control window that its router was told last."""
+    region: str = ""
 
     @property
     def end(self) -> int:
@@ -99,8 +103,9 @@ class FakeMesh:
         draw: random.Random,
         router_count: int = 2,
         pools: Sequence[tuple[str, str]] = (("default", ""),),
+        others: Mapping[str, Sequence[tuple[str, str]]] = MappingProxyType({}),
     ) -> None:
-        """`router_count`: routers of each of `pools`, given with their versions."""
+        """`router_count`: routers of each of `pools`, given with their versions. `others`: pools of other regions."""
         self.core = core
         self.draw = draw
         self.now_s = 1000.0
@@ -113,8 +118,15 @@ class FakeMesh:
             for pool, version in pools
             for each in range(router_count)
         ]
+        self.routers += [
+            Router(f"{region}/{pool}-router-{each}", pool=pool, model_version=version, region=region)
+            for region, its in others.items()
+            for pool, version in its
+            for each in range(router_count)
+        ]
         self.runs: list[Run] = []
-        self.highest: dict[str, int] = {}
+        self.highest: dict[tuple[str, str], int] = {}
+        """Highest attempt number by region and request: no region knows the attempts of another one."""
         self.submits: list[pb.Submit] = []
         self.adopts = 0
         self.decode = "decode-0"
@@ -124,10 +136,14 @@ class FakeMesh:
         self.cancels: list[int] = []
         self.pools: dict[str, list[str]] = {}
         """Pools of the attempts, by request."""
+        self.regions: dict[str, list[str]] = {}
+        """Regions of the attempts, by request."""
+        self.adopted: list[tuple[str, pb.Adopt]] = []
+        """Adopts received, with the region of the router."""
         self.computed: dict[str, int] = {}
         """Position behind the highest output position computed, by request."""
         for router in self.routers:
-            core.add_router(router, router.pool, router.model_version)
+            core.add_router(router, router.pool, router.model_version, router.region)
 
     # Links.
 
@@ -176,6 +192,7 @@ class FakeMesh:
         last = router.last_slot  # within one message, adopts ascend and submits ascend
         for adopt in message.adopts:
             self.adopts += 1
+            self.adopted.append((router.region, adopt))
             rules.check_adopt(adopt, last_slot=last)
             last = adopt.slot
             self._adopt(router, adopt)
@@ -326,23 +343,26 @@ class FakeMesh:
         self.submits.append(submit)
         assert router.model_version in ("", submit.model_version), f"{submit.model_version} at {router.name}"
         self.pools.setdefault(submit.request_id, []).append(router.pool)
-        known = self.highest.get(submit.request_id, 0)
+        self.regions.setdefault(submit.request_id, []).append(router.region)
+        key = (router.region, submit.request_id)
+        known = self.highest.get(key, 0)
         if submit.attempt <= known:
             router.down.refuse(submit.slot, pb.Refusal.REASON_SUPERSEDED, "old")
             return
-        self.highest[submit.request_id] = submit.attempt
-        for run in [each for each in self.runs if each.submit.request_id == submit.request_id]:
+        self.highest[key] = submit.attempt
+        for run in [each for each in self.runs if (each.region, each.submit.request_id) == key]:
             if run.router is not None:
                 run.router.down.finish(run.slot, run.log.end, pb.Finish.REASON_SUPERSEDED)
             self.drop(run)
         log = TokenLog(submit.start_position, submit.credit_position)
-        run = Run(submit, router, submit.slot, log, submit.token_ids)
+        run = Run(submit, router, submit.slot, log, submit.token_ids, region=router.region)
         router.runs[submit.slot] = run
         self.runs.append(run)
 
     def _adopt(self, router: Router, adopt: pb.Adopt) -> None:
         for run in self.runs:
-            if (run.submit.request_id, run.submit.attempt) != (adopt.request_id, adopt.attempt):
+            wanted = (router.region, adopt.request_id, adopt.attempt)
+            if (run.region, run.submit.request_id, run.submit.attempt) != wanted:
                 continue
             assert run.submit.model_version == router.model_version or not router.model_version
             if run.stage not in ("running", "finished") or not run.log.start <= adopt.position <= run.log.end:

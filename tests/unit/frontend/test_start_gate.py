@@ -9,10 +9,13 @@ import pytest
 
 from kvmesh.errors import MeshError, internal
 from services.frontend.requests.retry_state import ROUTER_WAIT_S
-from services.frontend.start_gate import REQUEST_WAIT_S, WAIT_S, StartGate
+from services.frontend.start_gate import REQUEST_WAIT_S, WAIT_S, StartGate, hold_diversions
 from services.frontend.surface.intake import Intake
 from services.frontend.surface.service import BIND_AFTER_S
 from tests.unit.frontend.test_pools import begin, finish, mesh_of, routers_of
+from tests.unit.frontend.test_region_choice import entry, stop
+from tests.unit.frontend.test_region_choice import mesh_of as region_mesh_of
+from tests.unit.frontend.test_regions import begin as region_begin
 
 
 @pytest.mark.parametrize("first_s", [0.0, 3.0, 600.0])
@@ -100,6 +103,24 @@ def test_a_pool_whose_router_says_no_is_left_behind_a_closed_gate() -> None:
     assert pools.unfound == [] and pools.cannot_place("stable", "v1")
     client = begin(mesh, "stable")
     assert finish(mesh, client) == "LENGTH" and client.request.spec.pool != "stable"
+
+
+async def test_a_frontend_that_starts_in_a_dead_region_sends_its_requests_to_another_one() -> None:
+    """The gate opens by the routers of another region; no lease of an own router is known."""
+    mesh = region_mesh_of(entry("us"))
+    stop(mesh)
+    mesh.core.pools.may_divert = False
+    client = region_begin(mesh)
+    assert mesh.core.pools.is_sought("default", "v1") and client.request.state.name == "WAITING"
+
+    class Clock:
+        def now_s(self) -> float:
+            mesh.now_s += 0.5
+            return mesh.now_s
+
+    async with asyncio.timeout(10):
+        await hold_diversions(mesh.core, Clock(), 0.0)
+    assert finish(mesh, client) == "LENGTH" and client.request.spec.region == "us"
 
 
 def test_a_draining_router_does_not_speak_for_its_pool() -> None:

@@ -52,6 +52,8 @@ FRONTEND_ORDER = {
     "shadow": ("requests", "routers"),
     "draining": ("requests",),
     "mesh_secret": ("requests",),
+    "region_listener": (),
+    "region_routers": (),
     "readiness": ("requests",),
     "start_gate": ("requests",),
     "golden_requests": ("requests",),
@@ -59,7 +61,8 @@ FRONTEND_ORDER = {
     "metrics": ("requests", "accounts"),
     "assembly": (
         *("requests", "accounts", "surface", "draining", "routers", "metrics", "shadow"),
-        *("mesh_secret", "readiness", "start_gate", "warm_up"),
+        *("mesh_secret", "readiness", "region_listener", "region_routers"),
+        *("start_gate", "warm_up"),
     ),
     "main": ("surface", "assembly"),
     "__main__": ("main",),

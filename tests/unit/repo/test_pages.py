@@ -36,10 +36,12 @@ def exported() -> dict[tuple[str, str], set[str]]:
     for path in (path for folder in folders for path in sorted(ROOT.glob(f"{folder}/**/*.py"))):
         place = path.relative_to(ROOT).as_posix()
         roles: tuple[str, ...] = next(
-            (each for folder, each in SHARED.items() if place.startswith(folder)), (*ROLES, "control")
+            (each for folder, each in SHARED.items() if place.startswith(folder)), (*ROLES, "control", "xds")
         )
         if place.startswith("services/"):
             roles = (path.relative_to(ROOT).parts[1],)
+        elif place.startswith("controlplane/xds/"):
+            roles = ("xds",)
         elif place.startswith("controlplane/"):
             roles = ("control",)
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

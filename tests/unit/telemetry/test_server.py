@@ -247,3 +247,78 @@ async def test_channel_finds_a_restarted_server_within_two_seconds(free_port: in
             await server.grpc.stop(0)
             with pytest.raises(grpc.aio.AioRpcError):
                 await health.Check(health_pb2.HealthCheckRequest(), timeout=2)
+
+
+def listens(server: MeshServer) -> bool:
+    return server.is_open
+
+
+async def refused(address: str) -> None:
+    """Wait until connections to `address` are refused."""
+    host, _, port = address.rpartition(":")
+    async with asyncio.timeout(5):
+        while True:
+            try:
+                _, writer = await asyncio.open_connection(host, int(port))
+            except OSError:
+                return
+            writer.close()
+
+
+async def test_a_closed_listener_cuts_no_stream_and_opens_again_at_its_address() -> None:
+    """New calls fail while it is closed, a running stream goes on, and the process stays; then calls succeed again."""
+    server, servicer = MeshServer("frontend", "frontend-0", [SERVICE]), Servicer()
+    server.register(lambda grpc: inference_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, grpc))
+    address = await server.listen("127.0.0.1:0")
+    await server.set_serving(True)
+
+    async def drain() -> None:
+        """Have nothing to drain."""
+
+    async def check() -> Any:
+        async with channel(address) as fresh:
+            health = health_pb2_grpc.HealthStub(fresh)
+            return (await health.Check(health_pb2.HealthCheckRequest(), timeout=2)).status
+
+    running = asyncio.ensure_future(server.run(drain))
+    async with channel(address) as to_server:
+        stub = inference_pb2_grpc.InferenceServiceStub(to_server)
+        call = stub.Generate(inference_pb2.GenerateRequest(session_id="hang"))
+        reading = asyncio.ensure_future(call.read())
+        await asyncio.wait_for(servicer.entered.wait(), 5)
+        for _ in range(2):
+            await server.close_listener("drained")
+            await server.close_listener("drained")
+            assert not listens(server)
+            await refused(address)
+            assert not running.done() and not reading.done() and not servicer.cancelled.is_set()
+            await server.open_listener()
+            await server.open_listener()
+            assert listens(server) and server.address == address
+            assert await check() == health_pb2.HealthCheckResponse.SERVING
+        error = await failure(to_server, "refused")
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert not reading.done()
+        server.stop()
+        await asyncio.wait_for(running, 10)
+        await asyncio.wait_for(servicer.cancelled.wait(), 5)
+        await asyncio.gather(reading, return_exceptions=True)
+
+
+async def test_a_process_does_not_outlive_its_second_server_either() -> None:
+    """After a reopening the new server is watched, also while the old one has a stream."""
+    server = MeshServer("frontend", "frontend-0", [SERVICE])
+    await server.listen("127.0.0.1:0")
+
+    async def drain() -> None:
+        raise AssertionError("nothing is there to drain")
+
+    running = asyncio.ensure_future(server.run(drain))
+    await asyncio.sleep(0)  # one turn of the loop: the first server is watched
+    await server.close_listener("drained")
+    await refused(server.address)
+    await server.open_listener()
+    await asyncio.sleep(0)  # one turn of the loop: the second server is watched
+    await server.grpc.stop(0)
+    with pytest.raises(RuntimeError, match="ended by itself"):
+        await asyncio.wait_for(running, 10)

@@ -308,3 +308,28 @@ def test_a_deleted_key_identifies_no_caller(is_in_file: bool, answer: str) -> No
     catalogue = Catalogue(settings, {"key:k": Override(version=1, changes=dict(DELETED))})
     assert reason(catalogue, "kvm_x", [], None) == answer
     assert len(catalogue.problems) == is_in_file
+
+
+def test_a_region_enforces_its_share_of_every_limit() -> None:
+    """Rates shrink, bursts stay whole, and concurrency never becomes 0, which would mean no limit."""
+    limits = {"requests_per_min": 60, "tokens_per_min": 6000, "concurrency": 3}
+    found = config(tenants={"search": limits}, organisations={"search": {"concurrency": 10}})
+    whole = Catalogue(found).caller("search")
+    part = Catalogue(found, share=0.3).caller("search")
+    assert whole is not None and part is not None
+    (above, limit), (part_above, part_limit) = whole.account.scopes, part.account.scopes
+    assert (part_above.limit.concurrency, above.limit.concurrency) == (3, 10)
+    assert part_limit.limit.requests_per_min == pytest.approx(18)
+    assert part_limit.limit.tokens_per_min == pytest.approx(1800)
+    assert part_limit.limit.concurrency == 1
+    assert part_limit.limit.tokens_burst == limit.limit.tokens_burst
+    assert part_limit.limit.requests_burst == limit.limit.requests_burst
+    assert part_limit.limit.tokens_overrun == limit.limit.tokens_overrun
+
+
+@pytest.mark.parametrize("regions", [2, 3, 10])
+def test_shares_of_all_regions_never_let_more_run_than_the_limit_and_one_for_each(regions: int) -> None:
+    """Concurrency is rounded up in each region, so N regions admit at most limit + N - 1."""
+    for concurrency in range(1, 200):
+        part = Limit(concurrency=concurrency).scaled(1 / regions).concurrency
+        assert concurrency <= part * regions <= concurrency + regions - 1

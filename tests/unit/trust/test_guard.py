@@ -6,7 +6,7 @@ import pytest
 
 from kvmesh.control.v1 import control_pb2, region_pb2, shadow_pb2, warm_up_pb2
 from kvmesh.errors import MeshError
-from kvmesh.roles import SERVERS, SERVICES
+from kvmesh.roles import RECEIVERS, SERVERS, SERVICES
 from kvmesh.router.v1 import router_pb2
 from kvmesh.trust.guard import PeerGuard, SameHostGuard, is_on_this_host
 from kvmesh.trust.names import (
@@ -70,8 +70,8 @@ def may_call(caller: str, method: str) -> bool:
 
 @pytest.mark.parametrize("caller", CERTIFICATE_ROLES)
 def test_rights_at_the_control_plane(caller: str) -> None:
-    """Services watch, every role reads, and only operators and control processes change the mesh."""
-    assert may_call(caller, WATCH) == (caller in SERVICES)
+    """Receivers watch, every role reads, and only operators and control processes change the mesh."""
+    assert may_call(caller, WATCH) == (caller in RECEIVERS)
     assert all(may_call(caller, method) for method in READS)
     is_writer = caller in ("operator", "control")
     assert {may_call(caller, method) for method in METHODS - READS} == {is_writer}

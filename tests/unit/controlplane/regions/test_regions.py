@@ -7,8 +7,10 @@ import math
 import pytest
 
 from controlplane.regions.declared import Declared, DeclaredState
+from controlplane.regions.grants import BURSTS
 from controlplane.regions.observed import Avoid, State
-from controlplane.regions.regions import Regions, Seeding
+from controlplane.regions.regions import Regions
+from controlplane.regions.seeding import Seeding
 from controlplane.regions.settings import RegionSettings
 from controlplane.regions.shares import Limits
 from controlplane.regions.signals import Replicas, Signals
@@ -90,16 +92,16 @@ def test_load_spills_within_grants() -> None:
 
 
 def test_a_region_that_spills_grants_nothing_new() -> None:
-    """Nor does one whose load is above 0.7 of its capacity; a grant may shrink."""
+    """The same holds above a load of 0.7 of the capacity. A grant may shrink."""
     bench = Bench("us")
     bench.signals["us"] = signals(load=200)
     bench.run(5)
     before = bench.regions.grants()["us"].tokens_per_s
-    assert before == pytest.approx(200)
+    assert before == pytest.approx(200 * BURSTS)
     bench.signals["us"] = signals(load=900, wanted=500)
     bench.signals["eu"] = signals(load=400, guests=310)
     bench.run(5)
-    assert bench.regions.grants()["us"].tokens_per_s == pytest.approx(200)
+    assert bench.regions.grants()["us"].tokens_per_s == pytest.approx(200 * BURSTS)
     bench.signals["eu"] = signals(load=700)
     bench.run(5)
     assert bench.regions.grants()["us"].tokens_per_s == pytest.approx(100)
@@ -130,12 +132,55 @@ def test_fixed_limits_never_borrow() -> None:
     assert bench.regions.limit_share(bench.now_s) == pytest.approx(0.5)
 
 
+def test_drained_regions_lend_to_regions_that_serve() -> None:
+    """Two drained regions of three enforce their floors, and the third one the whole; a dead one lends to all."""
+    drained = Declared(state=DeclaredState.DRAINED, revision=1)
+    parts = {}
+    for own in ("ap", "eu", "us"):
+        bench = Bench("ap", "us")
+        bench.regions = Regions(own, ("ap", "eu", "us"), SETTINGS)
+        for name in ("ap", "us"):
+            bench.regions.on_declared(name, drained, 0.0, bench.now_s)
+        parts[own] = bench.regions.limit_share(bench.now_s)
+    assert parts == pytest.approx({"ap": 0.1, "eu": 1.0, "us": 0.1})
+    bench.regions = Regions("us", ("ap", "eu", "us"), SETTINGS)
+    bench.regions.on_declared("us", drained, 0.0, bench.now_s)
+    for _ in range(10):
+        bench.now_s += 1.0
+        for name in ("ap", "eu"):
+            bench.regions.on_probe(name, False, bench.now_s)
+        bench.regions.step(bench.now_s)
+    assert bench.regions.limit_share(bench.now_s) == pytest.approx(1.0)
+
+
 def test_a_dead_control_plane_takes_no_region_out() -> None:
     """Its signals are unknown, and its data path answers."""
     bench = Bench("us")
     bench.run(10)
     bench.silent.add("us")
     bench.run(1000)
+    assert bench.state("us") is State.HEALTHY
+
+
+def test_a_pass_between_two_steps_is_seen() -> None:
+    """Probes that fail at each step and pass between two steps take nothing out."""
+    bench = Bench("us")
+    bench.failing.add("us")
+    for _ in range(60):
+        bench.regions.on_probe("us", True, bench.now_s)
+        bench.run(1)
+    assert bench.state("us") is State.HEALTHY
+
+
+def test_a_dead_prober_takes_nothing_out() -> None:
+    """A last failed probe is old after 3 s: hard down needs fresh ones."""
+    bench = Bench("us")
+    bench.run(5)
+    bench.regions.on_probe("us", False, bench.now_s)
+    for _ in range(30):
+        bench.regions.on_signals("us", signals(), bench.now_s)
+        bench.now_s += 1.0
+        bench.regions.step(bench.now_s)
     assert bench.state("us") is State.HEALTHY
 
 

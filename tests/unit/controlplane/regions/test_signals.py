@@ -27,7 +27,7 @@ def serving(count: int, leased: int = 4) -> Signals:
 
 
 def test_health_is_the_lower_share() -> None:
-    """Of the role with the fewest serving replicas, and of the attempts without a failure."""
+    """The role with the fewest serving replicas counts, and so do attempts without a failure."""
     assert window(serving(3)).health(0) == 0.75
     replicas = {"decode": Replicas(4, 4)}
     assert window(Signals(replicas=replicas, attempts=100, failures=40)).health(0) == pytest.approx(0.6)
@@ -37,6 +37,11 @@ def test_health_is_over_ten_seconds() -> None:
     """Five signals count; the share of one bad signal is a fifth of it."""
     assert window(*[serving(4)] * 4, serving(0)).health(8) == pytest.approx(0.8)
     assert window(*[serving(0)] * 5, *[serving(4)] * 5).health(18) == 1.0
+
+
+def test_signals_before_a_gap_do_not_count() -> None:
+    """After 11 s of silence the window has the new signals alone."""
+    assert window(serving(0), serving(4), every_s=11.0).health(11) == 1.0
 
 
 def test_a_backlog_is_no_history() -> None:

@@ -12,7 +12,7 @@ from controlplane.rollouts import commands
 from controlplane.rollouts.commands import Command, CommandRefused
 from controlplane.rollouts.document import RolloutDocument
 from controlplane.rollouts.verdict import NO_VERDICT, TrackSamples
-from controlplane.rollouts.view import FrontendFacts, GoldenFacts, GoldenState, PoolFacts, View
+from controlplane.rollouts.view import FrontendFacts, GoldenFacts, GoldenState, PoolFacts, RegionRollout, View
 from tests.unit.controlplane.rollouts.facts import (
     CHANGE,
     FAILED,
@@ -293,3 +293,31 @@ def test_a_message_becomes_a_command() -> None:
     assert len(found.reason) == commands.REASON_CHARACTERS_MAX
     message.by = "eval-job"
     assert commands.of_message(message, "operator").by == "eval-job"
+
+
+@pytest.mark.parametrize(
+    ("other", "text"),
+    [
+        (
+            ("BAKING", "v2", False, 9000.0),
+            'region us: its rollout to "v2" is BAKING; a second region follows 60 min',
+        ),
+        (("COMPLETED", "v2", True, 3540.0), "COMPLETED for 59 min; 60 min are needed"),
+        (("ROLLED_BACK", "v2", True, 9e9), "a version that was taken back there is not rolled out here"),
+        (("COMPLETED", "v2", True, 3600.0), ""),
+        (("ROLLED_BACK", "v3", True, 0.0), ""),
+        (None, ""),
+    ],
+)
+def test_a_second_region_follows_an_hour_after_the_first(
+    other: tuple[str, str, bool, float] | None, text: str
+) -> None:
+    """A bad version must not reach two regions at once; force overrides the rule and says so."""
+    facts = view(elsewhere=(RegionRollout("us", *other),) if other is not None else ())
+    if not text:
+        assert started(facts).overridden == ()
+        return
+    with pytest.raises(CommandRefused, match=text) as refused:
+        started(facts)
+    assert refused.value.can_force
+    assert text in started(facts, is_forced=True).overridden[0]

@@ -1,0 +1,167 @@
+"""`kvmesh up --regions`: a small mesh for each region on this machine, each under a `kvmesh up` of its own.
+
+The regions share nothing but the machine: each has its Redis, its control plane and its folder DATA/REGION.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+from rich.table import Table
+
+from kvmesh.cli.found_mesh import shown_folder
+from kvmesh.cli.mesh_file import MeshFile, NoMesh, locked_data_dir, read_mesh, write_mesh
+from kvmesh.cli.processes import Process, check_host, refuse_taken
+from kvmesh.cli.readiness import MeshReady
+from kvmesh.cli.redis_choice import NamedRedis
+from kvmesh.cli.region_configs import check_names, control_count, region_names, with_regions
+from kvmesh.cli.screen import StartProgress
+from kvmesh.cli.shared_memory import clear_stale
+from kvmesh.cli.status import live_requests
+from kvmesh.cli.supervisor import (
+    START_S_MAX,
+    STOP_S_MAX,
+    Limits,
+    ProcessFailed,
+    Stopped,
+    Supervisor,
+    supervised,
+)
+from kvmesh.cli.up import LOGS, announce_drain
+from kvmesh.config import ConfigError, MeshConfig, describe
+from kvmesh.ports import free_ports
+from kvmesh.roles import CONTROL
+
+LEVELS: Final = 5
+"""Most processes of a mesh that start one after the other, and stop one after the other."""
+
+LIMITS: Final = Limits(
+    start_s=LEVELS * START_S_MAX,
+    stop_s=LEVELS * STOP_S_MAX,
+    tail_lines=20,
+)
+"""Limits of a whole mesh. Its own supervisor ends earlier, and its last lines have those of the process that failed."""
+
+
+async def up_regions(
+    config: MeshConfig, text: str, data_dir: Path, console: Console, redis: NamedRedis
+) -> int:
+    """Run a mesh for each region of `text` until a signal, and return 0; or until one of them fails, and return 1.
+
+    Raises BadOption, ConfigError, PortInUse, and the errors of `locked_data_dir`.
+    """
+    names = region_names(text)
+    if redis.url:
+        raise ConfigError(
+            f"--regions = {','.join(names)} with {redis.source}: allowed is no Redis, because each region starts its own. "
+            f"Unset {redis.source}."
+        )
+    check_names(config, names)
+    data_dir = data_dir.resolve()
+    with locked_data_dir(data_dir):
+        configs = _configs(config, names)
+        clear_stale()
+        try:
+            return await _run(configs, data_dir, console)
+        finally:
+            clear_stale()
+
+
+def _configs(config: MeshConfig, names: Sequence[str]) -> dict[str, MeshConfig]:
+    """Return the configuration of each region, with free ports of this machine for the control planes."""
+    host, count = config.mesh.host, control_count(config)
+    check_host(host)
+    ports = free_ports(host, count * len(names))
+    control = {name: [f"{host}:{next(ports)}" for _ in range(count)] for name in names}
+    configs = with_regions(config, names, control)
+    for made in configs.values():
+        for number in range(made.frontend.replicas if made.frontend.port else 0):
+            refuse_taken(
+                host, made.frontend.port + number, "frontend", "set frontend.port to another port or to 0"
+            )
+    return configs
+
+
+async def _run(configs: Mapping[str, MeshConfig], data_dir: Path, console: Console) -> int:
+    status = 0
+    processes = [_process(name, config, data_dir) for name, config in configs.items()]
+    try:
+        with StartProgress(console) as progress:
+            async with supervised(processes, data_dir / LOGS, progress.changed, LIMITS) as supervisor:
+                await supervisor.start()
+                progress.done()
+                write_mesh(
+                    data_dir, MeshFile(pid=os.getpid(), config="", processes=(), regions=tuple(configs))
+                )
+                _show(configs, data_dir, console)
+                status = await _while_alive(supervisor, console)
+                await announce_drain(lambda: _live(configs, data_dir), console)
+    except Stopped:
+        pass
+    except ProcessFailed as failed:
+        status = _failed(failed, console)
+    console.print("The meshes of all regions are stopped.")
+    return status
+
+
+async def _while_alive(supervisor: Supervisor, console: Console) -> int:
+    try:
+        await supervisor.run_while_alive(asyncio.Event().wait())
+    except ProcessFailed as failed:
+        return _failed(failed, console)
+    except Stopped:
+        pass
+    return 0
+
+
+def _failed(failed: ProcessFailed, console: Console) -> int:
+    console.print(f"Region {failed}", markup=False, highlight=False, soft_wrap=True)
+    return 1
+
+
+def _process(name: str, config: MeshConfig, data_dir: Path) -> Process:
+    """Return the `kvmesh up` of one region. Its configuration is written to DATA/REGION.toml."""
+    path = data_dir / f"{name}.toml"
+    path.write_text(describe(config), encoding="utf-8")
+    folder = data_dir / name
+    command = (
+        *(sys.executable, "-m", "kvmesh.cli.main", "up"),
+        *("--config", str(path), "--data-dir", str(folder)),
+    )
+    return Process(name, "region", command, (), MeshReady(folder))
+
+
+def _show(configs: Mapping[str, MeshConfig], data_dir: Path, console: Console) -> None:
+    table = Table("region", "frontends", "control plane", "folder")
+    for name in configs:
+        mesh = read_mesh(data_dir / name)
+        table.add_row(
+            name,
+            "\n".join(mesh.addresses_of("frontend")),
+            "\n".join(mesh.addresses_of(CONTROL)),
+            shown_folder(data_dir / name),
+        )
+    console.print(table)
+    console.print(
+        f"The regions are up, each with a Redis of its own. Logs: {shown_folder(data_dir)}/REGION/{LOGS}. "
+        "Ctrl-C stops them.",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+async def _live(names: Mapping[str, MeshConfig], data_dir: Path) -> int:
+    """Return the live requests of all regions that still run."""
+    meshes = []
+    for name in names:
+        with suppress(NoMesh):
+            meshes.append(read_mesh(data_dir / name))
+    return sum(await asyncio.gather(*map(live_requests, meshes)))

@@ -1,0 +1,174 @@
+"""The command: `python -m tests.gameday run | capacity | page`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.markdown import Markdown
+
+from bench import machine, options, pages
+from bench.progress import Progress
+from bench.results import BenchError
+from bench.run_records import RecordError
+from tests.chaos.rig import images
+from tests.gameday import page, plot, running
+from tests.gameday.events import BY_NAME, LOADS
+from tests.gameday.records import Capacity, Record, Records
+from tests.gameday.runs import Run, missing, planned
+from tests.gameday.shapes import REGIONS
+from tests.integration.containers import daemon
+
+RESULTS: Final = Path(".kvmesh/gameday/runs.jsonl")
+PAGE: Final = Path("docs/measurements/regions.md")
+
+Results = Annotated[Path, typer.Option(help="File with a JSON line per run; the capacity is kept beside it.")]
+Tag = Annotated[str, typer.Option(help="Tag of the images, as built by `make images`.")]
+Check = Annotated[bool, typer.Option("--check", help="Only check the other options.")]
+
+app = typer.Typer(add_completion=False, help="Breaks regions under load and judges the result.")
+
+
+@app.command()
+def run(
+    events: Annotated[str, typer.Option(help=f"Events, by commas: {', '.join(BY_NAME)}; empty: all.")] = "",
+    loads: Annotated[str, typer.Option(help=f"Loads, by commas: {', '.join(LOADS)}; empty: all.")] = "",
+    regions: Annotated[
+        str, typer.Option(help="Numbers of regions, by commas: 2, 3; empty: those of each event.")
+    ] = "",
+    runs: Annotated[int, typer.Option(help="Runs of each.", min=1, max=100)] = 1,
+    resume: Annotated[bool, typer.Option("--resume", help="Leave out runs that have a record.")] = False,
+    tries: Annotated[
+        int, typer.Option(help="Most tries of a run that a saturated machine spoils.", min=1, max=10)
+    ] = 2,
+    results: Results = RESULTS,
+    tag: Tag = "dev",
+    check: Check = False,
+    as_json: options.Json = False,
+    write: options.Write = None,
+) -> None:
+    """Break regions in containers under load, and judge what their clients saw; status 1 with a missed aim."""
+    logging.basicConfig(level=logging.ERROR)
+    allowed = [str(count) for count in range(2, len(REGIONS) + 1)]
+    counts = [int(each) for each in options.selected(regions, allowed, "--regions")] if regions else []
+    names, at = options.selected(events, BY_NAME, "--events"), options.selected(loads, LOADS, "--loads")
+    if check:
+        return
+    _needs_images(tag)
+    records, console = Records(results), Console(stderr=True)
+    if not resume:
+        records.put_aside()
+    try:
+        todo = missing(planned(names, at, counts, runs), records.read())
+        failed = _run_all(todo, records, tag, tries, console)
+        found = records.read()
+    except RecordError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from error
+    if found:
+        _show(found, as_json=as_json, write=write)
+    raise typer.Exit(1 if failed or page.misses(found) else 0)
+
+
+@app.command()
+def capacity(results: Results = RESULTS, tag: Tag = "dev") -> None:
+    """Measure what one region serves alone, and keep it for the runs."""
+    logging.basicConfig(level=logging.ERROR)
+    _needs_images(tag)
+    with Progress(Console(stderr=True), "capacity") as progress:
+        found = _measured_capacity(_capacity_file(results), tag, progress)
+    typer.echo(msgspec.json.encode(found).decode())
+
+
+@app.command("page")
+def write_page(results: Results = RESULTS, write: options.Write = PAGE) -> None:
+    """Write the page again from the records."""
+    found = Records(results).read()
+    if not found:
+        typer.echo(f"{results} has no records.", err=True)
+        raise typer.Exit(2)
+    _show(found, as_json=False, write=write)
+
+
+def _needs_images(tag: str) -> None:
+    if reason := daemon.missing(list(images(tag).values())):
+        typer.echo(reason, err=True)
+        raise typer.Exit(2)
+
+
+def _run_all(todo: list[Run], records: Records, tag: str, tries: int, console: Console) -> int:
+    """Make all runs and append their records. Return the number of those that could not be made."""
+    if not todo:
+        return 0
+    kept, failed = _capacity_file(records.path), 0
+    if not kept.exists():
+        with Progress(console, "capacity") as progress:
+            _measured_capacity(kept, tag, progress)
+    found = msgspec.json.decode(kept.read_bytes(), type=Capacity)
+    for number, each in enumerate(todo, start=1):
+        name = "-".join(map(str, each.key))
+        with Progress(console, f"[{number}/{len(todo)}] {name}") as progress:
+            made = _try(each, found, records.path.parent / name, tag, tries, progress)
+            if made is None:
+                failed += 1
+                continue
+            records.append(made)
+            progress.end(page.summary(made))
+    return failed
+
+
+def _try(
+    run: Run, capacity: Capacity, folder: Path, tag: str, tries: int, progress: Progress
+) -> Record | None:
+    """Return the record of a run, if possible without problems. None: it could not be made `tries` times."""
+    made = None
+    for _ in range(tries):
+        try:
+            made = asyncio.run(running.perform(run, capacity, folder.resolve(), tag, progress.say))
+        except (BenchError, AssertionError) as error:
+            progress.end(f"not made: {error}")
+            continue
+        if not made.problems:
+            break
+        progress.end(f"rejected: {'; '.join(made.problems)}")
+    return made
+
+
+def _measured_capacity(kept: Path, tag: str, progress: Progress) -> Capacity:
+    folder = kept.parent / "capacity"
+    folder.mkdir(parents=True, exist_ok=True)
+    found = asyncio.run(running.measure_capacity(folder.resolve(), tag, progress.say))
+    kept.write_bytes(msgspec.json.encode(found) + b"\n")
+    progress.end(page.capacity_summary(found))
+    return found
+
+
+def _capacity_file(results: Path) -> Path:
+    return results.with_name("capacity.json")
+
+
+def _show(found: list[Record], *, as_json: bool, write: Path | None) -> None:
+    made, command = machine.describe(), options.command_line("tests.gameday")
+    text = page.as_json(found, command, made)
+    if as_json:
+        sys.stdout.write(text)
+    else:
+        Console().print(Markdown("\n".join(page.lines(found, command, made, {}))))
+    if write is not None:
+        pictures = {
+            record.key: f"{write.stem}-{'-'.join(map(str, record.key))}.svg" for record in page.drawn(found)
+        }
+        lines = page.page(found, command, made, pictures)
+        pages.write(write, pages.with_notes(lines, pages.old(write)), text)
+        for record in page.drawn(found):
+            write.with_name(pictures[record.key]).write_text(plot.svg(record), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    app()

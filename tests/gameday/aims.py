@@ -1,0 +1,374 @@
+"""The aims of a game day, judged from the bins and the views of a run. Pure.
+
+A judge without anything to judge misses its aim: a run without requests proves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from tests.gameday.bins import Window
+from tests.gameday.calls import BARE, CUT, FAILED, GOOD, REFUSED, WRONG
+from tests.gameday.records import Record
+from tests.gameday.shapes import BATCH, PINNED, USERS
+from tests.gameday.views import HEALTHY, SUSPECT
+
+FREE: Final = (USERS, BATCH)
+"""Kinds of callers that any region may serve."""
+
+SETTLE_S: Final = 5.0
+"""Time after which clients have left a dead region."""
+
+TTFT_FACTOR: Final = 1.5
+TTFT_BACK_S: Final = 60.0
+TTFT_WINDOW_S: Final = 15.0
+TTFT_STEP_S: Final = 2.5
+AMPLIFICATION_MAX: Final = 1.1
+GOODPUT_MIN: Final = 0.9
+ERRORS_UP_MAX: Final = 0.001
+HOME_SHARE_MIN: Final = 0.9
+"""Share of a region's callers at home from which their sessions are back."""
+
+NO_FAILOVER_MIN: Final = 0.5
+"""Share of a region's callers through its own frontends, below which the region has failed over as a whole."""
+
+BACK_WINDOW_S: Final = 15.0
+GRANT_SLACK: Final = 1.1
+"""What was in flight, and the change of a grant between two looks."""
+
+NOTHING: Final = "nothing was measured"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """An aim of a run, and what was measured."""
+
+    aim: str
+    measured: str
+    is_met: bool
+
+
+Judge = Callable[[Record], Verdict]
+
+
+def judged(judges: tuple[Judge, ...], record: Record) -> list[Verdict]:
+    """Return the verdicts of a run."""
+    return [judge(record) for judge in judges]
+
+
+def fault(record: Record, after_s: float = 0.0, **chosen: tuple[str, ...]) -> Window:
+    """Return the window of the event, from `after_s` to its healing."""
+    return Window(record.bins, after_s, record.times.heal_s, **chosen)
+
+
+def steady(record: Record, **chosen: tuple[str, ...]) -> Window:
+    """Return the window before the event."""
+    return Window(record.bins, record.times.steady_s, 0.0, **chosen)
+
+
+def whole(record: Record, **chosen: tuple[str, ...]) -> Window:
+    """Return the window from the event to the end."""
+    return Window(record.bins, 0.0, record.times.ended_s + 1.0, **chosen)
+
+
+def with_open(record: Record, **chosen: tuple[str, ...]) -> Window:
+    """Return the window from before the event to the end: requests that the event finds open were sent before it."""
+    return Window(record.bins, record.times.steady_s, record.times.ended_s + 1.0, **chosen)
+
+
+def good_after_5_s(record: Record) -> Verdict:
+    """Judge new requests of callers that any region may serve, of all regions."""
+    return _least("new requests after 5 s: at least 99.5 % good", fault(record, SETTLE_S, kinds=FREE), 0.995)
+
+
+def streams_exact(record: Record) -> Verdict:
+    """Judge that every stream that had tokens ended with all of them, and that some streams had to resume."""
+    window = with_open(record, kinds=FREE)
+    cut, wrong, resumes = window.count(CUT), window.count(WRONG), window.total("resumes")
+    measured = f"{cut} lost, {wrong} with wrong tokens, {resumes} resumed"
+    return Verdict("every stream resumed token-exact", measured, resumes > 0 and cut == wrong == 0)
+
+
+def ttft_back(record: Record) -> Verdict:
+    """Judge how long p95 TTFT stays above TTFT_FACTOR times that before the event."""
+    aim = f"p95 TTFT within {TTFT_FACTOR:g}x in {TTFT_BACK_S:g} s"
+    before_ms = steady(record, kinds=FREE).ttft_ms()
+    if before_ms is None:
+        return Verdict(aim, NOTHING, is_met=False)
+    found = ttft_back_s(record, before_ms)
+    if found is None:
+        last = fault(record, max(0.0, record.times.heal_s - TTFT_WINDOW_S), kinds=FREE).ttft_ms()
+        told = "-" if last is None else f"{last / before_ms:.1f}x"
+        return Verdict(aim, f"not before the healing, {told} then; {before_ms:.0f} ms before", is_met=False)
+    return Verdict(aim, f"after {found:g} s; {before_ms:.0f} ms before", found <= TTFT_BACK_S)
+
+
+def ttft_back_s(record: Record, before_ms: float) -> float | None:
+    """Return when a window of TTFT_WINDOW_S begins with a p95 within the factor, as all later ones have; None: never."""
+    found, at_s = None, 0.0
+    while at_s + TTFT_WINDOW_S <= record.times.heal_s:
+        value = Window(record.bins, at_s, at_s + TTFT_WINDOW_S, kinds=FREE).ttft_ms()
+        if value is None or value > TTFT_FACTOR * before_ms:
+            found = None
+        elif found is None:
+            found = at_s
+        at_s += TTFT_STEP_S
+    return found
+
+
+def own_95(record: Record) -> Verdict:
+    """Judge the survivors' own callers."""
+    window = fault(record, homes=record.survivors, kinds=FREE)
+    return _least("survivors' own callers: at least 95 % good", window, 0.95)
+
+
+def others_95(record: Record) -> Verdict:
+    """Judge the own callers of the regions that are not overloaded."""
+    window = fault(record, homes=record.survivors, kinds=FREE)
+    return _least("other regions' own callers: at least 95 % good", window, 0.95)
+
+
+def typed(record: Record) -> Verdict:
+    """Judge that every request that was not good was refused with RetryInfo, from SETTLE_S on."""
+    window = fault(record, SETTLE_S)
+    refused, others = window.count(REFUSED), window.count(BARE, FAILED, CUT, WRONG)
+    measured = f"{refused} refused with RetryInfo, {others} otherwise, of {window.sent}"
+    return Verdict(
+        "every other answer a typed refusal with RetryInfo", measured, window.sent > 0 and not others
+    )
+
+
+def shed_by_priority(record: Record) -> Verdict:
+    """Judge that the lower class is refused first: its refused share is the higher one, if any request is refused."""
+    users, batch = (fault(record, SETTLE_S, kinds=(kind,)) for kind in (USERS, BATCH))
+    high, low = users.share(REFUSED), batch.share(REFUSED)
+    if high is None or low is None:
+        return Verdict("shed by priority", NOTHING, is_met=False)
+    return Verdict("shed by priority", f"refused: {BATCH} {low:.1%}, {USERS} {high:.1%}", low >= high)
+
+
+def not_sent_to_dead(record: Record) -> Verdict:
+    """Judge that no attempt goes to the dead region once it is known to be dead."""
+    window = fault(record, SETTLE_S)
+    found = window.by_region("tried")[record.target]
+    aim = "no attempt at the dead region after 5 s"
+    return Verdict(
+        aim, f"{found} of {sum(window.by_region('tried').values())}", window.sent > 0 and not found
+    )
+
+
+def stale_with_tokens(record: Record) -> Verdict:
+    """Judge that streams of a version that no other region serves end with STALE_SNAPSHOT, and no other stream is lost."""
+    window = with_open(record, kinds=FREE)
+    cut, stale = window.count(CUT), window.total("stale")
+    measured = f"{stale} of {cut} lost streams with STALE_SNAPSHOT, {window.count(WRONG)} with wrong tokens"
+    is_met = stale > 0 and cut == stale and not window.count(WRONG)
+    return Verdict(
+        "streams of the dead region's version end with STALE_SNAPSHOT and their tokens", measured, is_met
+    )
+
+
+def nothing_lost(record: Record) -> Verdict:
+    """Judge that no request fails; a refusal with RetryInfo is no loss."""
+    window = with_open(record)
+    lost = window.count(BARE, FAILED, CUT, WRONG)
+    measured = f"{lost} lost, {window.count(REFUSED)} refused, of {window.sent}"
+    return Verdict("no request lost", measured, window.sent > 0 and not lost)
+
+
+def no_failover(record: Record) -> Verdict:
+    """Judge that the target's callers stay with its frontends."""
+    fronts = fault(record, SETTLE_S, homes=(record.target,), kinds=FREE).by_region("fronts")
+    aim = "no full failover"
+    if not fronts.total():
+        return Verdict(aim, NOTHING, is_met=False)
+    share = fronts[record.target] / fronts.total()
+    return Verdict(aim, f"{share:.1%} of its callers through its own frontends", share >= NO_FAILOVER_MIN)
+
+
+def no_transition(record: Record) -> Verdict:
+    """Judge that every region is observed HEALTHY throughout."""
+    return _states(record, "no transition", (HEALTHY,))
+
+
+def suspect_at_most(record: Record) -> Verdict:
+    """Judge that no region is observed worse than SUSPECT."""
+    return _states(record, "SUSPECT at most", (HEALTHY, SUSPECT))
+
+
+def own_throughout(record: Record) -> Verdict:
+    """Judge the callers of every region from the begin of the event on: good, and through frontends of their home."""
+    window = fault(record, kinds=FREE)
+    share = window.share(GOOD)
+    aim = "each region serves its own callers throughout: at least 99.5 % good, at home"
+    if share is None:
+        return Verdict(aim, NOTHING, is_met=False)
+    away = sum(
+        count
+        for home in record.regions
+        for region, count in fault(record, homes=(home,), kinds=FREE).by_region("fronts").items()
+        if region != home
+    )
+    return Verdict(aim, f"{share:.2%}, {away} through other frontends", share >= 0.995 and not away)
+
+
+def heals_smoothly(record: Record) -> Verdict:
+    """Judge the time from the healing to the end of the run."""
+    times = record.times
+    window = Window(record.bins, times.heal_s, times.ended_s, kinds=FREE)
+    share, after_ms, before_ms = window.share(GOOD), window.ttft_ms(), steady(record, kinds=FREE).ttft_ms()
+    aim = f"healing without a jump: at least 99.5 % good, p95 TTFT within {TTFT_FACTOR:g}x"
+    if share is None or after_ms is None or before_ms is None:
+        return Verdict(aim, NOTHING, is_met=False)
+    measured = f"{share:.2%}, {after_ms / before_ms:.2f}x"
+    return Verdict(aim, measured, share >= 0.995 and after_ms <= TTFT_FACTOR * before_ms)
+
+
+def survivors_stay(record: Record) -> Verdict:
+    """Judge that weights stay: the survivors' own callers are served at home."""
+    aim = "weights stay: survivors' own callers at home"
+    served = [fault(record, homes=(home,), kinds=FREE).by_region("served") for home in record.survivors]
+    total, at_home = (
+        sum(each.total() for each in served),
+        sum(each[home] for home, each in zip(record.survivors, served, strict=True)),
+    )
+    return Verdict(aim, f"{at_home} of {total}", total > 0 and at_home == total)
+
+
+def errors_not_up(record: Record) -> Verdict:
+    """Judge the error rate during the event and the restore against that before it."""
+    aim = "error rate up by at most 0.1 points"
+    bad = (REFUSED, BARE, FAILED, CUT, WRONG)
+    before, after = steady(record, kinds=FREE).share(*bad), whole(record, kinds=FREE).share(*bad)
+    if before is None or after is None:
+        return Verdict(aim, NOTHING, is_met=False)
+    return Verdict(aim, f"{100 * (after - before):+.2f} points", after - before <= ERRORS_UP_MAX)
+
+
+def sessions_back(record: Record) -> Verdict:
+    """Judge that the target had lost its callers, and that the end of the run finds them at home."""
+    times, home = record.times, (record.target,)
+    away = Window(record.bins, times.heal_s - BACK_WINDOW_S, times.heal_s, homes=home, kinds=FREE)
+    back = Window(record.bins, times.ended_s - BACK_WINDOW_S, times.ended_s, homes=home, kinds=FREE)
+    aim = f"sessions leave and are back: at least {HOME_SHARE_MIN:.0%} at home at the end"
+    left, came = _home_share(away, record.target), _home_share(back, record.target)
+    if left is None or came is None:
+        return Verdict(aim, NOTHING, is_met=False)
+    is_met = came >= HOME_SHARE_MIN and left <= 1.0 - HOME_SHARE_MIN
+    return Verdict(aim, f"{left:.1%} at home when drained, {came:.1%} at the end", is_met)
+
+
+def spill_within_grant(record: Record) -> Verdict:
+    """Judge that the overloaded region spills, and that what others serve of it stays within their grants."""
+    aim = "spill up to the grant"
+    moved = fault(record, SETTLE_S, homes=(record.target,)).by_region("uncached")
+    seconds = record.times.heal_s - SETTLE_S
+    spilled_per_s = sum(count for region, count in moved.items() if region != record.target) / seconds
+    granted = _granted_per_s(record)
+    if granted is None:
+        return Verdict(aim, NOTHING, is_met=False)
+    measured = f"{spilled_per_s:.0f} of {granted:.0f} granted tokens/s"
+    return Verdict(aim, measured, 0 < spilled_per_s <= GRANT_SLACK * granted)
+
+
+def goodput_kept(record: Record) -> Verdict:
+    """Judge the survivors' good uncached tokens against their capacity alone."""
+    aim = f"survivors keep goodput at {GOODPUT_MIN:g} of their capacity alone"
+    window = fault(record, SETTLE_S)
+    computed = window.by_region("uncached")
+    capacity = sum(record.capacities[name] for name in record.survivors)
+    per_s = sum(computed[name] for name in record.survivors) / (record.times.heal_s - SETTLE_S)
+    if not window.sent or not capacity:
+        return Verdict(aim, NOTHING, is_met=False)
+    measured = f"{per_s / capacity:.2f}: {per_s:.0f} of {capacity:.0f} tokens/s"
+    return Verdict(aim, measured, per_s >= GOODPUT_MIN * capacity)
+
+
+def no_stream_lost(record: Record) -> Verdict:
+    """Judge the streams that had tokens, of callers that any region may serve."""
+    window = with_open(record, kinds=FREE)
+    cut = window.count(CUT)
+    return Verdict("no stream lost", f"{cut} of {window.sent}", window.sent > 0 and not cut)
+
+
+def amplification(record: Record) -> Verdict:
+    """Judge the attempts and client sends per request from the event on."""
+    window = whole(record)
+    aim = f"retry amplification at most {AMPLIFICATION_MAX:g}"
+    if not window.sent:
+        return Verdict(aim, NOTHING, is_met=False)
+    ratio = window.total("attempts") / window.sent
+    return Verdict(aim, f"{ratio:.3f}", ratio <= AMPLIFICATION_MAX)
+
+
+def no_wrong_token(record: Record) -> Verdict:
+    """Judge every token of the whole run."""
+    window = with_open(record)
+    wrong = window.count(WRONG)
+    return Verdict("no wrong token", f"{wrong} of {window.sent} answers", window.sent > 0 and not wrong)
+
+
+def charged_once(record: Record) -> Verdict:
+    """Judge the tokens that the frontends settled against the cost of the requests."""
+    aim = "tenants are charged what their requests cost"
+    least, most = record.cost
+    if record.settled is None or not most:
+        return Verdict(aim, NOTHING, is_met=False)
+    return Verdict(aim, f"{record.settled} tokens, cost {least} to {most}", least <= record.settled <= most)
+
+
+def pinned_at_home(record: Record) -> Verdict:
+    """Judge that a pinned tenant is served in its region or refused."""
+    aim = "a pinned tenant served in its region or refused"
+    abroad = served = 0
+    for home in record.regions:
+        window = whole(record, homes=(home,), kinds=(PINNED,))
+        found = window.by_region("served")
+        served += found.total()
+        tried = window.by_region("tried")
+        abroad += max(found.total() - found[home], tried.total() - tried[home])
+    return Verdict(aim, f"{abroad} elsewhere, {served} served", served > 0 and not abroad)
+
+
+def _least(aim: str, window: Window, least: float) -> Verdict:
+    share = window.share(GOOD)
+    if share is None:
+        return Verdict(aim, NOTHING, is_met=False)
+    return Verdict(aim, f"{share:.2%} of {window.sent}", share >= least)
+
+
+def _states(record: Record, aim: str, allowed: tuple[str, ...]) -> Verdict:
+    seen = [view for view in record.views if view.at_s >= 0 and view.by != view.region]
+    others = [view for view in seen if view.observed not in allowed]
+    if not seen:
+        return Verdict(aim, NOTHING, is_met=False)
+    measured = f"{len(seen)} looks"
+    if others:
+        first = others[0]
+        measured = (
+            f"{first.by} observed {first.region} {first.observed} after {first.at_s:.0f} s: {first.reason}"
+        )
+    return Verdict(aim, measured, not others)
+
+
+def _home_share(window: Window, home: str) -> float | None:
+    served = window.by_region("served")
+    return served[home] / served.total() if served.total() else None
+
+
+def _granted_per_s(record: Record) -> float | None:
+    """Return the mean of the grants to the target, over all regions that give one."""
+    looks: dict[str, list[float]] = {}
+    for view in record.views:
+        if SETTLE_S <= view.at_s < record.times.heal_s and view.by == view.region != record.target:
+            looks.setdefault(view.by, []).append(view.grants.get(record.target, 0.0))
+    return sum(sum(each) / len(each) for each in looks.values()) if looks else None
+
+
+FULL: Final[tuple[Judge, ...]] = (goodput_kept, own_95, typed, no_stream_lost)
+"""Aims at 60 % load, when a region is lost."""
+
+ALWAYS: Final[tuple[Judge, ...]] = (amplification, no_wrong_token, pinned_at_home)
+"""Aims of every run."""

@@ -1,0 +1,311 @@
+"""`kvmesh region`: times, tables, the forecast before a refusal, and the region that is dialled."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from rich.console import Console
+
+from kvmesh.bad_option import BadOption
+from kvmesh.cli.control import region_text as text
+from kvmesh.cli.control.output import local_time
+from kvmesh.cli.control.until import until_s
+from kvmesh.config import build, describe
+from kvmesh.control.v1 import region_pb2 as pb
+from kvmesh.control.v1 import region_pb2_grpc
+from tests.unit.cli.control.scripted_control import Refusal, Shell
+
+NOW = datetime(2027, 3, 1, 14, 30, tzinfo=timezone(timedelta(hours=2)))
+REASON = "draining eu moves 2,400 tokens/s; headroom: us: 100 tokens/s"
+
+
+class Region(region_pb2_grpc.RegionServiceServicer):
+    """A leader that answers as a test says, and keeps the requests."""
+
+    def __init__(self, name: str, *, carries: bool = True) -> None:
+        self.name = name
+        self.requests: list[Any] = []
+        self._carries = carries
+
+    def Federate(self, request_iterator: Any, context: Any) -> Iterator[Any]:
+        return iter(())
+
+    def ListRegions(self, request: Any, context: Any) -> pb.ListRegionsResponse:
+        self.requests.append(request)
+        views = (pb.RegionView(region=each, is_own=each == self.name, weight=1) for each in ("eu", "us"))
+        return pb.ListRegionsResponse(regions=views)
+
+    def DrainRegion(self, request: Any, context: Any) -> pb.DrainRegionResponse:
+        self.requests.append(request)
+        if not self._carries and not request.force:
+            code = grpc.StatusCode.FAILED_PRECONDITION
+            context.abort_with_status(Refusal(code, REASON, "CHANGE_REFUSED", {"can_force": "true"}).status())
+        load = pb.Quantity(tokens_per_s=2400, blocks=90)
+        row = pb.DrainForecast(region="us", moved=load, capacity=load, is_enough=self._carries)
+        overridden = [] if self._carries else [REASON]
+        return pb.DrainRegionResponse(forecast=[row], ending_stream_count=3, overridden=overridden)
+
+    def RestoreRegion(self, request: Any, context: Any) -> pb.RestoreRegionResponse:
+        self.requests.append(request)
+        return pb.RestoreRegionResponse()
+
+    def AvoidRegion(self, request: Any, context: Any) -> pb.AvoidRegionResponse:
+        self.requests.append(request)
+        return pb.AvoidRegionResponse()
+
+
+@contextmanager
+def served(*regions: Region) -> Iterator[None]:
+    """Serve each region, and write their addresses into ./kvmesh.toml, with the first one as the own one."""
+    tables = {}
+    with ExitStack() as stack:
+        for region in regions:
+            server = grpc.server(ThreadPoolExecutor(max_workers=4))
+            region_pb2_grpc.add_RegionServiceServicer_to_server(region, server)
+            tables[region.name] = {"control": [f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"]}
+            server.start()
+            stack.callback(lambda server=server: server.stop(0).wait())  # type: ignore[misc]  # mypy infers no lambda with defaults
+        config = build({"region": {"name": regions[0].name}, "regions": tables})
+        Path("kvmesh.toml").write_text(describe(config))
+        yield
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("18:00", NOW.replace(hour=18, minute=0)),
+        ("14:31", NOW.replace(minute=31)),
+        ("2027-03-02T09:00", NOW.replace(day=2, hour=9, minute=0)),
+        ("2027-03-01T13:00+00:00", NOW.replace(hour=15, minute=0)),
+    ],
+)
+def test_a_time_is_of_today_or_iso(given: str, expected: datetime) -> None:
+    """Without a time zone it is that of this machine."""
+    assert until_s(given, NOW) == expected.timestamp()
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("09:00", r"--until = 09:00 is in the past, it is 14:30 now: allowed are a later time of today"),
+        ("14:30", "is in the past"),
+        ("2027-03-01T12:00+00:00", "is in the past"),
+        ("25:00", r'--until = "25:00" is no time: allowed are a later time of today as HH:MM'),
+        ("tomorrow", "is no time"),
+        ("", "is no time"),
+    ],
+)
+def test_a_time_that_is_past_or_none_is_refused(given: str, words: str) -> None:
+    """With the value, the present time and the allowed forms."""
+    with pytest.raises(BadOption, match=words):
+        until_s(given, NOW)
+
+
+def view(name: str, **fields: Any) -> pb.RegionView:
+    """Return a region at 40 % load."""
+    signals = pb.RegionSignals(
+        load=pb.Quantity(tokens_per_s=3000, blocks=400),
+        capacity=pb.Quantity(tokens_per_s=10_000, blocks=4000),
+    )
+    signals.guests.add(region="ap", load=pb.Quantity(tokens_per_s=1000))
+    made = pb.RegionView(
+        region=name,
+        weight=1.0,
+        health=0.875,
+        signals=signals,
+        headroom=pb.Quantity(tokens_per_s=4000, blocks=2800),
+        limit_share=0.5,
+        stable_version="kvmesh-1",
+        observed=pb.OBSERVED_STATE_HEALTHY,
+    )
+    made.MergeFrom(pb.RegionView(**fields))
+    return made
+
+
+def shown(*regions: pb.RegionView, width: int = 200) -> str:
+    """Return the screen of `kvmesh region list` at a width."""
+    console = Console(file=io.StringIO(), width=width)
+    console.print(text.screen(regions, local_time))
+    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]  # a StringIO
+
+
+def test_the_list_has_states_loads_grants_and_differences() -> None:
+    """What an operator asks: which state, why and since when, how much it carries and could take."""
+    own = view(
+        "eu", is_own=True, grants=[pb.Grant(region="us", quantity=pb.Quantity(tokens_per_s=1500, blocks=9))]
+    )
+    us = view(
+        "us",
+        observed=pb.OBSERVED_STATE_OUT,
+        is_by_hand=True,
+        is_stale=True,
+        reason="too ill",
+        spill_share=0.125,
+        stable_version="kvmesh-2",
+        tenants_differ=True,
+    )
+    us.age.FromSeconds(125)
+    us.heard_age.FromSeconds(14)
+    found = shown(own, us)
+    for words in (
+        "eu (own)",
+        "OUT by hand, stale",
+        "87.5 %",
+        "4,000 tok/s, 400 bl",
+        "4,000 tok/s, 2,800 bl",
+        "to us: 1,500 tok/s, 9 bl",
+        "12.5 %",
+        "kvmesh-2 (differs)",
+        "us: OUT by hand, stale for 2 min 5 s: too ill.",
+        "us: not heard for 14 s; its entry is the last one that arrived.",
+        "us: its tenants differ in residency, limits or disabled marks.",
+        "Stable model versions differ: kvmesh-1 in eu, kvmesh-2 in us.",
+        "As eu sees them.",
+    ):
+        assert words in found, words
+    assert text.plain_line((own, us)) == (
+        "eu declares SERVING, weight 100 %; us declares SERVING, is observed OUT by hand, stale, weight 100 %"
+    )
+
+
+def test_a_drain_is_shown_with_its_reason_author_and_end() -> None:
+    """Also where another region declared it."""
+    declared = pb.Declared(
+        state=pb.DECLARED_STATE_DRAINING,
+        reason="rack move",
+        author="ann",
+        declared_ms=round(NOW.timestamp() * 1000),
+        until_ms=round(NOW.timestamp() * 1000) + 3_600_000,
+    )
+    found = shown(view("us", is_own=True), view("eu", declared=declared, reason="rack move"))
+    line = next(line for line in found.splitlines() if line.startswith("eu: "))
+    assert "DRAINING since 2027-03-01" in line and "by ann: rack move; expected to end 2027-03-01" in line
+    assert found.count("rack move") == 1
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 140])
+def test_a_narrow_terminal_keeps_states_and_weights(width: int) -> None:
+    """No line is wider than the terminal, and columns that do not fit are named."""
+    found = shown(view("eu", is_own=True), view("us"), width=width)
+    assert all(len(line) <= width for line in found.splitlines())
+    if width >= 60:
+        row = next(line for line in found.splitlines() if line.startswith("│ us"))
+        assert "SERVING" in row and "HEALTHY" in row and "100 %" in row
+        assert width >= 140 or "Left out at" in found
+
+
+def test_a_region_without_measured_capacity_has_no_headroom() -> None:
+    """Unknown is not zero."""
+    fresh = view("us")
+    fresh.signals.capacity.Clear()
+    fresh.ClearField("health")
+    row = next(line for line in shown(fresh).splitlines() if line.startswith("│ us"))
+    assert row.count("unknown") == 2
+
+
+def test_a_drain_that_fits_prints_its_forecast_and_dials_the_region(shell: Shell) -> None:
+    """The request goes to the named region, not to the own one. A trial for the forecast comes first."""
+    eu, us = Region("eu"), Region("us")
+    with served(us, eu):
+        status, found, errors = shell.run("region", "drain", "eu", "--reason", "rack move")
+    assert (status, errors, us.requests) == (0, "", [])
+    trial, order = eu.requests
+    assert trial.validate_only and trial.force and not order.validate_only and not order.force
+    assert order.reason == "rack move"
+    assert "2,400 tok/s, 90 bl" in found and "yes" in found
+    assert "3 open streams of eu end if a frontend stops" in found
+    assert "Draining eu: its weight falls to 0 within 15 s" in found
+
+
+def test_a_drain_that_does_not_fit_is_refused_with_the_numbers(shell: Shell) -> None:
+    """The table first, then the sentence and what --force would override; programs get the rows."""
+    eu = Region("eu", carries=False)
+    with served(eu, Region("us")):
+        words = ("region", "drain", "eu", "--reason", "rack move")
+        status, found, errors = shell.run(*words)
+        assert status == 1 and " no " in found
+        assert errors == f"Refused: the command needs --force.\n--force would override: {REASON}.\n"
+        status, found, errors = shell.run(*words, "--dry-run")
+        assert status == 1 and "--force would override" in errors
+        assert all(each.validate_only for each in eu.requests[-3:])
+        assert shell.json(*words)["error"]["forecast"][0]["region"] == "us"
+        status, found, errors = shell.run(*words, "--force")
+        assert (status, errors) == (0, f"Overridden by --force: {REASON}.\n")
+
+
+def test_restore_dials_the_region_and_avoid_the_own_one(shell: Shell) -> None:
+    """A region decides about others for its own callers alone; --from asks another one."""
+    eu, us = Region("eu"), Region("us")
+    with served(us, eu):
+        assert shell.run("region", "restore", "eu")[:2] == (0, "Restored eu.\n")
+        words = ("region", "avoid", "eu", "--ttl", "1h", "--reason", "ill")
+        status, found, _ = shell.run(*words)
+        assert (status, found.startswith("us takes eu for OUT, for its own callers")) == (0, True)
+        status, _, errors = shell.run(*words, "--from", "eu")
+        assert status == 2 and errors.startswith(
+            "REGION = eu is the region that is asked: allowed are us, or another region by --from."
+        )
+        assert (
+            shell.run("region", "avoid", "us", "--from", "eu", "--ttl", "10s", "--reason", "x", "--ok")[0]
+            == 0
+        )
+        assert json.loads(shell.run("region", "list", "--json", "--from", "eu")[1])["regions"][0]["is_own"]
+    assert [type(each).__name__ for each in us.requests] == ["AvoidRegionRequest"]
+    assert us.requests[0].ttl.seconds == 3600 and not us.requests[0].is_ok
+    assert eu.requests[1].is_ok
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("drain", "ap", "--reason", "x"), 'REGION = "ap" is unknown: allowed are eu, us.'),
+        (("list", "--from", "ap"), '--from = "ap" is unknown: allowed are eu, us.'),
+        (("drain", "eu"), "--reason has 0 characters: allowed are 1 to 200."),
+        (("drain", "eu", "--reason", "x" * 201), "--reason has 201 characters: allowed are 1 to 200."),
+        (
+            ("avoid", "us", "--ttl", "5s", "--reason", "x"),
+            "--ttl = 5s is out of range: allowed are 10s to 24h",
+        ),
+        (
+            ("avoid", "us", "--ttl", "25h", "--reason", "x"),
+            "--ttl = 25h is out of range: allowed are 10s to 24h",
+        ),
+        (("plan", "--regions", "1"), "--regions = 1 is out of range: allowed are 2 to 10."),
+        (("plan", "--hit-ratio", "1"), "--hit-ratio = 1.0 is out of range: allowed are 0 to 0.99."),
+        (("plan", "--seeded", "nan"), "--seeded = nan is out of range: allowed are 0 to 1."),
+        (("plan", "--utilisation-max", "0"), "--utilisation-max = 0.0 is out of range"),
+    ],
+)
+def test_a_mistake_is_one_sentence_with_value_and_range(
+    shell: Shell, words: tuple[str, ...], sentence: str
+) -> None:
+    """Status 2, before any region is asked."""
+    with served(Region("eu"), Region("us")):
+        status, _, errors = shell.run("region", *words)
+    assert status == 2 and errors.startswith(sentence)
+
+
+def test_a_mesh_without_regions_is_said(shell: Shell) -> None:
+    """With what to do."""
+    status, _, errors = shell.run("region", "list")
+    assert status == 2 and errors.startswith("This mesh has no regions: start one with `kvmesh up --regions")
+
+
+def test_the_plan_is_a_table_of_the_formula(shell: Shell) -> None:
+    """One figure for given options, all usual ones without; it needs no mesh."""
+    status, found, _ = shell.run("region", "plan", "--regions", "3", "--hit-ratio", ".8", "--seeded", ".5")
+    assert status == 0 and "3 regions" in found and "32%" in found
+    status, found, _ = shell.run("region", "plan")
+    assert found.count("hit ratio") == 3 and found.count("%") >= 36
+    rows = shell.json("region", "plan", "--regions", "2")["plan"]
+    assert len(rows) == 12 and {row["regions"] for row in rows} == {2}
+    assert rows[-1]["utilisation"] == pytest.approx(0.4) and rows[-1]["move_cost"] == pytest.approx(1)

@@ -1,0 +1,69 @@
+"""Regions as operators and dashboards see them: rows of the list, and metrics."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from controlplane import region_views
+from controlplane.region_telemetry import export_regions
+from controlplane.regions.document import AvoidEntry, RegionOrders
+from kvmesh.control.v1 import region_pb2 as pb
+from kvmesh.metrics import Metrics
+from kvmesh.regions.quantity import Quantity
+from tests.unit.controlplane.test_region_control import Cell, news
+
+
+def ill(cell: Cell) -> RegionOrders:
+    """Return an order to avoid "us" for an hour."""
+    entry = AvoidEntry(is_ok=False, until_s=cell.wall_s + 3600.0, reason="ill", author="ann")
+    return RegionOrders().with_avoid("us", entry)
+
+
+def scraped(cell: Cell) -> dict[str, float]:
+    """Return the values of one scrape by name and labels, for example "region_observed us OUT"."""
+    metrics = Metrics("control")
+    clock: Any = SimpleNamespace(now_s=lambda: cell.now_s)
+    export_regions(cell.control, metrics, clock)
+    return {
+        " ".join((each.name.removeprefix("kvmesh_control_"), *each.labels.values())): each.value
+        for family in text_string_to_metric_families(metrics.text().decode())
+        for each in family.samples
+    }
+
+
+def test_a_state_without_a_transition_has_neither_age_nor_reason() -> None:
+    """The time of the host is no age of a state; a transition has both."""
+    cell = Cell()
+    cell.control.on_news(news(1), cell.now_s)
+    cell.step()
+    own, us = region_views.views(cell.control, cell.now_s)
+    assert (own.region, us.region, us.observed) == ("eu", "us", pb.OBSERVED_STATE_HEALTHY)
+    assert not own.HasField("age") and not us.HasField("age") and us.reason == ""
+    cell.control.take_orders(ill(cell), cell.now_s)
+    cell.step(2)
+    us = region_views.views(cell.control, cell.now_s)[1]
+    assert us.is_by_hand and 0 < us.age.ToMilliseconds() <= 3000 and us.reason.endswith("ill")
+
+
+def test_metrics_have_each_region_with_its_states_weight_grants_and_age() -> None:
+    """One series for each state is 1; before the first news the age is infinite."""
+    cell = Cell()
+    cell.step()
+    found = scraped(cell)
+    assert math.isinf(found["region_heard_age_seconds us"])
+    assert found["region_weight_percent eu"] == found["region_weight_percent us"] == 100
+    cell.control.on_news(news(1, grants={"eu": Quantity(500, 50)}), cell.now_s)
+    cell.control.take_orders(ill(cell), cell.now_s)
+    cell.step(3)
+    found = scraped(cell)
+    assert found["region_heard_age_seconds us"] == 3
+    assert found["region_declared us SERVING"] == found["region_observed us OUT"] == 1
+    assert found["region_declared us DRAINED"] == found["region_observed us HEALTHY"] == 0
+    assert (found["region_weight_percent us"], found["region_by_hand us"]) == (0, 1)
+    names = ("region_grant_tokens_per_second taken us", "region_grant_blocks taken us")
+    assert tuple(found[name] for name in names) == (500, 50)
+    assert found["region_spill_share us"] == 0
