@@ -1,8 +1,8 @@
 """Grants: leases of the own headroom to other regions, the sources, and their split over the own routers. Pure.
 
 First each source gets what it wants to spill now, by max-min fairness. The rest is given in proportion to the load of each
-source without cache hits, so a region that dies without a warning finds its grant. No grant is above that load, or above
-LEAST_SHARE of the headroom if the load is lower: a source without load can begin.
+source without cache hits, so a region that dies without a warning finds its grant. No grant is above BURSTS times that
+load, or above LEAST_SHARE of the headroom if that is more: a source without load can begin.
 
 INVARIANT: grants and the floors of unheard sources sum to at most the headroom, in both dimensions.
 INVARIANT: a frozen region (it spills, or its load is high) raises no grant.
@@ -19,6 +19,9 @@ from kvmesh.regions.quantity import NOTHING, Quantity
 
 EQUAL_SHARE: Final = 0.25
 """Part of a grant that is split over the routers in equal parts: a router without recent guests can take some."""
+
+BURSTS: Final = 1.5
+"""Largest grant as a multiple of the source's load: a grant of the mean load would refuse the bursts of random arrivals."""
 
 LEAST_SHARE: Final = 0.1
 """Part of the headroom that a source may get whatever its load is."""
@@ -95,7 +98,7 @@ def _allotted(
     part = min(1.0, room / floors) if floors > 0 else 1.0
     given = {name: floor * part * SHRINK for name, floor in unheard.items()}
     room = max(0.0, room - floors * part)
-    loads = {name: max(load, LEAST_SHARE * room) for name, (_, load) in sources.items()}
+    loads = {name: max(BURSTS * load, LEAST_SHARE * room) for name, (_, load) in sources.items()}
     wants = {name: min(wanted, loads[name]) for name, (wanted, _) in sources.items()}
     first = _filled(room, wants, dict.fromkeys(wants, 1.0))
     rest = {name: load - first[name] for name, load in loads.items()}

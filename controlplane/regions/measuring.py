@@ -1,8 +1,8 @@
 """The signals of the own region, from the leases and from the reports of routers and replicas. Pure.
 
 Load of routers is summed. Capacity is not: each router of a pool sees all its replicas. A region whose prompts were too few
-for a measured capacity counts with a nominal one and without load: it takes guests, and spills nothing by a guess. The first
-guests measure it, and its own queues protect its own callers meanwhile.
+for a measured capacity counts with a nominal one and without load: it takes guests, and spills nothing by a guess. The
+first guests measure it, and its own queues protect its own callers meanwhile.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ class OwnSignals:
         self._totals: dict[tuple[str, str], tuple[int, int]] = {}
         """Attempts and failures of each boot of a router at the last measurement."""
         self._cold_factor = 1.0
+        self._last_load = NOTHING
+        """Load at the last measurement with capacity in both dimensions."""
 
     def measure(
         self,
@@ -75,6 +77,7 @@ class OwnSignals:
         if is_unknown:
             capacity = Quantity(NOMINAL_TOKENS_PER_S * runners, capacity.blocks)
         offered = NOTHING if is_unknown else home + self._as_at_home(elsewhere, home, loads)
+        offered = self._as_with_capacity(offered, capacity)
         return Signals(
             replicas=replicas,
             attempts=attempts,
@@ -101,6 +104,17 @@ class OwnSignals:
             failures += max(0, load.failure_total - before[1])
         self._totals = totals
         return attempts, min(attempts, failures)
+
+    def _as_with_capacity(self, offered: Quantity, capacity: Quantity) -> Quantity:
+        """Return the load; while a pool is dead, at least the last one before. Callers without a grant are seen nowhere.
+
+        Without it load would be what other regions admit, and a grant that follows load would shrink to nothing.
+        """
+        if capacity.tokens_per_s > 0 and capacity.blocks > 0:
+            self._last_load = offered
+            return offered
+        last = self._last_load
+        return Quantity(max(offered.tokens_per_s, last.tokens_per_s), max(offered.blocks, last.blocks))
 
     def _as_at_home(self, elsewhere: Quantity, home: Quantity, loads: Loads) -> Quantity:
         """Return `elsewhere` with the cache hits of home. The hit ratio of the last load at home counts."""

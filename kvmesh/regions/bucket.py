@@ -5,7 +5,8 @@ The blocks of a request are taken with its charge, and released at its end.
 
 INVARIANT: between two corrections, charges in any time t sum to at most rate x t + burst + one prompt.
 INVARIANT: a charge never takes blocks beyond the grant. A smaller grant takes no blocks from running requests.
-`take` keeps neither: it charges an attempt that must not be refused, and later charges wait for the debt.
+`take` keeps neither: it charges an attempt that must not be refused. It leaves a debt of at most one burst, for which later
+charges wait.
 """
 
 from __future__ import annotations
@@ -65,11 +66,17 @@ class GrantBucket:
         self.blocks_used += blocks
         return None
 
-    def take(self, tokens: float, blocks: float, now_s: float) -> None:
-        """Take `tokens` and `blocks` without a check."""
+    def take(self, tokens: float, blocks: float, now_s: float) -> float:
+        """Take `blocks`, and `tokens` down to a debt of one burst. Return the tokens that the level lost.
+
+        The bound is for the time after the loss of a region. All its streams continue here at once, and their tokens are
+        many times the burst. With a debt for all of them, its new callers would be refused for as long as its streams ran.
+        """
         self._refill(now_s)
-        self.level -= tokens
+        taken = max(0.0, min(tokens, self.level + self.burst))
+        self.level -= taken
         self.blocks_used += blocks
+        return taken
 
     def correct(self, charged: float, computed: float) -> None:
         """Replace a charge of `charged` tokens by the `computed` ones."""

@@ -76,7 +76,8 @@ class Completion:
         if attempt.outbox is not None:
             attempt.outbox.finish(attempt.slot, attempt.next_position, pb.Finish.REASON_ADOPTED)
         successor = self._attempts.latest.get(attempt.submitted.request_id)
-        if successor not in (None, attempt):
+        if attempt.charge is not None and successor not in (None, attempt):
+            # `attempt` has none if it was a takeover itself, and the charge went past it to a later one.
             successor.charge, attempt.charge = attempt.charge, None
         leg, prefill = attempt.prefill, attempt.prefill.replica
         if successor is not None and successor.decode.is_transferred:

@@ -22,12 +22,14 @@ LEASE: Final = LeaseSettings()
 class Charge:
     """The charge of one attempt. It is corrected at most once. `end` gives the blocks back, and is called once."""
 
-    __slots__ = ("blocks", "guest", "is_settled", "tokens")
+    __slots__ = ("blocks", "guest", "is_settled", "taken", "tokens")
 
-    def __init__(self, guest: Guest, tokens: int, blocks: int) -> None:
+    def __init__(self, guest: Guest, tokens: int, blocks: int, taken: float) -> None:
         self.guest = guest
         self.tokens = tokens
         """Tokens charged: those of the prompt, then the computed ones."""
+        self.taken = taken
+        """Tokens that the bucket lost: fewer than `tokens` for a resumed attempt beyond the largest debt."""
         self.blocks = blocks
         self.is_settled = False
 
@@ -36,7 +38,7 @@ class Charge:
         if self.is_settled:
             return
         self.is_settled = True
-        self.guest.bucket.correct(self.tokens, computed_tokens)
+        self.guest.bucket.correct(self.taken, min(self.taken, computed_tokens))
         self.guest.net_tokens += computed_tokens - self.tokens
         self.tokens = computed_tokens
 
@@ -78,20 +80,22 @@ class Guest:
     def charge(self, tokens: int, blocks: int, now_s: float, *, is_resumed: bool) -> Charge | float:
         """Charge an attempt. Return its charge, or the seconds after which the caller may retry.
 
-        A resumed attempt (`is_resumed`) passes an empty bucket and leaves a debt, for which new attempts wait. It
-        continues a stream with tokens that a client has, and its home region is often the one that died. Its refusal would
-        lose the answer and all work for it. Such attempts are no more than the streams that ran. They are refused where
-        the region has no grant at all: there this region has not agreed to serve it.
+        A resumed attempt (`is_resumed`) passes an empty bucket and leaves a debt, for which new attempts wait. The debt is
+        at most one burst (`GrantBucket.take`). The attempt continues a stream with tokens that a client has, and its home
+        region is often the one that died. Its refusal would lose the answer and all work for it. Such attempts are no more
+        than the streams that ran. They are refused where the region has no grant at all: there this region has not agreed
+        to serve it.
         """
         grant = self.grant(now_s)
         if grant != self.bucket.grant:
             self.bucket.set_grant(grant, now_s)
+        taken: float = tokens
         if is_resumed and not grant.is_zero:
-            self.bucket.take(tokens, blocks, now_s)
+            taken = self.bucket.take(tokens, blocks, now_s)
         else:
             wait_s = self.bucket.charge(tokens, blocks, now_s) if not grant.is_zero else RETRY_MAX_S
             if wait_s is not None:
                 self.refused_total += 1
                 return wait_s
         self.net_tokens += tokens
-        return Charge(self, tokens, blocks)
+        return Charge(self, tokens, blocks, taken)

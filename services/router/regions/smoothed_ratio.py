@@ -13,7 +13,10 @@ WEIGHT_MIN: Final = 1e-9
 
 
 class SmoothedRatio:
-    """Ratio of two running totals, smoothed over SMOOTHING_S. Without new amounts the ratio stays."""
+    """Ratio of two running totals, smoothed over SMOOTHING_S of the time in which they grow.
+
+    Without new amounts neither the ratio nor its weight changes: after a quiet hour one prompt does not decide alone.
+    """
 
     __slots__ = ("_above", "_at_s", "_below", "_last", "value")
 
@@ -26,9 +29,12 @@ class SmoothedRatio:
 
     def take(self, above: float, below: float, now_s: float) -> None:
         """Take the present totals."""
-        fade = 1.0 if self._at_s is None else math.exp(min(0.0, self._at_s - now_s) / SMOOTHING_S)
+        since_s, self._at_s = self._at_s, now_s
+        if (above, below) == self._last:
+            return
+        fade = 1.0 if since_s is None else math.exp(min(0.0, since_s - now_s) / SMOOTHING_S)
         self._above = self._above * fade + above - self._last[0]
         self._below = self._below * fade + below - self._last[1]
-        self._last, self._at_s = (above, below), now_s
+        self._last = (above, below)
         if self._below > WEIGHT_MIN:
             self.value = self._above / self._below

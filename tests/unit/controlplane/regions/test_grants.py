@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from controlplane.regions.grants import LEAST_SHARE, Source, allot, headroom, split
+from controlplane.regions.grants import BURSTS, LEAST_SHARE, Source, allot, headroom, split
 from kvmesh.regions.quantity import NOTHING, Quantity, total
 
 
@@ -32,7 +32,7 @@ def test_grants_and_floors_fit_into_the_headroom(seed: int) -> None:
     for name, grant in grants.items():
         assert grant.is_valid
         if name in sources:
-            load, least = sources[name].load, room * LEAST_SHARE
+            load, least = sources[name].load * BURSTS, room * LEAST_SHARE
             assert grant.fits(
                 Quantity(max(load.tokens_per_s, least.tokens_per_s), max(load.blocks, least.blocks))
             )
@@ -46,7 +46,9 @@ def test_grants_and_floors_fit_into_the_headroom(seed: int) -> None:
 def test_wants_are_shared_max_min_fair(seed: int) -> None:
     """No source could have more of its want without a smaller or equal one having less; nothing is left over in need."""
     rng = random.Random(seed)
-    sources = {f"r{n}": Source(Quantity(want := rng.uniform(30, 100)), Quantity(want)) for n in range(4)}
+    sources = {
+        f"r{n}": Source(Quantity(want := rng.uniform(30, 100)), Quantity(want / BURSTS)) for n in range(4)
+    }
     room = Quantity(rng.uniform(0, 300))
     grants = {name: each.tokens_per_s for name, each in allot(room, sources, {}, {}, is_frozen=False).items()}
     level = max(grants.values())
@@ -60,9 +62,9 @@ def test_wants_are_shared_max_min_fair(seed: int) -> None:
 def test_wants_come_before_loads() -> None:
     """A region that spills now is served first; the rest is for regions that may die, by their load."""
     sources = {
-        "eu": Source(Quantity(60), Quantity(100)),
-        "us": Source(NOTHING, Quantity(100)),
-        "ap": Source(NOTHING, Quantity(20)),
+        "eu": Source(Quantity(60), Quantity(100 / BURSTS)),
+        "us": Source(NOTHING, Quantity(100 / BURSTS)),
+        "ap": Source(NOTHING, Quantity(20 / BURSTS)),
     }
     grants = allot(Quantity(100), sources, {}, {}, is_frozen=False)
     extra = 40 / 220
@@ -73,7 +75,7 @@ def test_wants_come_before_loads() -> None:
 
 def test_a_dead_region_finds_its_grant() -> None:
     """Its floor stays while it is silent, and sources that are heard get the rest."""
-    before = allot(Quantity(80), {"eu": Source(NOTHING, Quantity(50))}, {}, {}, is_frozen=False)
+    before = allot(Quantity(80), {"eu": Source(NOTHING, Quantity(50 / BURSTS))}, {}, {}, is_frozen=False)
     assert before["eu"].tokens_per_s == pytest.approx(50)
     wants = {"us": Source(Quantity(100), Quantity(100))}
     after = allot(Quantity(80), wants, before, before, is_frozen=False)

@@ -167,6 +167,30 @@ def test_a_takeover_keeps_the_blocks_of_the_grant() -> None:
     assert guest.net_tokens == 12 and guest.bucket.blocks_used == 0
 
 
+def test_two_takeovers_at_once_keep_the_blocks_of_the_grant() -> None:
+    """Decode accepts two takeovers before it ends the streams before them: the last one gives the blocks back."""
+    desk, guest = desk_of()
+    decode, slot = desk.generating(region="eu")
+    slots = [slot]
+    for number in (9, 10):
+        adopt = pb.Adopt(
+            slot=number, request_id=A, attempt=1, position=1, credit_position=100, decode_replica=decode
+        )
+        desk.ask(adopts=[adopt])
+        slots += [each.slot for each in desk.up(decode).adopts]
+    desk.down(
+        decode,
+        acceptances=[pb.Acceptance(slot=each) for each in slots[1:]],
+        finishes=[
+            pb.Finish(slot=each, end_position=1, reason=pb.Finish.REASON_ADOPTED) for each in slots[:2]
+        ],
+    )
+    assert guest.bucket.blocks_used == 8
+    desk.down(decode, finishes=[pb.Finish(slot=slots[2], end_position=1, reason=pb.Finish.REASON_LENGTH)])
+    assert guest.bucket.blocks_used == 0 and guest.net_tokens == 12
+    desk.assert_empty()
+
+
 @pytest.mark.parametrize("purpose", [budget_pb2.PURPOSE_WARM_UP, budget_pb2.PURPOSE_PROBE])
 def test_a_probe_is_not_charged(purpose: budget_pb2.Purpose.ValueType) -> None:
     """Probes and warm-up need no grant: no user of any region waits for them."""

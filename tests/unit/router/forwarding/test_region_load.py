@@ -259,6 +259,7 @@ def test_load_is_split_by_home_and_leaves_out_calls_without_a_user() -> None:
         (40, {"region": "eu"}),
         (60, {"region": "us"}),
         (80, {"shadow": True, "purpose": budget_pb2.PURPOSE_SHADOW}),
+        (80, {"shadow": True, "purpose": budget_pb2.PURPOSE_SHADOW, "region": "us"}),
         (80, {"purpose": budget_pb2.PURPOSE_PROBE}),
         (80, {"purpose": budget_pb2.PURPOSE_WARM_UP, "region": "eu"}),
     )
@@ -318,11 +319,16 @@ def test_blocks_count_while_decode_holds_them_or_lacks_room_for_them() -> None:
 
 
 def test_capacity_is_unknown_until_costs_are_known() -> None:
-    """Nothing is guessed: no tokens/s before eight prompts, and no capacity before decode reported its blocks."""
+    """Nothing is guessed: no tokens/s before eight prompts, and no blocks before decode reported its own."""
     desk, load = desk_of()
-    assert load.capacity(desk.now_s) == Quantity()
+    measured(desk, 1000)
+    sampled(load, desk, 2)
+    capacity = load.capacity(desk.now_s)
+    assert capacity.tokens_per_s == pytest.approx(1000)
+    assert capacity.blocks == 0, "decode has not reported yet"
+    desk, load = desk_of()
     with_room(desk)
-    assert load.capacity(desk.now_s) == Quantity()
+    assert load.capacity(desk.now_s) == Quantity(0, 2000), "no prompt was measured"
     for number in range(8):
         desk.policy.costs.observe(1000 + number, 1000 + number, 0.5)
     nominal = load.capacity(desk.now_s)

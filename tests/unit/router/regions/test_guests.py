@@ -119,11 +119,27 @@ def test_a_resumed_guest_passes_an_empty_bucket_and_leaves_a_debt() -> None:
     guest = Guest("eu")
     guest.renew(Quantity(100, 4), 0.0)
     charge = charged(guest, 5000, 0.0, blocks=40, is_resumed=True)
-    assert guest.bucket.level == -5000 and guest.bucket.blocks_used == 40
-    refused_s(guest, 10, 10.0)
-    charge.settle(100)
+    assert guest.bucket.level == -200 and guest.bucket.blocks_used == 40 and guest.net_tokens == 5000
+    refused_s(guest, 10, 1.0)
+    charge.settle(150)
+    assert guest.bucket.level == pytest.approx(-50), "no more comes back than was taken"
     charge.end(was_taken=True)
-    charged(guest, 10, 10.0)
+    charged(guest, 10, 2.0)
+    assert guest.net_tokens == 160
+
+
+def test_new_guests_of_a_dead_region_wait_for_one_burst_and_not_for_all_its_streams() -> None:
+    """All streams of ten seconds continue here at once. After 2 s the grant serves the new callers of that region again."""
+    guest, per_s, tokens = Guest("eu"), 20, 1000
+    guest.renew(Quantity(per_s * tokens, 1e6), 0.0)
+    for _ in range(10 * per_s):
+        charged(guest, tokens + 100, 10.0, is_resumed=True)
+    admitted = [0] * 5
+    for number in range(per_s * len(admitted)):
+        now_s = 10.0 + number / per_s
+        charge = guest.charge(tokens, 1, now_s, is_resumed=False)
+        admitted[number // per_s] += isinstance(charge, Charge)
+    assert admitted[0] == 0 and admitted[2] >= per_s - 1 and admitted[3:] == [per_s, per_s]
 
 
 def test_a_taken_prompt_without_a_measurement_stays_charged() -> None:

@@ -55,6 +55,8 @@ def test_a_ratio_follows_in_a_minute_and_stays_when_idle() -> None:
     ratio.take(above, below, 90_000.0)
     ratio.take(above, below, 180_000.0)
     assert ratio.value == value
+    ratio.take(above + 1, below + 0.1, 180_001.0)
+    assert ratio.value == pytest.approx(value, rel=0.01), "one cached prompt does not decide alone"
 
 
 def test_only_timed_prompts_make_a_rate() -> None:
