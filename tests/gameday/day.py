@@ -94,17 +94,14 @@ class GameDay:
             async def all_are_heard() -> bool:
                 watcher.seen.clear()
                 await watcher.look()
-                heard = {
-                    (view.by, view.region)
-                    for view in watcher.views(0.0)
-                    if not view.is_stale and view.health is not None
-                }
+                heard = {(view.by, view.region) for view in watcher.views(0.0) if not view.is_stale}
                 return heard == {(a, b) for a in self.controls for b in self.controls if a != b}
 
             await until(all_are_heard, FEDERATED_S_MAX, "the regions hear each other", every_s=0.5)
         except AssertionError as error:
             seen = [
-                f"{view.by} sees {view.region} {view.observed}: {view.reason}" for view in watcher.views(0.0)
+                f"{view.by} sees {view.region} {view.observed}, stale {view.is_stale}: {view.reason}"
+                for view in watcher.views(0.0)
             ]
             raise AssertionError(f"{error}, but {'; '.join(seen) or 'no control plane answers'}") from None
         finally:
