@@ -18,11 +18,15 @@ from controlplane.regions.signals import Replicas, Signals
 from controlplane.snapshots.receivers import Receiver
 from kvmesh.control.v1 import region_pb2 as pb
 from kvmesh.control.v1 import snapshot_pb2
+from kvmesh.life_state import LifeState
 from kvmesh.membership.member import Member
 from kvmesh.regions.quantity import NOTHING, Quantity, total
 from kvmesh.snapshot.content import Cordon
 
 ROLES: Final = ("prefill", "decode")
+
+HELD_STATES: Final = frozenset(state.value for state in LifeState if state.is_held)
+"""States in the leases of replicas that are warmed up. A region that starts, or grows, is not ill for them."""
 
 COLD_FACTOR_MAX: Final = 20.0
 """Largest cost of a move: a hit ratio of 95 percent. Beyond it a window with little load tells nothing."""
@@ -60,7 +64,11 @@ class OwnSignals:
         `pools`: pools that serve users. `elsewhere`: load of the own callers in other regions, without cache hits.
         """
         heard = {each.process_id: each for each in receivers if each.is_connected and each.report is not None}
-        leased = [each for each in members if each.role in ROLES and each.pool in pools]
+        leased = [
+            each
+            for each in members
+            if each.role in ROLES and each.pool in pools and each.state not in HELD_STATES
+        ]
         serving = [each for each in leased if _serves(each, heard.get(each.process_id), tuple(cordons))]
         replicas = {
             role: Replicas(

@@ -335,3 +335,22 @@ def test_a_dead_pool_keeps_the_load_that_its_callers_had() -> None:
     cell.step(60)
     found = cell.control.signals("eu")
     assert found is not None and found.load == Quantity(400, 40)
+
+
+def test_replicas_that_are_warmed_up_make_no_region_ill() -> None:
+    """A region that starts or grows has replicas that do not serve yet; a quarantined one counts."""
+    cell = Cell()
+    cell.step(2)
+    for state, share in (("warming", None), ("quarantined", 0.0), ("", 1.0)):
+        members = [
+            msgspec.structs.replace(each, state=state, draining=bool(state))
+            if each.role == "decode"
+            else each
+            for each in cell.registry.ordered()
+        ]
+        cell.registry.take(members, cell.now_s)
+        cell.step(2)
+        found = cell.control.signals("eu")
+        assert found is not None
+        decode = found.replicas["decode"]
+        assert (decode.serving / decode.leased if decode.leased else None) == share
