@@ -394,7 +394,11 @@ class Frontend(MeshProcess):
             )
         yield (
             "readiness",
-            follow_routers(lambda: self.core.pools.has_router, self.clock, self.server.set_serving),
+            follow_routers(
+                lambda: self.core.pools.has_router or self.core.regions.takes_new,
+                self.clock,
+                self.server.set_serving,
+            ),
         )
 
     async def become_ready(self) -> None:

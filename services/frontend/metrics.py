@@ -139,24 +139,21 @@ def watch_pools(metrics: Metrics, core: FrontendCore, pools: Sequence[str]) -> N
 def watch_regions(metrics: Metrics, core: FrontendCore, seal: Seal, others: Sequence[str]) -> None:
     """Export what crosses the border of the region, by other region. `others`: empty in a mesh without regions."""
     regions = core.regions
-    counts: tuple[tuple[str, str, Counter_[str]], ...] = (
-        ("spilled_requests", "Requests that the shares of spill sent to the region.", regions.spilled),
-        (
-            "failed_over_requests",
-            "Requests that moved to the region, which could take them.",
-            regions.failed_over,
-        ),
-        ("other_version_requests", "Requests that took another model version there.", regions.other_version),
-        (
-            "grant_refusals",
-            "Refusals of the region, for the grant of the caller's region.",
-            regions.grant_refusals,
-        ),
-        ("guest_requests", "Requests of callers with this home region.", regions.guests),
-    )
-    for region in others:
-        for name, text, count in counts:
-            metrics.total(name, text, partial(count.__getitem__, region), region=region)
+
+    def of(count: Counter_[str], region: str) -> Callable[[], float]:
+        return partial(count.__getitem__, region)
+
+    for each in others:
+        text = "Requests that the shares of spill sent to the region."
+        metrics.total("spilled_requests", text, of(regions.spilled, each), region=each)
+        text = "Requests that moved to the region, which could take them."
+        metrics.total("failed_over_requests", text, of(regions.failed_over, each), region=each)
+        text = "Requests that took another model version with the region."
+        metrics.total("other_version_requests", text, of(regions.other_version, each), region=each)
+        text = "Refusals of the region, for the grant of the caller's region."
+        metrics.total("grant_refusals", text, of(regions.grant_refusals, each), region=each)
+        text = "Requests of callers with this home region."
+        metrics.total("guest_requests", text, of(regions.guests, each), region=each)
     if others:
         metrics.gauge(
             "moved_sessions", "Sessions that spill moved to other regions.", lambda: len(regions.sessions)

@@ -62,9 +62,7 @@ async def hold_diversions(
     pools.may_divert = False
     while not gate.check(
         now_s := clock.now_s(),
-        has_router=any(
-            peer.takes_new for peer in core.peers
-        ),  # of other regions, too: the own one may be dead
+        has_router=any(core.peers.placeable()) or core.regions.takes_new,  # the own region may be dead
         is_complete=not pools.unfound,
         request_wait_s=core.router_wait_s(now_s),
     ):

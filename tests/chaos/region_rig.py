@@ -8,7 +8,7 @@ import logging
 import random
 import shutil
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,11 +17,10 @@ from tests.chaos.cells import Run
 from tests.chaos.cpu import CpuShare, Lateness
 from tests.chaos.records import Violation
 from tests.chaos.region_record import RegionRecord, figures, judge
-from tests.gameday import drawing
+from tests.gameday import acts, drawing
+from tests.gameday.clients import Clients, play_of
 from tests.gameday.conversations import Conversation, Demand
 from tests.gameday.day import GameDay, new_day
-from tests.gameday.events import SLOW_DELAY_S, SLOW_LOSS
-from tests.gameday.running import Clients, play_of
 from tests.gameday.shapes import EQUAL, REGIONS, VERSION
 
 log = logging.getLogger(__name__)
@@ -38,38 +37,11 @@ LOAD_S_MAX: Final = 120.0
 RUN_S_MAX: Final = 240.0
 IDLE_S_MAX: Final = 30.0
 
-Act = Callable[[GameDay], Awaitable[None]]
-
-
-async def _kill_region(day: GameDay) -> None:
-    await day.mesh.kill_region(day.target)
-
-
-async def _isolate(day: GameDay) -> None:
-    await day.link.isolate(day.target)
-
-
-async def _slow(day: GameDay) -> None:
-    await day.link.slow(day.target, day.survivors[0], SLOW_DELAY_S, SLOW_LOSS)
-
-
-async def _kill_redis(day: GameDay) -> None:
-    await day.mesh.kill_redis(day.target)
-
-
-async def _restart(day: GameDay) -> None:
-    await day.mesh.restart_region(day.target)
-
-
-async def _heal(day: GameDay) -> None:
-    await day.link.heal()
-
-
-ACTS: Final[dict[str, tuple[Act, Act]]] = {
-    "region:kill": (_kill_region, _restart),
-    "region:cut": (_isolate, _heal),
-    "link:slow": (_slow, _heal),
-    "region-redis:kill": (_kill_redis, _restart),
+ACTS: Final[dict[str, tuple[acts.Act, acts.Act]]] = {
+    "region:kill": (acts.kill, acts.restart),
+    "region:cut": (acts.isolate, acts.heal_link),
+    "link:slow": (acts.slow_link, acts.heal_link),
+    "region-redis:kill": (acts.kill_redis, acts.restart),
 }
 """Cell -> its fault, and the removal of it."""
 
@@ -135,6 +107,7 @@ class RegionMatrix:
             self._day = new_day(EQUAL, PAIR, folder, self._tag)
             await self._day.mesh.start()
             await self._day.federated()
+            await self._day.trusted()
             self._clients = Clients(await self._day.mesh.station(), folder / "stations")
         return self._day, self._clients
 

@@ -18,6 +18,7 @@ from bench.progress import Progress
 from bench.results import BenchError
 from bench.run_records import RecordError
 from tests.chaos.rig import images
+from tests.gameday import capacity as measuring
 from tests.gameday import page, plot, running
 from tests.gameday.events import BY_NAME, LOADS
 from tests.gameday.records import Capacity, Record, Records
@@ -143,7 +144,7 @@ def _try(
 def _measured_capacity(kept: Path, tag: str, progress: Progress) -> Capacity:
     folder = kept.parent / "capacity"
     folder.mkdir(parents=True, exist_ok=True)
-    found = asyncio.run(running.measure_capacity(folder.resolve(), tag, progress.say))
+    found = asyncio.run(measuring.measure_capacity(folder.resolve(), tag, progress.say))
     kept.write_bytes(msgspec.json.encode(found) + b"\n")
     progress.end(page.capacity_summary(found))
     return found

@@ -5,21 +5,24 @@ A judge without anything to judge misses its aim: a run without requests proves 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 from tests.gameday.bins import Window
 from tests.gameday.calls import BARE, CUT, FAILED, GOOD, REFUSED, WRONG
 from tests.gameday.records import Record
 from tests.gameday.shapes import BATCH, PINNED, USERS
-from tests.gameday.views import HEALTHY, SUSPECT
-
-FREE: Final = (USERS, BATCH)
-"""Kinds of callers that any region may serve."""
-
-SETTLE_S: Final = 5.0
-"""Time after which clients have left a dead region."""
+from tests.gameday.verdicts import (
+    FREE,
+    NOTHING,
+    SETTLE_S,
+    Judge,
+    Verdict,
+    at_least,
+    fault,
+    steady,
+    whole,
+    with_open,
+)
 
 TTFT_FACTOR: Final = 1.5
 TTFT_BACK_S: Final = 60.0
@@ -35,52 +38,13 @@ NO_FAILOVER_MIN: Final = 0.5
 """Share of a region's callers through its own frontends, below which the region has failed over as a whole."""
 
 BACK_WINDOW_S: Final = 15.0
-GRANT_SLACK: Final = 1.1
-"""What was in flight, and the change of a grant between two looks."""
-
-NOTHING: Final = "nothing was measured"
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """An aim of a run, and what was measured."""
-
-    aim: str
-    measured: str
-    is_met: bool
-
-
-Judge = Callable[[Record], Verdict]
-
-
-def judged(judges: tuple[Judge, ...], record: Record) -> list[Verdict]:
-    """Return the verdicts of a run."""
-    return [judge(record) for judge in judges]
-
-
-def fault(record: Record, after_s: float = 0.0, **chosen: tuple[str, ...]) -> Window:
-    """Return the window of the event, from `after_s` to its healing."""
-    return Window(record.bins, after_s, record.times.heal_s, **chosen)
-
-
-def steady(record: Record, **chosen: tuple[str, ...]) -> Window:
-    """Return the window before the event."""
-    return Window(record.bins, record.times.steady_s, 0.0, **chosen)
-
-
-def whole(record: Record, **chosen: tuple[str, ...]) -> Window:
-    """Return the window from the event to the end."""
-    return Window(record.bins, 0.0, record.times.ended_s + 1.0, **chosen)
-
-
-def with_open(record: Record, **chosen: tuple[str, ...]) -> Window:
-    """Return the window from before the event to the end: requests that the event finds open were sent before it."""
-    return Window(record.bins, record.times.steady_s, record.times.ended_s + 1.0, **chosen)
 
 
 def good_after_5_s(record: Record) -> Verdict:
     """Judge new requests of callers that any region may serve, of all regions."""
-    return _least("new requests after 5 s: at least 99.5 % good", fault(record, SETTLE_S, kinds=FREE), 0.995)
+    return at_least(
+        "new requests after 5 s: at least 99.5 % good", fault(record, SETTLE_S, kinds=FREE), 0.995
+    )
 
 
 def streams_exact(record: Record) -> Verdict:
@@ -121,13 +85,13 @@ def ttft_back_s(record: Record, before_ms: float) -> float | None:
 def own_95(record: Record) -> Verdict:
     """Judge the survivors' own callers."""
     window = fault(record, homes=record.survivors, kinds=FREE)
-    return _least("survivors' own callers: at least 95 % good", window, 0.95)
+    return at_least("survivors' own callers: at least 95 % good", window, 0.95)
 
 
 def others_95(record: Record) -> Verdict:
     """Judge the own callers of the regions that are not overloaded."""
     window = fault(record, homes=record.survivors, kinds=FREE)
-    return _least("other regions' own callers: at least 95 % good", window, 0.95)
+    return at_least("other regions' own callers: at least 95 % good", window, 0.95)
 
 
 def typed(record: Record) -> Verdict:
@@ -186,16 +150,6 @@ def no_failover(record: Record) -> Verdict:
         return Verdict(aim, NOTHING, is_met=False)
     share = fronts[record.target] / fronts.total()
     return Verdict(aim, f"{share:.1%} of its callers through its own frontends", share >= NO_FAILOVER_MIN)
-
-
-def no_transition(record: Record) -> Verdict:
-    """Judge that every region is observed HEALTHY throughout."""
-    return _states(record, "no transition", (HEALTHY,))
-
-
-def suspect_at_most(record: Record) -> Verdict:
-    """Judge that no region is observed worse than SUSPECT."""
-    return _states(record, "SUSPECT at most", (HEALTHY, SUSPECT))
 
 
 def own_throughout(record: Record) -> Verdict:
@@ -260,19 +214,6 @@ def sessions_back(record: Record) -> Verdict:
     return Verdict(aim, f"{left:.1%} at home when drained, {came:.1%} at the end", is_met)
 
 
-def spill_within_grant(record: Record) -> Verdict:
-    """Judge that the overloaded region spills, and that what others serve of it stays within their grants."""
-    aim = "spill up to the grant"
-    moved = fault(record, SETTLE_S, homes=(record.target,)).by_region("uncached")
-    seconds = record.times.heal_s - SETTLE_S
-    spilled_per_s = sum(count for region, count in moved.items() if region != record.target) / seconds
-    granted = _granted_per_s(record)
-    if granted is None:
-        return Verdict(aim, NOTHING, is_met=False)
-    measured = f"{spilled_per_s:.0f} of {granted:.0f} granted tokens/s"
-    return Verdict(aim, measured, 0 < spilled_per_s <= GRANT_SLACK * granted)
-
-
 def goodput_kept(record: Record) -> Verdict:
     """Judge the survivors' good uncached tokens against their capacity alone."""
     aim = f"survivors keep goodput at {GOODPUT_MIN:g} of their capacity alone"
@@ -332,39 +273,9 @@ def pinned_at_home(record: Record) -> Verdict:
     return Verdict(aim, f"{abroad} elsewhere, {served} served", served > 0 and not abroad)
 
 
-def _least(aim: str, window: Window, least: float) -> Verdict:
-    share = window.share(GOOD)
-    if share is None:
-        return Verdict(aim, NOTHING, is_met=False)
-    return Verdict(aim, f"{share:.2%} of {window.sent}", share >= least)
-
-
-def _states(record: Record, aim: str, allowed: tuple[str, ...]) -> Verdict:
-    seen = [view for view in record.views if view.at_s >= 0 and view.by != view.region]
-    others = [view for view in seen if view.observed not in allowed]
-    if not seen:
-        return Verdict(aim, NOTHING, is_met=False)
-    measured = f"{len(seen)} looks"
-    if others:
-        first = others[0]
-        measured = (
-            f"{first.by} observed {first.region} {first.observed} after {first.at_s:.0f} s: {first.reason}"
-        )
-    return Verdict(aim, measured, not others)
-
-
 def _home_share(window: Window, home: str) -> float | None:
     served = window.by_region("served")
     return served[home] / served.total() if served.total() else None
-
-
-def _granted_per_s(record: Record) -> float | None:
-    """Return the mean of the grants to the target, over all regions that give one."""
-    looks: dict[str, list[float]] = {}
-    for view in record.views:
-        if SETTLE_S <= view.at_s < record.times.heal_s and view.by == view.region != record.target:
-            looks.setdefault(view.by, []).append(view.grants.get(record.target, 0.0))
-    return sum(sum(each) / len(each) for each in looks.values()) if looks else None
 
 
 FULL: Final[tuple[Judge, ...]] = (goodput_kept, own_95, typed, no_stream_lost)

@@ -14,13 +14,15 @@ from kvmesh.redis_url import VARIABLE
 from kvmesh.roles import CONFIG_PATH, SERVICE_PORTS
 from tests.chaos.rig import images
 from tests.gameday.shapes import FAULTS_FOLDER, TARGET, Shape, configs
-from tests.gameday.views import HEALTHY, Watcher
+from tests.gameday.views import Watcher
 from tests.integration.containers.link import Link
 from tests.integration.containers.mesh import Options
 from tests.integration.containers.regions import RegionsMesh
 from tests.integration.live_mesh import until
 
 FEDERATED_S_MAX: Final = 60.0
+TRUST_TTL: Final = "10s"
+"""Time of an order. A region is observed from then on, and before the event."""
 
 METRICS_S_MAX: Final = 10.0
 SETTLING_S: Final = 1.0
@@ -44,9 +46,9 @@ class GameDay:
         self.target = TARGET
         self.survivors = tuple(name for name in mesh.regions if name != TARGET)
         self.notes: list[str] = []
-        """What a reader of the results should know."""
+        """Remarks for a reader of the results."""
         self.background: asyncio.Task[None] | None = None
-        """What an event goes on doing until its end."""
+        """Task of an event that goes on until its healing."""
         self._faults = faults
 
     @property
@@ -72,25 +74,34 @@ class GameDay:
             raise OrderRefused(f"kvmesh region {' '.join(words)}: {(errors or shown).strip()[-600:]}")
         return json.loads(shown)
 
+    async def trusted(self) -> None:
+        """Let each region take the others for HEALTHY, until its own observations say otherwise.
+
+        Regions with fresh engines recover in stages otherwise, for two and a half minutes.
+        """
+        for region in self.mesh.regions:
+            for other in self.mesh.regions:
+                if other != region:
+                    await self.command(
+                        region, "avoid", other, "--ok", "--ttl", TRUST_TTL, "--reason", "game day begins"
+                    )
+
     async def federated(self) -> None:
-        """Wait until each control plane hears all others and observes them HEALTHY."""
+        """Wait until each control plane hears all others."""
         watcher = Watcher(self.controls)
         try:
 
             async def all_are_heard() -> bool:
                 watcher.seen.clear()
                 await watcher.look()
-                heard = {
-                    (view.by, view.region)
-                    for view in watcher.views(0.0)
-                    if view.observed == HEALTHY and not view.is_stale
-                }
-                return heard == {(a, b) for a in self.controls for b in self.controls if a != b}
+                heard = {(view.by, view.region) for view in watcher.views(0.0) if not view.is_stale}
+                return heard >= {(a, b) for a in self.controls for b in self.controls if a != b}
 
             await until(all_are_heard, FEDERATED_S_MAX, "the regions hear each other", every_s=0.5)
         except AssertionError as error:
             seen = [
-                f"{view.by} sees {view.region} {view.observed}: {view.reason}" for view in watcher.views(0.0)
+                f"{view.by} sees {view.region} {view.observed}, stale {view.is_stale}: {view.reason}"
+                for view in watcher.views(0.0)
             ]
             raise AssertionError(f"{error}, but {'; '.join(seen) or 'no control plane answers'}") from None
         finally:

@@ -10,11 +10,11 @@ import msgspec
 
 from bench import pages
 from tests.gameday import aims
-from tests.gameday.aims import FREE, Verdict
 from tests.gameday.bins import Window
 from tests.gameday.calls import BARE, CUT, FAILED, GOOD, OUTCOMES, REFUSED
 from tests.gameday.events import BY_NAME, EVENTS, PLAN
 from tests.gameday.records import Capacity, Key, Record
+from tests.gameday.verdicts import FREE, SETTLE_S, Verdict, fault, judged, steady, whole
 
 HEAD: Final = ("event", "load", "regions", "run", "aim", "measured", "met")
 FIGURES_HEAD: Final = (
@@ -68,7 +68,7 @@ def in_order(records: Iterable[Record]) -> list[Record]:
 
 def verdicts(record: Record) -> list[Verdict]:
     """Return the verdicts of a run."""
-    return aims.judged(BY_NAME[record.event].judges_at(record.load), record)
+    return judged(BY_NAME[record.event].judges_at(record.load), record)
 
 
 def misses(records: Iterable[Record]) -> int:
@@ -87,8 +87,8 @@ def summary(record: Record) -> str:
     met = sum(each.is_met for each in found)
     told = [
         f"{met} of {len(found)} aims met",
-        f"{aims.whole(record).sent} requests",
-        f"{_percent(aims.fault(record, aims.SETTLE_S, kinds=FREE).share(GOOD))} % good after 5 s",
+        f"{whole(record).sent} requests",
+        f"{_percent(fault(record, SETTLE_S, kinds=FREE).share(GOOD))} % good after 5 s",
         f"{100 * record.busy:.0f} % busy",
         f"{record.late_s:.2f} s late",
         *record.problems,
@@ -122,12 +122,13 @@ def _told(record: Record) -> dict[str, Any]:
     told["aims"] = [
         {"aim": each.aim, "measured": each.measured, "met": each.is_met} for each in verdicts(record)
     ]
-    told["outcomes"] = {name: aims.whole(record).count(name) for name in OUTCOMES}
+    told["outcomes"] = {name: whole(record).count(name) for name in OUTCOMES}
     return told
 
 
 _PROCEDURE: Final = (
-    "Each run has fresh regions in containers, on a network each, and a link between the networks. Clients outside all "
+    "Each run has fresh regions in containers, on a network each, and a link between the networks. An order of 10 s takes "
+    "each region for HEALTHY before the load: fresh ones recover in stages otherwise. Clients outside all "
     "regions know all frontends. Conversations of six turns arrive as a Poisson process at each region; each turn repeats "
     "all before it, and every token is compared with the engine's arithmetic. 15 % of them belong to a lower priority "
     "class, and 5 % to tenants that only their home region may serve. The aims about users leave the latter out. "
@@ -164,8 +165,8 @@ def _name(record: Record) -> tuple[str, ...]:
 
 
 def _figures(record: Record) -> tuple[str, ...]:
-    window, steady = aims.whole(record), aims.steady(record, kinds=FREE)
-    free = aims.whole(record, kinds=FREE)
+    window, before = whole(record), steady(record, kinds=FREE)
+    free = whole(record, kinds=FREE)
     after = Window(record.bins, record.times.healed_s, record.times.ended_s, kinds=FREE)
     return (
         *_name(record),
@@ -175,8 +176,8 @@ def _figures(record: Record) -> tuple[str, ...]:
         str(free.count(BARE, FAILED, CUT)),
         str(free.total("resumes")),
         f"{window.total('attempts') / max(window.sent, 1):.3f}",
-        _whole(steady.ttft_ms()),
-        _whole(aims.fault(record, kinds=FREE).ttft_ms()),
+        _whole(before.ttft_ms()),
+        _whole(fault(record, kinds=FREE).ttft_ms()),
         _whole(after.ttft_ms()),
         f"{record.capacity.hit_ratio:.2f}",
         f"{100 * record.busy:.0f}",

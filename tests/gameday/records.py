@@ -16,7 +16,7 @@ Key = tuple[str, str, int, int]
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
-    """What one region of 1 + 1 serves alone, under more load than it can take."""
+    """Goodput of one region of 1 + 1 alone, under more load than it can take."""
 
     requests_per_s: float
     tokens_per_s: float

@@ -12,24 +12,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from bench.results import BenchError
-from kvmesh.regions.plan import utilisation
+from kvmesh.regions.plan import UTILISATION_MAX, utilisation
 from tests.chaos import machine
 from tests.chaos.cpu import CpuShare, Lateness
 from tests.gameday import calls, drawing
+from tests.gameday.acts import Act
 from tests.gameday.bins import binned
 from tests.gameday.calls import Call
+from tests.gameday.clients import Clients, play_of
 from tests.gameday.conversations import Conversation, Demand, cost_of
 from tests.gameday.day import GameDay, OrderRefused, new_day
-from tests.gameday.events import PLAN, SIXTY, Act
-from tests.gameday.playing import Play
+from tests.gameday.events import PLAN, SIXTY
 from tests.gameday.records import Capacity, Record, Times
 from tests.gameday.runs import Run
-from tests.gameday.shapes import EQUAL, REGIONS, USERS, Shape
+from tests.gameday.shapes import REGIONS, Shape
 from tests.gameday.views import Watcher
-from tests.integration.containers.station import OUT, Station
 
 WARM_S: Final = 20.0
 """From the first conversation to the steady state: some of them have ended by then."""
@@ -48,17 +46,7 @@ PLAY_S_MAX: Final = 900.0
 SEEDED: Final = 1.0
 """Share of hot prefixes that a survivor has, in the planned load."""
 
-UTILISATION_MAX: Final = 0.8
-"""Utilisation of a survivor, in the planned load."""
-
 SIXTY_LOAD: Final = 0.6
-LANES: Final = 16
-"""Conversations at once in the measurement of a capacity: the queue delay of all stays below its limit."""
-
-PRESS_WARM_S: Final = 12.0
-PRESS_S: Final = 30.0
-PRESS_CONVERSATIONS: Final = 160
-
 Say = Callable[[str], None]
 
 
@@ -71,103 +59,6 @@ def load_of(load: str, regions: int, hit_ratio: float) -> float:
     raise BenchError(f'load "{load}" is unknown: allowed are {PLAN} and {SIXTY}')
 
 
-@dataclass(slots=True)
-class Clients:
-    """The clients in a station: their files, and their program."""
-
-    station: Station
-    folder: Path
-    """The station's folder on this machine."""
-    playing: asyncio.Task[str] | None = None
-    late_s: float = 0.0
-
-    async def start(self, play: Play, timeout_s: float) -> None:
-        """Start the program."""
-        (self.folder / "stop").unlink(missing_ok=True)
-        (self.folder / "plan.json").write_bytes(msgspec.json.encode(play))
-        program = ("python", "-m", "tests.gameday.playing", f"{OUT}/plan.json")
-        self.playing = asyncio.create_task(self.station.run(*program, timeout_s=timeout_s))
-
-    async def stop(self) -> list[Call]:
-        """End the load, and return all calls when the open turns have ended. Raises AssertionError with its output."""
-        assert self.playing is not None, "the clients were not started"
-        (self.folder / "stop").touch()
-        await self.playing
-        self.late_s = float((self.folder / "calls.late").read_text(encoding="ascii"))
-        return calls.read(self.folder / "calls.jsonl")
-
-    async def until(self, at_s: float) -> None:
-        """Wait until a time of the monotonic clock. Raises AssertionError if the program ends before it."""
-        assert self.playing is not None, "the clients were not started"
-        done, _ = await asyncio.wait({self.playing}, timeout=max(0.0, at_s - time.monotonic()))
-        if done:
-            raise BenchError(f"the clients ended early: {self.playing.result()[-2000:]}")
-
-
-def play_of(
-    day: GameDay, begin_s: float, conversations: Sequence[Conversation], **options: int | bool
-) -> Play:
-    """Return the file of a station that plays conversations. `options`: further fields of Play."""
-    return Play(
-        frontends={name: tuple(day.mesh.frontends(name)) for name in day.mesh.regions},
-        begin_s=begin_s,
-        calls=f"{OUT}/calls.jsonl",
-        stop=f"{OUT}/stop",
-        conversations=tuple(conversations),
-        **options,  # type: ignore[arg-type]  # two optional fields
-    )
-
-
-async def measure_capacity(folder: Path, tag: str, say: Say) -> Capacity:
-    """Load one region of 1 + 1, alone, with more than it can take. Raises BenchError and AssertionError."""
-    say("draws conversations")
-    home, versions = REGIONS[0], [EQUAL.version(REGIONS[0])]
-    truths = drawing.truths_of(versions)
-    conversations = [
-        await asyncio.to_thread(
-            drawing.conversation, number, 0.0, home, versions, truths, "capacity", kind=USERS
-        )
-        for number in range(PRESS_CONVERSATIONS)
-    ]
-    day = new_day(EQUAL, (home,), folder, tag)
-    try:
-        say("starts a region")
-        await day.mesh.start()
-        clients = Clients(await day.mesh.station(), day.mesh.folder / "stations")
-        say("measures the capacity")
-        begin_s = time.monotonic() + 1.0
-        await clients.start(play_of(day, begin_s, conversations, is_pressed=True, lanes=LANES), 300.0)
-        await clients.until(begin_s + PRESS_WARM_S)
-        cpu = CpuShare()
-        await clients.until(begin_s + PRESS_WARM_S + PRESS_S)
-        busy = cpu.share()
-        found = await clients.stop()
-    finally:
-        await asyncio.shield(day.mesh.stop())
-    return capacity_of(found, begin_s + PRESS_WARM_S, PRESS_S, busy=busy, late_s=clients.late_s)
-
-
-def capacity_of(
-    found: Sequence[Call], from_s: float, for_s: float, *, busy: float = 0.0, late_s: float = 0.0
-) -> Capacity:
-    """Return the capacity from the good calls that ended within a time. Raises BenchError without one."""
-    good = [call for call in found if call.outcome == calls.GOOD and from_s <= call.ended_s < from_s + for_s]
-    prompts = sum(call.prompt_tokens for call in good)
-    if not prompts:
-        reasons = {call.reason for call in found}
-        raise BenchError(f"no good call of {len(found)} ended in the measured time; reasons: {reasons}")
-    uncached = prompts - sum(call.cached_tokens for call in good)
-    return Capacity(
-        requests_per_s=round(len(good) / for_s, 3),
-        tokens_per_s=round(uncached / for_s, 1),
-        hit_ratio=round(1.0 - uncached / prompts, 4),
-        commit=machine.commit(),
-        cpu=machine.about(),
-        busy=round(busy, 3),
-        late_s=round(late_s, 3),
-    )
-
-
 def capacities_of(shape: Shape, regions: Sequence[str], capacity: Capacity) -> dict[str, float]:
     """Return the uncached tokens per second of each region: its prefill replicas limit it."""
     return {name: shape.replicas_of(name)[0] * capacity.tokens_per_s for name in regions}
@@ -175,7 +66,7 @@ def capacities_of(shape: Shape, regions: Sequence[str], capacity: Capacity) -> d
 
 @dataclass(slots=True)
 class _Course:
-    """What a run observed."""
+    """Observations of a run."""
 
     times: Times
     struck_s: float
@@ -203,6 +94,7 @@ async def perform(run: Run, capacity: Capacity, folder: Path, tag: str, say: Say
         await day.mesh.start()
         say("waits for the federation")
         await day.federated()
+        await day.trusted()
         seen = await _course(run, day, conversations, say)
     finally:
         say("stops the regions")

@@ -139,7 +139,7 @@ def _config(shape: Shape, region: str, regions: tuple[str, ...]) -> MeshConfig:
 
 
 def _tenant(name: str, regions: tuple[str, ...]) -> TenantTable:
-    """Return a tenant whose limits never bind: game day measures the load of regions."""
+    """Return a tenant with limits that never bind. Game day measures the load of regions."""
     allowed = tuple(each for each in regions if name == pinned(each))
     return TenantTable(
         requests_per_min=1e6,

@@ -40,7 +40,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     capacity: float = 0.0
     headroom: float = 0.0
     grants: Mapping[str, float] = {}
-    """What the region grants, by source region."""
+    """Grants of the region, by source region."""
     reason: str = ""
 
 

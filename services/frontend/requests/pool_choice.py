@@ -96,9 +96,9 @@ class PoolChoice:
 
     @property
     def has_router(self) -> bool:
-        """True if a router of the stable pool is up, or a router of any pool that can place."""
-        stable = self.stable
-        return any(peer.link.is_up and (peer.can_place or peer.pool == stable) for peer in self._peers)
+        """True if a router of the own region is up that can place, or any router of its stable pool."""
+        stable, own = self.stable, self._peers.of_region("")
+        return any(peer.link.is_up and (peer.can_place or peer.pool == stable) for peer in own)
 
     @property
     def unfound(self) -> list[str]:

@@ -125,6 +125,11 @@ class RegionChoice:
         return bool(self._entries)
 
     @property
+    def takes_new(self) -> bool:
+        """True if a router of another region that gets load takes new requests."""
+        return any(peer.takes_new for region in self._entries for peer in self._peers.of_region(region))
+
+    @property
     def border(self) -> str:
         """Name of the own region in resume tokens. Empty: a mesh without regions."""
         return self.settings.own if self.settings.names else ""
@@ -240,8 +245,12 @@ class RegionChoice:
     def elsewhere(
         self, spec: RequestSpec, *, may_rebind: bool, without: Collection[str] = ()
     ) -> RequestSpec | None:
-        """Return `spec` for another region that takes new work, if its pool cannot place it. Else None. See `away`."""
-        if not self._entries or not self._pools.cannot_place(spec.pool, spec.model_version):
+        """Return `spec` for another region that takes new work, if its own cannot place it, or has weight 0. See `away`."""
+        region = spec.region
+        if region == OWN and not self._entries:
+            return None
+        is_out = region != OWN and region not in self._entries
+        if not is_out and not self._pools.cannot_place(spec.pool, spec.model_version):
             return None
         return self.away(spec, may_rebind=may_rebind, without=without)
 
@@ -252,8 +261,6 @@ class RegionChoice:
 
         `may_rebind`: it may take another model version. `without`: regions that refused it.
         """
-        if not self._entries:
-            return None
         here, tenant, home = spec.region, spec.caller.tenant, spec.home
         if here != OWN and OWN not in without and self._may_use(OWN, tenant, home):
             chosen = self._at_home(spec, may_rebind=may_rebind)

@@ -341,8 +341,10 @@ class LiveRequest:
         elif self._other_pool() is not None:
             self.submit(now_s)  # the dead pool's fault takes nothing from the retry budget
             return
-        elif fault in faults.POOL_GONE:
-            is_free = self._away() is not None
+        else:
+            is_free = self._other_region() is not None or (
+                fault in faults.POOL_GONE and self._away() is not None
+            )
         error = self.retry_state.spend(
             fault,
             now_s,
@@ -433,13 +435,13 @@ class LiveRequest:
 
     def _other_region(self) -> RequestSpec | None:
         """Return the spec for another region, if the request's pool cannot place. Else None."""
-        if not (self.hub.regions.has_others and self.may_leave_region):
+        if not self.may_leave_region:
             return None
         return self.hub.regions.elsewhere(self.spec, may_rebind=self.may_move, without=self.refused_regions)
 
     def _away(self) -> RequestSpec | None:
         """Return the spec for another region that takes new work, whatever the own pool can. None: there is none."""
-        if not (self.hub.regions.has_others and self.may_leave_region):
+        if not self.may_leave_region:
             return None
         return self.hub.regions.away(self.spec, may_rebind=self.may_move, without=self.refused_regions)
 

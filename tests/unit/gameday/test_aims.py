@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.gameday import aims
-from tests.gameday.aims import Judge
+from tests.gameday import aims, state_aims
 from tests.gameday.calls import BARE, CUT, FAILED, GOOD, REFUSED, WRONG
 from tests.gameday.events import EVENTS, LOADS
 from tests.gameday.records import Record
 from tests.gameday.shapes import BATCH, PINNED, USERS
+from tests.gameday.verdicts import Judge
 from tests.unit.gameday.invented import PER_BIN, changed, quiet_bins, record, view, views
 
 Make = Callable[[], Record]
@@ -104,8 +104,8 @@ CASES: dict[Judge, tuple[Make, Make]] = {
         lambda: bins_with(-1.0, 0.0, "eu", USERS, outcomes=some(CUT)),
     ),
     aims.no_failover: (record, at_us),
-    aims.no_transition: (record, lambda: observed("SUSPECT")),
-    aims.suspect_at_most: (lambda: observed("SUSPECT"), lambda: observed("OUT")),
+    state_aims.no_transition: (record, lambda: observed("SUSPECT")),
+    state_aims.suspect_at_most: (lambda: observed("SUSPECT"), lambda: observed("OUT")),
     aims.own_throughout: (record, lambda: bins_with(10.0, 11.0, "eu", USERS, fronts={"us": PER_BIN})),
     aims.heals_smoothly: (
         lambda: bins_with(0.0, 75.0, outcomes=some(FAILED), ttfts_ms=(900,) * PER_BIN),
@@ -117,7 +117,7 @@ CASES: dict[Judge, tuple[Make, Make]] = {
         lambda: bins_with(10.0, 15.0, outcomes=some(FAILED)),
     ),
     aims.sessions_back: (lambda: drained(0.0, 1.0), lambda: drained(0.0, 0.5)),
-    aims.spill_within_grant: (lambda: spilled(200, 250.0), lambda: spilled(400, 250.0)),
+    state_aims.spill_within_grant: (lambda: spilled(200, 250.0), lambda: spilled(400, 250.0)),
     aims.goodput_kept: (
         lambda: bins_with(0.0, 75.0, kind=USERS, uncached={"us": 500}),
         lambda: bins_with(0.0, 75.0, uncached={"us": 100}),

@@ -11,9 +11,10 @@ import pytest
 
 from tests.gameday import page, plot
 from tests.gameday.calls import FAILED
+from tests.gameday.capacity import capacity_of
 from tests.gameday.events import BY_NAME, EVENTS, LOADS, PLAN
 from tests.gameday.records import Record, Records
-from tests.gameday.running import capacity_of, load_of
+from tests.gameday.running import load_of
 from tests.gameday.runs import missing, planned
 from tests.unit.gameday.invented import PER_BIN, changed, quiet_bins, record
 from tests.unit.gameday.test_bins import STRUCK_S, call_at
