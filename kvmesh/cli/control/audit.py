@@ -17,10 +17,10 @@ EVENTS_MAX: Final = 10_000
 
 COLUMNS: Final = (
     Column("at"),
-    Column("by", rank=1),
+    Column("by", rank=2),
     Column("from", rank=4),
     Column("event"),
-    Column("target", rank=2),
+    Column("target", rank=1),
     Column("result", is_text=True),
     Column("details", rank=3, is_text=True),
 )

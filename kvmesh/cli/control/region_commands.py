@@ -102,7 +102,7 @@ def restore(
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
-    """End the drain of a region: its callers come back, the most recent sessions last."""
+    """End the drain of a region: its callers come back, each moved session after 60 s without a request."""
     from kvmesh.cli.control import regions as command
     from kvmesh.cli.control.output import run
     from kvmesh.cli.control.region_client import known_region

@@ -62,7 +62,7 @@ def screen(regions: Sequence[pb.RegionView], time_text: TimeText, note: str = ""
         table.add_row(*_cells(each, has_versions=len(versions) > 1))
     own = next((each.region for each in regions if each.is_own), UNKNOWN)
     lines = [Text(line) for line in notes(regions, time_text)]
-    unit = f"As {own} sees them. Load, headroom and grants: uncached prompt tokens/s, KV blocks."
+    unit = f"As {own} sees them. Load, headroom, grants: uncached prompt tokens/s (tok/s), KV blocks (bl)."
     return Group(table, *lines, Text(unit, style="dim"), *([Text(note, style="yellow")] if note else []))
 
 
