@@ -5,7 +5,7 @@ source without cache hits, so a region that dies without a warning finds its gra
 load, or above LEAST_SHARE of the headroom if that is more: a source without load can begin.
 
 INVARIANT: grants and the floors of unheard sources sum to at most the headroom, in both dimensions.
-INVARIANT: a frozen region (it spills, or its load is high) raises no grant.
+INVARIANT: a frozen region (it spills, or its load is high) raises no grant of a source that it hears.
 """
 
 from __future__ import annotations
@@ -54,8 +54,9 @@ def allot(
 ) -> dict[str, Quantity]:
     """Return the grant of each source out of the headroom `room`.
 
-    `unheard`: last grants of the sources that are not heard. They are floors: kept as far as the headroom allows.
-    `held`: present grants. A frozen region raises none of them.
+    `unheard`: grants of the sources that are not heard, from the time when they were. They are floors: kept as far as the
+    headroom allows, and given back when it grows again. The callers of a dead source are guests here.
+    `held`: present grants. A frozen region raises none of a heard source.
     """
     tokens = _allotted(
         room.tokens_per_s,
@@ -69,7 +70,10 @@ def allot(
     )
     grants = {name: Quantity(tokens[name], blocks[name]) for name in tokens}
     if is_frozen:
-        grants = {name: grant.least(held.get(name, NOTHING)) for name, grant in grants.items()}
+        grants = {
+            name: grant if name in unheard else grant.least(held.get(name, NOTHING))
+            for name, grant in grants.items()
+        }
     return grants
 
 

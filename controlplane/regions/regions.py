@@ -84,7 +84,7 @@ class Regions:
         """Take a grant that the own routers still enforce: after a restart it is the floor of an unheard source."""
         target = self.targets.get(region)
         if target is not None and target.given.is_zero:
-            target.given = grant
+            target.given = target.floor = grant
 
     def on_declared(self, region: str, declared: Declared, age_s: float, now_s: float) -> None:
         """Take a declared state, told `age_s` after it began: by its region, by a peer that remembers it, or by a store."""
@@ -270,13 +270,15 @@ class Regions:
         given = granting.allot(
             room,
             {name: granting.Source(each.wanted, each.cold_load) for name, each in heard.items()},
-            {name: each.given for name, each in self.targets.items() if name not in heard},
+            {name: each.floor for name, each in self.targets.items() if name not in heard},
             self.grants(),
             is_frozen=self._spill.total > 0
             or own.full_load.share_of(own.capacity) > self.settings.grant_new_below,
         )
         for name, grant in given.items():
             self.targets[name].given = grant
+            if name in heard:
+                self.targets[name].floor = grant
 
     def _signals(self, region: str, now_s: float) -> Signals | None:
         if region == self.own:

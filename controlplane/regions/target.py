@@ -24,6 +24,8 @@ class Target:
         """Its grant to the own region, as it was last renewed."""
         self.given = NOTHING
         """The own region's grant to it."""
+        self.floor = NOTHING
+        """The same when it was last heard."""
         self.is_seeded = False
         """True if its seeding ended since it entered OUT."""
         self._settings = settings

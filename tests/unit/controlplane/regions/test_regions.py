@@ -123,6 +123,22 @@ def test_a_killed_region_is_out_and_keeps_its_grant() -> None:
     assert bench.regions.limit_share(bench.now_s) == pytest.approx(1.0)
 
 
+def test_a_peak_at_home_shrinks_the_grant_of_a_dead_region_while_it_lasts() -> None:
+    """Its callers are here as guests. They get their grant back with the headroom, although guests keep the load high."""
+    bench = Bench("us")
+    bench.run(10)
+    grant = bench.regions.grants()["us"]
+    bench.silent.add("us")
+    bench.failing.add("us")
+    bench.run(10)
+    bench.signals["eu"] = signals(load=750)
+    bench.run(20)
+    assert bench.regions.grants()["us"].tokens_per_s == pytest.approx(50)
+    bench.signals["eu"] = signals(load=300, guests=450)
+    bench.run(20)
+    assert bench.regions.grants()["us"].tokens_per_s == pytest.approx(grant.tokens_per_s)
+
+
 def test_fixed_limits_never_borrow() -> None:
     """Not even from a dead region."""
     bench = Bench("us", limits=Limits.FIXED)
