@@ -151,7 +151,7 @@ class VersionsProbe:
         alone_us = self._locate(_region_core(()), sessions)
         core = _region_core(("us", "ap"))
         us = self._locate(core, sessions)
-        core.regions.take_shares({"us": 0.2, "ap": 0.2})
+        core.regions.take_shares({"us": 0.2, "ap": 0.2}, 0.0)
         return {"us": us - alone_us, "spill_us": self._locate(core, sessions) - alone_us}
 
     def _locate(self, core: FrontendCore, sessions: list[str]) -> float:

@@ -312,7 +312,8 @@ class Frontend(MeshProcess):
 
     def on_regions(self, traffic: snapshot_pb2.RegionTraffic) -> None:
         """Take the shares of new sessions that other regions get."""
-        self.core.regions.take_shares({each.region: each.share for each in traffic.spill})
+        shares = {each.region: each.share for each in traffic.spill}
+        self.core.regions.take_shares(shares, self.clock.now_s())
 
     async def drain(self) -> None:
         """Refuse new requests (graceful shutdown); return when every request has ended or is handed over."""

@@ -25,10 +25,12 @@ async def nothing(day: GameDay) -> None:
 
 
 async def kill(day: GameDay) -> None:
+    """Kill every process of the target."""
     await day.mesh.kill_region(day.target)
 
 
 async def restart(day: GameDay) -> None:
+    """Start all of the target that does not run, and remove the faults of its parts."""
     await day.mesh.restart_region(day.target)
 
 
@@ -40,35 +42,43 @@ async def lack(day: GameDay) -> None:
 
 
 async def isolate(day: GameDay) -> None:
+    """Cut the target off from all other sites."""
     await day.link.isolate(day.target)
 
 
 async def heal_link(day: GameDay) -> None:
+    """Remove all impairments of the link."""
     await day.quiet()
     await day.link.heal()
 
 
 async def kill_decode(day: GameDay) -> None:
+    """Kill the decode pool of the target."""
     await day.mesh.kill_role(day.target, "decode")
 
 
 async def kill_redis(day: GameDay) -> None:
+    """Kill the Redis of the target."""
     await day.mesh.kill_redis(day.target)
 
 
 async def kill_control(day: GameDay) -> None:
+    """Kill the control plane of the target."""
     await day.mesh.kill_control(day.target)
 
 
 async def brown(day: GameDay) -> None:
+    """Make the engines of the target BROWN times slower."""
     day.slow(day.target, f"slow={BROWN:g}")
 
 
 async def recover(day: GameDay) -> None:
+    """Let the engines of the target run at their speed."""
     day.slow(day.target, "")
 
 
 async def kill_third(day: GameDay) -> None:
+    """Kill one of three replicas of each role of the target."""
     faults = day.mesh.faults[day.target]
     names = [f"{role}-2{part}" for role in ("prefill", "decode") for part in ("", "-engine")]
     await asyncio.gather(*map(faults.kill, names))
@@ -89,27 +99,32 @@ async def flap(day: GameDay) -> None:
 
 
 async def slow_link(day: GameDay) -> None:
+    """Delay and lose packets between the target and all survivors."""
     for survivor in day.survivors:
         await day.link.slow(day.target, survivor, SLOW_DELAY_S, SLOW_LOSS)
 
 
 async def cut(day: GameDay) -> None:
+    """Cut the target off from all survivors."""
     for survivor in day.survivors:
         await day.link.cut(day.target, survivor)
 
 
 async def cut_one_way(day: GameDay) -> None:
+    """Lose the packets from the target to all survivors."""
     for survivor in day.survivors:
         await day.link.cut(day.target, survivor, is_directed=True)
 
 
 async def darken(day: GameDay) -> None:
+    """Kill all control planes, and let the others notice."""
     for region in day.mesh.regions:
         await day.mesh.kill_control(region)
     await asyncio.sleep(DARK_S)
 
 
 async def relight(day: GameDay) -> None:
+    """Start the target and all control planes."""
     await restart(day)
     for region in day.survivors:
         await day.mesh.restart_region(region)
@@ -125,4 +140,5 @@ async def drain(day: GameDay) -> None:
 
 
 async def restore(day: GameDay) -> None:
+    """End the drain of the target."""
     await day.command(day.target, "restore", day.target, "--reason", "game day is over")

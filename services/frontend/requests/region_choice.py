@@ -21,6 +21,7 @@ import xxhash
 
 from kvmesh.errors import MeshError
 from kvmesh.region_sections import UNNAMED
+from kvmesh.regions.lease import LeaseSettings
 from kvmesh.regions.names import qualified
 from kvmesh.regions.targets import Targets, position
 from kvmesh.snapshot.regions import RegionEntry
@@ -39,6 +40,9 @@ REST_S: Final = 0.25
 
 DRAWS: Final = 1 << 52
 """Different draws of one score: few enough that each is exact as a float, and below 1 as a share."""
+
+LEASE: Final = LeaseSettings()
+"""Decay of shares that are not renewed."""
 
 OWN: Final = ""
 """Name of the own region in pools, links and specs."""
@@ -82,7 +86,11 @@ class RegionChoice:
         """Regions with other tables of tenants: their residency may be another one."""
         self._versions: frozenset[str] = frozenset()
         """Stable versions of all regions."""
+        self._told: Mapping[str, float] = {}
+        """Shares as the control plane told them."""
         self._shares: Mapping[str, float] = {}
+        """Shares in force."""
+        self._renewed_s = float("-inf")
         self._targets: Targets | None = None
         """None: no region has a share of spill."""
         self._rests_until_s: dict[str, float] = {}
@@ -103,10 +111,20 @@ class RegionChoice:
         self._versions = frozenset(version for version in stable if self.serves(version))
         self._build()
 
-    def take_shares(self, shares: Mapping[str, float]) -> None:
-        """Take the shares of new sessions that other regions get. They hold until the next ones."""
+    def take_shares(self, shares: Mapping[str, float], now_s: float) -> None:
+        """Take the shares of new sessions that other regions get. Without renewal they age like the grants behind them."""
+        self._renewed_s = now_s
+        if shares != self._told or self._shares != self._told:
+            self._told = self._shares = dict(shares)
+            self._build()
+
+    def _age(self, now_s: float) -> None:
+        """Lower the shares that no control plane renews: the grants behind them have become smaller (`decayed`)."""
+        age_s = now_s - self._renewed_s
+        part = 0.0 if age_s >= LEASE.ends_after_s else LEASE.old_share
+        shares = {region: share * part for region, share in self._told.items()}
         if shares != self._shares:
-            self._shares = dict(shares)
+            self._shares = shares
             self._build()
 
     def _build(self) -> None:
@@ -210,6 +228,8 @@ class RegionChoice:
     def _spilled(
         self, chosen: ChosenPool, tenant: Tenant, session: str, home: str, now_s: float, *, is_session: bool
     ) -> ChosenPool | None:
+        if self._targets is not None and now_s - self._renewed_s >= LEASE.full_for_s:
+            self._age(now_s)
         if self._targets is None:
             self.sessions.expire(now_s)
         if self._is_guest(home):

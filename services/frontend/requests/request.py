@@ -332,19 +332,22 @@ class LiveRequest:
     def try_again(self, fault: str, now_s: float, *, untouched: bool, after_s: float = 0.0) -> None:
         """-> WAITING; the slot is closed. Retry if no engine took the attempt, else resume; or give up.
 
-        `untouched`: no engine took the attempt. `after_s`: least delay of the next attempt.
+        A request that another region failed leaves that region if it can, home first. No such fault takes a retry of the
+        retry budget. `untouched`: no engine took the attempt. `after_s`: least delay of the next attempt.
         """
         self._wait(fault)
         is_free = False
+        away = self._away() if self.spec.region else None
+        if away is not None and not self._move(away, fault, now_s):
+            return
         if not untouched:
             self.progress.count_lost(self.upstream.current)
         elif self._other_pool() is not None:
             self.submit(now_s)  # the dead pool's fault takes nothing from the retry budget
             return
         else:
-            is_free = self._other_region() is not None or (
-                fault in faults.POOL_GONE and self._away() is not None
-            )
+            is_free = away is not None or self._other_region() is not None
+            is_free |= fault in faults.POOL_GONE and self._away() is not None
         error = self.retry_state.spend(
             fault,
             now_s,

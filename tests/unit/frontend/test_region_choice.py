@@ -115,20 +115,39 @@ def test_spill_moves_its_share_and_a_moved_session_stays_until_it_is_idle() -> N
     """The share is met; after its end moved sessions that go on stay, and those that were idle for IDLE_S come home."""
     mesh = mesh_of(entry("us"), entry("ap"))
     regions = mesh.core.regions
-    regions.take_shares({"us": 0.2, "ap": 0.1})
+    regions.take_shares({"us": 0.2, "ap": 0.1}, 0.0)
     found = regions_of(regions)
     count = Counter(found.values())
     assert abs(count["us"] - 0.2 * len(SESSIONS)) < 110 and abs(count["ap"] - 0.1 * len(SESSIONS)) < 80
-    regions.take_shares({})
+    regions.take_shares({}, 0.0)
     assert regions_of(regions, now_s=IDLE_S - 1) == found
     assert set(regions_of(regions, now_s=2 * IDLE_S).values()) == {"eu"}
+
+
+def test_shares_that_no_control_plane_renews_age_like_grants() -> None:
+    """A quarter after 30 s, nothing after 600 s, and all again with the next message."""
+    mesh = mesh_of(entry("us"))
+    regions = mesh.core.regions
+
+    def share(now_s: float, label: str) -> float:
+        found = Counter(
+            regions.choose(TENANT, f"{label}{at}", "eu", now_s, is_session=False).pool for at in range(1000)
+        )
+        return found["us/default"] / 1000
+
+    regions.take_shares({"us": 0.8}, 0.0)
+    assert share(29.0, "a") == pytest.approx(0.8, abs=0.05)
+    assert share(31.0, "b") == pytest.approx(0.2, abs=0.05)
+    assert share(601.0, "c") == 0.0
+    regions.take_shares({"us": 0.8}, 700.0)
+    assert share(701.0, "d") == pytest.approx(0.8, abs=0.05)
 
 
 def test_a_spilled_session_is_served_at_home_while_its_region_cannot_take_it() -> None:
     """A target without a router, with weight 0, with other tenants or just refused for its grant gets nothing."""
     mesh = mesh_of(entry("us"))
     regions = mesh.core.regions
-    regions.take_shares({"us": 1.0})
+    regions.take_shares({"us": 1.0}, 0.0)
     assert set(regions_of(regions).values()) == {"us"}
     regions.note_grant_refused(changed(spec(1), pool="us/default", session_id="s1"), 0.0)
     assert regions.choose(TENANT, "s2", "eu", REST_S / 2).pool == "default"
@@ -145,7 +164,7 @@ def test_a_guest_is_spilled_nowhere_and_leaves_for_its_home_alone() -> None:
     """Shares do not concern guests; without own routers only the guest's home may take it."""
     mesh = mesh_of(entry("us"), entry("ap"))
     regions = mesh.core.regions
-    regions.take_shares({"us": 0.5, "ap": 0.5})
+    regions.take_shares({"us": 0.5, "ap": 0.5}, 0.0)
     assert set(regions_of(regions, home="us").values()) == {"eu"}
     stop(mesh)
     assert set(regions_of(regions, home="us").values()) == {"us"}
@@ -157,7 +176,7 @@ def test_a_pinned_tenant_never_leaves_its_regions() -> None:
     """Neither spill nor a dead home takes it elsewhere, and outside of its regions it is refused at once."""
     mesh = mesh_of(entry("us"), entry("ap"))
     regions = mesh.core.regions
-    regions.take_shares({"us": 0.5, "ap": 0.5})
+    regions.take_shares({"us": 0.5, "ap": 0.5}, 0.0)
     pinned = Tenant(name="acme", regions=("ap", "eu"))
     assert set(regions_of(regions, pinned).values()) == {"eu", "ap"}
     stop(mesh)

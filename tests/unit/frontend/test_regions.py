@@ -120,6 +120,39 @@ def test_a_full_region_refuses_no_caller_of_another_one(reason: pb.Refusal.Reaso
     assert finish(mesh, own) == "QUEUE_FULL" and regions(mesh, own) == [""]
 
 
+@pytest.mark.parametrize("code", FAILURES)
+@pytest.mark.parametrize("stage", ["queued", "placed", "running"])
+def test_a_region_that_fails_attempts_costs_no_answer_while_home_works(
+    stage: str, code: pb.Failure.Code.ValueType
+) -> None:
+    """After its first failure there the request is at home, with an empty retry budget and with its tokens."""
+    mesh = mesh_of(entry("us"), retries=0.0)
+    client = begin(mesh, pool="us/default", session_id="s")
+    while not any(run.stage == stage for run in mesh.runs):
+        for router in mesh.routers:
+            mesh.send_up(router)
+            mesh.arrive_up(router)
+        for run in mesh.runs:
+            if run.stage != stage:
+                mesh.work(run)
+    mesh.fail(mesh.runs[0], code)
+    assert finish(mesh, client) == "LENGTH" and client.ids == whole(client)
+    assert regions(mesh, client) == ["us", ""] and mesh.core.retries.refused_total == 0
+
+
+@pytest.mark.parametrize("tokens", [0, 5])
+def test_a_region_that_falls_silent_is_left_after_one_attempt(tokens: int) -> None:
+    """Its routers keep their streams and answer nothing: the watchdog sends the request home."""
+    mesh = mesh_of(entry("us"), retries=0.0)
+    client = begin(mesh, pool="us/default")
+    if tokens:
+        generated(mesh, client, tokens)
+    for router in routers_of(mesh, "us"):
+        router.is_frozen = True
+    assert finish(mesh, client) == "LENGTH" and client.ids == whole(client)
+    assert regions(mesh, client)[-1] == "" and len(client.request.attempts) == 2
+
+
 def test_what_fits_nowhere_ends_as_a_full_queue_with_a_time() -> None:
     """Home is dead, and no grant covers the request: QUEUE_FULL with the router's Retry-After."""
     mesh = mesh_of(entry("us"), routers=1)
@@ -289,7 +322,9 @@ class RegionSchedule(Schedule):
         self.core.regions.take(
             [entry("eu"), entry("us", draw.choice([0, 100, 100])), entry("ap", self.weight)]
         )
-        self.core.regions.take_shares({"us": draw.choice([0.0, 0.5, 0.9]), "ap": draw.choice([0.0, 0.1])})
+        self.core.regions.take_shares(
+            {"us": draw.choice([0.0, 0.5, 0.9]), "ap": draw.choice([0.0, 0.1])}, self.mesh.now_s
+        )
         home, is_pinned = draw.choice(self.HOMES), draw.random() < 0.2
         caller = PINNED if is_pinned and home == "eu" else NOBODY
         made = spec(number, home=home, border="eu", caller=caller)
