@@ -24,6 +24,8 @@ NOT_RUN: Final = {
     ".venv/bin/kvmesh up": "stays until Ctrl-C; the mesh of all samples is started by this command",
     "kvmesh up": "stays until Ctrl-C; the mesh of all samples is started by this command",
     "kvmesh region ": "needs a mesh of regions; tests/integration/cli/test_regions.py runs them",
+    "kvmesh generate --explain --regions": "needs a mesh of regions",
+    "for n in $(seq 12); do words=": "needs a mesh of regions",
     "kvmesh replay bench/traces": "replays 4,812 requests: a minute of two cores",
     "kvmesh replay trace.jsonl.gz --cost-of": "needs a router that measured 128 prompts; "
     "tests/integration/cli/test_replay_of_a_mesh.py runs it",
