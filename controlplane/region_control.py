@@ -80,7 +80,7 @@ class _Due:
     measure_s: float = float("-inf")
     step_s: float = float("-inf")
     sequence: int = 0
-    """Number of the last message in this term."""
+    """Number of the last measurement in this term, and of its news."""
 
 
 class RegionControl:
@@ -116,6 +116,8 @@ class RegionControl:
         self._stable = ("", "")
         self._orders = RegionOrders()
         self._due = _Due()
+        self._news: News | None = None
+        """News of the last measurement. Two streams to a peer carry the same, which counts once."""
         self.is_begun = False
         """True once the term knows what was in force before it."""
 
@@ -233,8 +235,12 @@ class RegionControl:
             self.regions.wanted(),
             is_spilling=bool(self.regions.spill()),
         )
-        self._signals = signals
+        self._signals, self._news = signals, None
+        self._due.sequence += 1
         self.regions.on_signals(self.own, signals, now_s)
+        for region, load in signals.guests.items():
+            # A new leader does not know the grant of a region that died before: its guests that are here keep theirs.
+            self.regions.on_given(region, load * granting.BURSTS)
 
     def _probe(self, receivers: Receivers, now_s: float) -> None:
         """Take what the own frontends reach: their streams to routers of other regions are the probes of the data path.
@@ -295,8 +301,12 @@ class RegionControl:
         )
 
     def news(self, term: int, now_s: float) -> News:
-        """Return the next news of the own region."""
-        self._due.sequence += 1
+        """Return the news of the own region, equal until the next measurement."""
+        if self._news is None or self._news.term != term:
+            self._news = self._fresh_news(term, now_s)
+        return self._news
+
+    def _fresh_news(self, term: int, now_s: float) -> News:
         known = {name: self.regions.known(name) for name in (self.own, *self.regions.targets)}
         return News(
             region=self.own,

@@ -99,7 +99,9 @@ def validate(region: Region, regions: Mapping[str, RegionTable], *, is_trusted: 
 
 def shares_of(regions: Mapping[str, RegionTable]) -> dict[str, float]:
     """Return the configured share of each region. The shares sum to 1."""
-    return {name: table.share or 1 / len(regions) for name, table in regions.items()}
+    given = {name: table.share or 1.0 for name, table in regions.items()}
+    whole = sum(given.values())
+    return {name: share / whole for name, share in given.items()}
 
 
 def _check_addresses(regions: Mapping[str, RegionTable]) -> None:

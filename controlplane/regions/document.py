@@ -1,4 +1,4 @@
-"""What is written down about regions: their declarations and operators' avoid orders. Pure.
+"""The document of regions: their declarations and operators' avoid orders. Pure.
 
 They are part of the desired document. Declarations of other regions are kept for them: a region that lost its memory gets
 its own back from its peers.

@@ -55,7 +55,7 @@ class RolloutNews:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class News:
-    """What a region says about itself. See region.proto."""
+    """News of a region about itself. See region.proto."""
 
     region: str
     term: int

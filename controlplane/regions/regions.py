@@ -19,7 +19,7 @@ from controlplane.regions.observed import Avoid, Observed, State
 from controlplane.regions.panic import Capacity, is_panic
 from controlplane.regions.seeding import Seeding, seedings
 from controlplane.regions.settings import RegionSettings
-from controlplane.regions.shares import Limits, base_shares, borrowed, moved
+from controlplane.regions.shares import Limits, borrowed, moved
 from controlplane.regions.signals import Signals, SignalWindow
 from controlplane.regions.target import Target
 from controlplane.regions.views import View, of_target
@@ -48,10 +48,10 @@ class Regions:
         names: Collection[str],
         settings: RegionSettings,
         *,
-        shares: Mapping[str, float | None] | None = None,
+        shares: Mapping[str, float] | None = None,
         limits: Limits = Limits.BORROW,
     ) -> None:
-        """`names`: all regions, the own one among them. `shares`: configured shares of limits. Raises SharesError."""
+        """`names`: all regions, the own one among them. `shares`: of limits, which sum to 1; None: equal ones."""
         assert own in names, f"{own} is none of {sorted(names)}"
         self.own = own
         self.settings = settings
@@ -59,7 +59,7 @@ class Regions:
         self.targets = {name: Target(name, settings) for name in sorted(names) if name != own}
         self.is_panic = False
         """True if health takes no region out."""
-        self._base_shares = base_shares(shares or dict.fromkeys(sorted(names)))
+        self._base_shares = dict(shares or dict.fromkeys(sorted(names), 1.0 / len(names)))
         self._known = Known(SERVING, float("-inf"))
         self._window = SignalWindow(settings)
         self._spill = Spill()

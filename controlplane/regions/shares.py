@@ -16,8 +16,6 @@ from typing import Final
 FLOOR: Final = 0.1
 """Smallest share of a region, also of a drained one."""
 
-ROUNDING: Final = 1e-9
-
 
 class Limits(Enum):
     """Value of `[region] limits`."""
@@ -25,29 +23,6 @@ class Limits(Enum):
     BORROW = "borrow"
     FIXED = "fixed"
     """No region uses the share of another one."""
-
-
-class SharesError(ValueError):
-    """Configured shares are out of range. The text names the field, its value and the range."""
-
-
-def base_shares(configured: Mapping[str, float | None]) -> dict[str, float]:
-    """Return the share of each region. All equal where none is configured. Raises SharesError."""
-    values = {name: share for name, share in configured.items() if share is not None}
-    if not values:
-        return {name: 1.0 / len(configured) for name in configured}
-    missing = sorted(set(configured) - set(values))
-    if missing:
-        raise SharesError(
-            f"[regions.{missing[0]}] share is missing, allowed: {FLOOR:g} to 1 for every region, or none"
-        )
-    for name, share in sorted(values.items()):
-        if not FLOOR - ROUNDING <= share <= 1:
-            raise SharesError(f"[regions.{name}] share: {share:g}, allowed: {FLOOR:g} to 1")
-    whole = sum(values.values())
-    if abs(whole - 1) > 1e-6:
-        raise SharesError(f"share: the shares of all regions sum to {whole:g}, allowed: 1")
-    return {name: share / whole for name, share in values.items()}
 
 
 def moved(base: Mapping[str, float], home_percent: Mapping[str, float]) -> dict[str, float]:

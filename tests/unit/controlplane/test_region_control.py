@@ -354,3 +354,32 @@ def test_replicas_that_are_warmed_up_make_no_region_ill() -> None:
         assert found is not None
         decode = found.replicas["decode"]
         assert (decode.serving / decode.leased if decode.leased else None) == share
+
+
+def test_news_on_two_streams_count_once() -> None:
+    """Both regions dial, so each measurement arrives twice; doubled signals would halve the window of health."""
+    eu, us = Cell(), Cell()
+    us.control = RegionControl(RegionNames("us", NAMES.shares), lambda: us.wall_s)
+    taken = 0
+    for _ in range(20):
+        us.step()
+        told = us.control.news(1, us.now_s)
+        taken += sum(eu.control.on_news(told, eu.now_s) for _ in range(2))
+        eu.step()
+    assert taken == 10, "one of two seconds has a measurement"
+
+
+def test_a_new_leader_keeps_the_grant_of_guests_whose_region_is_dead() -> None:
+    """The control plane restarts while the callers of a dead region are here: a grant of nothing would refuse them."""
+    cell, quantity = Cell(), region_pb2.Quantity
+    guests = [region_pb2.GuestLoad(region="us", load=quantity(tokens_per_s=200, blocks=20))]
+    cell.report(
+        region_pb2.RouterLoad(
+            own=quantity(tokens_per_s=100, blocks=10),
+            capacity=quantity(tokens_per_s=1000, blocks=1000),
+            guests=guests,
+        )
+    )
+    steers = cell.step(1)
+    (grant,) = next(each.traffic for each in steers if each.process_id == "router-0").grants
+    assert grant.region == "us" and grant.quantity.tokens_per_s >= 200

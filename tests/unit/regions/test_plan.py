@@ -14,7 +14,7 @@ from kvmesh.regions.plan import PlanError, plan, utilisation
 def test_the_plan_has_the_figures_of_the_reference(
     regions: int, hit_ratio: float, seeded: float, expected: float
 ) -> None:
-    """Of equal regions at U_max 0.8."""
+    """The plan gives the figures of the reference for equal regions at U_max 0.8."""
     assert utilisation(regions, hit_ratio, seeded, 0.8) == pytest.approx(expected, abs=0.005)
 
 

@@ -139,7 +139,7 @@ def shown(*regions: pb.RegionView, width: int = 200) -> str:
 
 
 def test_the_list_has_states_loads_grants_and_differences() -> None:
-    """What an operator asks: which state, why and since when, how much it carries and could take."""
+    """The table has each region's state with its reason and age, its load and its headroom."""
     own = view(
         "eu", is_own=True, grants=[pb.Grant(region="us", quantity=pb.Quantity(tokens_per_s=1500, blocks=9))]
     )

@@ -7,7 +7,7 @@ from itertools import permutations
 
 import pytest
 
-from controlplane.regions.shares import FLOOR, Limits, SharesError, base_shares, borrowed, moved
+from controlplane.regions.shares import FLOOR, Limits, borrowed, moved
 
 NAMES = ("ap", "eu", "sa", "us")
 LIMIT_PER_S = 100.0
@@ -19,7 +19,7 @@ def some_shares(rng: random.Random) -> dict[str, float]:
     names = NAMES[: rng.randrange(2, 5)]
     left = 1.0 - FLOOR * len(names)
     raw = [rng.random() for _ in names]
-    return base_shares({name: FLOOR + left * part / sum(raw) for name, part in zip(names, raw, strict=True)})
+    return {name: FLOOR + left * part / sum(raw) for name, part in zip(names, raw, strict=True)}
 
 
 @pytest.mark.parametrize("seed", range(200))
@@ -94,23 +94,3 @@ def test_a_drain_gives_its_share_away() -> None:
     base = {"ap": 0.2, "eu": 0.4, "us": 0.4}
     assert moved(base, {"us": 0}) == pytest.approx({"ap": 0.3, "eu": 0.6, "us": 0.1})
     assert moved(base, {}) == pytest.approx(base)
-
-
-@pytest.mark.parametrize(
-    ("configured", "text"),
-    [
-        ({"eu": 0.5, "us": 0.6}, "sum to 1.1, allowed: 1"),
-        ({"eu": 0.95, "us": 0.05}, "[regions.us] share: 0.05, allowed: 0.1 to 1"),
-        ({"eu": 0.5, "us": None}, "[regions.us] share is missing"),
-    ],
-)
-def test_configured_shares_are_checked(configured: dict[str, float | None], text: str) -> None:
-    """With field, value and range."""
-    with pytest.raises(SharesError) as refused:
-        base_shares(configured)
-    assert text in str(refused.value)
-
-
-def test_shares_are_equal_where_none_is_configured() -> None:
-    """Each of two has a half."""
-    assert base_shares({"eu": None, "us": None}) == {"eu": 0.5, "us": 0.5}
