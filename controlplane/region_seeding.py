@@ -35,6 +35,9 @@ AGAIN_S: Final = 60.0
 SEED_S: Final = 30.0
 """Longest seeding."""
 
+TIME_SHARE: Final = 0.1
+"""Part of a replica's time that seeding takes. Users are served meanwhile, and a moved conversation brings its own prompt."""
+
 BLOCKS_MAX: Final = 4096
 """Distinct blocks that are remembered of a region."""
 
@@ -115,6 +118,7 @@ class RegionSeeding:
                 end_s,
                 is_replay=True,
                 package_prefixes=source.prefixes[at :: len(targets)],
+                time_share=TIME_SHARE,
             )
             for at, target in enumerate(targets)
         ]

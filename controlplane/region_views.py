@@ -73,14 +73,14 @@ def forecast_rows(regions: RegionControl, found: Forecast | None) -> list[pb.Dra
     rows = []
     for name, room in sorted(found.headrooms.items()):
         signals = regions.signals(name)
-        moved = found.moved * (room.tokens_per_s / whole if whole > 0 else 1 / len(found.headrooms))
+        part = room.tokens_per_s / whole if whole > 0 else 1 / len(found.headrooms)
         rows.append(
             pb.DrainForecast(
                 region=name,
                 load=quantity_message(signals.full_load if signals is not None else NOTHING),
-                moved=quantity_message(moved),
+                moved=quantity_message(found.moved * part),
                 capacity=quantity_message(signals.capacity if signals is not None else NOTHING),
-                is_enough=moved.fits(room),
+                is_enough=(found.at_home * part).fits(room),
             )
         )
     return rows

@@ -1,5 +1,9 @@
 """Forecast of a drain: the load that moves, and the headroom of the regions that stay. Pure.
 
+A moved conversation computes its whole prompt once. From its next turn on it finds its cache in the other region. So the
+load that stays is the load at home, and the load without cache hits lasts for one turn of each conversation. A drain is
+refused for the former. While the latter is above the grants, the region that drains serves the rest itself.
+
 `kvmesh.regions.plan` has the utilisation that lets the loss of one region be carried.
 """
 
@@ -19,7 +23,7 @@ class Forecast(msgspec.Struct, frozen=True):
     at_home: Quantity
     """Load of its own callers that moves, with cache hits."""
     moved: Quantity
-    """The same load elsewhere."""
+    """The same load elsewhere, until the caches there know it."""
     headrooms: Mapping[str, Quantity]
     """Headroom of each region that serves and is heard."""
 
@@ -30,8 +34,8 @@ class Forecast(msgspec.Struct, frozen=True):
 
     @property
     def fits(self) -> bool:
-        """True if the survivors carry the load."""
-        return self.moved.fits(self.headroom)
+        """True if the survivors carry the load once their caches know it."""
+        return self.at_home.fits(self.headroom)
 
     @property
     def explanation(self) -> str:
@@ -40,8 +44,11 @@ class Forecast(msgspec.Struct, frozen=True):
             ", ".join(f"{name}: {room}" for name, room in sorted(self.headrooms.items()))
             or "no region is left"
         )
-        text = f"draining {self.region} moves {self.at_home}, which cost {self.moved} elsewhere; headroom: {rooms}"
-        return text if self.fits else f"{text}; short of {self.moved - self.headroom}"
+        text = (
+            f"draining {self.region} moves {self.at_home}, which cost {self.moved} elsewhere until its caches are warm; "
+            f"headroom: {rooms}"
+        )
+        return text if self.fits else f"{text}; short of {self.at_home - self.headroom}"
 
 
 def forecast(

@@ -54,8 +54,9 @@ def allot(
 ) -> dict[str, Quantity]:
     """Return the grant of each source out of the headroom `room`.
 
-    `unheard`: grants of the sources that are not heard, from the time when they were. They are floors: kept as far as the
-    headroom allows, and given back when it grows again. The callers of a dead source are guests here.
+    `sources`: the regions that are heard, and those that were, with their last load and no wants. `unheard`: grants of the
+    latter from the time when they were heard. They are floors: kept as far as the headroom allows, before all others. The
+    callers of a dead source are guests here, so its grant grows with the headroom like others.
     `held`: present grants. A frozen region raises none of a heard source.
     """
     tokens = _allotted(
@@ -102,12 +103,16 @@ def _allotted(
     part = min(1.0, room / floors) if floors > 0 else 1.0
     given = {name: floor * part * SHRINK for name, floor in unheard.items()}
     room = max(0.0, room - floors * part)
-    loads = {name: max(BURSTS * load, LEAST_SHARE * room) for name, (_, load) in sources.items()}
+    loads = {
+        name: max(BURSTS * load, LEAST_SHARE * room) - given.get(name, 0.0)
+        for name, (_, load) in sources.items()
+    }
     wants = {name: min(wanted, loads[name]) for name, (wanted, _) in sources.items()}
     first = _filled(room, wants, dict.fromkeys(wants, 1.0))
     rest = {name: load - first[name] for name, load in loads.items()}
     second = _filled(room - sum(first.values()), rest, loads)
-    given.update({name: (first[name] + second[name]) * SHRINK for name in sources})
+    for name in sources:
+        given[name] = given.get(name, 0.0) + (first[name] + second[name]) * SHRINK
     return given
 
 

@@ -267,10 +267,15 @@ class Regions:
         share = self.settings.grant_share * self.own_percent(now_s) / 100.0
         room = granting.headroom(own.capacity, own.load, share)
         heard = {name: signals for name, each in self.targets.items() if (signals := each.signals(now_s))}
+        silent = {name: each for name, each in self.targets.items() if name not in heard}
+        sources = {name: granting.Source(each.wanted, each.cold_load) for name, each in heard.items()}
+        for name, each in silent.items():
+            if each.window.last is not None:
+                sources[name] = granting.Source(load=each.window.last.cold_load)
         given = granting.allot(
             room,
-            {name: granting.Source(each.wanted, each.cold_load) for name, each in heard.items()},
-            {name: each.floor for name, each in self.targets.items() if name not in heard},
+            sources,
+            {name: each.floor for name, each in silent.items()},
             self.grants(),
             is_frozen=self._spill.total > 0
             or own.full_load.share_of(own.capacity) > self.settings.grant_new_below,

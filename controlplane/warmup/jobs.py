@@ -91,6 +91,9 @@ class SeedJob:
     """True: the target computes every prefix itself."""
     package_prefixes: tuple[bytes, ...] = field(default=(), repr=False)
     """Token ids, 32-bit little-endian, full blocks."""
+    time_share: float = 1.0
+    """Part of the target's time that the replay takes. Below 1 it computes one piece of a prefix after the other, with
+    pauses: the target serves users."""
 
 
 @dataclass(frozen=True, slots=True)

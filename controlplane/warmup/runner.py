@@ -38,7 +38,7 @@ from controlplane.warmup.jobs import (
 from controlplane.warmup.passes import Pass
 from controlplane.warmup.prober import Prober
 from controlplane.warmup.recorded_shapes import shapes_of
-from controlplane.warmup.seeder import Seeder, Source
+from controlplane.warmup.seeder import PIECE_TOKENS, Seeder, Source
 from controlplane.warmup.seeding import SeedStep
 from controlplane.warmup.session import ReplicaSession, opened
 from kvmesh.attach.dialing import Dialer
@@ -125,7 +125,7 @@ class WarmUpRunner:
             for each in job.sources
             if each.process_id in wanted
         }
-        seeder = Seeder(target, sources, steps, job.end_s, self._clock)
+        seeder = Seeder(target, sources, steps, job.end_s, self._clock, job.time_share)
         if steps:
             sessions = (target, *(source.session for source in sources.values()))
             error = await self._until(job.end_s, sessions, seeder.run)
@@ -245,9 +245,12 @@ def _plan(job: SeedJob, record: HotRecord) -> tuple[SeedStep, ...]:
         and each.process_id != target.process_id
         and (each.model_version, each.block_tokens) == (target.model_version, target.block_tokens)
     ]
-    return seeding.plan(
+    steps = seeding.plan(
         record.prefixes, job.package_prefixes, target, sources, job.blocks_max, is_replay=job.is_replay
     )
+    if job.time_share == 1.0:
+        return steps
+    return tuple(seeding.in_pieces(steps, target.block_tokens, PIECE_TOKENS))
 
 
 def _fault(error: Exception) -> str:

@@ -47,6 +47,9 @@ REPORT_S: Final = 1.5
 PULL_ESTIMATE_S: Final = 0.005
 """Prefill time of a cached prefix, for the lane of its source."""
 
+PIECE_TOKENS: Final = 128
+"""Tokens that a replay beside users computes at a time: the longest wait of a user's prompt for it."""
+
 SOURCE_OUTPUT_TOKENS: Final = 2
 """Output tokens of a pull at its source. An answer of one token would be complete, without a handoff."""
 
@@ -96,13 +99,15 @@ class Seeder:
         steps: Sequence[SeedStep],
         end_s: float,
         clock: Clock,
+        time_share: float = 1.0,
     ) -> None:
-        """`sources`: by name, all that `steps` name. `end_s`: on `clock`."""
+        """`sources`: by name, all that `steps` name. `end_s`: on `clock`. `time_share`: see `SeedJob`."""
         self.error = ""
         self._target = target
         self._sources = sources
         self._end_s = end_s
         self._clock = clock
+        self._time_share = time_share
         self._began_s = clock.now_s()
         self._waiting: dict[str, deque[tuple[int, SeedStep]]] = {}
         """Steps by source, with their rank."""
@@ -126,7 +131,7 @@ class Seeder:
             return
         self._cached_before = before.cached_block_count
         async with asyncio.TaskGroup() as group:
-            for _ in range(STEPS_MAX):
+            for _ in range(STEPS_MAX if self._time_share == 1.0 else 1):
                 group.create_task(self._work(), name="seed")
         copied = self._pulled_blocks + self._replayed_blocks
         await self._target.wait_load(
@@ -163,6 +168,7 @@ class Seeder:
                 await self._freed.wait()
                 continue
             source = self._sources.get(step.source)
+            began_s = self._clock.now_s()
             try:
                 fault = await (self._replay(step) if source is None else self._pull(step, source))
                 self._count(step, fault)
@@ -170,6 +176,8 @@ class Seeder:
                 if source is not None:
                     source.pulls -= 1
                 self._freed.set()
+            # A busy target takes longer, and so has a longer pause.
+            await asyncio.sleep((self._clock.now_s() - began_s) * (1.0 / self._time_share - 1.0))
 
     def _next(self) -> SeedStep | None:
         """Take the first step that may begin, with its place at the source. None: none may."""
@@ -194,7 +202,7 @@ class Seeder:
         """Count the end of a step."""
         self._left -= 1
         if fault is _Fault.NONE:
-            self._copied += 1
+            self._copied += step.is_last
             self._target_failures = 0
             if step.source:
                 self._pulled_blocks += step.blocks

@@ -9,7 +9,7 @@ INVARIANT: the steps of a plan copy at most `blocks_max` distinct blocks that th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -42,6 +42,8 @@ class SeedStep:
     """Blocks of it that the target lacks and that no step before copies."""
     source: str = ""
     """Name of the replica to pull from. Empty: the target computes the prefix."""
+    is_last: bool = True
+    """False: a later step copies more of the same prefix."""
 
 
 @dataclass(slots=True)
@@ -82,6 +84,21 @@ def plan(
         depths = {source: prefix.holders[source] for source in sources if source in prefix.holders}
         _add(progress, target, prefix.token_ids, chain, {} if is_replay else depths, may_compute=is_replay)
     return tuple(progress.steps)
+
+
+def in_pieces(steps: Iterable[SeedStep], block_tokens: int, tokens_max: int) -> Iterator[SeedStep]:
+    """Yield `steps` in pieces, each with at most `tokens_max` tokens behind the piece before it, at least one block.
+
+    A piece repeats the pieces before it, which are in the cache by then. A prompt of a user waits for one piece at most.
+    """
+    for step in steps:
+        block_bytes = block_tokens * TOKEN_BYTES
+        end, most = len(step.token_ids) // block_bytes, max(1, tokens_max // block_tokens)
+        at = end - step.blocks
+        while at < end:
+            count = min(most, end - at)
+            at += count
+            yield SeedStep(step.token_ids[: at * block_bytes], count, step.source, is_last=at == end)
 
 
 def _held(

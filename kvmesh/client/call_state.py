@@ -165,7 +165,7 @@ class CallState:
         has_older_token = details.reason in TOKEN_REFUSED and len(self._tokens) > 1
         if has_older_token or (details.reason == VERSION_GONE and self._may_begin_anew()):
             return RegionStep.STAY
-        return self._region_filter.on_status(region, details, works)
+        return self._region_filter.on_status(region, details, works, has_tokens=bool(self.ids))
 
     def on_error(
         self,

@@ -48,21 +48,27 @@ class RegionFilter:
         self._refused = frozenset()
         self.barred = self._names - self._allowed
 
-    def on_status(self, region: str, details: ErrorDetails, works: Callable[[str], bool]) -> RegionStep:
+    def on_status(
+        self, region: str, details: ErrorDetails, works: Callable[[str], bool], *, has_tokens: bool = False
+    ) -> RegionStep:
         """A frontend of `region` ended the call with `details`. `works`: True for a region with a frontend to try."""
         if details.reason == REGION_UNAVAILABLE:
-            return self._on_unavailable(region, details)
+            return self._on_unavailable(region, details, works, has_tokens=has_tokens)
         if details.reason in UNKNOWN_THERE:
             return self._on_unknown(region, works)
         return RegionStep.STAY
 
-    def _on_unavailable(self, region: str, details: ErrorDetails) -> RegionStep:
+    def _on_unavailable(
+        self, region: str, details: ErrorDetails, works: Callable[[str], bool], *, has_tokens: bool
+    ) -> RegionStep:
+        """A pinned tenant whose regions are all lost gets the refusal. A stream with tokens waits for one of them."""
         pinned_to = details.metadata.get(ALLOWED_KEY)
         if pinned_to is not None:
             self._allowed &= frozenset(pinned_to.split(","))
         self._refused |= {region}
         if self._bar_refused():
-            return RegionStep.MOVE
+            is_lost = pinned_to is not None and not any(map(works, self._allowed - self._refused))
+            return RegionStep.FINAL if is_lost and not has_tokens else RegionStep.MOVE
         return RegionStep.STAY if pinned_to is None else RegionStep.FINAL
 
     def _on_unknown(self, region: str, works: Callable[[str], bool]) -> RegionStep:

@@ -1,11 +1,12 @@
 """A token bucket that enforces the grant of one source region at one router. Pure.
 
-A prompt of a guest is charged with all its tokens. The router corrects the charge once it knows how many it computes.
+A prompt of a guest is charged with the tokens that the router expects to compute, at most all of them. The router corrects
+the charge once it knows how many were computed.
 The blocks of a request are taken with its charge, and released at its end.
 
 INVARIANT: between two corrections, charges in any time t sum to at most rate x t + burst + one prompt.
 INVARIANT: a charge never takes blocks beyond the grant. A smaller grant takes no blocks from running requests.
-`take` keeps neither: it charges an attempt that must not be refused. It leaves a debt of at most one burst, for which later
+`take` keeps neither: it charges an attempt that must not be refused. It leaves a debt of DEBT_S at most, for which later
 charges wait.
 """
 
@@ -15,8 +16,15 @@ from typing import Final
 
 from kvmesh.regions.quantity import NOTHING, Quantity
 
-BURST_S: Final = 2.0
-"""The burst is the rate of this time: grants are renewed this often."""
+BURST_S: Final = 10.0
+"""The burst is the rate of this time: load, from which grants follow, is a mean over this time.
+
+A shorter burst refuses random arrivals whose mean is within the grant. Own callers do not wait for it: their prompts go
+before those of guests.
+"""
+
+DEBT_S: Final = 2.0
+"""Largest debt: the rate of this time. New callers wait no longer than this for the streams of a dead region."""
 
 RETRY_BLOCKS_S: Final = 1.0
 """Retry-After while blocks are short: their release is not foreseen."""
@@ -67,13 +75,13 @@ class GrantBucket:
         return None
 
     def take(self, tokens: float, blocks: float, now_s: float) -> float:
-        """Take `blocks`, and `tokens` down to a debt of one burst. Return the tokens that the level lost.
+        """Take `blocks`, and `tokens` down to a debt of DEBT_S. Return the tokens that the level lost.
 
         The bound is for the time after the loss of a region. All its streams continue here at once, and their tokens are
         many times the burst. With a debt for all of them, its new callers would be refused for as long as its streams ran.
         """
         self._refill(now_s)
-        taken = max(0.0, min(tokens, self.level + self.burst))
+        taken = max(0.0, min(tokens, self.level + DEBT_S * self.grant.tokens_per_s))
         self.level -= taken
         self.blocks_used += blocks
         return taken

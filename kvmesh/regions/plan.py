@@ -7,11 +7,14 @@ costs (1 - h x s) / (1 - h) times as much as at home. KV blocks move at the fact
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
-from kvmesh.regions.spill import SpillSettings
+UTILISATION_MAX: Final = 0.7
+"""Part of its capacity that a survivor uses after the loss, on average.
 
-UTILISATION_MAX = SpillSettings().utilisation_max
-"""U_max: part of its capacity that a survivor may use."""
+A survivor grants up to 0.8 of its capacity (`controlplane.regions.settings`). The tenth between them is for the bursts of
+random arrivals: at a mean of 0.8 half of them are refused.
+"""
 
 
 class PlanError(ValueError):

@@ -368,12 +368,13 @@ class Admission:
 def _charge(attempt: Attempt, guest: Guest, now_s: float) -> SubmitRefusal | None:
     """Charge `attempt` to the grant of its region, or return its refusal."""
     submitted, blocks_ = attempt.submitted, attempt.decode.blocks
-    charge = guest.charge(submitted.token_count, blocks_, now_s, is_resumed=submitted.is_resumed)
+    tokens = min(submitted.token_count, attempt.ticket.work)
+    charge = guest.charge(tokens, blocks_, now_s, is_resumed=submitted.is_resumed)
     if isinstance(charge, Charge):
         attempt.charge = charge
         return None
     message = (
-        f'the grant of region "{guest.home.name}" does not cover {submitted.token_count} prompt tokens and {blocks_} KV '
+        f'the grant of region "{guest.home.name}" does not cover {tokens} uncached tokens and {blocks_} KV '
         f"blocks: {guest.grant(now_s)} granted to this router, {guest.bucket.blocks_used:,.0f} blocks in use"
     )
     return SubmitRefusal(pb.Refusal.REASON_GRANT, message, retry_after_ms=math.ceil(charge * 1000))

@@ -1,9 +1,10 @@
 """Guests of the router: callers of another region, within the grant of that region. Pure.
 
 The control plane renews the grants. A grant that is not renewed decays (`kvmesh.regions.lease`); a message without it does
-not end it. A guest is charged with all tokens of its prompt, because its prefix is cached in another region.
+not end it. A guest is charged with the tokens of its prompt that no cache here is known to have.
 
-INVARIANT: in any time t, the charges of new attempts, less all refunds, are at most grant x t + burst + one prompt.
+INVARIANT: in any time t, the charges of new attempts, less all refunds, are at most grant x t + burst + one prompt. Tokens
+that were computed beyond the expected ones are a debt, for which new attempts wait.
 INVARIANT: once all attempts ended, no blocks are in flight.
 """
 
@@ -27,18 +28,20 @@ class Charge:
     def __init__(self, guest: Guest, tokens: int, blocks: int, taken: float) -> None:
         self.guest = guest
         self.tokens = tokens
-        """Tokens charged: those of the prompt, then the computed ones."""
+        """Tokens charged: the expected ones, then the computed ones."""
         self.taken = taken
         """Tokens that the bucket lost: fewer than `tokens` for a resumed attempt beyond the largest debt."""
         self.blocks = blocks
         self.is_settled = False
 
     def settle(self, computed_tokens: int) -> None:
-        """Replace the tokens of the prompt by the computed ones."""
+        """Replace the expected tokens by the computed ones."""
         if self.is_settled:
             return
         self.is_settled = True
-        self.guest.bucket.correct(self.taken, min(self.taken, computed_tokens))
+        is_bounded = self.taken < self.tokens  # a resumed attempt beyond the largest debt
+        computed = min(self.taken, computed_tokens) if is_bounded else computed_tokens
+        self.guest.bucket.correct(self.taken, computed)
         self.guest.net_tokens += computed_tokens - self.tokens
         self.tokens = computed_tokens
 
@@ -78,10 +81,10 @@ class Guest:
         return decayed(self._granted, now_s - self._renewed_s, LEASE)
 
     def charge(self, tokens: int, blocks: int, now_s: float, *, is_resumed: bool) -> Charge | float:
-        """Charge an attempt. Return its charge, or the seconds after which the caller may retry.
+        """Charge an attempt that is expected to compute `tokens`. Return its charge, or the seconds after which the caller may retry.
 
         A resumed attempt (`is_resumed`) passes an empty bucket and leaves a debt, for which new attempts wait. The debt is
-        at most one burst (`GrantBucket.take`). The attempt continues a stream with tokens that a client has, and its home
+        at most DEBT_S (`GrantBucket.take`). The attempt continues a stream with tokens that a client has, and its home
         region is often the one that died. Its refusal would lose the answer and all work for it. Such attempts are no more
         than the streams that ran. They are refused where the region has no grant at all: there this region has not agreed
         to serve it.

@@ -202,3 +202,12 @@ def test_a_region_is_always_left_and_a_refused_one_is_left_out(seed: int) -> Non
             assert step is RegionStep.STAY
         if draw.random() < 0.1:
             one.on_started()
+
+
+def test_a_pinned_tenant_whose_regions_are_lost_gets_the_refusal() -> None:
+    """A foreign region tells it to come later. A stream with tokens waits for one of its regions instead."""
+    one, refusal = RegionFilter(REGIONS), details("REGION_UNAVAILABLE", "eu")
+    assert one.on_status("us", refusal, lambda name: name != "eu") is RegionStep.FINAL
+    assert RegionFilter(REGIONS).on_status("us", refusal, works) is RegionStep.MOVE
+    step = RegionFilter(REGIONS).on_status("us", refusal, lambda name: name != "eu", has_tokens=True)
+    assert step is RegionStep.MOVE

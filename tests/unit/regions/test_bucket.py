@@ -65,9 +65,9 @@ def test_a_correction_returns_cached_tokens() -> None:
     """A prompt of which a tenth is computed costs a tenth, and no correction exceeds the burst."""
     bucket = GrantBucket(0.0)
     bucket.set_grant(Quantity(100, 8), 0.0)
-    assert bucket.charge(200, 1, 2.0) is None
-    bucket.correct(200, 20)
-    assert bucket.level == pytest.approx(180)
+    assert bucket.charge(1000, 1, BURST_S) is None
+    bucket.correct(1000, 100)
+    assert bucket.level == pytest.approx(900)
     bucket.correct(200, 0)
     assert bucket.level == pytest.approx(bucket.burst)
 
@@ -90,4 +90,4 @@ def test_a_smaller_grant_cuts_the_level() -> None:
     bucket = GrantBucket(0.0)
     bucket.set_grant(Quantity(1000, 8), 0.0)
     bucket.set_grant(Quantity(10, 8), 10.0)
-    assert bucket.level == bucket.burst == 20
+    assert bucket.level == bucket.burst == 10 * BURST_S

@@ -25,18 +25,27 @@ def test_a_planned_utilisation_survives_a_loss(seed: int) -> None:
     assert u + u / (regions - 1) * move_cost(hit_ratio, seeded) == pytest.approx(most)
     room = {f"r{n}": Quantity((most - u) * 1000, 1e9) for n in range(regions - 1)}
     load, cold = Quantity(u * 1000, 8), 1 / (1 - hit_ratio)
-    assert forecast("r", load * 0.999, cold, room, seeded=seeded).fits
-    assert not forecast("r", load * 1.001, cold, room, seeded=seeded).fits
+    less = forecast("r", load * 0.999, cold, room, seeded=seeded)
+    more = forecast("r", load * 1.001, cold, room, seeded=seeded)
+    assert less.fits and less.moved.fits(less.headroom) and not more.moved.fits(more.headroom)
 
 
 def test_a_refused_drain_has_its_numbers() -> None:
     """The load at home, its cost elsewhere, each headroom, and how much is short."""
-    made = forecast("eu", Quantity(2400, 90), 5.0, {"us": Quantity(8000, 500), "ap": Quantity(2000, 100)})
+    made = forecast("eu", Quantity(2400, 90), 5.0, {"us": Quantity(1200, 500), "ap": Quantity(1000, 100)})
     assert not made.fits
     assert made.explanation == (
-        "draining eu moves 2,400 tokens/s and 90 blocks, which cost 12,000 tokens/s and 90 blocks elsewhere; headroom: "
-        "ap: 2,000 tokens/s and 100 blocks, us: 8,000 tokens/s and 500 blocks; short of 2,000 tokens/s and 0 blocks"
+        "draining eu moves 2,400 tokens/s and 90 blocks, which cost 12,000 tokens/s and 90 blocks elsewhere until its "
+        "caches are warm; headroom: ap: 1,000 tokens/s and 100 blocks, us: 1,200 tokens/s and 500 blocks; "
+        "short of 200 tokens/s and 0 blocks"
     )
+
+
+def test_a_drain_fits_by_the_load_that_stays() -> None:
+    """A moved conversation computes its whole prompt once. That moment alone refuses no drain."""
+    made = forecast("eu", Quantity(300, 9), 5.0, {"us": Quantity(400, 100)})
+    assert made.fits and not made.moved.fits(made.headroom)
+    assert not forecast("eu", Quantity(300, 9), 5.0, {"us": Quantity(299, 100)}).fits
 
 
 def test_a_partial_drain_moves_its_part() -> None:

@@ -25,20 +25,20 @@ def test_grants_and_floors_fit_into_the_headroom(seed: int) -> None:
     heard = [name for name in names if rng.random() < 0.7]
     sources = {name: Source(some(rng), some(rng, 3000)) for name in heard}
     unheard = {name: held[name] for name in names if name not in heard}
+    sources |= {name: Source(load=some(rng, 3000)) for name in unheard if rng.random() < 0.7}
     room, is_frozen = some(rng, 3000), rng.random() < 0.3
     grants = allot(room, sources, unheard, held, is_frozen=is_frozen)
     assert set(grants) == set(names)
     assert total(grants.values()).fits(room)
     for name, grant in grants.items():
         assert grant.is_valid
-        if name in sources:
-            load, least = sources[name].load * BURSTS, room * LEAST_SHARE
-            assert grant.fits(
-                Quantity(max(load.tokens_per_s, least.tokens_per_s), max(load.blocks, least.blocks))
-            )
-        else:
-            assert grant.fits(held[name])
-        if is_frozen:
+        floor = unheard.get(name, NOTHING)
+        load, least = (sources[name].load * BURSTS, room * LEAST_SHARE) if name in sources else (NOTHING, NOTHING)
+        amounts = (load, least, floor)
+        assert grant.fits(
+            Quantity(max(each.tokens_per_s for each in amounts), max(each.blocks for each in amounts))
+        )
+        if is_frozen and name in heard:
             assert grant.fits(held[name])
 
 
@@ -80,6 +80,16 @@ def test_a_dead_region_finds_its_grant() -> None:
     wants = {"us": Source(Quantity(100), Quantity(100))}
     after = allot(Quantity(80), wants, before, before, is_frozen=False)
     assert after["eu"].tokens_per_s == pytest.approx(50) and after["us"].tokens_per_s == pytest.approx(30)
+
+
+def test_the_grant_of_a_dead_region_grows_with_the_headroom() -> None:
+    """Its callers are guests here: a floor from a moment with little headroom does not bound them, its last load does."""
+    floor, dead = {"eu": Quantity(20)}, {"eu": Source(load=Quantity(60))}
+    for is_frozen in (False, True):
+        assert allot(Quantity(50), dead, floor, floor, is_frozen=is_frozen)["eu"].tokens_per_s == pytest.approx(50)
+    assert allot(Quantity(500), dead, floor, floor, is_frozen=True)["eu"].tokens_per_s == pytest.approx(
+        60 * BURSTS
+    )
 
 
 def test_own_callers_come_before_every_floor() -> None:

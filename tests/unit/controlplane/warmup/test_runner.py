@@ -29,7 +29,13 @@ from controlplane.warmup.jobs import (
     Shape,
 )
 from controlplane.warmup.runner import LATE, Hot, WarmUpRunner
-from controlplane.warmup.seeder import SOURCE_PULLS_MAX, SOURCE_PULLS_START, STEPS_MAX, TARGET_FAILURES_MAX
+from controlplane.warmup.seeder import (
+    PIECE_TOKENS,
+    SOURCE_PULLS_MAX,
+    SOURCE_PULLS_START,
+    STEPS_MAX,
+    TARGET_FAILURES_MAX,
+)
 from kvmesh.attach.frames import pack_ids
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.budget.v1 import budget_pb2
@@ -185,6 +191,26 @@ async def test_hot_prefixes_are_pulled_into_the_cache() -> None:
         assert fresh.engine.computed_blocks == 0 and first.engine.released == second.engine.released == []
         assert {each.phase for each in fresh.submits} == {pb.PHASE_SEED}
         await until(lambda: all(each.is_empty() for each in (first, second, fresh)))
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_a_replay_beside_users_is_one_piece_at_a_time(role: str) -> None:
+    """A user's prompt waits for one piece at most; in the end every prefix is there, counted once."""
+    blocks = 2 * PIECE_TOKENS // BLOCK + 1
+    async with fleet("prefill-0", f"{role}-9") as (_, fresh):
+        given = prompts(2, blocks)
+        fresh.engine.is_stopped = True
+        job = replace(seed_job(fresh), is_replay=True, time_share=0.9, package_prefixes=tuple(given))
+        running = asyncio.create_task(seeded(job, hot()))
+        await until(lambda: fresh.engine.live)
+        assert len(fresh.submits) == 1
+        fresh.engine.is_stopped = False
+        result = await running
+        assert result.is_complete and (result.prefixes, result.replayed_blocks) == (2, 2 * blocks)
+        lengths = [len(each.token_ids) // 4 for each in fresh.submits]
+        assert lengths == 2 * [PIECE_TOKENS, 2 * PIECE_TOKENS, blocks * BLOCK]
+        assert result.confirmed_blocks == 2 * blocks and fresh.engine.cache == hashes(given)
+        await until(fresh.is_empty)
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])

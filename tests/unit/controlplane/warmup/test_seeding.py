@@ -6,7 +6,7 @@ import random
 
 from controlplane.warmup.hot_record import HotPrefix
 from controlplane.warmup.jobs import Target
-from controlplane.warmup.seeding import SeedStep, plan
+from controlplane.warmup.seeding import SeedStep, in_pieces, plan
 from kvmesh import blocks
 from kvmesh.attach.frames import pack_ids
 
@@ -113,3 +113,21 @@ def test_nothing_hot_is_no_step() -> None:
     """An empty record, an empty prefix, and a part of a block."""
     partial = HotPrefix(pack_ids([1]), 1.0, 1, {"a": 1})
     assert plan([], [b""], TARGET, SOURCES, 9) == plan([partial], [], TARGET, SOURCES, 9) == ()
+
+
+def test_pieces_copy_the_same_blocks_in_order() -> None:
+    """Each piece is at most as long as allowed behind the part that is there; the last one is the whole prefix."""
+    for seed in range(200):
+        chance = random.Random(seed)
+        whole = prefix(*(chance.randrange(9) for _ in range(chance.randint(1, 20)))).token_ids
+        lacking = chance.randint(1, len(chain(whole)))
+        tokens_max = chance.randint(1, 12)
+        at = len(chain(whole)) - lacking
+        pieces = list(in_pieces([SeedStep(whole, lacking)], BLOCK, tokens_max))
+        for each in pieces:
+            end = len(each.token_ids) // (4 * BLOCK)
+            assert each.token_ids == whole[: len(each.token_ids)], f"seed={seed}"
+            assert end - at == each.blocks <= max(1, tokens_max // BLOCK), f"seed={seed}"
+            at = end
+        assert [each.is_last for each in pieces] == [*(False for _ in pieces[1:]), True], f"seed={seed}"
+        assert at == len(chain(whole)), f"seed={seed}"

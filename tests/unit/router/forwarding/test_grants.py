@@ -46,7 +46,7 @@ def test_a_guest_without_any_grant_is_refused() -> None:
     assert row.reason == pb.Refusal.REASON_GRANT
     assert row.retry_after_ms == RETRY_MAX_S * 1000
     assert (
-        'region "eu" does not cover 20 prompt tokens and 8 KV blocks: 0 tokens/s and 0 blocks' in row.message
+        'region "eu" does not cover 20 uncached tokens and 8 KV blocks: 0 tokens/s and 0 blocks' in row.message
     )
     assert desk.core.admission.refusals[pb.Refusal.REASON_GRANT] == guest.refused_total == 1
     desk.assert_empty()
@@ -73,12 +73,12 @@ def test_the_region_of_the_frontend_counts_without_one_in_the_budget() -> None:
 
 def test_retry_after_tells_when_the_grant_covers_the_prompt() -> None:
     """The bucket says when a retry makes sense, and the retry at that time is admitted."""
-    desk, _ = desk_of(Quantity(10, 100))
+    desk, _ = desk_of(Quantity(20 / BURST_S, 100))
     desk.submit(A, region="eu")
     desk.told()
     desk.submit(B, region="eu")
     row = refusal(desk)
-    assert (row.reason, row.retry_after_ms) == (pb.Refusal.REASON_GRANT, 2000)
+    assert (row.reason, row.retry_after_ms) == (pb.Refusal.REASON_GRANT, BURST_S * 1000)
     desk.wait(row.retry_after_ms / 1000)
     desk.submit(B, region="eu")
     assert not desk.told().refusals

@@ -84,7 +84,7 @@ def test_a_grant_that_is_not_renewed_falls_to_a_quarter_and_ends() -> None:
     assert guest.grant(29.9) == full
     assert guest.grant(30.0) == full * 0.25
     assert charged(guest, 1000, 31.0).tokens == 1000
-    assert guest.bucket.burst == pytest.approx(500)
+    assert guest.bucket.burst == pytest.approx(250 * BURST_S)
     assert guest.grant(600.0) == NOTHING
     assert refused_s(guest, 1, 600.0) == RETRY_MAX_S
     assert refused_s(guest, 1, 600.0, is_resumed=True) == RETRY_MAX_S
