@@ -272,6 +272,11 @@ class Regions:
         for name, each in silent.items():
             if each.window.last is not None:
                 sources[name] = granting.Source(load=each.window.last.cold_load)
+        for name, guests in own.guests.items():
+            # A region that returns knows no load yet, while its callers are still here.
+            if name in sources:
+                source = sources[name]
+                sources[name] = granting.Source(source.wanted, source.load.most(guests))
         given = granting.allot(
             room,
             sources,

@@ -35,6 +35,10 @@ class Quantity(msgspec.Struct, frozen=True):
         """Return the smaller amount of each dimension."""
         return Quantity(min(self.tokens_per_s, other.tokens_per_s), min(self.blocks, other.blocks))
 
+    def most(self, other: Quantity) -> Quantity:
+        """Return the larger amount of each dimension."""
+        return Quantity(max(self.tokens_per_s, other.tokens_per_s), max(self.blocks, other.blocks))
+
     def fits(self, room: Quantity) -> bool:
         """True if `room` covers this amount in both dimensions, up to rounding."""
         return _fits(self.tokens_per_s, room.tokens_per_s) and _fits(self.blocks, room.blocks)

@@ -290,6 +290,20 @@ def test_a_draining_region_spills_and_grants_nothing() -> None:
     assert bench.regions.grants()["us"].is_zero
 
 
+def test_a_region_that_returns_keeps_the_grant_of_its_guests() -> None:
+    """It knows no load yet, while its callers are still here: the grant follows what they cost here."""
+    bench = Bench("us")
+    bench.signals["us"] = signals(load=200)
+    bench.run(5)
+    bench.signals["us"] = signals(load=0)
+    bench.signals["eu"] = signals(load=300, guests=200)
+    bench.run(5)
+    assert bench.regions.grants()["us"].tokens_per_s == pytest.approx(200 * BURSTS)
+    bench.signals["eu"] = signals(load=300)
+    bench.run(5)
+    assert bench.regions.grants()["us"].tokens_per_s < 100
+
+
 def test_an_order_to_avoid_is_by_hand() -> None:
     """It takes the target out at once, is shown, and can be taken back."""
     bench = Bench("us")
