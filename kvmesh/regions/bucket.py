@@ -16,11 +16,11 @@ from typing import Final
 
 from kvmesh.regions.quantity import NOTHING, Quantity
 
-BURST_S: Final = 10.0
-"""The burst is the rate of this time: load, from which grants follow, is a mean over this time.
+BURST_S: Final = 5.0
+"""The burst is the rate of this time.
 
-A shorter burst refuses random arrivals whose mean is within the grant. Own callers do not wait for it: their prompts go
-before those of guests.
+A burst of 2 s refuses random arrivals whose mean over the 10 s of a load is within the grant. One of 10 s is a queue of 8 s.
+Own callers do not wait for it: their prompts go before those of guests.
 """
 
 DEBT_S: Final = 2.0

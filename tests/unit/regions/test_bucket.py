@@ -65,9 +65,10 @@ def test_a_correction_returns_cached_tokens() -> None:
     """A prompt of which a tenth is computed costs a tenth, and no correction exceeds the burst."""
     bucket = GrantBucket(0.0)
     bucket.set_grant(Quantity(100, 8), 0.0)
-    assert bucket.charge(1000, 1, BURST_S) is None
-    bucket.correct(1000, 100)
-    assert bucket.level == pytest.approx(900)
+    whole = bucket.burst
+    assert bucket.charge(whole, 1, BURST_S) is None
+    bucket.correct(whole, 0.1 * whole)
+    assert bucket.level == pytest.approx(0.9 * whole)
     bucket.correct(200, 0)
     assert bucket.level == pytest.approx(bucket.burst)
 
