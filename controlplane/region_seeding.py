@@ -36,7 +36,7 @@ SEED_S: Final = 30.0
 """Longest seeding."""
 
 TIME_SHARE: Final = 0.1
-"""Part of a replica's time that seeding takes. Users are served meanwhile, and a moved conversation brings its own prompt."""
+"""Part of a replica's time that seeding takes. Users are served meanwhile, and moved conversations bring their prompts."""
 
 BLOCKS_MAX: Final = 4096
 """Distinct blocks that are remembered of a region."""

@@ -1,4 +1,4 @@
-"""The command: `python -m tests.gameday run | capacity | page`."""
+"""The command: `python -m tests.gameday run | capacity | trip | page`."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from bench.run_records import RecordError
 from tests.chaos.rig import images
 from tests.gameday import capacity as measuring
 from tests.gameday import page, plot, running
+from tests.gameday import trip as tripping
 from tests.gameday.events import BY_NAME, LOADS
 from tests.gameday.records import Capacity, Record, Records
 from tests.gameday.runs import Run, missing, planned
@@ -85,6 +86,23 @@ def capacity(results: Results = RESULTS, tag: Tag = "dev") -> None:
     with Progress(Console(stderr=True), "capacity") as progress:
         found = _measured_capacity(_capacity_file(results), tag, progress)
     typer.echo(msgspec.json.encode(found).decode())
+
+
+@app.command()
+def trip(
+    results: Results = RESULTS,
+    tag: Tag = "dev",
+    as_json: options.Json = False,
+) -> None:
+    """Measure the first token over a link of 40 ms between two regions; status 1 above the aim."""
+    logging.basicConfig(level=logging.ERROR)
+    _needs_images(tag)
+    folder = results.parent / "trip"
+    folder.mkdir(parents=True, exist_ok=True)
+    with Progress(Console(stderr=True), "trip") as progress:
+        found = asyncio.run(tripping.measure_trip(folder.resolve(), tag, progress.say))
+    typer.echo(msgspec.json.encode(found).decode() if as_json else tripping.summary(found))
+    raise typer.Exit(0 if found.is_met else 1)
 
 
 @app.command("page")

@@ -33,7 +33,9 @@ def test_grants_and_floors_fit_into_the_headroom(seed: int) -> None:
     for name, grant in grants.items():
         assert grant.is_valid
         floor = unheard.get(name, NOTHING)
-        load, least = (sources[name].load * BURSTS, room * LEAST_SHARE) if name in sources else (NOTHING, NOTHING)
+        load, least = (
+            (sources[name].load * BURSTS, room * LEAST_SHARE) if name in sources else (NOTHING, NOTHING)
+        )
         amounts = (load, least, floor)
         assert grant.fits(
             Quantity(max(each.tokens_per_s for each in amounts), max(each.blocks for each in amounts))
@@ -86,7 +88,9 @@ def test_the_grant_of_a_dead_region_grows_with_the_headroom() -> None:
     """Its callers are guests here: a floor from a moment with little headroom does not bound them, its last load does."""
     floor, dead = {"eu": Quantity(20)}, {"eu": Source(load=Quantity(60))}
     for is_frozen in (False, True):
-        assert allot(Quantity(50), dead, floor, floor, is_frozen=is_frozen)["eu"].tokens_per_s == pytest.approx(50)
+        assert allot(Quantity(50), dead, floor, floor, is_frozen=is_frozen)[
+            "eu"
+        ].tokens_per_s == pytest.approx(50)
     assert allot(Quantity(500), dead, floor, floor, is_frozen=True)["eu"].tokens_per_s == pytest.approx(
         60 * BURSTS
     )

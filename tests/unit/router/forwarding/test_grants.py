@@ -46,7 +46,8 @@ def test_a_guest_without_any_grant_is_refused() -> None:
     assert row.reason == pb.Refusal.REASON_GRANT
     assert row.retry_after_ms == RETRY_MAX_S * 1000
     assert (
-        'region "eu" does not cover 20 uncached tokens and 8 KV blocks: 0 tokens/s and 0 blocks' in row.message
+        'region "eu" does not cover 20 uncached tokens and 8 KV blocks: 0 tokens/s and 0 blocks'
+        in row.message
     )
     assert desk.core.admission.refusals[pb.Refusal.REASON_GRANT] == guest.refused_total == 1
     desk.assert_empty()
