@@ -22,6 +22,7 @@ from typing import Final
 from kvmesh.client.errors import GenerateError, ProtocolBroken, error_of
 from kvmesh.client.region_filter import RegionFilter, RegionStep
 from kvmesh.client.retries import GiveUp, Retries, Retry, RetryContext
+from kvmesh.client.retry_budget import RetryBudget
 from kvmesh.client.retry_policy import RetryPolicy
 from kvmesh.errors import ErrorDetails
 from kvmesh.inference.v1 import inference_pb2 as pb
@@ -54,7 +55,8 @@ class Chunk:
 class CallState:
     """See the module. `has_own_key`: the client made the idempotency key, so no other request can supersede this one.
 
-    The request may run from `began_s` to `deadline_s`. `regions`: names of the client's regions.
+    The request may run from `began_s` to `deadline_s`. `regions`: names of the client's regions. `budget`: the
+    client's retry budget; None: the request has one of its own.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class CallState:
         has_own_key: bool,
         began_s: float = 0.0,
         regions: Iterable[str] = ("",),
+        budget: RetryBudget | None = None,
     ) -> None:
         self.request = request
         self.deadline_s = deadline_s
@@ -86,6 +89,7 @@ class CallState:
             has_own_key=has_own_key,
             began_s=began_s,
             ttft_s=self._ttft_s,
+            budget=budget,
         )
         self._tokens: list[bytes] = (
             [request.options.resume.resume_token] if request.options.HasField("resume") else []

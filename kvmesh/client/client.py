@@ -16,6 +16,7 @@ from kvmesh.client.call_state import CallState
 from kvmesh.client.connections import Connections, RemainingQuota, dial
 from kvmesh.client.generation import GenerationStream
 from kvmesh.client.request_builder import Options, build_request
+from kvmesh.client.retry_budget import RetryBudget
 from kvmesh.client.retry_policy import RetryPolicy
 from kvmesh.inference.v1 import inference_pb2 as pb
 
@@ -63,6 +64,7 @@ class Client:
         metadata = _credentials_metadata(key, tenant)
         if regions is not None:
             metadata.append((_HOME, prefer))
+        self._budget = RetryBudget(self._retry_policy.retry_share)
         self._by_region = by_region(addresses, regions, prefer)
         self._connections = Connections(self._by_region, self._retry_policy, connect, metadata)
 
@@ -91,6 +93,7 @@ class Client:
             keyed.idempotency_key = uuid.uuid4().hex
             request = keyed
         now_s = asyncio.get_running_loop().time()
+        self._budget.on_request()
         call_state = CallState(
             request,
             self._retry_policy,
@@ -98,6 +101,7 @@ class Client:
             has_own_key=has_own_key,
             began_s=now_s,
             regions=self._by_region,
+            budget=self._budget,
         )
         return GenerationStream(self._connections, call_state)
 

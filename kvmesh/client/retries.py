@@ -11,8 +11,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from kvmesh.client.errors import DeadlinePassed, GenerateError, MeshFull, MeshUnavailable, error_of
+from kvmesh.client.errors import (
+    DeadlinePassed,
+    GenerateError,
+    MeshFull,
+    MeshUnavailable,
+    QuotaExceeded,
+    error_of,
+)
 from kvmesh.client.frontends import Cause
+from kvmesh.client.retry_budget import RetryBudget
 from kvmesh.client.retry_policy import RetryPolicy
 from kvmesh.errors import ErrorDetails
 
@@ -79,6 +87,7 @@ class Retries:
 
     `has_own_key`: the client made the idempotency key, so no other request can supersede this one.
     `ttft_s`: TTFT timeout over all sends. None: the deadline alone counts.
+    `budget`: the client's. None: the request has one of its own.
     """
 
     def __init__(
@@ -90,10 +99,12 @@ class Retries:
         has_own_key: bool,
         began_s: float = 0.0,
         ttft_s: float | None = None,
+        budget: RetryBudget | None = None,
     ) -> None:
         self.sends = 0
         """Number of sends, counted by the caller."""
         self._retry_policy = retry_policy
+        self._budget = budget or RetryBudget(retry_policy.retry_share)
         self._deadline_s = deadline_s
         self._given_s = deadline_s - began_s
         self._ttft_s = ttft_s if ttft_s is not None and ttft_s < self._given_s else None
@@ -196,7 +207,9 @@ class Retries:
         after_s = self._delay_s(details, context)
         if not context.token_count:
             is_over = self._refusals >= self._retry_policy.refusals_max or self._is_too_late(details, context)
-            return GiveUp(error) if is_over else self._retry(error, context, after_s)
+            if is_over or not (isinstance(error, QuotaExceeded) or self._budget.take()):
+                return GiveUp(error)
+            return self._retry(error, context, after_s)
         if context.now_s - self._refused_since_s >= FULL_WAIT_S:
             return GiveUp(error)
         self._streak = min(self._streak, self._retry_policy.sends_max - 2)  # FULL_WAIT_S is the bound

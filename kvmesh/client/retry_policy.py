@@ -22,6 +22,8 @@ class RetryPolicy:
     """The request fails after this many consecutive refusals by a full mesh."""
     retry_after_max_s: float = 30.0
     """A refusal with a longer Retry-After fails the request at once; 0: every refusal does."""
+    retry_share: float = 0.1
+    """Retries after refusals by a full mesh, for each request of the client; the first ten retries are free."""
 
     backoff_min_s: float = 0.05
     backoff_max_s: float = 2.0
@@ -42,6 +44,8 @@ class RetryPolicy:
                 raise ValueError(f"{name} is {getattr(self, name)}: {low:g} s or more is allowed")
         if not self.retry_after_max_s >= 0:
             raise ValueError(f"retry_after_max_s is {self.retry_after_max_s}: 0 s or more is allowed")
+        if not self.retry_share >= 0:
+            raise ValueError(f"retry_share is {self.retry_share}: 0 or more is allowed")
         for name in ("backoff", "rest"):
             low, high = getattr(self, f"{name}_min_s"), getattr(self, f"{name}_max_s")
             if not high >= low:

@@ -59,15 +59,19 @@ class GrantBucket:
         self.grant = grant
         self.level = min(self.level, self.burst)
 
-    def charge(self, tokens: float, blocks: float, now_s: float) -> float | None:
-        """Take `tokens` and `blocks`. Return None, or the seconds after which the caller may retry; then take nothing."""
+    def charge(self, tokens: float, blocks: float, now_s: float, reserve: float = 0.0) -> float | None:
+        """Take `tokens` and `blocks`. Return None, or the seconds after which the caller may retry; then take nothing.
+
+        `reserve`: part of the burst, below 1, that must be left.
+        """
         self._refill(now_s)
         rate = self.grant.tokens_per_s
         if rate <= 0:
             return RETRY_MAX_S
         if self.blocks_used + blocks > self.grant.blocks:
             return RETRY_BLOCKS_S
-        short = min(tokens, self.burst) - self.level
+        kept = reserve * self.burst
+        short = min(tokens, self.burst - kept) + kept - self.level
         if short > ROUNDING_TOKENS:
             return min(RETRY_MAX_S, short / rate)
         self.level -= tokens

@@ -36,6 +36,9 @@ MISSED_S: Final = 2.0
 
 HEADROOM_MAX: Final = 900
 
+GUEST_CLASS_DEFAULT: Final = PRIORITY_CLASS_DEFAULT - 1
+"""Guests come one class below own callers."""
+
 MAX_OUTPUT_TOKENS: Final = 1 << 24
 
 WITHOUT_USER: Final = frozenset(
@@ -369,7 +372,13 @@ def _charge(attempt: Attempt, guest: Guest, now_s: float) -> SubmitRefusal | Non
     """Charge `attempt` to the grant of its region, or return its refusal."""
     submitted, blocks_ = attempt.submitted, attempt.decode.blocks
     tokens = min(submitted.token_count, attempt.ticket.work)
-    charge = guest.charge(tokens, blocks_, now_s, is_resumed=submitted.is_resumed)
+    charge = guest.charge(
+        tokens,
+        blocks_,
+        now_s,
+        is_resumed=submitted.is_resumed,
+        is_lower=submitted.is_sheddable or submitted.priority_class < GUEST_CLASS_DEFAULT,
+    )
     if isinstance(charge, Charge):
         attempt.charge = charge
         return None

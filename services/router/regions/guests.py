@@ -19,6 +19,9 @@ from services.router.regions.home import Home
 
 LEASE: Final = LeaseSettings()
 
+RESERVE: Final = 0.5
+"""Part of the burst that attempts of lower classes must leave. Where the grant is short they are refused first."""
+
 
 class Charge:
     """The charge of one attempt. It is corrected at most once. `end` gives the blocks back, and is called once."""
@@ -80,14 +83,16 @@ class Guest:
         """Return the grant in force: the last one, decayed by its age."""
         return decayed(self._granted, now_s - self._renewed_s, LEASE)
 
-    def charge(self, tokens: int, blocks: int, now_s: float, *, is_resumed: bool) -> Charge | float:
+    def charge(
+        self, tokens: int, blocks: int, now_s: float, *, is_resumed: bool, is_lower: bool = False
+    ) -> Charge | float:
         """Charge an attempt that is expected to compute `tokens`. Return its charge, or the seconds after which the caller may retry.
 
         A resumed attempt (`is_resumed`) passes an empty bucket and leaves a debt, for which new attempts wait. The debt is
         at most DEBT_S (`GrantBucket.take`). The attempt continues a stream with tokens that a client has, and its home
         region is often the one that died. Its refusal would lose the answer and all work for it. Such attempts are no more
         than the streams that ran. They are refused where the region has no grant at all: there this region has not agreed
-        to serve it.
+        to serve it. `is_lower`: the attempt is of a class below the default.
         """
         grant = self.grant(now_s)
         if grant != self.bucket.grant:
@@ -96,7 +101,8 @@ class Guest:
         if is_resumed and not grant.is_zero:
             taken = self.bucket.take(tokens, blocks, now_s)
         else:
-            wait_s = self.bucket.charge(tokens, blocks, now_s) if not grant.is_zero else RETRY_MAX_S
+            reserve = RESERVE if is_lower else 0.0
+            wait_s = RETRY_MAX_S if grant.is_zero else self.bucket.charge(tokens, blocks, now_s, reserve)
             if wait_s is not None:
                 self.refused_total += 1
                 return wait_s

@@ -211,8 +211,10 @@ class Ledger(Guest):
         """Tokens of the prompt of each charge."""
         self.now_s = 0.0
 
-    def charge(self, tokens: int, blocks: int, now_s: float, *, is_resumed: bool) -> Charge | float:
-        charge = super().charge(tokens, blocks, now_s, is_resumed=is_resumed)
+    def charge(
+        self, tokens: int, blocks: int, now_s: float, *, is_resumed: bool, is_lower: bool = False
+    ) -> Charge | float:
+        charge = super().charge(tokens, blocks, now_s, is_resumed=is_resumed, is_lower=is_lower)
         if isinstance(charge, Charge):
             self.prompts[charge] = tokens
             if not is_resumed:

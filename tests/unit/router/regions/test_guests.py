@@ -128,6 +128,27 @@ def test_a_resumed_guest_passes_an_empty_bucket_and_leaves_a_debt() -> None:
     assert guest.net_tokens == 160
 
 
+def test_where_the_grant_is_short_lower_classes_are_refused_first() -> None:
+    """They leave half of the burst to others. A full bucket takes both, and a large prompt of either once."""
+    guest = Guest("eu")
+    guest.renew(Quantity(100, 1000), 0.0)
+    burst = 100 * BURST_S
+    charged(guest, round(0.6 * burst), BURST_S)
+    wait_s = guest.charge(10, 1, BURST_S, is_resumed=False, is_lower=True)
+    assert wait_s == pytest.approx((0.1 * burst + 10) / 100)
+    charged(guest, 10, BURST_S)
+    admitted = [0, 0]
+    for number in range(100):
+        is_lower = number % 2 == 0
+        charge = guest.charge(20, 0, BURST_S + number * 0.1, is_resumed=False, is_lower=is_lower)
+        admitted[is_lower] += isinstance(charge, Charge)
+    assert admitted == [50, 0]
+    fresh = Guest("eu")
+    fresh.renew(Quantity(100, 1000), 0.0)
+    large = fresh.charge(round(10 * burst), 1, BURST_S, is_resumed=False, is_lower=True)
+    assert isinstance(large, Charge), "a prompt above the burst passes a full bucket"
+
+
 def test_new_guests_of_a_dead_region_wait_for_one_burst_and_not_for_all_its_streams() -> None:
     """All streams of ten seconds continue here at once. After 2 s the grant serves the new callers of that region again."""
     guest, per_s, tokens = Guest("eu"), 20, 1000
