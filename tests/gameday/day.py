@@ -21,8 +21,8 @@ from tests.integration.containers.regions import RegionsMesh
 from tests.integration.live_mesh import until
 
 FEDERATED_S_MAX: Final = 60.0
-TRUST_TTL: Final = "10s"
-"""Time of an order. A region is observed from then on, and before the event."""
+TRUST_TTL: Final = "35s"
+"""Time of an order. It ends before the event, and when engines are about old enough to be no cold ones."""
 
 METRICS_S_MAX: Final = 10.0
 SETTLING_S: Final = 1.0

@@ -27,6 +27,8 @@ class Event:
     heal: acts.Act = acts.nothing
     prepare: acts.Act = acts.nothing
     """Before the load."""
+    prelude: acts.Act = acts.nothing
+    """Under load, right before the event."""
     shape: Shape = EQUAL
     fault_s: float = 75.0
     """From the begin of the event to that of its healing."""
@@ -183,10 +185,10 @@ EVENTS: Final = (
     Event(
         name="dark",
         title="all control planes killed, then a region",
-        prepare=acts.darken,
+        prelude=acts.darken,
         strike=acts.kill,
         heal=acts.relight,
-        judges=(aims.good_after_5_s, aims.streams_exact, aims.survivors_stay, aims.not_sent_to_dead),
+        judges=(aims.own_95, aims.typed, aims.streams_exact, aims.survivors_stay, aims.not_sent_to_dead),
     ),
     Event(
         name="drain",

@@ -127,7 +127,7 @@ def _told(record: Record) -> dict[str, Any]:
 
 
 _PROCEDURE: Final = (
-    "Each run has fresh regions in containers, on a network each, and a link between the networks. An order of 10 s takes "
+    "Each run has fresh regions in containers, on a network each, and a link between the networks. An order of 35 s takes "
     "each region for HEALTHY before the load: fresh ones recover in stages otherwise. Clients outside all "
     "regions know all frontends. Conversations of six turns arrive as a Poisson process at each region; each turn repeats "
     "all before it, and every token is compared with the engine's arithmetic. 15 % of them belong to a lower priority "

@@ -177,6 +177,7 @@ async def _course(run: Run, day: GameDay, conversations: Sequence[Conversation],
         say("undisturbed")
         cpu = CpuShare()
         await clients.until(begin_s + WARM_S + STEADY_S)
+        await _act(event.prelude, day)
         say(event.title)
         begun_s = time.monotonic()
         await _act(event.strike, day)

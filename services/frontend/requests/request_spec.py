@@ -108,7 +108,9 @@ class ExecutionSpec:
     can_move: bool = False
     """True if the client can continue at another frontend."""
     location: AttemptLocation | None = None
-    """Location of the broken stream's attempt, which may still run."""
+    """Location of the broken stream's attempt, which may still run, and which routers of the chosen pool can take over."""
+    is_proven: bool = False
+    """True if the resume token has the location of an attempt, wherever that ran: an engine made output."""
     received_ids: tuple[int, ...] = ()
     """Output that the client has already; empty unless `is_resumed`."""
 
@@ -194,7 +196,8 @@ class RequestSpec:
         execution = self.execution
         if not execution.received_ids or not self.caller.tenant.name:
             return bool(execution.received_ids)
-        return execution.location is not None and execution.epoch <= AHEAD_EPOCH_MAX
+        is_proven = execution.is_proven or execution.location is not None
+        return is_proven and execution.epoch <= AHEAD_EPOCH_MAX
 
     @property
     def rid(self) -> str:

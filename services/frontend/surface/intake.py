@@ -233,6 +233,7 @@ class Intake:
                 earlier=execution.earlier,
                 can_move=arrival.can_move,
                 location=self._location(resume, chosen) if execution.is_shown else None,
+                is_proven=execution.is_shown and resume is not None and resume.location is not None,
                 received_ids=asked.received_ids,
             ),
             logprobs=asked.logprobs,

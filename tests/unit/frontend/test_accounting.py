@@ -249,6 +249,15 @@ async def test_a_resume_is_never_refused_and_no_way_around_the_limits() -> None:
     assert budgets.forced == [False, False, False, True, True, False, False]
 
 
+def test_a_stream_goes_ahead_wherever_its_output_was_made() -> None:
+    """The region of its attempt may be known to be dead. Then no router takes the attempt over, and the proof still counts."""
+    asked = changed(spec(1, caller=CALLER, received_ids=(5,) * 3), attempt_base=256)
+    assert not asked.goes_ahead
+    assert changed(asked, is_proven=True).goes_ahead and changed(asked, location=PLACE).goes_ahead
+    assert not changed(asked, is_proven=True, attempt_base=256 * 9).goes_ahead
+    assert not changed(asked, is_proven=True, received_ids=()).goes_ahead
+
+
 @pytest.mark.parametrize("was_told", [True, False])
 @pytest.mark.parametrize("location", [PLACE, None])
 async def test_output_that_a_client_made_up_is_paid(was_told: bool, location: AttemptLocation | None) -> None:
