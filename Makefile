@@ -61,9 +61,10 @@ test: setup  ## check and all tests (the short form of exactness among them)
 exactness: setup  ## Compare every prompt alone with the mesh under load, token by token (minutes)
 	$(BIN)/python -m pytest -q -m exactness --timeout=7200 tests/integration
 
-upgrade: setup  ## Upgrade the last release to this one under load, every role first, and back (15 minutes)
+upgrade: setup  ## Upgrade the last release to this one under load, every role first, and back; then region by region (25 minutes)
 	@TAG=dev BASE="$(BASE)" deploy/images/build.sh
 	$(BIN)/python -m pytest -q -rP tests/integration/upgrade
+	$(BIN)/python -m tests.gameday run --tag dev --events upgrade --loads plan --regions 2 $(GAMEDAY_CHOSEN)
 
 bench: setup  ## Measure the cost of the mesh, limits, placement; writes docs/measurements (an hour)
 	$(BIN)/python -m bench --only floor,router,frontend,decode,path,trust --write docs/measurements/cost.md

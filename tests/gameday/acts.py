@@ -139,6 +139,14 @@ async def drain(day: GameDay) -> None:
         await day.command(day.target, "drain", day.target, "--reason", "game day", "--force")
 
 
+async def upgrade(day: GameDay) -> None:
+    """Drain, replace and restore one region after the other."""
+    for region in day.mesh.regions:
+        await day.drained(region)
+        await day.mesh.replace_region(region)
+        await day.recovered(region)
+
+
 async def restore(day: GameDay) -> None:
     """End the drain of the target."""
     await day.command(day.target, "restore", day.target, "--reason", "game day is over")

@@ -214,6 +214,21 @@ def sessions_back(record: Record) -> Verdict:
     return Verdict(aim, f"{left:.1%} at home when drained, {came:.1%} at the end", is_met)
 
 
+def sessions_back_home(record: Record) -> Verdict:
+    """Judge the end of the run: all callers are served at home."""
+    times, aim = record.times, f"sessions are back: at least {HOME_SHARE_MIN:.0%} at home at the end"
+    shares = [
+        _home_share(
+            Window(record.bins, times.ended_s - BACK_WINDOW_S, times.ended_s, homes=(home,), kinds=FREE), home
+        )
+        for home in record.regions
+    ]
+    known = [share for share in shares if share is not None]
+    if len(known) < len(shares):
+        return Verdict(aim, NOTHING, is_met=False)
+    return Verdict(aim, f"{min(known):.1%} of the region with the fewest", min(known) >= HOME_SHARE_MIN)
+
+
 def goodput_kept(record: Record) -> Verdict:
     """Judge the survivors' good uncached tokens against their capacity alone."""
     aim = f"survivors keep goodput at {GOODPUT_MIN:g} of their capacity alone"

@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,16 +14,21 @@ from kvmesh.redis_url import VARIABLE
 from kvmesh.roles import CONFIG_PATH, SERVICE_PORTS
 from tests.chaos.rig import images
 from tests.gameday.shapes import FAULTS_FOLDER, TARGET, Shape, configs
-from tests.gameday.views import Watcher
+from tests.gameday.views import HEALTHY, View, Watcher
 from tests.integration.containers.link import Link
 from tests.integration.containers.mesh import Options
 from tests.integration.containers.regions import RegionsMesh
 from tests.integration.live_mesh import until
 
 FEDERATED_S_MAX: Final = 60.0
+DRAINED_S_MAX: Final = 90.0
+RECOVERED_S_MAX: Final = 300.0
+"""A restarted region recovers in stages, for two and a half minutes."""
+
 TRUST_TTL: Final = "35s"
 """Time of an order. It ends before the event, and when engines are about old enough to be no cold ones."""
 
+DRAINED: Final = "DRAINED"
 METRICS_S_MAX: Final = 10.0
 SETTLING_S: Final = 1.0
 """Between two looks at the settled tokens. They are settled when two looks are equal."""
@@ -85,6 +90,42 @@ class GameDay:
                     await self.command(
                         region, "avoid", other, "--ok", "--ttl", TRUST_TTL, "--reason", "game day begins"
                     )
+
+    async def drained(self, region: str) -> None:
+        """Drain a region, and wait until nothing runs there. Raises OrderRefused."""
+        await self.command(region, "drain", region, "--reason", "game day")
+        await self._seen(
+            lambda view: view.by == view.region == region and view.declared == DRAINED,
+            DRAINED_S_MAX,
+            f"{region} is drained",
+        )
+
+    async def recovered(self, region: str) -> None:
+        """Restore a region, and wait until each other one observes it HEALTHY again."""
+        await self.command(region, "restore", region, "--reason", "game day is over")
+        for other in self.mesh.regions:
+            if other != region:
+                await self._seen(
+                    lambda view, other=other: (view.by, view.region) == (other, region)
+                    and view.observed == HEALTHY
+                    and view.weight == 1.0,
+                    RECOVERED_S_MAX,
+                    f"{other} observes that {region} is well",
+                )
+
+    async def _seen(self, is_wanted: Callable[[View], bool], timeout_s: float, what: str) -> None:
+        """Wait until a control plane lists a region as wanted. Raises AssertionError."""
+        watcher = Watcher(self.controls)
+
+        async def is_there() -> bool:
+            watcher.seen.clear()
+            await watcher.look()
+            return any(map(is_wanted, watcher.views(0.0)))
+
+        try:
+            await until(is_there, timeout_s, what, every_s=0.5)
+        finally:
+            await watcher.close()
 
     async def federated(self) -> None:
         """Wait until each control plane hears all others."""

@@ -31,7 +31,9 @@ class Event:
     """Under load, right before the event."""
     shape: Shape = EQUAL
     fault_s: float = 75.0
-    """From the begin of the event to that of its healing."""
+    """From the begin of the event to that of its healing, at least."""
+    strike_s_max: float = 0.0
+    """Longest time that the event itself takes, beyond `fault_s`."""
     after_s: float = 15.0
     """From the end of the healing to that of the load."""
     surge: float = 1.0
@@ -40,6 +42,8 @@ class Event:
     """The target's capacity is lost: at 60 % the survivors are full."""
     moves: bool = False
     """All callers of the target move: the event shows if a load is survivable."""
+    loads: tuple[str, ...] = LOADS
+    """Loads of a full game day."""
     counts: tuple[int, ...] = (2,)
     """Numbers of regions of a full game day."""
     ends_accounts: bool = True
@@ -200,6 +204,15 @@ EVENTS: Final = (
         after_s=90.0,
         counts=(2, 3),
         judges=(aims.nothing_lost, aims.errors_not_up, aims.sessions_back),
+    ),
+    Event(
+        name="upgrade",
+        title="all processes replaced, region by region",
+        strike=acts.upgrade,
+        fault_s=15.0,
+        strike_s_max=600.0,
+        loads=(PLAN,),
+        judges=(aims.nothing_lost, aims.errors_not_up, aims.sessions_back_home),
     ),
     Event(
         name="surge",

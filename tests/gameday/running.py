@@ -151,7 +151,7 @@ def _conversations(
         if name == regions[0] and event.surge != 1.0:
             demands.append(Demand(name, per_s * event.surge, begin_s))
             demands.append(Demand(name, per_s, begin_s + event.fault_s))
-    until_s = begin_s + event.fault_s + event.after_s + HEAL_S_MAX
+    until_s = begin_s + event.strike_s_max + event.fault_s + event.after_s + HEAL_S_MAX
     found = drawing.arrivals(demands, until_s, random.Random(seed))
     made = []
     for number, (at_s, home) in enumerate(found):

@@ -34,6 +34,7 @@ def planned(names: Iterable[str], loads: Iterable[str], counts: Iterable[int], r
         for event in chosen
         for regions in wanted or event.counts
         for load in at
+        if load in event.loads
     ]
 
 

@@ -103,6 +103,11 @@ class RegionsMesh:
         """Kill all processes of a role in a region, with the engines of its replicas."""
         await self._kill(region, lambda name: role_of(name.removesuffix("-engine")) == role)
 
+    async def replace_region(self, region: str) -> None:
+        """End all processes of a region except its Redis, and start new ones, as an upgrade does. Returns like its restart."""
+        await self._kill(region, lambda name: name != "redis")
+        await self.restart_region(region)
+
     async def restart_region(self, region: str) -> None:
         """Remove the faults of a region's parts, and start all that do not run; paths stay as they are.
 

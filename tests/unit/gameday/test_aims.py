@@ -116,6 +116,7 @@ CASES: dict[Judge, tuple[Make, Make]] = {
         lambda: bins_with(-20.0, 115.0, outcomes=some(FAILED)),
         lambda: bins_with(10.0, 15.0, outcomes=some(FAILED)),
     ),
+    aims.sessions_back_home: (record, lambda: drained(0.0, 0.5)),
     aims.sessions_back: (lambda: drained(0.0, 1.0), lambda: drained(0.0, 0.5)),
     state_aims.spill_within_grant: (lambda: spilled(200, 250.0), lambda: spilled(400, 250.0)),
     aims.goodput_kept: (
