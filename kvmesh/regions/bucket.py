@@ -19,8 +19,8 @@ from kvmesh.regions.quantity import NOTHING, Quantity
 BURST_S: Final = 5.0
 """The burst is the rate of this time.
 
-A burst of 2 s refuses random arrivals whose mean over the 10 s of a load is within the grant. One of 10 s is a queue of 8 s.
-Own callers do not wait for it: their prompts go before those of guests.
+A burst of 2 s refuses random arrivals whose mean over 10 s is within the grant. One of 10 s is a queue of 8 s. Own
+callers do not wait for it: their prompts go before those of guests.
 """
 
 DEBT_S: Final = 2.0

@@ -106,9 +106,11 @@ class GameDay:
         for other in self.mesh.regions:
             if other != region:
                 await self._seen(
-                    lambda view, other=other: (view.by, view.region) == (other, region)
-                    and view.observed == HEALTHY
-                    and view.weight == 1.0,
+                    lambda view, other=other: (
+                        (view.by, view.region) == (other, region)
+                        and view.observed == HEALTHY
+                        and view.weight == 1.0
+                    ),
                     RECOVERED_S_MAX,
                     f"{other} observes that {region} is well",
                 )

@@ -86,7 +86,7 @@ class Guest:
     def charge(
         self, tokens: int, blocks: int, now_s: float, *, is_resumed: bool, is_lower: bool = False
     ) -> Charge | float:
-        """Charge an attempt that is expected to compute `tokens`. Return its charge, or the seconds after which the caller may retry.
+        """Charge an attempt that should compute `tokens`. Return its charge, or the seconds until a retry.
 
         A resumed attempt (`is_resumed`) passes an empty bucket and leaves a debt, for which new attempts wait. The debt is
         at most DEBT_S (`GrantBucket.take`). The attempt continues a stream with tokens that a client has, and its home

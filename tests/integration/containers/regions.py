@@ -104,7 +104,7 @@ class RegionsMesh:
         await self._kill(region, lambda name: role_of(name.removesuffix("-engine")) == role)
 
     async def replace_region(self, region: str) -> None:
-        """End all processes of a region except its Redis, and start new ones, as an upgrade does. Returns like its restart."""
+        """End all processes of a region except its Redis, and start new ones, as an upgrade does."""
         await self._kill(region, lambda name: name != "redis")
         await self.restart_region(region)
 

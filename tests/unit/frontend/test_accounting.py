@@ -250,7 +250,7 @@ async def test_a_resume_is_never_refused_and_no_way_around_the_limits() -> None:
 
 
 def test_a_stream_goes_ahead_wherever_its_output_was_made() -> None:
-    """The region of its attempt may be known to be dead. Then no router takes the attempt over, and the proof still counts."""
+    """The region of its attempt may be known to be dead. Then no router takes it over, and the proof still counts."""
     asked = changed(spec(1, caller=CALLER, received_ids=(5,) * 3), attempt_base=256)
     assert not asked.goes_ahead
     assert changed(asked, is_proven=True).goes_ahead and changed(asked, location=PLACE).goes_ahead

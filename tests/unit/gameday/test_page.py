@@ -90,7 +90,11 @@ def test_records_survive_their_file(tmp_path: Path) -> None:
 def test_runs_of_a_full_game_day() -> None:
     """Each event runs at its loads with its numbers of regions; chosen numbers replace them, repeats come last."""
     every = planned(BY_NAME, LOADS, [], 1)
-    assert len(every) == len({run.key for run in every}) == sum(len(event.loads) * len(event.counts) for event in EVENTS)
+    assert (
+        len(every)
+        == len({run.key for run in every})
+        == sum(len(event.loads) * len(event.counts) for event in EVENTS)
+    )
     assert [run.key for run in planned(["cut"], [PLAN], [3], 2)] == [("cut", PLAN, 3, 1), ("cut", PLAN, 3, 2)]
 
 
