@@ -7,6 +7,7 @@ import json
 import re
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -106,11 +107,7 @@ class GameDay:
         for other in self.mesh.regions:
             if other != region:
                 await self._seen(
-                    lambda view, other=other: (
-                        (view.by, view.region) == (other, region)
-                        and view.observed == HEALTHY
-                        and view.weight == 1.0
-                    ),
+                    partial(_is_well, other, region),
                     RECOVERED_S_MAX,
                     f"{other} observes that {region} is well",
                 )
@@ -178,6 +175,10 @@ class GameDay:
             self.background.cancel()
             await asyncio.gather(self.background, return_exceptions=True)
             self.background = None
+
+
+def _is_well(by: str, region: str, view: View) -> bool:
+    return (view.by, view.region, view.observed, view.weight) == (by, region, HEALTHY, 1.0)
 
 
 def settled_of(page: str) -> int:
