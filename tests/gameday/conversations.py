@@ -1,6 +1,6 @@
 """Conversations of a game day: what users say and when, and the right tokens of every answer. Pure.
 
-Conversations arrive as a Poisson process at each region. Every turn repeats all turns before it. The right answers are
+Conversations arrive at each region at random times. Every turn repeats all turns before it. The right answers are
 known beforehand, so a turn that was refused or failed does not end its conversation. The next turn repeats the right
 answer.
 """
