@@ -34,6 +34,9 @@ TOKEN_REFUSED: Final = frozenset({"RESUME_TOKEN_INVALID", "FIELD_UNKNOWN"})
 VERSION_GONE: Final = "STALE_SNAPSHOT"
 """Reason of a mesh in which no pool serves the model version of the request any more."""
 
+VERSION_GONE_MAX: Final = 4
+"""Refusals in a row for the version of a stream, after which it ends: by then every frontend has the newest snapshot."""
+
 TTFT_MIN_S: Final = 0.001
 """Shortest TTFT timeout that the mesh accepts."""
 
@@ -101,6 +104,8 @@ class CallState:
         """Text after the last id. It is final only if the answer ends here, so it is held until `finished`."""
         self._token_refusals = 0
         """Refusals of the resume token in a row."""
+        self._version_refusals = 0
+        """Refusals for the model version since the last `started`."""
         self._region_filter = RegionFilter(regions)
 
     @property
@@ -183,7 +188,8 @@ class CallState:
         """The call ended with a status other than OK. `step`: from `region_step`."""
         context = RetryContext(len(self.ids), has_other, now_s, jitter)
         reason = details.reason
-        if step is RegionStep.FINAL:
+        self._version_refusals += reason == VERSION_GONE
+        if step is RegionStep.FINAL or self._version_refusals >= VERSION_GONE_MAX:
             return GiveUp(error_of(details))
         if step is RegionStep.MOVE:
             self._token_refusals += reason in TOKEN_REFUSED
@@ -231,7 +237,7 @@ class CallState:
         # release cannot read.
         is_resume = bool(self._tokens)
         self._tokens = [*self._tokens[:is_resume], started.resume_token]
-        self._token_refusals = 0
+        self._token_refusals = self._version_refusals = 0
         self._region_filter.on_started()
 
     def _take(self, tokens: pb.Tokens) -> Chunk | None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
-from kvmesh.client.call_state import CallState, Chunk
+from kvmesh.client.call_state import VERSION_GONE_MAX, CallState, Chunk
 from kvmesh.client.errors import (
     DeadlinePassed,
     GenerateError,
@@ -268,6 +268,20 @@ def test_a_request_with_tokens_or_with_a_callers_token_keeps_its_version() -> No
     other.on_message(pb.GenerateResponse(started=pb.Started(request_id="r", seed=7, resume_token=b"1")))
     other.on_error(gone, has_other=True, now_s=0, jitter=0)
     assert other.outgoing().options.resume.resume_token == b"1"
+
+
+def test_a_stream_whose_version_stays_away_ends_with_its_tokens() -> None:
+    """Each further send would be in vain. A new `started` begins the count anew."""
+    gone = details("UNAVAILABLE", "STALE_SNAPSHOT", 1.0)
+    one = started(call_state())
+    for _ in range(VERSION_GONE_MAX - 1):
+        assert isinstance(one.on_error(gone, has_other=True, now_s=0, jitter=0), Retry)
+    one.outgoing()
+    one.on_message(pb.GenerateResponse(started=pb.Started(request_id="r", seed=7, resume_token=b"2")))
+    steps = [one.on_error(gone, has_other=True, now_s=0, jitter=0) for _ in range(VERSION_GONE_MAX)]
+    assert [isinstance(each, Retry) for each in steps] == [True] * (VERSION_GONE_MAX - 1) + [False]
+    assert isinstance(steps[-1], GiveUp) and steps[-1].error.reason == "STALE_SNAPSHOT"
+    assert one.with_output(steps[-1].error).ids == [1, 2]
 
 
 def test_a_callers_own_key_that_is_sent_again_later_ends_the_call() -> None:
