@@ -818,14 +818,14 @@ class DrainForecast(_message.Message):
     region: _builtins.str
     """The survivor."""
     is_enough: _builtins.bool
-    """True if it can carry both."""
+    """True if it can carry both once its caches know the prompts."""
     @_builtins.property
     def load(self) -> Global___Quantity:
         """Its load before."""
 
     @_builtins.property
     def moved(self) -> Global___Quantity:
-        """Load that moves there, with the cache misses that the move costs."""
+        """Load that moves there, with the cache misses that the move costs at first."""
 
     @_builtins.property
     def capacity(self) -> Global___Quantity:
