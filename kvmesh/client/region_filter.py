@@ -61,13 +61,19 @@ class RegionFilter:
     def _on_unavailable(
         self, region: str, details: ErrorDetails, works: Callable[[str], bool], *, has_tokens: bool
     ) -> RegionStep:
-        """A pinned tenant whose regions are all lost gets the refusal. A stream with tokens waits for one of them."""
+        """A pinned tenant whose regions are all lost gets the refusal. A stream with tokens waits for one of them.
+
+        Another request stays in a region that works, and is sent there again after its Retry-After.
+        """
         pinned_to = details.metadata.get(ALLOWED_KEY)
         if pinned_to is not None:
             self._allowed &= frozenset(pinned_to.split(","))
+        left = self._allowed - self._refused - {region}
+        is_lost = bool(left) and not any(map(works, left))
+        if is_lost and pinned_to is None:
+            return RegionStep.STAY
         self._refused |= {region}
         if self._bar_refused():
-            is_lost = pinned_to is not None and not any(map(works, self._allowed - self._refused))
             return RegionStep.FINAL if is_lost and not has_tokens else RegionStep.MOVE
         return RegionStep.STAY if pinned_to is None else RegionStep.FINAL
 

@@ -16,11 +16,11 @@ from typing import Final
 
 from kvmesh.regions.quantity import NOTHING, Quantity
 
-BURST_S: Final = 5.0
+BURST_S: Final = 10.0
 """The burst is the rate of this time.
 
-A burst of 2 s refuses random arrivals whose mean over 10 s is within the grant. One of 10 s is a queue of 8 s. Own
-callers do not wait for it: their prompts go before those of guests.
+It is the time over which load is measured, so arrivals within the grant are not refused for their order. After the loss of
+a region guests wait some seconds instead. Own callers do not: their prompts go before those of guests.
 """
 
 DEBT_S: Final = 2.0

@@ -19,7 +19,7 @@ from services.router.regions.home import Home
 
 LEASE: Final = LeaseSettings()
 
-RESERVE: Final = 0.25
+RESERVE: Final = 0.1
 """Part of the burst that attempts of lower classes must leave. Where the grant is short they are refused first."""
 
 

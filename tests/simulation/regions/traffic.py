@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 REQUESTS_PER_S = 4
 PINNED_SHARE = 0.2
-GUEST_BACKLOG_S = 4.0
+GUEST_BACKLOG_S = 10.0
 """Backlog, in seconds of capacity, above which guests are shed; own callers are shed above OWN_BACKLOG_S."""
-OWN_BACKLOG_S = 8.0
+OWN_BACKLOG_S = 14.0
 ATTEMPTS_PER_REQUEST = 4
 """Attempts that one simulated request stands for, in the success rate alone."""
 

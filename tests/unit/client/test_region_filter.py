@@ -211,3 +211,11 @@ def test_a_pinned_tenant_whose_regions_are_lost_gets_the_refusal() -> None:
     assert RegionFilter(REGIONS).on_status("us", refusal, works) is RegionStep.MOVE
     step = RegionFilter(REGIONS).on_status("us", refusal, lambda name: name != "eu", has_tokens=True)
     assert step is RegionStep.MOVE
+
+
+def test_a_region_that_works_is_asked_again_while_all_others_are_lost() -> None:
+    """A moment of REGION_UNAVAILABLE sends no request back to a dead region."""
+    one = RegionFilter(REGIONS)
+    assert one.on_status("us", details("REGION_UNAVAILABLE"), lambda name: name == "us") is RegionStep.STAY
+    assert not one.barred
+    assert one.on_status("us", details("REGION_UNAVAILABLE"), works) is RegionStep.MOVE

@@ -129,11 +129,11 @@ def test_a_resumed_guest_passes_an_empty_bucket_and_leaves_a_debt() -> None:
 
 
 def test_where_the_grant_is_short_lower_classes_are_refused_first() -> None:
-    """They leave a quarter of the burst to others. A full bucket takes both, and a large prompt of either once."""
+    """They leave a tenth of the burst to others. A full bucket takes both, and a large prompt of either once."""
     guest = Guest("eu")
     guest.renew(Quantity(100, 1000), 0.0)
     burst = 100 * BURST_S
-    charged(guest, round(0.8 * burst), BURST_S)
+    charged(guest, round(0.95 * burst), BURST_S)
     wait_s = guest.charge(10, 1, BURST_S, is_resumed=False, is_lower=True)
     assert wait_s == pytest.approx((0.05 * burst + 10) / 100)
     charged(guest, 10, BURST_S)
