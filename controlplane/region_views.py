@@ -81,6 +81,7 @@ def forecast_rows(regions: RegionControl, found: Forecast | None) -> list[pb.Dra
                 moved=quantity_message(found.moved * part),
                 capacity=quantity_message(signals.capacity if signals is not None else NOTHING),
                 is_enough=(found.at_home * part).fits(room),
+                is_enough_at_once=(found.moved * part).fits(room),
             )
         )
     return rows

@@ -2,7 +2,7 @@
 
 A moved conversation computes its whole prompt once. From its next turn on it finds its cache in the other region. So the
 load that stays is the load at home, and the load without cache hits lasts for one turn of each conversation. A drain is
-refused for the former. While the latter is above the grants, the region that drains serves the rest itself.
+refused for the former. The latter is shown: where it does not fit, some of these turns wait or are refused with RetryInfo.
 
 `kvmesh.regions.plan` has the utilisation that lets the loss of one region be carried.
 """
@@ -36,6 +36,11 @@ class Forecast(msgspec.Struct, frozen=True):
     def fits(self) -> bool:
         """True if the survivors carry the load once their caches know it."""
         return self.at_home.fits(self.headroom)
+
+    @property
+    def fits_at_once(self) -> bool:
+        """True if the survivors carry the load also while their caches are cold."""
+        return self.moved.fits(self.headroom)
 
     @property
     def explanation(self) -> str:

@@ -273,9 +273,9 @@ class Regions:
             if each.window.last is not None:
                 sources[name] = granting.Source(load=each.window.last.cold_load)
         for name, guests in own.guests.items():
-            # A region that returns knows no load yet, while its callers are still here.
-            if name in sources:
-                source = sources[name]
+            # A region that returns knows no load yet, and a new leader none of a dead region. Their callers are here.
+            if name in self.targets:
+                source = sources.get(name, granting.Source())
                 sources[name] = granting.Source(source.wanted, source.load.most(guests))
         given = granting.allot(
             room,

@@ -49,7 +49,11 @@ class Target:
         is_fresh = now_s - self._probed_s <= self._settings.probe_fresh_s
         facts = Facts(
             health=self.window.health(now_s),
-            is_failing=self._is_failing and is_fresh and not self._passed_since_step,
+            # A drained region may be replaced: its operator said so, and it gets no load anyway.
+            is_failing=self._is_failing
+            and is_fresh
+            and not self._passed_since_step
+            and self.declared.is_serving,
             is_cold=is_another_serving
             and signals is not None
             and signals.engine_age_s < self._settings.cold_below_s,

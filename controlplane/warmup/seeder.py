@@ -50,6 +50,9 @@ PULL_ESTIMATE_S: Final = 0.005
 PIECE_TOKENS: Final = 128
 """Tokens that a replay beside users computes at a time: the longest wait of a user's prompt for it."""
 
+PAUSE_S_MAX: Final = 2.0
+"""Longest pause of such a replay. A piece that waited behind users took little time of its own."""
+
 SOURCE_OUTPUT_TOKENS: Final = 2
 """Output tokens of a pull at its source. An answer of one token would be complete, without a handoff."""
 
@@ -176,8 +179,9 @@ class Seeder:
                 if source is not None:
                     source.pulls -= 1
                 self._freed.set()
-            # A busy target takes longer, and so has a longer pause.
-            await asyncio.sleep((self._clock.now_s() - began_s) * (1.0 / self._time_share - 1.0))
+            if self._left:  # a busy target takes longer, and so has a longer pause
+                pause_s = (self._clock.now_s() - began_s) * (1.0 / self._time_share - 1.0)
+                await asyncio.sleep(min(PAUSE_S_MAX, pause_s))
 
     def _next(self) -> SeedStep | None:
         """Take the first step that may begin, with its place at the source. None: none may."""

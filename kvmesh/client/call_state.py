@@ -35,7 +35,10 @@ VERSION_GONE: Final = "STALE_SNAPSHOT"
 """Reason of a mesh in which no pool serves the model version of the request any more."""
 
 VERSION_GONE_MAX: Final = 4
-"""Refusals in a row for the version of a stream, after which it ends: by then every frontend has the newest snapshot."""
+"""Refusals for the version of a stream with tokens, after which it ends, but not before VERSION_GONE_S."""
+
+VERSION_GONE_S: Final = 3.0
+"""Time in which every frontend has taken the newest snapshot, or a region that works has been found again."""
 
 TTFT_MIN_S: Final = 0.001
 """Shortest TTFT timeout that the mesh accepts."""
@@ -105,7 +108,9 @@ class CallState:
         self._token_refusals = 0
         """Refusals of the resume token in a row."""
         self._version_refusals = 0
-        """Refusals for the model version since the last `started`."""
+        """Refusals for the model version since the last `started`, of regions that are asked again."""
+        self._version_gone_s = 0.0
+        """Time of the first of them."""
         self._region_filter = RegionFilter(regions)
 
     @property
@@ -188,8 +193,8 @@ class CallState:
         """The call ended with a status other than OK. `step`: from `region_step`."""
         context = RetryContext(len(self.ids), has_other, now_s, jitter)
         reason = details.reason
-        self._version_refusals += reason == VERSION_GONE
-        if step is RegionStep.FINAL or self._version_refusals >= VERSION_GONE_MAX:
+        is_gone = reason == VERSION_GONE and bool(self.ids) and step is RegionStep.STAY
+        if step is RegionStep.FINAL or (is_gone and self._is_version_over(now_s)):
             return GiveUp(error_of(details))
         if step is RegionStep.MOVE:
             self._token_refusals += reason in TOKEN_REFUSED
@@ -200,6 +205,13 @@ class CallState:
             self._tokens, self.started = [], None
             return self._retries.on_changed_request(details, context)
         return self._retries.on_error(details, context)
+
+    def _is_version_over(self, now_s: float) -> bool:
+        """Count a refusal for the model version; return True if it is the last one."""
+        if not self._version_refusals:
+            self._version_gone_s = now_s
+        self._version_refusals += 1
+        return self._version_refusals >= VERSION_GONE_MAX and now_s - self._version_gone_s >= VERSION_GONE_S
 
     def on_end(self) -> GiveUp | None:
         """The call ended OK."""

@@ -18,6 +18,10 @@ UNKNOWN_THERE: Final = frozenset({"RESUME_TOKEN_INVALID", "STALE_SNAPSHOT"})
 """Reasons of a region that lacks the secret of a resume token, or the model version of a stream."""
 
 
+WAITS_MAX: Final = 2
+"""Refusals of a pinned tenant while its regions are lost. The last one is final."""
+
+
 class RegionStep(enum.Enum):
     """Consequence of a status for the region of the next send."""
 
@@ -40,6 +44,8 @@ class RegionFilter:
         self._names = frozenset(names)
         self._allowed = self._names
         """Regions that may serve the tenant, as far as refusals have named them."""
+        self._waits = 0
+        """Refusals of a pinned tenant while all its regions were lost."""
         self._refused: frozenset[str] = frozenset()
         """Regions that have refused the request since its last `started`."""
 
@@ -61,9 +67,9 @@ class RegionFilter:
     def _on_unavailable(
         self, region: str, details: ErrorDetails, works: Callable[[str], bool], *, has_tokens: bool
     ) -> RegionStep:
-        """A pinned tenant whose regions are all lost gets the refusal. A stream with tokens waits for one of them.
+        """While all regions that are left are lost, the request stays here and is sent again after its Retry-After.
 
-        Another request stays in a region that works, and is sent there again after its Retry-After.
+        The second refusal of a pinned tenant is final then. A stream with tokens waits for one of its regions.
         """
         pinned_to = details.metadata.get(ALLOWED_KEY)
         if pinned_to is not None:
@@ -72,9 +78,12 @@ class RegionFilter:
         is_lost = bool(left) and not any(map(works, left))
         if is_lost and pinned_to is None:
             return RegionStep.STAY
+        if is_lost and not has_tokens:
+            self._waits += 1
+            return RegionStep.STAY if self._waits < WAITS_MAX else RegionStep.FINAL
         self._refused |= {region}
         if self._bar_refused():
-            return RegionStep.FINAL if is_lost and not has_tokens else RegionStep.MOVE
+            return RegionStep.MOVE
         return RegionStep.STAY if pinned_to is None else RegionStep.FINAL
 
     def _on_unknown(self, region: str, works: Callable[[str], bool]) -> RegionStep:

@@ -207,9 +207,11 @@ class Retries:
         after_s = self._delay_s(details, context)
         if not context.token_count:
             is_over = self._refusals >= self._retry_policy.refusals_max or self._is_too_late(details, context)
-            if is_over or not (isinstance(error, QuotaExceeded) or self._budget.take()):
+            step = GiveUp(error) if is_over else self._retry(error, context, after_s)
+            is_free = isinstance(error, QuotaExceeded) or details.reason in FRONTEND_REASONS
+            if isinstance(step, Retry) and not is_free and not self._budget.take(context.now_s):
                 return GiveUp(error)
-            return self._retry(error, context, after_s)
+            return step
         if context.now_s - self._refused_since_s >= FULL_WAIT_S:
             return GiveUp(error)
         self._streak = min(self._streak, self._retry_policy.sends_max - 2)  # FULL_WAIT_S is the bound

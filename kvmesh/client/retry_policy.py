@@ -23,7 +23,10 @@ class RetryPolicy:
     retry_after_max_s: float = 30.0
     """A refusal with a longer Retry-After fails the request at once; 0: every refusal does."""
     retry_share: float = 0.1
-    """Retries after refusals by a full mesh, for each request of the client; the first ten retries are free."""
+    """Retries after refusals by a full mesh, for each request of the client, beside ten free ones and one in a minute.
+
+    Infinite: `refusals_max` alone bounds them.
+    """
 
     backoff_min_s: float = 0.05
     backoff_max_s: float = 2.0

@@ -91,8 +91,12 @@ class GrantBucket:
         return taken
 
     def correct(self, charged: float, computed: float) -> None:
-        """Replace a charge of `charged` tokens by the `computed` ones."""
-        self.level = min(self.burst, self.level + charged - computed)
+        """Replace a charge of `charged` tokens by the `computed` ones.
+
+        More computed tokens leave a debt of DEBT_S at most: wrong estimates shut no region out for longer.
+        """
+        lowest = min(self.level, -DEBT_S * self.grant.tokens_per_s)
+        self.level = max(lowest, min(self.burst, self.level + charged - computed))
 
     def release(self, blocks: float) -> None:
         """Give back the blocks of a request that ended."""

@@ -212,7 +212,7 @@ EVENTS: Final = (
         fault_s=15.0,
         strike_s_max=600.0,
         loads=(PLAN,),
-        judges=(aims.nothing_lost, aims.errors_not_up, aims.sessions_back_home),
+        judges=(aims.nothing_lost, aims.errors_not_up, aims.sessions_back_home, state_aims.all_drained),
     ),
     Event(
         name="surge",

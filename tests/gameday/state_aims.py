@@ -35,6 +35,17 @@ def spill_within_grant(record: Record) -> Verdict:
     return Verdict(aim, measured, 0 < spilled_per_s <= GRANT_SLACK * granted)
 
 
+def all_drained(record: Record) -> Verdict:
+    """Judge that each region said of itself that it was drained, and that it serves again."""
+    seen = {
+        name: [view.declared for view in record.views if view.by == view.region == name]
+        for name in record.regions
+    }
+    drained = [name for name, states in seen.items() if "DRAINED" in states and states[-1] == "SERVING"]
+    measured = f"{', '.join(drained) or 'none'} of {', '.join(record.regions)}"
+    return Verdict("each region was drained and serves again", measured, len(drained) == len(record.regions))
+
+
 def _states(record: Record, aim: str, allowed: tuple[str, ...]) -> Verdict:
     seen = [view for view in record.views if view.at_s >= 0 and view.by != view.region]
     others = [view for view in seen if view.observed not in allowed]

@@ -10,6 +10,7 @@ from kvmesh.bad_option import BadOption
 from kvmesh.cli.control.arguments import CheckOnlyOption, DryRunOption, ForceOption, JsonOption, ReasonOption
 from kvmesh.cli.control.event_commands import CountOption, FollowOption, show_events
 from kvmesh.cli.options import ConfigOption, DataDirOption, refuse_outside
+from kvmesh.regions.plan import UTILISATION_MAX
 
 region = typer.Typer(
     help="Show the regions of the mesh, and move load between them.",
@@ -190,7 +191,7 @@ def plan(
     ] = None,
     utilisation_max: Annotated[
         float, typer.Option(help="Utilisation of a survivor: 0.01 to 1.", metavar="SHARE")
-    ] = 0.8,
+    ] = UTILISATION_MAX,
     as_json: JsonOption = False,
 ) -> None:
     """Compute the utilisation at which the loss of one region is carried by the others. Needs no mesh."""

@@ -102,9 +102,16 @@ def forecast_table(rows: Iterable[pb.DrainForecast]) -> FittedTable:
             quantity(each.load),
             quantity(each.moved),
             quantity(each.capacity) if _is_known(each.capacity) else UNKNOWN,
-            Text("yes", style="green") if each.is_enough else Text("no", style="red"),
+            _carried(each),
         )
     return table
+
+
+def _carried(row: pb.DrainForecast) -> Text:
+    """Return if a survivor carries the load: at once, or not before its caches know the conversations."""
+    if not row.is_enough:
+        return Text("no", style="red")
+    return Text("yes", style="green") if row.is_enough_at_once else Text("once warm", style="yellow")
 
 
 def ending_text(region: str, count: int) -> str:

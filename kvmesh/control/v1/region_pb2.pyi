@@ -815,10 +815,13 @@ class DrainForecast(_message.Message):
     MOVED_FIELD_NUMBER: _builtins.int
     CAPACITY_FIELD_NUMBER: _builtins.int
     IS_ENOUGH_FIELD_NUMBER: _builtins.int
+    IS_ENOUGH_AT_ONCE_FIELD_NUMBER: _builtins.int
     region: _builtins.str
     """The survivor."""
     is_enough: _builtins.bool
     """True if it can carry both once its caches know the prompts."""
+    is_enough_at_once: _builtins.bool
+    """True if it can carry both also while its caches are cold."""
     @_builtins.property
     def load(self) -> Global___Quantity:
         """Its load before."""
@@ -839,10 +842,11 @@ class DrainForecast(_message.Message):
         moved: Global___Quantity | None = ...,
         capacity: Global___Quantity | None = ...,
         is_enough: _builtins.bool = ...,
+        is_enough_at_once: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "load", b"load", "moved", b"moved"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "is_enough", b"is_enough", "load", b"load", "moved", b"moved", "region", b"region"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "is_enough", b"is_enough", "is_enough_at_once", b"is_enough_at_once", "load", b"load", "moved", b"moved", "region", b"region"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

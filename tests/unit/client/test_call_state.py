@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
-from kvmesh.client.call_state import VERSION_GONE_MAX, CallState, Chunk
+from kvmesh.client.call_state import VERSION_GONE_MAX, VERSION_GONE_S, CallState, Chunk
 from kvmesh.client.errors import (
     DeadlinePassed,
     GenerateError,
@@ -21,6 +21,7 @@ from kvmesh.client.errors import (
     Superseded,
     error_of,
 )
+from kvmesh.client.region_filter import RegionStep
 from kvmesh.client.retries import FULL_WAIT_S, GiveUp, Retry
 from kvmesh.client.retry_policy import RetryPolicy
 from kvmesh.errors import ErrorDetails
@@ -271,15 +272,17 @@ def test_a_request_with_tokens_or_with_a_callers_token_keeps_its_version() -> No
 
 
 def test_a_stream_whose_version_stays_away_ends_with_its_tokens() -> None:
-    """Each further send would be in vain. A new `started` begins the count anew."""
+    """Each further send would be in vain. A new `started` begins the count anew, a move counts not, and time must pass."""
     gone = details("UNAVAILABLE", "STALE_SNAPSHOT", 1.0)
     one = started(call_state())
     for _ in range(VERSION_GONE_MAX - 1):
-        assert isinstance(one.on_error(gone, has_other=True, now_s=0, jitter=0), Retry)
+        assert isinstance(one.on_error(gone, has_other=True, now_s=9, jitter=0), Retry)
+    assert isinstance(one.on_error(gone, has_other=True, now_s=9, jitter=0, step=RegionStep.MOVE), Retry)
     one.outgoing()
     one.on_message(pb.GenerateResponse(started=pb.Started(request_id="r", seed=7, resume_token=b"2")))
-    steps = [one.on_error(gone, has_other=True, now_s=0, jitter=0) for _ in range(VERSION_GONE_MAX)]
-    assert [isinstance(each, Retry) for each in steps] == [True] * (VERSION_GONE_MAX - 1) + [False]
+    times_s = [10.0, 10.1, 10.2, 10.0 + VERSION_GONE_S - 0.1, 10.0 + VERSION_GONE_S]
+    steps = [one.on_error(gone, has_other=True, now_s=at_s, jitter=0) for at_s in times_s]
+    assert [isinstance(each, Retry) for each in steps] == [True] * 4 + [False]
     assert isinstance(steps[-1], GiveUp) and steps[-1].error.reason == "STALE_SNAPSHOT"
     assert one.with_output(steps[-1].error).ids == [1, 2]
 

@@ -205,9 +205,13 @@ def test_a_region_is_always_left_and_a_refused_one_is_left_out(seed: int) -> Non
 
 
 def test_a_pinned_tenant_whose_regions_are_lost_gets_the_refusal() -> None:
-    """A foreign region tells it to come later. A stream with tokens waits for one of its regions instead."""
+    """A foreign region tells it to come later: once for a restart. A stream with tokens waits for one of its regions."""
     one, refusal = RegionFilter(REGIONS), details("REGION_UNAVAILABLE", "eu")
+    assert one.on_status("us", refusal, lambda name: name != "eu") is RegionStep.STAY
     assert one.on_status("us", refusal, lambda name: name != "eu") is RegionStep.FINAL
+    back = RegionFilter(REGIONS)
+    assert back.on_status("us", refusal, lambda name: name != "eu") is RegionStep.STAY
+    assert back.on_status("us", refusal, works) is RegionStep.MOVE and "us" in back.barred
     assert RegionFilter(REGIONS).on_status("us", refusal, works) is RegionStep.MOVE
     step = RegionFilter(REGIONS).on_status("us", refusal, lambda name: name != "eu", has_tokens=True)
     assert step is RegionStep.MOVE

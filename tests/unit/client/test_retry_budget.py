@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
+from dataclasses import replace
 
 import grpc
 import pytest
@@ -52,10 +54,36 @@ def test_a_client_with_few_requests_retries_as_its_policy_says() -> None:
 def test_an_empty_budget_hands_the_refusal_to_the_caller() -> None:
     """With its Retry-After. The caller's own quota, lost frontends and streams with tokens need no budget."""
     empty = RetryBudget(0.0)
-    while empty.take():
+    while empty.take(1.0):
         pass
     step = retries(empty).on_error(FULL, context())
     assert isinstance(step, GiveUp) and step.error.retry_after_s == 0.1
     assert isinstance(retries(empty).on_error(QUOTA, context()), Retry)
     assert isinstance(retries(empty).on_lost("gone", context()), Retry)
     assert isinstance(retries(empty, 3).on_error(FULL, context(3)), Retry)
+    one_full = replace(FULL, reason="LIVE_REQUESTS_FULL")
+    assert isinstance(retries(empty).on_error(one_full, context()), Retry)
+
+
+def test_a_refusal_that_is_not_retried_takes_nothing() -> None:
+    """The Retry-After ends behind the deadline: the next request finds its retries."""
+    budget = RetryBudget(0.0)
+    for _ in range(3 * round(SPARE)):
+        one = Retries(RetryPolicy(), 1.05, 0, has_own_key=True, budget=budget)
+        assert isinstance(one.on_error(FULL, context()), GiveUp)
+    assert isinstance(retries(budget).on_error(FULL, context()), Retry)
+
+
+def test_the_budget_grows_with_requests_and_time_and_may_be_unbounded() -> None:
+    """Ten requests of a tenth add one retry, and so does a minute; an infinite share bounds nothing."""
+    budget = RetryBudget(0.1)
+    while budget.take(0.0):
+        pass
+    for _ in range(10):
+        budget.on_request()
+    assert budget.take(0.0) and not budget.take(0.0)
+    assert budget.take(60.0) and not budget.take(60.0)
+    free = RetryBudget(math.inf)
+    assert all(free.take(0.0) for _ in range(1000))
+    large = RetryBudget(3.0)
+    assert sum(large.take(0.0) for _ in range(1000)) == 300

@@ -12,7 +12,7 @@ from tests.gameday.events import EVENTS, LOADS
 from tests.gameday.records import Record
 from tests.gameday.shapes import BATCH, PINNED, USERS
 from tests.gameday.verdicts import Judge
-from tests.unit.gameday.invented import PER_BIN, changed, quiet_bins, record, view, views
+from tests.unit.gameday.invented import PER_BIN, REGIONS, changed, quiet_bins, record, view, views
 
 Make = Callable[[], Record]
 
@@ -74,6 +74,16 @@ def drained(left: float, came: float) -> Record:
     return record(changed(bins, 100.0, 115.0, "eu", served=at_home(came)))
 
 
+def drained_regions(*names: str) -> Record:
+    """Return a run in which regions were drained and restored."""
+    seen = [
+        view(at_s, name, name, declared=state)
+        for name in REGIONS
+        for at_s, state in ((10.0, "DRAINED" if name in names else "SERVING"), (90.0, "SERVING"))
+    ]
+    return record(seen=seen)
+
+
 CASES: dict[Judge, tuple[Make, Make]] = {
     aims.good_after_5_s: (
         lambda: bins_with(0.0, 5.0, outcomes=some(FAILED)),
@@ -116,6 +126,7 @@ CASES: dict[Judge, tuple[Make, Make]] = {
         lambda: bins_with(-20.0, 115.0, outcomes=some(FAILED)),
         lambda: bins_with(10.0, 15.0, outcomes=some(FAILED)),
     ),
+    state_aims.all_drained: (lambda: drained_regions("eu", "us"), lambda: drained_regions("eu")),
     aims.sessions_back_home: (record, lambda: drained(0.0, 0.5)),
     aims.sessions_back: (lambda: drained(0.0, 1.0), lambda: drained(0.0, 0.5)),
     state_aims.spill_within_grant: (lambda: spilled(200, 250.0), lambda: spilled(400, 250.0)),

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from kvmesh.regions.bucket import BURST_S, RETRY_BLOCKS_S, RETRY_MAX_S, GrantBucket
+from kvmesh.regions.bucket import BURST_S, DEBT_S, RETRY_BLOCKS_S, RETRY_MAX_S, GrantBucket
 from kvmesh.regions.quantity import Quantity
 
 PROMPT_MAX = 5000.0
@@ -71,6 +71,18 @@ def test_a_correction_returns_cached_tokens() -> None:
     assert bucket.level == pytest.approx(0.9 * whole)
     bucket.correct(200, 0)
     assert bucket.level == pytest.approx(bucket.burst)
+
+
+def test_wrong_estimates_leave_a_small_debt() -> None:
+    """However many tokens are computed beyond the charge, new callers wait for DEBT_S and their prompt at most."""
+    bucket = GrantBucket(0.0)
+    bucket.set_grant(Quantity(100, 1e9), 0.0)
+    bucket.take(1e9, 1, 10.0)
+    assert bucket.level == -100 * DEBT_S
+    for _ in range(60):
+        bucket.correct(10, 4000)
+    assert bucket.level == -100 * DEBT_S
+    assert bucket.charge(50, 1, 10.0) == pytest.approx(DEBT_S + 0.5)
 
 
 def test_blocks_in_flight_are_limited() -> None:

@@ -22,6 +22,7 @@ from kvmesh.cli.control.until import until_s
 from kvmesh.config import build, describe
 from kvmesh.control.v1 import region_pb2 as pb
 from kvmesh.control.v1 import region_pb2_grpc
+from kvmesh.regions.plan import UTILISATION_MAX, utilisation
 from tests.unit.cli.control.scripted_control import Refusal, Shell
 
 NOW = datetime(2027, 3, 1, 14, 30, tzinfo=timezone(timedelta(hours=2)))
@@ -31,8 +32,9 @@ REASON = "draining eu moves 2,400 tokens/s; headroom: us: 100 tokens/s"
 class Region(region_pb2_grpc.RegionServiceServicer):
     """A leader that answers as a test says, and keeps the requests."""
 
-    def __init__(self, name: str, *, carries: bool = True) -> None:
+    def __init__(self, name: str, *, carries: bool = True, carries_at_once: bool = True) -> None:
         self.name = name
+        self._carries_at_once = carries_at_once
         self.requests: list[Any] = []
         self._carries = carries
 
@@ -51,6 +53,7 @@ class Region(region_pb2_grpc.RegionServiceServicer):
             context.abort_with_status(Refusal(code, REASON, "CHANGE_REFUSED", {"can_force": "true"}).status())
         load = pb.Quantity(tokens_per_s=2400, blocks=90)
         row = pb.DrainForecast(region="us", moved=load, capacity=load, is_enough=self._carries)
+        row.is_enough_at_once = self._carries_at_once
         overridden = [] if self._carries else [REASON]
         return pb.DrainRegionResponse(forecast=[row], ending_stream_count=3, overridden=overridden)
 
@@ -226,6 +229,14 @@ def test_a_drain_that_fits_prints_its_forecast_and_dials_the_region(shell: Shell
     assert "Draining eu: its weight falls to 0 within 15 s" in found
 
 
+def test_a_drain_that_fits_with_warm_caches_says_so(shell: Shell) -> None:
+    """Its survivors carry it once their caches know the conversations."""
+    eu = Region("eu", carries_at_once=False)
+    with served(eu, Region("us")):
+        status, found, _ = shell.run("region", "drain", "eu", "--reason", "rack move")
+    assert status == 0 and "once warm" in found and "yes" not in found
+
+
 def test_a_drain_that_does_not_fit_is_refused_with_the_numbers(shell: Shell) -> None:
     """The table first, then the sentence and what --force would override; programs get the rows."""
     eu = Region("eu", carries=False)
@@ -303,9 +314,10 @@ def test_a_mesh_without_regions_is_said(shell: Shell) -> None:
 def test_the_plan_is_a_table_of_the_formula(shell: Shell) -> None:
     """One figure for given options, all usual ones without; it needs no mesh."""
     status, found, _ = shell.run("region", "plan", "--regions", "3", "--hit-ratio", ".8", "--seeded", ".5")
-    assert status == 0 and "3 regions" in found and "32%" in found
+    assert status == 0 and "3 regions" in found and "28%" in found
     status, found, _ = shell.run("region", "plan")
     assert found.count("hit ratio") == 3 and found.count("%") >= 36
     rows = shell.json("region", "plan", "--regions", "2")["plan"]
+    assert rows[-1]["utilisation"] == utilisation(2, 0.9, 1.0, UTILISATION_MAX)
     assert len(rows) == 12 and {row["regions"] for row in rows} == {2}
-    assert rows[-1]["utilisation"] == pytest.approx(0.4) and rows[-1]["move_cost"] == pytest.approx(1)
+    assert rows[-1]["utilisation"] == pytest.approx(0.7 / 2) and rows[-1]["move_cost"] == pytest.approx(1)

@@ -303,6 +303,37 @@ def test_a_region_that_returns_keeps_the_grant_of_its_guests() -> None:
     assert bench.regions.grants()["us"].tokens_per_s < 100
 
 
+def test_a_new_leader_grants_to_the_guests_of_a_dead_region() -> None:
+    """It never heard the region. What its callers cost here is known, and its first grant is no bound."""
+    bench = Bench("us")
+    bench.silent.add("us")
+    bench.failing.add("us")
+    bench.regions.on_given("us", Quantity(50, 50))
+    bench.signals["eu"] = signals(load=100, guests=45)
+    bench.run(5)
+    assert bench.regions.grants()["us"].tokens_per_s == pytest.approx(45 * BURSTS)
+    bench.signals["eu"] = signals(load=100, guests=400)
+    bench.run(5)
+    assert bench.regions.grants()["us"].tokens_per_s == pytest.approx(600)
+
+
+def test_a_drained_region_may_be_replaced() -> None:
+    """Its processes end and come back: nobody takes it for dead, and it serves again when it is restored."""
+    bench = Bench("us")
+    bench.run(5)
+    bench.regions.on_declared("us", Declared(state=DeclaredState.DRAINED, revision=1), 0.0, bench.now_s)
+    bench.failing.add("us")
+    bench.run(60)
+    assert bench.state("us") is State.HEALTHY
+    bench.failing.clear()
+    bench.regions.on_declared("us", Declared(state=DeclaredState.SERVING, revision=2), 0.0, bench.now_s)
+    bench.run(5)
+    assert bench.regions.states(bench.now_s)["us"].weight_percent == 100
+    bench.failing.add("us")
+    bench.run(10)
+    assert bench.state("us") is State.OUT
+
+
 def test_an_order_to_avoid_is_by_hand() -> None:
     """It takes the target out at once, is shown, and can be taken back."""
     bench = Bench("us")
