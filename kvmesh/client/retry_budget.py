@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from typing import Final
 
-SPARE: Final = 10.0
+SPARE: Final = 5.0
 """Retries that a client without a history has with the default share, and the most that it can save up."""
 
-SPARE_SHARE: Final = 0.1
+SPARE_SHARE: Final = 0.05
 """The share of SPARE; a larger one saves up more."""
 
 REFILL_PER_S: Final = 1 / 60

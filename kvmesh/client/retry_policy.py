@@ -22,8 +22,8 @@ class RetryPolicy:
     """The request fails after this many consecutive refusals by a full mesh."""
     retry_after_max_s: float = 30.0
     """A refusal with a longer Retry-After fails the request at once; 0: every refusal does."""
-    retry_share: float = 0.1
-    """Retries after refusals by a full mesh, for each request of the client, beside ten free ones and one in a minute.
+    retry_share: float = 0.05
+    """Retries after refusals by a full mesh, for each request of the client, beside five free ones and one in a minute.
 
     Infinite: `refusals_max` alone bounds them.
     """
