@@ -17,7 +17,7 @@ import msgspec
 
 from kvmesh.regions.quantity import NOTHING, Quantity
 
-EQUAL_SHARE: Final = 0.25
+EQUAL_SHARE: Final = 0.1
 """Part of a grant that is split over the routers in equal parts: a router without recent guests can take some."""
 
 BURSTS: Final = 1.5

@@ -22,8 +22,8 @@ PAUSE_S: Final = (0.5, 1.5)
 SHARES: Final[Mapping[str, float]] = {USERS: 0.8, BATCH: 0.15, PINNED: 0.05}
 """Share of the conversations by kind of caller."""
 
-SHAPE: Final = 4
-"""Shape of the gamma distribution of the times between arrivals: half the deviation of a Poisson process.
+SHAPE: Final = 16
+"""Shape of the gamma distribution of the times between arrivals: a quarter of the deviation of a Poisson process.
 
 A region of a game day has three requests per second. The load of one with a thousand varies far less from its mean.
 """

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from controlplane.regions.grants import BURSTS, LEAST_SHARE, Source, allot, headroom, split
+from controlplane.regions.grants import BURSTS, EQUAL_SHARE, LEAST_SHARE, Source, allot, headroom, split
 from kvmesh.regions.quantity import NOTHING, Quantity, total
 
 
@@ -116,12 +116,12 @@ def test_a_split_sums_exactly(seed: int) -> None:
     whole = total(parts.values())
     assert whole == Quantity(math.floor(grant.tokens_per_s), math.floor(grant.blocks))
     assert all(part.is_valid for part in parts.values())
-    least = math.floor(math.floor(grant.tokens_per_s) * 0.25 / len(parts))
+    least = math.floor(math.floor(grant.tokens_per_s) * EQUAL_SHARE / len(parts))
     assert all(part.tokens_per_s >= least for part in parts.values())
 
 
 def test_a_split_follows_use() -> None:
-    """Three quarters go where guests were; without routers there are no parts."""
+    """Nine tenths go where guests were; without routers there are no parts."""
     parts = split(Quantity(800, 8), {"a": 30.0, "b": 10.0})
-    assert parts == {"a": Quantity(550, 6), "b": Quantity(250, 2)}
+    assert parts == {"a": Quantity(580, 6), "b": Quantity(220, 2)}
     assert split(Quantity(800, 8), {}) == {}
