@@ -266,7 +266,9 @@ class RegionControl:
     def _steer(self, receivers: Receivers) -> None:
         routers = [each for each in receivers if each.is_connected and each.role == "router"]
         parts = {
-            region: granting.split(grant, {each.process_id: _guest_tokens(each, region) for each in routers})
+            region: granting.split(
+                grant, {each.process_id: _expected_tokens(each, region) for each in routers}
+            )
             for region, grant in self.regions.grants().items()
         }
         for router in routers:
@@ -410,11 +412,16 @@ def _processes(members: Iterable[Member], content: Content) -> dict[str, tuple[R
     return {role: tuple(processes) for role, processes in found.items()}
 
 
-def _guest_tokens(router: Receiver, region: str) -> float:
+def _expected_tokens(router: Receiver, region: str) -> float:
+    """Return the load by which a router gets a part of a grant: of own callers and of guests from `region`, in tokens/s.
+
+    Guests choose routers as own callers do. So a grant is where they come, also before the first of them.
+    """
     if router.report is None:
         return 0.0
-    guests = router.report.region_load.guests
-    return next((each.load.tokens_per_s for each in guests if each.region == region), 0.0)
+    load = router.report.region_load
+    guests = next((each.load.tokens_per_s for each in load.guests if each.region == region), 0.0)
+    return load.own.tokens_per_s + guests
 
 
 def _grant(region: str, quantity: Quantity) -> region_pb.Grant:

@@ -18,7 +18,7 @@ import msgspec
 from kvmesh.regions.quantity import NOTHING, Quantity
 
 EQUAL_SHARE: Final = 0.1
-"""Part of a grant that is split over the routers in equal parts: a router without recent guests can take some."""
+"""Part of a grant that is split over the routers in equal parts: a router without load can take some."""
 
 BURSTS: Final = 1.5
 """Largest grant as a multiple of the source's load: a grant of the mean load would refuse the bursts of random arrivals."""
@@ -81,7 +81,7 @@ def allot(
 def split(grant: Quantity, recent: Mapping[str, float]) -> dict[str, Quantity]:
     """Return the part of each router, in whole tokens/s and blocks. The parts sum to the grant, rounded down.
 
-    `recent`: tokens/s of guests that each router admitted recently. EQUAL_SHARE of the grant is split evenly.
+    `recent`: load of each router in tokens/s, by which guests are expected. EQUAL_SHARE of the grant is split evenly.
     """
     if not recent:
         return {}

@@ -138,6 +138,27 @@ def test_the_other_region_gets_a_grant_within_the_headroom_and_the_router_enforc
     assert cell.control.news(1, cell.now_s).grants["us"].tokens_per_s == pytest.approx(450, rel=0.01)
 
 
+def test_a_grant_is_where_guests_will_come() -> None:
+    """A router with the own callers gets nine tenths before the first guest; one without callers can take the first few."""
+    cell = Cell()
+    quantity = region_pb2.Quantity
+    cell.receivers.hello(Receiver("router-1", "boot-router-1", "router", "default"), cell.now_s)
+    for name, own in (("router-0", 200.0), ("router-1", 0.0)):
+        router = cell.receivers.named(name)
+        assert router is not None
+        load = region_pb2.RouterLoad(
+            own=quantity(tokens_per_s=own, blocks=20), capacity=quantity(tokens_per_s=1000, blocks=1000)
+        )
+        router.report = pb.ReceiverReport(region_load=load)
+    cell.control.on_news(news(1, signals=signals(load=300)), cell.now_s)
+    parts = {
+        each.process_id: grant.quantity.tokens_per_s for each in cell.step(3) for grant in each.traffic.grants
+    }
+    whole = sum(parts.values())
+    assert whole == pytest.approx(450, rel=0.01)
+    assert parts["router-0"] == pytest.approx(0.95 * whole, abs=2)
+
+
 def test_a_loaded_region_spills_up_to_the_grant_and_frontends_are_told() -> None:
     """Load 950 of 1,000 wants 1 - 0.8/0.95 = 16 percent elsewhere."""
     cell = Cell()

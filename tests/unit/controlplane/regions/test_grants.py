@@ -121,7 +121,7 @@ def test_a_split_sums_exactly(seed: int) -> None:
 
 
 def test_a_split_follows_use() -> None:
-    """Nine tenths go where guests were; without routers there are no parts."""
+    """Nine tenths go where guests are expected; without routers there are no parts."""
     parts = split(Quantity(800, 8), {"a": 30.0, "b": 10.0})
     assert parts == {"a": Quantity(580, 6), "b": Quantity(220, 2)}
     assert split(Quantity(800, 8), {}) == {}
