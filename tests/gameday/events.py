@@ -95,7 +95,7 @@ EVENTS: Final = (
         strike=acts.kill,
         heal=acts.restart,
         shape=BOTH,
-        judges=(aims.good_after_5_s, aims.streams_exact),
+        judges=(aims.typed, aims.streams_exact),
     ),
     Event(
         name="versions",
