@@ -40,7 +40,9 @@ app = typer.Typer(add_completion=False, help="Breaks regions under load and judg
 @app.command()
 def run(
     events: Annotated[str, typer.Option(help=f"Events, by commas: {', '.join(BY_NAME)}; empty: all.")] = "",
-    loads: Annotated[str, typer.Option(help=f"Loads, by commas: {', '.join(LOADS)}; empty: all.")] = "",
+    loads: Annotated[
+        str, typer.Option(help=f"Loads, by commas: {', '.join(LOADS)}; empty: those of each event.")
+    ] = "",
     regions: Annotated[
         str, typer.Option(help="Numbers of regions, by commas: 2, 3; empty: those of each event.")
     ] = "",
@@ -60,6 +62,7 @@ def run(
     allowed = [str(count) for count in range(2, len(REGIONS) + 1)]
     counts = [int(each) for each in options.selected(regions, allowed, "--regions")] if regions else []
     names, at = options.selected(events, BY_NAME, "--events"), options.selected(loads, LOADS, "--loads")
+    at = at if loads else []
     if check:
         return
     _needs_images(tag)

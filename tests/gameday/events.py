@@ -13,7 +13,11 @@ PLAN: Final = "plan"
 """The load that `kvmesh region plan` gives for the hit ratio of the conversations, fully seeded."""
 
 SIXTY: Final = "60"
-LOADS: Final = (PLAN, SIXTY)
+BETWEEN: Final = ("40", "45", "50")
+"""Loads in percent that have no aims: they show how much the plan leaves unused."""
+
+LOADS: Final = (PLAN, *BETWEEN, SIXTY)
+FULL_LOADS: Final = (PLAN, SIXTY)
 SURGE: Final = 3.0
 
 
@@ -42,7 +46,7 @@ class Event:
     """The target's capacity is lost: at 60 % the survivors are full."""
     moves: bool = False
     """All callers of the target move: the event shows if a load is survivable."""
-    loads: tuple[str, ...] = LOADS
+    loads: tuple[str, ...] = FULL_LOADS
     """Loads of a full game day."""
     counts: tuple[int, ...] = (2,)
     """Numbers of regions of a full game day."""
@@ -53,6 +57,8 @@ class Event:
 
     def judges_at(self, load: str) -> tuple[Judge, ...]:
         """Return the aims at a load. At the planned load they are the event's own ones."""
+        if load in BETWEEN:
+            return aims.ALWAYS
         own = self.judges if load == PLAN or not self.loses else aims.FULL
         charges = () if self.ends_accounts else (aims.charged_once,)
         return (*own, *aims.ALWAYS, *charges)

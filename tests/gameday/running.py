@@ -23,7 +23,7 @@ from tests.gameday.calls import Call
 from tests.gameday.clients import Clients, play_of
 from tests.gameday.conversations import Conversation, Demand, cost_of
 from tests.gameday.day import GameDay, OrderRefused, new_day
-from tests.gameday.events import PLAN, SIXTY
+from tests.gameday.events import LOADS, PLAN, SIXTY
 from tests.gameday.records import Capacity, Record, Times
 from tests.gameday.runs import Run
 from tests.gameday.shapes import REGIONS, Shape
@@ -46,7 +46,6 @@ PLAY_S_MAX: Final = 900.0
 SEEDED: Final = 1.0
 """Share of hot prefixes that a survivor has, in the planned load."""
 
-SIXTY_LOAD: Final = 0.6
 Say = Callable[[str], None]
 
 
@@ -54,9 +53,9 @@ def load_of(load: str, regions: int, hit_ratio: float) -> float:
     """Return the utilisation of each region at a load. Raises BenchError."""
     if load == PLAN:
         return utilisation(regions, hit_ratio, SEEDED, UTILISATION_MAX)
-    if load == SIXTY:
-        return SIXTY_LOAD
-    raise BenchError(f'load "{load}" is unknown: allowed are {PLAN} and {SIXTY}')
+    if load in LOADS:
+        return int(load) / 100
+    raise BenchError(f'load "{load}" is unknown: allowed are {", ".join(LOADS)}')
 
 
 def capacities_of(shape: Shape, regions: Sequence[str], capacity: Capacity) -> dict[str, float]:
@@ -170,7 +169,7 @@ async def _course(run: Run, day: GameDay, conversations: Sequence[Conversation],
     try:
         say("warms up")
         begin_s = time.monotonic() + 1.0
-        shows_refusals = run.load != PLAN or event.surge != 1.0
+        shows_refusals = run.load == SIXTY or event.surge != 1.0
         play = play_of(day, begin_s, conversations, shows_refusals=shows_refusals)
         await clients.start(play, PLAY_S_MAX)
         await clients.until(begin_s + WARM_S)

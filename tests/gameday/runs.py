@@ -26,15 +26,14 @@ class Run:
 
 
 def planned(names: Iterable[str], loads: Iterable[str], counts: Iterable[int], runs: int) -> list[Run]:
-    """Return the runs of a game day, in order. No counts: those of each event. Repeats are the outer loop."""
+    """Return the runs of a game day, in order. No loads or counts: those of each event. Repeats are the outer loop."""
     chosen, at, wanted = [BY_NAME[name] for name in names], tuple(loads), tuple(counts)
     return [
         Run(event, load, regions, number)
         for number in range(1, runs + 1)
         for event in chosen
         for regions in wanted or event.counts
-        for load in at
-        if load in event.loads
+        for load in at or event.loads
     ]
 
 

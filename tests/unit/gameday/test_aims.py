@@ -8,7 +8,7 @@ import pytest
 
 from tests.gameday import aims, state_aims
 from tests.gameday.calls import BARE, CUT, FAILED, GOOD, REFUSED, WRONG
-from tests.gameday.events import EVENTS, LOADS
+from tests.gameday.events import EVENTS, FULL_LOADS
 from tests.gameday.records import Record
 from tests.gameday.shapes import BATCH, PINNED, USERS
 from tests.gameday.verdicts import Judge
@@ -170,9 +170,9 @@ def test_nothing_measured_is_a_missed_aim(judge: Judge) -> None:
 
 def test_every_event_is_judged_by_judges_of_this_table() -> None:
     """All judges of all events at all loads have a case here, and each event has one of its own beside those of all."""
-    used = {judge for event in EVENTS for load in LOADS for judge in event.judges_at(load)}
+    used = {judge for event in EVENTS for load in FULL_LOADS for judge in event.judges_at(load)}
     assert used == set(CASES)
-    assert all(set(event.judges_at(load)) - set(aims.ALWAYS) for event in EVENTS for load in LOADS)
+    assert all(set(event.judges_at(load)) - set(aims.ALWAYS) for event in EVENTS for load in FULL_LOADS)
 
 
 def test_ttft_is_back_when_it_stays_back() -> None:

@@ -12,7 +12,7 @@ import pytest
 from tests.gameday import page, plot
 from tests.gameday.calls import FAILED
 from tests.gameday.capacity import capacity_of
-from tests.gameday.events import BY_NAME, EVENTS, LOADS, PLAN
+from tests.gameday.events import BY_NAME, EVENTS, PLAN
 from tests.gameday.records import Record, Records
 from tests.gameday.running import load_of
 from tests.gameday.runs import missing, planned
@@ -89,7 +89,7 @@ def test_records_survive_their_file(tmp_path: Path) -> None:
 
 def test_runs_of_a_full_game_day() -> None:
     """Each event runs at its loads with its numbers of regions; chosen numbers replace them, repeats come last."""
-    every = planned(BY_NAME, LOADS, [], 1)
+    every = planned(BY_NAME, [], [], 1)
     assert (
         len(every)
         == len({run.key for run in every})
@@ -102,7 +102,7 @@ def test_the_planned_load_lets_the_survivors_carry_all() -> None:
     """With everything seeded a moved prompt costs as at home: two regions may each be half as full as one alone."""
     assert load_of(PLAN, 2, 0.8) == pytest.approx(0.35)
     assert load_of(PLAN, 3, 0.8) == pytest.approx(0.7 / 1.5)
-    assert load_of("60", 2, 0.8) == 0.6
+    assert load_of("60", 2, 0.8) == 0.6 and load_of("45", 3, 0.8) == 0.45
 
 
 def test_capacity_counts_good_calls_that_ended_in_the_window() -> None:
