@@ -26,7 +26,7 @@ DRAINED_S_MAX: Final = 90.0
 RECOVERED_S_MAX: Final = 300.0
 """A restarted region recovers in stages, for two and a half minutes."""
 
-TRUST_TTL: Final = "55s"
+TRUST_TTL: Final = "62s"
 """Time of an order. It ends before the event, and when engines are about old enough to be no cold ones."""
 
 DRAINED: Final = "DRAINED"

@@ -127,7 +127,7 @@ def _told(record: Record) -> dict[str, Any]:
 
 
 _PROCEDURE: Final = (
-    "Each run has fresh regions in containers, on a network each, and a link between the networks. An order of 55 s "
+    "Each run has fresh regions in containers, on a network each, and a link between the networks. An order of 62 s "
     "takes each region for HEALTHY before the load: fresh ones recover in stages otherwise. Clients outside all "
     "regions know all frontends. Conversations of six turns arrive at random times at each region, with a quarter of "
     "the deviation of a Poisson process, because a region here has three requests per second. Each turn repeats all "

@@ -29,7 +29,7 @@ from tests.gameday.runs import Run
 from tests.gameday.shapes import REGIONS, Shape
 from tests.gameday.views import Watcher
 
-WARM_S: Final = 40.0
+WARM_S: Final = 45.0
 """From the first conversation to the steady state: some of them have ended by then."""
 
 STEADY_S: Final = 20.0
