@@ -4,7 +4,8 @@ First each source gets what it wants to spill now, by max-min fairness. The rest
 source without cache hits, so a region that dies without a warning finds its grant. No grant is above BURSTS times that
 load, or above LEAST_SHARE of the headroom if that is more: a source without load can begin.
 
-INVARIANT: grants and the floors of unheard sources sum to at most the headroom, in both dimensions.
+INVARIANT: grants and the floors of unheard sources sum to at most the headroom, in both dimensions. `with_rest` adds at
+most its rest to unheard ones.
 INVARIANT: a frozen region (it spills, or its load is high) raises no grant of a source that it hears.
 """
 
@@ -76,6 +77,26 @@ def allot(
             for name, grant in grants.items()
         }
     return grants
+
+
+def with_rest(
+    grants: Mapping[str, Quantity], rest: Quantity, silent: Mapping[str, Source]
+) -> dict[str, Quantity]:
+    """Return the grants with `rest` shared by the regions of `silent`, by their load, none above BURSTS times that load."""
+    loads = {name: each.load * BURSTS for name, each in silent.items()}
+    wanted = {name: load - grants.get(name, NOTHING) for name, load in loads.items()}
+    tokens = _filled(
+        rest.tokens_per_s * SHRINK,
+        {name: each.tokens_per_s for name, each in wanted.items()},
+        {name: each.tokens_per_s for name, each in loads.items()},
+    )
+    blocks = _filled(
+        rest.blocks * SHRINK,
+        {name: each.blocks for name, each in wanted.items()},
+        {name: each.blocks for name, each in loads.items()},
+    )
+    more = {name: Quantity(tokens[name], blocks[name]) for name in silent}
+    return {**grants, **{name: grants.get(name, NOTHING) + more[name] for name in silent}}
 
 
 def split(grant: Quantity, recent: Mapping[str, float]) -> dict[str, Quantity]:

@@ -264,8 +264,9 @@ class Regions:
         own = self._window.latest(now_s)
         if own is None:
             return
-        share = self.settings.grant_share * self.own_percent(now_s) / 100.0
-        room = granting.headroom(own.capacity, own.load, share)
+        part, settings = self.own_percent(now_s) / 100.0, self.settings
+        room = granting.headroom(own.capacity, own.load, settings.grant_share * part)
+        whole = granting.headroom(own.capacity, own.load, settings.grant_silent_share * part)
         heard = {name: signals for name, each in self.targets.items() if (signals := each.signals(now_s))}
         silent = {name: each for name, each in self.targets.items() if name not in heard}
         sources = {name: granting.Source(each.wanted, each.cold_load) for name, each in heard.items()}
@@ -283,9 +284,10 @@ class Regions:
             {name: each.floor for name, each in silent.items()},
             self.grants(),
             is_frozen=self._spill.total > 0
-            or own.full_load.share_of(own.capacity) > self.settings.grant_new_below,
+            or own.full_load.share_of(own.capacity) > settings.grant_new_below,
         )
-        for name, grant in given.items():
+        dead = {name: sources[name] for name in silent if name in sources}
+        for name, grant in granting.with_rest(given, whole - room, dead).items():
             self.targets[name].given = grant
             if name in heard:
                 self.targets[name].floor = grant

@@ -71,6 +71,8 @@ class RegionSettings:
     # Grants.
     grant_share: float = 0.8
     """Part of the capacity that own callers and guests may use together."""
+    grant_silent_share: float = 1.0
+    """The same while a region is silent: its callers have no other place, and own callers go before them."""
     grant_new_below: float = 0.7
     """Load, as a part of the capacity, from which a region grants nothing new."""
 

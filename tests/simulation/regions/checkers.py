@@ -133,7 +133,7 @@ class Checkers:
         self._check_revisions(region)
 
     def _check_grants(self, region: Region, before: Mapping[str, Quantity]) -> None:
-        """Grants to all, floors included, fit into the headroom that the region knew.
+        """Grants to all, floors included, fit into the headroom that the region knew; while one is silent, into the rest.
 
         A loaded region raises none of a region that it hears.
         """
@@ -145,8 +145,12 @@ class Checkers:
         regions = region.control.regions
         share = GRANT_SHARE * regions.own_percent(now_s) / 100
         room = signals.capacity * share - signals.load
-        given = total(regions.grants().values())
+        heard = [name for name in regions.targets if regions.targets[name].signals(now_s) is not None]
+        given = total(regions.grants()[name] for name in heard)
         assert given.fits(room), f"{region.name} grants {given} of {room}"
+        rest = signals.capacity * (regions.own_percent(now_s) / 100) - signals.load
+        every = total(regions.grants().values())
+        assert every.fits(rest), f"{region.name} grants {every} of {rest} to heard and silent regions"
         if (
             regions.spill()
             or (signals.load + total(signals.guests.values())).share_of(signals.capacity) > LOADED

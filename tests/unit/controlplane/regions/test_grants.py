@@ -7,7 +7,16 @@ import random
 
 import pytest
 
-from controlplane.regions.grants import BURSTS, EQUAL_SHARE, LEAST_SHARE, Source, allot, headroom, split
+from controlplane.regions.grants import (
+    BURSTS,
+    EQUAL_SHARE,
+    LEAST_SHARE,
+    Source,
+    allot,
+    headroom,
+    split,
+    with_rest,
+)
 from kvmesh.regions.quantity import NOTHING, Quantity, total
 
 
@@ -104,6 +113,25 @@ def test_own_callers_come_before_every_floor() -> None:
     room = headroom(Quantity(100, 10), Quantity(90, 1), 0.8)
     assert room == Quantity(0, 7)
     assert allot(room, {}, unheard, unheard, is_frozen=False)["eu"].tokens_per_s == 0
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_the_rest_goes_to_silent_regions_up_to_their_load(seed: int) -> None:
+    """No grant shrinks, none of a heard region grows, and no more than the rest is given."""
+    rng = random.Random(seed)
+    grants = {name: some(rng, 300) for name in ("ap", "eu", "sa", "us")}
+    silent = {name: Source(load=some(rng)) for name in grants if rng.random() < 0.5}
+    rest = some(rng, 2000)
+    found = with_rest(grants, rest, silent)
+    assert set(found) == set(grants)
+    more = {name: found[name] - grants[name] for name in grants}
+    assert total(more.values()).fits(rest)
+    for name, each in more.items():
+        assert each.is_valid and grants[name].fits(found[name])
+        assert each.is_zero or (name in silent and each.fits(silent[name].load * BURSTS - grants[name]))
+    wanted = total(each.load * BURSTS - grants[name] for name, each in silent.items())
+    if wanted.fits(rest):
+        assert wanted.fits(total(more.values()) * (1 + 1e-9))
 
 
 @pytest.mark.parametrize("seed", range(100))
