@@ -34,6 +34,10 @@ TOKEN_REFUSED: Final = frozenset({"RESUME_TOKEN_INVALID", "FIELD_UNKNOWN"})
 VERSION_GONE: Final = "STALE_SNAPSHOT"
 """Reason of a mesh in which no pool serves the model version of the request any more."""
 
+BEGIN_CHARACTERS: Final = 256
+BEGIN_TOKENS: Final = 64
+"""Length of the begin of a prompt that stands for a conversation without a session."""
+
 VERSION_GONE_MAX: Final = 4
 """Refusals for the version of a stream with tokens, after which it ends, but not before VERSION_GONE_S."""
 
@@ -77,6 +81,8 @@ class CallState:
         budget: RetryBudget | None = None,
     ) -> None:
         self.request = request
+        self.session = request.session_id or _begin_of(request)
+        """Names the conversation of the request: all its turns have the same one."""
         self.deadline_s = deadline_s
         self.ids: list[int] = list(request.options.resume.received_token_ids)
         self.text = ""
@@ -298,6 +304,21 @@ class CallState:
 
     def _broken(self, what: str) -> ProtocolBroken:
         return ProtocolBroken("PROTOCOL_BROKEN", f"{what}: a bug in the mesh or in this client")
+
+
+def _begin_of(request: pb.GenerateRequest) -> str:
+    """Return the begin of the prompt, which the turns of a conversation share."""
+    match request.WhichOneof("prompt"):
+        case "text":
+            return request.text[:BEGIN_CHARACTERS]
+        case "tokens":
+            return ",".join(map(str, request.tokens.ids[:BEGIN_TOKENS]))
+        case "chat":
+            return "".join(
+                each.SerializeToString(deterministic=True).hex() for each in request.chat.messages[:2]
+            )
+        case _:
+            return ""
 
 
 def _ttft_s(request: pb.GenerateRequest) -> float | None:

@@ -151,7 +151,12 @@ class Connections:
 
     @asynccontextmanager
     async def stream(
-        self, avoid: str, request: pb.GenerateRequest, timeout_s: float, barred: Collection[str] = ()
+        self,
+        avoid: str,
+        request: pb.GenerateRequest,
+        timeout_s: float,
+        barred: Collection[str] = (),
+        session: str = "",
     ) -> AsyncIterator[Stream]:
         """Send `request` to a frontend and yield the stream; the stream is cancelled at the end of the block.
 
@@ -159,7 +164,7 @@ class Connections:
         """
         if self.is_closed:
             raise RuntimeError("the client is closed")
-        address = self._choose(avoid, barred)
+        address = self._choose(avoid, barred, session)
         peer = self._peer(address)
         if not peer.streams:
             peer.last_answer_s = self._now_s()
@@ -222,11 +227,11 @@ class Connections:
         for peer in self._peers.values():
             await peer.channel.close(None)
 
-    def _choose(self, avoid: str, barred: Collection[str]) -> str:
+    def _choose(self, avoid: str, barred: Collection[str], session: str) -> str:
         now_s = self._now_s()
         for address in self.frontends.to_probe(now_s):
             self._start_probe(address)
-        return self.frontends.choose(now_s, avoid, barred)
+        return self.frontends.choose(now_s, avoid, barred, session)
 
     def _peer(self, address: str) -> _Peer:
         if address not in self._peers:

@@ -93,17 +93,20 @@ class Frontends:
         """Return the region of a frontend."""
         return self._states[address].region
 
-    def choose(self, now_s: float, avoid: str = "", barred: Collection[str] = ()) -> str:
+    def choose(self, now_s: float, avoid: str = "", barred: Collection[str] = (), session: str = "") -> str:
         """Return the frontend with the fewest streams and a closed circuit; else the one with the earliest end of backoff.
 
-        `avoid` is chosen only if all others are lost. Frontends in the regions `barred` are left out.
+        `avoid` is chosen only if all others are lost. Frontends in the regions `barred` are left out. `session`: see
+        `Regions.candidates`.
         """
         self.regions.advance(now_s)
-        return min(self._candidates(barred), key=lambda each: self._rank(each, avoid))
+        return min(self._candidates(barred, session), key=lambda each: self._rank(each, avoid))
 
-    def has_other(self, address: str, barred: Collection[str] = ()) -> bool:
+    def has_other(self, address: str, barred: Collection[str] = (), session: str = "") -> bool:
         """True if the next choice, for a request that leaves `address`, is another frontend with a closed circuit."""
-        return any(not self._states[each].failures for each in self._candidates(barred) if each != address)
+        return any(
+            not self._states[each].failures for each in self._candidates(barred, session) if each != address
+        )
 
     def has_sibling(self, address: str) -> bool:
         """True if another frontend of the same region has a closed circuit."""
@@ -183,8 +186,8 @@ class Frontends:
         is_checked = self.regions.is_resting(state.region) and now_s - state.answered_s >= CHECK_S
         return state.is_suspect or is_checked
 
-    def _candidates(self, barred: Collection[str]) -> Iterator[str]:
-        for region in self.regions.candidates(barred):
+    def _candidates(self, barred: Collection[str], session: str) -> Iterator[str]:
+        for region in self.regions.candidates(barred, session):
             yield from self._by_region[region]
 
     def _rank(self, address: str, avoid: str) -> tuple[bool, bool, bool, float, float]:

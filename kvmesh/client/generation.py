@@ -109,7 +109,9 @@ class GenerationStream:
             remaining_s = call_state.deadline_s - now_s
             request = call_state.outgoing(now_s)
             next_step: Retry | GiveUp | None = None
-            async with self._connections.stream(avoid, request, remaining_s, call_state.barred) as stream:
+            async with self._connections.stream(
+                avoid, request, remaining_s, call_state.barred, call_state.session
+            ) as stream:
                 try:
                     async with aclosing(self._follow(stream)) as chunks:
                         async for chunk in chunks:
@@ -159,7 +161,7 @@ class GenerationStream:
         frontends = connections.frontends
         if isinstance(error, _Lost):
             connections.on_failure(stream, Cause.LOST)
-            has_other = frontends.has_other(stream.address, call_state.barred)
+            has_other = frontends.has_other(stream.address, call_state.barred, call_state.session)
             return call_state.on_lost(str(error), has_other=has_other, now_s=now_s, jitter=random.random())
         details = from_rpc_error(error)
         connections.take_trailers(details.trailers.items())
@@ -169,7 +171,7 @@ class GenerationStream:
         if cause is not None:
             connections.on_failure(stream, cause)
         step = call_state.region_step(frontends.region_of(stream.address), details, frontends.regions.works)
-        has_other = frontends.has_other(stream.address, call_state.barred)
+        has_other = frontends.has_other(stream.address, call_state.barred, call_state.session)
         return call_state.on_error(
             details, has_other=has_other, now_s=now_s, jitter=random.random(), step=step
         )

@@ -6,8 +6,9 @@ A region works while a frontend of it is not lost. A full frontend is not lost: 
 The rest is hysteresis: it starts when a lost region works again, and starts anew when the region is lost again. It has
 jitter, so that clients do not return together. It doubles if the region is lost soon after a rest, up to a bound.
 
-Regions have a fixed order, which the caller gives: a conversation that moves finds its blocks in one region again. A choice
-by load would scatter its turns over the cold caches of several regions.
+While home is lost, sessions are spread over the other regions by rendezvous hashing: no region takes all of them, and a
+conversation that moves finds its blocks in one region again. A choice by load would scatter its turns over the cold caches
+of several regions. Without a session the order of the regions, which the caller gives, decides.
 
 INVARIANT: a region that is not RESTING works. `current` works if any region does; a RESTING region is used if no other
 works. The choice leaves a region that works only for a SERVING one earlier in the order.
@@ -15,6 +16,7 @@ works. The choice leaves a region that works only for a SERVING one earlier in t
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -50,8 +52,9 @@ class Regions:
         self._states = {name: _RegionState(order) for order, name in enumerate(names)}
         self._rest_min_s, self._rest_max_s = rest_min_s, rest_max_s
         self._draw = draw
-        self.current = next(iter(self._states))
-        """The region for new streams."""
+        self._home = next(iter(self._states))
+        self.current = self._home
+        """The region for new streams without a session; for all of them if it is the home region."""
 
     def is_resting(self, name: str) -> bool:
         """True if the region was lost and its rest is not over. A client with one region has no rests."""
@@ -61,13 +64,23 @@ class Regions:
         """True if a frontend of the region is not lost."""
         return self._states[name].works
 
-    def candidates(self, barred: Collection[str] = ()) -> tuple[str, ...]:
+    def candidates(self, barred: Collection[str] = (), session: str = "") -> tuple[str, ...]:
         """Return the region for a request that is not sent to the regions `barred`.
 
-        If no other region works, all others are returned. If all regions are barred, `barred` is ignored.
+        `session` spreads requests over the other regions while home is lost; empty: the order decides. If no other region
+        works, all others are returned. If all regions are barred, `barred` is ignored.
         """
         open_to_it = [name for name in self._states if name not in barred] or list(self._states)
-        best = self.current if self.current in open_to_it else min(open_to_it, key=self._rank)
+        if self.current in open_to_it and (not session or self.current == self._home):
+            best = self.current
+        elif session:
+            least = min(self._rank(name)[:2] for name in open_to_it)
+            best = max(
+                (name for name in open_to_it if self._rank(name)[:2] == least),
+                key=lambda name: _score(session, name),
+            )
+        else:
+            best = min(open_to_it, key=self._rank)
         return (best,) if self._states[best].works else tuple(open_to_it)
 
     def on_lost(self, name: str, now_s: float) -> None:
@@ -105,3 +118,8 @@ class Regions:
     def _rank(self, name: str) -> tuple[bool, bool, int]:
         state = self._states[name]
         return not state.works, state.is_resting, state.order
+
+
+def _score(session: str, name: str) -> bytes:
+    """Return the rank of a region for a session (rendezvous hashing)."""
+    return hashlib.blake2b(f"{len(name)}:{name}{session}".encode(), digest_size=8).digest()

@@ -266,3 +266,25 @@ def test_barred_regions_are_left_out() -> None:
     world.choice.on_failure(FAR[0], 0.0)
     assert world.choice.choose(0.0, barred={"eu"}) not in HOMES
     assert world.choice.choose(0.0) in HOMES
+
+
+def test_sessions_of_a_lost_home_are_spread_and_stay() -> None:
+    """Half of them go to each of two others. One that is lost gives its half away, and no other session moves."""
+    one = Regions(("eu", "us", "ap"), REST_MIN_S, REST_MAX_S, random.Random(1))
+    sessions = [f"s{number}" for number in range(1000)]
+    assert {one.candidates((), each) for each in sessions} == {("eu",)}
+    one.on_lost("eu", 0.0)
+    first = {each: one.candidates((), each) for each in sessions}
+    count = sum(found == ("us",) for found in first.values())
+    assert set(first.values()) == {("us",), ("ap",)} and 400 < count < 600
+    assert one.candidates() == ("us",), "without a session the order decides"
+    one.on_lost("ap", 1.0)
+    assert {one.candidates((), each) for each in sessions} == {("us",)}
+    one.on_works("ap", 2.0)
+    one.advance(2.0 + 2 * REST_MIN_S)
+    assert {each: one.candidates((), each) for each in sessions} == first
+    assert {one.candidates(("us",), each) for each in sessions} == {("ap",)}
+    one.on_works("eu", 30.0)
+    assert {each: one.candidates((), each) for each in sessions} == first, "home rests"
+    one.advance(30.0 + 2 * REST_MIN_S)
+    assert {one.candidates((), each) for each in sessions} == {("eu",)}
