@@ -217,6 +217,7 @@ EVENTS: Final = (
         strike=acts.upgrade,
         fault_s=15.0,
         strike_s_max=600.0,
+        after_s=60.0,
         loads=(PLAN,),
         judges=(aims.nothing_lost, aims.errors_not_up, aims.sessions_back_home, state_aims.all_drained),
     ),
