@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -129,14 +130,14 @@ def _told(record: Record) -> dict[str, Any]:
 _PROCEDURE: Final = (
     "Each run has fresh regions in containers, on a network each, and a link between the networks. An order of 62 s "
     "takes each region for HEALTHY before the load: fresh ones recover in stages otherwise. Clients outside all "
-    "regions know all frontends. Conversations of six turns arrive at random times at each region, with a quarter of "
-    "the deviation of a Poisson process, because a region here has three requests per second. Each turn repeats all "
-    "before it, and every token is compared with the engine's arithmetic. 15 % of them belong to a lower priority "
-    "class, and 5 % to tenants that only their home region may serve. The aims about users leave the latter out. At "
-    "the planned load the clients have their defaults. At 60 % and in the surge they hand each refusal to their "
-    "caller. Attempts per request are those that the answer explains, and one for each further send of the client. "
-    "Capacity is that of prefill, in prompt tokens per second that are not in the cache. A run on a saturated machine"
-    " is rejected and made again."
+    "regions know all frontends. Conversations of six turns arrive at random times at each region. They have a "
+    "quarter of the deviation of a Poisson process, because a region here has three requests per second. Each turn "
+    "repeats all before it, and every token is compared with the engine's arithmetic. 15 % of them belong to a lower "
+    "priority class, and 5 % to tenants that only their home region may serve. The aims about users leave the latter "
+    "out. At the planned load the clients have their defaults. At 60 % and in the surge they hand each refusal to "
+    "their caller. Attempts per request are those that the answer explains, and one for each further send of the "
+    "client. Capacity is that of prefill, in prompt tokens per second that are not in the cache. A run on a saturated"
+    " machine is rejected and made again."
 )
 
 
@@ -226,11 +227,13 @@ def _shown(records: Sequence[Record], pictures: Mapping[Key, str]) -> list[str]:
 
 
 def _doubts(records: Iterable[Record]) -> list[str]:
-    return pages.items(
-        f"{'-'.join(_name(each))}: {problem}."
-        for each in records
-        for problem in (*each.problems, *each.notes)
-    )
+    found = list(records)
+    lines = pages.items(f"{'-'.join(_name(each))}: {problem}." for each in found for problem in each.problems)
+    for each in found:
+        for note in each.notes:
+            lines += ["", f"{'-'.join(_name(each))}, in the words of the mesh:", "", "```text"]
+            lines += [*textwrap.wrap(note, pages.WIDTH), "```"]
+    return lines
 
 
 def _percent(share: float | None) -> str:
