@@ -38,11 +38,6 @@ class Forecast(msgspec.Struct, frozen=True):
         return self.at_home.fits(self.headroom)
 
     @property
-    def fits_at_once(self) -> bool:
-        """True if the survivors carry the load also while their caches are cold."""
-        return self.moved.fits(self.headroom)
-
-    @property
     def explanation(self) -> str:
         """The forecast in numbers, for operators and for a refusal."""
         rooms = (

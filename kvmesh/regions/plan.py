@@ -13,7 +13,7 @@ UTILISATION_MAX: Final = 0.7
 """Part of its capacity that a survivor uses after the loss, on average.
 
 A survivor grants up to 0.8 of its capacity (`controlplane.regions.settings`). The tenth between them is for the bursts of
-random arrivals: at a mean of 0.8 half of them are refused.
+random arrivals: at a mean of 0.8 the grants refuse them.
 """
 
 

@@ -318,7 +318,7 @@ def test_a_new_leader_grants_to_the_guests_of_a_dead_region() -> None:
 
 
 def test_a_drained_region_may_be_replaced() -> None:
-    """Its processes end and come back: nobody takes it for dead, and it serves again when it is restored."""
+    """A drained region whose processes end and come back is not taken for dead. It serves again when it is restored."""
     bench = Bench("us")
     bench.run(5)
     bench.regions.on_declared("us", Declared(state=DeclaredState.DRAINED, revision=1), 0.0, bench.now_s)
