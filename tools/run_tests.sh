@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Run `make check` and all tests in three lanes at a time. The first has the checks, exactness, and the integration tests; failed
 # checks end all lanes. The second has the images, and then the mesh in containers and the whole mesh in processes. The third has
-# the unit tests and the simulations. It takes only the time of the processors that the others leave. Outputs of the second and
-# the third lane are shown at their end. The minutes of each suite come last.
+# the unit tests and the simulations, which take only the time of the processors that the others leave. After them it takes a
+# part of the integration tests, so that all lanes end at about the same time. Outputs of the second and the third lane are shown
+# at their end. The minutes of each suite come last.
 # Usage: run_tests.sh [BASE]    BASE: base of the images; empty makes one. Exit status 0 if everything passed.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
@@ -10,10 +11,13 @@ cd "$(dirname "$0")/.." || exit 1
 python=.venv/bin/python
 marks=(-m "not exactness and not upgrade")
 slowest=(--durations=15 --durations-min=4)
-beside=(tests/chaos tests/abuse tests/integration/containers tests/integration/images tests/integration/upgrade
-  tests/integration/buckets/test_cluster.py tests/integration/faults tests/integration/warmup tests/integration/whole)
+beside=(tests/chaos tests/abuse tests/integration/containers tests/integration/images
+  tests/integration/buckets/test_cluster.py tests/integration/faults tests/integration/whole)
+after=(tests/integration/upgrade tests/integration/warmup tests/integration/cli tests/integration/docs)
+elsewhere=(tests/integration/exactness "${beside[@]}" "${after[@]}")
 background=()
 now=""
+priority=()
 # Failed checks and signals end the lanes that still run, and show how far they came.
 end_lanes() {
   local status=$?
@@ -48,7 +52,7 @@ run() {
 suite() {
   local name=$1 began=$SECONDS status
   shift
-  run "$python" -m pytest -q "${slowest[@]}" "${marks[@]}" "$@"
+  run "${priority[@]}" "$python" -m pytest -q "${slowest[@]}" "${marks[@]}" "$@"
   status=$?
   note_minutes "$name" "$began"
   return $status
@@ -65,20 +69,23 @@ echo "Checks, integration tests. Whole meshes, unit tests and simulations run me
   begin_lane
   TAG=dev BASE="${1:-}" run deploy/images/build.sh --if-possible || { echo "The images could not be built."; exit 1; }
   note_minutes "images" 0
-  suite "whole meshes, faults, upgrade" "${beside[@]}"
+  suite "whole meshes, faults" "${beside[@]}"
 } >.kvmesh/meshes.log 2>&1 &
 background=($!)
 {
   begin_lane
-  renice -n 5 -p "$BASHPID" >/dev/null
+  priority=(nice -n 5)
   suite "unit, simulations" --ignore=tests/unit/repo tests/unit tests/simulation
+  unit=$?
+  priority=()
+  suite "upgrade, warm-up, commands" "${after[@]}" && exit $unit
 } >.kvmesh/unit.log 2>&1 &
 background+=($!)
 run "${MAKE:-make}" check || exit 1
 note_minutes "check" 0
 suite "exactness" tests/integration/exactness
 exact=$?
-suite "other integration tests" tests/integration --ignore=tests/integration/exactness "${beside[@]/#/--ignore=}"
+suite "other integration tests" tests/integration "${elsewhere[@]/#/--ignore=}"
 integrated=$?
 wait "${background[0]}"
 meshed=$?

@@ -24,6 +24,9 @@ OUTCOMES: Final = (GOOD, REFUSED, BARE, FAILED, CUT, WRONG)
 REFUSALS: Final = frozenset({"UNAVAILABLE", "RESOURCE_EXHAUSTED"})
 """Statuses of a refusal, if the mesh gives a reason with them."""
 
+INFEASIBLE: Final = "INFEASIBLE_DEADLINE"
+"""Reason of a refusal with the status DEADLINE_EXCEEDED: too little time is left, and the mesh says so before it is over."""
+
 VERSION_GONE: Final = "STALE_SNAPSHOT"
 
 
@@ -95,7 +98,7 @@ def outcome_of(
         return GOOD
     if has_tokens:
         return CUT
-    if error in REFUSALS and reason:
+    if (error in REFUSALS and reason) or reason == INFEASIBLE:
         return REFUSED if has_retry_after else BARE
     return FAILED
 

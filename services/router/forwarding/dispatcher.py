@@ -48,6 +48,10 @@ MOVE_PAUSE_S: Final = 1.0
 RESCHEDULES_MAX: Final = 3
 """An attempt is rescheduled at most this many times. Refusals by decode do not count."""
 
+ANSWER_SHARE: Final = 0.05
+ANSWER_MAX_S: Final = 0.25
+"""Share of a request's whole time, and its most, that the refusal of a wait too long for the deadline has to arrive."""
+
 Released = Callable[[Attempt, int, float], None]
 """Takes an attempt, the running requests that its decode replica reported, and the present time."""
 
@@ -139,6 +143,42 @@ class Dispatcher:
         routing.is_probe = not forecast.may_refuse(submitted.arrived_s)
         return None if routing.is_probe else seconds
 
+    def wait_until_s(self, attempt: Attempt) -> float:
+        """Return the time when `attempt` leaves the queue: the end of its wait, or when its first token becomes too late.
+
+        The second time leaves ANSWER_SHARE of its whole time to the refusal, so that its client hears it before the
+        deadline. A resumed attempt, and one that runs as a probe, may wait until the deadline.
+        """
+        submitted, routing = attempt.submitted, attempt.routing
+        is_estimated = self.forecast is not None and self.forecast.knows_costs() and routing.expected_s > 0
+        if not is_estimated or submitted.is_resumed or routing.is_probe:
+            return submitted.queue_until_s
+        answer_s = min(ANSWER_MAX_S, ANSWER_SHARE * (submitted.first_by_s - submitted.arrived_s))
+        last_s = submitted.first_by_s - routing.expected_s - answer_s
+        return min(submitted.queue_until_s, max(submitted.arrived_s + answer_s, last_s))
+
+    def refuse_late(self, attempt: Attempt, first_token_s: float, now_s: float) -> bool:
+        """Refuse a waiting attempt with less time left than the `first_token_s` to its first token. False: it is a probe."""
+        submitted, routing = attempt.submitted, attempt.routing
+        routing.is_probe = self.forecast is None or not self.forecast.may_refuse(now_s)
+        if routing.is_probe:
+            return False
+        if attempt.outbox is not None:
+            waited_s = now_s - submitted.arrived_s
+            message = (
+                f"deadline too short: {max(0.0, submitted.first_by_s - now_s):.3f} s left after {waited_s:.3f} s in the "
+                f"router's queue, the first token needs {first_token_s:.3f} s"
+            )
+            attempt.outbox.refuse(
+                attempt.slot,
+                pb.Refusal.REASON_DEADLINE,
+                message,
+                retry_after_ms=self.retry_after_ms(now_s),
+                estimate_ms=as_ms(waited_s + first_token_s),
+            )
+        self._attempts.end(attempt, now_s, "REASON_DEADLINE")
+        return True
+
     def next_wake_s(self) -> float | None:
         """Return the time of the next pass over the queue if no event comes before; None: the queue is empty."""
         return self._dispatch_at_s if len(self._attempts.queue) else None
@@ -222,26 +262,9 @@ class Dispatcher:
         forecast, submitted, routing = self.forecast, attempt.submitted, attempt.routing
         if forecast is None or submitted.is_resumed or routing.is_probe or not forecast.knows_costs():
             return False
-        last_s, waited_s = submitted.first_by_s, now_s - submitted.arrived_s
-        if now_s + placement.estimate_s <= last_s:
+        if now_s + placement.estimate_s <= submitted.first_by_s:
             return False
-        routing.is_probe = not forecast.may_refuse(now_s)
-        if routing.is_probe:
-            return False
-        if attempt.outbox is not None:
-            message = (
-                f"deadline too short: {max(0.0, last_s - now_s):.3f} s left after {waited_s:.3f} s in the router's "
-                f"queue, the first token needs {placement.estimate_s:.3f} s"
-            )
-            attempt.outbox.refuse(
-                attempt.slot,
-                pb.Refusal.REASON_DEADLINE,
-                message,
-                retry_after_ms=self.retry_after_ms(now_s),
-                estimate_ms=as_ms(waited_s + placement.estimate_s),
-            )
-        self._attempts.end(attempt, now_s, "REASON_DEADLINE")
-        return True
+        return self.refuse_late(attempt, placement.estimate_s, now_s)
 
     def _may_release(self, now_s: float) -> MayRelease:
         """Return a predicate: may a tenant have another prompt at some replica? False saves a call of the policy."""
@@ -437,7 +460,7 @@ class Dispatcher:
         if attempt.outbox is not None:  # an empty row: the attempt may wait here as long as a new one
             attempt.outbox.placement(pb.Placement(slot=attempt.slot))
         attempts.queue.add(attempt, at_head=True)
-        attempts.deadlines.by(attempt, attempt.submitted.queue_until_s)
+        attempts.deadlines.by(attempt, self.wait_until_s(attempt))
         self._not_before_s = float("-inf")
         attempts.is_dispatch_due = True
 

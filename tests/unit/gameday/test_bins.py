@@ -103,6 +103,16 @@ def test_a_quantile_of_few_values_is_unknown() -> None:
             {"error": "UNAVAILABLE", "reason": "NO_REPLICA", "has_retry_after": True, "has_tokens": False},
         ),
         (BARE, {"error": "RESOURCE_EXHAUSTED", "reason": "QUEUE_FULL", "has_tokens": False}),
+        (
+            REFUSED,
+            {
+                "error": "DEADLINE_EXCEEDED",
+                "reason": "INFEASIBLE_DEADLINE",
+                "has_tokens": False,
+                "has_retry_after": True,
+            },
+        ),
+        (FAILED, {"error": "DEADLINE_EXCEEDED", "has_tokens": False}),
         (FAILED, {"error": "UNAVAILABLE", "has_tokens": False}),
         (FAILED, {"error": "INTERNAL", "reason": "BUG", "has_retry_after": True, "has_tokens": False}),
     ],

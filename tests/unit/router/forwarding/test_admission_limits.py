@@ -164,6 +164,35 @@ def test_the_deadline_is_checked_again_at_release() -> None:
     assert desk.placed()[1].request_id == name(2)
 
 
+@pytest.mark.parametrize("limit", [{"remaining_ms": 4000}, {"ttft_ms": 4000}])
+def test_a_request_that_waits_too_long_is_refused_before_its_deadline(limit: dict[str, int]) -> None:
+    """Its client hears the estimate and a Retry-After while time is left. Resumed requests and unknown costs wait on."""
+    desk = Desk()
+    desk.core.dispatcher.forecast = FixedForecast(0.05)
+    desk.reserved(request_id=name(1000))
+    late = desk.submit(request_id=name(1), tokens=20, **limit)
+    resumed = desk.submit(request_id=name(2), tokens=20, resumed=True, attempt=2, **limit)
+    desk.wait(2.7)
+    assert not desk.told().refusals
+    desk.wait(0.15)
+    (refusal,) = desk.told().refusals
+    assert (refusal.slot, refusal.reason) == (late, pb.Refusal.REASON_DEADLINE)
+    assert refusal.retry_after_ms > 0 and refusal.estimate_ms == 3850
+    desk.wait(1.0)
+    assert not desk.told().refusals
+    desk.wait(0.2)
+    (refusal,) = desk.told().refusals
+    assert (refusal.slot, refusal.reason) == (resumed, pb.Refusal.REASON_DEADLINE) and not refusal.estimate_ms
+
+
+def test_a_request_with_hardly_enough_time_is_still_tried() -> None:
+    """The time for the refusal's answer is not taken from a request that can be placed at once, or soon."""
+    desk = Desk()
+    desk.core.dispatcher.forecast = FixedForecast(0.1)
+    desk.submit(request_id=name(1), tokens=20, remaining_ms=2010)
+    assert not desk.told().refusals and desk.placed()[1].request_id == name(1)
+
+
 def test_charges_of_untouched_prompts_are_refunded_and_others_are_not() -> None:
     """A cancel before the start costs a tenant nothing. A cancel after the start costs the prompt and the output so far."""
     desk = Desk()
