@@ -25,7 +25,7 @@ REFUSALS: Final = frozenset({"UNAVAILABLE", "RESOURCE_EXHAUSTED"})
 """Statuses of a refusal, if the mesh gives a reason with them."""
 
 INFEASIBLE: Final = "INFEASIBLE_DEADLINE"
-"""Reason of a refusal with the status DEADLINE_EXCEEDED: too little time is left, and the mesh says so before it is over."""
+"""Reason of a refusal with the status DEADLINE_EXCEEDED: the mesh tells in time that too little time is left."""
 
 VERSION_GONE: Final = "STALE_SNAPSHOT"
 

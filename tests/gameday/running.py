@@ -33,7 +33,7 @@ WARM_S: Final = 30.0
 """From the first conversation to the steady state: some of them have ended by then."""
 
 STEADY_S: Final = 45.0
-"""Undisturbed time before the event: some 300 requests at the planned load. p95 TTFT of 130 requests scatters by a factor of two."""
+"""Undisturbed time before the event: some 300 requests at the planned load. The p95 of fewer scatters too much."""
 
 BUSY_MAX: Final = 0.85
 """Share of busy core time above which the machine is saturated."""

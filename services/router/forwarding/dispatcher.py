@@ -158,7 +158,7 @@ class Dispatcher:
         return min(submitted.queue_until_s, max(submitted.arrived_s + answer_s, last_s))
 
     def refuse_late(self, attempt: Attempt, first_token_s: float, now_s: float) -> bool:
-        """Refuse a waiting attempt with less time left than the `first_token_s` to its first token. False: it is a probe."""
+        """Refuse an attempt with less time left than the `first_token_s` to its first token. False: it is a probe."""
         submitted, routing = attempt.submitted, attempt.routing
         routing.is_probe = self.forecast is None or not self.forecast.may_refuse(now_s)
         if routing.is_probe:
