@@ -46,6 +46,9 @@ from kvmesh.snapshot.regions import DeclaredState as PublishedState
 STALE_S: Final = 10.0
 """Age of the last news from which an entry is marked as stale."""
 
+SEEDED_TOLD_S: Final = 60.0
+"""Time for which the end of a seeding is told to its source."""
+
 STEP_S: Final = 1.0
 """Time between two decisions, and between two messages to frontends and routers."""
 
@@ -108,6 +111,8 @@ class RegionControl:
             names.own, names.shares, self.settings, shares=names.shares, limits=names.limits
         )
         self._peers = {name: Peer(RegionEntry(name)) for name in self.regions.targets}
+        self._seeded_s: dict[str, float] = {}
+        """Time of the last replay of each other region's hot prompts here."""
         self._measuring = OwnSignals()
         self._signals: Signals | None = None
         self._processes: dict[str, tuple[RegionProcess, ...]] = {}
@@ -177,7 +182,13 @@ class RegionControl:
         if news.signals is not None:
             self.regions.on_signals(news.region, news.signals, now_s)
             self.regions.on_grant(news.region, news.grants.get(self.own, NOTHING), now_s)
+        if self.own in news.seeded_from:
+            self.regions.on_seeded(news.region)
         return True
+
+    def on_seeded_here(self, source: str, now_s: float) -> None:
+        """Note that the own replicas have replayed hot prompts of another region, to tell it."""
+        self._seeded_s[source] = now_s
 
     def set_own_secrets(self, secrets: tuple[bytes, ...]) -> None:
         """Take the secrets with which the own frontends sign, the present one first."""
@@ -334,6 +345,7 @@ class RegionControl:
                     each.target for each in self.regions.seeding_wanted(now_s) if each.source == self.own
                 )
             ),
+            seeded_from=tuple(name for name, at_s in self._seeded_s.items() if now_s - at_s < SEEDED_TOLD_S),
         )
 
     def seeding_sources(self, now_s: float) -> dict[str, str]:

@@ -88,11 +88,11 @@ class RegionSeeding:
 
     async def _learn(self, name: str, source: _Source) -> None:
         """Ask the routers of a region what is hot there. What is known stays if none of them answers."""
-        source.asked_s = self._clock.now_s()
         entry = self._regions.entry(name)
         routers = [each for each in entry.routers if each.model_version == entry.stable_version]
         if not routers:
             return
+        source.asked_s = self._clock.now_s()
         asked = tuple((each.process_id, each.address) for each in routers)
         record = await self._ask(
             HotQuestion(asked, entry.stable_version, routers[0].block_tokens, BLOCKS_MAX, 1, LOOK_S * 3)
@@ -103,12 +103,12 @@ class RegionSeeding:
 
     async def _seed(self, name: str, source: _Source, reason: str) -> None:
         """Replay the hot prompts of a region on the own replicas that run prompts."""
-        source.seeded_s = self._clock.now_s()
         targets = self._targets(source.model_version)
         blocks = min(BLOCKS_MAX, int(self._regions.regions.grants()[name].blocks))
         if not targets or blocks < 1:
             return
-        end_s = self._clock.now_s() + SEED_S
+        source.seeded_s = self._clock.now_s()
+        end_s = source.seeded_s + SEED_S
         jobs = [
             SeedJob(
                 target,
@@ -127,6 +127,8 @@ class RegionSeeding:
             for each in await asyncio.gather(*(self._run(job) for job in jobs))
             if isinstance(each, SeedResult)
         ]
+        if any(each.prefixes and not each.error for each in results):
+            self._regions.on_seeded_here(name, self._clock.now_s())
         self._loop.store.append(AppendEvent("region.seeded", name, _told(results, reason)))
         self._loop.touch()
 

@@ -74,6 +74,8 @@ class News:
     """None: it had none."""
     seed_wishes: tuple[str, ...] = ()
     """Regions that should replay its hot prompts."""
+    seeded_from: tuple[str, ...] = ()
+    """Regions of which hot prompts were replayed there a moment ago."""
     overrides: tuple[pb.TenantOverride, ...] = ()
     """Operators' overrides of tenants (`overrides`)."""
 
@@ -100,6 +102,7 @@ def to_message(news: News) -> pb.RegionNews:
         tenants_sha256=news.tenants_sha256,
         rollout=None if news.rollout is None else _rollout_message(news.rollout),
         seed_wishes=news.seed_wishes,
+        seeded_from=news.seeded_from,
         overrides=news.overrides,
     )
 
@@ -115,6 +118,7 @@ def of_message(message: pb.RegionNews) -> News:
         ("declared", len(message.declared), REGIONS_MAX),
         ("grants", len(message.grants), REGIONS_MAX),
         ("seed_wishes", len(message.seed_wishes), REGIONS_MAX),
+        ("seeded_from", len(message.seeded_from), REGIONS_MAX),
         ("resume_secrets", len(message.resume_secrets), SECRETS_MAX),
         ("tenants_sha256", len(message.tenants_sha256), TEXT_BYTES_MAX),
     ):
@@ -141,6 +145,7 @@ def of_message(message: pb.RegionNews) -> News:
         tenants_sha256=message.tenants_sha256,
         rollout=_rollout_of(message.rollout) if message.HasField("rollout") else None,
         seed_wishes=tuple(message.seed_wishes),
+        seeded_from=tuple(message.seeded_from),
         overrides=tuple(message.overrides),
     )
 

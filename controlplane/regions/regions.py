@@ -122,9 +122,10 @@ class Regions:
             self.targets[region].on_probe(is_ok, now_s)
 
     def on_seeded(self, region: str) -> None:
-        """Note that the seeding of a target has ended."""
-        if region in self.targets:
-            self.targets[region].is_seeded = True
+        """Note that a target has replayed the own hot prompts. Only a target that waits for that to recover counts it."""
+        target = self.targets.get(region)
+        if target is not None and target.observed.wants_seeding(self.settings):
+            target.is_seeded = True
 
     # Decisions.
 

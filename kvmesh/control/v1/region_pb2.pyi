@@ -516,6 +516,7 @@ class RegionNews(_message.Message):
     ROLLOUT_FIELD_NUMBER: _builtins.int
     SEED_WISHES_FIELD_NUMBER: _builtins.int
     OVERRIDES_FIELD_NUMBER: _builtins.int
+    SEEDED_FROM_FIELD_NUMBER: _builtins.int
     region: _builtins.str
     """Name of the region."""
     term: _builtins.int
@@ -564,6 +565,10 @@ class RegionNews(_message.Message):
     def overrides(self) -> _containers.RepeatedCompositeFieldContainer[Global___TenantOverride]:
         """Operators' overrides of tenants in the sender's Redis, a part of them in each message. The higher version wins."""
 
+    @_builtins.property
+    def seeded_from(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Regions of which hot prompts were replayed in the sender's replicas within the last minute."""
+
     def __init__(
         self,
         *,
@@ -582,10 +587,11 @@ class RegionNews(_message.Message):
         rollout: Global___RegionRollout | None = ...,
         seed_wishes: _abc.Iterable[_builtins.str] | None = ...,
         overrides: _abc.Iterable[Global___TenantOverride] | None = ...,
+        seeded_from: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["rollout", b"rollout", "signals", b"signals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["declared", b"declared", "frontends", b"frontends", "grants", b"grants", "overrides", b"overrides", "region", b"region", "resume_secrets", b"resume_secrets", "rollout", b"rollout", "routers", b"routers", "seed_wishes", b"seed_wishes", "sequence", b"sequence", "signals", b"signals", "stable_pool", b"stable_pool", "stable_version", b"stable_version", "tenants_sha256", b"tenants_sha256", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["declared", b"declared", "frontends", b"frontends", "grants", b"grants", "overrides", b"overrides", "region", b"region", "resume_secrets", b"resume_secrets", "rollout", b"rollout", "routers", b"routers", "seed_wishes", b"seed_wishes", "seeded_from", b"seeded_from", "sequence", b"sequence", "signals", b"signals", "stable_pool", b"stable_pool", "stable_version", b"stable_version", "tenants_sha256", b"tenants_sha256", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

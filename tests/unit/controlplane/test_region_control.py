@@ -248,6 +248,8 @@ def test_news_survive_the_wire_and_hostile_news_are_refused() -> None:
             signals=replace_signals(chance),
             declared=(DeclaredNews("us", Declared(revision=3, reason="r", author="ann"), 1.5),),
             tenants_sha256=b"x" * 32,
+            seed_wishes=("eu",) * chance.randint(0, 1),
+            seeded_from=("eu",) * chance.randint(0, 1),
         )
         assert of_message(region_pb2.RegionNews.FromString(to_message(sent).SerializeToString())) == sent
     for field, message in (
@@ -299,7 +301,7 @@ def replace_signals(chance: random.Random) -> Signals:
 
 
 def test_a_region_is_hard_down_when_no_own_frontend_reaches_it() -> None:
-    """One frontend that reaches it is enough; without any report nothing is known."""
+    """One frontend that reaches it is enough; without a report nothing is known. Told of its seeding, it recovers."""
     cell = Cell()
     frontend = cell.receivers.named("frontend-0")
     assert frontend is not None
@@ -320,6 +322,10 @@ def test_a_region_is_hard_down_when_no_own_frontend_reaches_it() -> None:
     assert run(5, False) is ObservedState.HEALTHY
     assert run(1, True) is ObservedState.HEALTHY, "a flap restarts the time"
     assert run(12, False) is ObservedState.OUT and entry(cell).weight_percent == 0
+    assert run(305, True) is ObservedState.OUT, "the end of its seeding is not told"
+    sequence += 1
+    cell.control.on_news(news(sequence, seeded_from=("eu",)), cell.now_s)
+    assert run(1, True) is ObservedState.RECOVERING
 
 
 def test_rollouts_of_other_regions_are_told_with_their_age() -> None:
