@@ -51,19 +51,6 @@ class Forecast(msgspec.Struct, frozen=True):
         return text if self.fits else f"{text}; short of {self.at_home - self.headroom}"
 
 
-def forecast(
-    region: str,
-    load: Quantity,
-    cold_factor: float,
-    headrooms: Mapping[str, Quantity],
-    *,
-    seeded: float = 0.0,
-    weight_percent: float = 0.0,
-) -> Forecast:
-    """Return the forecast of a drain of `region` down to `weight_percent`.
-
-    `cold_factor`: prompt tokens for each uncached token, 1 / (1 - h). `seeded` in [0, 1].
-    """
-    at_home = load * (1.0 - weight_percent / 100.0)
-    factor = cold_factor - seeded * (cold_factor - 1.0)
-    return Forecast(region, at_home, Quantity(at_home.tokens_per_s * factor, at_home.blocks), headrooms)
+def forecast(region: str, load: Quantity, cold_factor: float, headrooms: Mapping[str, Quantity]) -> Forecast:
+    """Return the forecast of a drain of `region`. `cold_factor`: prompt tokens for each uncached token, 1 / (1 - h)."""
+    return Forecast(region, load, Quantity(load.tokens_per_s * cold_factor, load.blocks), headrooms)

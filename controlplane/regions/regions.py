@@ -203,7 +203,7 @@ class Regions:
         percent = {name: each.declared_percent(now_s) for name, each in self.targets.items()}
         return moved(self._base_shares, {**percent, self.own: self.own_percent(now_s)})
 
-    def forecast_drain(self, region: str, now_s: float, *, seeded: float = 0.0) -> Forecast | None:
+    def forecast_drain(self, region: str, now_s: float) -> Forecast | None:
         """Return the forecast of a drain of `region`; None: its load is unknown."""
         signals = self._signals(region, now_s)
         if signals is None:
@@ -213,7 +213,7 @@ class Regions:
             for name in (self.own, *self.targets)
             if name != region and self._is_serving(name, now_s) and (each := self._signals(name, now_s))
         }
-        return forecast(region, signals.load, signals.cold_factor, rooms, seeded=seeded)
+        return forecast(region, signals.load, signals.cold_factor, rooms)
 
     def seeding_wanted(self, now_s: float) -> tuple[Seeding, ...]:
         """Return the seedings that would help now. The shell decides how many run, and tells their end of OUT targets."""
