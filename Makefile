@@ -28,7 +28,7 @@ CHAOS_ALL = --resume --results .kvmesh/chaos/matrix.jsonl --write docs/measureme
 SOURCES := $(wildcard kvmesh services simulator controlplane engines bench tests tools)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check exactness upgrade bench bench-link bench-peers bench-routing bench-routing-full rollouts warmups shadow gameday gameday-link chaos soak without-control abuse proto docs lock images
+.PHONY: help setup demo test check exactness upgrade bench bench-link bench-xds bench-peers bench-routing bench-routing-full rollouts warmups shadow gameday gameday-link chaos soak without-control abuse proto docs lock images
 
 help:  ## Show the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -101,6 +101,10 @@ gameday: setup  ## Break regions under load and judge what their clients saw; wr
 bench-link: setup  ## Measure the first token over a link of 40 ms between two regions in containers (4 minutes)
 	@TAG="$(TAG)" BASE="$(BASE)" deploy/images/build.sh
 	$(BIN)/python -m tests.gameday trip --tag "$(TAG)"
+
+bench-xds: setup  ## Measure stock gRPC clients over xDS while their region is cut off, with and without the channel options (6 minutes)
+	@TAG="$(TAG)" BASE="$(BASE)" deploy/images/build.sh
+	$(BIN)/python -m tests.gameday xds --tag "$(TAG)"
 
 gameday-link: setup  ## Check the link between regions in containers: delay, loss, cuts one way and both ways (2 minutes)
 	@TAG=dev BASE="$(BASE)" deploy/images/build.sh

@@ -1,4 +1,4 @@
-"""The command: `python -m tests.gameday run | capacity | trip | page`."""
+"""The command: `python -m tests.gameday run | capacity | trip | xds | page`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bench.results import BenchError
 from bench.run_records import RecordError
 from tests.chaos.rig import images
 from tests.gameday import capacity as measuring
-from tests.gameday import page, plot, running
+from tests.gameday import page, plot, running, stock
 from tests.gameday import trip as tripping
 from tests.gameday.events import BY_NAME, LOADS
 from tests.gameday.records import Capacity, Record, Records
@@ -105,6 +105,23 @@ def trip(
     with Progress(Console(stderr=True), "trip") as progress:
         found = asyncio.run(tripping.measure_trip(folder.resolve(), tag, progress.say))
     typer.echo(msgspec.json.encode(found).decode() if as_json else tripping.summary(found))
+    raise typer.Exit(0 if found.is_met else 1)
+
+
+@app.command()
+def xds(
+    results: Results = RESULTS,
+    tag: Tag = "dev",
+    as_json: options.Json = False,
+) -> None:
+    """Measure stock gRPC clients over xDS while their region is cut off; status 1 above the aim."""
+    logging.basicConfig(level=logging.ERROR)
+    _needs_images(tag)
+    folder = results.parent / "xds"
+    folder.mkdir(parents=True, exist_ok=True)
+    with Progress(Console(stderr=True), "xds") as progress:
+        found = asyncio.run(stock.measure_stock(folder.resolve(), tag, progress.say))
+    typer.echo(msgspec.json.encode(found).decode() if as_json else "\n".join(stock.lines(found)))
     raise typer.Exit(0 if found.is_met else 1)
 
 

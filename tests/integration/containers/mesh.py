@@ -18,12 +18,12 @@ from testcontainers.core.config import testcontainers_config
 
 from kvmesh import server
 from kvmesh.config import MeshConfig, describe
-from kvmesh.roles import CONFIG_PATH
+from kvmesh.roles import CONFIG_PATH, ROLES, XDS
 from tests.integration.containers import daemon, ownership
 from tests.integration.containers.clocks import Clock
 from tests.integration.containers.network import Network, private_network
 from tests.integration.containers.part import ContainerPart, Recipe
-from tests.integration.containers.plan import Planned, planned
+from tests.integration.containers.plan import Planned, image_of, planned
 from tests.integration.containers.reaper import Reaper
 from tests.integration.containers.vitals import Vitals, vitals_of
 from tests.integration.live_mesh import START_S_MAX, LiveMesh, accepts, engine_ready, until
@@ -34,6 +34,7 @@ THREADS: Final = 24
 _SECOND_HOST: Final = 150
 """Hosts of the subnet from this number on are for second processes of a name."""
 
+_XDS_HOST: Final = 149
 _LOOK_S: Final = 0.05
 _ALIVE_EVERY: Final = 10
 """Polls of the address between two checks in Docker that the container still runs."""
@@ -127,6 +128,22 @@ class ContainerMesh(LiveMesh[ContainerPart]):
         command = [address if word == part.address else word for word in part.recipe.command]
         recipe = replace(part.recipe, command=command, ip=ip)
         return ContainerPart(f"{name}-second", f"{self.run}-{name}-second", address, recipe, self._threads)
+
+    def xds_server(self) -> ContainerPart:
+        """Return an xDS server of the mesh, not started. The caller closes it, since it is not a part of the mesh."""
+        ip = str(self.network.subnet[_XDS_HOST])
+        address = f"{ip}:{ROLES[XDS].port}"
+        command = (XDS, "--config", CONFIG_PATH, "--redis", f"redis://{self.parts['redis'].address}/0")
+        recipe = Recipe(
+            image_of("xds-0", XDS, self.options.images),
+            (*command, "--listen", address),
+            self.network.name,
+            ip,
+            self.labels,
+            {str(self._config_file): CONFIG_PATH, **self.options.mounts},
+            self.options.env,
+        )
+        return ContainerPart("xds-0", f"{self.run}-xds-0", address, recipe, self._threads)
 
     async def launch(self, parts: Sequence[ContainerPart]) -> None:
         await asyncio.gather(*(part.in_thread(part.start) for part in parts))
