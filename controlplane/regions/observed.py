@@ -45,7 +45,7 @@ class Facts(msgspec.Struct, frozen=True):
     is_failing: bool = False
     """True if every probe since the last step failed, and the newest result is fresh."""
     is_cold: bool = False
-    """True if all its decode engines are young while another region serves."""
+    """True if all its decode engines are young, and another region serves with much older ones."""
     is_panic: bool = False
     """True: no region is taken out for its health."""
     is_seeded: bool = False

@@ -232,11 +232,14 @@ class Regions:
     def _observe(self, now_s: float) -> None:
         capacities = [each.capacity(now_s) for each in self.targets.values()]
         self.is_panic = is_panic([self._own_capacity(now_s), *capacities], self.settings)
-        serving = [name for name in (self.own, *self.targets) if self._has_capacity(name, now_s)]
+        signals = {name: self._signals(name, now_s) for name in (self.own, *self.targets)}
+        ages_s = {
+            name: each.engine_age_s for name, each in signals.items() if each and not each.capacity.is_zero
+        }
         for target in self.targets.values():
-            is_another_serving = any(name != target.name for name in serving)
+            oldest_s = max((age_s for name, age_s in ages_s.items() if name != target.name), default=0.0)
             before = target.observed
-            facts = target.facts(now_s, is_panic=self.is_panic, is_another_serving=is_another_serving)
+            facts = target.facts(now_s, is_panic=self.is_panic, oldest_s=oldest_s)
             target.observed = machine.step(before, facts, now_s, self.settings)
             if target.observed.state is not before.state and target.observed.state is State.OUT:
                 target.is_seeded = False
@@ -298,10 +301,6 @@ class Regions:
             return self._window.latest(now_s)
         target = self.targets.get(region)
         return target.signals(now_s) if target is not None else None
-
-    def _has_capacity(self, region: str, now_s: float) -> bool:
-        signals = self._signals(region, now_s)
-        return signals is not None and not signals.capacity.is_zero
 
     def _is_serving(self, region: str, now_s: float) -> bool:
         if region == self.own:

@@ -58,7 +58,7 @@ class RegionSettings:
     stage_s: float = 30.0
     """Time at each of them."""
     cold_below_s: float = 60.0
-    """Age below which all decode engines make a region cold."""
+    """Age below which all decode engines make a region cold, if those of another region are older by as much."""
     panic_below: float = 0.5
     """Share of healthy capacity below which no answering region is taken out for its health."""
 

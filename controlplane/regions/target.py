@@ -43,8 +43,11 @@ class Target:
         """Take a renewed grant."""
         self.granted, self._renewed_s = grant, now_s
 
-    def facts(self, now_s: float, *, is_panic: bool, is_another_serving: bool) -> Facts:
-        """Return the facts since the last step, and begin the next ones."""
+    def facts(self, now_s: float, *, is_panic: bool, oldest_s: float) -> Facts:
+        """Return the facts since the last step, and begin the next ones.
+
+        `oldest_s`: age of the oldest decode engine of all other regions that serve; 0: no other one serves.
+        """
         signals = self.signals(now_s)
         is_fresh = now_s - self._probed_s <= self._settings.probe_fresh_s
         facts = Facts(
@@ -54,9 +57,8 @@ class Target:
             and is_fresh
             and not self._passed_since_step
             and self.declared.is_serving,
-            is_cold=is_another_serving
-            and signals is not None
-            and signals.engine_age_s < self._settings.cold_below_s,
+            is_cold=signals is not None
+            and signals.engine_age_s < self._settings.cold_below_s <= oldest_s - signals.engine_age_s,
             is_panic=is_panic,
             is_seeded=self.is_seeded,
         )

@@ -370,11 +370,16 @@ def test_an_observed_state_survives_a_takeover() -> None:
 
 
 def test_a_cold_region_starts_in_recovery_while_another_serves() -> None:
-    """All engines are young: its caches are empty. Two cold regions alone start at full weight."""
+    """All engines are young: its caches are empty. Regions that start together are equally cold, at full weight."""
     bench = Bench("us")
     bench.signals["us"] = signals(age_s=10)
     bench.run(1)
     assert bench.state("us") is State.RECOVERING
+    for age_s, state in ((15, State.HEALTHY), (69, State.HEALTHY), (70, State.RECOVERING)):
+        together = Bench("us")
+        together.signals |= {"eu": signals(age_s=age_s), "us": signals(age_s=10)}
+        together.run(1)
+        assert together.state("us") is state
     alone = Bench("us")
     alone.signals["us"] = signals(age_s=10)
     alone.silent.add("eu")
