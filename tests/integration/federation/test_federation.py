@@ -204,10 +204,12 @@ async def test_a_region_that_lost_its_memory_comes_back_as_it_was_declared(redis
                 return entry is not None and entry.declared is DeclaredState.DRAINED
 
             await until(is_drained, "eu is drained again")
-            await until(
-                lambda: second.core.library.desired.regions.declared["eu"].reason == "fire",
-                "it is written down",
-            )
+
+            def is_written_down() -> bool:
+                declared = second.core.library.desired.regions.declared.get("eu")
+                return declared is not None and declared.reason == "fire"
+
+            await until(is_written_down, "it is written down")
 
 
 async def test_a_new_leader_of_a_region_is_found_and_overrides_arrive(redis_servers: StartRedis) -> None:
