@@ -13,7 +13,7 @@ marks=(-m "not exactness and not upgrade")
 slowest=(--durations=15 --durations-min=4)
 beside=(tests/chaos tests/abuse tests/integration/containers tests/integration/images
   tests/integration/buckets/test_cluster.py tests/integration/faults tests/integration/whole)
-after=(tests/integration/upgrade tests/integration/warmup tests/integration/cli tests/integration/docs)
+after=(tests/integration/upgrade tests/integration/warmup)
 elsewhere=(tests/integration/exactness "${beside[@]}" "${after[@]}")
 background=()
 now=""
@@ -78,7 +78,7 @@ background=($!)
   suite "unit, simulations" --ignore=tests/unit/repo tests/unit tests/simulation
   unit=$?
   priority=()
-  suite "upgrade, warm-up, commands" "${after[@]}" && exit $unit
+  suite "upgrade, warm-up" "${after[@]}" && exit $unit
 } >.kvmesh/unit.log 2>&1 &
 background+=($!)
 run "${MAKE:-make}" check || exit 1
