@@ -127,7 +127,7 @@ class RegionSeeding:
             for each in await asyncio.gather(*(self._run(job) for job in jobs))
             if isinstance(each, SeedResult)
         ]
-        if any(each.prefixes and not each.error for each in results):
+        if results and not any(each.error for each in results) and any(each.prefixes for each in results):
             self._regions.on_seeded_here(name, self._clock.now_s())
         self._loop.store.append(AppendEvent("region.seeded", name, _told(results, reason)))
         self._loop.touch()

@@ -34,8 +34,8 @@ class Forecast(msgspec.Struct, frozen=True):
 
     @property
     def fits(self) -> bool:
-        """True if the survivors carry the load once their caches know it."""
-        return self.at_home.fits(self.headroom)
+        """True if there are survivors, and they carry the load once their caches know it. Nothing carries the next load."""
+        return bool(self.headrooms) and self.at_home.fits(self.headroom)
 
     @property
     def explanation(self) -> str:
@@ -48,7 +48,9 @@ class Forecast(msgspec.Struct, frozen=True):
             f"draining {self.region} moves {self.at_home}, which cost {self.moved} elsewhere until its caches are warm; "
             f"headroom: {rooms}"
         )
-        return text if self.fits else f"{text}; short of {self.at_home - self.headroom}"
+        return (
+            text if self.at_home.fits(self.headroom) else f"{text}; short of {self.at_home - self.headroom}"
+        )
 
 
 def forecast(region: str, load: Quantity, cold_factor: float, headrooms: Mapping[str, Quantity]) -> Forecast:

@@ -46,7 +46,7 @@ class Target:
     def facts(self, now_s: float, *, is_panic: bool, oldest_s: float) -> Facts:
         """Return the facts since the last step, and begin the next ones.
 
-        `oldest_s`: age of the oldest decode engine of all other regions that serve; 0: no other one serves.
+        `oldest_s`: age of the oldest decode engine of all other regions with capacity; 0: there is none, infinite: unknown.
         """
         signals = self.signals(now_s)
         is_fresh = now_s - self._probed_s <= self._settings.probe_fresh_s

@@ -104,13 +104,16 @@ class GameDay:
     async def recovered(self, region: str) -> None:
         """Restore a region, and wait until each other one observes it HEALTHY again."""
         await self.command(region, "restore", region, "--reason", "game day is over")
-        for other in self.mesh.regions:
-            if other != region:
-                await self._seen(
-                    partial(_is_well, other, region),
-                    RECOVERED_S_MAX,
-                    f"{other} observes that {region} is well",
-                )
+        await self.seen_well(region)
+
+    async def seen_well(self, *regions: str) -> None:
+        """Wait until each of `regions` is observed HEALTHY at full weight by all others. Raises AssertionError."""
+        for by in self.mesh.regions:
+            for region in regions:
+                if by != region:
+                    await self._seen(
+                        partial(_is_well, by, region), RECOVERED_S_MAX, f"{by} observes that {region} is well"
+                    )
 
     async def _seen(self, is_wanted: Callable[[View], bool], timeout_s: float, what: str) -> None:
         """Wait until a control plane lists a region as wanted. Raises AssertionError."""

@@ -97,8 +97,10 @@ class Submission:
 class Routing:
     """The current placement of an attempt, and the constraints on its next one."""
 
+    queued_s: float = float("-inf")
+    """Time of its last entry into the queue, the first one excepted."""
     expected_s: float = 0.0
-    """Expected prefill seconds at the replica with the longest cached prefix, estimated at arrival. 0: unknown."""
+    """Expected prefill seconds at the replica with the longest cached prefix. 0: unknown."""
     is_probe: bool = False
     """True if the attempt runs although the estimates say that it is late. Its result shows whether they are right."""
     excluded: frozenset[str] = frozenset()

@@ -68,6 +68,10 @@ class Forecast(Protocol):
         """Return whether a request may be refused by the estimates. False: it runs as a probe of them."""
         ...
 
+    def is_fresh(self, now_s: float) -> bool:
+        """Return True if the costs are known by recent measurements."""
+        ...
+
     def expected(
         self, hashes: Sequence[int], token_count: int, prefill: Sequence[ReplicaState]
     ) -> tuple[int, float]:
@@ -146,8 +150,8 @@ class Dispatcher:
     def wait_until_s(self, attempt: Attempt) -> float:
         """Return the time when `attempt` leaves the queue: the end of its wait, or when its first token becomes too late.
 
-        The second time leaves ANSWER_SHARE of its whole time to the refusal, so that its client hears it before the
-        deadline. A resumed attempt, and one that runs as a probe, may wait until the deadline.
+        The second time leaves the client some time to hear the refusal before its deadline (ANSWER_SHARE). A resumed
+        attempt, one that runs as a probe, and one of unknown cost may wait until the deadline.
         """
         submitted, routing = attempt.submitted, attempt.routing
         is_estimated = self.forecast is not None and self.forecast.knows_costs() and routing.expected_s > 0
@@ -155,29 +159,48 @@ class Dispatcher:
             return submitted.queue_until_s
         answer_s = min(ANSWER_MAX_S, ANSWER_SHARE * (submitted.first_by_s - submitted.arrived_s))
         last_s = submitted.first_by_s - routing.expected_s - answer_s
-        return min(submitted.queue_until_s, max(submitted.arrived_s + answer_s, last_s))
+        return min(
+            submitted.queue_until_s, max(max(submitted.arrived_s, routing.queued_s) + answer_s, last_s)
+        )
 
-    def refuse_late(self, attempt: Attempt, first_token_s: float, now_s: float) -> bool:
-        """Refuse an attempt with less time left than the `first_token_s` to its first token. False: it is a probe."""
-        submitted, routing = attempt.submitted, attempt.routing
-        routing.is_probe = self.forecast is None or not self.forecast.may_refuse(now_s)
-        if routing.is_probe:
-            return False
+    def present_wait_until_s(self, attempt: Attempt, now_s: float) -> float:
+        """Return the same by a new estimate: costs change while the attempt waits. No refusal by an old measurement."""
+        forecast = self.forecast
+        if forecast is None or not forecast.is_fresh(now_s):
+            return attempt.submitted.queue_until_s
+        prefill, _ = self._eligible.current(now_s)
+        _, attempt.routing.expected_s = forecast.expected(
+            attempt.hashes, attempt.submitted.token_count, prefill
+        )
+        return self.wait_until_s(attempt)
+
+    def end_wait(self, attempt: Attempt, now_s: float) -> None:
+        """Refuse a waiting attempt that would be too late. The estimate that its client hears is above its whole time."""
+        submitted, expected_s = attempt.submitted, attempt.routing.expected_s
+        queued_s = self.queue_delay.wait_s(self._attempts.queue.ahead(attempt), now_s) or 0.0
+        why = (
+            f"{queued_s:.3f} s in the queue and {expected_s:.3f} s of computing are ahead of its first token"
+        )
+        first_token_s = now_s - submitted.arrived_s + queued_s + expected_s
+        least_s = (1 + ANSWER_SHARE) * (submitted.first_by_s - submitted.arrived_s)
+        self._refuse_late(attempt, max(first_token_s, least_s), why, now_s)
+
+    def _refuse_late(self, attempt: Attempt, first_token_s: float, why: str, now_s: float) -> None:
+        """Refuse an attempt by its deadline. `first_token_s`: estimated TTFT since its arrival."""
+        submitted = attempt.submitted
         if attempt.outbox is not None:
-            waited_s = now_s - submitted.arrived_s
             message = (
-                f"deadline too short: {max(0.0, submitted.first_by_s - now_s):.3f} s left after {waited_s:.3f} s in the "
-                f"router's queue, the first token needs {first_token_s:.3f} s"
+                f"deadline too short: {max(0.0, submitted.first_by_s - now_s):.3f} s left after "
+                f"{now_s - submitted.arrived_s:.3f} s in the router's queue, {why}"
             )
             attempt.outbox.refuse(
                 attempt.slot,
                 pb.Refusal.REASON_DEADLINE,
                 message,
                 retry_after_ms=self.retry_after_ms(now_s),
-                estimate_ms=as_ms(waited_s + first_token_s),
+                estimate_ms=as_ms(first_token_s),
             )
         self._attempts.end(attempt, now_s, "REASON_DEADLINE")
-        return True
 
     def next_wake_s(self) -> float | None:
         """Return the time of the next pass over the queue if no event comes before; None: the queue is empty."""
@@ -264,7 +287,12 @@ class Dispatcher:
             return False
         if now_s + placement.estimate_s <= submitted.first_by_s:
             return False
-        return self.refuse_late(attempt, placement.estimate_s, now_s)
+        routing.is_probe = not forecast.may_refuse(now_s)
+        if routing.is_probe:
+            return False
+        why = f"the first token needs {placement.estimate_s:.3f} s"
+        self._refuse_late(attempt, now_s - submitted.arrived_s + placement.estimate_s, why, now_s)
+        return True
 
     def _may_release(self, now_s: float) -> MayRelease:
         """Return a predicate: may a tenant have another prompt at some replica? False saves a call of the policy."""
@@ -460,6 +488,7 @@ class Dispatcher:
         if attempt.outbox is not None:  # an empty row: the attempt may wait here as long as a new one
             attempt.outbox.placement(pb.Placement(slot=attempt.slot))
         attempts.queue.add(attempt, at_head=True)
+        attempt.routing.queued_s = now_s
         attempts.deadlines.by(attempt, self.wait_until_s(attempt))
         self._not_before_s = float("-inf")
         attempts.is_dispatch_due = True

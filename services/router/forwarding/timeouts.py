@@ -32,13 +32,12 @@ class Timeouts:
 
     def _end_wait(self, attempt: Attempt, now_s: float) -> None:
         """Refuse an attempt that has waited in the queue as long as it may, or too long for its deadline."""
-        until_s = self._dispatcher.wait_until_s(attempt)
-        if now_s < until_s:
-            self._attempts.deadlines.by(attempt, until_s)
-            return
         if now_s < attempt.submitted.queue_until_s:
-            if not self._dispatcher.refuse_late(attempt, attempt.routing.expected_s, now_s):
-                self._attempts.deadlines.by(attempt, attempt.submitted.queue_until_s)
+            until_s = self._dispatcher.present_wait_until_s(attempt, now_s)
+            if now_s < until_s:
+                self._attempts.deadlines.by(attempt, until_s)
+            else:
+                self._dispatcher.end_wait(attempt, now_s)
             return
         waited_s = now_s - attempt.submitted.arrived_s
         reason, why = pb.Refusal.REASON_QUEUE_TIMEOUT, "not placed"

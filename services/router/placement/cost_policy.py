@@ -203,6 +203,10 @@ class CostPolicy:
         """Return True once enough prompts were measured to refuse work by the estimates."""
         return self.costs.observation_total >= OBSERVATIONS_MIN
 
+    def is_fresh(self, now_s: float) -> bool:
+        """Return True if the costs are known, and a prompt was measured within FRESH_S."""
+        return self.knows_costs() and now_s - self._measured_at_s <= FRESH_S
+
     def may_refuse(self, now_s: float) -> bool:
         """Return whether a request may be refused by the estimates. False: the request is admitted as a probe.
 
@@ -210,7 +214,7 @@ class CostPolicy:
         """
         if not self.knows_costs():
             return False
-        if now_s - max(self._measured_at_s, self._probed_at_s) <= FRESH_S:
+        if self.is_fresh(now_s) or now_s - self._probed_at_s <= FRESH_S:
             return True
         self._probed_at_s = now_s
         return False

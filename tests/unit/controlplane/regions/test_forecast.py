@@ -45,5 +45,9 @@ def test_a_drain_fits_by_the_load_that_stays() -> None:
 
 
 def test_nothing_fits_without_survivors() -> None:
-    """The refusal says so."""
+    """The last region that serves is not drained without force, however idle it is."""
+    assert (
+        not forecast("eu", Quantity(0), 1.0, {}).fits
+        and forecast("eu", Quantity(0), 1.0, {"us": Quantity(0)}).fits
+    )
     assert "no region is left" in forecast("eu", Quantity(1), 1.0, {}).explanation

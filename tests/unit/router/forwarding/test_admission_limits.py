@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -31,18 +31,22 @@ class FixedForecast:
 
     def __init__(self, token_s: float) -> None:
         self.is_known = True
-        self._token_s = token_s
+        self.is_measured = True
+        self.token_s = token_s
 
     def knows_costs(self) -> bool:
         return self.is_known
 
+    def is_fresh(self, now_s: float) -> bool:
+        return self.is_known and self.is_measured
+
     def may_refuse(self, now_s: float) -> bool:
-        return self.is_known
+        return self.is_fresh(now_s)
 
     def expected(
         self, hashes: Sequence[int], token_count: int, prefill: Sequence[ReplicaState]
     ) -> tuple[int, float]:
-        return token_count, token_count * self._token_s
+        return token_count, token_count * self.token_s
 
 
 def name(number: int) -> str:
@@ -164,33 +168,97 @@ def test_the_deadline_is_checked_again_at_release() -> None:
     assert desk.placed()[1].request_id == name(2)
 
 
-@pytest.mark.parametrize("limit", [{"remaining_ms": 4000}, {"ttft_ms": 4000}])
-def test_a_request_that_waits_too_long_is_refused_before_its_deadline(limit: dict[str, int]) -> None:
-    """Its client hears the estimate and a Retry-After while time is left. Resumed requests and unknown costs wait on."""
+WAITS: Final = [{"remaining_ms": 4000}, {"ttft_ms": 4000}]
+"""20 tokens of 50 ms and an answer of 200 ms: such a request may wait for 2.8 s."""
+
+
+def waiting(forecast: FixedForecast, **fields: Any) -> tuple[Desk, int]:
+    """Return a desk where a request waits behind a running one, and its slot."""
     desk = Desk()
-    desk.core.dispatcher.forecast = FixedForecast(0.05)
+    desk.core.dispatcher.forecast = forecast
     desk.reserved(request_id=name(1000))
-    late = desk.submit(request_id=name(1), tokens=20, **limit)
+    return desk, desk.submit(request_id=name(1), tokens=20, **fields)
+
+
+@pytest.mark.parametrize("limit", WAITS)
+def test_a_request_that_waits_too_long_is_refused_before_its_deadline(limit: dict[str, int]) -> None:
+    """Its client hears a Retry-After, and an estimate above its own limit, while time is left. Resumed requests wait on."""
+    desk, late = waiting(FixedForecast(0.05), **limit)
     resumed = desk.submit(request_id=name(2), tokens=20, resumed=True, attempt=2, **limit)
     desk.wait(2.7)
     assert not desk.told().refusals
     desk.wait(0.15)
     (refusal,) = desk.told().refusals
     assert (refusal.slot, refusal.reason) == (late, pb.Refusal.REASON_DEADLINE)
-    assert refusal.retry_after_ms > 0 and refusal.estimate_ms == 3850
+    assert refusal.retry_after_ms > 0 and refusal.estimate_ms >= 4000
+    assert " s left after 2.850 s" in refusal.message and "1.000 s of computing" in refusal.message
     desk.wait(1.0)
     assert not desk.told().refusals
     desk.wait(0.2)
     (refusal,) = desk.told().refusals
     assert (refusal.slot, refusal.reason) == (resumed, pb.Refusal.REASON_DEADLINE) and not refusal.estimate_ms
+    assert len(desk.core.attempts.deadlines) == 1, "of the running one"
+
+
+def test_the_estimate_of_a_waiting_request_is_made_anew_before_its_refusal() -> None:
+    """Costs that fell meanwhile let it wait for longer; costs that rose are found at the time that was set before."""
+    forecast = FixedForecast(0.15)
+    desk, slot = waiting(forecast, remaining_ms=4000)
+    forecast.token_s = 0.05
+    desk.wait(1.0)
+    desk.wait(1.7)
+    assert not desk.told().refusals
+    desk.wait(0.15)
+    assert [row.slot for row in desk.told().refusals] == [slot]
+
+
+@pytest.mark.parametrize("change", ["stale", "probe"])
+def test_a_wait_is_not_ended_by_estimates_that_are_to_be_measured(change: str) -> None:
+    """Without a recent measurement, and as a probe, a request waits until its deadline."""
+    forecast = FixedForecast(0.05)
+    desk, slot = waiting(forecast, remaining_ms=4000)
+    forecast.is_measured = change != "stale"
+    for attempt in desk.core.queue:
+        attempt.routing.is_probe = change == "probe"
+    desk.wait(3.9)
+    assert not desk.told().refusals
+    desk.wait(0.2)
+    (refusal,) = desk.told().refusals
+    assert refusal.slot == slot and not refusal.estimate_ms
 
 
 def test_a_request_with_hardly_enough_time_is_still_tried() -> None:
-    """The time for the refusal's answer is not taken from a request that can be placed at once, or soon."""
-    desk = Desk()
-    desk.core.dispatcher.forecast = FixedForecast(0.1)
-    desk.submit(request_id=name(1), tokens=20, remaining_ms=2010)
+    """The time for the answer is not taken from a request that can be placed soon: its placement may be better."""
+    desk, slot = waiting(FixedForecast(0.1), remaining_ms=2010)
+    desk.wait(0.05)
+    desk.down("prefill-0", starts=[pb.Start(slot=max(desk.links["prefill-0"][0].slots))])
+    desk.wait(0.01)
     assert not desk.told().refusals and desk.placed()[1].request_id == name(1)
+    desk, slot = waiting(FixedForecast(0.1), remaining_ms=2010)
+    desk.wait(0.05)
+    assert not desk.told().refusals
+    desk.wait(0.1)
+    assert [row.slot for row in desk.told().refusals] == [slot]
+
+
+def test_a_request_that_comes_back_late_is_placed_again_and_its_wait_is_bounded() -> None:
+    """A replica gives it back after the time when a waiting one is refused: it gets the time of an answer for a new try."""
+    desk = Desk(prefills=2)
+    desk.core.dispatcher.forecast = FixedForecast(0.05)
+    slot = desk.submit(request_id=name(1), tokens=20, remaining_ms=4000)
+    decode, submit = desk.placed()
+    desk.wait(2.9)
+    desk.told()
+    desk.down(decode, refusals=[pb.Refusal(slot=submit.slot, reason=pb.Refusal.REASON_KV_FULL)])
+    desk.check()
+    assert not desk.told().refusals and desk.placed()[1].request_id == name(1)
+    for decode in ("decode-0", "decode-1"):
+        desk.lose(decode)
+    desk.wait(0.15)
+    assert not desk.told().refusals
+    desk.wait(0.3)
+    (refusal,) = desk.told().refusals
+    assert (refusal.slot, refusal.reason) == (slot, pb.Refusal.REASON_DEADLINE) and refusal.estimate_ms
 
 
 def test_charges_of_untouched_prompts_are_refunded_and_others_are_not() -> None:
