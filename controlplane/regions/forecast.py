@@ -25,7 +25,9 @@ class Forecast(msgspec.Struct, frozen=True):
     moved: Quantity
     """The same load elsewhere, until the caches there know it."""
     headrooms: Mapping[str, Quantity]
-    """Headroom of each region that serves and is heard."""
+    """Headroom of each region that is heard, and serves at full weight."""
+    left_out: Mapping[str, str]
+    """Reason why each other region that stays is not counted."""
 
     @property
     def headroom(self) -> Quantity:
@@ -48,11 +50,20 @@ class Forecast(msgspec.Struct, frozen=True):
             f"draining {self.region} moves {self.at_home}, which cost {self.moved} elsewhere until its caches are warm; "
             f"headroom: {rooms}"
         )
+        if self.left_out:
+            text += f"; not counted: {', '.join(f'{name} ({why})' for name, why in sorted(self.left_out.items()))}"
         return (
             text if self.at_home.fits(self.headroom) else f"{text}; short of {self.at_home - self.headroom}"
         )
 
 
-def forecast(region: str, load: Quantity, cold_factor: float, headrooms: Mapping[str, Quantity]) -> Forecast:
+def forecast(
+    region: str,
+    load: Quantity,
+    cold_factor: float,
+    headrooms: Mapping[str, Quantity],
+    left_out: Mapping[str, str] | None = None,
+) -> Forecast:
     """Return the forecast of a drain of `region`. `cold_factor`: prompt tokens for each uncached token, 1 / (1 - h)."""
-    return Forecast(region, load, Quantity(load.tokens_per_s * cold_factor, load.blocks), headrooms)
+    moved = Quantity(load.tokens_per_s * cold_factor, load.blocks)
+    return Forecast(region, load, moved, headrooms, left_out or {})

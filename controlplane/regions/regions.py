@@ -22,7 +22,7 @@ from controlplane.regions.settings import RegionSettings
 from controlplane.regions.shares import Limits, borrowed, moved
 from controlplane.regions.signals import Signals, SignalWindow
 from controlplane.regions.target import Target
-from controlplane.regions.views import View, of_target
+from controlplane.regions.views import View, of_target, state_word
 from kvmesh.regions import spill as spilling
 from kvmesh.regions.quantity import NOTHING, Quantity
 from kvmesh.regions.spill import Demand, Spill
@@ -208,12 +208,19 @@ class Regions:
         signals = self._signals(region, now_s)
         if signals is None:
             return None
-        rooms = {
-            name: granting.headroom(each.capacity, each.full_load, self.settings.grant_share)
-            for name in (self.own, *self.targets)
-            if name != region and self._is_serving(name, now_s) and (each := self._signals(name, now_s))
-        }
-        return forecast(region, signals.load, signals.cold_factor, rooms)
+        rooms: dict[str, Quantity] = {}
+        left_out: dict[str, str] = {}
+        for name, view in self.states(now_s).items():
+            each = self._signals(name, now_s)
+            if name == region:
+                continue
+            if each is None:
+                left_out[name] = "not heard"
+            elif view.weight_percent < 100.0:
+                left_out[name] = f"{state_word(view)} at {view.weight_percent:.0f} %"
+            else:
+                rooms[name] = granting.headroom(each.capacity, each.full_load, self.settings.grant_share)
+        return forecast(region, signals.load, signals.cold_factor, rooms, left_out)
 
     def seeding_wanted(self, now_s: float) -> tuple[Seeding, ...]:
         """Return the seedings that would help now. The shell decides how many run, and tells their end of OUT targets."""
@@ -301,11 +308,6 @@ class Regions:
             return self._window.latest(now_s)
         target = self.targets.get(region)
         return target.signals(now_s) if target is not None else None
-
-    def _is_serving(self, region: str, now_s: float) -> bool:
-        if region == self.own:
-            return self._known.declared.is_serving
-        return self.targets[region].weight_percent(now_s) >= 100.0
 
     def _note_transition(self, target: Target, before: Observed) -> None:
         after = target.observed

@@ -28,6 +28,11 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     is_hard_down: bool
 
 
+def state_word(view: View) -> str:
+    """Return the state of a region that counts: the declared one unless it serves."""
+    return view.observed.value if view.declared.is_serving else view.declared.state.value
+
+
 def of_target(target: Target, now_s: float, settings: RegionSettings) -> View:
     """Return another region as it is at `now_s`."""
     observed = target.observed

@@ -403,6 +403,19 @@ def test_a_drain_is_forecast_with_numbers() -> None:
     assert Bench("us").regions.forecast_drain("eu", 0.0) is None
 
 
+def test_a_forecast_says_which_regions_it_does_not_count() -> None:
+    """A region that recovers or is not heard has no headroom that counts; the text names it with its reason."""
+    bench = Bench("us", "ap")
+    bench.signals["us"] = signals(age_s=10)
+    bench.run(1)
+    bench.silent.add("ap")
+    bench.run(15)
+    made = bench.regions.forecast_drain("eu", bench.now_s)
+    assert made is not None and not made.fits and not made.headrooms
+    assert made.left_out == {"us": "RECOVERING at 5 %", "ap": "not heard"}
+    assert "no region is left; not counted: ap (not heard), us (RECOVERING at 5 %)" in made.explanation
+
+
 def test_unknown_regions_are_ignored() -> None:
     """Facts about a region that the configuration lacks change nothing."""
     bench = Bench("us")
