@@ -59,6 +59,8 @@ def _view(regions: RegionControl, state: View, now_s: float) -> pb.RegionView:
     )
     if not is_initial and now_s - state.since_s < _AGE_MAX_S:
         message.age.CopyFrom(_duration(now_s - state.since_s))
+    if state.is_by_hand:
+        message.by_hand_left.CopyFrom(_duration(max(0.0, state.by_hand_until_s - now_s)))
     heard_age_s = regions.heard_age_s(name, now_s)
     if heard_age_s is not None:
         message.heard_age.CopyFrom(_duration(heard_age_s))

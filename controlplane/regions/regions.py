@@ -160,6 +160,7 @@ class Regions:
             declared=self._known.declared,
             observed=State.HEALTHY,
             is_by_hand=False,
+            by_hand_until_s=0.0,
             weight_percent=self.own_percent(now_s),
             reason=self._known.declared.reason,
             since_s=self._known.since_s,

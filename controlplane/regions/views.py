@@ -18,6 +18,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     observed: State
     """HEALTHY of the own region."""
     is_by_hand: bool
+    by_hand_until_s: float
+    """Monotonic time at which the order of an operator ends. 0: there is no order."""
     weight_percent: float
     """Weight that counts: the lower of the declared and the observed one."""
     reason: str
@@ -42,6 +44,7 @@ def of_target(target: Target, now_s: float, settings: RegionSettings) -> View:
         declared=target.declared,
         observed=observed.state,
         is_by_hand=observed.is_by_hand,
+        by_hand_until_s=observed.avoid.until_s if observed.avoid is not None else 0.0,
         weight_percent=target.weight_percent(now_s),
         reason=target.declared.reason if is_declared else observed.reason,
         since_s=target.known.since_s if is_declared else observed.since_s,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, Final
 
@@ -57,8 +57,17 @@ class ControlLost(Exception):
 class ControlClient:
     """Calls of one command. Every method raises ControlFailed."""
 
-    def __init__(self, mesh: FoundMesh, configured: Sequence[str] = ()) -> None:
-        """`configured`: addresses to dial, in place of those that Redis and mesh.json name."""
+    def __init__(
+        self,
+        mesh: FoundMesh,
+        configured: Sequence[str] = (),
+        outage: Callable[[Sequence[str]], ControlFailed] = unanswered,
+    ) -> None:
+        """`configured`: addresses to dial, in place of those that Redis and mesh.json name.
+
+        `outage` makes the failure of a call that no process answers from the fault of each.
+        """
+        self._outage = outage
         self._name = mesh.config.mesh.name
         self._listed = mesh.addresses_of(CONTROL)
         self._configured = tuple(configured)
@@ -114,7 +123,7 @@ class ControlClient:
                 return
             except NotConnected as error:
                 faults.append(str(error))
-        raise unanswered(faults)
+        raise self._outage(faults)
 
     async def _followed(self, address: str, rollout: str) -> AsyncGenerator[tuple[str, pb.Rollout], None]:
         leader = ""
@@ -161,7 +170,7 @@ class ControlClient:
                 if again:
                     raise lost(address, again) from None
                 faults.append(f"{address} broke the connection")
-        raise unanswered(faults)
+        raise self._outage(faults)
 
     async def _redirected(self, address: str, method: str, request: Any) -> Any:
         """Call `address`, and the leader that it names instead."""

@@ -5,8 +5,11 @@ A region that lost its Redis is dialled as well, and so is one whose Redis this 
 
 from __future__ import annotations
 
+from functools import partial
+
 from kvmesh.bad_option import BadOption
 from kvmesh.cli.control.client import ControlClient
+from kvmesh.cli.control.failures import away
 from kvmesh.cli.found_mesh import FoundMesh
 
 
@@ -32,4 +35,5 @@ def known_region(mesh: FoundMesh, field: str, name: str) -> str:
 
 def client_of(mesh: FoundMesh, region: str) -> ControlClient:
     """Return the client of the control plane of a configured region."""
-    return ControlClient(mesh, mesh.config.regions[region].control)
+    others = sorted(set(mesh.config.regions) - {region})
+    return ControlClient(mesh, mesh.config.regions[region].control, partial(away, region, others))

@@ -25,6 +25,9 @@ UTILISATION_MIN: Final = 0.01
 HIT_RATIO_MAX: Final = 0.99
 REGIONS: Final = (2, 10)
 
+NeededReasonOption = Annotated[
+    str, typer.Option("--reason", help=f"Reason, for people; 1 to {REASON_MAX} characters. Required.")
+]
 RegionArgument = Annotated[str, typer.Argument(help="Name of a region.", metavar="REGION")]
 SourceOption = Annotated[
     str,
@@ -60,7 +63,7 @@ def list_regions(
 @region.command()
 def drain(
     name: RegionArgument,
-    reason: ReasonOption = "",
+    reason: NeededReasonOption = "",
     until: Annotated[
         str,
         typer.Option(
@@ -123,7 +126,7 @@ def restore(
 def avoid(
     name: RegionArgument,
     ttl: Annotated[str, typer.Option(help="Time after which the order ends: 10s to 24h.", metavar="TIME")],
-    reason: ReasonOption = "",
+    reason: NeededReasonOption = "",
     is_ok: Annotated[
         bool, typer.Option("--ok", help="Take the region for HEALTHY, in place of OUT.")
     ] = False,

@@ -186,6 +186,10 @@ def _observed_note(region: pb.RegionView) -> str:
     if region.reason == region.declared.reason and region.declared.state in _DRAINS:
         return ""
     age = f" for {durations.words(durations.seconds_of(region.age))}" if region.HasField("age") else ""
+    if region.HasField("by_hand_left"):
+        left = durations.words(durations.seconds_of(region.by_hand_left))
+        word = word_of(pb.ObservedState, region.observed, "OBSERVED_STATE_")
+        return f"{region.region}: {word}{age} {region.reason}; the order ends in {left}."
     return f"{region.region}: {observed_word(region)}{age}: {region.reason}."
 
 

@@ -680,6 +680,7 @@ class RegionView(_message.Message):
     TENANTS_DIFFER_FIELD_NUMBER: _builtins.int
     HEARD_AGE_FIELD_NUMBER: _builtins.int
     UNAWARE_COUNT_FIELD_NUMBER: _builtins.int
+    BY_HAND_LEFT_FIELD_NUMBER: _builtins.int
     region: _builtins.str
     """Name of the region."""
     is_own: _builtins.bool
@@ -730,6 +731,10 @@ class RegionView(_message.Message):
     def heard_age(self) -> _duration_pb2.Duration:
         """Time since its last news. Absent: none was heard, or the own region."""
 
+    @_builtins.property
+    def by_hand_left(self) -> _duration_pb2.Duration:
+        """Time until the operator's order ends. Absent: there is no order."""
+
     def __init__(
         self,
         *,
@@ -752,10 +757,11 @@ class RegionView(_message.Message):
         tenants_differ: _builtins.bool = ...,
         heard_age: _duration_pb2.Duration | None = ...,
         unaware_count: _builtins.int = ...,
+        by_hand_left: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_health", b"_health", "age", b"age", "declared", b"declared", "headroom", b"headroom", "health", b"health", "heard_age", b"heard_age", "signals", b"signals"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_health", b"_health", "age", b"age", "by_hand_left", b"by_hand_left", "declared", b"declared", "headroom", b"headroom", "health", b"health", "heard_age", b"heard_age", "signals", b"signals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_health", b"_health", "age", b"age", "declared", b"declared", "grants", b"grants", "headroom", b"headroom", "health", b"health", "heard_age", b"heard_age", "is_by_hand", b"is_by_hand", "is_own", b"is_own", "is_stale", b"is_stale", "limit_share", b"limit_share", "observed", b"observed", "reason", b"reason", "region", b"region", "signals", b"signals", "spill_share", b"spill_share", "stable_version", b"stable_version", "tenants_differ", b"tenants_differ", "unaware_count", b"unaware_count", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_health", b"_health", "age", b"age", "by_hand_left", b"by_hand_left", "declared", b"declared", "grants", b"grants", "headroom", b"headroom", "health", b"health", "heard_age", b"heard_age", "is_by_hand", b"is_by_hand", "is_own", b"is_own", "is_stale", b"is_stale", "limit_share", b"limit_share", "observed", b"observed", "reason", b"reason", "region", b"region", "signals", b"signals", "spill_share", b"spill_share", "stable_version", b"stable_version", "tenants_differ", b"tenants_differ", "unaware_count", b"unaware_count", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__health: _TypeAlias = _typing.Literal["health"]  # noqa: Y015
     _WhichOneofArgType__health: _TypeAlias = _typing.Literal["_health", b"_health"]  # noqa: Y015

@@ -47,6 +47,7 @@ def test_a_state_without_a_transition_has_neither_age_nor_reason() -> None:
     cell.step(2)
     us = region_views.views(cell.control, cell.now_s)[1]
     assert us.is_by_hand and 0 < us.age.ToMilliseconds() <= 3000 and us.reason.endswith("ill")
+    assert us.HasField("by_hand_left") and not own.HasField("by_hand_left")
 
 
 def test_metrics_have_each_region_with_its_states_weight_grants_and_age() -> None:

@@ -151,12 +151,13 @@ def test_the_list_has_states_loads_grants_and_differences() -> None:
         observed=pb.OBSERVED_STATE_OUT,
         is_by_hand=True,
         is_stale=True,
-        reason="too ill",
+        reason="by hand of me: too ill",
         spill_share=0.125,
         stable_version="kvmesh-2",
         tenants_differ=True,
     )
     us.age.FromSeconds(125)
+    us.by_hand_left.FromSeconds(3600 - 125)
     us.heard_age.FromSeconds(14)
     found = shown(own, us)
     for words in (
@@ -168,7 +169,7 @@ def test_the_list_has_states_loads_grants_and_differences() -> None:
         "to us: 1,500 tok/s, 9 bl",
         "12.5 %",
         "kvmesh-2 (differs)",
-        "us: OUT by hand, stale for 2 min 5 s: too ill.",
+        "us: OUT for 2 min 5 s by hand of me: too ill; the order ends in 57 min 55 s.",
         "us: not heard for 14 s; its entry is the last one that arrived.",
         "us: its tenants differ in residency, limits or disabled marks.",
         "Stable model versions differ: kvmesh-1 in eu, kvmesh-2 in us.",
@@ -303,6 +304,16 @@ def test_a_mistake_is_one_sentence_with_value_and_range(
     with served(Region("eu"), Region("us")):
         status, _, errors = shell.run("region", *words)
     assert status == 2 and errors.startswith(sentence)
+
+
+def test_a_region_that_does_not_answer_is_named(shell: Shell) -> None:
+    """With the command that asks another one. Nothing is said of a mesh that serves on: it may be dead."""
+    with served(Region("eu"), Region("us")):
+        pass  # both are gone behind it, and their addresses stay in kvmesh.toml
+    for words in (("list",), ("drain", "eu", "--reason", "x"), ("restore", "eu")):
+        status, _, errors = shell.run("region", *words)
+        assert status == 1 and errors.startswith("No control process of region eu answers: ")
+        assert "Another region shows how it observes eu: `kvmesh region list --from us`." in errors
 
 
 def test_a_mesh_without_regions_is_said(shell: Shell) -> None:
