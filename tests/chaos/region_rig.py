@@ -107,7 +107,7 @@ class RegionMatrix:
             self._day = new_day(EQUAL, PAIR, folder, self._tag)
             await self._day.mesh.start()
             await self._day.federated()
-            await self._day.trusted()
+            await self._day.seen_well(*self._day.mesh.regions)
             self._clients = Clients(await self._day.mesh.station(), folder / "stations")
         return self._day, self._clients
 

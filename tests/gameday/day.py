@@ -26,9 +26,6 @@ DRAINED_S_MAX: Final = 90.0
 RECOVERED_S_MAX: Final = 300.0
 """A restarted region recovers in stages, for two and a half minutes."""
 
-TRUST_TTL: Final = "62s"
-"""Time of an order. It ends before the event, and when engines are about old enough to be no cold ones."""
-
 DRAINED: Final = "DRAINED"
 METRICS_S_MAX: Final = 10.0
 SETTLING_S: Final = 1.0
@@ -79,18 +76,6 @@ class GameDay:
         if done.exit_code:
             raise OrderRefused(f"kvmesh region {' '.join(words)}: {(errors or shown).strip()[-600:]}")
         return json.loads(shown)
-
-    async def trusted(self) -> None:
-        """Let each region take the others for HEALTHY, until its own observations say otherwise.
-
-        Regions with fresh engines recover in stages otherwise, for two and a half minutes.
-        """
-        for region in self.mesh.regions:
-            for other in self.mesh.regions:
-                if other != region:
-                    await self.command(
-                        region, "avoid", other, "--ok", "--ttl", TRUST_TTL, "--reason", "game day begins"
-                    )
 
     async def drained(self, region: str) -> None:
         """Drain a region, and wait until nothing runs there. Raises OrderRefused."""

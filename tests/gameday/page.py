@@ -128,9 +128,9 @@ def _told(record: Record) -> dict[str, Any]:
 
 
 _PROCEDURE: Final = (
-    "Each run has fresh regions in containers, on a network each, and a link between the networks. An order of 62 s "
-    "takes each region for HEALTHY before the load: fresh ones recover in stages otherwise. Clients outside all "
-    "regions know all frontends. Conversations of six turns arrive at random times at each region. They have a "
+    "Each run has fresh regions in containers, on a network each, and a link between the networks. They start "
+    "together, and each observes the others as HEALTHY before the load. Clients outside all regions know all "
+    "frontends. Conversations of six turns arrive at random times at each region. They have a "
     "quarter of the deviation of a Poisson process, because a region here has three requests per second. Each turn "
     "repeats all before it, and every token is compared with the engine's arithmetic. 15 % of them belong to a lower "
     "priority class, and 5 % to tenants that only their home region may serve. The aims about users leave the latter "

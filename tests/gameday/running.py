@@ -93,7 +93,7 @@ async def perform(run: Run, capacity: Capacity, folder: Path, tag: str, say: Say
         await day.mesh.start()
         say("waits for the federation")
         await day.federated()
-        await day.trusted()
+        await day.seen_well(*day.mesh.regions)
         seen = await _course(run, day, conversations, say)
     finally:
         say("stops the regions")

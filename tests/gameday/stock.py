@@ -107,6 +107,7 @@ async def measure_stock(folder: Path, tag: str, say: Say) -> Outcomes:
             *(day.mesh.regions[name].launch([each]) for name, each in servers.items()), day.federated()
         )
         await asyncio.gather(*(day.mesh.regions[name].ready(each) for name, each in servers.items()))
+        await day.seen_well(*day.mesh.regions)
         found = await _cut_off(day, servers, say)
     finally:
         await asyncio.shield(day.mesh.stop())
@@ -131,8 +132,6 @@ async def _cut_off(day: GameDay, servers: Mapping[str, ContainerPart], say: Say)
 
     try:
         say("waits for the clients")
-        # No order holds the region for HEALTHY, as in the other events: what its survivor observes travels over xDS.
-        await _while_running(running, day.seen_well(*REGIONS[:2]))
         await _while_running(running, until(lambda: all(map(_is_served, seen())), READY_S_MAX, "answers"))
         await _while_running(running, asyncio.sleep(STEADY_S))
         say("cuts the region off")

@@ -71,7 +71,7 @@ async def measure_trip(folder: Path, tag: str, say: Say) -> Trip:
         say("starts two regions")
         await day.mesh.start()
         await day.federated()
-        await day.trusted()
+        await day.seen_well(*day.mesh.regions)
         await day.mesh.kill_role(far, "decode")
         await day.link.slow(far, near, TRIP_S / 2)
         clients = Clients(await day.mesh.station(), day.mesh.folder / "stations")
