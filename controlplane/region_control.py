@@ -145,6 +145,7 @@ class RegionControl:
                     state, reason = State[entry.observed.name], "as the snapshot says that was in force"
                     self.regions.on_observed(entry.name, state, reason, now_s)
         self.take_orders(orders, now_s)
+        self.regions.take_events()  # of an earlier term, which has written them down
 
     def take_orders(self, orders: RegionOrders, now_s: float) -> None:
         """Take the written declarations and avoid orders, after each change of the desired document."""

@@ -218,15 +218,17 @@ def test_a_drain_ends_when_the_last_request_has_ended() -> None:
 
 
 def test_an_avoid_order_holds_until_its_end_across_a_takeover() -> None:
-    """The order is in the desired document, with its end in Unix time."""
+    """The order is in the desired document, with its end in Unix time. It is an event once, not in each term."""
     cell = Cell()
     avoid = AvoidEntry(until_s=cell.wall_s + 60, reason="ill", author="ann")
     orders = RegionOrders().with_avoid("us", avoid)
     cell.control.take_orders(orders, cell.now_s)
+    assert [each.what for each in cell.control.regions.take_events()] == ["region.out"]
     cell.step()
     assert entry(cell).weight_percent == 0 and cell.control.regions.states(cell.now_s)["us"].is_by_hand
     cell.control.forget()
     cell.control.begin_term(CONTENT, orders, cell.now_s)
+    assert not cell.control.regions.take_events()
     cell.step()
     assert entry(cell).weight_percent == 0
     cell.step(60)
