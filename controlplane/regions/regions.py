@@ -6,6 +6,7 @@ About itself a region knows its load and its declared state.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from typing import Final
 
@@ -242,7 +243,9 @@ class Regions:
         self.is_panic = is_panic([self._own_capacity(now_s), *capacities], self.settings)
         signals = {name: self._signals(name, now_s) for name in (self.own, *self.targets)}
         ages_s = {
-            name: each.engine_age_s for name, each in signals.items() if each and not each.capacity.is_zero
+            name: each.engine_age_s
+            for name, each in signals.items()
+            if each and not each.capacity.is_zero and math.isfinite(each.engine_age_s)
         }
         for target in self.targets.values():
             oldest_s = max((age_s for name, age_s in ages_s.items() if name != target.name), default=0.0)
@@ -278,11 +281,15 @@ class Regions:
             return
         part, settings = self.own_percent(now_s) / 100.0, self.settings
         room = granting.headroom(own.capacity, own.load, settings.grant_share * part)
-        whole = granting.headroom(own.capacity, own.load, settings.grant_silent_share * part)
-        heard = {name: signals for name, each in self.targets.items() if (signals := each.signals(now_s))}
-        silent = {name: each for name, each in self.targets.items() if name not in heard}
+        whole = granting.headroom(own.capacity, own.load, settings.grant_lost_share * part)
+        lost = {name: each for name, each in self.targets.items() if each.is_lost(now_s)}
+        heard = {
+            name: signals
+            for name, each in self.targets.items()
+            if name not in lost and (signals := each.signals(now_s))
+        }
         sources = {name: granting.Source(each.wanted, each.cold_load) for name, each in heard.items()}
-        for name, each in silent.items():
+        for name, each in lost.items():
             if each.window.last is not None:
                 sources[name] = granting.Source(load=each.window.last.cold_load)
         for name, guests in own.guests.items():
@@ -293,13 +300,13 @@ class Regions:
         given = granting.allot(
             room,
             sources,
-            {name: each.floor for name, each in silent.items()},
+            {name: each.floor for name, each in lost.items()},
             self.grants(),
             is_frozen=self._spill.total > 0
             or own.full_load.share_of(own.capacity) > settings.grant_new_below,
         )
-        dead = {name: sources[name] for name in silent if name in sources}
-        for name, grant in granting.with_rest(given, whole - room, dead).items():
+        callers = {name: sources[name] for name in lost if name in sources}
+        for name, grant in granting.with_rest(given, whole - room, callers).items():
             self.targets[name].given = grant
             if name in heard:
                 self.targets[name].floor = grant

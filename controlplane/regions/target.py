@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from controlplane.regions.declared import FULL_PERCENT, SERVING, Declared, Known, ramp
-from controlplane.regions.observed import Facts, Observed
+from controlplane.regions.observed import Facts, Observed, State
 from controlplane.regions.panic import Capacity
 from controlplane.regions.settings import RegionSettings
 from controlplane.regions.signals import Signals, SignalWindow
@@ -46,7 +46,7 @@ class Target:
     def facts(self, now_s: float, *, is_panic: bool, oldest_s: float) -> Facts:
         """Return the facts since the last step, and begin the next ones.
 
-        `oldest_s`: age of the oldest decode engine of all other regions with capacity; 0: there is none, infinite: unknown.
+        `oldest_s`: age of the oldest decode engine of all other regions with capacity; 0: none is known.
         """
         signals = self.signals(now_s)
         is_fresh = now_s - self._probed_s <= self._settings.probe_fresh_s
@@ -85,6 +85,15 @@ class Target:
     def grant(self, now_s: float) -> Quantity:
         """Return its grant to the own region after its decay."""
         return decayed(self.granted, now_s - self._renewed_s, self._settings.lease)
+
+    def is_lost(self, now_s: float) -> bool:
+        """True if its callers are guests of other regions: it is not heard, its data path fails, or it is observed OUT.
+
+        A region that returns stays OUT for a while, and so do its callers. An operator's order says nothing of them.
+        """
+        is_out = self.observed.state is State.OUT and not self.observed.is_by_hand
+        is_failing = self.observed.failing_s >= self._settings.grant_lost_after_s
+        return is_out or is_failing or self.signals(now_s) is None
 
     @property
     def is_hard_down(self) -> bool:

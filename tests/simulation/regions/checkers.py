@@ -133,9 +133,9 @@ class Checkers:
         self._check_revisions(region)
 
     def _check_grants(self, region: Region, before: Mapping[str, Quantity]) -> None:
-        """Grants to all, floors included, fit into the headroom that the region knew; while one is silent, into the rest.
+        """Grants to all, floors included, fit into the headroom that the region knew; while one is lost, into the rest.
 
-        A loaded region raises none of a region that it hears.
+        A loaded region raises none of a region that is not lost.
         """
         now_s = self.world.now_s
         window = self.heard[region.name][region.name]
@@ -145,12 +145,12 @@ class Checkers:
         regions = region.control.regions
         share = GRANT_SHARE * regions.own_percent(now_s) / 100
         room = signals.capacity * share - signals.load
-        heard = [name for name in regions.targets if regions.targets[name].signals(now_s) is not None]
+        heard = [name for name in regions.targets if not regions.targets[name].is_lost(now_s)]
         given = total(regions.grants()[name] for name in heard)
         assert given.fits(room), f"{region.name} grants {given} of {room}"
         rest = signals.capacity * (regions.own_percent(now_s) / 100) - signals.load
         every = total(regions.grants().values())
-        assert every.fits(rest), f"{region.name} grants {every} of {rest} to heard and silent regions"
+        assert every.fits(rest), f"{region.name} grants {every} of {rest} to all regions"
         if (
             regions.spill()
             or (signals.load + total(signals.guests.values())).share_of(signals.capacity) > LOADED
@@ -158,7 +158,7 @@ class Checkers:
             raised = [
                 name
                 for name, grant in regions.grants().items()
-                if not grant.fits(before[name]) and regions.targets[name].signals(now_s) is not None
+                if not grant.fits(before[name]) and name in heard
             ]
             assert not raised, f"{region.name} is loaded and raises its grants to {raised}"
 

@@ -55,7 +55,7 @@ def signals(
     wanted: float = 0,
     capacity: Quantity | None = None,
     guests: float = 0,
-    age_s: float = math.inf,
+    age_s: float = 3600.0,
 ) -> Signals:
     """Return signals of a region with four decode replicas."""
     return Signals(
@@ -121,6 +121,40 @@ def test_a_killed_region_is_out_and_keeps_its_grant() -> None:
     assert view.is_hard_down and not view.is_heard and view.weight_percent == 0 and "hard down" in view.reason
     assert bench.regions.grants()["us"].fits(grant) and grant.fits(bench.regions.grants()["us"])
     assert bench.regions.limit_share(bench.now_s) == pytest.approx(1.0)
+
+
+def test_callers_of_a_lost_region_get_all_that_is_left_at_once_and_until_they_are_gone() -> None:
+    """Three regions at half load: two grants share the headroom. Failing probes tell the loss before silence does.
+
+    Behind its return the region is OUT, so its callers are still here. An order of an operator moves nobody here.
+    """
+    bench = Bench("us", "ap")
+    for name in ("eu", "us", "ap"):
+        bench.signals[name] = signals(load=500)
+    bench.run(10)
+    assert bench.regions.grants()["us"].tokens_per_s == pytest.approx(150)
+    bench.failing.add("us")
+    bench.run(2)
+    assert bench.regions.grants()["us"].tokens_per_s == pytest.approx(150), "a flap"
+    bench.run(1)
+    assert bench.state("us") is State.HEALTHY
+    grants = bench.regions.grants()
+    assert grants["us"].tokens_per_s >= 150 + 200
+    assert grants["us"].tokens_per_s + grants["ap"].tokens_per_s == pytest.approx(500)
+    bench.silent.add("us")
+    bench.run(60)
+    bench.silent.clear()
+    bench.failing.clear()
+    bench.signals["us"] = signals(load=0)
+    bench.signals["eu"] = signals(load=500, guests=250)
+    bench.run(60)
+    grants = bench.regions.grants()
+    assert bench.state("us") is State.OUT and grants["us"].tokens_per_s >= 350
+    avoid = Avoid(is_ok=False, until_s=bench.now_s + 3600, reason="too ill", author="me")
+    bench.regions.on_avoid("ap", avoid, bench.now_s)
+    bench.run(2)
+    after = bench.regions.grants()["ap"].tokens_per_s
+    assert bench.state("ap") is State.OUT and after == pytest.approx(grants["ap"].tokens_per_s)
 
 
 def test_a_peak_at_home_shrinks_the_grant_of_a_dead_region_while_it_lasts() -> None:
@@ -377,7 +411,12 @@ def test_a_cold_region_starts_in_recovery_while_another_serves() -> None:
     bench.signals["us"] = signals(age_s=10)
     bench.run(1)
     assert bench.state("us") is State.RECOVERING
-    for age_s, state in ((15, State.HEALTHY), (69, State.HEALTHY), (70, State.RECOVERING)):
+    for age_s, state in (
+        (15, State.HEALTHY),
+        (69, State.HEALTHY),
+        (70, State.RECOVERING),
+        (math.inf, State.HEALTHY),  # unknown
+    ):
         together = Bench("us")
         together.signals |= {"eu": signals(age_s=age_s), "us": signals(age_s=10)}
         together.run(1)
