@@ -6,8 +6,7 @@ The blocks of a request are taken with its charge, and released at its end.
 
 INVARIANT: between two corrections, charges in any time t sum to at most rate x t + burst + one prompt.
 INVARIANT: a charge never takes blocks beyond the grant. A smaller grant takes no blocks from running requests.
-`take` keeps neither: it charges an attempt that must not be refused. It leaves a debt of DEBT_S at most, for which later
-charges wait.
+`take` keeps neither: it charges an attempt that must not be refused, and leaves NEW_SHARE of the burst to new callers.
 """
 
 from __future__ import annotations
@@ -24,7 +23,14 @@ a region guests wait some seconds instead. Own callers do not: their prompts go 
 """
 
 DEBT_S: Final = 2.0
-"""Largest debt: the rate of this time. New callers wait no longer than this for the streams of a dead region."""
+"""Largest debt: the rate of this time. New callers wait no longer than this for wrong estimates."""
+
+NEW_SHARE: Final = 0.5
+"""Part of the burst that the streams of a dead region leave to its new callers.
+
+All streams continue here at once, and their tokens are many times the burst. Their charge for all of it refused new callers
+for seconds, although there was room.
+"""
 
 RETRY_BLOCKS_S: Final = 1.0
 """Retry-After while blocks are short: their release is not foreseen."""
@@ -79,13 +85,9 @@ class GrantBucket:
         return None
 
     def take(self, tokens: float, blocks: float, now_s: float) -> float:
-        """Take `blocks`, and `tokens` down to a debt of DEBT_S. Return the tokens that the level lost.
-
-        The bound is for the time after the loss of a region. All its streams continue here at once, and their tokens are
-        many times the burst. With a debt for all of them, its new callers would be refused for as long as its streams ran.
-        """
+        """Take `blocks`, and `tokens` of what is above NEW_SHARE of the burst. Return the tokens that the level lost."""
         self._refill(now_s)
-        taken = max(0.0, min(tokens, self.level + DEBT_S * self.grant.tokens_per_s))
+        taken = max(0.0, min(tokens, self.level - NEW_SHARE * self.burst))
         self.level -= taken
         self.blocks_used += blocks
         return taken

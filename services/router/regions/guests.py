@@ -33,7 +33,7 @@ class Charge:
         self.tokens = tokens
         """Tokens charged: the expected ones, then the computed ones."""
         self.taken = taken
-        """Tokens that the bucket lost: fewer than `tokens` for a resumed attempt beyond the largest debt."""
+        """Tokens that the bucket lost: fewer than `tokens` for a resumed attempt beyond its part of the burst."""
         self.blocks = blocks
         self.is_settled = False
 
@@ -42,7 +42,7 @@ class Charge:
         if self.is_settled:
             return
         self.is_settled = True
-        is_bounded = self.taken < self.tokens  # a resumed attempt beyond the largest debt
+        is_bounded = self.taken < self.tokens  # a resumed attempt beyond its part
         computed = min(self.taken, computed_tokens) if is_bounded else computed_tokens
         self.guest.bucket.correct(self.taken, computed)
         self.guest.net_tokens += computed_tokens - self.tokens
@@ -88,9 +88,9 @@ class Guest:
     ) -> Charge | float:
         """Charge an attempt that should compute `tokens`. Return its charge, or the seconds until a retry.
 
-        A resumed attempt (`is_resumed`) passes an empty bucket and leaves a debt, for which new attempts wait. The debt is
-        at most DEBT_S (`GrantBucket.take`). The attempt continues a stream with tokens that a client has, and its home
-        region is often the one that died. Its refusal would lose the answer and all work for it. Such attempts are no more
+        A resumed attempt (`is_resumed`) passes an empty bucket, and takes tokens of the upper part of a full one alone
+        (`GrantBucket.take`). The attempt continues a stream with tokens that a client has, and its home region is often
+        the one that died. Its refusal would lose the answer and all work for it. Such attempts are no more
         than the streams that ran. They are refused where the region has no grant at all: there this region has not agreed
         to serve it. `is_lower`: the attempt is of a class below the default.
         """

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from kvmesh.regions.bucket import BURST_S, DEBT_S, RETRY_BLOCKS_S, RETRY_MAX_S, GrantBucket
+from kvmesh.regions.bucket import BURST_S, DEBT_S, NEW_SHARE, RETRY_BLOCKS_S, RETRY_MAX_S, GrantBucket
 from kvmesh.regions.quantity import Quantity
 
 PROMPT_MAX = 5000.0
@@ -77,8 +77,7 @@ def test_wrong_estimates_leave_a_small_debt() -> None:
     """However many tokens are computed beyond the charge, new callers wait for DEBT_S and their prompt at most."""
     bucket = GrantBucket(0.0)
     bucket.set_grant(Quantity(100, 1e9), 0.0)
-    bucket.take(1e9, 1, 10.0)
-    assert bucket.level == -100 * DEBT_S
+    assert bucket.charge(bucket.burst, 1, BURST_S) is None
     for _ in range(60):
         bucket.correct(10, 4000)
     assert bucket.level == -100 * DEBT_S
@@ -104,3 +103,13 @@ def test_a_smaller_grant_cuts_the_level() -> None:
     bucket.set_grant(Quantity(1000, 8), 0.0)
     bucket.set_grant(Quantity(10, 8), 10.0)
     assert bucket.level == bucket.burst == 10 * BURST_S
+
+
+def test_streams_that_go_on_here_leave_half_of_the_burst_to_new_callers() -> None:
+    """They are charged as long as the bucket has more, and never refused."""
+    bucket = GrantBucket(0.0)
+    bucket.set_grant(Quantity(100, 1e9), 0.0)
+    assert sum(bucket.take(150, 1, BURST_S) for _ in range(10)) == (1 - NEW_SHARE) * bucket.burst
+    assert bucket.level == NEW_SHARE * bucket.burst and bucket.blocks_used == 10
+    assert bucket.charge(NEW_SHARE * bucket.burst, 1, BURST_S) is None
+    assert bucket.take(150, 1, BURST_S) == 0.0 and bucket.level == 0.0
