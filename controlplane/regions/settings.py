@@ -73,7 +73,7 @@ class RegionSettings:
     """Part of the capacity that own callers and guests may use together."""
     grant_lost_share: float = 1.0
     """The same while a region is lost: its callers have no other place, and own callers go before them."""
-    grant_lost_after_s: float = 2.0
+    grant_lost_after_s: float = 1.0
     """Time of failing probes from which a region counts as lost for grants: its callers come before its state changes."""
     grant_new_below: float = 0.7
     """Load, as a part of the capacity, from which a region grants nothing new."""
