@@ -35,6 +35,8 @@ class Command:
     """True if it only moves traffic back, which is possible without Redis."""
     details: dict[str, str] = field(default_factory=dict)
     """Values before and after, for the audit. `make` fills it."""
+    waits: bool = False
+    """True if it waits for the end of a takeover all the same: it depends on what is written down."""
 
 
 class CommandQueue:
@@ -52,7 +54,9 @@ class CommandQueue:
 
     def take(self, *, only_back: bool) -> Command | None:
         """Remove and return the first command; with `only_back` the first that only moves traffic back. None: no such."""
-        found = next((each for each in self._waiting if each.is_back or not only_back), None)
+        found = next(
+            (each for each in self._waiting if (each.is_back and not each.waits) or not only_back), None
+        )
         if found is not None:
             self._waiting.remove(found)
         return found

@@ -446,7 +446,7 @@ class ControlCore:
         if not self.leads:
             return
         if self.leadership.state is LeaderState.TAKING_OVER and self._is_informed(now_s):
-            self._finish_takeover()
+            self._finish_takeover(now_s)
         self._run_command(now_s)
         self._step_rollout(now_s)
         self._step_shadow(now_s)
@@ -479,11 +479,13 @@ class ControlCore:
         self._publishing.cause = Cause("a new leader")
         self._event("leader.takeover", str(self.leadership.term), "this process leads")
 
-    def _finish_takeover(self) -> None:
+    def _finish_takeover(self, now_s: float) -> None:
         self.leadership.finish_takeover()
         self._was_leader = True
         self._condemn_orphan()
         self._reconcile()
+        if self.regions is not None:  # before a command that waited
+            self.regions.begin_term(self.content, self.library.desired.regions, now_s)
 
     def _reconcile(self) -> None:
         """Reconcile the documents with the highest snapshot that was found (`takeover`)."""

@@ -58,6 +58,8 @@ class Prepared:
     make: Callable[[float], tuple[Document, tuple[str, ...]]]
     reason: str = ""
     is_back: bool = False
+    waits: bool = False
+    """See `Command.waits`."""
     made: Document | None = None
     """The document, as last made."""
     overridden: tuple[str, ...] = ()
@@ -77,7 +79,9 @@ class Prepared:
     def command(self, ticket: int, author: Author, library: Library) -> Command:
         """Return the command for the core."""
         make = partial(self.run, library=library)
-        return Command(ticket, self.what, self.target, author, make, self.reason, self.is_back, self.details)
+        return Command(
+            ticket, self.what, self.target, author, make, self.reason, self.is_back, self.details, self.waits
+        )
 
 
 class Operators:

@@ -48,7 +48,7 @@ class RegionOperators:
                 raise CommandRefused(*objections, can_force=True)
             return self._with_declared(declared), objections
 
-        return Prepared("region.drain", request.region, make, request.reason, is_back=True)
+        return Prepared("region.drain", request.region, make, request.reason, is_back=True, waits=True)
 
     def restore(self, request: pb.RestoreRegionRequest, author: Author) -> Prepared:
         """End the drain of the own region."""
@@ -62,7 +62,7 @@ class RegionOperators:
             )
             return self._with_declared(declared), ()
 
-        return Prepared("region.restore", request.region, make, reason, is_back=True)
+        return Prepared("region.restore", request.region, make, reason, is_back=True, waits=True)
 
     def avoid(self, request: pb.AvoidRegionRequest, author: Author) -> Prepared:
         """Override what the own region observes of another one."""
@@ -81,7 +81,7 @@ class RegionOperators:
             desired = self._core.library.desired
             return desired.with_regions(desired.regions.with_avoid(request.region, entry)), ()
 
-        return Prepared("region.avoid", request.region, make, request.reason, is_back=True)
+        return Prepared("region.avoid", request.region, make, request.reason, is_back=True, waits=True)
 
     def forecast(self, now_s: float) -> Forecast | None:
         """Return the forecast of a drain of the own region. None: its load or its capacity is unknown."""

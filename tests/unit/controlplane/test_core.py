@@ -23,15 +23,20 @@ from controlplane.judging import Judging
 from controlplane.leadership import Holder, LeaderState, LeaseAnswer
 from controlplane.library import Document, StoreRead
 from controlplane.operators import Operators
+from controlplane.region_control import RegionControl, RegionNames
+from controlplane.region_operators import RegionOperators
+from controlplane.regions.declared import Declared, DeclaredState
+from controlplane.regions.document import RegionOrders
 from controlplane.rollouts import commands, transitions
 from controlplane.rollouts import document as documents
 from controlplane.rollouts.document import RolloutDocument
 from controlplane.rollouts.judge.observation import CANARY
 from controlplane.rollouts.view import GoldenFacts, GoldenState
-from controlplane.snapshots.desired import CordonEntry, Desired
+from controlplane.snapshots.desired import CordonEntry, Desired, encode
 from controlplane.snapshots.publication import wanted
 from controlplane.snapshots.receivers import Receiver
 from kvmesh.control.v1 import control_pb2 as pb
+from kvmesh.control.v1 import region_pb2 as region_pb
 from kvmesh.control.v1 import snapshot_pb2 as pb_snapshot
 from kvmesh.membership.member import Member
 from kvmesh.snapshot.content import Content
@@ -73,6 +78,7 @@ class Driver:
         self.core = ControlCore("control-0", "boot", VERSIONS, CALM, lambda: 5000.0 + self.now_s, Green())
         self.stored = {each.id: documents.encode(each) for each in stored}
         self.shadows: dict[str, bytes] = {}
+        self.desired: bytes | None = None
         self.board = board
         self.sent: list[Published] = []
         self.done: dict[int, str] = {}
@@ -107,7 +113,9 @@ class Driver:
             for action in actions:
                 match action:
                     case ReadStore():
-                        read = StoreRead(dict(self.stored), None, self.board, 0, shadows=dict(self.shadows))
+                        read = StoreRead(
+                            dict(self.stored), self.desired, self.board, 0, shadows=dict(self.shadows)
+                        )
                         self.core.on_store(read if self.reads else None, self.now_s)
                     case Confirm():
                         self.confirmed.append(action.sequence)
@@ -384,6 +392,26 @@ def test_a_command_that_waits_for_redis_holds_no_way_back_up() -> None:
     driver.abort()
     assert driver.done == {1: ""}
     assert driver.core.content.canary_percent == 0
+
+
+def test_a_command_about_regions_waits_until_the_leader_knows_what_is_written_down() -> None:
+    """A drained region whose control plane is replaced is restored by the first command that reaches the new leader."""
+    driver = Driver()
+    driver.core.regions = RegionControl(RegionNames("eu", {"eu": 0.5, "us": 0.5}), lambda: driver.now_s)
+    drained = Declared(state=DeclaredState.DRAINED, revision=2, reason="upgrade", author="ann")
+    orders = RegionOrders().with_declared("eu", drained)
+    driver.desired = encode(Desired(revision=1).with_regions(orders))
+    driver.reads = False
+    driver.tick()
+    assert driver.core.leads
+    operators = RegionOperators(driver.core, driver.core.regions, lambda: driver.now_s)
+    prepared = operators.restore(region_pb.RestoreRegionRequest(region="eu"), Author())
+    driver.core.command(prepared.command(1, Author(), driver.core.library), driver.now_s)
+    driver.perform()
+    assert not driver.done
+    driver.reads = True
+    driver.lead()
+    assert driver.done == {1: ""} and driver.core.library.desired.regions.declared["eu"].is_serving
 
 
 def test_a_command_whose_write_is_on_its_way_is_not_refused() -> None:
