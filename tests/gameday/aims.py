@@ -30,6 +30,9 @@ TTFT_WINDOW_S: Final = 15.0
 TTFT_STEP_S: Final = 2.5
 AMPLIFICATION_MAX: Final = 1.1
 GOODPUT_MIN: Final = 0.9
+SERVED_MIN: Final = 0.95
+"""The same of the load, where the survivors can carry all of it: three regions at 60 % offer 0.9 of what two can do."""
+
 ERRORS_UP_MAX: Final = 0.001
 HOME_SHARE_MIN: Final = 0.9
 """Share of a region's callers at home from which their sessions are back."""
@@ -240,16 +243,17 @@ def sessions_back_home(record: Record) -> Verdict:
 
 
 def goodput_kept(record: Record) -> Verdict:
-    """Judge the survivors' good uncached tokens against their capacity alone."""
-    aim = f"survivors keep goodput at {GOODPUT_MIN:g} of their capacity alone"
+    """Judge the survivors' good uncached tokens against their capacity alone, or against the load if that is less."""
+    aim = f"survivors keep goodput at {GOODPUT_MIN:g} of their capacity alone, at most {SERVED_MIN:g} of the load"
     window = fault(record, SETTLE_S)
     computed = window.by_region("uncached")
     capacity = sum(record.capacities[name] for name in record.survivors)
     per_s = sum(computed[name] for name in record.survivors) / (record.times.heal_s - SETTLE_S)
     if not window.sent or not capacity:
         return Verdict(aim, NOTHING, is_met=False)
-    measured = f"{per_s / capacity:.2f}: {per_s:.0f} of {capacity:.0f} tokens/s"
-    return Verdict(aim, measured, per_s >= GOODPUT_MIN * capacity)
+    load = record.utilisation * sum(record.capacities[name] for name in record.regions)
+    measured = f"{per_s / capacity:.2f}: {per_s:.0f} of {capacity:.0f} tokens/s, load {load:.0f}"
+    return Verdict(aim, measured, per_s >= min(GOODPUT_MIN * capacity, SERVED_MIN * load))
 
 
 def no_stream_lost(record: Record) -> Verdict:
