@@ -182,3 +182,14 @@ def test_ttft_is_back_when_it_stays_back() -> None:
     assert aims.ttft_back_s(record(bins), 100.0) == 7.5, "by then 4 % of the rest are slow"
     assert aims.ttft_back_s(record(changed(bins, 30.0, 40.0, ttfts_ms=slow)), 100.0) == 40.0
     assert aims.ttft_back_s(record(changed(bins, 70.0, 73.0, ttfts_ms=slow)), 100.0) is None
+
+
+def test_goodput_is_judged_by_the_load_where_survivors_carry_all_of_it() -> None:
+    """Three regions at 60 % offer 0.9 of what two can do: 0.95 of that is enough, and less is not."""
+    three = ("eu", "us", "ap")
+    capacities = dict.fromkeys(three, 1000.0)
+    for per_s, is_met in ((1720, True), (1700, False)):
+        none = changed(quiet_bins(), 0.0, 75.0, uncached={})
+        bins = changed(none, 0.0, 75.0, "us", USERS, uncached={"us": per_s // 2, "ap": per_s // 2})
+        made = record(bins, load="60", utilisation=0.6, regions=three, capacities=capacities)
+        assert aims.goodput_kept(made).is_met is is_met
