@@ -11,6 +11,8 @@ from tests.gameday.views import HEALTHY, SUSPECT
 GRANT_SLACK: Final = 1.1
 """Requests in flight, and the change of a grant between two looks, may exceed a grant by a tenth."""
 
+DRAINS: Final = ("DRAINING", "DRAINED")
+
 
 def no_transition(record: Record) -> Verdict:
     """Judge that every region is observed HEALTHY throughout."""
@@ -36,12 +38,19 @@ def spill_within_grant(record: Record) -> Verdict:
 
 
 def all_drained(record: Record) -> Verdict:
-    """Judge that each region said of itself that it was drained, and that it serves again."""
+    """Judge that each region said of itself that it had no weight, and that it serves again.
+
+    The event waits for DRAINED itself. Its control plane is replaced within a second, before each look can see that.
+    """
     seen = {
-        name: [view.declared for view in record.views if view.by == view.region == name]
-        for name in record.regions
+        name: [view for view in record.views if view.by == view.region == name] for name in record.regions
     }
-    drained = [name for name, states in seen.items() if "DRAINED" in states and states[-1] == "SERVING"]
+    drained = [
+        name
+        for name, views in seen.items()
+        if any(view.declared in DRAINS and view.weight == 0 for view in views)
+        and views[-1].declared == "SERVING"
+    ]
     measured = f"{', '.join(drained) or 'none'} of {', '.join(record.regions)}"
     return Verdict("each region was drained and serves again", measured, len(drained) == len(record.regions))
 

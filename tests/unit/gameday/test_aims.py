@@ -77,9 +77,12 @@ def drained(left: float, came: float) -> Record:
 def drained_regions(*names: str) -> Record:
     """Return a run in which regions were drained and restored."""
     seen = [
-        view(at_s, name, name, declared=state)
+        view(at_s, name, name, declared=state, weight=weight)
         for name in REGIONS
-        for at_s, state in ((10.0, "DRAINED" if name in names else "SERVING"), (90.0, "SERVING"))
+        for at_s, state, weight in (
+            (10.0, "DRAINING", 0.0 if name in names else 0.3),
+            (90.0, "SERVING", 1.0),
+        )
     ]
     return record(seen=seen)
 
