@@ -93,6 +93,10 @@ class OneAtATime(Watcher):
         """Return True."""
         return True
 
+    def is_fresh(self, now_s: float) -> bool:
+        """Return True."""
+        return True
+
     def expected(
         self, hashes: Sequence[int], token_count: int, prefill: Sequence[ReplicaState]
     ) -> tuple[int, float]:
