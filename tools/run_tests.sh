@@ -12,7 +12,7 @@ python=.venv/bin/python
 marks=(-m "not exactness and not upgrade")
 slowest=(--durations=15 --durations-min=4)
 beside=(tests/chaos tests/abuse tests/integration/containers tests/integration/images
-  tests/integration/buckets/test_cluster.py tests/integration/faults tests/integration/whole)
+  tests/integration/buckets/test_cluster.py tests/integration/docs tests/integration/faults tests/integration/whole)
 after=(tests/integration/upgrade tests/integration/warmup)
 elsewhere=(tests/integration/exactness "${beside[@]}" "${after[@]}")
 background=()
