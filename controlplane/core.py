@@ -393,7 +393,6 @@ class ControlCore:
         if regions is None or self.leadership.state is not LeaderState.LEADER:
             return
         desired = self.library.desired
-        regions.begin_term(self.content, desired.regions, now_s)
         regions.take_orders(desired.regions, now_s)
         regions.rollout = self._rollout_news()
         regions.step(self.registry, self.receivers, self.content, now_s)

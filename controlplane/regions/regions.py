@@ -213,9 +213,9 @@ class Regions:
         rooms: dict[str, Quantity] = {}
         left_out: dict[str, str] = {}
         for name, view in self.states(now_s).items():
-            each = self._signals(name, now_s)
             if name == region:
                 continue
+            each = self._signals(name, now_s)
             if each is None:
                 left_out[name] = "not heard"
             elif view.weight_percent < 100.0:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 import typer
@@ -33,6 +34,9 @@ PAGE: Final = Path("docs/measurements/regions.md")
 Results = Annotated[Path, typer.Option(help="File with a JSON line per run; the capacity is kept beside it.")]
 Tag = Annotated[str, typer.Option(help="Tag of the images, as built by `make images`.")]
 Check = Annotated[bool, typer.Option("--check", help="Only check the other options.")]
+
+MeasuredT = TypeVar("MeasuredT", bound=msgspec.Struct)
+Measure = Callable[[Path, str, measuring.Say], Coroutine[Any, Any, MeasuredT]]
 
 app = typer.Typer(add_completion=False, help="Breaks regions under load and judges the result.")
 
@@ -92,37 +96,17 @@ def capacity(results: Results = RESULTS, tag: Tag = "dev") -> None:
 
 
 @app.command()
-def trip(
-    results: Results = RESULTS,
-    tag: Tag = "dev",
-    as_json: options.Json = False,
-) -> None:
+def trip(results: Results = RESULTS, tag: Tag = "dev", as_json: options.Json = False) -> None:
     """Measure the first token over a link of 40 ms between two regions; status 1 above the aim."""
-    logging.basicConfig(level=logging.ERROR)
-    _needs_images(tag)
-    folder = results.parent / "trip"
-    folder.mkdir(parents=True, exist_ok=True)
-    with Progress(Console(stderr=True), "trip") as progress:
-        found = asyncio.run(tripping.measure_trip(folder.resolve(), tag, progress.say))
-    typer.echo(msgspec.json.encode(found).decode() if as_json else tripping.summary(found))
-    raise typer.Exit(0 if found.is_met else 1)
+    found = _measured("trip", results, tag, tripping.measure_trip)
+    _tell(found, tripping.summary(found), is_met=found.is_met, as_json=as_json)
 
 
 @app.command()
-def xds(
-    results: Results = RESULTS,
-    tag: Tag = "dev",
-    as_json: options.Json = False,
-) -> None:
+def xds(results: Results = RESULTS, tag: Tag = "dev", as_json: options.Json = False) -> None:
     """Measure stock gRPC clients over xDS while their region is cut off; status 1 above the aim."""
-    logging.basicConfig(level=logging.ERROR)
-    _needs_images(tag)
-    folder = results.parent / "xds"
-    folder.mkdir(parents=True, exist_ok=True)
-    with Progress(Console(stderr=True), "xds") as progress:
-        found = asyncio.run(stock.measure_stock(folder.resolve(), tag, progress.say))
-    typer.echo(msgspec.json.encode(found).decode() if as_json else "\n".join(stock.lines(found)))
-    raise typer.Exit(0 if found.is_met else 1)
+    found = _measured("xds", results, tag, stock.measure_stock)
+    _tell(found, "\n".join(stock.lines(found)), is_met=found.is_met, as_json=as_json)
 
 
 @app.command("page")
@@ -133,6 +117,22 @@ def write_page(results: Results = RESULTS, write: options.Write = PAGE) -> None:
         typer.echo(f"{results} has no records.", err=True)
         raise typer.Exit(2)
     _show(found, as_json=False, write=write)
+
+
+def _measured(name: str, results: Path, tag: str, measure: Measure[MeasuredT]) -> MeasuredT:
+    """Return what `measure` finds with a folder of its own beside the results."""
+    logging.basicConfig(level=logging.ERROR)
+    _needs_images(tag)
+    folder = results.parent / name
+    folder.mkdir(parents=True, exist_ok=True)
+    with Progress(Console(stderr=True), name) as progress:
+        return asyncio.run(measure(folder.resolve(), tag, progress.say))
+
+
+def _tell(found: msgspec.Struct, text: str, *, is_met: bool, as_json: bool) -> None:
+    """Print the result; status 1 above the aim."""
+    typer.echo(msgspec.json.encode(found).decode() if as_json else text)
+    raise typer.Exit(0 if is_met else 1)
 
 
 def _needs_images(tag: str) -> None:

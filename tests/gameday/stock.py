@@ -63,7 +63,7 @@ VARIANTS: Final = (
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client saw. Times are in seconds after the cut."""
+    """Result of a client's requests. Times are in seconds after the cut."""
 
     variant: str
     moved_s: float | None

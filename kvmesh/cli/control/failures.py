@@ -116,14 +116,13 @@ def unanswered(faults: Sequence[str]) -> ControlFailed:
 
 
 def away(region: str, others: Sequence[str], faults: Sequence[str]) -> ControlFailed:
-    """Return the failure of a command that no control process of `region` answered."""
-    return ControlFailed(
-        (
-            f"No control process of region {region} answers: {'; '.join(faults)}.",
-            f"Another region shows how it observes {region}: `kvmesh region list --from {others[0]}`.",
-        ),
-        code="UNAVAILABLE",
-    )
+    """Return the failure of a command that no control process of `region` answered. `others`: regions to ask instead."""
+    sentences = [f"No control process of region {region} answers: {'; '.join(faults)}."]
+    if others:
+        sentences.append(
+            f"Another region shows how it observes {region}: `kvmesh region list --from {others[0]}`."
+        )
+    return ControlFailed(sentences, code="UNAVAILABLE")
 
 
 def lost(address: str, again: str) -> ControlFailed:

@@ -132,6 +132,7 @@ class Admission:
         self._attempts.add(attempt)
         self._attempts.latest[submitted.request_id] = attempt
         self._attempts.queue.add(attempt)
+        attempt.routing.queued_s = now_s
         self._attempts.deadlines.by(attempt, self._dispatcher.wait_until_s(attempt))
         self._attempts.is_dispatch_due = True
         session.outbox.accept(submit.slot, urgent=False)

@@ -97,8 +97,8 @@ class Submission:
 class Routing:
     """The current placement of an attempt, and the constraints on its next one."""
 
-    queued_s: float = float("-inf")
-    """Time of its last entry into the queue, the first one excepted."""
+    queued_s: float = 0.0
+    """Time of its last entry into the queue."""
     expected_s: float = 0.0
     """Expected prefill seconds at the replica with the longest cached prefix. 0: unknown."""
     is_probe: bool = False

@@ -159,9 +159,7 @@ class Dispatcher:
             return submitted.queue_until_s
         answer_s = min(ANSWER_MAX_S, ANSWER_SHARE * (submitted.first_by_s - submitted.arrived_s))
         last_s = submitted.first_by_s - routing.expected_s - answer_s
-        return min(
-            submitted.queue_until_s, max(max(submitted.arrived_s, routing.queued_s) + answer_s, last_s)
-        )
+        return min(submitted.queue_until_s, max(routing.queued_s + answer_s, last_s))
 
     def present_wait_until_s(self, attempt: Attempt, now_s: float) -> float:
         """Return the same by a new estimate: costs change while the attempt waits. No refusal by an old measurement."""

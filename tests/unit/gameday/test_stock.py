@@ -1,4 +1,4 @@
-"""What a stock client saw of a region that is cut off, judged from its requests."""
+"""Results of stock clients, judged from their requests, while a region is cut off."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def test_a_killed_region_is_out_and_keeps_its_grant() -> None:
 def test_callers_of_a_lost_region_get_all_that_is_left_at_once_and_until_they_are_gone() -> None:
     """Three regions at half load: two grants share the headroom. Failing probes tell the loss before silence does.
 
-    Behind its return the region is OUT, so its callers are still here. An order of an operator moves nobody here.
+    Behind its return the region is OUT, so its callers are still here. An operator's order moves no callers of that region.
     """
     bench = Bench("us", "ap")
     for name in ("eu", "us", "ap"):
