@@ -94,6 +94,8 @@ class SeedJob:
     time_share: float = 1.0
     """Part of the target's time that the replay takes. Below 1 it computes one piece of a prefix after the other, with
     pauses: the target serves users."""
+    starts_empty: bool = False
+    """True: the engine has just started. A router may still list the blocks of the process before it."""
 
 
 @dataclass(frozen=True, slots=True)

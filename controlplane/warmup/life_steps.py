@@ -275,7 +275,10 @@ class LifeSteps:
         if not ((sources or is_replay) and asked) and not prefixes:
             return None
         blocks = int(SEED_SHARE * self._bounds(target.pool).blocks.get(target.role, 0))
-        return SeedJob(target, sources, asked, max(1, blocks), end_s, is_replay, prefixes)
+        is_first = not life.seed_tries
+        return SeedJob(
+            target, sources, asked, max(1, blocks), end_s, is_replay, prefixes, starts_empty=is_first
+        )
 
     # Golden prompts.
 

@@ -246,7 +246,13 @@ def _plan(job: SeedJob, record: HotRecord) -> tuple[SeedStep, ...]:
         and (each.model_version, each.block_tokens) == (target.model_version, target.block_tokens)
     ]
     steps = seeding.plan(
-        record.prefixes, job.package_prefixes, target, sources, job.blocks_max, is_replay=job.is_replay
+        record.prefixes,
+        job.package_prefixes,
+        target,
+        sources,
+        job.blocks_max,
+        is_replay=job.is_replay,
+        is_empty=job.starts_empty,
     )
     if job.time_share == 1.0:
         return steps

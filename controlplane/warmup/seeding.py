@@ -66,13 +66,17 @@ def plan(
     blocks_max: int,
     *,
     is_replay: bool = False,
+    is_empty: bool = False,
 ) -> tuple[SeedStep, ...]:
-    """Return the steps, in order. `package`: token ids of prefixes. `sources`: names of the replicas to pull from."""
+    """Return the steps, in order. `package`: token ids of prefixes. `sources`: names of the replicas to pull from.
+
+    `is_empty`: the target holds no block, even if `prefixes` list it as a holder.
+    """
     chains = [blocks.chain(each.token_ids, target.block_tokens, target.model_version) for each in prefixes]
     known = {
         block
         for prefix, chain in zip(prefixes, chains, strict=True)
-        for block in chain[: prefix.holders.get(target.process_id, 0)]
+        for block in chain[: 0 if is_empty else prefix.holders.get(target.process_id, 0)]
     }
     progress = _Progress(blocks_max, known, dict.fromkeys(sources, 0))
     held = _held(prefixes, chains, sources)

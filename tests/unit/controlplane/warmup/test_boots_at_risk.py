@@ -234,3 +234,15 @@ def test_a_replay_follows_the_shapes_however_long_they_take() -> None:
     rig.lives.on_result(slow.number, PassResult(100.0, 0), rig.now_s)
     rig.step()
     assert isinstance(rig.job(SeedJob).job, SeedJob)
+
+
+def test_only_the_first_seeding_of_a_boot_starts_empty() -> None:
+    """Routers may list the blocks of the engine process before it. A second try finds the blocks that the first copied."""
+    rig = Rig()
+    for _ in range(2):
+        rig.boot()
+        first = rig.job(SeedJob)
+        assert isinstance(first.job, SeedJob) and first.job.starts_empty
+        rig.lives.on_result(first.number, SeedResult(error="lost"), rig.now_s)
+        second = rig.job(SeedJob).job
+        assert isinstance(second, SeedJob) and not second.starts_empty

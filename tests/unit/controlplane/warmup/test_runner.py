@@ -237,6 +237,19 @@ async def test_a_source_whose_cache_lacks_the_prefixes_is_left_out() -> None:
         assert result.failed_prefixes == 20 - result.prefixes
 
 
+async def test_a_fresh_engine_is_filled_though_routers_list_blocks_of_the_one_before() -> None:
+    """A router forgets them when it hears of the new process, maybe after the plan. A later seeding trusts routers."""
+    async with fleet("prefill-0", "prefill-9") as (source, fresh):
+        record = tuple(
+            replace(each, holders={**each.holders, "prefill-9": 4}) for each in known(prompts(5), source)
+        )
+        job = seed_job(fresh, source)
+        assert (await seeded(job, hot(*record))).pulled_blocks == 0
+        result = await seeded(replace(job, starts_empty=True), hot(*record))
+        assert result.is_complete and result.pulled_blocks == result.confirmed_blocks == 20
+        await until(fresh.is_empty)
+
+
 async def test_one_source_runs_few_pulls_at_first_and_more_as_they_hit() -> None:
     """Further prefixes wait in the control plane."""
     async with fleet("prefill-0", "prefill-9") as (source, fresh):
