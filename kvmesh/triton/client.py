@@ -40,7 +40,7 @@ class Responses(Protocol):
     Call `cancel` before they are dropped. To end the stream early once `is_sent`, cancel the stream and not the task
     that reads it. After a cancelled task, grpc.aio leaks the responses that come until the call is over, up to 9 KB
     each time (`python -m bench.cancelled`). grpcio 1.85 reads batches only for a waiting task. Before `is_sent`, cancel
-    the task. grpc.aio waits for ever to write to a call that was cancelled before it was connected.
+    the task.
     """
 
     is_sent: bool
@@ -60,10 +60,13 @@ class TritonClient:
     def __init__(self, address: str, model: str = MODEL) -> None:
         self.address = address
         self.model = model
+        self._writing: set[asyncio.Timeout] = set()
+        """Writes of requests. grpc.aio waits for ever to write to a call that is cancelled before it is connected."""
         self._open()
 
     async def close(self) -> None:
         """Close the channel. Its streams break."""
+        self._end_writes()
         await self._channel.close(None)
 
     def reconnect(self) -> Coroutine[Any, Any, None]:
@@ -72,6 +75,7 @@ class TritonClient:
         This is for a server that was silent. TCP may wait many seconds on the old connection before a retransmission.
         """
         closing = self._channel.close(None)
+        self._end_writes()
         self._open()
         return closing
 
@@ -130,7 +134,7 @@ class TritonClient:
         `timeout_s` bounds the whole stream. The caller must cancel the responses in every case.
         """
         request = _request(self.model, inputs, request_id, parameters)
-        return _Responses(self._stub.ModelStreamInfer(timeout=timeout_s), request)
+        return _Responses(self._stub.ModelStreamInfer(timeout=timeout_s), request, self._writing)
 
     async def request_once(
         self,
@@ -146,6 +150,11 @@ class TritonClient:
         ) as responses:
             async for _ in responses:
                 pass
+
+    def _end_writes(self) -> None:
+        """Let each stream go on to its read. There the end of the channel is an error."""
+        while self._writing:
+            self._writing.pop().reschedule(0.0)
 
     def _open(self) -> None:
         self._channel = grpc.aio.insecure_channel(self.address, options=_CHANNEL_OPTIONS)
@@ -181,12 +190,15 @@ class _Responses:
     take 8 KB and a task per stream, and a few microseconds of CPU per answer (measured once, by hand).
     """
 
-    __slots__ = ("_call", "_request", "_was_cancelled", "is_sent")
+    __slots__ = ("_call", "_request", "_was_cancelled", "_writing", "is_sent")
 
-    def __init__(self, call: Any, request: service_pb2.ModelInferRequest) -> None:
+    def __init__(
+        self, call: Any, request: service_pb2.ModelInferRequest, writing: set[asyncio.Timeout]
+    ) -> None:
         self.is_sent = False
         self._call = call
         self._was_cancelled = False
+        self._writing = writing
         self._request: service_pb2.ModelInferRequest | None = request
 
     def __aiter__(self) -> Responses:
@@ -219,9 +231,14 @@ class _Responses:
 
     async def _write(self, request: service_pb2.ModelInferRequest) -> None:
         # A call that ended before the write raises its error at the read. Only there the status is complete.
-        with suppress(grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError):
-            await self._call.write(request)
-            await self._call.done_writing()
+        with suppress(grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError, TimeoutError):
+            async with asyncio.timeout(None) as writing:
+                self._writing.add(writing)
+                try:
+                    await self._call.write(request)
+                    await self._call.done_writing()
+                finally:
+                    self._writing.discard(writing)
 
 
 def _is_cancelled() -> bool:

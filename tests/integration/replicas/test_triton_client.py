@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -175,6 +176,22 @@ async def test_a_transport_that_breaks_during_a_request_loses_the_engine(operati
         responses._call._cython_call = Breaking(responses._call._cython_call, operation)
         with pytest.raises(EngineLost):
             await anext(responses)
+
+
+@pytest.mark.parametrize("ends", ["reconnect", "close"])
+async def test_a_channel_that_ends_before_it_is_connected_ends_its_streams(ends: str) -> None:
+    """The peer takes the connection and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        client = TritonClient(f"127.0.0.1:{silent.getsockname()[1]}")
+        async with opened(client.stream([], request_id="load_report")) as responses:
+            reading = asyncio.ensure_future(anext(responses))
+            connection, _ = await asyncio.to_thread(silent.accept)
+            await getattr(client, ends)()
+            with pytest.raises(EngineLost, match="closed under the stream"):
+                async with asyncio.timeout(10.0):
+                    await reading
+        await client.close()
+        connection.close()
 
 
 @pytest.mark.parametrize("when", ["unread", "writing", "reading", "answered"])
