@@ -23,7 +23,8 @@ from tests.gameday import capacity as measuring
 from tests.gameday import page, plot, running, stock
 from tests.gameday import trip as tripping
 from tests.gameday.events import BY_NAME, LOADS
-from tests.gameday.records import Capacity, Record, Records
+from tests.gameday.records import Capacity, Key, Record, Records
+from tests.gameday.results import Result, merged
 from tests.gameday.runs import Run, missing, planned
 from tests.gameday.shapes import REGIONS
 from tests.integration.containers import daemon
@@ -34,6 +35,11 @@ PAGE: Final = Path("docs/measurements/regions.md")
 Results = Annotated[Path, typer.Option(help="File with a JSON line per run; the capacity is kept beside it.")]
 Tag = Annotated[str, typer.Option(help="Tag of the images, as built by `make images`.")]
 Check = Annotated[bool, typer.Option("--check", help="Only check the other options.")]
+
+Page = Annotated[
+    Path, typer.Option("--write", help="The page to write; its record and pictures lie beside it.")
+]
+Keep = Annotated[bool, typer.Option("--keep", help="Keep the page's runs that have no record in the file.")]
 
 MeasuredT = TypeVar("MeasuredT", bound=msgspec.Struct)
 Measure = Callable[[Path, str, measuring.Say], Coroutine[Any, Any, MeasuredT]]
@@ -80,9 +86,10 @@ def run(
     except RecordError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from error
-    if found:
-        _show(found, as_json=as_json, write=write)
-    raise typer.Exit(1 if failed or page.misses(found) else 0)
+    made = merged([], found)
+    if made:
+        _show(made, found, as_json=as_json, write=write)
+    raise typer.Exit(1 if failed or page.misses(made) else 0)
 
 
 @app.command()
@@ -110,13 +117,20 @@ def xds(results: Results = RESULTS, tag: Tag = "dev", as_json: options.Json = Fa
 
 
 @app.command("page")
-def write_page(results: Results = RESULTS, write: options.Write = PAGE) -> None:
+def write_page(results: Results = RESULTS, write: Page = PAGE, keep: Keep = False) -> None:
     """Write the page again from the records."""
-    found = Records(results).read()
-    if not found:
+    record = write.with_suffix(".json")
+    try:
+        found = Records(results).read()
+        kept = page.results_in(record.read_text(encoding="utf-8")) if keep else []
+    except (OSError, RecordError, msgspec.DecodeError) as error:
+        typer.echo(f"{record}: {error}" if isinstance(error, msgspec.DecodeError) else str(error), err=True)
+        raise typer.Exit(2) from error
+    made = merged(kept, found)
+    if not made:
         typer.echo(f"{results} has no records.", err=True)
         raise typer.Exit(2)
-    _show(found, as_json=False, write=write)
+    _show(made, found, as_json=False, write=write)
 
 
 def _measured(name: str, results: Path, tag: str, measure: Measure[MeasuredT]) -> MeasuredT:
@@ -192,21 +206,25 @@ def _capacity_file(results: Path) -> Path:
     return results.with_name("capacity.json")
 
 
-def _show(found: list[Record], *, as_json: bool, write: Path | None) -> None:
+def _show(results: list[Result], records: list[Record], *, as_json: bool, write: Path | None) -> None:
+    """Print the page and write it with its pictures. A run without a record keeps the picture that it has."""
     made, command = machine.describe(), options.command_line("tests.gameday")
-    text = page.as_json(found, command, made)
+    text = page.as_json(results, command, made)
     if as_json:
         sys.stdout.write(text)
     else:
-        Console().print(Markdown("\n".join(page.lines(found, command, made, {}))))
+        Console().print(Markdown("\n".join(page.lines(results, command, made, {}))))
     if write is not None:
-        pictures = {
-            record.key: f"{write.stem}-{'-'.join(map(str, record.key))}.svg" for record in page.drawn(found)
-        }
-        lines = page.page(found, command, made, pictures)
+        for record in page.drawn(records):
+            _picture(write, record.key).write_text(plot.svg(record), encoding="utf-8")
+        pictures = {each.key: _picture(write, each.key) for each in results}
+        names = {key: path.name for key, path in pictures.items() if path.exists()}
+        lines = page.page(results, command, made, names)
         pages.write(write, pages.with_notes(lines, pages.old(write)), text)
-        for record in page.drawn(found):
-            write.with_name(pictures[record.key]).write_text(plot.svg(record), encoding="utf-8")
+
+
+def _picture(write: Path, key: Key) -> Path:
+    return write.with_name(f"{write.stem}-{'-'.join(map(str, key))}.svg")
 
 
 if __name__ == "__main__":

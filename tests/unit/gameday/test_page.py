@@ -14,6 +14,7 @@ from tests.gameday.calls import FAILED
 from tests.gameday.capacity import capacity_of
 from tests.gameday.events import BY_NAME, EVENTS, PLAN
 from tests.gameday.records import Record, Records
+from tests.gameday.results import merged, result_of
 from tests.gameday.running import load_of
 from tests.gameday.runs import missing, planned
 from tests.unit.gameday.invented import PER_BIN, changed, quiet_bins, record
@@ -25,7 +26,7 @@ MACHINE = {"date": "2026-01-01", "commit": "abc", "python": "3.11"}
 def text_of(*records: Record) -> str:
     """Return the page of runs."""
     return "\n".join(
-        page.page(records, "make gameday", MACHINE, {each.key: "picture.svg" for each in records})
+        page.page(merged([], records), "make gameday", MACHINE, {each.key: "picture.svg" for each in records})
     )
 
 
@@ -43,7 +44,7 @@ def test_a_missed_aim_is_on_the_page() -> None:
         "| 0.00: 0 of 1000 tokens/s, load 1200 | **no** |" in text
     )
     assert "MISSED survivors keep goodput" in summary
-    assert page.misses([lost()]) == text.count("**no**") > 0
+    assert page.misses([result_of(lost())]) == text.count("**no**") > 0
 
 
 def test_the_planned_load_is_compared_with_what_survived() -> None:
@@ -64,11 +65,22 @@ def test_a_rejected_run_is_a_doubt_and_is_made_again() -> None:
 
 def test_the_record_has_every_verdict_and_no_bins() -> None:
     """The JSON beside the page has the measured value of each aim."""
-    told = json.loads(page.as_json([lost()], "make gameday", MACHINE))
+    made = page.as_json([result_of(lost())], "make gameday", MACHINE)
+    told = json.loads(made)
     (run,) = told["runs"]
     assert "bins" not in run and "views" not in run
-    assert [each["met"] for each in run["aims"]] == [each.is_met for each in page.verdicts(lost())]
+    assert [each["met"] for each in run["aims"]] == [each.met for each in result_of(lost()).aims]
     assert run["outcomes"][FAILED] > 0
+    assert page.results_in(made) == [result_of(lost())]
+
+
+def test_a_run_without_a_record_keeps_its_rows() -> None:
+    """The page of another machine's results has the same rows; a record replaces the result of its run."""
+    kept = [result_of(record()), result_of(lost())]
+    assert merged(kept, []) == kept
+    assert merged(kept, [record(busy=0.77)]) == [result_of(record(busy=0.77)), kept[1]]
+    both = page.lines(merged(kept[1:], [record()]), "make gameday", MACHINE, {})
+    assert both == page.lines(merged([], [record(), lost()]), "make gameday", MACHINE, {})
 
 
 def test_the_picture_is_valid_and_the_same_for_equal_records() -> None:
