@@ -95,7 +95,7 @@ class SeedJob:
     """Part of the target's time that the replay takes. Below 1 it computes one piece of a prefix after the other, with
     pauses: the target serves users."""
     starts_empty: bool = False
-    """True: the engine has just started. A router may still list the blocks of the process before it."""
+    """True: no seeding has copied a block yet. A router may still list the blocks of the engine process before."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,8 @@ class Life:
     """Number of the seeding under way; 0: none. It runs beside the other jobs, and goes on in service."""
     seed_began_s: float = float("-inf")
     seed_tries: int = 0
+    has_copied: bool = False
+    """True if a seeding of this life copied a block."""
     is_seeded: bool = False
     """True if no seeding follows any more: it has ended, or there is nothing to copy."""
     positions: tuple[int, ...] = ()

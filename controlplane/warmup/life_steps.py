@@ -246,6 +246,7 @@ class LifeSteps:
     def take_seed(self, life: Life, result: SeedResult, now_s: float) -> None:
         """Take the result of a seeding."""
         life.seed = result
+        life.has_copied = life.has_copied or result.pulled_blocks + result.replayed_blocks > 0
         life.is_seeded = not result.error or life.seed_tries >= SEED_TRIES_MAX
 
     def _await_seed(self, life: Life, now_s: float) -> None:
@@ -275,9 +276,9 @@ class LifeSteps:
         if not ((sources or is_replay) and asked) and not prefixes:
             return None
         blocks = int(SEED_SHARE * self._bounds(target.pool).blocks.get(target.role, 0))
-        is_first = not life.seed_tries
+        is_empty = not life.has_copied
         return SeedJob(
-            target, sources, asked, max(1, blocks), end_s, is_replay, prefixes, starts_empty=is_first
+            target, sources, asked, max(1, blocks), end_s, is_replay, prefixes, starts_empty=is_empty
         )
 
     # Golden prompts.

@@ -236,13 +236,12 @@ def test_a_replay_follows_the_shapes_however_long_they_take() -> None:
     assert isinstance(rig.job(SeedJob).job, SeedJob)
 
 
-def test_only_the_first_seeding_of_a_boot_starts_empty() -> None:
-    """Routers may list the blocks of the engine process before it. A second try finds the blocks that the first copied."""
+def test_a_boot_starts_empty_until_a_seeding_has_copied_a_block() -> None:
+    """Routers may list the blocks of the engine process before it, even after a first seeding that failed at once."""
     rig = Rig()
     for _ in range(2):
         rig.boot()
-        first = rig.job(SeedJob)
-        assert isinstance(first.job, SeedJob) and first.job.starts_empty
-        rig.lives.on_result(first.number, SeedResult(error="lost"), rig.now_s)
-        second = rig.job(SeedJob).job
-        assert isinstance(second, SeedJob) and not second.starts_empty
+        for tries, copied in enumerate((0, 4, 0)):
+            run = rig.job(SeedJob)
+            assert isinstance(run.job, SeedJob) and run.job.starts_empty == (tries < 2)
+            rig.lives.on_result(run.number, SeedResult(error="lost", pulled_blocks=copied), rig.now_s)
