@@ -60,22 +60,18 @@ class TritonClient:
     def __init__(self, address: str, model: str = MODEL) -> None:
         self.address = address
         self.model = model
-        self._writing: set[asyncio.Timeout] = set()
-        """Writes of requests. grpc.aio waits for ever to write to a call that is cancelled before it is connected."""
         self._open()
 
     async def close(self) -> None:
         """Close the channel. Its streams break."""
-        self._end_writes()
-        await self._channel.close(None)
+        await _close(self._channel, self._writing)
 
     def reconnect(self) -> Coroutine[Any, Any, None]:
         """Use a new channel from now on. The returned coroutine closes the old channel, and its streams break.
 
         This is for a server that was silent. TCP may wait many seconds on the old connection before a retransmission.
         """
-        closing = self._channel.close(None)
-        self._end_writes()
+        closing = _close(self._channel, self._writing)
         self._open()
         return closing
 
@@ -151,14 +147,21 @@ class TritonClient:
             async for _ in responses:
                 pass
 
-    def _end_writes(self) -> None:
-        """Let each stream go on to its read. There the end of the channel is an error."""
-        while self._writing:
-            self._writing.pop().reschedule(0.0)
-
     def _open(self) -> None:
         self._channel = grpc.aio.insecure_channel(self.address, options=_CHANNEL_OPTIONS)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        self._writing: set[asyncio.Timeout] = set()
+        """Writes of requests to this channel, under way."""
+
+
+async def _close(channel: grpc.aio.Channel, writing: set[asyncio.Timeout]) -> None:
+    """Close `channel`, and let each stream that is `writing` go on to its read. There the end is an error.
+
+    grpc.aio waits for ever to write to a call that was cancelled before it was connected.
+    """
+    await channel.close(None)
+    while writing:
+        writing.pop().reschedule(0.0)
 
 
 def _request(

@@ -178,16 +178,19 @@ async def test_a_transport_that_breaks_during_a_request_loses_the_engine(operati
             await anext(responses)
 
 
-@pytest.mark.parametrize("ends", ["reconnect", "close"])
+@pytest.mark.parametrize("ends", ["reconnect", "reconnect later", "close"])
 async def test_a_channel_that_ends_before_it_is_connected_ends_its_streams(ends: str) -> None:
-    """The peer takes the connection and says nothing."""
+    """The peer takes the connection and says nothing. A stream may begin between a reconnect and the end of its channel."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(10.0)
         client = TritonClient(f"127.0.0.1:{silent.getsockname()[1]}")
         async with opened(client.stream([], request_id="load_report")) as responses:
             reading = asyncio.ensure_future(anext(responses))
+            if ends == "reconnect later":
+                closing = client.reconnect()
             connection, _ = await asyncio.to_thread(silent.accept)
-            await getattr(client, ends)()
-            with pytest.raises(EngineLost, match="closed under the stream"):
+            await (closing if ends == "reconnect later" else getattr(client, ends)())
+            with pytest.raises(EngineLost):
                 async with asyncio.timeout(10.0):
                     await reading
         await client.close()
