@@ -227,6 +227,10 @@ class AttachLink:
             # The reader has the status of a broken stream. The writer knows only that it broke.
             if reading not in done:
                 call.cancel()
+                await asyncio.wait((reading,))
+                if reading.cancelled():  # this side ended the call, so only the writer can know why
+                    await writing
+                    return "closed by this side"
             return await reading
         finally:
             if call is not None:

@@ -5,6 +5,7 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 import grpc
 import pytest
@@ -13,7 +14,7 @@ from kvmesh.attach import client as attach_client
 from kvmesh.attach import outbox as ob
 from kvmesh.attach.client import AttachLink
 from kvmesh.attach.frames import FrameError
-from kvmesh.attach.outbox import MESSAGE_BYTES_MAX, DownwardOutbox
+from kvmesh.attach.outbox import MESSAGE_BYTES_MAX, DownwardOutbox, UpwardOutbox
 from kvmesh.attach.server import AttachService
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.attach.v1 import attach_pb2_grpc
@@ -277,6 +278,24 @@ async def test_a_bug_in_the_sink_does_not_end_a_link() -> None:
         await until(lambda: bool(sink.lost))
         async with serving(echo, port):
             await until(lambda: len(sink.attached) == 2)
+
+
+async def test_a_bug_in_the_writer_does_not_end_a_link() -> None:
+    """A message that cannot be made loses the stream, and the next one follows."""
+    echo, sink = Echo(), Collector()
+    async with serving(echo) as (_, port), linked(sink, port) as link:
+        await until(lambda: len(sink.attached) == 1)
+
+        def fail(now_s: float) -> None:
+            raise RuntimeError("a bug")
+
+        with patch.object(UpwardOutbox, "take", lambda _, now_s: fail(now_s)):
+            link.outbox.submit(
+                pb.Submit(slot=link.outbox.new_slot(), token_ids=b"\1\0\0\0"), CLOCK.now_s() + 10
+            )
+            await until(lambda: bool(sink.lost))
+        assert "a bug" in sink.lost[0]
+        await until(lambda: len(sink.attached) == 2)
 
 
 async def test_a_caller_without_hello_is_refused_after_a_timeout() -> None:
