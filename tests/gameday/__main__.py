@@ -215,7 +215,9 @@ def _show(results: list[Result], records: list[Record], *, as_json: bool, write:
     else:
         Console().print(Markdown("\n".join(page.lines(results, command, made, {}))))
     if write is not None:
-        for record in page.drawn(records):
+        write.parent.mkdir(parents=True, exist_ok=True)
+        told = {(each.key, each.began) for each in results}
+        for record in page.drawn(each for each in records if (each.key, each.began) in told):
             _picture(write, record.key).write_text(plot.svg(record), encoding="utf-8")
         pictures = {each.key: _picture(write, each.key) for each in results}
         names = {key: path.name for key, path in pictures.items() if path.exists()}

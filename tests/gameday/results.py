@@ -84,9 +84,12 @@ def in_order(results: Iterable[Result]) -> list[Result]:
 
 
 def merged(kept: Iterable[Result], records: Iterable[Record]) -> list[Result]:
-    """Return the results of `records`, and those of `kept` whose run has no record."""
+    """Return the results of `records`, and those of `kept` whose run has no later record. A rejected run replaces none."""
     found = {each.key: each for each in kept}
-    found |= {each.key: result_of(each) for each in records if each.event in _RANK}
+    for record in records:
+        old = found.get(record.key)
+        if record.event in _RANK and (old is None or (not record.problems and record.began >= old.began)):
+            found[record.key] = result_of(record)
     return in_order(found.values())
 
 

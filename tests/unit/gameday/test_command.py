@@ -39,7 +39,8 @@ def test_empty_choices_are_all() -> None:
 
 def test_a_page_keeps_runs_of_other_machines(tmp_path: Path) -> None:
     """A new record is added to the page and its picture drawn; the other run stays. Without `--keep` it goes."""
-    made, results = tmp_path / "page.md", tmp_path / "runs.jsonl"
+    made, results = tmp_path / "pages" / "page.md", tmp_path / "runs.jsonl"
+    made.parent.mkdir()
     first = result_of(record(load="60", utilisation=0.6))
     about = {"date": "2026-01-01", "commit": "abc", "python": "3.11"}
     made.with_suffix(".json").write_text(page.as_json([first], "make gameday", about))
@@ -47,9 +48,10 @@ def test_a_page_keeps_runs_of_other_machines(tmp_path: Path) -> None:
     words = ["page", "--results", str(results), "--write", str(made)]
     assert CliRunner().invoke(app, [*words, "--keep"]).exit_code == 0
     assert page.results_in(made.with_suffix(".json").read_text()) == [result_of(record()), first]
-    assert "page-kill-plan-2-1.svg" in made.read_text() and (tmp_path / "page-kill-plan-2-1.svg").exists()
-    assert CliRunner().invoke(app, words).exit_code == 0
-    assert page.results_in(made.with_suffix(".json").read_text()) == [result_of(record())]
+    assert "page-kill-plan-2-1.svg" in made.read_text() and made.with_name("page-kill-plan-2-1.svg").exists()
+    elsewhere = tmp_path / "new" / "folder" / "page.md"
+    assert CliRunner().invoke(app, [*words[:-1], str(elsewhere)]).exit_code == 0
+    assert page.results_in(elsewhere.with_suffix(".json").read_text()) == [result_of(record())]
 
 
 def test_a_record_that_cannot_be_read_is_named(tmp_path: Path) -> None:

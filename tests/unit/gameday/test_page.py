@@ -79,6 +79,10 @@ def test_a_run_without_a_record_keeps_its_rows() -> None:
     kept = [result_of(record()), result_of(lost())]
     assert merged(kept, []) == kept
     assert merged(kept, [record(busy=0.77)]) == [result_of(record(busy=0.77)), kept[1]]
+    assert (
+        merged(kept, [record(busy=0.99, problems=("saturated",)), record(busy=0.5, began="2020-01-01")])
+        == kept
+    )
     both = page.lines(merged(kept[1:], [record()]), "make gameday", MACHINE, {})
     assert both == page.lines(merged([], [record(), lost()]), "make gameday", MACHINE, {})
 
