@@ -71,13 +71,13 @@ def sweep(client: docker.DockerClient) -> list[str]:
     return [name for run in sorted(dead) for name in remove(client, run, _SWEEP_S_MAX)]
 
 
-def remove(client: docker.DockerClient, run: str, empty_s_max: float = _REMOVE_S_MAX) -> list[str]:
+def remove(client: docker.DockerClient, run: str, empty_s_max: float | None = None) -> list[str]:
     """Remove every container and network of `run`, frozen ones too; return the names.
 
     A busy engine may still be removing a container that it reports as gone. Then its network is in use, and
     the removal is tried again. An engine that miscounts the endpoints of a network never removes it until it is
     restarted (moby/moby#42119). Such a network is reported and left: no container of the run is on it. `empty_s_max`: time
-    for the removal of networks without containers.
+    for the removal of networks without containers; None: as for containers.
     """
     label = f"{RUN}={run}"
     names: dict[str, None] = {}
@@ -90,7 +90,9 @@ def remove(client: docker.DockerClient, run: str, empty_s_max: float = _REMOVE_S
             _each(_remove_container, containers)
             _each(_remove_network, networks)
         except APIError as error:
-            if time.monotonic() - began_s > (_REMOVE_S_MAX if containers else empty_s_max):
+            if time.monotonic() - began_s > (
+                _REMOVE_S_MAX if containers or empty_s_max is None else empty_s_max
+            ):
                 if containers:
                     raise
                 print(f"the Docker engine keeps {', '.join(left_of(client, run))}: {error}", file=sys.stderr)
