@@ -60,6 +60,12 @@ class Signals(msgspec.Struct, frozen=True, kw_only=True):
         return self.load + total(self.guests.values())
 
     @property
+    def serves_none(self) -> bool:
+        """True if the region has callers and a role without capacity: it can serve none of them."""
+        can_serve = self.capacity.tokens_per_s > 0 and self.capacity.blocks > 0
+        return not can_serve and not self.load.is_zero
+
+    @property
     def serving_share(self) -> float | None:
         """Share of the leased replicas that serve, of the role with the lowest. None: nothing is leased."""
         shares = [each.serving / each.leased for each in self.replicas.values() if each.leased > 0]

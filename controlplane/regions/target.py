@@ -87,13 +87,15 @@ class Target:
         return decayed(self.granted, now_s - self._renewed_s, self._settings.lease)
 
     def is_lost(self, now_s: float) -> bool:
-        """True if its callers are guests of other regions: it is not heard, its data path fails, or it is observed OUT.
+        """True if its callers are guests of other regions: it is not heard, or its data path fails, or it says that it
+        has no capacity, or it is observed OUT.
 
         A region that returns stays OUT for a while, and so do its callers. An operator's order says nothing of them.
         """
         is_out = self.observed.state is State.OUT and not self.observed.is_by_hand
         is_failing = self.observed.failing_s >= self._settings.grant_lost_after_s
-        return is_out or is_failing or self.signals(now_s) is None
+        signals = self.signals(now_s)
+        return is_out or is_failing or signals is None or signals.serves_none
 
     @property
     def is_hard_down(self) -> bool:

@@ -157,6 +157,30 @@ def test_callers_of_a_lost_region_get_all_that_is_left_at_once_and_until_they_ar
     assert bench.state("ap") is State.OUT and after == pytest.approx(grants["ap"].tokens_per_s)
 
 
+@pytest.mark.parametrize("left", [Quantity(0, 0), Quantity(1000, 0), Quantity(0, 1000)])
+def test_callers_of_a_region_without_a_role_get_all_that_is_left(left: Quantity) -> None:
+    """Its decode pool or its prefill pool is dead. The region is heard, and stays HEALTHY: it is no failover."""
+    bench = Bench("us")
+    bench.signals["eu"] = bench.signals["us"] = signals(load=600)
+    bench.run(10)
+    assert bench.regions.grants()["us"].tokens_per_s == pytest.approx(200)
+    bench.signals["us"] = signals(load=600, capacity=left)
+    bench.run(2)
+    assert bench.state("us") is State.HEALTHY
+    assert bench.regions.grants()["us"].tokens_per_s == pytest.approx(400)
+    bench.signals["us"] = signals(load=600)
+    bench.run(2)
+    assert bench.regions.grants()["us"].tokens_per_s == pytest.approx(200)
+
+
+def test_a_region_that_starts_is_not_lost() -> None:
+    """It has neither capacity nor callers yet."""
+    bench = Bench("us")
+    bench.signals["us"] = signals(load=0, capacity=NOTHING)
+    bench.run(10)
+    assert bench.regions.grants()["us"].tokens_per_s <= 50 + 1e-6
+
+
 def test_a_peak_at_home_shrinks_the_grant_of_a_dead_region_while_it_lasts() -> None:
     """Its callers are here as guests. Their grant grows with the headroom, although guests keep the load high."""
     bench = Bench("us")
