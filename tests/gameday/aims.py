@@ -263,6 +263,16 @@ def no_stream_lost(record: Record) -> Verdict:
     return Verdict("no stream lost", f"{cut} of {window.sent}", window.sent > 0 and not cut)
 
 
+def only_stale_lost(record: Record) -> Verdict:
+    """Judge the same where the dead region served a version that no other one serves: its streams may end."""
+    window = with_open(record, kinds=FREE)
+    cut, stale = window.count(CUT), window.total("stale")
+    measured = f"{cut} of {window.sent}, {stale} of them with STALE_SNAPSHOT"
+    return Verdict(
+        "no stream lost but of a version that no region serves", measured, window.sent > 0 and cut == stale
+    )
+
+
 def amplification(record: Record) -> Verdict:
     """Judge the attempts and client sends per request from the event on."""
     window = whole(record)
@@ -309,6 +319,9 @@ def _home_share(window: Window, home: str) -> float | None:
 
 FULL: Final[tuple[Judge, ...]] = (goodput_kept, own_95, typed, no_stream_lost)
 """Aims at 60 % load, when a region is lost."""
+
+FULL_OF_VERSIONS: Final[tuple[Judge, ...]] = (goodput_kept, own_95, typed, only_stale_lost)
+"""The same with regions one version apart."""
 
 ALWAYS: Final[tuple[Judge, ...]] = (amplification, no_wrong_token, pinned_at_home)
 """Aims of every run."""

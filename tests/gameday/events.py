@@ -54,12 +54,14 @@ class Event:
     """The event ends a frontend or a Redis, and so its count of charges."""
     judges: tuple[Judge, ...]
     """Aims at the planned load."""
+    full: tuple[Judge, ...] = aims.FULL
+    """Aims at 60 %, if the event loses capacity."""
 
     def judges_at(self, load: str) -> tuple[Judge, ...]:
         """Return the aims at a load. At the planned load they are the event's own ones."""
         if load in BETWEEN:
             return aims.ALWAYS
-        own = self.judges if load == PLAN or not self.loses else aims.FULL
+        own = self.judges if load == PLAN or not self.loses else self.full
         charges = () if self.ends_accounts else (aims.charged_once,)
         return (*own, *aims.ALWAYS, *charges)
 
@@ -110,6 +112,7 @@ EVENTS: Final = (
         heal=acts.restart,
         shape=MIXED,
         judges=(aims.good_after_5_s, aims.stale_with_tokens),
+        full=aims.FULL_OF_VERSIONS,
     ),
     Event(
         name="decode",

@@ -141,6 +141,7 @@ CASES: dict[Judge, tuple[Make, Make]] = {
         lambda: bins_with(0.0, 75.0, outcomes=some(FAILED)),
         lambda: bins_with(-1.0, 0.0, "us", BATCH, outcomes=some(CUT)),
     ),
+    aims.only_stale_lost: (lambda: stale(2, 2), lambda: stale(1, 2)),
     aims.amplification: (
         lambda: bins_with(0.0, 75.0, attempts=round(1.1 * PER_BIN)),
         lambda: bins_with(0.0, 75.0, attempts=round(1.3 * PER_BIN)),
