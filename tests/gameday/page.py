@@ -126,7 +126,9 @@ _PROCEDURE: Final = (
 
 
 def _about(results: Sequence[Result], command: str, machine: Mapping[str, str]) -> str:
-    capacities = dict.fromkeys(capacity_summary(each.capacity) for each in results)
+    capacities = dict.fromkeys(
+        f"One region of 1 + 1 alone: {capacity_summary(each.capacity)}." for each in results
+    )
     loads = dict.fromkeys(
         f"{100 * each.utilisation:.0f} % ({len(each.regions)} regions)"
         for each in results
@@ -134,7 +136,7 @@ def _about(results: Sequence[Result], command: str, machine: Mapping[str, str]) 
     )
     return (
         f"Written by `{command}`, {machine['date']}. Commits: {_distinct(each.commit for each in results)}. "
-        f"Machines: {_distinct(each.cpu for each in results)}. One region of 1 + 1 alone: {'; '.join(capacities)}. "
+        f"Machines: {_distinct(each.cpu for each in results)}. {' '.join(capacities)} "
         f"Planned load: {', '.join(loads) or '-'}."
     )
 
