@@ -50,6 +50,10 @@ event loop stands still.
 """
 
 
+STATUS_LOST = "INTERNAL: Internal error from Core"
+"""Reason from grpc.aio where a write fails before the status of the call has come. It hides that status."""
+
+
 class HeartbeatTimeout(Exception):
     """No message came for HEARTBEAT_TIMEOUT_S."""
 
@@ -105,6 +109,8 @@ class AttachLink:
         self.is_up = False
         self.failures = 0
         """Attempts in a row that opened no stream."""
+        self._is_untold = False
+        """True if the first of them has not shown its reason."""
         self._hello = hello
         self._expected_process = expected_process
         self._expected_boot = expected_boot
@@ -161,7 +167,9 @@ class AttachLink:
                 log.exception("attach link to %s failed", self.name)
                 reason = f"{type(error).__name__}: {error}"
             self._on_stream_lost(reason)
-            if self.failures == 1:  # logged once for each streak of failures
+            if self.failures == 1:
+                self._is_untold = reason.startswith(STATUS_LOST)
+            if self.failures == 1 + self._is_untold:  # logged once for each streak of failures
                 await self._log_failure(reason)
             delay_s = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2 ** min(self.failures, 8)) * random.uniform(
                 0.5, 1.0

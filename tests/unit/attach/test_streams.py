@@ -298,6 +298,26 @@ async def test_a_bug_in_the_writer_does_not_end_a_link() -> None:
         await until(lambda: len(sink.attached) == 2)
 
 
+@pytest.mark.parametrize("hidden", [0, 1, 3])
+async def test_the_log_has_the_reason_of_an_attempt_that_tells_it(
+    hidden: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A refusal may break the first write, which hides its status. One record for each streak, whatever comes."""
+    reasons = iter([attach_client.STATUS_LOST] * hidden)
+
+    async def refused(_: AttachLink) -> str:
+        return next(reasons, "PERMISSION_DENIED: another role")
+
+    sink = Collector()
+    with patch.object(AttachLink, "_serve", refused):
+        async with linked(sink, 1):
+            await until(lambda: len(sink.lost) >= 5)
+    (record,) = [each for each in caplog.records if each.message == "cannot attach"]
+    assert vars(record)["why"] == (
+        attach_client.STATUS_LOST if hidden > 1 else "PERMISSION_DENIED: another role"
+    )
+
+
 async def test_a_caller_without_hello_is_refused_after_a_timeout() -> None:
     """A stream without a hello holds no resources for long."""
     echo, request_reader = Echo(), RequestReader(MESSAGE_BYTES_MAX, timeout_s=0.2)
