@@ -42,8 +42,8 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
     ended_s: float
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of one run."""
+class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What the record of a run and its result share."""
 
     event: str
     load: str
@@ -60,8 +60,6 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     capacities: Mapping[str, float]
     """Region -> uncached tokens per second that it can compute, by its replicas."""
     times: Times
-    bins: tuple[Bin, ...]
-    views: tuple[View, ...]
     busy: float
     late_s: float
     """Longest delay of the event loop of the clients, or of the runner."""
@@ -77,6 +75,13 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     def key(self) -> Key:
         """Names the run."""
         return self.event, self.load, len(self.regions), self.number
+
+
+class Record(RunFacts, frozen=True, kw_only=True):
+    """One run as it was measured."""
+
+    bins: tuple[Bin, ...]
+    views: tuple[View, ...]
 
     @property
     def target(self) -> str:

@@ -1,4 +1,4 @@
-"""What the page tells of one run: its record without bins and views, with its verdicts and figures. Pure."""
+"""The result of one run: its record without bins and views, with its verdicts and figures. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.gameday import aims
 from tests.gameday.bins import Window
 from tests.gameday.calls import BARE, CUT, FAILED, GOOD, OUTCOMES, REFUSED
 from tests.gameday.events import BY_NAME, EVENTS, PLAN
-from tests.gameday.records import Capacity, Key, Record, Times
+from tests.gameday.records import Record, RunFacts
 from tests.gameday.verdicts import FREE, fault, judged, steady, whole
 
 _RANK: Final = {event.name: at for at, event in enumerate(EVENTS)}
@@ -25,27 +25,9 @@ class Aim(msgspec.Struct, frozen=True, kw_only=True):
     met: bool
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """One run. The fields up to `notes` are those of its record."""
+class Result(RunFacts, frozen=True, kw_only=True):
+    """One run as the page tells it."""
 
-    event: str
-    load: str
-    regions: tuple[str, ...]
-    number: int
-    commit: str
-    cpu: str
-    began: str
-    took_s: float
-    capacity: Capacity
-    utilisation: float
-    capacities: Mapping[str, float]
-    times: Times
-    busy: float
-    late_s: float
-    settled: int | None = None
-    cost: tuple[int, int] = (0, 0)
-    problems: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
     aims: tuple[Aim, ...]
     outcomes: Mapping[str, int]
     figures: tuple[str, ...]
@@ -53,17 +35,10 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     is_survived: bool
     """True if the regions that are left carried the load."""
 
-    @property
-    def key(self) -> Key:
-        """Names the run."""
-        return self.event, self.load, len(self.regions), self.number
-
 
 def result_of(record: Record) -> Result:
     """Return the result of a run."""
-    kept = {
-        name: getattr(record, name) for name in Record.__struct_fields__ if name in Result.__struct_fields__
-    }
+    kept = {name: getattr(record, name) for name in RunFacts.__struct_fields__}
     found = judged(BY_NAME[record.event].judges_at(record.load), record)
     return Result(
         **kept,
