@@ -178,6 +178,7 @@ def test_a_region_that_starts_is_not_lost() -> None:
     bench = Bench("us")
     bench.signals["us"] = signals(load=0, capacity=NOTHING)
     bench.run(10)
+    assert not bench.regions.targets["us"].is_lost(bench.now_s)
     assert bench.regions.grants()["us"].tokens_per_s <= 50 + 1e-6
 
 
