@@ -201,6 +201,7 @@ class ControlCore:
             other_rollout=next(iter(others), ""),
             ended_rollouts=frozenset(self._ended),
             elsewhere=self._rollouts_elsewhere(now_s),
+            unheard=self.regions.unheard(now_s) if self.regions is not None else (),
         )
 
     def _rollouts_elsewhere(self, now_s: float) -> tuple[RegionRollout, ...]:

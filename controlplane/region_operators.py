@@ -34,16 +34,19 @@ class RegionOperators:
         self._wall = wall
 
     def drain(self, request: pb.DrainRegionRequest, author: Author) -> Prepared:
-        """Drain the own region. Without force, the other regions must be able to carry its load."""
+        """Drain the own region. Without force, the other regions must be able to carry its load.
+
+        A region that is drained already has moved its load, so nothing is forecast.
+        """
         until_s = request.until.ToMilliseconds() / 1000 if request.HasField("until") else 0.0
         order = Drain(request.region, request.reason, until_s)
 
         def make(now_s: float) -> tuple[Document, tuple[str, ...]]:
-            declared = _ordered(
-                lambda: orders.drain(order, self._declared(), self._own(), author.name, self._wall())
-            )
+            known = self._declared()
+            declared = _ordered(lambda: orders.drain(order, known, self._own(), author.name, self._wall()))
             found = self.forecast(now_s)
-            objections = () if found is not None and found.fits else (_objection(found),)
+            fits = not known.is_serving or (found is not None and found.fits)
+            objections = () if fits else (_objection(found),)
             if objections and not request.force:
                 raise CommandRefused(*objections, can_force=True)
             return self._with_declared(declared), objections

@@ -52,7 +52,11 @@ class AvoidOrder(msgspec.Struct, frozen=True):
 
 
 def drain(order: Drain, known: Declared, regions: Collection[str], author: str, wall_s: float) -> Declared:
-    """Return the state that a drain declares. Raises OrderRefused."""
+    """Return the state that a drain declares. Raises OrderRefused.
+
+    A drain of a region that is drained already changes its reason and its end alone: the ramp does not begin anew, so no
+    load comes back. Without an end of its own it keeps the one that is known.
+    """
     faults = [*_unknown(order.region, regions), *_reason(order.reason)]
     if order.until_s and not wall_s < order.until_s < math.inf:
         faults.append(f"until: {order.until_s:.0f}, allowed: after {wall_s:.0f} (Unix time, now)")
@@ -60,14 +64,16 @@ def drain(order: Drain, known: Declared, regions: Collection[str], author: str, 
         faults.append(f"weight: {order.weight_percent:g} %, allowed: from 0 to below 100 %")
     if faults:
         raise OrderRefused(*faults)
+    is_new = known.is_serving
+    stays_drained = known.state.is_drained and order.weight_percent <= 0
     return Declared(
-        state=DeclaredState.DRAINING,
+        state=DeclaredState.DRAINED if stays_drained else DeclaredState.DRAINING,
         revision=next_revision(known, wall_s),
         weight_percent=order.weight_percent,
         reason=order.reason,
-        until_s=order.until_s,
+        until_s=order.until_s if is_new or order.until_s else known.until_s,
         author=author,
-        at_s=wall_s,
+        at_s=wall_s if is_new else known.at_s,
     )
 
 

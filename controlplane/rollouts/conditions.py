@@ -71,6 +71,8 @@ def to_bake(document: RolloutDocument, view: View) -> tuple[str, ...]:
 
 def elsewhere(to_version: str, view: View) -> Iterator[str]:
     """Yield why a rollout to `to_version` should wait for other regions: one region at a time, an hour apart."""
+    for region in view.unheard:
+        yield f"region {region}: it is not heard, so its rollout is not known"
     for each in view.elsewhere:
         what = f'region {each.region}: its rollout to "{each.to_version}" is {each.state}'
         if not each.is_final:

@@ -159,6 +159,8 @@ class View:
     """Rollouts that a receiver named as taken back."""
     elsewhere: tuple[RegionRollout, ...] = ()
     """The running or last rollout of each other region."""
+    unheard: tuple[str, ...] = ()
+    """Other regions that are not heard: their rollouts are not known."""
 
     @property
     def may_go_forward(self) -> bool:

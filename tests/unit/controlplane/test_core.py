@@ -29,6 +29,7 @@ from controlplane.regions.declared import Declared, DeclaredState
 from controlplane.regions.document import RegionOrders
 from controlplane.rollouts import commands, transitions
 from controlplane.rollouts import document as documents
+from controlplane.rollouts.commands import CommandRefused
 from controlplane.rollouts.document import RolloutDocument
 from controlplane.rollouts.judge.observation import CANARY
 from controlplane.rollouts.view import GoldenFacts, GoldenState
@@ -412,6 +413,40 @@ def test_a_command_about_regions_waits_until_the_leader_knows_what_is_written_do
     driver.reads = True
     driver.lead()
     assert driver.done == {1: ""} and driver.core.library.desired.regions.declared["eu"].is_serving
+
+
+def test_the_facts_of_a_rollout_name_the_regions_that_are_not_heard() -> None:
+    """A new leader has heard none of them yet. A mesh without regions has none."""
+    driver = Driver()
+    driver.lead()
+    assert driver.core.view(driver.now_s).unheard == ()
+    driver.core.regions = RegionControl(RegionNames("eu", {"eu": 0.5, "us": 0.5}), lambda: driver.now_s)
+    assert driver.core.view(driver.now_s).unheard == ("us",)
+
+
+def test_a_drained_region_is_drained_again_whatever_its_load() -> None:
+    """Its engines may be gone, so its load is unknown: the new reason is written down. A region that serves is refused."""
+    driver = Driver()
+    driver.core.regions = RegionControl(RegionNames("eu", {"eu": 0.5, "us": 0.5}), lambda: driver.now_s)
+    drained = Declared(state=DeclaredState.DRAINED, revision=2, reason="rack move", author="ann", at_s=1.0)
+    for state, error in ((None, "the load of the region is not known yet"), (drained, "")):
+        orders = RegionOrders() if state is None else RegionOrders().with_declared("eu", state)
+        driver.core.regions.take_orders(orders, driver.now_s)
+        operators = RegionOperators(driver.core, driver.core.regions, lambda: driver.now_s)
+        prepared = operators.drain(region_pb.DrainRegionRequest(region="eu", reason="longer"), Author("bob"))
+        if error:
+            with pytest.raises(CommandRefused, match=error):
+                prepared.make(driver.now_s)
+        else:
+            desired, objections = prepared.make(driver.now_s)
+            assert isinstance(desired, Desired) and not objections
+            found = desired.regions.declared["eu"]
+            assert (found.state, found.reason, found.author, found.at_s) == (
+                DeclaredState.DRAINED,
+                "longer",
+                "bob",
+                1.0,
+            )
 
 
 def test_a_command_whose_write_is_on_its_way_is_not_refused() -> None:

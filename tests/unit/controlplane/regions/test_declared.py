@@ -82,6 +82,29 @@ def test_orders_follow_each_other() -> None:
     assert second.reason == "rack move" and third.is_serving
 
 
+@pytest.mark.parametrize("after_s", [2.0, 7.0, 3600.0])
+@pytest.mark.parametrize("is_drained", [False, True])
+def test_a_second_drain_brings_no_load_back(after_s: float, is_drained: bool) -> None:
+    """It changes reason, end and author. State, ramp and an end that it does not name stay."""
+    first = drain(until_s=NOW_S + 7200)
+    if is_drained:
+        first = orders.drained(first, NOW_S + 1)
+    now_s = NOW_S + after_s
+    longer = orders.drain(Drain("eu", "takes longer"), first, REGIONS, "ann", now_s)
+    assert longer.revision > first.revision and longer.state is first.state
+    assert ramp(longer, now_s - longer.at_s, SETTINGS) == ramp(first, now_s - first.at_s, SETTINGS)
+    assert (longer.reason, longer.author, longer.until_s) == ("takes longer", "ann", NOW_S + 7200)
+    later = orders.drain(Drain("eu", "takes longer", NOW_S + 9000), longer, REGIONS, "ann", now_s + 1)
+    assert later.until_s == NOW_S + 9000
+
+
+def test_a_restored_region_is_drained_by_a_ramp_again() -> None:
+    """The drain before it is over: its end and its age are not taken over."""
+    restored = orders.restore("eu", "done", drain(until_s=NOW_S + 60), REGIONS, "me", NOW_S + 30)
+    again = orders.drain(Drain("eu", "again"), restored, REGIONS, "me", NOW_S + 40)
+    assert (again.at_s, again.until_s, ramp(again, 0, SETTINGS)) == (NOW_S + 40, 0.0, 60)
+
+
 @pytest.mark.parametrize(
     ("changes", "text"),
     [

@@ -321,3 +321,12 @@ def test_a_second_region_follows_an_hour_after_the_first(
         started(facts)
     assert refused.value.can_force
     assert text in started(facts, is_forced=True).overridden[0]
+
+
+def test_a_region_that_is_not_heard_may_have_a_rollout() -> None:
+    """A new leader behind a cut link knows nothing of the others."""
+    with pytest.raises(
+        CommandRefused, match="region us: it is not heard, so its rollout is not known"
+    ) as refused:
+        started(view(unheard=("us",)))
+    assert refused.value.can_force and started(view(unheard=("us",)), is_forced=True).overridden
