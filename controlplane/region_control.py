@@ -121,6 +121,8 @@ class RegionControl:
         self._stable = ("", "")
         self._orders = RegionOrders()
         self._due = _Due()
+        self._overdue_revision = 0
+        """Revision of the drain whose expected end has passed, and was noted. 0: none."""
         self._news: News | None = None
         """News of the last measurement. Two streams to a peer carry the same, which counts once."""
         self.is_begun = False
@@ -143,7 +145,7 @@ class RegionControl:
                 peer.entry = entry
                 if entry.observed is not ObservedState.UNKNOWN:
                     state, reason = State[entry.observed.name], "as the snapshot says that was in force"
-                    self.regions.on_observed(entry.name, state, reason, now_s)
+                    self.regions.on_observed(entry.name, state, entry.weight_percent, reason, now_s)
         self.take_orders(orders, now_s)
         self.regions.take_events()  # of an earlier term, which has written them down
 
@@ -214,23 +216,37 @@ class RegionControl:
         self.regions.step(now_s)
         for event in self.regions.take_events():
             self._actions.append(AppendEvent(event.what, event.region, event.reason))
+        self._warn_overdue()
         self._steer(receivers)
 
     def wanted_orders(self, orders: RegionOrders, live_requests: int, now_s: float) -> RegionOrders:
         """Return what should be written down: declarations that peers told, and the end of a drain.
 
-        `live_requests`: open requests of the own frontends.
+        `live_requests`: open requests of the own frontends. Streams of guests come from other frontends, and hold blocks.
         """
         for region in self._names.shares:
             known = self.regions.known(region)
             if known is not None and known.declared.revision:
                 orders = orders.with_declared(region, known.declared)
         own = orders.declared.get(self.own, Declared())
-        is_empty = self.regions.own_percent(now_s) <= 0 and live_requests == 0
+        is_empty = self.regions.own_percent(now_s) <= 0 and live_requests == 0 and not self._has_guests()
         if own.state is DeclaredState.DRAINING and own.weight_percent <= 0 and is_empty:
             with suppress(OrderRefused):  # another weight has been declared since
                 orders = orders.with_declared(self.own, drained(own, self._wall()))
         return orders.without_ended(self._wall())
+
+    def _has_guests(self) -> bool:
+        """True if streams of other regions' callers run here, as far as the own routers say."""
+        return self._signals is not None and any(each.blocks for each in self._signals.guests.values())
+
+    def _warn_overdue(self) -> None:
+        """Note once that a drain lasts longer than its operator expected."""
+        known = self.regions.known(self.own)
+        if known is None or not known.declared.is_overdue(self._wall()):
+            return
+        if known.declared.revision != self._overdue_revision:
+            self._overdue_revision = known.declared.revision
+            self._actions.append(AppendEvent("region.overdue", self.own, known.declared.reason))
 
     def take_actions(self) -> list[AppendEvent | Steer]:
         """Return the actions since the last call."""
@@ -367,6 +383,15 @@ class RegionControl:
             for name, peer in self._peers.items()
             if peer.news is not None and (found := peer.news.rollout) is not None
         }
+
+    def unheard(self, now_s: float) -> tuple[str, ...]:
+        """Return the other regions that are not heard now, by name."""
+        return tuple(name for name, peer in self._peers.items() if self._is_stale(peer, now_s))
+
+    def is_overdue(self, region: str) -> bool:
+        """True if the drain of a region lasts longer than its operator expected."""
+        known = self.regions.known(region)
+        return known is not None and known.declared.is_overdue(self._wall())
 
     def heard_age_s(self, region: str, now_s: float) -> float | None:
         """Return the time since the last news of a region. None: none arrived in this term."""

@@ -33,6 +33,12 @@ def export_regions(regions: RegionControl, metrics: Metrics, clock: Clock) -> No
                 state=declared.name,
             )
         metrics.gauge(
+            "region_drain_overdue",
+            "1 while the drain of a region lasts longer than its operator expected.",
+            partial(read.is_overdue, name),
+            region=name,
+        )
+        metrics.gauge(
             "region_weight_percent",
             "Weight of a region for the own callers: the lower of its declared and observed states.",
             partial(read.weight_percent, name),
@@ -97,6 +103,9 @@ class _Reads:
 
     def is_by_hand(self, name: str) -> float:
         return float(self._view(name).is_by_hand)
+
+    def is_overdue(self, name: str) -> float:
+        return float(self._regions.is_overdue(name))
 
     def weight_percent(self, name: str) -> float:
         return self._view(name).weight_percent

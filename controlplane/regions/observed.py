@@ -24,6 +24,9 @@ from controlplane.regions.settings import RegionSettings
 STOPPED: Final = -1.0
 """Value of a timer while its condition does not hold."""
 
+FIRST_HEARD: Final = "as first heard"
+"""Reason of a state from before this control plane knew the target's health."""
+
 
 class State(Enum):
     """Observed states."""
@@ -137,6 +140,8 @@ def step(observed: Observed, facts: Facts, now_s: float, settings: RegionSetting
         return _after_order(timed, timed.avoid, now_s) if now_s >= timed.avoid.until_s else timed
     if not timed.is_heard and facts.health is not None:
         timed = replace(timed, is_heard=True)
+        if timed.state is State.HEALTHY:
+            timed = replace(timed, since_s=now_s, reason=FIRST_HEARD)
         if facts.is_cold and timed.state is State.HEALTHY:
             return _to_recovering(
                 timed, now_s, f"all decode engines are below {settings.cold_below_s:g} s old"
@@ -159,10 +164,18 @@ def released(observed: Observed, now_s: float) -> Observed:
     return observed if observed.avoid is None else _after_order(observed, observed.avoid, now_s)
 
 
-def restored(state: State, reason: str, now_s: float, settings: RegionSettings) -> Observed:
-    """Return a state that another process of the own region observed, after a takeover. Its timers begin anew."""
+def restored(
+    state: State, weight_percent: float, reason: str, now_s: float, settings: RegionSettings
+) -> Observed:
+    """Return a state that another process of the own region observed, after a takeover. Its timers begin anew.
+
+    `weight_percent`: the weight then. RECOVERING goes on at the highest stage that is not above it.
+    """
     dwell_s = settings.out_min_s if state is State.OUT else 0.0
-    return Observed(state=state, reason=reason, since_s=now_s, dwell_s=dwell_s, is_heard=True)
+    stage = 0
+    if state is State.RECOVERING:
+        stage = max(0, sum(each <= weight_percent for each in settings.stages_percent) - 1)
+    return Observed(state=state, stage=stage, reason=reason, since_s=now_s, dwell_s=dwell_s, is_heard=True)
 
 
 def _after_order(observed: Observed, avoid: Avoid, now_s: float) -> Observed:

@@ -100,11 +100,16 @@ class Regions:
         by = f" by {declared.author}" if declared.author else ""
         self._note(f"region.{declared.state.value.lower()}", region, f"{declared.reason or 'declared'}{by}")
 
-    def on_observed(self, region: str, state: State, reason: str, now_s: float) -> None:
-        """Take the state that the last leader observed: from a snapshot, before the first signals of that region."""
+    def on_observed(
+        self, region: str, state: State, weight_percent: float, reason: str, now_s: float
+    ) -> None:
+        """Take the state that the last leader observed: from a snapshot, before the first signals of that region.
+
+        `weight_percent`: the weight for which it was published.
+        """
         target = self.targets.get(region)
         if target is not None and not target.observed.is_heard and not target.observed.is_by_hand:
-            target.observed = machine.restored(state, reason, now_s, self.settings)
+            target.observed = machine.restored(state, weight_percent, reason, now_s, self.settings)
 
     def on_avoid(self, region: str, avoid: Avoid | None, now_s: float) -> None:
         """Take an operator's override of what is observed; None takes it back."""
@@ -286,10 +291,11 @@ class Regions:
         heard = {
             name: signals
             for name, each in self.targets.items()
-            if name not in lost and (signals := each.signals(now_s))
+            if (name not in lost or each.is_drained(now_s)) and (signals := each.signals(now_s))
         }
         sources = {name: granting.Source(each.wanted, each.cold_load) for name, each in heard.items()}
-        for name, each in lost.items():
+        unheard = {name: each for name, each in lost.items() if name not in heard}
+        for name, each in unheard.items():
             if each.window.last is not None:
                 sources[name] = granting.Source(load=each.window.last.cold_load)
         for name, guests in own.guests.items():
@@ -300,7 +306,7 @@ class Regions:
         given = granting.allot(
             room,
             sources,
-            {name: each.floor for name, each in lost.items()},
+            {name: each.floor for name, each in unheard.items()},
             self.grants(),
             is_frozen=self._spill.total > 0
             or own.full_load.share_of(own.capacity) > settings.grant_new_below,

@@ -88,14 +88,20 @@ class Target:
 
     def is_lost(self, now_s: float) -> bool:
         """True if its callers are guests of other regions: it is not heard, or its data path fails, or it says that it
-        has no capacity, or it is observed OUT.
+        has no capacity, or that it is drained to weight 0, or it is observed OUT.
 
-        A region that returns stays OUT for a while, and so do its callers. An operator's order says nothing of them.
+        A region that returns stays OUT for a while, and so do its callers. An order to avoid it says nothing of them.
         """
+        if self.is_drained(now_s):
+            return True
         is_out = self.observed.state is State.OUT and not self.observed.is_by_hand
         is_failing = self.observed.failing_s >= self._settings.grant_lost_after_s
         signals = self.signals(now_s)
         return is_out or is_failing or signals is None or signals.serves_none
+
+    def is_drained(self, now_s: float) -> bool:
+        """True if it declares weight 0."""
+        return self.declared_percent(now_s) <= 0
 
     @property
     def is_hard_down(self) -> bool:

@@ -54,23 +54,29 @@ _STATES: Final = {
 TimeText = Callable[[Timestamp], str]
 
 
-def screen(regions: Sequence[pb.RegionView], time_text: TimeText, note: str = "") -> RenderableType:
-    """Return the table of all regions, and a line for each fact that needs words. `note`: the last line."""
+def screen(
+    regions: Sequence[pb.RegionView], time_text: TimeText, now_s: float, note: str = ""
+) -> RenderableType:
+    """Return the table of all regions, and a line for each fact that needs words.
+
+    `now_s`: Unix time of the answer. `note`: the last line.
+    """
     versions = {each.stable_version for each in regions if each.stable_version}
     table = FittedTable(_REGIONS)
     for each in regions:
         table.add_row(*_cells(each, has_versions=len(versions) > 1))
     own = next((each.region for each in regions if each.is_own), UNKNOWN)
-    lines = [Text(line) for line in notes(regions, time_text)]
+    lines = [Text(line) for line in notes(regions, time_text, now_s)]
     unit = f"As {own} sees them. Load, headroom, grants: uncached prompt tokens/s (tok/s), KV blocks (bl)."
     return Group(table, *lines, Text(unit, style="dim"), *([Text(note, style="yellow")] if note else []))
 
 
-def notes(regions: Sequence[pb.RegionView], time_text: TimeText) -> list[str]:
-    """Return why and since when each region is in its state, and what differs between regions."""
+def notes(regions: Sequence[pb.RegionView], time_text: TimeText, now_s: float) -> list[str]:
+    """Return why and since when each region is in its state, and what differs between regions. `now_s`: Unix time."""
     lines: list[str] = []
     for each in regions:
-        lines += filter(None, (_declared_note(each, time_text), _observed_note(each), _stale_note(each)))
+        declared = _declared_note(each, time_text, now_s)
+        lines += filter(None, (declared, _observed_note(each), _stale_note(each)))
         if each.tenants_differ:
             lines.append(f"{each.region}: its tenants differ in residency, limits or disabled marks.")
         if each.unaware_count:
@@ -170,12 +176,14 @@ def _cells(region: pb.RegionView, *, has_versions: bool) -> tuple[str | Text, ..
     )
 
 
-def _declared_note(region: pb.RegionView, time_text: TimeText) -> str:
+def _declared_note(region: pb.RegionView, time_text: TimeText, now_s: float) -> str:
     declared = region.declared
     if declared.state not in _DRAINS:
         return ""
     by = f" by {declared.author}" if declared.author else ""
     until = f"; expected to end {time_text(_time(declared.until_ms))}" if declared.until_ms else ""
+    if until and declared.until_ms <= 1000 * now_s:
+        until += ", which has passed"
     word = declared_word(region)
     return f"{region.region}: {word} since {time_text(_time(declared.declared_ms))}{by}: {declared.reason}{until}."
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 from typing import Final
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
 
 from kvmesh.cli.control import region_text as text
@@ -33,7 +33,7 @@ async def show_regions(mesh: FoundMesh, source: str, *, as_json: bool) -> int:
     if as_json:
         print_json(as_dict(answer))
     else:
-        show(text.screen(answer.regions, local_time))
+        show(_screen(answer))
     return 0
 
 
@@ -45,10 +45,10 @@ async def follow(mesh: FoundMesh, source: str, *, as_json: bool) -> int:
         if console.is_terminal and not as_json:
             with Live(console=console, vertical_overflow="visible") as live:
                 while True:
-                    live.update(text.screen(answer.regions, local_time))
+                    live.update(_screen(answer))
                     found = await _next(client)
                     while found is None:
-                        live.update(text.screen(answer.regions, local_time, OUTAGE))
+                        live.update(_screen(answer, OUTAGE))
                         found = await _next(client)
                     answer = found
         await _print_lines(client, answer, as_json=as_json)
@@ -103,6 +103,10 @@ async def avoid(mesh: FoundMesh, source: str, request: pb.AvoidRegionRequest, *,
     would = "would take" if request.validate_only else "takes"
     show(f"{source} {would} {request.region} for {state}, for its own callers, until the time to live ends.")
     return 0
+
+
+def _screen(answer: pb.ListRegionsResponse, note: str = "") -> RenderableType:
+    return text.screen(answer.regions, local_time, answer.answered.ToMilliseconds() / 1000, note)
 
 
 def _show_forecast(region: str, answer: pb.DrainRegionResponse) -> None:

@@ -24,7 +24,7 @@ class Redis:
     """Memory of a region outside of its control process."""
 
     declared: Declared = SERVING
-    observed: dict[str, tuple[State, str]] = field(default_factory=dict)
+    observed: dict[str, tuple[State, float, str]] = field(default_factory=dict)
     """States of the last snapshot."""
 
 

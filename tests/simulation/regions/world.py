@@ -74,8 +74,8 @@ class World:
         if stored.revision:
             age_s = max(0.0, self.wall_s(control) - stored.at_s)
             control.regions.on_declared(region.name, stored, age_s, self.now_s)
-        for other, (state, reason) in region.redis.observed.items():
-            control.regions.on_observed(other, state, reason, self.now_s)
+        for other, (state, weight_percent, reason) in region.redis.observed.items():
+            control.regions.on_observed(other, state, weight_percent, reason, self.now_s)
         for source in region.others:
             control.regions.on_given(source, region.enforced(source))
         self.checkers.on_start(region)
@@ -225,7 +225,7 @@ class World:
         if shares != region.shares:
             region.shares, region.targets = shares, Targets(region.name, region.others, shares)
         region.redis.observed = {
-            name: (each.observed.state, each.observed.reason)
+            name: (each.observed.state, each.weight_percent(self.now_s), each.observed.reason)
             for name, each in regions.targets.items()
             if not each.observed.is_by_hand
         }

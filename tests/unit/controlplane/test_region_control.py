@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from controlplane import region_views
-from controlplane.actions import Steer
+from controlplane.actions import AppendEvent, Steer
 from controlplane.pools.registry import Registry
 from controlplane.region_control import STALE_S, RegionControl, RegionNames
 from controlplane.regions.declared import Declared, DeclaredState
@@ -65,14 +65,19 @@ class Cell:
         assert router is not None
         router.report = pb.ReceiverReport(region_load=load)
 
-    def step(self, seconds: float = 1.0, content: Content = CONTENT) -> list[Steer]:
-        """Step for a time, and return the traffic of the last step."""
+    def step(
+        self, seconds: float = 1.0, content: Content = CONTENT, events: list[AppendEvent] | None = None
+    ) -> list[Steer]:
+        """Step for a time, and return the traffic of the last step. `events`: gets the audit's events."""
         traffic: list[Steer] = []
         for _ in range(round(seconds)):
             self.now_s += 1
             self.wall_s += 1
             self.control.step(self.registry, self.receivers, content, self.now_s)
-            traffic = [each for each in self.control.take_actions() if isinstance(each, Steer)]
+            actions = self.control.take_actions()
+            traffic = [each for each in actions if isinstance(each, Steer)]
+            if events is not None:
+                events += [each for each in actions if isinstance(each, AppendEvent)]
         return traffic
 
 
@@ -215,6 +220,41 @@ def test_a_drain_ends_when_the_last_request_has_ended() -> None:
     assert orders.declared["eu"].state is DeclaredState.DRAINING, "requests are open"
     orders = cell.control.wanted_orders(orders, 0, cell.now_s)
     assert orders.declared["eu"].state is DeclaredState.DRAINED
+
+
+def test_a_drain_waits_for_the_streams_of_guests() -> None:
+    """They come from frontends of other regions, and run on the replicas that the operator is about to replace."""
+    cell = Cell()
+    declared = Declared(state=DeclaredState.DRAINING, revision=1, reason="move", at_s=cell.wall_s - 60)
+    orders = RegionOrders().with_declared("eu", declared)
+    cell.control.take_orders(orders, cell.now_s)
+    guest = region_pb2.GuestLoad(region="us", load=region_pb2.Quantity(tokens_per_s=5, blocks=3))
+    for guests, state in (([guest], DeclaredState.DRAINING), ([], DeclaredState.DRAINED)):
+        cell.report(region_pb2.RouterLoad(guests=guests))
+        cell.step(3)
+        orders = cell.control.wanted_orders(orders, 0, cell.now_s)
+        assert orders.declared["eu"].state is state
+
+
+def test_a_drain_beyond_its_end_is_an_event_once_and_a_gauge() -> None:
+    """`--until` restores nothing. A second drain with a later end takes the warning back, and may be late again."""
+    cell = Cell()
+    late: list[AppendEvent] = []
+    for revision in (1, 2):
+        declared = Declared(
+            state=DeclaredState.DRAINING,
+            revision=revision,
+            reason=f"move {revision}",
+            at_s=cell.wall_s,
+            until_s=cell.wall_s + 3,
+        )
+        cell.control.take_orders(RegionOrders().with_declared("eu", declared), cell.now_s)
+        for _ in range(6):
+            cell.step(events=late)
+            assert cell.control.is_overdue("eu") == (cell.wall_s >= declared.until_s)
+    overdue = [(each.target, each.result) for each in late if each.what == "region.overdue"]
+    assert overdue == [("eu", "move 1"), ("eu", "move 2")]
+    assert not cell.control.is_overdue("us")
 
 
 def test_an_avoid_order_holds_until_its_end_across_a_takeover() -> None:

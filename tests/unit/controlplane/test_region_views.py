@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from controlplane import region_views
 from controlplane.region_telemetry import export_regions
 from controlplane.regions.document import AvoidEntry, RegionOrders
+from controlplane.regions.observed import FIRST_HEARD
 from kvmesh.control.v1 import region_pb2 as pb
 from kvmesh.metrics import Metrics
 from kvmesh.regions.quantity import Quantity
@@ -35,14 +36,17 @@ def scraped(cell: Cell) -> dict[str, float]:
     }
 
 
-def test_a_state_without_a_transition_has_neither_age_nor_reason() -> None:
-    """The time of the host is no age of a state; a transition has both."""
+def test_a_state_has_its_reason_and_its_age_from_the_first_news_on() -> None:
+    """The time of the host is no age of a state; that of the first news is, and that of each transition."""
     cell = Cell()
-    cell.control.on_news(news(1), cell.now_s)
     cell.step()
+    us = region_views.views(cell.control, cell.now_s)[1]
+    assert not us.HasField("age") and us.reason == ""
+    cell.control.on_news(news(1), cell.now_s)
+    cell.step(2)
     own, us = region_views.views(cell.control, cell.now_s)
     assert (own.region, us.region, us.observed) == ("eu", "us", pb.OBSERVED_STATE_HEALTHY)
-    assert not own.HasField("age") and not us.HasField("age") and us.reason == ""
+    assert not own.HasField("age") and 0 < us.age.ToMilliseconds() <= 2000 and us.reason == FIRST_HEARD
     cell.control.take_orders(ill(cell), cell.now_s)
     cell.step(2)
     us = region_views.views(cell.control, cell.now_s)[1]

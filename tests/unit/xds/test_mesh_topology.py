@@ -124,6 +124,16 @@ def test_the_own_region_drains_as_it_declares() -> None:
     assert us == RegionFrontends("us", ())
 
 
+def test_a_drained_region_takes_calls_while_no_region_gets_load() -> None:
+    """Its frontends listen then: callers have nowhere else to go."""
+    own = RegionEntry("eu", DeclaredState.DRAINED, weight_percent=0)
+    for weight in (0, 1):
+        dead = RegionEntry("us", DeclaredState.SERVING, ObservedState.OUT, weight)
+        content = replace(CONTENT, regions=(own, dead))
+        eu, _ = topology_of("kvmesh", "eu", [member("frontend-0", "10.0.0.1:7000")], content).topology.regions
+        assert eu.is_draining == (weight > 0)
+
+
 def test_a_foreign_frontend_without_an_ip_address_is_named_with_its_region() -> None:
     """Names are unique in one region only."""
     entry = RegionEntry("us", frontends=(frontend("frontend-0", "frontend.example:7000"),))

@@ -134,10 +134,10 @@ def view(name: str, **fields: Any) -> pb.RegionView:
     return made
 
 
-def shown(*regions: pb.RegionView, width: int = 200) -> str:
-    """Return the screen of `kvmesh region list` at a width."""
+def shown(*regions: pb.RegionView, width: int = 200, now_s: float = NOW.timestamp()) -> str:
+    """Return the screen of `kvmesh region list` at a width, at a Unix time."""
     console = Console(file=io.StringIO(), width=width)
-    console.print(text.screen(regions, local_time))
+    console.print(text.screen(regions, local_time, now_s))
     return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]  # a StringIO
 
 
@@ -190,10 +190,13 @@ def test_a_drain_is_shown_with_its_reason_author_and_end() -> None:
         declared_ms=round(NOW.timestamp() * 1000),
         until_ms=round(NOW.timestamp() * 1000) + 3_600_000,
     )
-    found = shown(view("us", is_own=True), view("eu", declared=declared, reason="rack move"))
-    line = next(line for line in found.splitlines() if line.startswith("eu: "))
-    assert "DRAINING since 2027-03-01" in line and "by ann: rack move; expected to end 2027-03-01" in line
-    assert found.count("rack move") == 1
+    regions = (view("us", is_own=True), view("eu", declared=declared, reason="rack move"))
+    for passed_s, is_late in ((3599, False), (3600, True)):
+        found = shown(*regions, now_s=NOW.timestamp() + passed_s)
+        line = next(line for line in found.splitlines() if line.startswith("eu: "))
+        assert "DRAINING since 2027-03-01" in line and "by ann: rack move; expected to end 2027-03-01" in line
+        assert line.endswith("which has passed.") == is_late
+        assert found.count("rack move") == 1
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 140])

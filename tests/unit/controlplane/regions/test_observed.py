@@ -132,6 +132,16 @@ def test_hard_down_takes_six_seconds() -> None:
     assert reaches(heard(), DOWN, State.OUT) <= 8.1
 
 
+def test_a_target_that_is_out_before_it_is_heard_keeps_its_reason_and_its_time() -> None:
+    """The first news are no transition: only HEALTHY, which no cause led to, dates from them."""
+    observed, _ = run(Observed(), DOWN, 20)
+    assert observed.state is State.OUT and not observed.is_heard
+    after, _ = run(observed, WELL, 3)
+    assert after.is_heard and (after.since_s, after.reason) == (observed.since_s, observed.reason)
+    healthy, _ = run(Observed(), WELL, 3)
+    assert (healthy.since_s, healthy.reason) == (1.0, machine.FIRST_HEARD)
+
+
 def test_flapping_probes_make_no_transition() -> None:
     """20 failures and passes a minute, for an hour."""
     observed = heard()

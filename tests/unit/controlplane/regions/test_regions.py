@@ -173,6 +173,46 @@ def test_callers_of_a_region_without_a_role_get_all_that_is_left(left: Quantity)
     assert bench.regions.grants()["us"].tokens_per_s == pytest.approx(200)
 
 
+def test_callers_of_a_drained_region_get_all_that_is_left() -> None:
+    """From weight 0 on they have no other place. Behind the restore their grant leaves headroom again."""
+    bench = Bench("us")
+    bench.signals["eu"] = bench.signals["us"] = signals(load=600)
+    bench.run(10)
+    bench.regions.on_declared("us", Declared(state=DeclaredState.DRAINING, revision=1), 0.0, bench.now_s)
+    bench.run(9)
+    assert bench.regions.states(bench.now_s)["us"].weight_percent == 30
+    assert bench.regions.grants()["us"].tokens_per_s == pytest.approx(200)
+    for revision, state in ((1, DeclaredState.DRAINING), (2, DeclaredState.DRAINED)):
+        bench.regions.on_declared("us", Declared(state=state, revision=revision), 10.0, bench.now_s)
+        bench.run(2)
+        assert bench.regions.states(bench.now_s)["us"].weight_percent == 0
+        assert bench.regions.grants()["us"].tokens_per_s == pytest.approx(400)
+    bench.regions.on_declared("us", Declared(revision=3), 0.0, bench.now_s)
+    bench.run(2)
+    assert bench.regions.grants()["us"].tokens_per_s == pytest.approx(200)
+
+
+def test_the_grant_of_a_drained_region_follows_its_load() -> None:
+    """A region that stays drained for a day reserves nothing for callers who have gone. The others' wants come first."""
+    bench = Bench("us", "ap")
+    for name in ("eu", "us", "ap"):
+        bench.signals[name] = signals(load=500)
+    bench.run(10)
+    bench.regions.on_declared("us", Declared(state=DeclaredState.DRAINED, revision=1), 0.0, bench.now_s)
+    bench.run(10)
+    grants = bench.regions.grants()
+    assert grants["us"].tokens_per_s == pytest.approx(150 + 200)
+    assert sum(each.tokens_per_s for each in grants.values()) == pytest.approx(500)
+    bench.signals["us"] = signals(load=10)
+    bench.signals["ap"] = signals(load=900, wanted=280)
+    bench.run(10)
+    grants = bench.regions.grants()
+    assert grants["us"].tokens_per_s <= 30 and grants["ap"].tokens_per_s >= 270
+    bench.silent.add("us")
+    bench.run(20)
+    assert bench.regions.grants()["us"].tokens_per_s <= 30, "silent: the floor is its last grant"
+
+
 def test_a_region_that_starts_is_not_lost() -> None:
     """It has neither capacity nor callers yet."""
     bench = Bench("us")
@@ -419,15 +459,27 @@ def test_enforced_grants_are_floors_after_a_restart() -> None:
 def test_an_observed_state_survives_a_takeover() -> None:
     """A new leader goes on from OUT with a new dwell; a region that it heard itself keeps its state."""
     bench = Bench("us")
-    bench.regions.on_observed("us", State.OUT, "hard down", bench.now_s)
+    bench.regions.on_observed("us", State.OUT, 0, "hard down", bench.now_s)
     bench.run(290)
     assert bench.state("us") is State.OUT
     bench.run(80)
     assert bench.state("us") is State.RECOVERING
     heard = Bench("us")
     heard.run(5)
-    heard.regions.on_observed("us", State.OUT, "hard down", heard.now_s)
+    heard.regions.on_observed("us", State.OUT, 0, "hard down", heard.now_s)
     assert heard.state("us") is State.HEALTHY
+
+
+@pytest.mark.parametrize(("published", "percent"), [(5, 5), (70, 70), (30, 15), (0, 5), (100, 100)])
+def test_a_recovery_goes_on_after_a_takeover_at_its_weight(published: float, percent: float) -> None:
+    """A weight below the stage, as of a drain, is rounded down to a stage; each stage has its time anew."""
+    bench = Bench("us")
+    bench.regions.on_observed("us", State.RECOVERING, published, "recovered", bench.now_s)
+    bench.run(5)
+    view = bench.regions.states(bench.now_s)["us"]
+    assert (view.observed, view.weight_percent) == (State.RECOVERING, percent)
+    bench.run(31)
+    assert bench.regions.states(bench.now_s)["us"].weight_percent > percent or percent == 100
 
 
 def test_a_cold_region_starts_in_recovery_while_another_serves() -> None:
