@@ -20,7 +20,7 @@ from controlplane.loop import ControlLoop
 from controlplane.operators import Operators
 from controlplane.region_federation import RegionFederation
 from controlplane.region_operators import RegionOperators
-from controlplane.region_parts import peers_of, region_control_of
+from controlplane.region_parts import is_seeded, peers_of, region_control_of
 from controlplane.region_seeding import RegionSeeding
 from controlplane.region_service import SERVICE_NAME as REGIONS
 from controlplane.region_service import RegionServicer
@@ -263,6 +263,8 @@ class ControlProcess:
         federation = RegionFederation(
             *(loop, self.core.regions, peers_of(config), dial, self.redis, config.mesh.name, self.clock)
         )
+        if not is_seeded(config):
+            return federation.background()
         seeding = RegionSeeding(
             loop,
             self.core.regions,

@@ -34,6 +34,11 @@ def peers_of(config: MeshConfig) -> Mapping[str, Sequence[str]]:
     return {name: table.control for name, table in config.regions.items() if name != config.region.name}
 
 
+def is_seeded(config: MeshConfig) -> bool:
+    """True if hot prompts of other regions are asked for, and replayed here."""
+    return config.warm_up.mode == "full" and config.warm_up.seeding != "none"
+
+
 def tenants_digest(config: MeshConfig) -> bytes:
     """Return the SHA-256 of what regions must agree on about tenants: residency, limits and disabled marks."""
     tenants = {

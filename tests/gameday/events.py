@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tests.gameday import acts, aims, state_aims
-from tests.gameday.shapes import BOTH, EQUAL, MIXED, TRIPLE, UNEQUAL, Shape
+from tests.gameday.shapes import BOTH, COLD, EQUAL, MIXED, TRIPLE, UNEQUAL, Shape
 from tests.gameday.verdicts import Judge
 
 PLAN: Final = "plan"
@@ -77,6 +77,15 @@ EVENTS: Final = (
         heal=acts.restart,
         counts=(2, 3),
         judges=MOVE,
+    ),
+    Event(
+        name="kill-unseeded",
+        title="kill -9 of a whole region, whose hot prompts are not replayed",
+        strike=acts.kill,
+        heal=acts.restart,
+        shape=COLD,
+        loads=(PLAN,),
+        judges=(aims.typed, aims.streams_exact),
     ),
     Event(
         name="unequal",

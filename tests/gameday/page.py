@@ -171,7 +171,8 @@ def _planned(results: Sequence[Result]) -> list[str]:
         )
     about = (
         "A load is survivable if the loss of a region leaves at least 99.5 % of the requests good from 5 s on. The last "
-        "column is the highest load of all runs that was: its distance from the plan is what the plan leaves unused."
+        "column is the highest load of all runs that was: its distance from the plan is what the plan leaves unused. "
+        "The plan is for equal regions of one model version, so the events kill and isolate count."
     )
     return [*pages.table(PLANNED_HEAD, rows, "rrrr"), "", *pages.paragraph(about)] if rows else []
 

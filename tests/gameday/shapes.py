@@ -61,6 +61,8 @@ class Shape:
     """Region -> model version. Absent: VERSION."""
     older: Mapping[str, str] = field(default_factory=dict)
     """Region -> model version of a second pool, which serves no new session. Absent: it has no second pool."""
+    is_seeded: bool = True
+    """False: hot prompts of other regions are not replayed."""
 
     def version(self, region: str) -> str:
         """Return the model version of a region."""
@@ -78,7 +80,8 @@ BOTH: Final = Shape(
     "both", versions={"us": NEXT_VERSION, "ap": NEXT_VERSION}, older={"us": VERSION, "ap": VERSION}
 )
 TRIPLE: Final = Shape("triple", replicas={"eu": (3, 3)})
-SHAPES: Final = (EQUAL, UNEQUAL, MIXED, BOTH, TRIPLE)
+COLD: Final = Shape("cold", is_seeded=False)
+SHAPES: Final = (EQUAL, UNEQUAL, MIXED, BOTH, TRIPLE, COLD)
 
 
 def pinned(region: str) -> str:
@@ -120,6 +123,7 @@ def _config(shape: Shape, region: str, regions: tuple[str, ...]) -> MeshConfig:
             "prefill": {"replicas": prefill},
             "decode": {"replicas": decode},
             "control": {"replicas": 1},
+            "warm_up": {"seeding": "pull" if shape.is_seeded else "none"},
             "region": {"name": region},
             "regions": {name: {"control": [f"127.0.0.{at}:1"]} for at, name in enumerate(regions, start=1)},
             "versions": {

@@ -61,11 +61,17 @@ def test_options_that_contradict_each_other_are_refused(
     assert capfd.readouterr().err.count("\n") == 1
 
 
-async def test_generate_reaches_another_region_without_home(free_port: int) -> None:
-    """No process listens at home: the other region answers."""
-    out = io.StringIO()
+async def test_generate_reaches_another_region_without_home(
+    free_port: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """No process listens at home: the other region answers. The explanation tells that it is about the second call."""
+    request = inference.GenerateRequest(text="x", options=inference.GenerateOptions(explain=True))
+    notes = []
     async with frontend() as (address, _):
         regions = {"eu": [f"127.0.0.1:{free_port}"], "us": [address]}
-        request = inference.GenerateRequest(text="x")
-        code = await generate([], request, 10, as_json=False, out=out, regions=regions, prefer="eu")
-    assert (code, out.getvalue()) == (0, "It wäs dark\n")
+        for home in ("eu", "us"):
+            out = io.StringIO()
+            code = await generate([], request, 10, as_json=False, out=out, regions=regions, prefer=home)
+            assert (code, out.getvalue()) == (0, "It wäs dark\n")
+            notes.append("sent the request 2 times" in capfd.readouterr().err)
+    assert notes == [True, False]
