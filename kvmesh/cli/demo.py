@@ -108,9 +108,9 @@ async def _turn(
         session_id=SESSION,
         options=inference.GenerateOptions(explain=True),
     )
-    finished = await stream(addresses, request, DEADLINE_S, on_response)
+    answer = await stream(addresses, request, DEADLINE_S, on_response)
     console.print("\n")
-    return "".join(received), finished
+    return "".join(received), answer.finished
 
 
 def run(console: Console, *, is_redis_named: bool = False) -> int:

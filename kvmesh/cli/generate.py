@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, TextIO
 
 import grpc
@@ -33,6 +34,16 @@ class RequestFailed(RuntimeError):
         self.details = details
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A complete answer."""
+
+    finished: inference.Finished
+    """Last message of the mesh, of the call that ended the answer."""
+    sends: int
+    """Number of sends of the request."""
+
+
 def chat(messages: list[Message]) -> inference.ChatPrompt:
     """Return `messages` (role, content), oldest first, as a prompt."""
     return inference.ChatPrompt(
@@ -49,8 +60,8 @@ async def stream(
     key: str = "",
     regions: Mapping[str, Sequence[str]] | None = None,
     prefer: str = "",
-) -> inference.Finished:
-    """Send `request` to one of the frontends, give every response to `on_response`, return the last response.
+) -> Answer:
+    """Send `request` to one of the frontends, give every response to `on_response`, return the end of the answer.
 
     Failover: if the frontend dies, the stream continues at another frontend, and repeated messages are left out.
     `key`: API key, or empty. `regions`, `prefer`: instead of `addresses`, as for `Client`. Raises RequestFailed.
@@ -78,7 +89,7 @@ async def stream(
                     on_response(inference.GenerateResponse(tokens=tokens))
             assert answer.finish is not None
             on_response(inference.GenerateResponse(finished=answer.finish))
-            return answer.finish
+            return Answer(answer.finish, answer.sends)
     except GenerateError as error:
         everywhere = [*addresses, *(each for found in (regions or {}).values() for each in found)]
         raise RequestFailed(_sentence(error, everywhere), _details_of(error)) from error
@@ -118,7 +129,7 @@ async def generate(
         out.flush()
 
     try:
-        finished = await stream(
+        answer = await stream(
             *(addresses, request, deadline_s, on_response, open_channel, key), regions=regions, prefer=prefer
         )
     except RequestFailed as failed:
@@ -127,6 +138,7 @@ async def generate(
             out.flush()
         console.print(str(failed), markup=False, highlight=False, soft_wrap=True)
         return 1
+    finished = answer.finished
     if not as_json:
         out.write("\n")
         for note in _notes(started, finished):
@@ -138,6 +150,9 @@ async def generate(
                 console.print(candidates)
             if reason(finished):
                 console.print(reason(finished), markup=False, highlight=False, soft_wrap=True)
+            if answer.sends > 1:
+                note = f"The client sent the request {answer.sends} times: attempts and times are those of the last call."
+                console.print(note, markup=False, highlight=False, soft_wrap=True)
     return 0
 
 
