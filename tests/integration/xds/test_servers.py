@@ -67,6 +67,30 @@ def test_what_clients_would_refuse_never_reaches_them(mesh: Mesh) -> None:
     assert ads.ask("state") == before
 
 
+def test_a_client_refuses_what_the_checks_refuse(mesh: Mesh) -> None:
+    """Behind the checks each fault reaches the client: it says no, calls go on, and the next good regions are taken."""
+    eu, us, ads = mesh.start()
+    for spoil, kind in (
+        ("priority gap", "endpoints"),
+        ("locality without a weight", "endpoints"),
+        ("address twice", "endpoints"),
+        ("unknown policy", "cluster"),
+        ("all weights zero", "routes"),
+    ):
+        publish(ads, eu.told(), us.told())
+        client = mesh.client(ads)
+        assert calls(client, 20) == {"eu": 20}
+        before = ads.ask("state")["nacks"]
+        assert ads.ask("publish", regions=(eu.told(), us.told()), spoil=spoil)["seen"], spoil
+        while ads.ask("state")["nacks"] == before:
+            pass
+        assert calls(client, 20) == {"eu": 20}, spoil
+        nacks = ads.ask("state")["nacks"]
+        assert {name for name, count in nacks.items() if count > before[name]} == {kind}, spoil
+        publish(ads, eu.told(is_out=True), us.told())
+        assert until(client, "us")["errors"] == [], spoil
+
+
 def test_a_stopping_server_ends_its_streams(mesh: Mesh) -> None:
     """Its clients go on, and open no new stream to it that stays."""
     eu, _, ads = mesh.start()
