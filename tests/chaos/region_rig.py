@@ -141,15 +141,15 @@ class RegionMatrix:
         }
 
 
-def conversations_of(run: Run) -> list[Conversation]:
-    """Draw the conversations of a run. The same run has the same ones."""
+def conversations_of(run: Run, count: int | None = None) -> list[Conversation]:
+    """Draw the conversations of a run, the first `count` of them. None: all. The same run has the same ones."""
     seed = f"{run.cell} {run.seed}"
     truths = drawing.truths_of([VERSION])
     demands = [Demand(name, CONVERSATIONS_PER_S) for name in PAIR]
     found = drawing.arrivals(demands, LOAD_S_MAX, random.Random(seed))
     return [
         drawing.conversation(number, at_s, home, [VERSION], truths, seed)
-        for number, (at_s, home) in enumerate(found)
+        for number, (at_s, home) in enumerate(found[:count])
     ]
 
 

@@ -52,8 +52,9 @@ def test_runs_of_cells() -> None:
 def test_the_same_run_has_the_same_conversations() -> None:
     """The seed determines all conversations."""
     run, other = region_cells.regional_form("region:kill")
-    first = conversations_of(run)[:3]
-    assert first == conversations_of(run)[:3] != conversations_of(other)[:3]
+    first = conversations_of(run, 3)
+    assert len(first) == 3
+    assert first == conversations_of(run, 3) != conversations_of(other, 3)
 
 
 @pytest.mark.parametrize(
