@@ -67,6 +67,8 @@ class Checkers:
         self.granted: dict[tuple[str, int, str], tuple[float, Quantity]] = {}
         """Arrival and amount of the last grant, by holder, its boot, and target."""
         self.failing_since_s: dict[tuple[str, int, str], float] = {}
+        self.recovers_from: dict[tuple[str, str], int] = {}
+        """Stage at which an observer's RECOVERING of a target began: above 0 behind a restart."""
         self.outs_for_health = 0
         self.panics = 0
         """Steps of a control process in panic."""
@@ -74,8 +76,15 @@ class Checkers:
     # Events.
 
     def on_start(self, region: Region) -> None:
-        """Forget what the last process heard."""
+        """Forget what the last process heard. A recovery goes on at the weight that the snapshot has, never above it."""
         self.heard[region.name] = {name: deque() for name in self.world.names}
+        for name, target in region.control.regions.targets.items():
+            self.recovers_from[region.name, name] = target.observed.stage
+            if target.observed.state is State.RECOVERING:
+                _, published, _ = region.redis.observed[name]
+                now = target.observed.weight_percent(self.world.settings)
+                least = self.world.settings.stages_percent[0]
+                assert now <= max(published, least), f"{region.name} of {name}: {now} after {published}"
 
     def on_signals(self, receiver: Region, name: str, signals: Signals) -> None:
         """Keep the signals as the receiver has them."""
@@ -195,7 +204,9 @@ class Checkers:
         if old.state is State.OUT:
             assert new.state is State.RECOVERING and now_s - old.since_s >= settings.out_min_s, told
         if old.state is State.RECOVERING and new.state is State.HEALTHY:
-            assert now_s - old.since_s >= settings.stage_s * len(settings.stages_percent) - 1e-6, told
+            stages = len(settings.stages_percent) - self.recovers_from[region.name, name]
+            assert now_s - old.since_s >= settings.stage_s * stages - 1e-6, told
+        self.recovers_from[region.name, name] = 0
         if new.state is not State.OUT:
             return
         assert old.state in (State.SUSPECT, State.RECOVERING), told
