@@ -96,11 +96,11 @@ def test_a_redraw_counts_rollbacks_by_gate(tmp_path: Path) -> None:
         hanging = {"track": STABLE, "session": "s177", "age_s": 20.0, "has_first_token": False}
         line["open_requests"] = [hanging] * 10
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    found = figures(list(redraw([path], PLAN, 30, seed=1, jobs=1)))
-    assert 0 < found.false_rollbacks < 30
+    found = figures(list(redraw([path], PLAN, 15, seed=1, jobs=1)))
+    assert 0 < found.false_rollbacks < 15
     assert found.by_gate == {"hang": found.false_rollbacks}
     assert sum(found.by_step.values()) == found.false_rollbacks
-    assert found.upper_bound > found.false_rollbacks / 30
+    assert found.upper_bound > found.false_rollbacks / 15
 
 
 def test_a_redraw_depends_on_its_seed_alone(tmp_path: Path) -> None:

@@ -265,7 +265,7 @@ class World:
             self.tick()
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(st.integers(0, 2**32), st.sampled_from((0.05, 0.15, 0.3)), st.integers(2, 4))
 def test_estimates_converge_within_a_second_of_the_last_loss(seed: int, loss: float, routers: int) -> None:
     """Each live router knows the place of every prompt and whether it runs, and nothing of lost routers."""
