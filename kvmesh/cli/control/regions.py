@@ -76,7 +76,10 @@ async def drain(mesh: FoundMesh, request: pb.DrainRegionRequest, *, as_json: boo
     if request.validate_only:
         show(f"Would drain {request.region}. Nothing is changed.")
         return 0
-    show(f"Draining {request.region}: its weight falls to 0 within 15 s, and running streams go on.")
+    if answer.region.declared.state == pb.DECLARED_STATE_DRAINED:
+        show(f"{request.region} stays drained, with the new reason.")
+    else:
+        show(f"Draining {request.region}: its weight falls to 0 within 15 s, and running streams go on.")
     show(f"`kvmesh region list --watch` follows it, `kvmesh region restore {request.region}` ends it.")
     return 0
 

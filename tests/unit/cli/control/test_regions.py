@@ -32,8 +32,11 @@ REASON = "draining eu moves 2,400 tokens/s; headroom: us: 100 tokens/s"
 class Region(region_pb2_grpc.RegionServiceServicer):
     """A leader that answers as a test says, and keeps the requests."""
 
-    def __init__(self, name: str, *, carries: bool = True, carries_at_once: bool = True) -> None:
+    def __init__(
+        self, name: str, *, carries: bool = True, carries_at_once: bool = True, is_drained: bool = False
+    ) -> None:
         self.name = name
+        self._is_drained = is_drained
         self._carries_at_once = carries_at_once
         self.requests: list[Any] = []
         self._carries = carries
@@ -55,7 +58,11 @@ class Region(region_pb2_grpc.RegionServiceServicer):
         row = pb.DrainForecast(region="us", moved=load, capacity=load, is_enough=self._carries)
         row.is_enough_at_once = self._carries_at_once
         overridden = [] if self._carries else [REASON]
-        return pb.DrainRegionResponse(forecast=[row], ending_stream_count=3, overridden=overridden)
+        state = pb.DECLARED_STATE_DRAINED if self._is_drained else pb.DECLARED_STATE_DRAINING
+        view = pb.RegionView(region=self.name, declared=pb.Declared(state=state))
+        return pb.DrainRegionResponse(
+            region=view, forecast=[row], ending_stream_count=3, overridden=overridden
+        )
 
     def RestoreRegion(self, request: Any, context: Any) -> pb.RestoreRegionResponse:
         self.requests.append(request)
@@ -231,6 +238,13 @@ def test_a_drain_that_fits_prints_its_forecast_and_dials_the_region(shell: Shell
     assert "2,400 tok/s, 90 bl" in found and "yes" in found
     assert "3 open streams of eu end if a frontend stops" in found
     assert "Draining eu: its weight falls to 0 within 15 s" in found
+
+
+def test_a_second_drain_says_that_the_region_stays_drained(shell: Shell) -> None:
+    """Its weight is 0 already."""
+    with served(Region("eu", is_drained=True), Region("us")):
+        status, found, _ = shell.run("region", "drain", "eu", "--reason", "takes longer")
+    assert status == 0 and "eu stays drained, with the new reason." in found and "falls" not in found
 
 
 def test_a_drain_that_fits_with_warm_caches_says_so(shell: Shell) -> None:
