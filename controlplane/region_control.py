@@ -236,17 +236,20 @@ class RegionControl:
         return orders.without_ended(self._wall())
 
     def _has_guests(self) -> bool:
-        """True if streams of other regions' callers run here, as far as the own routers say."""
-        return self._signals is not None and any(each.blocks for each in self._signals.guests.values())
+        """True if streams of guests may run here. Before the first measurement of a term nothing is known."""
+        return self._signals is None or any(each.blocks for each in self._signals.guests.values())
 
     def _warn_overdue(self) -> None:
-        """Note once that a drain lasts longer than its operator expected."""
+        """Note, once in a term, that the own drain lasts longer than its operator expected."""
         known = self.regions.known(self.own)
-        if known is None or not known.declared.is_overdue(self._wall()):
+        if (
+            known is None
+            or known.declared.revision == self._overdue_revision
+            or not self.is_overdue(self.own)
+        ):
             return
-        if known.declared.revision != self._overdue_revision:
-            self._overdue_revision = known.declared.revision
-            self._actions.append(AppendEvent("region.overdue", self.own, known.declared.reason))
+        self._overdue_revision = known.declared.revision
+        self._actions.append(AppendEvent("region.overdue", self.own, known.declared.reason))
 
     def take_actions(self) -> list[AppendEvent | Steer]:
         """Return the actions since the last call."""

@@ -10,7 +10,7 @@ from controlplane.xds.topology import Endpoint, RegionFrontends, Topology
 from kvmesh.membership.member import Member
 from kvmesh.snapshot.availability import Availability, availability_of
 from kvmesh.snapshot.content import Content
-from kvmesh.snapshot.regions import DeclaredState, ObservedState, RegionEntry
+from kvmesh.snapshot.regions import ObservedState, RegionEntry
 
 FRONTEND = "frontend"
 
@@ -35,24 +35,20 @@ def topology_of(mesh: str, own: str, members: Iterable[Member], content: Content
     entries = {entry.name: entry for entry in content.regions}
     entries.setdefault(own, RegionEntry(own))
     regions, left_out = [], []
-    has_load = any(entry.weight_percent > 0 for entry in entries.values())
     for name, entry in sorted(entries.items()):
         found = list(_leased(members, content) if name == own else _told(entry))
         left_out += [one.name for one in found if not is_dialable(one.endpoint.address)]
         endpoints = _unique(one.endpoint for one in found if is_dialable(one.endpoint.address))
-        regions.append(_region(entry, endpoints, has_load=has_load))
+        regions.append(_region(entry, endpoints, is_draining=content.is_region_drained(name)))
     return Found(Topology(mesh, own, tuple(regions)), tuple(left_out))
 
 
-def _region(entry: RegionEntry, endpoints: tuple[Endpoint, ...], *, has_load: bool) -> RegionFrontends:
-    """Return a region in its states. A declared drain counts at its end: until then the frontends move what they must.
-
-    `has_load`: a region gets load. Without one a drained region takes calls, as its frontends then listen.
-    """
+def _region(entry: RegionEntry, endpoints: tuple[Endpoint, ...], *, is_draining: bool) -> RegionFrontends:
+    """Return a region in its states. A declared drain counts at its end: until then the frontends move what they must."""
     return RegionFrontends(
         entry.name,
         endpoints,
-        is_draining=entry.declared is not DeclaredState.SERVING and entry.weight_percent == 0 and has_load,
+        is_draining=is_draining,
         is_out=entry.observed is ObservedState.OUT,
         is_recovering=entry.observed is ObservedState.RECOVERING,
     )

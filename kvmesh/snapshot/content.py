@@ -147,6 +147,12 @@ class Content:
         """Return the region of that name."""
         return next((entry for entry in self.regions if entry.name == name), None)
 
+    def is_region_drained(self, name: str) -> bool:
+        """True if a region is drained to weight 0, and another one gets load. Without one, its callers have to stay."""
+        entry = self.region(name)
+        has_other = any(each.weight_percent > 0 for each in self.regions)
+        return entry is not None and entry.is_drained and has_other
+
     def pool(self, name: str) -> PoolTrack | None:
         """Return the pool of that name."""
         return next((pool for pool in self.pools if pool.pool == name), None)

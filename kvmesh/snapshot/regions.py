@@ -72,6 +72,11 @@ class RegionEntry:
     tenants_differ: bool = False
     """True if its tenants differ in residency, limits or disabled marks."""
 
+    @property
+    def is_drained(self) -> bool:
+        """True if it declares a drain, and has no weight any more."""
+        return self.declared is not DeclaredState.SERVING and self.weight_percent == 0
+
 
 def faults(entries: tuple[RegionEntry, ...]) -> Iterator[str]:
     """Yield each fault of `entries`: field, value and allowed range, one sentence each."""

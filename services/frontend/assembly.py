@@ -44,7 +44,7 @@ from services.frontend.draining import drain
 from services.frontend.mesh_secret import MeshSecret
 from services.frontend.metrics import RequestMetrics, watch_core, watch_pools, watch_regions
 from services.frontend.readiness import follow_routers
-from services.frontend.region_listener import follow_drain, is_drained
+from services.frontend.region_listener import follow_drain
 from services.frontend.region_routers import RegionRouters
 from services.frontend.requests.core import FrontendCore, Observer
 from services.frontend.requests.region_choice import RegionSettings
@@ -391,7 +391,7 @@ class Frontend(MeshProcess):
             own = self._config.region.name
             yield (
                 "region-listener",
-                follow_drain(self.server, lambda: is_drained(self.core.pools.content, own), self.clock),
+                follow_drain(self.server, lambda: self.core.pools.content.is_region_drained(own), self.clock),
             )
         yield (
             "readiness",

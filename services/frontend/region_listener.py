@@ -13,7 +13,6 @@ from typing import Final, Protocol
 
 from kvmesh.clock import Clock
 from kvmesh.server import ListenError
-from kvmesh.snapshot.content import Content
 
 log = logging.getLogger(__name__)
 
@@ -35,13 +34,6 @@ class Listener(Protocol):
     async def close_listener(self, reason: str) -> None: ...
 
     async def open_listener(self) -> None: ...
-
-
-def is_drained(content: Content, own: str) -> bool:
-    """True if the own region has weight 0, and another region gets load. Without one, callers have nowhere else to go."""
-    entry = content.region(own)
-    has_other = any(each.weight_percent > 0 for each in content.regions if each.name != own)
-    return entry is not None and entry.weight_percent == 0 and has_other
 
 
 class RegionListener:

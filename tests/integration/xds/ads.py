@@ -58,7 +58,7 @@ class _Spoiled(Publication):
 
     spoil = ""
     seen: tuple[str, ...] = ()
-    """What the checks say of the spoiled resources."""
+    """Faults that the checks find in the spoiled resources."""
 
     def _made(self, topology: Topology) -> tuple[dict[str, ResourceSet], list[str]]:
         made, faults = super()._made(topology)

@@ -228,6 +228,8 @@ def test_a_drain_waits_for_the_streams_of_guests() -> None:
     declared = Declared(state=DeclaredState.DRAINING, revision=1, reason="move", at_s=cell.wall_s - 60)
     orders = RegionOrders().with_declared("eu", declared)
     cell.control.take_orders(orders, cell.now_s)
+    unmeasured = cell.control.wanted_orders(orders, 0, cell.now_s)
+    assert unmeasured.declared["eu"].state is DeclaredState.DRAINING, "a new leader has measured nothing yet"
     guest = region_pb2.GuestLoad(region="us", load=region_pb2.Quantity(tokens_per_s=5, blocks=3))
     for guests, state in (([guest], DeclaredState.DRAINING), ([], DeclaredState.DRAINED)):
         cell.report(region_pb2.RouterLoad(guests=guests))
@@ -236,7 +238,7 @@ def test_a_drain_waits_for_the_streams_of_guests() -> None:
         assert orders.declared["eu"].state is state
 
 
-def test_a_drain_beyond_its_end_is_an_event_once_and_a_gauge() -> None:
+def test_a_drain_beyond_its_end_is_an_event_once() -> None:
     """`--until` restores nothing. A second drain with a later end takes the warning back, and may be late again."""
     cell = Cell()
     late: list[AppendEvent] = []

@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from controlplane import region_views
 from controlplane.region_telemetry import export_regions
+from controlplane.regions.declared import Declared, DeclaredState
 from controlplane.regions.document import AvoidEntry, RegionOrders
 from controlplane.regions.observed import FIRST_HEARD
 from kvmesh.control.v1 import region_pb2 as pb
@@ -69,6 +70,11 @@ def test_metrics_have_each_region_with_its_states_weight_grants_and_age() -> Non
     assert found["region_declared us SERVING"] == found["region_observed us OUT"] == 1
     assert found["region_declared us DRAINED"] == found["region_observed us HEALTHY"] == 0
     assert (found["region_weight_percent us"], found["region_by_hand us"]) == (0, 1)
+    late = Declared(state=DeclaredState.DRAINING, revision=1, reason="move", until_s=cell.wall_s + 1)
+    cell.control.take_orders(RegionOrders().with_declared("eu", late), cell.now_s)
+    assert (found["region_drain_overdue eu"], found["region_drain_overdue us"]) == (0, 0)
     names = ("region_grant_tokens_per_second taken us", "region_grant_blocks taken us")
     assert tuple(found[name] for name in names) == (500, 50)
     assert found["region_spill_share us"] == 0
+    cell.step(2)
+    assert scraped(cell)["region_drain_overdue eu"] == 1

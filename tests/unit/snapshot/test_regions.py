@@ -27,6 +27,17 @@ def content(*regions: RegionEntry) -> Content:
     return Content((PoolTrack("default", "m", Track.STABLE, 100),), regions=regions)
 
 
+def test_only_a_drain_to_weight_0_beside_another_region_counts() -> None:
+    """Without regions, with a weight, without a declaration, or as the last region with load, callers have to stay."""
+    own, other = RegionEntry("eu", DeclaredState.DRAINING, weight_percent=0), RegionEntry("us")
+    assert content(own, other).is_region_drained("eu")
+    assert not content().is_region_drained("eu")
+    assert not content(own, other).is_region_drained("us")
+    for less in (replace(own, weight_percent=1), replace(own, declared=DeclaredState.SERVING)):
+        assert not content(less, other).is_region_drained("eu")
+    assert not content(own, replace(other, weight_percent=0)).is_region_drained("eu")
+
+
 def test_regions_survive_the_wire() -> None:
     """Random entries are the same behind a round trip, and `region` finds each by its name."""
     chance = random.Random(15)
