@@ -80,6 +80,6 @@ BURST = Attack(
     about="Simultaneous calls by stock grpcio over ten channels",
     run=burst,
     long=Dose(10_000, 60.0),
-    short=Dose(600, 4.0),
+    short=Dose(250, 4.0),
     bounds=Bounds(refusals=("LIVE_REQUESTS_FULL", "QUEUE_FULL"), p99_s=10.0),
 )

@@ -158,7 +158,7 @@ async def test_a_burst_of_resumes_gets_its_numbers_over_one_connection(redis_url
     """All streams of a dead frontend need numbers at the same moment; other commands of the process are answered
     meanwhile.
     """
-    async with Frontend(redis_url, "a", ANSWER_S * 4) as one, Frontend(redis_url, "b") as other:
+    async with Frontend(redis_url, "a") as one, Frontend(redis_url, "b") as other:
         await one.listening()
         await one.begin(request_id="f" * 32)  # over the busy connection
         before = len((await other.redis.execute("CLIENT", "LIST")).splitlines())

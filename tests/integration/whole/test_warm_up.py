@@ -6,8 +6,6 @@ import asyncio
 import json
 import re
 import signal
-import subprocess
-import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -15,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kvmesh.config import ROOT
+from kvmesh.cli.health import Probe, health
 from kvmesh.redis_link import RedisLink
 from kvmesh.start_conditions import START_WAIT_S
 from tests.integration.generation import generate, token_request
@@ -42,13 +40,6 @@ def started(mesh: Mesh, name: str) -> dict[str, Any]:
     """Return the log line with the durations of the start of process `name`."""
     lines = [json.loads(line) for line in mesh.parts[name].log.read_text().splitlines() if line[:1] == "{"]
     return next(line for line in lines if line.get("logger") == "kvmesh.start")
-
-
-def kvmesh_health(address: str) -> str:
-    """Return the output of `kvmesh health`."""
-    command = [sys.executable, "-m", "kvmesh.cli.health", address]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=20, check=False)
-    return done.stdout + done.stderr
 
 
 async def test_golden_requests_reach_every_hop_and_are_no_users(tmp_path: Path) -> None:
@@ -104,7 +95,7 @@ async def test_a_frozen_router_holds_a_frontend_back_for_the_bound(tmp_path: Pat
             starting = asyncio.create_task(mesh.ready(frontend))
             said = set()
             while not starting.done():
-                said.add(await asyncio.to_thread(kvmesh_health, frontend.address))
+                said.add(await asyncio.to_thread(health, Probe(frontend.address)))
             await starting
             took_s = time.monotonic() - began_s
         finally:
