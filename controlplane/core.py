@@ -397,7 +397,8 @@ class ControlCore:
         regions.take_orders(desired.regions, now_s)
         regions.rollout = self._rollout_news()
         regions.step(self.registry, self.receivers, self.content, now_s)
-        orders = regions.wanted_orders(desired.regions, self.live_requests(), now_s)
+        is_idle = self.registry.is_idle(self.receivers)
+        orders = regions.wanted_orders(desired.regions, now_s, is_idle=is_idle)
         if orders != desired.regions and self._writes.is_idle and self.has_redis:
             self._begin_write(Write(desired.with_regions(orders), is_back=True))
 
@@ -427,7 +428,10 @@ class ControlCore:
 
     def _run_command(self, now_s: float) -> None:
         while self._writes.is_idle and (command := self._next_command()) is not None:
-            self._publish(now_s)  # the command decides by what the one before it has changed
+            # The command decides by what the one before it has changed.
+            if self.regions is not None and self.leadership.state is LeaderState.LEADER:
+                self.regions.take_orders(self.library.desired.regions, now_s)
+            self._publish(now_s)
             try:
                 document = command.make(now_s)
             except CommandRefused as error:

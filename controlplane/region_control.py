@@ -17,7 +17,7 @@ from controlplane.actions import AppendEvent, Steer
 from controlplane.pools.registry import Registry, is_in_use
 from controlplane.regions import grants as granting
 from controlplane.regions.declared import Declared, DeclaredState
-from controlplane.regions.document import RegionOrders
+from controlplane.regions.document import AvoidEntry, RegionOrders
 from controlplane.regions.measuring import OwnSignals
 from controlplane.regions.news import DeclaredNews, News, RolloutNews
 from controlplane.regions.observed import State
@@ -121,8 +121,8 @@ class RegionControl:
         self._stable = ("", "")
         self._orders = RegionOrders()
         self._due = _Due()
-        self._overdue_revision = 0
-        """Revision of the drain whose expected end has passed, and was noted. 0: none."""
+        self._overdue_s = 0.0
+        """Expected end of the drain that was noted as overdue, in Unix time. 0: none."""
         self._news: News | None = None
         """News of the last measurement. Two streams to a peer carry the same, which counts once."""
         self.is_begun = False
@@ -142,9 +142,12 @@ class RegionControl:
         for entry in content.regions:
             peer = self._peers.get(entry.name)
             if peer is not None:
-                peer.entry = entry
+                if peer.news is None:
+                    peer.entry = entry
                 if entry.observed is not ObservedState.UNKNOWN:
                     state, reason = State[entry.observed.name], "as the snapshot says that was in force"
+                    if state is State.OUT and self._is_avoid_over(orders.avoids.get(entry.name)):
+                        state, reason = State.RECOVERING, "the order to avoid it ended"
                     self.regions.on_observed(entry.name, state, entry.weight_percent, reason, now_s)
         self.take_orders(orders, now_s)
         self.regions.take_events()  # of an earlier term, which has written them down
@@ -161,9 +164,12 @@ class RegionControl:
         self._orders = orders
 
     def on_news(self, news: News, now_s: float) -> bool:
-        """Take news of another region. False: they are ignored, as old ones or as those of an unknown region."""
+        """Take news of another region. False: they are ignored, as old ones or as those of an unknown region.
+
+        A leader that takes over knows nothing of its region yet, and no signals. What the leader before it told holds.
+        """
         peer = self._peers.get(news.region)
-        if peer is None:
+        if peer is None or news.signals is None:
             return False
         if peer.news is not None and news.order <= peer.news.order and not self._is_stale(peer, now_s):
             peer.stale_total += 1
@@ -182,9 +188,10 @@ class RegionControl:
         self.overrides.learn(news.overrides)
         for each in news.declared:
             self.regions.on_declared(each.region, each.declared, each.age_s, now_s)
-        if news.signals is not None:
-            self.regions.on_signals(news.region, news.signals, now_s)
-            self.regions.on_grant(news.region, news.grants.get(self.own, NOTHING), now_s)
+            if each.region == news.region:
+                self.regions.on_age(each.region, each.declared, each.age_s, now_s)
+        self.regions.on_signals(news.region, news.signals, now_s)
+        self.regions.on_grant(news.region, news.grants.get(self.own, NOTHING), now_s)
         if self.own in news.seeded_from:
             self.regions.on_seeded(news.region)
         return True
@@ -219,36 +226,31 @@ class RegionControl:
         self._warn_overdue()
         self._steer(receivers)
 
-    def wanted_orders(self, orders: RegionOrders, live_requests: int, now_s: float) -> RegionOrders:
+    def wanted_orders(self, orders: RegionOrders, now_s: float, *, is_idle: bool) -> RegionOrders:
         """Return what should be written down: declarations that peers told, and the end of a drain.
 
-        `live_requests`: open requests of the own frontends. Streams of guests come from other frontends, and hold blocks.
+        `is_idle`: no frontend and no router of the own region serves a request, be it of own callers or of guests.
         """
         for region in self._names.shares:
             known = self.regions.known(region)
             if known is not None and known.declared.revision:
                 orders = orders.with_declared(region, known.declared)
         own = orders.declared.get(self.own, Declared())
-        is_empty = self.regions.own_percent(now_s) <= 0 and live_requests == 0 and not self._has_guests()
+        is_empty = is_idle and self.regions.own_percent(now_s) <= 0
         if own.state is DeclaredState.DRAINING and own.weight_percent <= 0 and is_empty:
             with suppress(OrderRefused):  # another weight has been declared since
                 orders = orders.with_declared(self.own, drained(own, self._wall()))
         return orders.without_ended(self._wall())
 
-    def _has_guests(self) -> bool:
-        """True if streams of guests may run here. Before the first measurement of a term nothing is known."""
-        return self._signals is None or any(each.blocks for each in self._signals.guests.values())
+    def _is_avoid_over(self, entry: AvoidEntry | None) -> bool:
+        return entry is not None and not entry.is_ok and entry.until_s <= self._wall()
 
     def _warn_overdue(self) -> None:
         """Note, once in a term, that the own drain lasts longer than its operator expected."""
         known = self.regions.known(self.own)
-        if (
-            known is None
-            or known.declared.revision == self._overdue_revision
-            or not self.is_overdue(self.own)
-        ):
+        if known is None or known.declared.until_s == self._overdue_s or not self.is_overdue(self.own):
             return
-        self._overdue_revision = known.declared.revision
+        self._overdue_s = known.declared.until_s
         self._actions.append(AppendEvent("region.overdue", self.own, known.declared.reason))
 
     def take_actions(self) -> list[AppendEvent | Steer]:

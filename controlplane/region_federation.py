@@ -3,7 +3,7 @@
 Written are the secrets of resume tokens, and operators' overrides of tenants.
 
 Each other region has one task. It walks the configured addresses of that region until a process answers that it leads. Only
-a leader dials. The other region dials too; each of the two streams alone would carry all news.
+a leader whose takeover is over dials. The other region dials too; each of the two streams alone would carry all news.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class RegionFederation:
     async def _keep(self, region: str, addresses: Sequence[str]) -> None:
         at = 0
         while True:
-            if self._loop.core.leads:
+            if self._loop.core.leads and self._regions.is_begun:
                 address = addresses[at % len(addresses)]
                 reason = await self._try(address)
                 if self._logged.get(region) != reason[:100]:

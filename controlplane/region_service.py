@@ -117,8 +117,9 @@ class RegionServicer(region_pb2_grpc.RegionServiceServicer):
 
     async def _write(self, call: FederateCall) -> None:
         while self._core.leads:
-            async with asyncio.timeout(SILENCE_S):
-                await call.write(pb.FederateResponse(news=to_message(self._news())))
+            if self._regions.is_begun:  # during a takeover nothing is known that a peer does not know better
+                async with asyncio.timeout(SILENCE_S):
+                    await call.write(pb.FederateResponse(news=to_message(self._news())))
             await asyncio.sleep(self._regions.settings.signals_every_s)
 
     def _news(self) -> News:

@@ -31,6 +31,9 @@ LOAD_MAX: Final = 1e6
 
 ROLES: Final = ("frontend", "router", "prefill", "decode")
 
+ENTRIES: Final = ("frontend", "router")
+"""Roles that know every request of a region: own callers come by its frontends, guests by its routers."""
+
 
 class _Seen(NamedTuple):
     """A start of a process, or of its engine, and the time at which it was first seen."""
@@ -109,6 +112,14 @@ class Registry:
             and (other.role, other.pool) == (member.role, member.pool)
             and is_in_use(other, cordons)
         ]
+
+    def is_idle(self, receivers: Receivers) -> bool:
+        """True if every frontend and router with a lease or a stream reports, and none of them serves a request."""
+        serving = {each.process_id: each for each in receivers if each.is_connected and each.role in ENTRIES}
+        leased = {each.process_id for each in self.members.values() if each.role in ENTRIES}
+        return leased <= serving.keys() and all(
+            each.report is not None and not each.report.live_request_count for each in serving.values()
+        )
 
     def facts(
         self, versions: Mapping[str, str], receivers: Receivers, cordons: Iterable[Cordon]

@@ -61,7 +61,7 @@ class News:
     term: int
     sequence: int
     signals: Signals | None = None
-    """None: its load is not known yet."""
+    """None: its leader knows nothing of its region yet, and the news change nothing."""
     routers: tuple[RegionProcess, ...] = ()
     frontends: tuple[RegionProcess, ...] = ()
     secrets: tuple[bytes, ...] = ()

@@ -92,13 +92,26 @@ class Regions:
         known = self.known(region)
         if known is None or merge(known.declared, declared) is known.declared:
             return
-        told = Known(declared, now_s - max(0.0, age_s))
+        since_s = now_s - max(0.0, age_s)
+        is_same_drain = not known.declared.is_serving and declared.at_s == known.declared.at_s
+        if is_same_drain and not declared.is_serving:
+            since_s = min(since_s, known.since_s)  # whatever a clock says since
+        told = Known(declared, since_s)
         if region == self.own:
             self._known = told
         else:
             self.targets[region].known = told
         by = f" by {declared.author}" if declared.author else ""
         self._note(f"region.{declared.state.value.lower()}", region, f"{declared.reason or 'declared'}{by}")
+
+    def on_age(self, region: str, declared: Declared, age_s: float, now_s: float) -> None:
+        """Take the age of its state from a region itself, after `on_declared`. A listener may know it by a wrong clock.
+
+        A drain only becomes older, so no load comes back.
+        """
+        target = self.targets.get(region)
+        if target is not None and declared.revision == target.declared.revision:
+            target.known = Known(target.declared, min(target.known.since_s, now_s - max(0.0, age_s)))
 
     def on_observed(
         self, region: str, state: State, weight_percent: float, reason: str, now_s: float

@@ -17,6 +17,10 @@ FLOOR: Final = 0.1
 """Smallest share of a region, also of a drained one."""
 
 
+ROUNDING: Final = 1e-9
+"""Difference between two shares that comes from the rounding of floats."""
+
+
 class Limits(Enum):
     """Value of `[region] limits`."""
 
@@ -55,7 +59,9 @@ def _floored(shares: Mapping[str, float]) -> dict[str, float]:
     while True:
         whole = sum(share for name, share in shares.items() if name not in raised)
         factor = (1.0 - FLOOR * len(raised)) / whole
-        low = {name for name, share in shares.items() if name not in raised and share * factor < FLOOR}
+        low = {
+            name for name, share in shares.items() if name not in raised and share * factor < FLOOR - ROUNDING
+        }
         if not low:
             return {name: FLOOR if name in raised else share * factor for name, share in shares.items()}
         raised |= low

@@ -531,7 +531,7 @@ class RegionNews(_message.Message):
     """SHA-256 of the tenants' residency, limits and disabled marks. Empty: unknown."""
     @_builtins.property
     def signals(self) -> Global___RegionSignals:
-        """Its signals."""
+        """Its signals. Absent: its leader knows nothing of its region yet, and the news change nothing."""
 
     @_builtins.property
     def routers(self) -> _containers.RepeatedCompositeFieldContainer[Global___RegionProcess]:

@@ -415,6 +415,48 @@ def test_a_command_about_regions_waits_until_the_leader_knows_what_is_written_do
     assert driver.done == {1: ""} and driver.core.library.desired.regions.declared["eu"].is_serving
 
 
+def test_a_command_about_regions_decides_by_what_the_one_before_it_wrote() -> None:
+    """A drain that waits behind a restore begins anew: it is forecast, and refused while the load is unknown."""
+    driver = Driver()
+    driver.core.regions = RegionControl(RegionNames("eu", {"eu": 0.5, "us": 0.5}), lambda: driver.now_s)
+    drained = Declared(state=DeclaredState.DRAINED, revision=2, reason="upgrade", author="ann")
+    driver.desired = encode(Desired(revision=1).with_regions(RegionOrders().with_declared("eu", drained)))
+    driver.lead()
+    operators = RegionOperators(driver.core, driver.core.regions, lambda: driver.now_s)
+    restore = operators.restore(region_pb.RestoreRegionRequest(region="eu"), Author())
+    drain = operators.drain(region_pb.DrainRegionRequest(region="eu", reason="again"), Author())
+    for ticket, prepared in enumerate((restore, drain), start=1):
+        driver.core.command(prepared.command(ticket, Author(), driver.core.library), driver.now_s)
+    driver.perform()
+    assert driver.done == {1: "", 2: "the load of the region is not known yet; force overrides this"}
+    assert driver.core.library.desired.regions.declared["eu"].is_serving
+
+
+def test_a_region_is_drained_once_its_processes_say_that_they_are_idle() -> None:
+    """A takeover ends with the hello of the last process. Its report comes later, and streams may run."""
+    driver = Driver(frontends=("frontend-0",))
+    driver.core.regions = RegionControl(RegionNames("eu", {"eu": 0.5, "us": 0.5}), lambda: 5000.0)
+    draining = Declared(state=DeclaredState.DRAINING, revision=2, reason="move", at_s=4900.0)
+    driver.desired = encode(Desired(revision=1).with_regions(RegionOrders().with_declared("eu", draining)))
+    driver.lead()
+    members = [each for each in driver.core.registry.ordered() if each.role in ("frontend", "router")]
+    receivers = [Receiver(each.process_id, each.boot_id, each.role, each.pool) for each in members]
+    for receiver in receivers:
+        driver.core.on_hello(receiver, None, (), driver.now_s)
+        driver.tick(1.0)
+    assert driver.core.leadership.state is LeaderState.LEADER
+
+    def declared() -> DeclaredState:
+        return driver.core.library.desired.regions.declared["eu"].state
+
+    for receiver in receivers:
+        assert declared() is DeclaredState.DRAINING
+        driver.core.on_report(receiver, pb_snapshot.ReceiverReport(live_request_count=0), driver.now_s)
+        driver.tick(1.0)
+    driver.tick(1.0)
+    assert declared() is DeclaredState.DRAINED
+
+
 def test_the_facts_of_a_rollout_name_the_regions_that_are_not_heard() -> None:
     """A new leader has heard none of them yet. A mesh without regions has none."""
     driver = Driver()

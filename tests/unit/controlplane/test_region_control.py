@@ -15,6 +15,7 @@ from controlplane.region_control import STALE_S, RegionControl, RegionNames
 from controlplane.regions.declared import Declared, DeclaredState
 from controlplane.regions.document import AvoidEntry, RegionOrders
 from controlplane.regions.news import DeclaredNews, News, NewsError, RolloutNews, of_message, to_message
+from controlplane.regions.orders import Drain, drain
 from controlplane.regions.signals import Replicas, Signals
 from controlplane.snapshots.receivers import Receiver, Receivers
 from kvmesh.control.v1 import region_pb2
@@ -125,6 +126,66 @@ def test_news_are_published_and_old_ones_are_ignored() -> None:
     assert entry(cell).routers == ()
 
 
+def test_a_peer_that_takes_over_erases_nothing() -> None:
+    """Its new leader knows no process, no version and no rollout yet. It sends nothing, and earlier releases did."""
+    cell = Cell()
+    cell.step()
+    rollout = RolloutNews("BAKING", "v2", False, 60)
+    assert cell.control.on_news(news(5, stable_version="m2", rollout=rollout), cell.now_s)
+    new_leader = RegionControl(replace(NAMES, own="us"), lambda: cell.wall_s)
+    assert not new_leader.is_begun, "RegionService and RegionFederation send nothing"
+    assert not cell.control.on_news(new_leader.news(2, cell.now_s), cell.now_s + 1)
+    assert entry(cell).routers == (ROUTER,) and entry(cell).stable_version == "m2"
+    assert cell.control.rollouts(cell.now_s)["us"].state == "BAKING"
+    cell.step(STALE_S + 1)
+    assert cell.control.unheard(cell.now_s) == ("us",)
+
+
+def test_news_that_came_during_a_takeover_are_fresher_than_the_snapshot() -> None:
+    """The snapshot in force still has the processes of a minute ago."""
+    cell = Cell()
+    cell.control.on_news(news(1, stable_version="m2", tenants_sha256=b"z" * 32), cell.now_s)
+    published = (RegionEntry("eu"), RegionEntry("us", observed=ObservedState.SUSPECT, weight_percent=100))
+    cell.control.begin_term(replace(CONTENT, regions=published), RegionOrders(), cell.now_s)
+    assert entry(cell).routers == (ROUTER,) and entry(cell).tenants_differ
+
+
+def test_a_clock_step_brings_no_load_back() -> None:
+    """A drained region's second drain keeps the ramp where it is. A listener with a wrong clock learns the age later."""
+    cell = Cell()
+    first = Declared(state=DeclaredState.DRAINING, revision=1, reason="move", at_s=cell.wall_s)
+    cell.control.take_orders(RegionOrders().with_declared("eu", first), cell.now_s)
+    cell.step(60)
+    cell.wall_s -= 120
+    second = drain(Drain("eu", "longer"), first, ("eu",), "bob", cell.wall_s)
+    cell.control.take_orders(RegionOrders().with_declared("eu", second), cell.now_s)
+    assert cell.control.regions.known("eu").declared.reason == "longer"  # type: ignore[union-attr]  # it is known
+    assert entry(cell, "eu").weight_percent == 0
+    other = msgspec.structs.replace(first, revision=7, at_s=cell.wall_s + 300)
+    cell.control.begin_term(CONTENT, RegionOrders().with_declared("us", other), cell.now_s)
+    assert entry(cell).weight_percent == 60, "by the clock of the other region it has just begun"
+    cell.control.on_news(news(1, declared=(DeclaredNews("us", other, 60.0),)), cell.now_s)
+    assert entry(cell).weight_percent == 0
+    cell.control.on_news(news(2, declared=(DeclaredNews("us", other, 0.0),)), cell.now_s)
+    assert entry(cell).weight_percent == 0
+
+
+@pytest.mark.parametrize("is_restore_heard", [True, False])
+def test_a_drain_after_a_restore_ramps_anew(is_restore_heard: bool) -> None:
+    """Only the same drain keeps its age. A listener that was cut off hears of no restore between two drains."""
+    cell = Cell()
+    for revision in (2, 4):
+        state = DeclaredState.DRAINING
+        drained = Declared(state=state, revision=revision, reason="move", at_s=cell.wall_s)
+        cell.control.take_orders(RegionOrders().with_declared("eu", drained), cell.now_s)
+        assert entry(cell, "eu").weight_percent == 60
+        cell.step(60)
+        assert entry(cell, "eu").weight_percent == 0
+        if is_restore_heard:
+            serving = Declared(revision=revision + 1, at_s=cell.wall_s)
+            cell.control.take_orders(RegionOrders().with_declared("eu", serving), cell.now_s)
+
+
 def test_the_other_region_gets_a_grant_within_the_headroom_and_the_router_enforces_it() -> None:
     """Capacity 1,000 tokens/s at a load of 200: at most 600 are granted, 1.5 times the load of the source."""
     cell = Cell()
@@ -197,7 +258,7 @@ def test_a_declaration_of_a_peer_wins_by_revision_and_is_written_down() -> None:
     cell.control.on_news(news(1, declared=(DeclaredNews("eu", declared, 60.0),)), cell.now_s)
     cell.step()
     assert entry(cell, "eu").declared is PublishedState.DRAINED and entry(cell, "eu").weight_percent == 0
-    orders = cell.control.wanted_orders(RegionOrders(), 1, cell.now_s)
+    orders = cell.control.wanted_orders(RegionOrders(), cell.now_s, is_idle=False)
     assert orders.declared["eu"].reason == "fire"
     older = Declared(state=DeclaredState.SERVING, revision=8)
     cell.control.on_news(news(2, declared=(DeclaredNews("eu", older, 0.0),)), cell.now_s)
@@ -215,27 +276,29 @@ def test_a_drain_ends_when_the_last_request_has_ended() -> None:
     for _ in range(16):
         cell.step()
         seen.append(entry(cell, "eu").weight_percent)
-        orders = cell.control.wanted_orders(orders, 3, cell.now_s)
+        orders = cell.control.wanted_orders(orders, cell.now_s, is_idle=False)
     assert sorted(set(seen), reverse=True) == [60, 30, 0] and seen == sorted(seen, reverse=True)
     assert orders.declared["eu"].state is DeclaredState.DRAINING, "requests are open"
-    orders = cell.control.wanted_orders(orders, 0, cell.now_s)
+    orders = cell.control.wanted_orders(orders, cell.now_s, is_idle=True)
     assert orders.declared["eu"].state is DeclaredState.DRAINED
 
 
-def test_a_drain_waits_for_the_streams_of_guests() -> None:
-    """They come from frontends of other regions, and run on the replicas that the operator is about to replace."""
+def test_a_drain_waits_for_every_frontend_and_router() -> None:
+    """Guests come from frontends of other regions, and a new leader has heard none of the processes yet."""
     cell = Cell()
-    declared = Declared(state=DeclaredState.DRAINING, revision=1, reason="move", at_s=cell.wall_s - 60)
-    orders = RegionOrders().with_declared("eu", declared)
-    cell.control.take_orders(orders, cell.now_s)
-    unmeasured = cell.control.wanted_orders(orders, 0, cell.now_s)
-    assert unmeasured.declared["eu"].state is DeclaredState.DRAINING, "a new leader has measured nothing yet"
-    guest = region_pb2.GuestLoad(region="us", load=region_pb2.Quantity(tokens_per_s=5, blocks=3))
-    for guests, state in (([guest], DeclaredState.DRAINING), ([], DeclaredState.DRAINED)):
-        cell.report(region_pb2.RouterLoad(guests=guests))
-        cell.step(3)
-        orders = cell.control.wanted_orders(orders, 0, cell.now_s)
-        assert orders.declared["eu"].state is state
+    frontend, router = (cell.receivers.named(name) for name in ("frontend-0", "router-0"))
+    assert frontend is not None and router is not None
+    assert not cell.registry.is_idle(cell.receivers), "nothing is reported yet"
+    for at_frontend, at_router in ((0, None), (None, 0), (3, 0), (0, 2), (0, 0)):
+        for receiver, count in ((frontend, at_frontend), (router, at_router)):
+            receiver.report = None if count is None else pb.ReceiverReport(live_request_count=count)
+        assert cell.registry.is_idle(cell.receivers) is (at_frontend == at_router == 0)
+    cell.receivers.gone("router-0", "boot-router-0")
+    assert not cell.registry.is_idle(cell.receivers), "the stream of a router is cut, and its guests go on"
+    cell.registry.take([], cell.now_s)
+    assert cell.registry.is_idle(cell.receivers), "the router is gone for good"
+    frontend.report = pb.ReceiverReport(live_request_count=1)
+    assert not cell.registry.is_idle(cell.receivers), "Redis forgot the leases"
 
 
 def test_a_drain_beyond_its_end_is_an_event_once() -> None:
@@ -254,8 +317,13 @@ def test_a_drain_beyond_its_end_is_an_event_once() -> None:
         for _ in range(6):
             cell.step(events=late)
             assert cell.control.is_overdue("eu") == (cell.wall_s >= declared.until_s)
+    declared = msgspec.structs.replace(declared, state=DeclaredState.DRAINED, revision=3)
+    cell.control.take_orders(RegionOrders().with_declared("eu", declared), cell.now_s)
+    cell.step(3, events=late)
     overdue = [(each.target, each.result) for each in late if each.what == "region.overdue"]
-    assert overdue == [("eu", "move 1"), ("eu", "move 2")]
+    assert overdue == [("eu", "move 1"), ("eu", "move 2")], (
+        "its last stream ended too late: no second warning"
+    )
     assert not cell.control.is_overdue("us")
 
 
@@ -275,7 +343,20 @@ def test_an_avoid_order_holds_until_its_end_across_a_takeover() -> None:
     assert entry(cell).weight_percent == 0
     cell.step(60)
     assert not cell.control.regions.states(cell.now_s)["us"].is_by_hand
-    assert cell.control.wanted_orders(orders, 0, cell.now_s).avoids == {}
+    assert cell.control.wanted_orders(orders, cell.now_s, is_idle=True).avoids == {}
+
+
+@pytest.mark.parametrize("is_ok", [False, True])
+def test_an_avoid_order_that_ends_during_a_takeover_is_over(is_ok: bool) -> None:
+    """The snapshot in force was published under the order. The region recovers, and does not dwell in OUT."""
+    cell = Cell()
+    observed = ObservedState.HEALTHY if is_ok else ObservedState.OUT
+    published = RegionEntry("us", observed=observed, weight_percent=100 if is_ok else 0)
+    orders = RegionOrders().with_avoid("us", AvoidEntry(is_ok=is_ok, until_s=cell.wall_s - 1, author="ann"))
+    content = replace(CONTENT, regions=(RegionEntry("eu"), published))
+    cell.control.begin_term(content, orders, cell.now_s)
+    assert entry(cell).observed is (ObservedState.HEALTHY if is_ok else ObservedState.RECOVERING)
+    assert entry(cell).weight_percent == (100 if is_ok else 5)
 
 
 def test_news_survive_the_wire_and_hostile_news_are_refused() -> None:

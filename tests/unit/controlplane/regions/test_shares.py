@@ -15,7 +15,9 @@ BURST = 500.0
 
 
 def some_shares(rng: random.Random) -> dict[str, float]:
-    """Return base shares of two to four regions."""
+    """Return base shares of two to four regions, or equal ones of ten, which leave nothing above the floor."""
+    if rng.random() < 0.1:
+        return {f"region-{number}": FLOOR for number in range(10)}
     names = NAMES[: rng.randrange(2, 5)]
     left = 1.0 - FLOOR * len(names)
     raw = [rng.random() for _ in names]
