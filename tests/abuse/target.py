@@ -36,8 +36,8 @@ SERVICES: Final = (FRONT, "router-0", "prefill-0", "decode-0")
 
 STEP_S: Final = 0.02
 SHORT_SLOTS: Final = 32
-SHORT_LIVE: Final = 64
-"""Live requests of a frontend in the short form: a burst of 250 calls exceeds them."""
+SHORT_LIVE: Final = 128
+"""Live requests of a frontend in the short form: the burst exceeds them."""
 
 
 @dataclass(slots=True)
