@@ -69,7 +69,8 @@ class RegionFilter:
     ) -> RegionStep:
         """While all regions that are left are lost, the request stays here and is sent again after its Retry-After.
 
-        The second refusal of a pinned tenant is final then. A stream with tokens waits for one of its regions.
+        The second refusal of a pinned tenant is final then. A stream with tokens waits for one of its regions, also for
+        the one that refused it.
         """
         pinned_to = details.metadata.get(ALLOWED_KEY)
         if pinned_to is not None:
@@ -84,7 +85,9 @@ class RegionFilter:
         self._refused |= {region}
         if self._bar_refused():
             return RegionStep.MOVE
-        return RegionStep.STAY if pinned_to is None else RegionStep.FINAL
+        # A region that may serve the tenant, or the one of a client that names none, has lost its routers for a while.
+        may_serve = region in self._allowed or not region
+        return RegionStep.STAY if pinned_to is None or (has_tokens and may_serve) else RegionStep.FINAL
 
     def _on_unknown(self, region: str, works: Callable[[str], bool]) -> RegionStep:
         if not any(works(name) for name in self._allowed - self._refused - {region}):

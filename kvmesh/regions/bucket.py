@@ -5,7 +5,8 @@ the charge once it knows how many were computed.
 The blocks of a request are taken with its charge, and released at its end.
 
 INVARIANT: between two corrections, charges in any time t sum to at most rate x t + burst + one prompt.
-INVARIANT: a charge never takes blocks beyond the grant. A smaller grant takes no blocks from running requests.
+INVARIANT: a charge takes blocks beyond the grant for one request alone, while no other has any. Otherwise a request above
+one router's part of a grant would be refused for ever. A smaller grant takes no blocks from running requests.
 `take` keeps neither: it charges an attempt that must not be refused, and leaves NEW_SHARE of the burst to new callers.
 """
 
@@ -23,7 +24,7 @@ a region guests wait some seconds instead. Own callers do not: their prompts go 
 """
 
 DEBT_S: Final = 2.0
-"""Largest debt: the rate of this time. New callers wait no longer than this for wrong estimates."""
+"""Largest debt: the rate of this time. Unless the rate falls, new callers wait no longer than this for wrong estimates."""
 
 NEW_SHARE: Final = 0.5
 """Part of the burst that the streams of a dead region leave to its new callers.
@@ -74,7 +75,7 @@ class GrantBucket:
         rate = self.grant.tokens_per_s
         if rate <= 0:
             return RETRY_MAX_S
-        if self.blocks_used + blocks > self.grant.blocks:
+        if self.grant.blocks <= 0 or (self.blocks_used > 0 and self.blocks_used + blocks > self.grant.blocks):
             return RETRY_BLOCKS_S
         kept = reserve * self.burst
         short = min(tokens, self.burst - kept) + kept - self.level

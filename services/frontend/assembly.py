@@ -25,6 +25,7 @@ from kvmesh.membership.member import Member
 from kvmesh.pools import pool_names
 from kvmesh.process import MeshProcess
 from kvmesh.redis_link import RedisLink
+from kvmesh.regions.names import split
 from kvmesh.request_reader import RequestReader, export_request_reader
 from kvmesh.service_options import ServiceOptions
 from kvmesh.snapshot.content import Content
@@ -145,7 +146,7 @@ class Frontend(MeshProcess):
         """True once the leases were read."""
         self._members: list[Member] = []
         """Members of the own region."""
-        self._region_routers = RegionRouters(config.region.name, AddressFilter(self.networks))
+        self._region_routers = RegionRouters(config.region.name, config.regions, AddressFilter(self.networks))
         self.warm_up = WarmUp(
             self.core,
             versions,
@@ -258,8 +259,8 @@ class Frontend(MeshProcess):
         )
 
     def is_seeded(self, pool: str) -> bool:
-        """True if tokens of `pool` do not depend on the engine that makes them."""
-        return pool not in self._unseeded_pools
+        """True if tokens of `pool` do not depend on the engine that makes them. Pools elsewhere count as the own ones."""
+        return split(pool)[1] not in self._unseeded_pools
 
     def _serves(self, member: Member) -> bool:
         return member.model_version in self._versions

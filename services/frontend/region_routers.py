@@ -6,7 +6,7 @@ they are the probes of its data path, without which it would never count as reco
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
 
 import msgspec
@@ -19,10 +19,14 @@ ROLE: Final = "router"
 
 
 class RegionRouters:
-    """Members that `links.update` takes. `own`: the own region. `admitted`: drops addresses outside `trust.networks`."""
+    """Members that `links.update` takes. `own`: the own region. `admitted`: drops addresses outside `trust.networks`.
 
-    def __init__(self, own: str, admitted: AddressFilter) -> None:
+    `names`: the configured regions. A control process may know one more while a region is added.
+    """
+
+    def __init__(self, own: str, names: Collection[str], admitted: AddressFilter) -> None:
         self._own = own
+        self._names = frozenset(names)
         self._admitted = admitted
         self._foreign: list[Member] = []
 
@@ -31,7 +35,7 @@ class RegionRouters:
         self._foreign = self._admitted.take(
             _member(entry.name, router)
             for entry in entries
-            if entry.name != self._own
+            if entry.name != self._own and entry.name in self._names
             for router in entry.routers
         )
 

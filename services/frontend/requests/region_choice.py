@@ -36,7 +36,10 @@ SHARE_FLOOR: Final = 0.05
 """Least share of spill by which a region counts as a target of requests that home cannot take."""
 
 REST_S: Final = 0.25
-"""Time without new spill to a region after it refused a request for its grant: about a round of grants."""
+"""Time without new spill to a region after it refused a request: about a round of grants."""
+
+REST_MAX_S: Final = 4.0
+"""Longest such time: it doubles while a region refuses for another reason than the grant, which says what it takes."""
 
 DRAWS: Final = 1 << 52
 """Different draws of one score: few enough that each is exact as a float, and below 1 as a share."""
@@ -57,6 +60,14 @@ class RegionSettings:
     """All regions, the own one included. Empty: a mesh without regions."""
     may_rebind: bool = True
     """True: a request may take the stable version of another region (`region.other_version`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Rest:
+    """Time without new spill to a region."""
+
+    until_s: float
+    length_s: float
 
 
 class RegionChoice:
@@ -93,7 +104,7 @@ class RegionChoice:
         self._renewed_s = float("-inf")
         self._targets: Targets | None = None
         """None: no region has a share of spill."""
-        self._rests_until_s: dict[str, float] = {}
+        self._rests: dict[str, _Rest] = {}
 
     def __repr__(self) -> str:
         return (
@@ -103,8 +114,9 @@ class RegionChoice:
     # Inputs.
 
     def take(self, entries: Collection[RegionEntry]) -> None:
-        """Take the regions of the snapshot in force."""
-        own = self.settings.own
+        """Take the regions of the snapshot in force, as far as they are configured here."""
+        own, names = self.settings.own, self.settings.names
+        entries = [each for each in entries if not names or each.name in names]
         self._entries = {each.name: each for each in entries if each.name != own and each.weight_percent > 0}
         self._differing = frozenset(each.name for each in entries if each.tenants_differ)
         stable = {each.stable_version for each in entries if each.weight_percent or each.name == own} - {""}
@@ -133,7 +145,9 @@ class RegionChoice:
             for name, share in self._shares.items()
             if share > 0 and name in self._entries and name not in self._differing
         }
-        self._targets = Targets(OWN, list(self._entries), shares) if shares else None
+        # Places of regions without weight stay free: otherwise the sessions of all others would move.
+        others = self.settings.names - {self.settings.own} | self._entries.keys()
+        self._targets = Targets(OWN, sorted(others), shares) if shares else None
 
     # Callers.
 
@@ -190,23 +204,38 @@ class RegionChoice:
 
     # New requests.
 
+    def may_send(self, region: str, tenant: Tenant, home: str) -> bool:
+        """True if another region gets load, and may serve a request of the tenant."""
+        return region in self._entries and self._may_use(region, tenant, home)
+
     def choose(
-        self, tenant: Tenant, session: str, home: str, now_s: float, *, is_session: bool = True
+        self,
+        tenant: Tenant,
+        session: str,
+        home: str,
+        now_s: float,
+        *,
+        is_session: bool = True,
+        without: Collection[str] = (),
     ) -> ChosenPool:
-        """Return region and pool of a new request. `is_session`: `session` is no request id, so it will come again."""
+        """Return region and pool of a new request. `is_session`: `session` is no request id, so it will come again.
+
+        `without`: regions that it left already. The own one remains the last resort.
+        """
         if not self._entries:
             return self._pools.choose(tenant.name, session)
         chosen = self._pools.assigned(tenant.name, session)
-        if self._targets is not None or self.sessions:
+        if not without and (self._targets is not None or self.sessions):
             there = self._spilled(chosen, tenant, session, home, now_s, is_session=is_session)
             if there is not None:
                 return there
-        if not self._pools.cannot_place(*chosen[:2]):
-            return chosen
-        diverted = self._pools.divert(chosen, tenant.name)
-        if diverted is not chosen:
-            return diverted
-        return self._best(chosen, tenant, session, home) or chosen
+        if OWN not in without:
+            if not self._pools.cannot_place(*chosen[:2]):
+                return chosen
+            diverted = self._pools.divert(chosen, tenant.name)
+            if diverted is not chosen:
+                return diverted
+        return self._best(chosen, tenant, session, home, without) or chosen
 
     def of_version(self, model_version: str, tenant: Tenant, home: str, session: str) -> ChosenPool | None:
         """Return a pool of another region that has `model_version` and takes new work. None: there is none."""
@@ -238,7 +267,9 @@ class RegionChoice:
         region = self.sessions.region(at, now_s)
         if not region and self._targets is not None:
             region = self._targets.choose(at, tenant.regions or None)
-        if not region or self._rests_until_s.get(region, now_s) > now_s or region not in self._entries:
+        if not region or self._is_resting(region, now_s) or region not in self._entries:
+            return None
+        if region in self._differing:
             return None
         if not self._may_use(region, tenant, home):
             return None
@@ -251,9 +282,11 @@ class RegionChoice:
         self.other_version[region] += there.model_version != chosen.model_version
         return there
 
-    def _best(self, chosen: ChosenPool, tenant: Tenant, session: str, home: str) -> ChosenPool | None:
+    def _best(
+        self, chosen: ChosenPool, tenant: Tenant, session: str, home: str, without: Collection[str]
+    ) -> ChosenPool | None:
         for region in self._others(tenant, home, session):
-            there = self._there(region, chosen.model_version)
+            there = self._there(region, chosen.model_version) if region not in without else None
             if there is not None:
                 self.failed_over[region] += 1
                 self.other_version[region] += there.model_version != chosen.model_version
@@ -299,12 +332,23 @@ class RegionChoice:
         self.failed_over[region] += 1
         self.other_version[region] += spec.model_version != model_version
 
-    def note_grant_refused(self, spec: RequestSpec, now_s: float) -> None:
-        """Note that the region of `spec` refused it for the grant: for a moment, no new session is spilled there."""
-        self.grant_refusals[spec.region or self.settings.own] += 1
-        if spec.region:
-            self._rests_until_s[spec.region] = now_s + REST_S
-            self.sessions.forget(position(spec.caller.tenant.name, spec.affinity))
+    def note_refused(self, spec: RequestSpec, now_s: float, *, is_grant: bool) -> None:
+        """Note that the region of `spec` refused it for lack of capacity: for a while, no new session is spilled there."""
+        region = spec.region
+        self.grant_refusals[region or self.settings.own] += is_grant
+        if not region:
+            return
+        self.sessions.forget(position(spec.caller.tenant.name, spec.affinity))
+        if self._is_resting(region, now_s):
+            return
+        before = self._rests.get(region)
+        is_again = before is not None and now_s - before.until_s < REST_MAX_S
+        length_s = min(REST_MAX_S, 2 * before.length_s) if before and is_again and not is_grant else REST_S
+        self._rests[region] = _Rest(now_s + length_s, length_s)
+
+    def _is_resting(self, region: str, now_s: float) -> bool:
+        rest = self._rests.get(region)
+        return rest is not None and now_s < rest.until_s
 
     def may_change_version(self, model_version: str) -> bool:
         """True if the stable version of a region differs, so that a move between regions may change the version."""

@@ -131,10 +131,10 @@ class LiveRequest:
         """True once the client knows the model version, by `started` or a resume token: no other version may continue."""
         self.must_reread = False
         """True if the request ended without output only because its new pool's version has another tokenizer."""
-        self.moves = 0
-        """Number of moves to another pool."""
-        self.refused_regions: set[str] = set()
-        """Regions that refused the request for lack of capacity. Empty name: the own one."""
+        self.moves = spec.moves
+        """Number of moves to another pool, those before the request was read again included."""
+        self.refused_regions: set[str] = set(spec.left_regions)
+        """Regions that refused the request for lack of capacity, or that it left to be read again. Empty name: the own."""
         self.hub = hub
         self.limits = limits
         self.retry_at_s: float | None = None
@@ -402,16 +402,18 @@ class LiveRequest:
     def leave_region(self, fault: str, now_s: float) -> bool:
         """-> WAITING -> another region: a router refused the request for lack of capacity in its region. Home comes first.
 
+        Without home each further region takes a retry of the retry budget, so that full regions do not multiply load.
         False: the request stays. No region takes it, or its own region refused it for another reason than a grant.
         """
         region, is_grant = self.spec.region, fault == faults.GRANT
-        if is_grant:
-            self.hub.regions.note_grant_refused(self.spec, now_s)
         if not (is_grant or region):
             return False
+        self.hub.regions.note_refused(self.spec, now_s, is_grant=is_grant)
         self.refused_regions.add(region)
         spec = self._away()
         if spec is None:
+            return False
+        if spec.region not in ("", self.spec.home) and not self.hub.take_retry(self, now_s):
             return False
         self._wait(fault)
         if self._move(spec, fault, now_s):
@@ -476,6 +478,9 @@ class LiveRequest:
             before.model_version, spec.model_version
         ):
             self.must_reread = True
+            self.moves += 1
+            if before.region:
+                self.refused_regions.add(before.region)
             self.give_up(fault, now_s)
             return False
         self.spec = spec
@@ -557,10 +562,12 @@ class LiveRequest:
             self.hub.schedule(self)
         else:
             self.upstream.cancel(cancel)
-        self.hub.on_end(self, now_s)
-        if self.state is not State.LEAVING:
-            self.gone()
-        self.on_ready()
+        try:
+            self.hub.on_end(self, now_s)
+            if self.state is not State.LEAVING:
+                self.gone()
+        finally:
+            self.on_ready()  # no bug of an observer keeps a client waiting
 
     def yield_to(self, error: MeshError, now_s: float) -> None:
         """End with `error` because another execution continues the request; a running attempt waits for its takeover."""
@@ -576,8 +583,10 @@ class LiveRequest:
         self._leave_reason = attach.Cancel.REASON_SUPERSEDED
         self.upstream.takeover.until_s = now_s + self.limits.detached_s
         self.hub.schedule(self)
-        self.hub.on_end(self, now_s)
-        self.on_ready()
+        try:
+            self.hub.on_end(self, now_s)
+        finally:
+            self.on_ready()
 
     def on_bug(self, now_s: float) -> None:
         """End the request after a bug in its handling raised, with an INTERNAL error; release all that it holds."""

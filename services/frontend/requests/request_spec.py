@@ -162,6 +162,10 @@ class RequestSpec:
     traceparent: str = ""
     digest: int = 0
     """Digest for the resume token; see validation.digest."""
+    moves: int = 0
+    """Moves of earlier executions of the same call, which a new reading goes on with."""
+    left_regions: frozenset[str] = frozenset()
+    """Regions that those executions left. Empty name: the own one."""
     is_shadow: bool = False
     """True for a copy of a user's request. No user sees its answer."""
 

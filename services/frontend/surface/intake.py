@@ -22,6 +22,7 @@ from services.frontend.requests import faults, feasibility
 from services.frontend.requests.core import FrontendCore
 from services.frontend.requests.feasibility import Outlook
 from services.frontend.requests.pool_choice import ChosenPool
+from services.frontend.requests.request import LiveRequest
 from services.frontend.requests.request_spec import ExecutionSpec, RequestSpec, Sampling, Timing
 from services.frontend.requests.resume_token import ATTEMPT_STRIDE, EPOCH_MAX, ResumeToken, Seal
 from services.frontend.requests.takeover import AttemptLocation
@@ -55,6 +56,10 @@ class Arrival:
     traceparent: str
     home: str = ""
     """Home region of the caller. Empty: a mesh without regions."""
+    moves: int = 0
+    """Moves of the executions before this one, which ended unanswered and are read again."""
+    left_regions: frozenset[str] = frozenset()
+    """Regions that those executions left. Empty name: the own one."""
 
 
 class Intake:
@@ -109,10 +114,15 @@ class Intake:
         """Forget the execution `owner`, which is over or never began. Idempotent; an empty name is ignored."""
         self._executions.forget(owner)
 
-    def again(self, arrival: Arrival) -> Arrival:
-        """Return `arrival` for another execution of the same call; the one before is forgotten."""
+    def again(self, arrival: Arrival, before: LiveRequest) -> Arrival:
+        """Return `arrival` for another execution of the same call; `before` is forgotten, but not where it was."""
         self.forget(arrival.owner)
-        return replace(arrival, owner=self._executions.new_owner())
+        return replace(
+            arrival,
+            owner=self._executions.new_owner(),
+            moves=before.moves,
+            left_regions=frozenset(before.refused_regions),
+        )
 
     async def read(self, data: bytes, arrival: Arrival) -> RequestSpec:
         """Return the client's request as a complete spec. Raises MeshError before any router hears of the request."""
@@ -149,6 +159,7 @@ class Intake:
             arrival.home,
             self._clock.now_s(),
             is_session=bool(session),
+            without=arrival.left_regions,
         )
 
     def _resumed(self, token: ResumeToken, session: str, arrival: Arrival) -> ChosenPool | None:
@@ -170,11 +181,14 @@ class Intake:
     ) -> tuple[ChosenPool, str]:
         """Return the pool of a request with an idempotency key that an execution in `pool` has claimed.
 
-        `chosen` replaces a claimed pool that cannot place; the claimed pool's name is then returned, else an empty text.
+        `chosen` replaces a claimed pool that cannot place, or whose region may not serve the request any more. The claimed
+        pool's name is then returned, else an empty text.
         """
-        pools = self._core.pools
+        pools, region = self._core.pools, split(pool)[0]
         found = pools.named(pool)
-        if found is None or found.model_version not in self._versions:
+        if found is None or found.model_version not in self._versions or region in arrival.left_regions:
+            return chosen, pool
+        if region and not self._core.regions.may_send(region, arrival.caller.tenant, arrival.home):
             return chosen, pool
         if pools.cannot_place(*found[:2]) and pools.can_place(*chosen[:2]):
             return chosen, pool
@@ -240,6 +254,8 @@ class Intake:
             explain=asked.explain,
             traceparent=arrival.traceparent,
             digest=digest,
+            moves=arrival.moves,
+            left_regions=arrival.left_regions,
         )
 
     def _check_time(

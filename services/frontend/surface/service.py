@@ -137,7 +137,7 @@ class InferenceService:
             data = b""
         while not await self._attend(call, admitted, trace):
             # Its pool was lost before `started`, and the version of the other pool has another tokenizer.
-            arrival = self._intake.again(arrival)
+            arrival = self._intake.again(arrival, admitted.request)
             admitted = await self._admit(data, arrival)
 
     async def _admit(self, data: bytes, arrival: Arrival) -> Admitted:

@@ -135,4 +135,4 @@ async def test_replicas_of_other_pools_do_not_make_resumed_tokens_unsure() -> No
         served.frontend.on_members([own, other])
         assert served.frontend.is_seeded("a") and not served.frontend.is_seeded("b")
         served.frontend.on_members([own, lease("a-decode-1", model_version="kvmesh-1")])
-        assert not served.frontend.is_seeded("a")
+        assert not served.frontend.is_seeded("a") and not served.frontend.is_seeded("us/a")

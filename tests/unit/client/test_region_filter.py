@@ -223,3 +223,18 @@ def test_a_region_that_works_is_asked_again_while_all_others_are_lost() -> None:
     assert one.on_status("us", details("REGION_UNAVAILABLE"), lambda name: name == "us") is RegionStep.STAY
     assert not one.barred
     assert one.on_status("us", details("REGION_UNAVAILABLE"), works) is RegionStep.MOVE
+
+
+@pytest.mark.parametrize("regions", [("",), ("eu",), ("eu", "us")])
+def test_a_stream_of_a_pinned_tenant_waits_for_its_region_which_lost_its_routers(
+    regions: tuple[str, ...],
+) -> None:
+    """The region refuses it for a moment, as it refuses the streams of all others. A new request is final there."""
+    refusal = details("REGION_UNAVAILABLE", "eu")
+    call = Call(regions=regions)
+    call.send()
+    call.tokens(3)
+    for _ in range(2):
+        assert isinstance(call.send(refusal), Retry) and call.region == regions[0]
+    call = Call(regions=regions)
+    assert isinstance(call.send(refusal), GiveUp)

@@ -15,7 +15,7 @@ from kvmesh.snapshot.regions import RegionEntry
 from kvmesh.tenants.caller import Tenant
 from services.frontend.requests.core import FrontendCore
 from services.frontend.requests.moved_sessions import IDLE_S, MovedSessions
-from services.frontend.requests.region_choice import REST_S, RegionChoice, RegionSettings
+from services.frontend.requests.region_choice import REST_MAX_S, REST_S, RegionChoice, RegionSettings
 from services.frontend.requests.retry_budget import RetryBudget
 from services.frontend.requests.retry_state import Limits
 from tests.unit.frontend.fake_mesh import DETACHED_S, FakeMesh, Router, changed, spec
@@ -149,7 +149,7 @@ def test_a_spilled_session_is_served_at_home_while_its_region_cannot_take_it() -
     regions = mesh.core.regions
     regions.take_shares({"us": 1.0}, 0.0)
     assert set(regions_of(regions).values()) == {"us"}
-    regions.note_grant_refused(changed(spec(1), pool="us/default", session_id="s1"), 0.0)
+    regions.note_refused(changed(spec(1), pool="us/default", session_id="s1"), 0.0, is_grant=True)
     assert regions.choose(TENANT, "s2", "eu", REST_S / 2).pool == "default"
     assert regions.choose(TENANT, "s2", "eu", REST_S).pool == "us/default"
     for entries in ([entry("us", 0)], [entry("us", differ=True)], []):
@@ -158,6 +158,71 @@ def test_a_spilled_session_is_served_at_home_while_its_region_cannot_take_it() -
     regions.take(content(entry("us")).regions)
     stop(mesh, "us")
     assert set(regions_of(regions).values()) == {"eu"}
+
+
+def test_a_region_that_refuses_again_and_again_rests_longer() -> None:
+    """A full queue says nothing of what the region takes, so each rest doubles. A grant does, and its rest stays short."""
+    mesh = mesh_of(entry("us"))
+    regions = mesh.core.regions
+    regions.take_shares({"us": 1.0}, 0.0)
+    refused = changed(spec(1), pool="us/default", session_id="s")
+    for is_grant, lengths_s in ((False, [0.25, 0.5, 1.0, 2.0, 4.0, 4.0]), (True, [0.25, 0.25])):
+        now_s = 0.0 if not is_grant else 20.0
+        for length_s in lengths_s:
+            assert regions.choose(TENANT, "s", "eu", now_s).pool == "us/default"
+            for later_s in (0.0, length_s / 2):  # one that was under way does not renew the rest
+                regions.note_refused(refused, now_s + later_s, is_grant=is_grant)
+            assert regions.choose(TENANT, "s", "eu", now_s + 0.99 * length_s).pool == "default"
+            now_s += length_s
+        if not is_grant:
+            regions.note_refused(refused, now_s + REST_MAX_S, is_grant=False)
+            assert regions.choose(TENANT, "s", "eu", now_s + REST_MAX_S + REST_S).pool == "us/default", "anew"
+    assert regions.grant_refusals == {"us": 4}
+
+
+def test_sessions_keep_their_region_while_another_one_loses_its_weight() -> None:
+    """The place of a region without weight stays free. Otherwise all sessions of the others would move."""
+    mesh = mesh_of(entry("ap"), entry("us"))
+    regions = mesh.core.regions
+    regions.take_shares({"us": 0.2}, 0.0)
+    before = {each: regions.choose(TENANT, each, "eu", 1.0, is_session=False).pool for each in SESSIONS}
+    regions.take(content(entry("ap", 0), entry("us")).regions)
+    assert before == {
+        each: regions.choose(TENANT, each, "eu", 1.0, is_session=False).pool for each in SESSIONS
+    }
+    assert Counter(before.values())["us/default"] > 700
+
+
+def test_moved_sessions_come_home_while_tenants_differ() -> None:
+    """The other region's table may pin their tenant, or disable it."""
+    mesh = mesh_of(entry("us"))
+    regions = mesh.core.regions
+    regions.take_shares({"us": 1.0}, 0.0)
+    assert regions.choose(TENANT, "s", "eu", 0.0).pool == "us/default"
+    regions.take(content(entry("us", differ=True)).regions)
+    assert regions.choose(TENANT, "s", "eu", 1.0).pool == "default"
+    regions.take(content(entry("us")).regions)
+    assert regions.choose(TENANT, "s", "eu", 2.0).pool == "us/default"
+
+
+def test_a_region_outside_the_configuration_gets_nothing() -> None:
+    """A control process that was restarted first knows one more."""
+    mesh = mesh_of(entry("us"))
+    regions = mesh.core.regions
+    regions.take(content(entry("sa")).regions)
+    assert not regions.has_others
+
+
+def test_a_request_that_is_read_again_goes_to_no_region_that_it_left() -> None:
+    """It is neither spilled again nor sent where it was; without any other region it waits at home."""
+    mesh = mesh_of(entry("us"), entry("ap"))
+    regions = mesh.core.regions
+    regions.take_shares({"us": 1.0}, 0.0)
+    assert regions.choose(TENANT, "s", "eu", 0.0, without={"us"}).pool == "default"
+    assert regions.choose(TENANT, "s", "us", 0.0, without={""}).pool == "us/default", "a guest goes home"
+    stop(mesh)
+    assert regions.choose(TENANT, "s", "eu", 0.0, without={"us"}).pool == "ap/default"
+    assert regions.choose(TENANT, "s", "eu", 0.0, without={"us", "ap"}).pool == "default"
 
 
 def test_a_guest_is_spilled_nowhere_and_leaves_for_its_home_alone() -> None:

@@ -18,6 +18,8 @@ from services.frontend.requests.retry_state import Limits
 from services.frontend.routers import RouterHost
 from tests.unit.pools.leases import lease
 
+NAMES = ("ap", "eu", "sa", "us")
+
 
 def entry(name: str, weight: int = 100, address: str = "127.0.0.1:9") -> RegionEntry:
     router = RegionProcess("router-0", address, f"boot-{name}", "default", "v1", 16, is_draining=name == "ap")
@@ -26,7 +28,7 @@ def entry(name: str, weight: int = 100, address: str = "127.0.0.1:9") -> RegionE
 
 def test_other_regions_have_members_and_the_own_one_has_its_leases() -> None:
     """The own entry adds nothing; a drain is passed on; a region of weight 0 is linked, because links are its probes."""
-    routers = RegionRouters("eu", AddressFilter(Networks(())))
+    routers = RegionRouters("eu", NAMES, AddressFilter(Networks(())))
     routers.take([entry("eu"), entry("us"), entry("ap", 50), entry("sa", 0)])
     found = routers.with_foreign([lease("router-0", "router")])
     assert [(each.region, each.boot_id, each.draining) for each in found[1:]] == [
@@ -37,16 +39,23 @@ def test_other_regions_have_members_and_the_own_one_has_its_leases() -> None:
     assert found[0].boot_id == lease("router-0", "router").boot_id
 
 
+def test_a_region_outside_the_configuration_is_not_linked() -> None:
+    """A control process that was restarted first knows one more: nothing here counts or names its requests."""
+    routers = RegionRouters("eu", ("eu", "us"), AddressFilter(Networks(())))
+    routers.take([entry("eu"), entry("us"), entry("ap")])
+    assert [each.region for each in routers.with_foreign([])] == ["us"]
+
+
 def test_addresses_outside_the_networks_are_not_dialled() -> None:
     """The list of another region is no way around `trust.networks`."""
-    routers = RegionRouters("eu", AddressFilter(Networks(("10.0.0.0/8",))))
+    routers = RegionRouters("eu", NAMES, AddressFilter(Networks(("10.0.0.0/8",))))
     routers.take([entry("us", address="10.1.2.3:9"), entry("ap", address="192.168.0.1:9")])
     assert [each.region for each in routers.with_foreign([])] == ["us"]
 
 
 def test_a_lease_of_the_own_redis_is_of_the_own_region_whatever_it_says() -> None:
     """A router that started before its region was named is no router of another region."""
-    routers = RegionRouters("eu", AddressFilter(Networks(())))
+    routers = RegionRouters("eu", NAMES, AddressFilter(Networks(())))
     old = msgspec.structs.replace(lease("router-0", "router"), region="local")
     assert [each.region for each in routers.with_foreign([old])] == [""]
 

@@ -11,9 +11,11 @@ import pytest
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.tenants.caller import Tenant
 from services.frontend.requests.region_choice import RegionSettings
+from services.frontend.requests.request import MOVES_MAX
 from services.frontend.requests.request_spec import NOBODY, RequestSpec
 from services.frontend.requests.resume_token import SECRET_BYTES, Seal, unpack
 from services.frontend.requests.retry_state import RESUME_WAIT_S, ROUTER_WAIT_S
+from services.frontend.requests.state import State
 from services.frontend.requests.takeover import AttemptLocation
 from tests.unit.frontend.fake_mesh import DETACHED_S, Client, FakeMesh, Router, changed, oracle, spec
 from tests.unit.frontend.test_pools import finish, generated, whole
@@ -205,6 +207,103 @@ def test_a_guest_goes_home_after_a_refusal_for_its_grant_or_is_refused() -> None
         mesh.refuse(mesh.runs[0], pb.Refusal.REASON_GRANT, 700)
         assert finish(mesh, client) == ("LENGTH" if is_home_up else "QUEUE_FULL")
         assert regions(mesh, client) == (["", "us"] if is_home_up else [""])
+
+
+@pytest.mark.parametrize("reason", [pb.Refusal.REASON_GRANT, pb.Refusal.REASON_QUEUE_FULL])
+@pytest.mark.parametrize("others", [("us",), ("us", "ap")])
+def test_full_regions_do_not_multiply_the_load_of_a_dead_one(
+    others: tuple[str, ...], reason: pb.Refusal.Reason.ValueType
+) -> None:
+    """Each further region takes a retry of the retry budget; without one the caller gets the refusal, with its delay."""
+    mesh = mesh_of(*map(entry, others), retries=0.0, routers=1)
+    stop(mesh)
+    clients = [begin(mesh, number) for number in range(60)]
+    for _ in range(6):
+        mesh.settle(1)
+        for run in [each for each in mesh.runs if each.router is not None]:
+            mesh.refuse(run, reason, 1000)
+    for client in clients:
+        assert finish(mesh, client) == "QUEUE_FULL"
+        error = client.request.outcome.error if client.request.outcome is not None else None
+        assert error is not None and error.retry_after_s
+    assert all(len(client.request.attempts) == 1 for client in clients)
+
+
+@pytest.mark.parametrize("reason", [pb.Refusal.REASON_QUEUE_FULL, pb.Refusal.REASON_DEADLINE])
+def test_a_full_target_of_spill_does_not_multiply_the_load_of_home(
+    reason: pb.Refusal.Reason.ValueType,
+) -> None:
+    """Its sessions come home, and it rests. Half of the sessions are spilled for 60 s."""
+    mesh = mesh_of(entry("us"), retries=0.0, routers=1)
+    count = attempts = 0
+    for turn in range(6):
+        for number in range(40):
+            mesh.core.regions.take_shares({"us": 0.5}, mesh.now_s)
+            session = f"s{number}"
+            pool = mesh.core.regions.choose(Tenant(name=""), session, "eu", mesh.now_s).pool
+            client = begin(mesh, 100 * turn + number, pool=pool, session_id=session, max_output_tokens=2)
+            for _ in range(3):
+                mesh.settle(1)
+                for run in [each for each in mesh.runs if each.router is not None and each.region == "us"]:
+                    mesh.refuse(run, reason, 1000)
+            assert finish(mesh, client) == "LENGTH"
+            count, attempts = count + 1, attempts + len(client.request.attempts)
+            mesh.advance(0.25)
+    assert attempts <= 1.1 * count
+
+
+@pytest.mark.parametrize("what", ["QUEUE_FULL", "REPLICA_LOST", "GRANT"])
+@pytest.mark.parametrize("is_home_up", [True, False])
+def test_a_request_with_another_tokenizer_there_is_read_again_a_few_times(
+    what: str, is_home_up: bool
+) -> None:
+    """Each reading ends in the region that refuses or fails it. A later reading knows that, and goes elsewhere, or home."""
+    mesh = mesh_of(entry("us", version="v2"), entry("ap"), retries=3.0, routers=1)
+    mesh.core.pools.share_tokenizer = lambda one, other: one == other
+    regions, session = mesh.core.regions, "s1"
+    regions.take_shares({"us": 1.0}, mesh.now_s)
+    if not is_home_up:
+        stop(mesh)
+    left, moves = frozenset[str](), 0
+    for reading in range(MOVES_MAX + 2):
+        chosen = regions.choose(Tenant(name=""), session, "eu", mesh.now_s, without=left)
+        client = begin(
+            mesh,
+            reading,
+            pool=chosen.pool,
+            model_version=chosen.model_version,
+            session_id=session,
+            left_regions=left,
+            moves=moves,
+        )
+        for _ in range(3):
+            mesh.settle(1)
+            for run in [each for each in mesh.runs if each.router is not None and each.region == "us"]:
+                if what == "REPLICA_LOST":
+                    mesh.fail(run, pb.Failure.CODE_REPLICA_LOST)
+                else:
+                    mesh.refuse(run, getattr(pb.Refusal, f"REASON_{what}"), 1000)
+        if not client.request.must_reread:
+            break
+        left, moves = frozenset(client.request.refused_regions), client.request.moves
+    assert reading <= 2 and finish(mesh, client) == "LENGTH"
+    assert client.request.spec.region == ("" if is_home_up else "ap")
+
+
+def test_an_observer_that_fails_keeps_no_client_waiting() -> None:
+    """The request ends for its client, and leaves nothing behind."""
+
+    class Broken:
+        def on_end(self, request: object) -> None:
+            raise KeyError("sa")
+
+    mesh = mesh_of(entry("us"))
+    mesh.core._observer = Broken()
+    client = begin(mesh)
+    woken: list[bool] = []
+    client.request.on_ready = lambda: woken.append(client.request.outcome is not None)
+    assert finish(mesh, client) == "LENGTH" and woken[-1]
+    assert client.request.state is State.ENDED
 
 
 def test_a_version_without_another_region_ends_stale_with_the_tokens_that_are_out() -> None:

@@ -235,11 +235,14 @@ def sampled(load: RegionLoad, desk: Desk, seconds: int) -> region_pb2.RouterLoad
     return load.report(desk.now_s)
 
 
-def desk_of(**options: Any) -> tuple[Desk, RegionLoad]:
+MUCH = Quantity(1e6, 1e6)
+
+
+def desk_of(grant: Quantity = MUCH, **options: Any) -> tuple[Desk, RegionLoad]:
     """Return a desk of region "us" that grants much to "eu"."""
     callers = Callers("us", ("eu", "us"))
     desk = Desk(callers=callers, **options)
-    callers.renew({"eu": Quantity(1e6, 1e6)}, desk.now_s - 10)
+    callers.renew({"eu": grant}, desk.now_s - 10)
     load = RegionLoad(desk.core, callers, desk.policy, 16, desk.ended.count)
     load.sample(desk.now_s)
     return desk, load
@@ -274,10 +277,10 @@ def test_load_is_split_by_home_and_leaves_out_calls_without_a_user() -> None:
 
 def test_a_guest_without_a_grant_is_no_load() -> None:
     """The home region counts what this region refuses for lack of a grant."""
-    desk, load = desk_of()
+    desk, load = desk_of(Quantity(1e6, 0))
     desk.core.admission.refusals.clear()
     desk.submit(A, region="mars")
-    desk.submit(B, tokens=4_000_000, region="eu")
+    desk.submit(B, tokens=4_000, region="eu")
     report = sampled(load, desk, 10)
     assert report.own.tokens_per_s == report.guests[0].load.tokens_per_s == 0
     assert report.guests[0].refused_total == 1
