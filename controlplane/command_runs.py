@@ -9,7 +9,6 @@ import grpc
 from controlplane.actions import AppendEvent
 from controlplane.command_queue import Author
 from controlplane.core import NO_REDIS, NOT_LEADER, UNKNOWN, ControlCore, refused
-from controlplane.leadership import LeaderState
 from controlplane.loop import ControlLoop
 from controlplane.operators import Prepared
 from controlplane.rollouts.commands import CommandRefused
@@ -19,8 +18,6 @@ from kvmesh.errors import MeshError
 
 RETRY_AFTER_S: Final = 1.0
 """Delay that a command without Redis is told to wait."""
-
-TAKING_OVER: Final = "this process takes the lead over and does not know yet what is in force; try again"
 
 UNVERIFIED: Final = "unverified operator"
 """Author of a call without a certificate. Without `[trust]` it came from this host."""
@@ -40,12 +37,8 @@ class CommandRuns:
         """Run a command, or check it alone."""
         self.check_leads()
         author = self.author(context)
-        takes_over = self._core.leadership.state is not LeaderState.LEADER
-        if prepared.waits and takes_over and is_trial:
-            raise MeshError("STORE_UNAVAILABLE", TAKING_OVER, retry_after_s=RETRY_AFTER_S)
         try:
-            if not (prepared.waits and takes_over):
-                self._check(prepared, author, is_trial=is_trial)
+            self._check(prepared, author, is_trial=is_trial)
             if not is_trial:
                 await self._loop.command(lambda ticket: prepared.command(ticket, author, self._core.library))
         except CommandRefused as error:

@@ -35,6 +35,9 @@ SERVICE_NAME: Final = "kvmesh.control.v1.RegionService"
 SILENCE_S: Final = 10.0
 """A region that sends nothing, or takes nothing, for this long is cut off."""
 
+BEGUN_POLL_S: Final = 0.05
+"""Time between two looks at the end of a takeover."""
+
 STREAMS_MAX: Final = 64
 """Open streams. A further one is refused."""
 
@@ -140,15 +143,22 @@ class RegionServicer(region_pb2_grpc.RegionServiceServicer):
 
     # Operators.
 
-    async def ListRegions(self, request: pb.ListRegionsRequest, context: Context) -> pb.ListRegionsResponse:
+    async def _until_begun(self) -> None:
+        """Wait for the end of a takeover: until then this process does not know what is declared. Raises MeshError."""
         self._runs.check_leads()
+        while not self._regions.is_begun:
+            await asyncio.sleep(BEGUN_POLL_S)
+            self._runs.check_leads()
+
+    async def ListRegions(self, request: pb.ListRegionsRequest, context: Context) -> pb.ListRegionsResponse:
+        await self._until_begun()
         answered = Timestamp()
         answered.FromMilliseconds(round(self._wall() * 1000))
         now_s = self._clock.now_s()
         return pb.ListRegionsResponse(regions=region_views.views(self._regions, now_s), answered=answered)
 
     async def DrainRegion(self, request: pb.DrainRegionRequest, context: Context) -> pb.DrainRegionResponse:
-        self._runs.check_leads()
+        await self._until_begun()
         now_s = self._clock.now_s()
         prepared = self._operators.drain(request, self._runs.author(context))
         forecast = self._operators.forecast(now_s)
@@ -163,13 +173,13 @@ class RegionServicer(region_pb2_grpc.RegionServiceServicer):
     async def RestoreRegion(
         self, request: pb.RestoreRegionRequest, context: Context
     ) -> pb.RestoreRegionResponse:
-        self._runs.check_leads()
+        await self._until_begun()
         prepared = self._operators.restore(request, self._runs.author(context))
         await self._runs.run(prepared, context, is_trial=request.validate_only)
         return pb.RestoreRegionResponse(region=self._view(request.region))
 
     async def AvoidRegion(self, request: pb.AvoidRegionRequest, context: Context) -> pb.AvoidRegionResponse:
-        self._runs.check_leads()
+        await self._until_begun()
         prepared = self._operators.avoid(request, self._runs.author(context))
         await self._runs.run(prepared, context, is_trial=request.validate_only)
         return pb.AvoidRegionResponse(region=self._view(request.region))

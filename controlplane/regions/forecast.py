@@ -42,10 +42,11 @@ class Forecast(msgspec.Struct, frozen=True):
     @property
     def explanation(self) -> str:
         """The forecast in numbers, for operators and for a refusal."""
-        rooms = (
-            ", ".join(f"{name}: {room}" for name, room in sorted(self.headrooms.items()))
-            or "no region is left"
-        )
+        if not self.headrooms:
+            others = ", ".join(f"{name} ({why})" for name, why in sorted(self.left_out.items()))
+            others = others or "there is none"
+            return f"no region is left for the callers of {self.region}, restore another one first: {others}"
+        rooms = ", ".join(f"{name}: {room}" for name, room in sorted(self.headrooms.items()))
         text = (
             f"draining {self.region} moves {self.at_home}, which cost {self.moved} elsewhere until its caches are warm; "
             f"headroom: {rooms}"

@@ -240,7 +240,7 @@ def declared_message(region: str, declared: Declared, age_s: float) -> pb.Declar
         declared_ms=_milliseconds(declared.at_s),
         until_ms=_milliseconds(declared.until_s),
         age_ms=min(AGE_MS_MAX, _milliseconds(age_s)),
-        weight_percent=declared.weight_percent,
+        final_weight_percent=declared.weight_percent,
     )
 
 
@@ -249,12 +249,14 @@ def declared_of(message: pb.Declared) -> DeclaredNews:
     _bounded("declared.region", message.region)
     if message.revision > REVISION_MAX:
         raise NewsError(f"declared.revision is {message.revision}; 0 to {REVISION_MAX} are allowed")
-    if not 0 <= message.weight_percent <= 100:  # also refuses NaN
-        raise NewsError(f"declared.weight_percent is {message.weight_percent}; 0 to 100 is allowed")
+    if not 0 <= message.final_weight_percent <= 100:  # also refuses NaN
+        raise NewsError(
+            f"declared.final_weight_percent is {message.final_weight_percent}; 0 to 100 is allowed"
+        )
     declared = Declared(
         state=_STATES.get(message.state, DeclaredState.SERVING),
         revision=message.revision,
-        weight_percent=message.weight_percent,
+        weight_percent=message.final_weight_percent,
         reason=printable(message.reason),
         until_s=message.until_ms / 1000,
         author=printable(message.author),

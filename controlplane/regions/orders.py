@@ -124,6 +124,7 @@ def _unknown(region: str, regions: Collection[str]) -> list[str]:
 
 
 def _reason(reason: str) -> list[str]:
-    if 0 < len(reason) <= REASON_CHARACTERS_MAX:
+    if reason.strip() and len(reason) <= REASON_CHARACTERS_MAX:
         return []
-    return [f"reason: {len(reason)} characters, allowed: 1 to {REASON_CHARACTERS_MAX}"]
+    found = f"{len(reason)} characters" if reason.strip() else "empty"
+    return [f"reason: {found}, allowed: 1 to {REASON_CHARACTERS_MAX} characters"]

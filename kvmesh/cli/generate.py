@@ -20,6 +20,8 @@ from kvmesh.inference.v1 import inference_pb2 as inference
 from kvmesh.server import channel
 
 OpenChannel = Callable[[str], grpc.aio.Channel]
+FRONTEND_LOST: Final = "FRONTEND_LOST"
+
 RETRY_POLICY: Final = RetryPolicy(sends_max=6, refusals_max=1, retry_after_max_s=2.0)
 """Retry policy for a user at a terminal: a full or unavailable mesh is reported soon."""
 
@@ -110,10 +112,11 @@ async def generate(
     key: str = "",
     regions: Mapping[str, Sequence[str]] | None = None,
     prefer: str = "",
+    own_region: str = "",
 ) -> int:
     """Run one request; write text or JSON lines to `out`, everything else to stderr. Returns the exit status.
 
-    `regions`, `prefer`: see `stream`.
+    `regions`, `prefer`: see `stream`. `own_region`: the region of `addresses`, in a mesh with several.
     """
     console = Console(stderr=True)
     started = inference.Started()
@@ -137,6 +140,9 @@ async def generate(
             out.write(json.dumps({"error": failed.details}, ensure_ascii=False) + "\n")
             out.flush()
         console.print(str(failed), markup=False, highlight=False, soft_wrap=True)
+        if own_region and failed.details.get("reason") == FRONTEND_LOST:
+            note = f"Region {own_region} may be drained: see `kvmesh region list`. --regions names those of others as well."
+            console.print(note, markup=False, highlight=False, soft_wrap=True)
         return 1
     finished = answer.finished
     if not as_json:
@@ -177,7 +183,7 @@ def _notes(started: inference.Started, finished: inference.Finished) -> list[str
 
 
 def _sentence(error: GenerateError, addresses: Sequence[str]) -> str:
-    if isinstance(error, MeshUnavailable) and error.reason == "FRONTEND_LOST":
+    if isinstance(error, MeshUnavailable) and error.reason == FRONTEND_LOST:
         return f"No frontend answers at {', '.join(addresses)}: {error.message}"
     retry = f" Try again in {error.retry_after_s:.3g} s." if error.retry_after_s is not None else ""
     return f"{error.reason}: {error.message}.{retry}"

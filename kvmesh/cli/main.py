@@ -225,7 +225,7 @@ def generate(
     if prefer and not regions:
         raise BadOption(f'--prefer = "{prefer}" needs --regions NAME=HOST:PORT;NAME=HOST:PORT.')
     by_region = regions_given(regions, prefer) if regions else None
-    targets, open_channel = address.split(",") if address else list[str](), channel
+    targets, open_channel, own_region = address.split(",") if address else list[str](), channel, ""
     if authority is not None:
         if not (address or regions):
             raise BadOption(
@@ -235,7 +235,9 @@ def generate(
     elif not (address or regions):
         mesh = first_mesh(data_dir_of(settings, data_dir))
         targets = mesh.addresses_of("frontend")
-        open_channel = partial(Dial(settings_of(mesh)).channel, role="frontend")
+        of_mesh = settings_of(mesh)
+        own_region = of_mesh.region.name if of_mesh.regions else ""
+        open_channel = partial(Dial(of_mesh).channel, role="frontend")
     work = command.generate(
         *(targets, request, deadline),
         as_json=as_json,
@@ -243,6 +245,7 @@ def generate(
         key=os.environ.get(API_KEY, ""),
         regions=by_region,
         prefer=prefer,
+        own_region=own_region,
     )
     raise typer.Exit(command.run_interruptible(work))
 

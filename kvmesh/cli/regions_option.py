@@ -17,6 +17,8 @@ def regions_given(text: str, prefer: str) -> dict[str, list[str]]:
         name, equals, addresses = part.strip().partition("=")
         if not equals:
             raise BadOption(f'--regions = "{text}": {ALLOWED}.')
+        if "=" in addresses:
+            raise BadOption(f'--regions = "{text}": "{addresses}" is no list of addresses: {ALLOWED}.')
         if name in regions:
             raise BadOption(f'--regions = "{text}" names the region {name} twice: once is allowed.')
         regions[name] = addresses.split(",") if addresses else []

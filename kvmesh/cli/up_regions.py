@@ -16,7 +16,10 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from kvmesh.cli.found_mesh import shown_folder
+from kvmesh.cli.control import region_text
+from kvmesh.cli.control.failures import ControlFailed
+from kvmesh.cli.control.region_client import client_of
+from kvmesh.cli.found_mesh import FoundMesh, shown_folder
 from kvmesh.cli.mesh_file import MeshFile, NoMesh, locked_data_dir, read_mesh, write_mesh
 from kvmesh.cli.processes import Process, check_host, refuse_taken
 from kvmesh.cli.readiness import MeshReady
@@ -36,11 +39,15 @@ from kvmesh.cli.supervisor import (
 )
 from kvmesh.cli.up import LOGS, announce_drain
 from kvmesh.config import ConfigError, MeshConfig, describe
+from kvmesh.control.v1 import region_pb2 as pb
 from kvmesh.ports import free_ports
 from kvmesh.roles import CONTROL
 
 LEVELS: Final = 5
 """Most processes of a mesh that start one after the other, and stop one after the other."""
+
+DRAINS_S: Final = 5.0
+"""Time in which a control plane that has just started tells its declared state."""
 
 LIMITS: Final = Limits(
     start_s=LEVELS * START_S_MAX,
@@ -101,6 +108,7 @@ async def _run(configs: Mapping[str, MeshConfig], data_dir: Path, console: Conso
                     data_dir, MeshFile(pid=os.getpid(), config="", processes=(), regions=tuple(configs))
                 )
                 _show(configs, data_dir, console)
+                await tell_drains(configs, console)
                 status = await _while_alive(supervisor, console)
                 await announce_drain(lambda: _live(configs, data_dir), console)
     except Stopped:
@@ -156,6 +164,19 @@ def _show(configs: Mapping[str, MeshConfig], data_dir: Path, console: Console) -
         highlight=False,
         soft_wrap=True,
     )
+
+
+async def tell_drains(configs: Mapping[str, MeshConfig], console: Console) -> None:
+    """Print each region that is drained since an earlier start: it serves nobody until its operator restores it."""
+    for name, config in configs.items():
+        with suppress(ControlFailed, TimeoutError):
+            async with asyncio.timeout(DRAINS_S), client_of(FoundMesh(config, "", None), name) as client:
+                answer: pb.ListRegionsResponse = await client.read("ListRegions", pb.ListRegionsRequest())
+            own = next(each for each in answer.regions if each.is_own)
+            if own.declared.state in region_text.DRAINS:
+                what = f"{name} is {region_text.declared_word(own)}: {own.declared.reason}."
+                text = f"{what} `kvmesh region restore {name}` ends it."
+                console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 async def _live(names: Mapping[str, MeshConfig], data_dir: Path) -> int:

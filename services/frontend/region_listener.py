@@ -77,4 +77,4 @@ async def _open(server: Listener) -> None:
     except ListenError as error:
         log.warning("the listener stays closed: %s", error)
         return
-    log.info("listener opened: the region has a weight again")
+    log.info("listener opened: the region is not drained, or no other one has a weight")

@@ -122,6 +122,9 @@ def away(region: str, others: Sequence[str], faults: Sequence[str]) -> ControlFa
         sentences.append(
             f"Another region shows how it observes {region}: `kvmesh region list --from {others[0]}`."
         )
+        sentences.append(
+            f"It moves its own callers away by `kvmesh region avoid {region} --from {others[0]} --ttl 1h --reason TEXT`."
+        )
     return ControlFailed(sentences, code="UNAVAILABLE")
 
 

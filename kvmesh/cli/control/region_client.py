@@ -15,6 +15,11 @@ from kvmesh.cli.found_mesh import FoundMesh
 
 def own_region(mesh: FoundMesh) -> str:
     """Return the region of the mesh of a command. Raises BadOption if the mesh has no regions."""
+    if not mesh.config.regions and mesh.listed is None:
+        raise BadOption(
+            "No mesh with regions runs in this folder: start one with `kvmesh up --regions eu,us`, or name the "
+            "configuration of a region by --config, such as .kvmesh/eu.toml."
+        )
     if not mesh.config.regions:
         raise BadOption(
             "This mesh has no regions: start one with `kvmesh up --regions eu,us`, or name a configuration with tables "

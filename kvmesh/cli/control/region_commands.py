@@ -18,6 +18,10 @@ region = typer.Typer(
 )
 
 REASON_MAX: Final = 200
+
+DRY_RUN_REASON: Final = "a forecast"
+"""Reason of a drain that only forecasts. It is written down nowhere."""
+
 TTL_S: Final = (10.0, 24 * 3600.0)
 """Range of the time for which a region may be avoided."""
 
@@ -87,6 +91,7 @@ def drain(
     from kvmesh.cli.found_mesh import found_regions
     from kvmesh.control.v1 import region_pb2 as pb
 
+    reason = reason or (DRY_RUN_REASON if dry_run else "")
     _check_reason(reason)
     mesh = found_regions(config, data_dir)
     request = pb.DrainRegionRequest(
@@ -213,5 +218,7 @@ def plan(
 
 
 def _check_reason(reason: str) -> None:
-    if not 1 <= len(reason) <= REASON_MAX:
+    if not reason.strip():
+        raise BadOption(f"--reason is missing: 1 to {REASON_MAX} characters are needed.")
+    if len(reason) > REASON_MAX:
         raise BadOption(f"--reason has {len(reason)} characters: allowed are 1 to {REASON_MAX}.")

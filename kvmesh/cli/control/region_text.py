@@ -39,7 +39,9 @@ _FORECAST: Final = (
     Column("capacity", justify="right"),
     Column("carries it"),
 )
-_DRAINS: Final = (pb.DECLARED_STATE_DRAINING, pb.DECLARED_STATE_DRAINED)
+DRAINS: Final = (pb.DECLARED_STATE_DRAINING, pb.DECLARED_STATE_DRAINED)
+"""States of a region that is drained, or on its way there."""
+
 _STATES: Final = {
     "SERVING": "green",
     "HEALTHY": "green",
@@ -82,6 +84,8 @@ def notes(regions: Sequence[pb.RegionView], time_text: TimeText, now_s: float) -
         if each.unaware_count:
             processes = "1 process" if each.unaware_count == 1 else f"{each.unaware_count} processes"
             lines.append(f"{each.region}: {processes} of a release without regions, at home alone.")
+    if regions and all(each.weight <= 0 for each in regions):
+        lines.append("No region has a weight: drained ones serve their own callers all the same.")
     versions = {each.region: each.stable_version for each in regions if each.stable_version}
     if len(set(versions.values())) > 1:
         shown = ", ".join(f"{version} in {region}" for region, version in versions.items())
@@ -178,7 +182,7 @@ def _cells(region: pb.RegionView, *, has_versions: bool) -> tuple[str | Text, ..
 
 def _declared_note(region: pb.RegionView, time_text: TimeText, now_s: float) -> str:
     declared = region.declared
-    if declared.state not in _DRAINS:
+    if declared.state not in DRAINS:
         return ""
     by = f" by {declared.author}" if declared.author else ""
     until = f"; expected to end {time_text(_time(declared.until_ms))}" if declared.until_ms else ""
@@ -191,7 +195,7 @@ def _declared_note(region: pb.RegionView, time_text: TimeText, now_s: float) -> 
 def _observed_note(region: pb.RegionView) -> str:
     if region.is_own or region.observed == pb.OBSERVED_STATE_UNSPECIFIED or not region.reason:
         return ""
-    if region.reason == region.declared.reason and region.declared.state in _DRAINS:
+    if region.reason == region.declared.reason and region.declared.state in DRAINS:
         return ""
     age = f" for {durations.words(durations.seconds_of(region.age))}" if region.HasField("age") else ""
     if region.HasField("by_hand_left"):

@@ -9,6 +9,7 @@ from typing import Final
 from rich.console import Console, RenderableType
 from rich.live import Live
 
+from kvmesh.cli.control import durations
 from kvmesh.cli.control import region_text as text
 from kvmesh.cli.control.client import ControlClient
 from kvmesh.cli.control.failures import ControlFailed
@@ -22,8 +23,6 @@ SHOWN_BY: Final = "kvmesh region list"
 
 FOLLOW_S: Final = 1.0
 """Time between two lists of --watch."""
-
-OUTAGE: Final = "The control plane does not answer; the mesh serves on."
 
 
 async def show_regions(mesh: FoundMesh, source: str, *, as_json: bool) -> int:
@@ -48,7 +47,7 @@ async def follow(mesh: FoundMesh, source: str, *, as_json: bool) -> int:
                     live.update(_screen(answer))
                     found = await _next(client)
                     while found is None:
-                        live.update(_screen(answer, OUTAGE))
+                        live.update(_screen(answer, _outage(answer)))
                         found = await _next(client)
                     answer = found
         await _print_lines(client, answer, as_json=as_json)
@@ -92,6 +91,9 @@ async def restore(mesh: FoundMesh, request: pb.RestoreRegionRequest, *, as_json:
         print_json(as_dict(answer))
     else:
         show(f"{'Would restore' if request.validate_only else 'Restored'} {request.region}.")
+        show(
+            "Its callers return over a minute or so: new sessions first, others once they were idle for 60 s."
+        )
     return 0
 
 
@@ -104,12 +106,20 @@ async def avoid(mesh: FoundMesh, source: str, request: pb.AvoidRegionRequest, *,
         return 0
     state = "HEALTHY" if request.is_ok else "OUT"
     would = "would take" if request.validate_only else "takes"
-    show(f"{source} {would} {request.region} for {state}, for its own callers, until the time to live ends.")
+    left = durations.words(durations.seconds_of(request.ttl))
+    show(f"{source} {would} {request.region} for {state}, for its own callers, for {left}.")
     return 0
 
 
 def _screen(answer: pb.ListRegionsResponse, note: str = "") -> RenderableType:
     return text.screen(answer.regions, local_time, answer.answered.ToMilliseconds() / 1000, note)
+
+
+def _outage(answer: pb.ListRegionsResponse) -> str:
+    return (
+        f"The control plane does not answer, so it is unknown whether the regions serve. Last answer: "
+        f"{local_time(answer.answered)}."
+    )
 
 
 def _show_forecast(region: str, answer: pb.DrainRegionResponse) -> None:
@@ -121,16 +131,16 @@ def _show_forecast(region: str, answer: pb.DrainRegionResponse) -> None:
 
 async def _print_lines(client: ControlClient, answer: pb.ListRegionsResponse, *, as_json: bool) -> None:
     """Print a line after each change, with --json each answer."""
-    shown = ""
+    shown, is_out = "", False
     while True:
         line = json.dumps(as_dict(answer), ensure_ascii=False) if as_json else text.plain_line(answer.regions)
         if line != shown:
             shown = line
             print(line, flush=True)
         found = await _next(client)
-        if found is None:
-            say(OUTAGE)
-        answer = found or answer
+        if found is None and not is_out:
+            say(_outage(answer))
+        is_out, answer = found is None, found or answer
 
 
 async def _next(client: ControlClient) -> pb.ListRegionsResponse | None:

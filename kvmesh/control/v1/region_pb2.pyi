@@ -95,7 +95,7 @@ class Declared(_message.Message):
     DECLARED_MS_FIELD_NUMBER: _builtins.int
     UNTIL_MS_FIELD_NUMBER: _builtins.int
     AGE_MS_FIELD_NUMBER: _builtins.int
-    WEIGHT_PERCENT_FIELD_NUMBER: _builtins.int
+    FINAL_WEIGHT_PERCENT_FIELD_NUMBER: _builtins.int
     region: _builtins.str
     """Name of the region."""
     revision: _builtins.int
@@ -112,7 +112,7 @@ class Declared(_message.Message):
     """Expected end in Unix milliseconds. Restores nothing. 0: not given."""
     age_ms: _builtins.int
     """Milliseconds since the declaration, for the ramp of a drain."""
-    weight_percent: _builtins.float
+    final_weight_percent: _builtins.float
     """Weight at which the ramp of a drain ends, in percent. Range: 0 to 100."""
     def __init__(
         self,
@@ -125,11 +125,11 @@ class Declared(_message.Message):
         declared_ms: _builtins.int = ...,
         until_ms: _builtins.int = ...,
         age_ms: _builtins.int = ...,
-        weight_percent: _builtins.float = ...,
+        final_weight_percent: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "author", b"author", "declared_ms", b"declared_ms", "reason", b"reason", "region", b"region", "revision", b"revision", "state", b"state", "until_ms", b"until_ms", "weight_percent", b"weight_percent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "author", b"author", "declared_ms", b"declared_ms", "final_weight_percent", b"final_weight_percent", "reason", b"reason", "region", b"region", "revision", b"revision", "state", b"state", "until_ms", b"until_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,6 +25,7 @@ def test_the_option_gives_the_frontends_of_each_region() -> None:
     [
         ("a:1,b:2", "eu", r'--regions = "a:1,b:2": regions such as "eu=.*" are allowed\.'),
         ("eu=a:1;", "eu", r'--regions = "eu=a:1;": regions such as'),
+        ("eu=a:1,us=b:1", "eu", r'"a:1,us=b:1" is no list of addresses: regions such as'),
         ("eu=a:1;eu=b:1", "eu", r"names the region eu twice: once is allowed\."),
         ("eu=a:1;us=", "eu", r"region us is empty: 1 frontend or more is needed\."),
         (
@@ -59,6 +60,18 @@ def test_options_that_contradict_each_other_are_refused(
         main(["generate", *arguments, "x"])
     assert ended.value.code == 2
     assert capfd.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("own_region", ["", "eu"])
+async def test_a_region_without_frontends_may_be_drained(
+    own_region: str, free_port: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The refused connection says nothing of the drain."""
+    request = inference.GenerateRequest(text="x")
+    code = await generate([f"127.0.0.1:{free_port}"], request, 5, as_json=False, own_region=own_region)
+    errors = capfd.readouterr().err
+    assert code == 1 and errors.startswith("No frontend answers at ")
+    assert ("Region eu may be drained: see `kvmesh region list`." in errors) is bool(own_region)
 
 
 async def test_generate_reaches_another_region_without_home(

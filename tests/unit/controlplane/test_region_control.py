@@ -398,9 +398,9 @@ def test_news_survive_the_wire_and_hostile_news_are_refused() -> None:
             ),
         ),
         (
-            "weight_percent",
+            "final_weight_percent",
             region_pb2.RegionNews(
-                region="us", declared=[region_pb2.Declared(region="us", weight_percent=float("inf"))]
+                region="us", declared=[region_pb2.Declared(region="us", final_weight_percent=float("inf"))]
             ),
         ),
     ):

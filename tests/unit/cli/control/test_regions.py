@@ -17,15 +17,18 @@ from rich.console import Console
 
 from kvmesh.bad_option import BadOption
 from kvmesh.cli.control import region_text as text
+from kvmesh.cli.control import regions as command
 from kvmesh.cli.control.output import local_time
 from kvmesh.cli.control.until import until_s
-from kvmesh.config import build, describe
+from kvmesh.cli.up_regions import tell_drains
+from kvmesh.config import build, describe, load
 from kvmesh.control.v1 import region_pb2 as pb
 from kvmesh.control.v1 import region_pb2_grpc
 from kvmesh.regions.plan import UTILISATION_MAX, utilisation
 from tests.unit.cli.control.scripted_control import Refusal, Shell
 
 NOW = datetime(2027, 3, 1, 14, 30, tzinfo=timezone(timedelta(hours=2)))
+OUTAGE = 3
 REASON = "draining eu moves 2,400 tokens/s; headroom: us: 100 tokens/s"
 
 
@@ -33,9 +36,17 @@ class Region(region_pb2_grpc.RegionServiceServicer):
     """A leader that answers as a test says, and keeps the requests."""
 
     def __init__(
-        self, name: str, *, carries: bool = True, carries_at_once: bool = True, is_drained: bool = False
+        self,
+        name: str,
+        *,
+        carries: bool = True,
+        carries_at_once: bool = True,
+        is_drained: bool = False,
+        answers: int = 1000,
     ) -> None:
+        """`answers`: lists until it is not there for OUTAGE lists. It then refuses them."""
         self.name = name
+        self._answers = answers
         self._is_drained = is_drained
         self._carries_at_once = carries_at_once
         self.requests: list[Any] = []
@@ -46,7 +57,17 @@ class Region(region_pb2_grpc.RegionServiceServicer):
 
     def ListRegions(self, request: Any, context: Any) -> pb.ListRegionsResponse:
         self.requests.append(request)
-        views = (pb.RegionView(region=each, is_own=each == self.name, weight=1) for each in ("eu", "us"))
+        if len(self.requests) > self._answers:
+            is_out = len(self.requests) <= self._answers + OUTAGE
+            code = grpc.StatusCode.UNAVAILABLE if is_out else grpc.StatusCode.PERMISSION_DENIED
+            context.abort_with_status(Refusal(code, "no", "NO").status())
+        own = pb.Declared(state=pb.DECLARED_STATE_DRAINED, reason="rack move") if self._is_drained else None
+        views = (
+            pb.RegionView(
+                region=each, is_own=each == self.name, weight=1, declared=own if each == self.name else None
+            )
+            for each in ("eu", "us")
+        )
         return pb.ListRegionsResponse(regions=views)
 
     def DrainRegion(self, request: Any, context: Any) -> pb.DrainRegionResponse:
@@ -106,7 +127,10 @@ def test_a_time_is_of_today_or_iso(given: str, expected: datetime) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ("09:00", r"--until = 09:00 is in the past, it is 14:30 now: allowed are a later time of today"),
+        (
+            "09:00",
+            r"--until = 09:00 is in the past, it is 2027-03-01 14:30 now: allowed are a later time of today",
+        ),
         ("14:30", "is in the past"),
         ("2027-03-01T12:00+00:00", "is in the past"),
         ("25:00", r'--until = "25:00" is no time: allowed are a later time of today as HH:MM'),
@@ -217,6 +241,38 @@ def test_a_narrow_terminal_keeps_states_and_weights(width: int) -> None:
         assert width >= 140 or "Left out at" in found
 
 
+def test_the_list_says_that_drained_regions_serve_while_none_has_a_weight() -> None:
+    """Their callers have nowhere to go."""
+    drained = pb.Declared(state=pb.DECLARED_STATE_DRAINED)
+    eu = view("eu", is_own=True, declared=drained)
+    us = view("us", observed=pb.OBSERVED_STATE_OUT)
+    for weight in (0.0, 0.05):
+        eu.weight, us.weight = 0.0, weight
+        assert ("drained ones serve their own callers all the same" in shown(eu, us)) is (weight == 0)
+
+
+async def test_a_start_names_the_regions_that_are_drained_since_an_earlier_one(shell: Shell) -> None:
+    """Their frontends refuse connections, and nothing else would say why."""
+    console = Console(file=io.StringIO(), width=200)
+    with served(Region("eu", is_drained=True), Region("us")):
+        config = load("kvmesh.toml")
+        await tell_drains({"eu": config, "us": config}, console)
+    told = console.file.getvalue()  # type: ignore[attr-defined]  # a StringIO
+    assert told == "eu is DRAINED: rack move. `kvmesh region restore eu` ends it.\n"
+
+
+def test_a_watch_says_once_that_it_does_not_know_whether_regions_serve(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last answer stays, with its time. Nothing is said of a mesh that serves on."""
+    monkeypatch.setattr(command, "FOLLOW_S", 0.0)
+    eu = Region("eu", answers=2)
+    with served(eu, Region("us")):
+        status, found, errors = shell.run("region", "list", "--watch")
+    assert status == 1 and len(eu.requests) == 2 + OUTAGE + 1 and found.count("eu declares SERVING") == 1
+    assert errors.count("so it is unknown whether the regions serve. Last answer: ") == 1
+
+
 def test_a_region_without_measured_capacity_has_no_headroom() -> None:
     """Unknown is not zero."""
     fresh = view("us")
@@ -275,10 +331,11 @@ def test_restore_dials_the_region_and_avoid_the_own_one(shell: Shell) -> None:
     """A region decides about others for its own callers alone; --from asks another one."""
     eu, us = Region("eu"), Region("us")
     with served(us, eu):
-        assert shell.run("region", "restore", "eu")[:2] == (0, "Restored eu.\n")
+        status, found, _ = shell.run("region", "restore", "eu")
+        assert (status, found.splitlines()[0]) == (0, "Restored eu.")
         words = ("region", "avoid", "eu", "--ttl", "1h", "--reason", "ill")
         status, found, _ = shell.run(*words)
-        assert (status, found.startswith("us takes eu for OUT, for its own callers")) == (0, True)
+        assert (status, found) == (0, "us takes eu for OUT, for its own callers, for 1 h.\n")
         status, _, errors = shell.run(*words, "--from", "eu")
         assert status == 2 and errors.startswith(
             "REGION = eu is the region that is asked: allowed are us, or another region by --from."
@@ -298,7 +355,8 @@ def test_restore_dials_the_region_and_avoid_the_own_one(shell: Shell) -> None:
     [
         (("drain", "ap", "--reason", "x"), 'REGION = "ap" is unknown: allowed are eu, us.'),
         (("list", "--from", "ap"), '--from = "ap" is unknown: allowed are eu, us.'),
-        (("drain", "eu"), "--reason has 0 characters: allowed are 1 to 200."),
+        (("drain", "eu"), "--reason is missing: 1 to 200 characters are needed."),
+        (("restore", "eu", "--reason", "  "), "--reason is missing: 1 to 200 characters are needed."),
         (("drain", "eu", "--reason", "x" * 201), "--reason has 201 characters: allowed are 1 to 200."),
         (
             ("avoid", "us", "--ttl", "5s", "--reason", "x"),
@@ -331,12 +389,13 @@ def test_a_region_that_does_not_answer_is_named(shell: Shell) -> None:
         status, _, errors = shell.run("region", *words)
         assert status == 1 and errors.startswith("No control process of region eu answers: ")
         assert "Another region shows how it observes eu: `kvmesh region list --from us`." in errors
+        assert "`kvmesh region avoid eu --from us --ttl 1h --reason TEXT`" in errors
 
 
 def test_a_mesh_without_regions_is_said(shell: Shell) -> None:
     """With what to do."""
     status, _, errors = shell.run("region", "list")
-    assert status == 2 and errors.startswith("This mesh has no regions: start one with `kvmesh up --regions")
+    assert status == 2 and errors.startswith("No mesh with regions runs in this folder: start one with")
 
 
 def test_the_plan_is_a_table_of_the_formula(shell: Shell) -> None:

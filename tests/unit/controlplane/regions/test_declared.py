@@ -113,7 +113,8 @@ def test_a_restored_region_is_drained_by_a_ramp_again() -> None:
         ({"until_s": float("inf")}, "until: inf"),
         ({"weight_percent": 100}, "weight: 100 %, allowed: from 0 to below 100 %"),
         ({"weight_percent": float("nan")}, "weight: nan %"),
-        ({"reason": ""}, "reason: 0 characters, allowed: 1 to 200"),
+        ({"reason": "   "}, "reason: empty, allowed: 1 to 200 characters"),
+        ({"reason": "x" * 201}, "reason: 201 characters, allowed: 1 to 200"),
     ],
 )
 def test_a_drain_out_of_range_is_refused(changes: dict[str, object], text: str) -> None:
@@ -140,7 +141,7 @@ def test_what_serves_cannot_be_restored() -> None:
         (AvoidOrder("us", 1e6, "ill"), "ttl: 1e+06 s"),
         (AvoidOrder("eu", 60, "ill"), "region: eu is the own region, allowed: ap, us"),
         (AvoidOrder("mars", 60, "ill"), 'region: "mars" is unknown'),
-        (AvoidOrder("us", 60, ""), "reason: 0 characters"),
+        (AvoidOrder("us", 60, ""), "reason: empty"),
     ],
 )
 def test_an_order_to_avoid_out_of_range_is_refused(order: AvoidOrder, text: str) -> None:

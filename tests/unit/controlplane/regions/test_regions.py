@@ -529,7 +529,9 @@ def test_a_forecast_says_which_regions_it_does_not_count() -> None:
     made = bench.regions.forecast_drain("eu", bench.now_s)
     assert made is not None and not made.fits and not made.headrooms
     assert made.left_out == {"us": "RECOVERING at 5 %", "ap": "not heard"}
-    assert "no region is left; not counted: ap (not heard), us (RECOVERING at 5 %)" in made.explanation
+    assert made.explanation == (
+        "no region is left for the callers of eu, restore another one first: ap (not heard), us (RECOVERING at 5 %)"
+    )
 
 
 def test_unknown_regions_are_ignored() -> None:

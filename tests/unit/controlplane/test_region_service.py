@@ -1,0 +1,99 @@
+"""RegionService at a process that takes the lead over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from controlplane.command_queue import Command
+from controlplane.loop import ControlLoop
+from controlplane.region_control import RegionControl, RegionNames
+from controlplane.region_operators import RegionOperators
+from controlplane.region_service import RegionServicer
+from controlplane.regions.declared import Declared, DeclaredState
+from controlplane.regions.document import RegionOrders
+from controlplane.snapshots.desired import Desired, encode
+from kvmesh.control.v1 import region_pb2 as pb
+from kvmesh.errors import MeshError
+from tests.unit.controlplane.test_core import Driver
+
+DRAINED = Declared(state=DeclaredState.DRAINED, revision=2, reason="upgrade", author="ann")
+
+
+class Caller:
+    """The context of a local call without a certificate."""
+
+    def auth_context(self) -> dict[str, list[bytes]]:
+        """Return no certificate."""
+        return {}
+
+    def peer(self) -> str:
+        """Return an address of this host."""
+        return "ipv4:127.0.0.1:1"
+
+
+def taking_over() -> tuple[Driver, RegionServicer]:
+    """Return a leader of a drained region before its first answer of Redis, and its service."""
+    driver = Driver()
+    regions = driver.core.regions = RegionControl(
+        RegionNames("eu", {"eu": 0.5, "us": 0.5}), lambda: driver.now_s
+    )
+    driver.desired = encode(Desired(revision=1).with_regions(RegionOrders().with_declared("eu", DRAINED)))
+    driver.reads = False
+    driver.tick()
+    assert driver.core.leads and not regions.is_begun
+
+    async def command(make: Callable[[int], Command]) -> None:
+        driver.core.command(make(1), driver.now_s)
+        driver.perform()
+
+    loop: Any = SimpleNamespace(
+        core=driver.core, command=command, hint=lambda: SimpleNamespace(leader_address="")
+    )
+    clock: Any = SimpleNamespace(now_s=lambda: driver.now_s)
+    operators = RegionOperators(driver.core, regions, lambda: driver.now_s)
+    reader: Any = None
+    return driver, RegionServicer(
+        cast(ControlLoop, loop), regions, operators, reader, clock, lambda: driver.now_s
+    )
+
+
+CALLS: dict[str, Callable[[RegionServicer, Any], Any]] = {
+    "list": lambda service, caller: service.ListRegions(pb.ListRegionsRequest(), caller),
+    "drain": lambda service, caller: service.DrainRegion(
+        pb.DrainRegionRequest(region="eu", reason="longer"), caller
+    ),
+    "restore": lambda service, caller: service.RestoreRegion(pb.RestoreRegionRequest(region="eu"), caller),
+    "trial": lambda service, caller: service.RestoreRegion(
+        pb.RestoreRegionRequest(region="eu", validate_only=True), caller
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+async def test_operators_wait_for_what_is_written_down(name: str) -> None:
+    """Before that the region would be shown as serving, and its restore refused."""
+    driver, service = taking_over()
+    call = asyncio.create_task(CALLS[name](service, Caller()))
+    done, _ = await asyncio.wait([call], timeout=0.1)
+    assert not done
+    driver.reads = True
+    driver.lead()
+    answer = await call
+    own = next(each for each in answer.regions if each.is_own) if name == "list" else answer.region
+    assert (own.declared.state == pb.DECLARED_STATE_SERVING) is (name == "restore")
+    assert driver.done == ({} if name in ("list", "trial") else {1: ""})
+
+
+async def test_a_process_that_loses_the_lead_meanwhile_says_so() -> None:
+    """The caller looks for the leader."""
+    driver, service = taking_over()
+    call = asyncio.create_task(service.ListRegions(pb.ListRegionsRequest(), cast(Any, Caller())))
+    await asyncio.sleep(0)
+    driver.core.release()
+    with pytest.raises(MeshError, match="does not lead"):
+        await call
