@@ -98,6 +98,8 @@ class RegionControl:
         """Secrets of resume tokens by region, those of other regions from their news."""
         self.rollout: RolloutNews | None = None
         """The running rollout of the own region, else its last one."""
+        self.busy: Mapping[str, int | None] | None = None
+        """Own frontends and routers that serve requests, of own callers or of guests (`Registry.busy`)."""
         self.overrides = OverrideExchange()
         self.settings = settings or RegionSettings()
         self._names = names
@@ -226,17 +228,14 @@ class RegionControl:
         self._warn_overdue()
         self._steer(receivers)
 
-    def wanted_orders(self, orders: RegionOrders, now_s: float, *, is_idle: bool) -> RegionOrders:
-        """Return what should be written down: declarations that peers told, and the end of a drain.
-
-        `is_idle`: no frontend and no router of the own region serves a request, be it of own callers or of guests.
-        """
+    def wanted_orders(self, orders: RegionOrders, now_s: float) -> RegionOrders:
+        """Return what should be written down: declarations that peers told, and the end of a drain."""
         for region in self._names.shares:
             known = self.regions.known(region)
             if known is not None and known.declared.revision:
                 orders = orders.with_declared(region, known.declared)
         own = orders.declared.get(self.own, Declared())
-        is_empty = is_idle and self.regions.own_percent(now_s) <= 0
+        is_empty = self.busy == {} and self.regions.own_percent(now_s) <= 0
         if own.state is DeclaredState.DRAINING and own.weight_percent <= 0 and is_empty:
             with suppress(OrderRefused):  # another weight has been declared since
                 orders = orders.with_declared(self.own, drained(own, self._wall()))

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from google.protobuf.duration_pb2 import Duration
 
 from controlplane.region_control import RegionControl
 from controlplane.regions import grants as granting
+from controlplane.regions.declared import DeclaredState
 from controlplane.regions.forecast import Forecast
 from controlplane.regions.news import declared_message, quantity_message, signals_message
 from controlplane.regions.views import View
 from kvmesh.control.v1 import region_pb2 as pb
 from kvmesh.regions.quantity import NOTHING
+
+BUSY_MAX: Final = 8
+"""Most processes that are named beside a drain that waits for them."""
 
 
 def views(regions: RegionControl, now_s: float) -> list[pb.RegionView]:
@@ -33,6 +39,7 @@ def _view(regions: RegionControl, state: View, now_s: float) -> pb.RegionView:
         else NOTHING
     )
     is_initial = state.since_s <= 0.0
+    is_draining = is_own and state.declared.state is DeclaredState.DRAINING
     message = pb.RegionView(
         region=name,
         is_own=is_own,
@@ -56,6 +63,10 @@ def _view(regions: RegionControl, state: View, now_s: float) -> pb.RegionView:
         stable_version=regions.stable[1] if is_own else entry.stable_version,
         tenants_differ=entry.tenants_differ,
         unaware_count=regions.unaware_count if is_own else 0,
+        busy=[
+            pb.BusyProcess(process=process, request_count=count)
+            for process, count in list((regions.busy or {}).items() if is_draining else ())[:BUSY_MAX]
+        ],
     )
     if not is_initial and now_s - state.since_s < _AGE_MAX_S:
         message.age.CopyFrom(_duration(now_s - state.since_s))

@@ -113,13 +113,18 @@ class Registry:
             and is_in_use(other, cordons)
         ]
 
-    def is_idle(self, receivers: Receivers) -> bool:
-        """True if every frontend and router with a lease or a stream reports, and none of them serves a request."""
-        serving = {each.process_id: each for each in receivers if each.is_connected and each.role in ENTRIES}
-        leased = {each.process_id for each in self.members.values() if each.role in ENTRIES}
-        return leased <= serving.keys() and all(
-            each.report is not None and not each.report.live_request_count for each in serving.values()
-        )
+    def busy(self, receivers: Receivers) -> dict[str, int | None] | None:
+        """Return the frontends and routers that serve requests, each with their number. None: nothing is known of it.
+
+        None in place of the table: no frontend and no router is known, so nothing can be said.
+        """
+        found: dict[str, int | None] = {
+            each.process_id: None for each in self.members.values() if each.role in ENTRIES
+        }
+        for each in receivers:
+            if each.is_connected and each.role in ENTRIES:
+                found[each.process_id] = each.report.live_request_count if each.report is not None else None
+        return {name: count for name, count in sorted(found.items()) if count != 0} if found else None
 
     def facts(
         self, versions: Mapping[str, str], receivers: Receivers, cordons: Iterable[Cordon]

@@ -45,7 +45,7 @@ class Forecast(msgspec.Struct, frozen=True):
         if not self.headrooms:
             others = ", ".join(f"{name} ({why})" for name, why in sorted(self.left_out.items()))
             others = others or "there is none"
-            return f"no region is left for the callers of {self.region}, restore another one first: {others}"
+            return f"no region is left for the callers of {self.region}, so they would be refused: {others}"
         rooms = ", ".join(f"{name}: {room}" for name, room in sorted(self.headrooms.items()))
         text = (
             f"draining {self.region} moves {self.at_home}, which cost {self.moved} elsewhere until its caches are warm; "

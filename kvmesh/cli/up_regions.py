@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -46,7 +46,7 @@ from kvmesh.roles import CONTROL
 LEVELS: Final = 5
 """Most processes of a mesh that start one after the other, and stop one after the other."""
 
-DRAINS_S: Final = 5.0
+DRAINS_S: Final = 10.0
 """Time in which a control plane that has just started tells its declared state."""
 
 LIMITS: Final = Limits(
@@ -108,8 +108,7 @@ async def _run(configs: Mapping[str, MeshConfig], data_dir: Path, console: Conso
                     data_dir, MeshFile(pid=os.getpid(), config="", processes=(), regions=tuple(configs))
                 )
                 _show(configs, data_dir, console)
-                await tell_drains(configs, console)
-                status = await _while_alive(supervisor, console)
+                status = await _while_alive(supervisor, tell_drains(configs, console), console)
                 await announce_drain(lambda: _live(configs, data_dir), console)
     except Stopped:
         pass
@@ -119,9 +118,15 @@ async def _run(configs: Mapping[str, MeshConfig], data_dir: Path, console: Conso
     return status
 
 
-async def _while_alive(supervisor: Supervisor, console: Console) -> int:
+async def _while_alive(supervisor: Supervisor, first: Awaitable[None], console: Console) -> int:
+    """Await `first`, then wait for the end of a process or a signal."""
+
+    async def work() -> None:
+        await first
+        await asyncio.Event().wait()
+
     try:
-        await supervisor.run_while_alive(asyncio.Event().wait())
+        await supervisor.run_while_alive(work())
     except ProcessFailed as failed:
         return _failed(failed, console)
     except Stopped:
@@ -168,15 +173,21 @@ def _show(configs: Mapping[str, MeshConfig], data_dir: Path, console: Console) -
 
 async def tell_drains(configs: Mapping[str, MeshConfig], console: Console) -> None:
     """Print each region that is drained since an earlier start: it serves nobody until its operator restores it."""
-    for name, config in configs.items():
-        with suppress(ControlFailed, TimeoutError):
-            async with asyncio.timeout(DRAINS_S), client_of(FoundMesh(config, "", None), name) as client:
-                answer: pb.ListRegionsResponse = await client.read("ListRegions", pb.ListRegionsRequest())
-            own = next(each for each in answer.regions if each.is_own)
-            if own.declared.state in region_text.DRAINS:
-                what = f"{name} is {region_text.declared_word(own)}: {own.declared.reason}."
-                text = f"{what} `kvmesh region restore {name}` ends it."
-                console.print(text, markup=False, highlight=False, soft_wrap=True)
+    for told in await asyncio.gather(*(_drain_of(name, config) for name, config in configs.items())):
+        if told:
+            console.print(told, markup=False, highlight=False, soft_wrap=True)
+
+
+async def _drain_of(name: str, config: MeshConfig) -> str:
+    """Return the sentence about the drain of a region. Empty: it serves, or its control plane does not answer in time."""
+    with suppress(ControlFailed, TimeoutError):
+        async with asyncio.timeout(DRAINS_S), client_of(FoundMesh(config, "", None), name) as client:
+            answer: pb.ListRegionsResponse = await client.read("ListRegions", pb.ListRegionsRequest())
+        own = next(each for each in answer.regions if each.is_own)
+        if own.declared.state in region_text.DRAINS:
+            what = f"{name} is {region_text.declared_word(own)}: {own.declared.reason}."
+            return f"{what} `kvmesh region restore {name}` ends it."
+    return ""
 
 
 async def _live(names: Mapping[str, MeshConfig], data_dir: Path) -> int:

@@ -5,8 +5,9 @@ the charge once it knows how many were computed.
 The blocks of a request are taken with its charge, and released at its end.
 
 INVARIANT: between two corrections, charges in any time t sum to at most rate x t + burst + one prompt.
-INVARIANT: a charge takes blocks beyond the grant for one request alone, while no other has any. Otherwise a request above
-one router's part of a grant would be refused for ever. A smaller grant takes no blocks from running requests.
+INVARIANT: a charge takes blocks beyond the grant for one request alone, while no other has any, and up to ALONE times the
+grant. Otherwise a request above one router's part of a grant would be refused by idle routers. A smaller grant takes no
+blocks from running requests.
 `take` keeps neither: it charges an attempt that must not be refused, and leaves NEW_SHARE of the burst to new callers.
 """
 
@@ -32,6 +33,9 @@ NEW_SHARE: Final = 0.5
 All streams continue here at once, and their tokens are many times the burst. Their charge for all of it refused new callers
 for seconds, although there was room.
 """
+
+ALONE: Final = 4.0
+"""Blocks of a request alone, by the grant. A grant is split over the routers, of which there are a few."""
 
 RETRY_BLOCKS_S: Final = 1.0
 """Retry-After while blocks are short: their release is not foreseen."""
@@ -75,7 +79,7 @@ class GrantBucket:
         rate = self.grant.tokens_per_s
         if rate <= 0:
             return RETRY_MAX_S
-        if self.grant.blocks <= 0 or (self.blocks_used > 0 and self.blocks_used + blocks > self.grant.blocks):
+        if self.blocks_used + blocks > self.grant.blocks * (1.0 if self.blocks_used > 0 else ALONE):
             return RETRY_BLOCKS_S
         kept = reserve * self.burst
         short = min(tokens, self.burst - kept) + kept - self.level

@@ -78,7 +78,7 @@ def notes(regions: Sequence[pb.RegionView], time_text: TimeText, now_s: float) -
     lines: list[str] = []
     for each in regions:
         declared = _declared_note(each, time_text, now_s)
-        lines += filter(None, (declared, _observed_note(each), _stale_note(each)))
+        lines += filter(None, (declared, _busy_note(each), _observed_note(each), _stale_note(each)))
         if each.tenants_differ:
             lines.append(f"{each.region}: its tenants differ in residency, limits or disabled marks.")
         if each.unaware_count:
@@ -190,6 +190,16 @@ def _declared_note(region: pb.RegionView, time_text: TimeText, now_s: float) -> 
         until += ", which has passed"
     word = declared_word(region)
     return f"{region.region}: {word} since {time_text(_time(declared.declared_ms))}{by}: {declared.reason}{until}."
+
+
+def _busy_note(region: pb.RegionView) -> str:
+    if not region.busy or region.weight > 0:
+        return ""
+    found = [
+        f"{each.process} ({f'{each.request_count:,} open' if each.HasField('request_count') else 'no report'})"
+        for each in region.busy
+    ]
+    return f"{region.region}: DRAINED follows once these have no request: {', '.join(found)}."
 
 
 def _observed_note(region: pb.RegionView) -> str:

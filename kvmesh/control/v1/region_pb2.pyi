@@ -656,6 +656,34 @@ class FederateResponse(_message.Message):
 Global___FederateResponse: _TypeAlias = FederateResponse  # noqa: Y015
 
 @_typing.final
+class BusyProcess(_message.Message):
+    """A process that serves requests."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROCESS_FIELD_NUMBER: _builtins.int
+    REQUEST_COUNT_FIELD_NUMBER: _builtins.int
+    process: _builtins.str
+    """Name of the process."""
+    request_count: _builtins.int
+    """Its open requests. Absent: it has a lease, and does not report to the control plane."""
+    def __init__(
+        self,
+        *,
+        process: _builtins.str = ...,
+        request_count: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_request_count", b"_request_count", "request_count", b"request_count"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_request_count", b"_request_count", "process", b"process", "request_count", b"request_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__request_count: _TypeAlias = _typing.Literal["request_count"]  # noqa: Y015
+    _WhichOneofArgType__request_count: _TypeAlias = _typing.Literal["_request_count", b"_request_count"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__request_count) -> _WhichOneofReturnType__request_count | None: ...
+
+Global___BusyProcess: _TypeAlias = BusyProcess  # noqa: Y015
+
+@_typing.final
 class RegionView(_message.Message):
     """One region as another one sees it."""
 
@@ -681,6 +709,7 @@ class RegionView(_message.Message):
     HEARD_AGE_FIELD_NUMBER: _builtins.int
     UNAWARE_COUNT_FIELD_NUMBER: _builtins.int
     BY_HAND_LEFT_FIELD_NUMBER: _builtins.int
+    BUSY_FIELD_NUMBER: _builtins.int
     region: _builtins.str
     """Name of the region."""
     is_own: _builtins.bool
@@ -735,6 +764,10 @@ class RegionView(_message.Message):
     def by_hand_left(self) -> _duration_pb2.Duration:
         """Time until the operator's order ends. Absent: there is no order."""
 
+    @_builtins.property
+    def busy(self) -> _containers.RepeatedCompositeFieldContainer[Global___BusyProcess]:
+        """Frontends and routers that keep a drain from its end. At most eight of them. Own region only."""
+
     def __init__(
         self,
         *,
@@ -758,10 +791,11 @@ class RegionView(_message.Message):
         heard_age: _duration_pb2.Duration | None = ...,
         unaware_count: _builtins.int = ...,
         by_hand_left: _duration_pb2.Duration | None = ...,
+        busy: _abc.Iterable[Global___BusyProcess] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_health", b"_health", "age", b"age", "by_hand_left", b"by_hand_left", "declared", b"declared", "headroom", b"headroom", "health", b"health", "heard_age", b"heard_age", "signals", b"signals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_health", b"_health", "age", b"age", "by_hand_left", b"by_hand_left", "declared", b"declared", "grants", b"grants", "headroom", b"headroom", "health", b"health", "heard_age", b"heard_age", "is_by_hand", b"is_by_hand", "is_own", b"is_own", "is_stale", b"is_stale", "limit_share", b"limit_share", "observed", b"observed", "reason", b"reason", "region", b"region", "signals", b"signals", "spill_share", b"spill_share", "stable_version", b"stable_version", "tenants_differ", b"tenants_differ", "unaware_count", b"unaware_count", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_health", b"_health", "age", b"age", "busy", b"busy", "by_hand_left", b"by_hand_left", "declared", b"declared", "grants", b"grants", "headroom", b"headroom", "health", b"health", "heard_age", b"heard_age", "is_by_hand", b"is_by_hand", "is_own", b"is_own", "is_stale", b"is_stale", "limit_share", b"limit_share", "observed", b"observed", "reason", b"reason", "region", b"region", "signals", b"signals", "spill_share", b"spill_share", "stable_version", b"stable_version", "tenants_differ", b"tenants_differ", "unaware_count", b"unaware_count", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__health: _TypeAlias = _typing.Literal["health"]  # noqa: Y015
     _WhichOneofArgType__health: _TypeAlias = _typing.Literal["_health", b"_health"]  # noqa: Y015

@@ -102,6 +102,7 @@ def on_tokens(request: LiveRequest, row: frames.Row, now_s: float) -> None:
     if note_token_s is not None:
         note_token_s(now_s)
     request.retry_state.on_progress()
+    request.refused_regions.clear()  # a region that was full then may have room when the stream needs one
     if request.upstream.cross_checked:
         cross_check.on_progress(request, now_s)
     if is_first:
@@ -261,7 +262,11 @@ def on_refusal(request: LiveRequest, row: attach.Refusal, now_s: float) -> None:
         return
     fault, after_s = faults.of_refusal(row.reason, evicted=row.evicted), row.retry_after_ms / 1000
     if row.reason == attach.Refusal.REASON_DEADLINE:
-        if not (now_s < request.spec.timing.deadline_s and request.leave_region(fault, now_s)):
+        # Without a wait in the queue its deadline is too short for an idle region as well.
+        is_left = now_s < request.spec.timing.deadline_s and request.leave_region(
+            fault, now_s, is_own_fault=after_s <= 0
+        )
+        if not is_left:
             _refused_in_time(request, row, now_s)
     elif row.reason == attach.Refusal.REASON_INVALID:
         # The replica's limits refuse the request: a replica that serves it has other limits and contradicts no verdict.

@@ -29,17 +29,12 @@ from kvmesh.tenants.caller import Tenant
 from services.frontend.requests import faults
 from services.frontend.requests.moved_sessions import MovedSessions
 from services.frontend.requests.pool_choice import ChosenPool, PoolChoice
+from services.frontend.requests.region_refusals import RegionRefusals
 from services.frontend.requests.request_spec import RequestSpec
 from services.frontend.requests.router_peers import Peers
 
 SHARE_FLOOR: Final = 0.05
 """Least share of spill by which a region counts as a target of requests that home cannot take."""
-
-REST_S: Final = 0.25
-"""Time without new spill to a region after it refused a request: about a round of grants."""
-
-REST_MAX_S: Final = 4.0
-"""Longest such time: it doubles while a region refuses for another reason than the grant, which says what it takes."""
 
 DRAWS: Final = 1 << 52
 """Different draws of one score: few enough that each is exact as a float, and below 1 as a share."""
@@ -60,14 +55,6 @@ class RegionSettings:
     """All regions, the own one included. Empty: a mesh without regions."""
     may_rebind: bool = True
     """True: a request may take the stable version of another region (`region.other_version`)."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Rest:
-    """Time without new spill to a region."""
-
-    until_s: float
-    length_s: float
 
 
 class RegionChoice:
@@ -104,7 +91,9 @@ class RegionChoice:
         self._renewed_s = float("-inf")
         self._targets: Targets | None = None
         """None: no region has a share of spill."""
-        self._rests: dict[str, _Rest] = {}
+        self.refusals = RegionRefusals()
+        self._now_s = 0.0
+        """Time of the last new request or refusal."""
 
     def __repr__(self) -> str:
         return (
@@ -224,6 +213,8 @@ class RegionChoice:
         """
         if not self._entries:
             return self._pools.choose(tenant.name, session)
+        self._now_s = now_s
+        self.refusals.on_request()
         chosen = self._pools.assigned(tenant.name, session)
         if not without and (self._targets is not None or self.sessions):
             there = self._spilled(chosen, tenant, session, home, now_s, is_session=is_session)
@@ -265,11 +256,12 @@ class RegionChoice:
             return None
         at = position(tenant.name, session)
         region = self.sessions.region(at, now_s)
+        is_moved = bool(region)
         if not region and self._targets is not None:
             region = self._targets.choose(at, tenant.regions or None)
-        if not region or self._is_resting(region, now_s) or region not in self._entries:
+        if not region or region not in self._entries or region in self._differing:
             return None
-        if region in self._differing:
+        if self.refusals.is_resting(region, now_s) or (not is_moved and self.refusals.is_full(region)):
             return None
         if not self._may_use(region, tenant, home):
             return None
@@ -333,22 +325,12 @@ class RegionChoice:
         self.other_version[region] += spec.model_version != model_version
 
     def note_refused(self, spec: RequestSpec, now_s: float, *, is_grant: bool) -> None:
-        """Note that the region of `spec` refused it for lack of capacity: for a while, no new session is spilled there."""
-        region = spec.region
+        """Note that the region of `spec` refused it for lack of capacity (`region_refusals`). Its session is forgotten."""
+        region, self._now_s = spec.region, now_s
         self.grant_refusals[region or self.settings.own] += is_grant
-        if not region:
-            return
-        self.sessions.forget(position(spec.caller.tenant.name, spec.affinity))
-        if self._is_resting(region, now_s):
-            return
-        before = self._rests.get(region)
-        is_again = before is not None and now_s - before.until_s < REST_MAX_S
-        length_s = min(REST_MAX_S, 2 * before.length_s) if before and is_again and not is_grant else REST_S
-        self._rests[region] = _Rest(now_s + length_s, length_s)
-
-    def _is_resting(self, region: str, now_s: float) -> bool:
-        rest = self._rests.get(region)
-        return rest is not None and now_s < rest.until_s
+        if region:
+            self.sessions.forget(position(spec.caller.tenant.name, spec.affinity))
+            self.refusals.on_refusal(region, now_s, is_grant=is_grant)
 
     def may_change_version(self, model_version: str) -> bool:
         """True if the stable version of a region differs, so that a move between regions may change the version."""
@@ -401,14 +383,18 @@ class RegionChoice:
         return ChosenPool(stable, version, is_diverted=True)
 
     def _others(self, tenant: Tenant, home: str, session: str) -> Iterator[str]:
-        """Yield the other regions that may serve the tenant: weighted rendezvous hashing, so a session keeps its region."""
+        """Yield the other regions that may serve the tenant: weighted rendezvous hashing, so a session keeps its region.
+
+        Regions that refused a request lately come last.
+        """
         if len(self._entries) == 1:
             regions = list(self._entries)
         else:
-            regions = sorted(
-                self._entries, key=lambda region: self._score(region, tenant, session), reverse=True
-            )
+            regions = sorted(self._entries, key=lambda region: self._place(region, tenant, session))
         yield from (region for region in regions if self._may_use(region, tenant, home))
+
+    def _place(self, region: str, tenant: Tenant, session: str) -> tuple[bool, float]:
+        return self.refusals.is_last(region, self._now_s), -self._score(region, tenant, session)
 
     def _score(self, region: str, tenant: Tenant, session: str) -> float:
         weight = self._entries[region].weight_percent * max(self._shares.get(region, 0.0), SHARE_FLOOR)

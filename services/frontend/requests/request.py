@@ -399,21 +399,25 @@ class LiveRequest:
         self._wait(faults.NO_REPLICA)
         self.submit(now_s)
 
-    def leave_region(self, fault: str, now_s: float) -> bool:
+    def leave_region(self, fault: str, now_s: float, *, is_own_fault: bool = False) -> bool:
         """-> WAITING -> another region: a router refused the request for lack of capacity in its region. Home comes first.
 
-        Without home each further region takes a retry of the retry budget, so that full regions do not multiply load.
+        Without home each further region takes a retry of the retry budget, so that full regions do not multiply load. A
+        request that an engine took pays nothing. `is_own_fault`: the refusal says nothing of the region, as its deadline
+        is too short for any.
         False: the request stays. No region takes it, or its own region refused it for another reason than a grant.
         """
         region, is_grant = self.spec.region, fault == faults.GRANT
         if not (is_grant or region):
             return False
-        self.hub.regions.note_refused(self.spec, now_s, is_grant=is_grant)
+        if not is_own_fault:
+            self.hub.regions.note_refused(self.spec, now_s, is_grant=is_grant)
         self.refused_regions.add(region)
         spec = self._away()
         if spec is None:
             return False
-        if spec.region not in ("", self.spec.home) and not self.hub.take_retry(self, now_s):
+        is_free = self.retry_state.was_taken or spec.region in ("", self.spec.home)
+        if not is_free and not self.hub.take_retry(self, now_s):
             return False
         self._wait(fault)
         if self._move(spec, fault, now_s):

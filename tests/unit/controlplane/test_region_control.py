@@ -258,7 +258,7 @@ def test_a_declaration_of_a_peer_wins_by_revision_and_is_written_down() -> None:
     cell.control.on_news(news(1, declared=(DeclaredNews("eu", declared, 60.0),)), cell.now_s)
     cell.step()
     assert entry(cell, "eu").declared is PublishedState.DRAINED and entry(cell, "eu").weight_percent == 0
-    orders = cell.control.wanted_orders(RegionOrders(), cell.now_s, is_idle=False)
+    orders = cell.control.wanted_orders(RegionOrders(), cell.now_s)
     assert orders.declared["eu"].reason == "fire"
     older = Declared(state=DeclaredState.SERVING, revision=8)
     cell.control.on_news(news(2, declared=(DeclaredNews("eu", older, 0.0),)), cell.now_s)
@@ -276,10 +276,12 @@ def test_a_drain_ends_when_the_last_request_has_ended() -> None:
     for _ in range(16):
         cell.step()
         seen.append(entry(cell, "eu").weight_percent)
-        orders = cell.control.wanted_orders(orders, cell.now_s, is_idle=False)
+        cell.control.busy = {"frontend-0": 3}
+        orders = cell.control.wanted_orders(orders, cell.now_s)
     assert sorted(set(seen), reverse=True) == [60, 30, 0] and seen == sorted(seen, reverse=True)
     assert orders.declared["eu"].state is DeclaredState.DRAINING, "requests are open"
-    orders = cell.control.wanted_orders(orders, cell.now_s, is_idle=True)
+    cell.control.busy = {}
+    orders = cell.control.wanted_orders(orders, cell.now_s)
     assert orders.declared["eu"].state is DeclaredState.DRAINED
 
 
@@ -288,17 +290,23 @@ def test_a_drain_waits_for_every_frontend_and_router() -> None:
     cell = Cell()
     frontend, router = (cell.receivers.named(name) for name in ("frontend-0", "router-0"))
     assert frontend is not None and router is not None
-    assert not cell.registry.is_idle(cell.receivers), "nothing is reported yet"
+    registry, receivers = cell.registry, cell.receivers
+    assert registry.busy(receivers) == {"frontend-0": None, "router-0": None}, "nothing is reported yet"
     for at_frontend, at_router in ((0, None), (None, 0), (3, 0), (0, 2), (0, 0)):
         for receiver, count in ((frontend, at_frontend), (router, at_router)):
             receiver.report = None if count is None else pb.ReceiverReport(live_request_count=count)
-        assert cell.registry.is_idle(cell.receivers) is (at_frontend == at_router == 0)
-    cell.receivers.gone("router-0", "boot-router-0")
-    assert not cell.registry.is_idle(cell.receivers), "the stream of a router is cut, and its guests go on"
-    cell.registry.take([], cell.now_s)
-    assert cell.registry.is_idle(cell.receivers), "the router is gone for good"
+        found = {"frontend-0": at_frontend, "router-0": at_router}
+        assert registry.busy(receivers) == {name: count for name, count in found.items() if count != 0}
+    receivers.gone("router-0", "boot-router-0")
+    assert registry.busy(receivers) == {"router-0": None}, (
+        "the stream of a router is cut, and its guests go on"
+    )
+    registry.take([], cell.now_s)
+    assert registry.busy(receivers) == {}, "the router is gone for good"
     frontend.report = pb.ReceiverReport(live_request_count=1)
-    assert not cell.registry.is_idle(cell.receivers), "Redis forgot the leases"
+    assert registry.busy(receivers) == {"frontend-0": 1}, "Redis forgot the leases"
+    receivers.gone("frontend-0", "boot-frontend-0")
+    assert registry.busy(receivers) is None, "no process is known, so nothing is known of requests"
 
 
 def test_a_drain_beyond_its_end_is_an_event_once() -> None:
@@ -343,7 +351,7 @@ def test_an_avoid_order_holds_until_its_end_across_a_takeover() -> None:
     assert entry(cell).weight_percent == 0
     cell.step(60)
     assert not cell.control.regions.states(cell.now_s)["us"].is_by_hand
-    assert cell.control.wanted_orders(orders, cell.now_s, is_idle=True).avoids == {}
+    assert cell.control.wanted_orders(orders, cell.now_s).avoids == {}
 
 
 @pytest.mark.parametrize("is_ok", [False, True])

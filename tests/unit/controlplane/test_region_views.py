@@ -78,3 +78,16 @@ def test_metrics_have_each_region_with_its_states_weight_grants_and_age() -> Non
     assert found["region_spill_share us"] == 0
     cell.step(2)
     assert scraped(cell)["region_drain_overdue eu"] == 1
+
+
+def test_a_drain_names_the_processes_that_it_waits_for() -> None:
+    """At most eight, with their open requests, of the own region alone."""
+    cell = Cell()
+    cell.control.busy = {"frontend-0": 3, "router-0": None, **{f"router-{at}": 1 for at in range(1, 20)}}
+    cell.step()
+    assert not region_views.views(cell.control, cell.now_s)[0].busy, "it serves"
+    draining = Declared(state=DeclaredState.DRAINING, revision=1, reason="move", at_s=cell.wall_s)
+    cell.control.take_orders(RegionOrders().with_declared("eu", draining), cell.now_s)
+    busy = region_views.views(cell.control, cell.now_s)[0].busy
+    assert [each.process for each in busy[:2]] == ["frontend-0", "router-0"] and len(busy) == 8
+    assert busy[0].request_count == 3 and not busy[1].HasField("request_count")

@@ -15,7 +15,8 @@ from kvmesh.snapshot.regions import RegionEntry
 from kvmesh.tenants.caller import Tenant
 from services.frontend.requests.core import FrontendCore
 from services.frontend.requests.moved_sessions import IDLE_S, MovedSessions
-from services.frontend.requests.region_choice import REST_MAX_S, REST_S, RegionChoice, RegionSettings
+from services.frontend.requests.region_choice import RegionChoice, RegionSettings
+from services.frontend.requests.region_refusals import LAST_S, REFUSED_BURST, REST_S
 from services.frontend.requests.retry_budget import RetryBudget
 from services.frontend.requests.retry_state import Limits
 from tests.unit.frontend.fake_mesh import DETACHED_S, FakeMesh, Router, changed, spec
@@ -160,24 +161,43 @@ def test_a_spilled_session_is_served_at_home_while_its_region_cannot_take_it() -
     assert set(regions_of(regions).values()) == {"eu"}
 
 
-def test_a_region_that_refuses_again_and_again_rests_longer() -> None:
-    """A full queue says nothing of what the region takes, so each rest doubles. A grant does, and its rest stays short."""
+@pytest.mark.parametrize(("refused", "least"), [(0.01, 0.45), (0.05, 0.45), (0.5, 0.05), (1.0, 0.05)])
+def test_spill_falls_with_what_its_target_refuses(refused: float, least: float) -> None:
+    """Refusals stay a tenth of all requests; a few stop nothing. Sessions that moved go on where they are."""
     mesh = mesh_of(entry("us"))
+    regions, rng = mesh.core.regions, random.Random(1)
+    regions.take_shares({"us": 0.5}, 0.0)
+    moved = next(each for each in SESSIONS if regions.choose(TENANT, each, "eu", 0.0).pool == "us/default")
+    spilled = refusals = 0
+    for number in range(2000):
+        now_s = number / 100
+        regions.take_shares({"us": 0.5}, now_s)
+        chosen = regions.choose(TENANT, f"new-{number}", "eu", now_s)
+        if chosen.pool == "us/default":
+            spilled += 1
+            if rng.random() < refused:
+                refusals += 1
+                regions.note_refused(
+                    changed(spec(1), pool=chosen.pool, session_id=f"new-{number}"), now_s, is_grant=False
+                )
+        assert regions.choose(TENANT, moved, "eu", now_s).pool == "us/default"
+    assert spilled >= least * 2000 and refusals <= 0.1 * 4000 + REFUSED_BURST
+
+
+def test_failover_asks_a_region_that_refused_lately_last() -> None:
+    """Sessions of the full region go to the idle one at once. Without another one it is asked all the same."""
+    mesh = mesh_of(entry("us"), entry("ap"))
     regions = mesh.core.regions
-    regions.take_shares({"us": 1.0}, 0.0)
-    refused = changed(spec(1), pool="us/default", session_id="s")
-    for is_grant, lengths_s in ((False, [0.25, 0.5, 1.0, 2.0, 4.0, 4.0]), (True, [0.25, 0.25])):
-        now_s = 0.0 if not is_grant else 20.0
-        for length_s in lengths_s:
-            assert regions.choose(TENANT, "s", "eu", now_s).pool == "us/default"
-            for later_s in (0.0, length_s / 2):  # one that was under way does not renew the rest
-                regions.note_refused(refused, now_s + later_s, is_grant=is_grant)
-            assert regions.choose(TENANT, "s", "eu", now_s + 0.99 * length_s).pool == "default"
-            now_s += length_s
-        if not is_grant:
-            regions.note_refused(refused, now_s + REST_MAX_S, is_grant=False)
-            assert regions.choose(TENANT, "s", "eu", now_s + REST_MAX_S + REST_S).pool == "us/default", "anew"
-    assert regions.grant_refusals == {"us": 4}
+    stop(mesh)
+    found = regions_of(regions)
+    assert set(found.values()) == {"us", "ap"}
+    for is_grant in (False, True):
+        regions.note_refused(changed(spec(1), pool="us/default", session_id="s"), 10.0, is_grant=is_grant)
+        assert set(regions_of(regions, now_s=10.0).values()) == {"ap"}
+    assert regions_of(regions, now_s=10.0 + LAST_S) == found
+    stop(mesh, "ap")
+    regions.note_refused(changed(spec(1), pool="us/default", session_id="s"), 20.0, is_grant=False)
+    assert set(regions_of(regions, now_s=20.0).values()) == {"us"}
 
 
 def test_sessions_keep_their_region_while_another_one_loses_its_weight() -> None:

@@ -11,6 +11,7 @@ import pytest
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.tenants.caller import Tenant
 from services.frontend.requests.region_choice import RegionSettings
+from services.frontend.requests.region_refusals import REFUSED_BURST, REFUSED_SHARE
 from services.frontend.requests.request import MOVES_MAX
 from services.frontend.requests.request_spec import NOBODY, RequestSpec
 from services.frontend.requests.resume_token import SECRET_BYTES, Seal, unpack
@@ -229,11 +230,13 @@ def test_full_regions_do_not_multiply_the_load_of_a_dead_one(
     assert all(len(client.request.attempts) == 1 for client in clients)
 
 
-@pytest.mark.parametrize("reason", [pb.Refusal.REASON_QUEUE_FULL, pb.Refusal.REASON_DEADLINE])
+@pytest.mark.parametrize(
+    "reason", [pb.Refusal.REASON_QUEUE_FULL, pb.Refusal.REASON_DEADLINE, pb.Refusal.REASON_GRANT]
+)
 def test_a_full_target_of_spill_does_not_multiply_the_load_of_home(
     reason: pb.Refusal.Reason.ValueType,
 ) -> None:
-    """Its sessions come home, and it rests. Half of the sessions are spilled for 60 s."""
+    """Its sessions come home, and no further one is spilled once a tenth of all requests was refused."""
     mesh = mesh_of(entry("us"), retries=0.0, routers=1)
     count = attempts = 0
     for turn in range(6):
@@ -249,7 +252,62 @@ def test_a_full_target_of_spill_does_not_multiply_the_load_of_home(
             assert finish(mesh, client) == "LENGTH"
             count, attempts = count + 1, attempts + len(client.request.attempts)
             mesh.advance(0.25)
-    assert attempts <= 1.1 * count
+    assert attempts <= (1 + REFUSED_SHARE) * count + REFUSED_BURST
+
+
+def test_a_deadline_that_no_region_meets_says_nothing_of_the_region() -> None:
+    """It goes home, and the sessions of others are spilled as before: no queue was in its way."""
+    mesh = mesh_of(entry("us"), routers=1)
+    regions = mesh.core.regions
+    for number in range(50):
+        client = begin(mesh, number, pool="us/default", session_id="s")
+        mesh.settle()
+        for run in [each for each in mesh.runs if each.router is not None and each.region == "us"]:
+            mesh.refuse(run, pb.Refusal.REASON_DEADLINE, 0)
+        mesh.settle()
+        assert not client.request.spec.region
+    assert not regions.refusals.is_full("us") and not regions.refusals.is_last("us", mesh.now_s)
+
+
+def test_a_home_that_dies_loses_no_stream_to_a_region_that_is_full() -> None:
+    """The other one takes them: only the first requests meet the full one. Streams pay nothing from the retry budget."""
+    mesh = mesh_of(entry("us"), entry("ap"), retries=0.3, routers=1)
+    clients = [begin(mesh, number) for number in range(30)]
+    while any(len(client.ids) < 3 for client in clients):
+        mesh.settle()
+        for client in clients:
+            client.read(mesh.now_s)
+    stop(mesh)
+    for _ in range(6):
+        mesh.settle(1)
+        for run in [each for each in mesh.runs if each.router is not None and each.region == "us"]:
+            mesh.refuse(run, pb.Refusal.REASON_GRANT, 1000)
+    assert mesh.core.retries.spent_total == 0
+    fresh = [
+        begin(mesh, 100 + number, pool=choice_of(mesh, f"s{number}"), session_id=f"s{number}")
+        for number in range(20)
+    ]
+    for client in (*clients, *fresh):
+        assert finish(mesh, client) == "LENGTH" and client.ids == whole(client)
+        assert client.request.spec.region == "ap"
+
+
+def choice_of(mesh: FakeMesh, session: str) -> str:
+    """Return the pool of a new request of a session."""
+    return mesh.core.regions.choose(Tenant(name=""), session, "eu", mesh.now_s).pool
+
+
+def test_a_region_that_was_full_once_takes_the_stream_later() -> None:
+    """Its refusal counts until the first token."""
+    mesh = mesh_of(entry("us"), routers=1)
+    client = begin(mesh, pool="us/default", session_id="s")
+    mesh.settle()
+    mesh.refuse(mesh.runs[0], pb.Refusal.REASON_QUEUE_FULL)
+    generated(mesh, client, 5)
+    assert not client.request.spec.region
+    stop(mesh)
+    assert finish(mesh, client) == "LENGTH" and client.ids == whole(client)
+    assert regions(mesh, client) == ["us", "", "us"]
 
 
 @pytest.mark.parametrize("what", ["QUEUE_FULL", "REPLICA_LOST", "GRANT"])

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from kvmesh.regions.bucket import BURST_S, DEBT_S, NEW_SHARE, RETRY_BLOCKS_S, RETRY_MAX_S, GrantBucket
+from kvmesh.regions.bucket import ALONE, BURST_S, DEBT_S, NEW_SHARE, RETRY_BLOCKS_S, RETRY_MAX_S, GrantBucket
 from kvmesh.regions.quantity import Quantity
 
 PROMPT_MAX = 5000.0
@@ -23,7 +23,10 @@ def test_charges_stay_within_rate_burst_and_one_prompt(seed: int) -> None:
     running: list[float] = []
     for _ in range(150):
         now_s += rng.expovariate(4)
-        tokens, blocks = rng.uniform(1, PROMPT_MAX), rng.uniform(1, 10) if rng.random() < 0.8 else 200.0
+        tokens, blocks = (
+            rng.uniform(1, PROMPT_MAX),
+            rng.uniform(1, 10) if rng.random() < 0.8 else 4 * grant.blocks,
+        )
         if bucket.charge(tokens, blocks, now_s) is None:
             taken.append((now_s, tokens))
             running.append(blocks)
@@ -101,9 +104,10 @@ def test_a_request_above_the_blocks_of_the_grant_passes_alone() -> None:
     """A grant is split over routers, so a long prompt may be above each part: an idle router takes it. None takes 0."""
     bucket = GrantBucket(0.0)
     bucket.set_grant(Quantity(1000, 8), 0.0)
-    assert bucket.charge(1, 9, 5.0) is None
+    assert bucket.charge(1, 8 * ALONE + 1, 5.0) == RETRY_BLOCKS_S
+    assert bucket.charge(1, 8 * ALONE, 5.0) is None
     assert bucket.charge(1, 1, 5.0) == RETRY_BLOCKS_S
-    bucket.release(9)
+    bucket.release(8 * ALONE)
     assert bucket.charge(1, 1, 5.0) is None
     assert bucket.charge(1, 9, 5.0) == RETRY_BLOCKS_S, "another request runs"
     bucket.release(1)

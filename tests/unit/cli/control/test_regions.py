@@ -251,6 +251,18 @@ def test_the_list_says_that_drained_regions_serve_while_none_has_a_weight() -> N
         assert ("drained ones serve their own callers all the same" in shown(eu, us)) is (weight == 0)
 
 
+def test_a_drain_that_waits_names_what_it_waits_for() -> None:
+    """Once its weight is 0: before that, requests are what an operator expects."""
+    draining = pb.Declared(state=pb.DECLARED_STATE_DRAINING)
+    eu = view("eu", is_own=True, declared=draining)
+    eu.busy.add(process="frontend-0", request_count=1200)
+    eu.busy.add(process="router-1")
+    words = "eu: DRAINED follows once these have no request: frontend-0 (1,200 open), router-1 (no report)."
+    for weight in (0.3, 0.0):
+        eu.weight = weight
+        assert (words in shown(eu)) is (weight == 0)
+
+
 async def test_a_start_names_the_regions_that_are_drained_since_an_earlier_one(shell: Shell) -> None:
     """Their frontends refuse connections, and nothing else would say why."""
     console = Console(file=io.StringIO(), width=200)
