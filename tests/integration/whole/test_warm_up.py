@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import signal
+import socket
 import time
 from functools import partial
 from pathlib import Path
@@ -94,8 +95,12 @@ async def test_a_frozen_router_holds_a_frontend_back_for_the_bound(tmp_path: Pat
             frontend.start()
             starting = asyncio.create_task(mesh.ready(frontend))
             said = set()
+            host, _, port = frontend.address.rpartition(":")
             while not starting.done():
-                said.add(await asyncio.to_thread(health, Probe(frontend.address)))
+                # gRPC keeps a refused connection for seconds, so it is asked once something listens.
+                if listens(host, int(port)):
+                    said.add(await asyncio.to_thread(health, Probe(frontend.address)))
+                await asyncio.sleep(0.02)
             await starting
             took_s = time.monotonic() - began_s
         finally:
@@ -107,6 +112,12 @@ async def test_a_frozen_router_holds_a_frontend_back_for_the_bound(tmp_path: Pat
         line = started(mesh, "frontend-0")
         assert line["event"] == "start timed out: serving without router link, golden request"
         await until(lambda: serves(mesh), 20, "requests are served again")
+
+
+def listens(host: str, port: int) -> bool:
+    """Return True if a process listens at the address."""
+    with socket.socket() as probe:
+        return probe.connect_ex((host, port)) == 0
 
 
 async def has(mesh: Mesh, name: str, metric: str) -> bool:
