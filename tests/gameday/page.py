@@ -126,6 +126,7 @@ _PROCEDURE: Final = (
 
 
 def _about(results: Sequence[Result], command: str, machine: Mapping[str, str]) -> str:
+    machines = dict.fromkeys(f"Machine: {each.cpu}." for each in results)
     capacities = dict.fromkeys(
         f"One region of 1 + 1 alone: {capacity_summary(each.capacity)}." for each in results
     )
@@ -136,7 +137,7 @@ def _about(results: Sequence[Result], command: str, machine: Mapping[str, str]) 
     )
     return (
         f"Written by `{command}`, {machine['date']}. Commits: {_distinct(each.commit for each in results)}. "
-        f"Machines: {_distinct(each.cpu for each in results)}. {' '.join(capacities)} "
+        f"{' '.join(machines)} {' '.join(capacities)} "
         f"Planned load: {', '.join(loads) or '-'}."
     )
 
