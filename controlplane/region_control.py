@@ -46,6 +46,9 @@ from kvmesh.snapshot.regions import DeclaredState as PublishedState
 STALE_S: Final = 10.0
 """Age of the last news from which an entry is marked as stale."""
 
+UNKNOWN_S: Final = 5.0
+"""Time without any frontend and router after which a region counts as idle. A new leader hears of them within a second."""
+
 SEEDED_TOLD_S: Final = 60.0
 """Time for which the end of a seeding is told to its source."""
 
@@ -99,7 +102,7 @@ class RegionControl:
         self.rollout: RolloutNews | None = None
         """The running rollout of the own region, else its last one."""
         self.busy: Mapping[str, int | None] | None = None
-        """Own frontends and routers that serve requests, of own callers or of guests (`Registry.busy`)."""
+        """Own frontends and routers that serve requests, of own callers or of guests. None: no process is known."""
         self.overrides = OverrideExchange()
         self.settings = settings or RegionSettings()
         self._names = names
@@ -127,6 +130,8 @@ class RegionControl:
         """Expected end of the drain that was noted as overdue, in Unix time. 0: none."""
         self._news: News | None = None
         """News of the last measurement. Two streams to a peer carry the same, which counts once."""
+        self._unknown_s: float | None = None
+        """Time since which no frontend and no router is known. None: one is."""
         self.is_begun = False
         """True once the term knows what was in force before it."""
 
@@ -235,11 +240,20 @@ class RegionControl:
             if known is not None and known.declared.revision:
                 orders = orders.with_declared(region, known.declared)
         own = orders.declared.get(self.own, Declared())
-        is_empty = self.busy == {} and self.regions.own_percent(now_s) <= 0
+        is_empty = self._is_idle(now_s) and self.regions.own_percent(now_s) <= 0
         if own.state is DeclaredState.DRAINING and own.weight_percent <= 0 and is_empty:
             with suppress(OrderRefused):  # another weight has been declared since
                 orders = orders.with_declared(self.own, drained(own, self._wall()))
         return orders.without_ended(self._wall())
+
+    def _is_idle(self, now_s: float) -> bool:
+        """True if no process of the own region serves a request, or none was known for UNKNOWN_S: all are stopped."""
+        if self.busy is not None:
+            self._unknown_s = None
+            return not self.busy
+        if self._unknown_s is None:
+            self._unknown_s = now_s
+        return now_s - self._unknown_s >= UNKNOWN_S
 
     def _is_avoid_over(self, entry: AvoidEntry | None) -> bool:
         return entry is not None and not entry.is_ok and entry.until_s <= self._wall()

@@ -11,7 +11,7 @@ import pytest
 from controlplane import region_views
 from controlplane.actions import AppendEvent, Steer
 from controlplane.pools.registry import Registry
-from controlplane.region_control import STALE_S, RegionControl, RegionNames
+from controlplane.region_control import STALE_S, UNKNOWN_S, RegionControl, RegionNames
 from controlplane.regions.declared import Declared, DeclaredState
 from controlplane.regions.document import AvoidEntry, RegionOrders
 from controlplane.regions.news import DeclaredNews, News, NewsError, RolloutNews, of_message, to_message
@@ -307,6 +307,21 @@ def test_a_drain_waits_for_every_frontend_and_router() -> None:
     assert registry.busy(receivers) == {"frontend-0": 1}, "Redis forgot the leases"
     receivers.gone("frontend-0", "boot-frontend-0")
     assert registry.busy(receivers) is None, "no process is known, so nothing is known of requests"
+
+
+def test_a_region_without_any_process_is_drained_after_a_while() -> None:
+    """Its operator stopped all of them. A new leader, which has heard of none yet, does not say so at once."""
+    cell = Cell()
+    declared = Declared(state=DeclaredState.DRAINING, revision=1, reason="move", at_s=cell.wall_s - 60)
+    orders = RegionOrders().with_declared("eu", declared)
+    cell.control.take_orders(orders, cell.now_s)
+    for busy in (None, {"frontend-0": 1}, None):
+        cell.control.busy = busy
+        for _ in range(4):
+            cell.step()
+            assert cell.control.wanted_orders(orders, cell.now_s) == orders
+    cell.step(UNKNOWN_S)
+    assert cell.control.wanted_orders(orders, cell.now_s).declared["eu"].state is DeclaredState.DRAINED
 
 
 def test_a_drain_beyond_its_end_is_an_event_once() -> None:
