@@ -119,10 +119,10 @@ class RegionServicer(region_pb2_grpc.RegionServiceServicer):
             news = self._checked(message)
 
     async def _write(self, call: FederateCall) -> None:
+        await self._takeover()  # until its end a peer knows this region better
         while self._core.leads:
-            if self._regions.is_begun:  # during a takeover nothing is known that a peer does not know better
-                async with asyncio.timeout(SILENCE_S):
-                    await call.write(pb.FederateResponse(news=to_message(self._news())))
+            async with asyncio.timeout(SILENCE_S):
+                await call.write(pb.FederateResponse(news=to_message(self._news())))
             await asyncio.sleep(self._regions.settings.signals_every_s)
 
     def _news(self) -> News:
@@ -145,10 +145,13 @@ class RegionServicer(region_pb2_grpc.RegionServiceServicer):
 
     async def _until_begun(self) -> None:
         """Wait for the end of a takeover: until then this process does not know what is declared. Raises MeshError."""
+        await self._takeover()
         self._runs.check_leads()
-        while not self._regions.is_begun:
+
+    async def _takeover(self) -> None:
+        """Return at the end of a takeover, or once this process does not lead."""
+        while self._core.leads and not self._regions.is_begun:
             await asyncio.sleep(BEGUN_POLL_S)
-            self._runs.check_leads()
 
     async def ListRegions(self, request: pb.ListRegionsRequest, context: Context) -> pb.ListRegionsResponse:
         await self._until_begun()

@@ -42,17 +42,16 @@ class Forecast(msgspec.Struct, frozen=True):
     @property
     def explanation(self) -> str:
         """The forecast in numbers, for operators and for a refusal."""
+        left_out = ", ".join(f"{name} ({why})" for name, why in sorted(self.left_out.items()))
         if not self.headrooms:
-            others = ", ".join(f"{name} ({why})" for name, why in sorted(self.left_out.items()))
-            others = others or "there is none"
-            return f"no region is left for the callers of {self.region}, so they would be refused: {others}"
+            return f"no region is left for the callers of {self.region}: {left_out or 'there is none'}"
         rooms = ", ".join(f"{name}: {room}" for name, room in sorted(self.headrooms.items()))
         text = (
             f"draining {self.region} moves {self.at_home}, which cost {self.moved} elsewhere until its caches are warm; "
             f"headroom: {rooms}"
         )
-        if self.left_out:
-            text += f"; not counted: {', '.join(f'{name} ({why})' for name, why in sorted(self.left_out.items()))}"
+        if left_out:
+            text += f"; not counted: {left_out}"
         return (
             text if self.at_home.fits(self.headroom) else f"{text}; short of {self.at_home - self.headroom}"
         )

@@ -9,9 +9,11 @@ from typing import Any, cast
 
 import pytest
 
+from controlplane import region_federation
 from controlplane.command_queue import Command
 from controlplane.loop import ControlLoop
 from controlplane.region_control import RegionControl, RegionNames
+from controlplane.region_federation import RegionFederation
 from controlplane.region_operators import RegionOperators
 from controlplane.region_service import RegionServicer
 from controlplane.regions.declared import Declared, DeclaredState
@@ -97,3 +99,47 @@ async def test_a_process_that_loses_the_lead_meanwhile_says_so() -> None:
     driver.core.release()
     with pytest.raises(MeshError, match="does not lead"):
         await call
+
+
+async def test_a_takeover_tells_other_regions_nothing() -> None:
+    """Its news would lack processes, version and rollout. The first ones follow at once behind its end."""
+    driver, service = taking_over()
+    written: list[pb.FederateResponse] = []
+
+    class Stream:
+        async def write(self, message: pb.FederateResponse) -> None:
+            written.append(message)
+
+    writing = asyncio.create_task(service._write(cast(Any, Stream())))
+    await asyncio.wait([writing], timeout=0.2)
+    assert not written
+    driver.reads = True
+    driver.lead()
+    await asyncio.wait([writing], timeout=0.2)
+    writing.cancel()
+    assert [message.news.region for message in written] == ["eu"] and written[0].news.HasField("signals")
+
+
+async def test_a_takeover_dials_no_other_region(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other way of the news."""
+    driver, _ = taking_over()
+    assert driver.core.regions is not None
+    unused: Any = None
+    loop: Any = SimpleNamespace(core=driver.core)
+    federation = RegionFederation(loop, driver.core.regions, {}, unused, unused, "kvmesh", unused)
+    dialled: list[str] = []
+
+    async def dial(address: str) -> str:
+        dialled.append(address)
+        return ""
+
+    monkeypatch.setattr(federation, "_try", dial)
+    monkeypatch.setattr(region_federation, "RETRY_S", 0.01)
+    keeping = asyncio.create_task(federation._keep("us", ["127.0.0.1:1"]))
+    await asyncio.wait([keeping], timeout=0.1)
+    assert not dialled
+    driver.reads = True
+    driver.lead()
+    await asyncio.wait([keeping], timeout=0.1)
+    keeping.cancel()
+    assert dialled

@@ -348,7 +348,8 @@ def test_a_request_with_another_tokenizer_there_is_read_again_a_few_times(
     assert client.request.spec.region == ("" if is_home_up else "ap")
 
 
-def test_an_observer_that_fails_keeps_no_client_waiting() -> None:
+@pytest.mark.parametrize("is_superseded", [False, True])
+def test_an_observer_that_fails_keeps_no_client_waiting(is_superseded: bool) -> None:
     """The request ends for its client, and leaves nothing behind."""
 
     class Broken:
@@ -360,7 +361,12 @@ def test_an_observer_that_fails_keeps_no_client_waiting() -> None:
     client = begin(mesh)
     woken: list[bool] = []
     client.request.on_ready = lambda: woken.append(client.request.outcome is not None)
-    assert finish(mesh, client) == "LENGTH" and woken[-1]
+    if is_superseded:
+        generated(mesh, client, 3)
+        mesh.core.supersede(client.spec.request_id, 1, mesh.now_s)
+        assert client.request.outcome is not None and woken[-1]
+    else:
+        assert finish(mesh, client) == "LENGTH" and woken[-1]
     assert client.request.state is State.ENDED
 
 

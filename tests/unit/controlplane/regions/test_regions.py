@@ -530,7 +530,7 @@ def test_a_forecast_says_which_regions_it_does_not_count() -> None:
     assert made is not None and not made.fits and not made.headrooms
     assert made.left_out == {"us": "RECOVERING at 5 %", "ap": "not heard"}
     assert made.explanation == (
-        "no region is left for the callers of eu, so they would be refused: ap (not heard), us (RECOVERING at 5 %)"
+        "no region is left for the callers of eu: ap (not heard), us (RECOVERING at 5 %)"
     )
 
 
