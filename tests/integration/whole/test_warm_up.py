@@ -18,7 +18,7 @@ from kvmesh.cli.health import Probe, health
 from kvmesh.redis_link import RedisLink
 from kvmesh.start_conditions import START_WAIT_S
 from tests.integration.generation import generate, token_request
-from tests.integration.harness import Mesh, configure, running_mesh, until
+from tests.integration.harness import Mesh, Part, configure, running_mesh, until
 from tests.integration.scraped import sample, settled
 
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(120)]
@@ -38,9 +38,9 @@ CALLS = {f"{role}-0": f"kvmesh_{role}_control_calls_total" for role in ("router"
 
 
 def started(mesh: Mesh, name: str) -> dict[str, Any]:
-    """Return the log line with the durations of the start of process `name`."""
+    """Return the log line with the durations of the last start of process `name`."""
     lines = [json.loads(line) for line in mesh.parts[name].log.read_text().splitlines() if line[:1] == "{"]
-    return next(line for line in lines if line.get("logger") == "kvmesh.start")
+    return next(line for line in reversed(lines) if line.get("logger") == "kvmesh.start")
 
 
 async def test_golden_requests_reach_every_hop_and_are_no_users(tmp_path: Path) -> None:
@@ -87,31 +87,45 @@ async def test_a_frozen_router_holds_a_frontend_back_for_the_bound(tmp_path: Pat
     config = configure(engine={"arithmetic": "hashed"}, prefill={"replicas": 1}, decode={"replicas": 1})
     async with running_mesh(config, tmp_path) as mesh:
         frontend, router = mesh.parts["frontend-0"], mesh.parts["router-0"]
-        await frontend.end()
         assert router.process is not None
         router.process.send_signal(signal.SIGSTOP)
         try:
-            began_s = time.monotonic()
-            frontend.start()
-            starting = asyncio.create_task(mesh.ready(frontend))
-            said = set()
-            host, _, port = frontend.address.rpartition(":")
-            while not starting.done():
-                # gRPC keeps a refused connection for seconds, so it is asked once something listens.
-                if listens(host, int(port)):
-                    said.add(await asyncio.to_thread(health, Probe(frontend.address)))
-                await asyncio.sleep(0.02)
-            await starting
-            took_s = time.monotonic() - began_s
+            said = set[str]()
+            while not any(
+                "does not serve now" in each for each in said
+            ):  # a busy machine may answer no check within the bound
+                await frontend.end()
+                began_s = time.monotonic()
+                frontend.start()
+                said = await reasons_of_start(mesh, frontend)
+                took_s = time.monotonic() - began_s
         finally:
             router.process.send_signal(signal.SIGCONT)
+        # A tokenizer that a busy machine runs for two seconds may be named, too.
         assert any(
-            re.search(r"does not serve now: starting: waits for router link", each) for each in said
+            re.search(r"does not serve now: starting: waits for (tokenizers, )?router link", each)
+            for each in said
         ), said
         assert took_s >= START_WAIT_S
         line = started(mesh, "frontend-0")
-        assert line["event"] == "start timed out: serving without router link, golden request"
+        assert re.fullmatch(
+            r"start timed out: serving without (tokenizers, )?router link, golden request", line["event"]
+        )
         await until(lambda: serves(mesh), 20, "requests are served again")
+
+
+async def reasons_of_start(mesh: Mesh, frontend: Part) -> set[str]:
+    """Return what `kvmesh health` says about `frontend` until it serves."""
+    starting = asyncio.create_task(mesh.ready(frontend))
+    said = set[str]()
+    host, _, port = frontend.address.rpartition(":")
+    while not starting.done():
+        # gRPC keeps a refused connection for seconds, so it is asked once something listens.
+        if listens(host, int(port)):
+            said.add(await asyncio.to_thread(health, Probe(frontend.address)))
+        await asyncio.sleep(0.02)
+    await starting
+    return said
 
 
 def listens(host: str, port: int) -> bool:
