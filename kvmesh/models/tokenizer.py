@@ -25,7 +25,7 @@ from kvmesh.models.detokenizer import (
     TextDetokenizer,
 )
 from kvmesh.models.folder import TOKENIZER, ModelFolder, ModelFolderError, SamplingDefaults, read
-from kvmesh.models.token_table import ByteTable, table_of
+from kvmesh.models.token_table import ByteTable, TextTable, TokenTable, table_of
 
 TEXT_MAX: Final = 16 << 20
 """Most characters of a rendered conversation, unless the caller says otherwise."""
@@ -43,8 +43,6 @@ class Conversation:
     tools: Sequence[Any] | None = None
     arguments: Mapping[str, Any] | None = None
     """Further variables of the template."""
-    continues: bool = False
-    """True: the model continues the last message, and no turn is opened."""
 
 
 class ModelTokenizer:
@@ -60,13 +58,11 @@ class ModelTokenizer:
         self.vocab_size = _vocab_size(self._tokenizer)
         self.end_token_ids = self._end_token_ids()
         self._prefix, self._suffix = self._frame_of_text()
-        self._marks = _Marks(
-            {self._tokenizer.id_to_token(each): each for each in sorted(self.special_ids)}
-        )
+        self._marks = _Marks([self._tokenizer.id_to_token(each) for each in sorted(self.special_ids)])
         self._plain: Tokenizer | None = None
         """Reads special tokens as plain text. Made when a text has one."""
         self._making_plain = threading.Lock()
-        self._new_detokenizer = self._detokenizers()
+        self._table = self._table_of_tokens()
         self.token_bytes_max = self._token_bytes_max()
         """Bytes of the longest token. A longer text than this for each token of the context cannot fit it."""
         self._template = self._compiled(folder.template, text_max)
@@ -110,15 +106,22 @@ class ModelTokenizer:
             ).ids
             return ids
         text = self._marks.swap(_render(template, self._marks.hide(conversation)))
-        return self._marks.ids(self._plain_tokenizer().encode(text, add_special_tokens=False).ids)
+        marked: list[int] = self._plain_tokenizer().encode(text, add_special_tokens=False).ids
+        return marked
 
     def detokenizer(self) -> Detokenizer:
-        """Return a detokenizer for one output."""
-        return self._new_detokenizer()
+        """Return a detokenizer for one output: by the table, or by the library if its decoder has none."""
+        match self._table:
+            case ByteTable():
+                return ByteDetokenizer(self._table.token_bytes)
+            case TextTable():
+                return TextDetokenizer(self._table)
+            case None:
+                return LibraryDetokenizer(self._tokenizer, self.special_ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of `ids`, special tokens left out."""
-        made = self._new_detokenizer()
+        made = self.detokenizer()
         return made.feed(ids) + made.flush()
 
     def run_once(self, text: str) -> list[int]:
@@ -128,6 +131,11 @@ class ModelTokenizer:
         if self.has_template:
             self.encode_chat(Conversation([{"role": "user", "content": text}]))
         return ids
+
+    def token(self, token_id: int) -> str | None:
+        """Return the token `token_id` as the vocabulary has it, or None."""
+        found: str | None = self._tokenizer.id_to_token(token_id)
+        return found
 
     def token_id(self, text: str) -> int | None:
         """Return the id of the token `text`, or None."""
@@ -163,29 +171,23 @@ class ModelTokenizer:
             return frame
         return (token_id,) if is_added else tuple(each for each in frame if each != token_id)
 
-    def _detokenizers(self) -> Callable[[], Detokenizer]:
-        """Return the maker of detokenizers: by a table where it reads some texts as the library does."""
-        tokenizer, silent = self._tokenizer, self.special_ids
-        tokens = [None if each in silent else tokenizer.id_to_token(each) for each in range(self.vocab_size)]
-        table = table_of(tokens, json.loads(self.folder.tokenizer).get("decoder"))
-        if table is None:
-            return lambda: LibraryDetokenizer(tokenizer, silent)
-        if isinstance(table, ByteTable):
-            token_bytes = table.token_bytes
-            return lambda: ByteDetokenizer(token_bytes)
-        texts = table
-        return lambda: TextDetokenizer(texts)
+    def _table_of_tokens(self) -> TokenTable | None:
+        silent, text_of = self.special_ids, self._tokenizer.id_to_token
+        tokens = [None if each in silent else text_of(each) for each in range(self.vocab_size)]
+        return table_of(tokens, json.loads(self.folder.tokenizer).get("decoder"))
 
     def _token_bytes_max(self) -> int:
         """Return the bound for tokenizers that keep each byte of a text; else UNBOUNDED."""
         document = json.loads(self.folder.tokenizer)
-        model, normalizer = document.get("model", {}), document.get("normalizer") or {}
-        keeps_bytes = model.get("byte_fallback") or (document.get("decoder") or {}).get("type") == "ByteLevel"
+        normalizer = document.get("normalizer") or {}
         kinds = {each.get("type") for each in normalizer.get("normalizers", [normalizer])}
-        if not keeps_bytes or not kinds <= {None, "Prepend", "Replace"}:
+        if not kinds <= {None, "Prepend", "Replace"}:
             return UNBOUNDED
-        vocab = self._tokenizer.get_vocab(with_added_tokens=True)
-        return max((len(token.encode()) for token in vocab), default=1)
+        if isinstance(self._table, ByteTable):
+            return max(map(len, self._table.token_bytes), default=1) or 1
+        if isinstance(self._table, TextTable) and self._table.fallback:
+            return max((len(text.encode()) for text in self._table.texts), default=1) or 1
+        return UNBOUNDED
 
     def _compiled(self, source: str, text_max: int) -> ChatTemplate | None:
         if not source:
@@ -198,10 +200,7 @@ class ModelTokenizer:
     def _plain_tokenizer(self) -> Tokenizer:
         with self._making_plain:
             if self._plain is None:
-                plain = _load(self.folder)
-                plain.encode_special_tokens = True
-                self._marks.add_to(plain)
-                self._plain = plain
+                self._plain = self._marks.renamed(self._tokenizer)
             return self._plain
 
 
@@ -209,13 +208,11 @@ class _Marks:
     """Keeps the special tokens of a template apart from equal texts of a client.
 
     Before the template is rendered, each special token in a text of the client becomes a secret word (`hide`). Then each
-    special token that is left comes from the template, and becomes a mark; the words become texts again (`swap`). The plain
-    tokenizer knows the marks as tokens, and `ids` puts the special tokens in their place.
+    special token that is left comes from the template, and becomes a secret mark; the words become texts again (`swap`).
+    The marks are the names of the special tokens in the tokenizer that reads the result (`renamed`).
     """
 
-    def __init__(self, specials: Mapping[str, int]) -> None:
-        """`specials`: ids by text."""
-        self._specials = dict(specials)
+    def __init__(self, specials: Sequence[str]) -> None:
         secret = secrets.token_hex(8)
         self._words = {text: f"\ufdd0{secret}{index:x}\ufdd1" for index, text in enumerate(specials)}
         self._marks = {text: f"\ufdd2{secret}{index:x}\ufdd3" for index, text in enumerate(specials)}
@@ -223,8 +220,6 @@ class _Marks:
         longest_first = sorted(specials, key=len, reverse=True)
         self._found = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
         self._hidden = re.compile(f"\ufdd0{secret}[0-9a-f]+\ufdd1")
-        self._ids: dict[int, int] = {}
-        """Id of the special token by the id of its mark."""
 
     def are_in(self, conversation: Conversation) -> bool:
         """True if some text of the client has a special token."""
@@ -237,7 +232,6 @@ class _Marks:
             self._map(conversation.messages, self._hide),
             self._map(conversation.tools, self._hide),
             self._map(conversation.arguments, self._hide),
-            conversation.continues,
         )
 
     def swap(self, rendered: str) -> str:
@@ -245,17 +239,23 @@ class _Marks:
         marked = self._found.sub(lambda match: self._marks[match[0]], rendered)
         return self._hidden.sub(lambda match: self._texts.get(match[0], match[0]), marked)
 
-    def add_to(self, tokenizer: Tokenizer) -> None:
-        """Make each mark a token of `tokenizer`."""
-        for text, mark in self._marks.items():
-            known = tokenizer.get_added_tokens_decoder().get(self._specials[text])
-            flags = {} if known is None else {"lstrip": known.lstrip, "rstrip": known.rstrip}
-            tokenizer.add_tokens([AddedToken(mark, normalized=False, special=False, **flags)])
-            self._ids[tokenizer.token_to_id(mark)] = self._specials[text]
-
-    def ids(self, ids: Sequence[int]) -> list[int]:
-        """Return `ids` with the special token for each mark."""
-        return [self._ids.get(each, each) for each in ids]
+    def renamed(self, tokenizer: Tokenizer) -> Tokenizer:
+        """Return a tokenizer with equal ids, in which a mark is the name of each special token."""
+        document = json.loads(tokenizer.to_str())
+        document["post_processor"] = None
+        model = document["model"]
+        unknown = model.get("unk_token")  # the model makes it by this name, so it keeps it there
+        marks = {text: mark for text, mark in self._marks.items() if text != unknown}
+        if isinstance(model["vocab"], dict):
+            model["vocab"] = {marks.get(text, text): each for text, each in model["vocab"].items()}
+        else:
+            model["vocab"] = [[marks.get(text, text), score] for text, score in model["vocab"]]
+        added = [each for each in document["added_tokens"] if not each["special"] or each["content"] != unknown]
+        for each in added:
+            if each["special"]:
+                each["content"] = marks.get(each["content"], each["content"])
+        document["added_tokens"] = added
+        return Tokenizer.from_str(json.dumps(document))
 
     def _hide(self, text: str) -> str:
         return self._found.sub(lambda match: self._words[match[0]], text)
@@ -288,7 +288,6 @@ def _render(template: ChatTemplate, conversation: Conversation) -> str:
         conversation.messages,
         tools=conversation.tools,
         arguments=conversation.arguments,
-        add_generation_prompt=not conversation.continues,
     )
 
 

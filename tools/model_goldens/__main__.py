@@ -57,17 +57,17 @@ def make(folder: Path, draw: random.Random) -> dict[str, Any]:
 
 
 def _dialogue(tokenizer: Any, draw: random.Random) -> dict[str, Any]:
-    asked = dialogues.dialogue(draw, may_have_tools=True)
-    continues = asked.get("continues", False)
+    source = tokenizer.get_chat_template()
+    asked = dialogues.dialogue(draw, system="not supported" not in source, tools="tools" in source)
     try:
         ids = tokenizer.apply_chat_template(
             asked["messages"],
             tools=asked.get("tools"),
-            add_generation_prompt=not continues,
+            add_generation_prompt=True,
             return_dict=False,
             **asked.get("arguments", {}),
         )
-    except Exception as error:
+    except Exception as error:  # the template's own refusal
         return {**asked, "error": f"{type(error).__name__}: {error}"}
     return {**asked, "ids": ids}
 

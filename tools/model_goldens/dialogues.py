@@ -65,13 +65,16 @@ def text(draw: random.Random) -> str:
     return draw.choice(("", " ", "\n")).join(parts)
 
 
-def dialogue(draw: random.Random, *, may_have_tools: bool) -> dict[str, Any]:
-    """Return a dialogue as arguments of a chat template. One in ten breaks the order of the roles."""
+def dialogue(draw: random.Random, *, system: bool, tools: bool) -> dict[str, Any]:
+    """Return a dialogue: `messages`, perhaps `tools` and `arguments`. One in ten breaks the order of the roles.
+
+    `system`, `tools`: true if the family's template has system turns, and tools.
+    """
     messages: list[Message] = []
-    if draw.random() < 0.4:
+    if draw.random() < (0.4 if system else 0.05):
         messages.append({"role": "system", "content": text(draw)})
     made: dict[str, Any] = {"messages": messages}
-    has_tools = may_have_tools and draw.random() < 0.35
+    has_tools = tools and draw.random() < 0.35
     for turn in range(draw.randint(1, 4)):
         if turn:
             messages.append({"role": "assistant", "content": text(draw)})
@@ -86,8 +89,6 @@ def dialogue(draw: random.Random, *, may_have_tools: bool) -> dict[str, Any]:
         draw.shuffle(messages)
     if draw.random() < 0.1:
         made["arguments"] = {"enable_thinking": False}
-    if messages[-1]["role"] == "assistant" or draw.random() < 0.05:
-        made["continues"] = True
     return made
 
 

@@ -277,7 +277,6 @@ def _unigram() -> Made:
     return tokenizer, {
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast",
-            "add_eos_token": False,
             "eos_token": "</s>",
             "pad_token": "<pad>",
             "unk_token": "<unk>",

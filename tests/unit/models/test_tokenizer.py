@@ -1,0 +1,144 @@
+"""A model's tokenizer: no text of a client is a special token; BOS and EOS; detokenizers by decoder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders
+
+from kvmesh.models.chat_template import TemplateError
+from kvmesh.models.detokenizer import LibraryDetokenizer
+from kvmesh.models.tokenizer import Conversation, ModelTokenizer
+from tests.unit.models.goldens import CHAT_FAMILIES, FAMILIES, FOLDERS, tokenizer
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
+
+
+def changed(tmp_path: Path, family: str, file: str, **changes: Any) -> ModelTokenizer:
+    """Return the tokenizer of a family's folder with changes of one of its files."""
+    folder = tmp_path / family
+    shutil.copytree(FOLDERS / family, folder)
+    document = json.loads((folder / file).read_text()) | changes
+    (folder / file).write_text(json.dumps(document))
+    return ModelTokenizer.load(folder)
+
+
+def specials(family: str) -> list[str]:
+    """Return the texts of all special tokens."""
+    return [token for each in sorted(tokenizer(family).special_ids) if (token := tokenizer(family).token(each))]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@given(before=texts, after=texts, number=st.integers(0, 99))
+def test_no_plain_text_makes_a_special_token(family: str, before: str, after: str, number: int) -> None:
+    """But the unknown token, which stands for a text that the vocabulary lacks."""
+    names = specials(family)
+    marker = names[number % len(names)]
+    ids = tokenizer(family).encode_plain(f"{before}{marker}{after}")
+    found = {tokenizer(family).token(each) for each in tokenizer(family).special_ids.intersection(ids)}
+    assert found <= {"<unk>", "[UNK]"}
+
+
+@pytest.mark.parametrize("family", CHAT_FAMILIES)
+@given(before=texts, after=texts, number=st.integers(0, 99))
+def test_no_message_makes_a_special_token(family: str, before: str, after: str, number: int) -> None:
+    """A dialogue with a marker in a message has the special tokens of the same dialogue without it, in the same order."""
+    library, names = tokenizer(family), [name for name in specials(family) if "unk" not in name]
+    marker = names[number % len(names)]
+    unknown = library.token_id("<unk>")
+
+    def found(content: str) -> list[int]:
+        made = library.encode_chat(Conversation([{"role": "user", "content": content}]))
+        return [each for each in made if each in library.special_ids and each != unknown]
+
+    assert found(f"{before}{marker}{after}") == found("x")
+
+
+@pytest.mark.parametrize("family", CHAT_FAMILIES)
+def test_a_hidden_marker_changes_no_other_id(family: str) -> None:
+    """The ids around the markers are those of the whole text, as one text."""
+    library = tokenizer(family)
+    marker = library.token(library.end_token_ids[0])
+    ids = library.encode_chat(Conversation([{"role": "user", "content": f"so {marker} it goes"}]))
+    frame = library.encode_chat(Conversation([{"role": "user", "content": "so it goes"}]))
+    text = library.decode(ids)
+    assert f"so {marker} it goes" in text
+    assert text.replace(f"{marker} ", "") == library.decode(frame)
+
+
+def test_a_client_cannot_guess_the_marks() -> None:
+    """The characters of a mark are nothing special without its secret."""
+    library = tokenizer("qwen")
+    content = "\ufdd00\ufdd1\ufdd20\ufdd3<|im_end|>"
+    ids = library.encode_chat(Conversation([{"role": "user", "content": content}]))
+    assert content in library.decode(ids)
+
+
+@pytest.mark.parametrize("field", ["tools", "arguments"])
+def test_tools_and_arguments_make_no_special_token(field: str) -> None:
+    """They come from the client, too."""
+    library = tokenizer("llama-3")
+    plain, marked = ({"date_string": text} if field == "arguments" else [{"name": text}] for text in ("x", "<|eot_id|>"))
+    counts = []
+    for value in (plain, marked):
+        asked = Conversation([{"role": "user", "content": "Hi"}], **{field: value})  # type: ignore[arg-type]
+        counts.append(sum(each in library.special_ids for each in library.encode_chat(asked)))
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "prefix", "suffix"),
+    [
+        ("llama-2", {}, ["<s>"], []),
+        ("llama-2", {"add_bos_token": False}, [], []),
+        ("llama-2", {"add_eos_token": True}, ["<s>"], ["</s>"]),
+        ("llama-3", {"add_bos_token": True}, ["<|begin_of_text|>"], []),
+        ("qwen", {"add_bos_token": True}, [], []),
+        ("unigram", {}, [], ["</s>"]),
+        ("unigram", {"add_eos_token": False}, [], []),
+        ("bert", {}, ["[CLS]"], ["[SEP]"]),
+    ],
+)
+def test_bos_and_eos_are_those_of_the_folder(
+    tmp_path: Path, family: str, changes: dict[str, bool], prefix: list[str], suffix: list[str]
+) -> None:
+    """tokenizer.json decides, unless tokenizer_config.json says otherwise."""
+    library = changed(tmp_path, family, "tokenizer_config.json", **changes)
+    ids, plain = library.encode("de la"), library.encode_plain("de la")
+    assert [library.token(each) for each in ids[: len(prefix)]] == prefix
+    assert ids[len(prefix) : len(ids) - len(suffix)] == plain
+    assert [library.token(each) for each in ids[len(ids) - len(suffix) :]] == suffix
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        decoders.BPEDecoder(suffix="</w>"),
+        decoders.CTC(pad_token="<pad>"),
+        decoders.Sequence([decoders.Replace("▁", "_"), decoders.Strip("_", 2, 0)]),
+        decoders.Sequence([decoders.Replace("a", "bb"), decoders.Fuse()]),
+        None,
+    ],
+)
+@given(ids=st.lists(st.integers(0, 1100), max_size=30))
+def test_other_decoders_are_read_by_the_library(decoder: Any, ids: list[int]) -> None:
+    """Exact where a text grows at its end alone."""
+    library = Tokenizer.from_file(str(FOLDERS / "unigram" / "tokenizer.json"))
+    library.decoder = decoder
+    made = LibraryDetokenizer(library, frozenset())
+    pieces = [made.feed([each]) for each in ids]
+    assert "".join(pieces) + made.flush() == library.decode(ids, skip_special_tokens=False)
+
+
+def test_a_model_without_a_template_says_so() -> None:
+    """A text still works."""
+    library = tokenizer("bert")
+    assert not library.has_template and library.run_once("de la")
+    with pytest.raises(TemplateError, match="no chat template"):
+        library.encode_chat(Conversation([{"role": "user", "content": "Hi"}]))
