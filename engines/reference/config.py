@@ -28,7 +28,7 @@ class EngineConfig:
     salt: str = ""  # of block hashes and, with the hashed arithmetic, of the model version
     model_dir: str = ""  # of the transformer's weights
     vocab_size: int = 4096  # hashed only
-    max_sequence_tokens: int = 4096  # hashed only; the transformer reads its own from model.json
+    max_sequence_tokens: int = 4096  # hashed only; the transformer reads its own from config.json
     end_token: int = 2  # hashed only
     end_probability: float = 0.0  # hashed only, per position
     hide_end_token: bool = False  # outputs omit the end token, as TensorRT-LLM's C++ backend does

@@ -29,13 +29,17 @@ def load_arithmetic(config: EngineConfig) -> tuple[Arithmetic, str]:
     from engines.reference.transformer import Transformer  # hashed needs neither weights nor BLAS
 
     model_dir = Path(config.model_dir)
-    return Transformer.load(model_dir), f"transformer-{directory_digest(model_dir)}"
+    return Transformer.load(model_dir), f"transformer-{model_digest(model_dir)}"
 
 
-def directory_digest(directory: Path) -> str:
-    """Return xxh3_64 over names and bytes of the files directly in `directory`, as 16 hex digits."""
+MODEL_FILES = ("config.json", "tokenizer.json", "weights.npz")
+"""The files that decide on keys and values. The chat template does not."""
+
+
+def model_digest(directory: Path) -> str:
+    """Return xxh3_64 over names and bytes of MODEL_FILES in `directory`, as 16 hex digits."""
     digest = xxhash.xxh3_64()
-    for path in sorted(path for path in directory.iterdir() if path.is_file()):
-        digest.update(path.name.encode())
-        digest.update(path.read_bytes())
+    for name in MODEL_FILES:
+        digest.update(name.encode())
+        digest.update((directory / name).read_bytes())
     return digest.hexdigest()

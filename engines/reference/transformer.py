@@ -29,7 +29,7 @@ FORMAT = "kvmesh-reference-transformer-1"
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Dimensions of the decoder, as recorded under `shape` in model.json."""
+    """Dimensions of the decoder, as recorded under `shape` in config.json."""
 
     vocab_size: int
     width: int
@@ -85,18 +85,18 @@ class Transformer:
 
     @classmethod
     def load(cls, model_dir: Path) -> Transformer:
-        """Read `model.json` and `weights.npz`. Raises ValueError if they do not match, OSError if one is missing."""
-        config = json.loads((model_dir / "model.json").read_text(encoding="utf-8"))
+        """Read `config.json` and `weights.npz`. Raises ValueError if they do not match, OSError if one is missing."""
+        config = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
         if config.get("format") != FORMAT:
-            raise ValueError(f"{model_dir}/model.json: format {config.get('format')!r}, expected {FORMAT!r}")
+            raise ValueError(f"{model_dir}/config.json: format {config.get('format')!r}, expected {FORMAT!r}")
         shape = Shape(**config["shape"])
         with np.load(model_dir / "weights.npz") as archive:
             weights = {name: archive[name].astype(np.float64) for name in archive.files}
         found = {name: values.shape for name, values in weights.items()}
         if found != shape.weight_shapes():
             odd = min(set(found.items()) ^ set(shape.weight_shapes().items()))
-            raise ValueError(f"{model_dir}/weights.npz does not match model.json, first at {odd[0]} {odd[1]}")
-        return cls(shape, weights, int(config["max_sequence_tokens"]))
+            raise ValueError(f"{model_dir}/weights.npz does not match config.json, first at {odd[0]} {odd[1]}")
+        return cls(shape, weights, int(config["max_position_embeddings"]))
 
     def new_store(self, block_count: int, block_tokens: int) -> NDArray[np.float32]:
         """Return zeroed pages, [block_count, layer, block_tokens, key or value, kv head, head width]."""

@@ -22,7 +22,12 @@ _open_decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class Detokenizer(Protocol):
-    """Turns one request's ids into text. Ids in [0, vocabulary size) are allowed; special tokens have no text."""
+    """Turns one request's ids into text. Special tokens have no text."""
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Size of the vocabulary; ids below it may be fed."""
+        ...
 
     def feed(self, ids: Iterable[int]) -> str:
         """Return the text that became certain with `ids`; may be empty. Raises IndexError for an id out of range."""
@@ -44,6 +49,11 @@ class ByteDetokenizer:
     def __init__(self, token_bytes: Sequence[bytes]) -> None:
         self._token_bytes = token_bytes
         self._decoder = _open_decoder(errors="replace")
+
+    @property
+    def vocabulary_size(self) -> int:
+        """See Detokenizer."""
+        return len(self._token_bytes)
 
     def feed(self, ids: Iterable[int]) -> str:
         """See Detokenizer."""
@@ -68,6 +78,11 @@ class TextDetokenizer:
         self._has_begun = False
         self._undecided = b""
         self._is_run_broken = False
+
+    @property
+    def vocabulary_size(self) -> int:
+        """See Detokenizer."""
+        return len(self._table.texts)
 
     def feed(self, ids: Iterable[int]) -> str:
         """See Detokenizer."""
@@ -121,9 +136,10 @@ class TextDetokenizer:
 class LibraryDetokenizer:
     """For all other decoders: the library's own stream of text, which decodes the last ids twice for each step."""
 
-    __slots__ = ("_held", "_sent", "_special_ids", "_stream", "_tokenizer")
+    __slots__ = ("_held", "_sent", "_special_ids", "_stream", "_tokenizer", "vocabulary_size")
 
-    def __init__(self, tokenizer: Tokenizer, special_ids: Set[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer, special_ids: Set[int], vocabulary_size: int) -> None:
+        self.vocabulary_size = vocabulary_size
         self._tokenizer = tokenizer
         self._special_ids = special_ids
         self._stream = DecodeStream(skip_special_tokens=False)
@@ -144,6 +160,8 @@ class LibraryDetokenizer:
         return whole.removeprefix(before)
 
     def _step(self, token_id: int) -> str:
+        if not 0 <= token_id < self.vocabulary_size:
+            raise IndexError("a token id is out of range")
         self._held.append(token_id)
         try:
             text = self._stream.step(self._tokenizer, token_id)

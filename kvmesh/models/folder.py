@@ -89,6 +89,21 @@ class ModelFolder:
     context_tokens: int | None = None
     """Tokens of the longest context. None: the folder does not say."""
 
+    @property
+    def shaping(self) -> tuple[object, ...]:
+        """All that shapes token ids and text. Folders with an equal value can share a tokenizer object."""
+        return (
+            self.tokenizer,
+            self.template,
+            self.tool_template,
+            tuple(sorted(self.named_tokens.items())),
+            self.special_texts,
+            self.declared,
+            self.end_tokens,
+            self.adds_bos,
+            self.adds_eos,
+        )
+
 
 def read(path: Path) -> ModelFolder:
     """Return the content of the folder `path`. Raises ModelFolderError."""

@@ -44,6 +44,14 @@ class Conversation:
     arguments: Mapping[str, Any] | None = None
     """Further variables of the template."""
 
+    @property
+    def key(self) -> object:
+        """A value whose `repr` tells conversations apart. That of release 0.1.0 for roles and contents alone."""
+        plain = all(each.keys() == {"role", "content"} for each in self.messages)
+        if plain and not self.tools and not self.arguments:
+            return tuple((each["role"], each["content"]) for each in self.messages)
+        return json.dumps([self.messages, self.tools, self.arguments], sort_keys=True)
+
 
 class ModelTokenizer:
     """Tokenizer and chat template of one model. Immutable; safe to use from several threads."""
@@ -117,7 +125,7 @@ class ModelTokenizer:
             case TextTable():
                 return TextDetokenizer(self._table)
             case None:
-                return LibraryDetokenizer(self._tokenizer, self.special_ids)
+                return LibraryDetokenizer(self._tokenizer, self.special_ids, self.vocab_size)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of `ids`, special tokens left out."""

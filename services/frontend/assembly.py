@@ -204,7 +204,7 @@ class Frontend(MeshProcess):
             ),
             self.accounts.accounting,
             Messages(
-                lambda version: versions.get(version).tokenizer.token_bytes,
+                lambda version: versions.get(version).tokenizer.detokenizer(),
                 self.seal,
                 self.options.process_id,
                 self._config.region.name,
@@ -226,7 +226,7 @@ class Frontend(MeshProcess):
                 _watchdog(config),
                 jitter=random.random,
             ),
-            token_bytes=lambda version: versions.get(version).tokenizer.token_bytes,
+            detokenizer=lambda version: versions.get(version).tokenizer.detokenizer(),
             share_tokenizer=versions.share_tokenizer,
             wall_s=lambda: wall_ns() / 1e9,
             boot_id=self.boot_id,

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 from kvmesh import process, service_options
 from kvmesh.config import ConfigError
+from kvmesh.models.folder import ModelFolderError
 from kvmesh.redis_url import BUDGETS_VARIABLE
 from kvmesh.service_options import ServiceOptions
 from services.frontend.assembly import Frontend
 from services.frontend.surface import served_versions
-from services.frontend.surface.tokenizer import ModelFolderError
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -13,7 +13,7 @@ from torch.nn import functional  # type: ignore[import-not-found, unused-ignore]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Dimensions of the decoder, as recorded in model.json."""
+    """Dimensions of the decoder, as recorded in config.json."""
 
     vocab_size: int = 4096
     width: int = 256

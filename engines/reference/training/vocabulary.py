@@ -23,11 +23,17 @@ SPECIAL_TOKENS = ("<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>
 
 PAD, END, SYSTEM, USER, ASSISTANT = range(len(SPECIAL_TOKENS))
 
-CHAT_TEMPLATE = {
-    "role_prefix": {"system": "<|system|>", "user": "<|user|>", "assistant": "<|assistant|>"},
-    "turn_suffix": "<|end|>",
-    "generation_prefix": "<|assistant|>",
-}
+CHAT_TEMPLATE = """\
+{%- for message in messages %}
+    {%- if message.role not in ('system', 'user', 'assistant') %}
+        {{- raise_exception("The roles are system, user and assistant, not '" + message.role + "'") }}
+    {%- endif %}
+    {{- '<|' + message.role + '|>' + message.content + '<|end|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|assistant|>' }}
+{%- endif %}
+"""
 
 
 def train_tokenizer(texts: Iterable[str]) -> Tokenizer:

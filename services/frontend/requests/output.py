@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Sequence
 
 from kvmesh.inference.v1 import inference_pb2 as pb
-from services.frontend.requests.detokenizer import Detokenizer
+from kvmesh.models.detokenizer import Detokenizer
 from services.frontend.requests.stop_strings import StopStrings
 
 

@@ -6,16 +6,16 @@ caller of its own. Its deadline is twice the time that the user's request has le
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Final
 
 import xxhash
 
 from kvmesh.buckets.limits import Account
 from kvmesh.deadlines import RUNTIME_MAX_S
+from kvmesh.models.detokenizer import Detokenizer
 from kvmesh.snapshot.shadow import SHADOW, Shadow
 from kvmesh.tenants.caller import Caller, ServiceClass, Tenant
-from services.frontend.requests.detokenizer import Detokenizer
 from services.frontend.requests.output import Output
 from services.frontend.requests.request_spec import RequestSpec, Timing
 
@@ -41,10 +41,13 @@ CALLER: Final = Caller(
 """The caller of every copy. Nothing is charged."""
 
 
-class Textless(Detokenizer):
-    """Makes no text: a copy without stop strings is compared by its token ids alone."""
+class Textless:
+    """Makes no text: a copy without stop strings is compared by its token ids alone. Implements Detokenizer."""
 
-    __slots__ = ()
+    __slots__ = ("vocabulary_size",)
+
+    def __init__(self, vocabulary_size: int) -> None:
+        self.vocabulary_size = vocabulary_size
 
     def feed(self, ids: Iterable[int]) -> str:
         """Return an empty text. Raises IndexError for an id out of range."""
@@ -94,7 +97,7 @@ def copied(spec: RequestSpec, shadow: Shadow, pool: str, model_version: str, now
     )
 
 
-def output_of(spec: RequestSpec, token_bytes: Sequence[bytes]) -> Output:
-    """Return the output of a copy, still empty. `token_bytes`: the bytes of each token id."""
-    detokenizer = Detokenizer(token_bytes) if spec.stop else Textless(token_bytes)
-    return Output(detokenizer, spec.stop, with_logprobs=spec.logprobs)
+def output_of(spec: RequestSpec, detokenizer: Detokenizer) -> Output:
+    """Return the output of a copy, still empty. `detokenizer`: a new one of its model version."""
+    made = detokenizer if spec.stop else Textless(detokenizer.vocabulary_size)
+    return Output(made, spec.stop, with_logprobs=spec.logprobs)

@@ -68,7 +68,7 @@ def in_flight_max(decode_slots: int, frontends: int) -> int:
 class ShadowTraffic:
     """See the module. `users`: the core of users' requests, which is read alone.
 
-    `token_bytes(version)` returns the bytes of each token id, `has_tokenizer(one, other)` is true if two versions make the
+    `detokenizer(version)` returns a new detokenizer, `has_tokenizer(one, other)` is true if two versions make the
     same ids of each prompt. `wall_s()` is Unix time. `on_wake` is called when `pump` has work.
     """
 
@@ -77,7 +77,7 @@ class ShadowTraffic:
         users: FrontendCore,
         core: Callable[[ShadowTraffic], ShadowCore],
         *,
-        token_bytes: Callable[[str], Sequence[bytes]],
+        detokenizer: Callable[[str], Detokenizer],
         share_tokenizer: Callable[[str, str], bool],
         wall_s: Callable[[], float],
         boot_id: str = "",
@@ -96,7 +96,7 @@ class ShadowTraffic:
         self.on_wake: Callable[[], None] = lambda: None
         self.core = core(self)
         self._users = users
-        self._token_bytes = token_bytes
+        self._detokenizer = detokenizer
         self._share_tokenizer = share_tokenizer
         self._wall_s = wall_s
         self._boot_id = boot_id
@@ -311,7 +311,7 @@ class ShadowTraffic:
         try:
             for pool in shadow.pools[::order]:
                 spec = copies.copied(pair.user.spec, shadow, pool, self._versions[pool], now_s)
-                output = copies.output_of(spec, self._token_bytes(spec.model_version))
+                output = copies.output_of(spec, self._detokenizer(spec.model_version))
                 if spec.logprobs:
                     output.kept_logprobs = array("d")
                 request = self.core.submit(spec, output, lambda: None, now_s)

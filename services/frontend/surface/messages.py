@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 from kvmesh.inference.v1 import inference_pb2 as pb
+from kvmesh.models.detokenizer import Detokenizer
 from kvmesh.regions.names import split
 from services.frontend.requests.attempts import of_s
-from services.frontend.requests.detokenizer import Detokenizer
 from services.frontend.requests.output import Output
 from services.frontend.requests.request import LiveRequest
 from services.frontend.requests.request_spec import RequestSpec
@@ -22,19 +22,19 @@ EXPLAINED_ATTEMPTS_MAX: Final = 32
 class Messages:
     """Makes the messages of one frontend, in `region`. `seal` signs resume tokens.
 
-    `token_bytes(version)` returns the bytes of each token id of a model version. `is_seeded(pool)` is True if tokens of
+    `detokenizer(version)` returns a new detokenizer of a model version. `is_seeded(pool)` is True if tokens of
     the pool do not depend on the engine that makes them. A resume is then invisible in the output.
     """
 
     def __init__(
         self,
-        token_bytes: Callable[[str], Sequence[bytes]],
+        detokenizer: Callable[[str], Detokenizer],
         seal: Seal,
         frontend: str,
         region: str,
         is_seeded: Callable[[str], bool] = lambda _: True,
     ) -> None:
-        self._token_bytes = token_bytes
+        self._detokenizer = detokenizer
         self._seal = seal
         self._frontend = frontend
         self._region = region
@@ -42,9 +42,7 @@ class Messages:
 
     def output(self, spec: RequestSpec) -> Output:
         """Return the output of a request, still empty."""
-        return Output(
-            Detokenizer(self._token_bytes(spec.model_version)), spec.stop, with_logprobs=spec.logprobs
-        )
+        return Output(self._detokenizer(spec.model_version), spec.stop, with_logprobs=spec.logprobs)
 
     def started(self, spec: RequestSpec, issued_s: int) -> pb.GenerateResponse:
         """Return the first message, with a resume token made at `issued_s` seconds since 1970."""

@@ -10,7 +10,9 @@ import asyncio
 from array import array
 from typing import Final, NamedTuple
 
+from kvmesh.errors import Violation, invalid
 from kvmesh.inference.v1 import inference_pb2 as pb
+from kvmesh.models.chat_template import TemplateError, TemplateTooLong
 from kvmesh.tenants.caller import ServiceClass
 from services.frontend.requests import resume_token
 from services.frontend.requests.resume_token import ResumeToken, Seal
@@ -97,6 +99,17 @@ async def _tokenize(asked: ValidRequest, version: ServedVersion) -> list[int] | 
 
 
 def _encode(asked: ValidRequest, version: ServedVersion) -> list[int]:
+    """Return the ids of a text or a conversation. Raises MeshError if the chat template refuses the conversation."""
     if asked.text is not None:
         return version.tokenizer.encode(asked.text)
-    return version.tokenizer.encode_chat(asked.chat or ())
+    assert asked.chat is not None
+    try:
+        return version.tokenizer.encode_chat(asked.chat)
+    except TemplateTooLong as error:
+        raise invalid("PROMPT_TOO_LONG", [_refused(error)]) from None
+    except TemplateError as error:
+        raise invalid("TEMPLATE_REFUSED", [_refused(error)]) from None
+
+
+def _refused(error: TemplateError) -> Violation:
+    return Violation("chat.messages", "not taken", f"{error}", is_clause=True)

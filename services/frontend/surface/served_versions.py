@@ -6,20 +6,18 @@ tokenizer object. Everything else here is pure.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Final
 
 from kvmesh.config import MeshConfig
+from kvmesh.models import folder as model_folder
+from kvmesh.models.folder import ModelFolder, ModelFolderError
+from kvmesh.models.template_check import TemplateCheck
+from kvmesh.models.tokenizer import ModelTokenizer
 from kvmesh.pools import version_names, version_settings
 from kvmesh.snapshot.content import Content, Track
 from kvmesh.tenants.caller import ServiceClass
-from services.frontend.surface.tokenizer import ModelTokenizer
 from services.frontend.surface.validation import Bounds
-
-_SHAPING: Final = ("special_tokens", "chat_template", "stop_token_id")
-"""Keys of model.json that shape the token ids of a prompt."""
 
 WARM_UP_TEXT: Final = "Warm up: 12 tokens, naïve café, 東京, 🚀.\n"
 """Text of one to four bytes a character, so that a tokenizer uses all its tables."""
@@ -99,40 +97,59 @@ class ServedVersions:
 
 
 def load(config: MeshConfig) -> ServedVersions:
-    """Return all versions of `config`. Raises ModelFolderError and ConfigError."""
-    folders = {name: version_settings(config, name).model_path for name in version_names(config)}
-    loaded = {folder: ModelTokenizer.load(folder) for folder in set(folders.values())}
-    shared: dict[tuple[str, str], ModelTokenizer] = {}
-    for folder, tokenizer in loaded.items():
-        loaded[folder] = shared.setdefault(_shaping(folder), tokenizer)
-    return of(config, {name: loaded[folder] for name, folder in folders.items()})
+    """Return all versions of `config`. Raises ModelFolderError and ConfigError.
+
+    Each chat template is rendered once by a child process, which a hostile one ends alone.
+    """
+    paths = {name: version_settings(config, name).model_path for name in version_names(config)}
+    folders = {path: model_folder.read(path) for path in dict.fromkeys(paths.values())}
+    checks = [(folder, check) for folder in folders.values() for check in _checks(config, folder)]
+    shared: dict[object, ModelTokenizer] = {}
+    text_max = config.frontend.message_bytes_max
+    for folder in folders.values():
+        if folder.shaping not in shared:
+            shared[folder.shaping] = ModelTokenizer(folder, text_max=text_max)
+    for folder, check in checks:
+        if reason := check.result():
+            raise ModelFolderError(f"{folder.path}: the chat template is refused: {reason}.")
+    return of(config, {name: (shared[folders[path].shaping], folders[path]) for name, path in paths.items()})
 
 
-def of(config: MeshConfig, tokenizers: Mapping[str, ModelTokenizer]) -> ServedVersions:
-    """Return the versions with their tokenizers, as of `load`. The first one comes first."""
+def of(
+    config: MeshConfig, versions: Mapping[str, tuple[ModelTokenizer, ModelFolder]]
+) -> ServedVersions:
+    """Return the versions with their tokenizers and folders, as of `load`. The first one comes first."""
     return ServedVersions(
         [
-            ServedVersion(tokenizer, bounds_of(config, name, tokenizer))
-            for name, tokenizer in tokenizers.items()
+            ServedVersion(tokenizer, bounds_of(config, name, tokenizer, folder))
+            for name, (tokenizer, folder) in versions.items()
         ]
     )
 
 
-def bounds_of(config: MeshConfig, model_version: str, tokenizer: ModelTokenizer) -> Bounds:
-    """Return the bounds of requests of `model_version`."""
+def bounds_of(
+    config: MeshConfig, model_version: str, tokenizer: ModelTokenizer, folder: ModelFolder
+) -> Bounds:
+    """Return the bounds of requests of `model_version`. The context is that of the engines, or a smaller one of the model."""
+    context = config.engine.max_sequence_tokens
     return Bounds(
         model=config.mesh.model,
         model_version=model_version,
         vocab_size=tokenizer.vocab_size,
         token_bytes_max=tokenizer.token_bytes_max,
-        max_sequence_tokens=config.engine.max_sequence_tokens,
+        max_sequence_tokens=min(context, folder.context_tokens or context),
         max_output_tokens_default=config.frontend.max_output_tokens_default,
         max_output_tokens_max=config.frontend.max_output_tokens_max,
+        defaults=folder.defaults,
     )
 
 
-def _shaping(folder: Path) -> tuple[str, str]:
-    """Return all in a model's folder that shapes the token ids of a prompt. The folder has been loaded before."""
-    model = json.loads((folder / "model.json").read_text(encoding="utf-8"))
-    shaping = json.dumps([model.get(key) for key in _SHAPING], sort_keys=True)
-    return (folder / "tokenizer.json").read_text(encoding="utf-8"), shaping
+def _checks(config: MeshConfig, folder: ModelFolder) -> list[TemplateCheck]:
+    """Begin the check of each template of `folder`."""
+    context = min(config.engine.max_sequence_tokens, folder.context_tokens or config.engine.max_sequence_tokens)
+    text_max = config.frontend.message_bytes_max
+    return [
+        TemplateCheck.begin(source, folder.named_tokens, context, text_max)
+        for source in dict.fromkeys((folder.template, folder.tool_template))
+        if source
+    ]

@@ -10,14 +10,17 @@ import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, islice
-from typing import Final
+from typing import Final, NamedTuple, TypeVar
 
 import xxhash
 
 from kvmesh.errors import MAX_VIOLATIONS, Violation, invalid
 from kvmesh.inference.v1 import inference_pb2 as pb
+from kvmesh.models.folder import SamplingDefaults
+from kvmesh.models.tokenizer import Conversation
 from services.frontend.requests import resume_token
 from services.frontend.requests.resume_token import ResumeToken, Seal
+from services.frontend.surface import conversation
 
 TEMPERATURE_MAX: Final = 10.0
 TOP_K_MAX: Final = 1_000_000
@@ -31,13 +34,6 @@ OUTPUT_TOKENS_MAX: Final = (1 << 31) - 1
 STOP_MAX: Final = 16
 STOP_CHARACTERS_MAX: Final = 256
 
-_ROLES: Final = {
-    pb.ChatMessage.ROLE_SYSTEM: "system",
-    pb.ChatMessage.ROLE_USER: "user",
-    pb.ChatMessage.ROLE_ASSISTANT: "assistant",
-}
-
-
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """Ranges that the mesh allows."""
@@ -50,6 +46,8 @@ class Bounds:
     max_sequence_tokens: int
     max_output_tokens_default: int
     max_output_tokens_max: int
+    defaults: SamplingDefaults = SamplingDefaults()
+    """Sampling parameters of requests that name none."""
 
     def up_to(self, max_output_tokens: int) -> Bounds:
         """Return the bounds of a service class: `max_output_tokens` is the largest limit that its requests may name."""
@@ -68,17 +66,28 @@ class Bounds:
         )
 
 
+class Written(NamedTuple):
+    """Sampling parameters of a client, without the defaults of a model."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class ValidRequest:
     """A client's request, complete and in range. Exactly one of `text`, `chat`, `token_ids` is set."""
 
     text: str | None
-    chat: tuple[tuple[str, str], ...] | None
-    """(role, content) of each message."""
+    chat: Conversation | None
     token_ids: tuple[int, ...] | None
+    prompt_bytes: int
+    """Bytes of the prompt's text, a measure of the time to tokenize it. 0 for token ids."""
     temperature: float
     top_p: float
     top_k: int
+    written: Written
+    """The same as the client wrote them."""
     seed: int | None
     """None: the mesh draws one."""
     stop: tuple[str, ...]
@@ -92,13 +101,6 @@ class ValidRequest:
     resume: ResumeToken | None
     received_ids: tuple[int, ...]
     """Output that the client has already; empty unless `resume`."""
-
-    @property
-    def prompt_bytes(self) -> int:
-        """Bytes of the prompt's text, a measure of the time to tokenize it. 0 for token ids."""
-        if self.text is not None:
-            return len(self.text.encode())
-        return sum(len(content.encode()) for _, content in self.chat or ())
 
 
 def check(message: pb.GenerateRequest, bounds: Bounds, seal: Seal) -> ValidRequest:
@@ -151,7 +153,8 @@ def digest(asked: ValidRequest, prompt_ids: bytes, max_output_tokens: int, tenan
     A resumed request must have the digest of its resume token.
     """
     state = xxhash.xxh3_64(prompt_ids)
-    _add_sampling(state, asked, max_output_tokens)
+    used = Written(asked.temperature, asked.top_p, asked.top_k)
+    _add_sampling(state, used, asked.stop, max_output_tokens)
     if tenant:
         state.update(b"\0tenant\0" + tenant.encode())
     return state.intdigest()
@@ -159,14 +162,17 @@ def digest(asked: ValidRequest, prompt_ids: bytes, max_output_tokens: int, tenan
 
 def asked_digest(asked: ValidRequest) -> int:
     """Return 64 bits over the prompt and the parameters as the client wrote them: equal under every tokenizer."""
-    state = xxhash.xxh3_64(repr((asked.text, asked.chat, asked.token_ids)).encode())
-    _add_sampling(state, asked, asked.max_output_tokens)
+    chat = None if asked.chat is None else asked.chat.key
+    state = xxhash.xxh3_64(repr((asked.text, chat, asked.token_ids)).encode())
+    _add_sampling(state, asked.written, asked.stop, asked.max_output_tokens)
     return state.intdigest()
 
 
-def _add_sampling(state: xxhash.xxh3_64, asked: ValidRequest, max_output_tokens: int) -> None:
-    state.update(struct.pack("<ffII", asked.temperature, asked.top_p, asked.top_k, max_output_tokens))
-    for string in asked.stop:
+def _add_sampling(
+    state: xxhash.xxh3_64, sampling: Written, stop: Iterable[str], max_output_tokens: int
+) -> None:
+    state.update(struct.pack("<ffII", *sampling, max_output_tokens))
+    for string in stop:
         encoded = string.encode()
         state.update(struct.pack("<I", len(encoded)))
         state.update(encoded)
@@ -222,14 +228,7 @@ def _prompt(message: pb.GenerateRequest, bounds: Bounds) -> Iterator[Violation]:
             yield Violation("tokens.ids", "empty", "1 token or more")
         yield from _ids("tokens.ids", message.tokens.ids, bounds)
     elif kind == "chat":
-        if not message.chat.messages:
-            yield Violation("chat.messages", "empty", "1 message or more")
-        elif not any(each.content for each in message.chat.messages):
-            yield Violation("chat.messages", "without any content", "1 character or more")
-        for index, each in enumerate(message.chat.messages):
-            if each.role not in _ROLES:
-                allowed = f"{min(_ROLES)} to {max(_ROLES)} (system, user, assistant)"
-                yield Violation(f"chat.messages[{index}].role", str(each.role), allowed)
+        yield from conversation.violations(message.chat)
 
 
 def _ids(path: str, ids: Iterable[int], bounds: Bounds) -> Iterator[Violation]:
@@ -325,16 +324,21 @@ def _check_prompt_size(message: pb.GenerateRequest, bounds: Bounds) -> None:
 def _asked(message: pb.GenerateRequest, bounds: Bounds, token: ResumeToken | None) -> ValidRequest:
     kind = message.WhichOneof("prompt")
     sampling, limits, options = message.sampling, message.limits, message.options
-    timeout = limits.ttft_timeout
+    timeout, defaults = limits.ttft_timeout, bounds.defaults
+    written = Written(
+        sampling.temperature if sampling.HasField("temperature") else 1.0,
+        sampling.top_p if sampling.HasField("top_p") else 1.0,
+        sampling.top_k,
+    )
     return ValidRequest(
         text=message.text if kind == "text" else None,
-        chat=tuple((_ROLES[each.role], each.content) for each in message.chat.messages)
-        if kind == "chat"
-        else None,
+        chat=conversation.conversation(message.chat) if kind == "chat" else None,
         token_ids=tuple(message.tokens.ids) if kind == "tokens" else None,
-        temperature=sampling.temperature if sampling.HasField("temperature") else 1.0,
-        top_p=sampling.top_p if sampling.HasField("top_p") else 1.0,
-        top_k=sampling.top_k,
+        prompt_bytes=len(message.text.encode()) if kind == "text" else message.chat.ByteSize(),
+        temperature=_first(written.temperature, sampling.HasField("temperature"), defaults.temperature),
+        top_p=_first(written.top_p, sampling.HasField("top_p"), defaults.top_p),
+        top_k=_first(written.top_k, sampling.HasField("top_k"), defaults.top_k),
+        written=written,
         seed=sampling.seed if sampling.HasField("seed") else None,
         stop=tuple(sampling.stop),
         ttft_timeout_s=timeout.seconds + timeout.nanos / 1e9 if limits.HasField("ttft_timeout") else None,
@@ -349,6 +353,14 @@ def _asked(message: pb.GenerateRequest, bounds: Bounds, token: ResumeToken | Non
         resume=token,
         received_ids=tuple(options.resume.received_token_ids),
     )
+
+
+_Number = TypeVar("_Number", int, float)
+
+
+def _first(written: _Number, is_written: bool, default: _Number | None) -> _Number:
+    """Return the value of the client, else that of the model, else that of the protocol."""
+    return written if is_written or default is None else default
 
 
 def _prompt_path(asked: ValidRequest) -> str:

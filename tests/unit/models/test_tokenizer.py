@@ -131,7 +131,7 @@ def test_other_decoders_are_read_by_the_library(decoder: Any, ids: list[int]) ->
     """Exact where a text grows at its end alone."""
     library = Tokenizer.from_file(str(FOLDERS / "unigram" / "tokenizer.json"))
     library.decoder = decoder
-    made = LibraryDetokenizer(library, frozenset())
+    made = LibraryDetokenizer(library, frozenset(), 2000)
     pieces = [made.feed([each]) for each in ids]
     assert "".join(pieces) + made.flush() == library.decode(ids, skip_special_tokens=False)
 
