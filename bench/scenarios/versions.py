@@ -110,7 +110,7 @@ def _spec(number: int, pool: str, home: str = "") -> RequestSpec:
         home=home,
         border=home,
         model_version="v1",
-        end_token_id=1,
+        end_token_ids=frozenset({1}),
         session_id=f"session-{number}",
         timing=Timing(arrived_s=1000.0, deadline_s=1600.0),
     )

@@ -75,6 +75,11 @@ class EngineConfig:
         check_option(self.faults)
 
     @property
+    def has_guides(self) -> bool:
+        """True if the model has a tokenizer, without which no guide can be compiled."""
+        return self.arithmetic == "transformer"
+
+    @property
     def kv_address(self) -> str:
         """The "host:port" that other engines dial to pull KV blocks."""
         return self.kv_advertise or f"{self.host}:{self.kv_port}"

@@ -5,6 +5,7 @@ is an argument. The caller (engine.py) runs the arithmetic between `plan` and `c
 `outputs`, starts the KV transfers in `pulls_to_start` and aborts those in `pulls_to_abort`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy.typing as npt
 import xxhash
 
 from engines.reference import errors
+from engines.reference.adjustments import adjusted, allow_only
 from engines.reference.arithmetic import ChunkInput
 from engines.reference.block_pool import BlockPool, chain_hashes
 from engines.reference.cold_shapes import ColdShapes, Shape, shapes_of
@@ -20,9 +22,10 @@ from engines.reference.cost_model import CostModel
 from engines.reference.errors import EngineError
 from engines.reference.faults import NO_FAULTS, Faults
 from engines.reference.handoff import Handoff, HandoffTable
-from engines.reference.sampling import sample_token
+from engines.reference.guide_text import GuideText
+from engines.reference.sampling import sample_token, top_log_probabilities
 from engines.reference.scheduler import ScheduledChunk, Scheduler
-from engines.reference.sequence import EngineRequest, PerfMetrics, RequestKind, RequestOutput, Sequence
+from engines.reference.sequence import EngineRequest, Guide, PerfMetrics, RequestKind, RequestOutput, Sequence
 
 INVALID_TOKEN_OFFSET = 1 << 24  # fault injection adds this to token ids; larger than any vocabulary
 
@@ -90,6 +93,7 @@ class EngineCore:
     scheduler: Scheduler = field(init=False)
     cold_shapes: ColdShapes = field(init=False)
     faults: Faults = NO_FAULTS  # changed by `set_faults` only
+    compile_guide: Callable[[GuideText], Guide] | None = None  # None: no guided output
     _handoff_ids: int = 0
 
     def __post_init__(self) -> None:
@@ -172,7 +176,7 @@ class EngineCore:
         self.counters.prefill_tokens_cached += len(sequence.request.prompt)
         self.scheduler.pulled(sequence)
         for token, log_probability in zip(handoff.first_tokens, handoff.first_log_probs, strict=True):
-            is_last = sequence.append(token)
+            is_last = sequence.append(token) or self._is_guide_over(sequence)
             self._emit(sequence, token, log_probability, is_last, now_ns)
             if is_last:
                 self.scheduler.remove(sequence)
@@ -265,24 +269,70 @@ class EngineCore:
             self.fail(sequence, errors.ENGINE_FAULT.format(reason="injected"))
             return
         sampling = sequence.request.sampling
-        token, log_probability = sample_token(row, sequence.length, sampling)
+        try:
+            guide = self._guide_of(sequence)
+            if guide is not None and guide.is_over:  # a resumed request whose output was complete
+                self.outputs.append((sequence.request.key, RequestOutput(is_final=True, is_complete=True)))
+                self.scheduler.remove(sequence)
+                return
+            changed = self._adjusted(sequence, row, guide)
+            token, log_probability = sample_token(row, sequence.length, sampling, changed)
+        except EngineError as error:
+            self.fail(sequence, str(error))
+            return
         if self.faults.wrong:
             token = self.faults.emitted(token, sequence.tokens[: sequence.length], len(row))
         if self.faults.flip:
             token = self.faults.flipped(token, self.boot_id, self.counters.tokens_generated, len(row))
         self.counters.tokens_generated += 1
         is_context = sequence.request.kind is RequestKind.CONTEXT_ONLY
-        is_last = sequence.append(token) or is_context
+        is_last = sequence.append(token) or self._is_guide_over(sequence) or is_context
         output = self._emit(sequence, token, log_probability, is_last, now_ns)
-        is_hidden = self.config.hide_end_token and token == sequence.request.end_id
+        if sampling.top_log_probs:
+            ids, values = top_log_probabilities(row, sampling.top_log_probs)
+            output.top_ids, output.top_log_probs = [ids], [values]
+        is_hidden = self.config.hide_end_token and token in sequence.request.end_ids
         if is_hidden:
             output.tokens.clear()
             output.log_probs.clear()
+            output.top_ids.clear()
+            output.top_log_probs.clear()
         if is_context and not is_hidden:
             output.handoff = self._create_handoff(sequence, token, log_probability, now_ns).encode()
             self.scheduler.remove(sequence, keep_blocks=True)
         elif is_last:
             self.scheduler.remove(sequence)
+
+    def _is_guide_over(self, sequence: Sequence) -> bool:
+        """True if the guide of a sequence allows nothing behind its output, or cannot go on."""
+        try:
+            guide = self._guide_of(sequence)
+        except EngineError:
+            return False  # the next token reports it
+        return guide is not None and guide.is_over
+
+    def _adjusted(
+        self, sequence: Sequence, row: npt.NDArray[np.float64], guide: Guide | None
+    ) -> npt.NDArray[np.float64] | None:
+        """Return the logits from which the next token is drawn. None: the row itself. Raises EngineError."""
+        request = sequence.request
+        if guide is None and request.adjustments.change_nothing:
+            return None
+        tokens, start = sequence.tokens[: sequence.length], sequence.output_start
+        changed = adjusted(row, request.adjustments, tokens, start, sequence.generated, request.end_ids)
+        return changed if guide is None else allow_only(changed, guide.allowed())
+
+    def _guide_of(self, sequence: Sequence) -> Guide | None:
+        """Return the guide of a sequence after all its output, or None. Raises EngineError."""
+        if sequence.request.guide is None:
+            return None
+        if sequence.guide is None:
+            assert self.compile_guide is not None, "a request with a guide was checked"
+            sequence.guide, sequence.guided = self.compile_guide(sequence.request.guide), sequence.output_start
+        for token in sequence.tokens[sequence.guided : sequence.length].tolist():
+            sequence.guide.consume(token)
+            sequence.guided += 1
+        return sequence.guide
 
     def _emit(
         self, sequence: Sequence, token: int, log_probability: float, is_last: bool, now_ns: int

@@ -25,13 +25,14 @@ from engines.reference.core import EngineCore, KvPull
 from engines.reference.cost_model import Pacer
 from engines.reference.errors import TransferError
 from engines.reference.fault_injector import POLL_S, FaultInjector
+from engines.reference.guide_text import GuideText
 from engines.reference.handoff import Handoff
 from engines.reference.kv_transfer import KvListener, KvPuller, KvSource
 from engines.reference.output_queue import OutputQueue
 from engines.reference.publisher import Publisher, Subscriber
 from engines.reference.request_parsing import EventCursor
 from engines.reference.scheduler import ScheduledChunk
-from engines.reference.sequence import EngineRequest, RequestOutput, Sequence
+from engines.reference.sequence import EngineRequest, Guide, RequestOutput, Sequence
 
 _log = logging.getLogger(__name__)
 
@@ -49,6 +50,7 @@ class Engine:
     digest: str
     output_queue: OutputQueue
     faults: FaultInjector | None = None
+    compile_guide: Callable[[GuideText], Guide] | None = None
     boot_id: str = field(default_factory=lambda: secrets.token_hex(8))
     core: EngineCore = field(init=False)
     publisher: Publisher = field(init=False)
@@ -70,7 +72,9 @@ class Engine:
         config = self.config
         self._store = self.arithmetic.new_store(config.kv_blocks, config.block_tokens)
         block_bytes = int(self._store[0].nbytes)
-        core = EngineCore(config, self.boot_id, self.digest, "", block_bytes)
+        core = EngineCore(
+            config, self.boot_id, self.digest, "", block_bytes, compile_guide=self.compile_guide
+        )
         source = KvSource(
             self.boot_id, self.digest, block_bytes, self._store, core.handoffs.begin_send, self._handoff_sent
         )

@@ -1,12 +1,16 @@
 """Loads the arithmetic of a configuration and computes its digest, which identifies compatible KV."""
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import xxhash
 
 from engines.reference.arithmetic import Arithmetic
 from engines.reference.config import EngineConfig
+from engines.reference.guide_text import GuideText
 from engines.reference.hashed import HashedArithmetic
+from engines.reference.sequence import Guide
 
 
 def load_arithmetic(config: EngineConfig) -> tuple[Arithmetic, str]:
@@ -30,6 +34,20 @@ def load_arithmetic(config: EngineConfig) -> tuple[Arithmetic, str]:
 
     model_dir = Path(config.model_dir)
     return Transformer.load(model_dir), f"transformer-{model_digest(model_dir)}"
+
+
+def load_guide_compiler(config: EngineConfig) -> Callable[[GuideText], Guide] | None:
+    """Return the compiler of guides for the model's tokenizer; None for an arithmetic without one."""
+    if not config.has_guides:
+        return None
+    from engines.reference.guides import compiler_of  # hashed does without llguidance
+
+    folder = Path(config.model_dir)
+    settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    special = {int(each) for each, token in settings["added_tokens_decoder"].items() if token["special"]}
+    end_id = json.loads((folder / "config.json").read_text(encoding="utf-8"))["eos_token_id"]
+    text = (folder / "tokenizer.json").read_text(encoding="utf-8")
+    return compiler_of(text, special, end_id).compile
 
 
 MODEL_FILES = ("config.json", "tokenizer.json", "weights.npz")

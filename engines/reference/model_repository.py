@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engines.reference.config import EngineConfig
-from engines.reference.tensors import INPUTS, MODEL_NAME, OUTPUTS
+from engines.reference.tensors import GUIDE_INPUTS, INPUTS, MODEL_NAME, OUTPUTS
 
 _MODEL = """\
 \"\"\"Generated; the model lives in engines.reference.\"\"\"
@@ -75,6 +75,7 @@ def config_pbtxt(config: EngineConfig, facts: ModelFacts) -> str:
         "model_version": config.model_version,
         "block_hash_salt": config.salt,
         "seeded_resume": "true",
+        "output_start": "true",
         "release_handoff": "true",
         "http_address": facts.http_address,
         "server_pid": facts.server_pid,
@@ -88,7 +89,7 @@ def config_pbtxt(config: EngineConfig, facts: ModelFacts) -> str:
         "model_transaction_policy { decoupled: true }",
         "instance_group [ { count: 1 kind: KIND_CPU } ]",
     ]
-    for one in INPUTS:
+    for one in (*INPUTS, *(GUIDE_INPUTS if config.has_guides else ())):
         optional = " optional: true" if one.is_optional else ""
         lines.append(
             f'input {{ name: "{one.name}" data_type: {one.data_type} dims: {list(one.dims)}{optional} }}'

@@ -11,13 +11,21 @@ import numpy as np
 import numpy.typing as npt
 
 from engines.reference import errors
+from engines.reference.adjustments import Adjustments
 from engines.reference.errors import EngineError
+from engines.reference.guide_text import GuideKind, GuideText
 from engines.reference.handoff import Handoff, decode
 from engines.reference.sampling import SamplingParams
 from engines.reference.sequence import EngineRequest, RequestKind
 
 TensorLookup = Callable[[str], npt.NDArray[Any] | None]
 """Returns an input tensor by name, shape [1, ...], or None if the request has no tensor of that name."""
+
+
+PENALTY_MAX = 2.0
+"""Largest frequency and presence penalty, and the smallest without its sign."""
+REPETITION_MIN, REPETITION_MAX = 0.01, 10.0
+TOP_LOG_PROBS_MAX = 20
 
 
 class ControlRequest(Enum):
@@ -35,6 +43,7 @@ class RequestLimits:
 
     vocab_size: int
     max_sequence_tokens: int
+    has_guides: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +133,11 @@ def parse_request(
         kind=kind,
         prompt=prompt,
         output_tokens_max=output_tokens_max,
-        end_id=int(_scalar(tensor, "end_id", default=-1)),
-        sampling=_sampling(tensor),
+        end_ids=_end_ids(tensor),
+        output_start=_output_start(parameters, len(prompt)),
+        adjustments=_adjustments(tensor, limits),
+        guide=_guide(tensor, limits),
+        sampling=_sampling(tensor, limits),
         handoff=parse_handoff(tensor) if kind is RequestKind.GENERATION_ONLY else None,
         kv_peer=None if kv_peer is None else str(kv_peer),
         arrival_ns=arrival_ns,
@@ -158,7 +170,7 @@ def _prompt(tensor: TensorLookup, limits: RequestLimits) -> npt.NDArray[np.int32
     return prompt
 
 
-def _sampling(tensor: TensorLookup) -> SamplingParams:
+def _sampling(tensor: TensorLookup, limits: RequestLimits) -> SamplingParams:
     temperature = float(_scalar(tensor, "temperature", default=0.0))
     if not (math.isfinite(temperature) and temperature >= 0.0):
         raise _bad_value("temperature", temperature, "a finite number >= 0")
@@ -169,10 +181,84 @@ def _sampling(tensor: TensorLookup) -> SamplingParams:
     if top_k < 0:
         raise _bad_value("runtime_top_k", top_k, ">= 0, and 0 for unset")
     seed = int(_scalar(tensor, "seed", default=0))
-    return SamplingParams(temperature, top_k, top_p, seed, _flag(tensor, "return_log_probs"))
+    top_log_probs = int(_scalar(tensor, "return_top_log_probs", default=0))
+    if not 0 <= top_log_probs <= TOP_LOG_PROBS_MAX:
+        raise _bad_value("return_top_log_probs", top_log_probs, f"0..{TOP_LOG_PROBS_MAX}")
+    count = min(top_log_probs, limits.vocab_size)
+    return SamplingParams(temperature, top_k, top_p, seed, _flag(tensor, "return_log_probs"), count)
 
 
-def _scalar(tensor: TensorLookup, field: str, *, default: float = 0, is_required: bool = False) -> Any:
+def _end_ids(tensor: TensorLookup) -> frozenset[int]:
+    """Return the tokens that end the output: `end_id`, and the words of `stop_words_list`, of one token each."""
+    end_id = int(_scalar(tensor, "end_id", default=-1))
+    ends = {end_id} if end_id >= 0 else set()
+    words = tensor("stop_words_list")
+    if words is None:
+        return frozenset(ends)
+    ids, offsets = words.reshape(2, -1)
+    offsets = offsets[offsets >= 0]
+    if not np.array_equal(offsets, np.arange(1, len(offsets) + 1)):
+        raise _bad_value("stop_words_list", offsets[:8].tolist(), "words of one token")
+    return frozenset(ends | set(ids[: len(offsets)].tolist()))
+
+
+def _output_start(parameters: str, prompt_tokens: int) -> int | None:
+    """Return the position in the prompt at which the output began, from the request parameter `output_start`."""
+    text = str(json.loads(parameters or "{}").get("output_start", ""))
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) <= prompt_tokens):
+        raise _bad_value("output_start", text[:20], f"0..{prompt_tokens}")
+    return int(text)
+
+
+def _adjustments(tensor: TensorLookup, limits: RequestLimits) -> Adjustments:
+    frequency = _number(tensor, "frequency_penalty", 0.0, -PENALTY_MAX, PENALTY_MAX)
+    presence = _number(tensor, "presence_penalty", 0.0, -PENALTY_MAX, PENALTY_MAX)
+    repetition = _number(tensor, "repetition_penalty", 1.0, REPETITION_MIN, REPETITION_MAX)
+    output_tokens_min = int(_scalar(tensor, "min_tokens", default=0))
+    if output_tokens_min < 0:
+        raise _bad_value("min_tokens", output_tokens_min, ">= 0")
+    bias = tensor("embedding_bias")
+    if bias is not None:
+        bias = np.array(bias.reshape(-1), dtype=np.float32)
+        if bias.size != limits.vocab_size or not np.isfinite(bias).all():
+            raise _bad_value("embedding_bias", f"{bias.size} values", f"{limits.vocab_size} finite values")
+    return Adjustments(frequency, presence, repetition, bias, output_tokens_min)
+
+
+def _guide(tensor: TensorLookup, limits: RequestLimits) -> GuideText | None:
+    kind, guide = _text(tensor, "guided_decoding_guide_type"), _text(tensor, "guided_decoding_guide")
+    if kind is None and guide is None:
+        return None
+    if not limits.has_guides:
+        raise _bad_value("guided_decoding_guide_type", kind, "none, because this model has no tokenizer")
+    try:
+        found = GuideKind(kind)
+    except ValueError:
+        allowed = ", ".join(one.value for one in GuideKind)
+        raise _bad_value("guided_decoding_guide_type", kind, allowed) from None
+    return GuideText(found, guide or "")
+
+
+def _text(tensor: TensorLookup, field: str) -> str | None:
+    value = _scalar(tensor, field, default=None)
+    if value is None:
+        return None
+    try:
+        return value.decode() if isinstance(value, bytes) else str(value)
+    except UnicodeDecodeError:
+        raise _bad_value(field, "bytes", "UTF-8") from None
+
+
+def _number(tensor: TensorLookup, field: str, default: float, low: float, high: float) -> float:
+    value = float(_scalar(tensor, field, default=default))
+    if not low <= value <= high:  # rejects NaN, too
+        raise _bad_value(field, value, f"{low:g}..{high:g}")
+    return value
+
+
+def _scalar(tensor: TensorLookup, field: str, *, default: float | None = 0, is_required: bool = False) -> Any:
     value = tensor(field)
     if value is None:
         if is_required:

@@ -29,6 +29,8 @@ class SamplingParams:
     top_p: float = 0.0
     seed: int = 0
     log_probs: bool = False
+    top_log_probs: int = 0
+    """Most likely tokens to report beside each token, with their log-probabilities."""
 
     @property
     def is_greedy(self) -> bool:
@@ -41,14 +43,26 @@ def uniform(seed: int, position: int) -> float:
     return (xxhash.xxh3_64_intdigest(struct.pack("<QQ", seed, position)) >> 11) * 2.0**-53
 
 
-def sample_token(logits: Logits, position: int, sampling: SamplingParams) -> tuple[int, float]:
+def sample_token(
+    logits: Logits, position: int, sampling: SamplingParams, adjusted: Logits | None = None
+) -> tuple[int, float]:
     """Return (token, its log-probability) for the token at absolute `position`.
 
-    `logits`: [vocabulary], not modified. Ties go to the lowest token id. The log-probability is the natural log of
-    the raw logits' softmax (no temperature, no cut); 0.0 unless `log_probs` is set.
+    `logits`: [vocabulary], not modified. The token is drawn from `adjusted`, if given (see adjustments). Ties go to the
+    lowest token id. The log-probability is the natural log of the raw logits' softmax (no adjustment, no temperature, no
+    cut); 0.0 unless `log_probs` is set.
     """
-    token = int(np.argmax(logits)) if sampling.is_greedy else _draw(logits, position, sampling)
+    drawn = logits if adjusted is None else adjusted
+    token = int(np.argmax(drawn)) if sampling.is_greedy else _draw(drawn, position, sampling)
     return token, _log_probability(logits, token) if sampling.log_probs else 0.0
+
+
+def top_log_probabilities(logits: Logits, count: int) -> tuple[list[int], list[float]]:
+    """Return the `count` most likely tokens of the raw logits, the most likely first, and their log-probabilities."""
+    ids = _leading_ids(logits, min(count, len(logits)))
+    top = float(logits.max())
+    total = top + math.log(float(np.exp(logits - top).sum()))
+    return ids.tolist(), [float(logits[each]) - total for each in ids]
 
 
 def _draw(logits: Logits, position: int, sampling: SamplingParams) -> int:

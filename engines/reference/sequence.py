@@ -3,14 +3,34 @@
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from engines.reference.adjustments import Adjustments
+from engines.reference.guide_text import GuideText
 from engines.reference.handoff import Handoff
 from engines.reference.sampling import SamplingParams
 
 Tokens = npt.NDArray[np.int32]
+
+
+class Guide(Protocol):
+    """The state of a guided output (see guides)."""
+
+    @property
+    def is_over(self) -> bool:
+        """True if nothing may follow."""
+        ...
+
+    def consume(self, token: int) -> None:
+        """Append a token. Raises EngineError."""
+        ...
+
+    def allowed(self) -> npt.NDArray[np.bool_]:
+        """Return [vocabulary]: True for each token that may follow. Raises EngineError."""
+        ...
 
 
 class RequestKind(Enum):
@@ -44,6 +64,8 @@ class RequestOutput:
 
     tokens: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
+    top_ids: list[list[int]] = field(default_factory=list)  # for each token, if the request asked for them
+    top_log_probs: list[list[float]] = field(default_factory=list)
     perf: PerfMetrics | None = None
     handoff: bytes | None = None
     error: str | None = None
@@ -54,6 +76,8 @@ class RequestOutput:
         """Append a later output of the same request."""
         self.tokens.extend(later.tokens)
         self.log_probs.extend(later.log_probs)
+        self.top_ids.extend(later.top_ids)
+        self.top_log_probs.extend(later.top_log_probs)
         self.perf = self.perf or later.perf
         self.handoff = self.handoff or later.handoff
         self.error = self.error or later.error
@@ -70,7 +94,10 @@ class EngineRequest:
     kind: RequestKind
     prompt: Tokens
     output_tokens_max: int
-    end_id: int = -1
+    end_ids: frozenset[int] = frozenset()
+    output_start: int | None = None  # where the request's output begins in the prompt; None: behind it
+    adjustments: Adjustments = field(default_factory=Adjustments)
+    guide: GuideText | None = None
     sampling: SamplingParams = field(default_factory=SamplingParams)
     handoff: Handoff | None = None  # for generation_only
     kv_peer: str | None = None  # the only address that KV may be pulled from; None: the handoff's address
@@ -99,6 +126,8 @@ class Sequence:
     first_scheduled_ns: int = 0
     has_output: bool = False
     is_hung: bool = False  # fault injection: no further row is computed
+    guide: Guide | None = None  # state of the request's guide; None before the first token
+    guided: int = 0  # tokens[0, guided) are in the guide's state, or before the output
     error_after: int | None = None  # fault injection: output tokens before the request fails
 
     def __post_init__(self) -> None:
@@ -111,6 +140,12 @@ class Sequence:
     def generated(self) -> int:
         """Number of output tokens so far, the first token of a handoff included."""
         return self.length - len(self.request.prompt)
+
+    @property
+    def output_start(self) -> int:
+        """Position in `tokens` at which the request's output begins, in whichever call it was made."""
+        start = self.request.output_start
+        return len(self.request.prompt) if start is None else start
 
     @property
     def pending(self) -> int:
@@ -131,7 +166,7 @@ class Sequence:
         """Append an output token; return whether the sequence ends with this token."""
         self.tokens[self.length] = token
         self.length += 1
-        return token == self.request.end_id or self.generated >= self.request.output_tokens_max
+        return token in self.request.end_ids or self.generated >= self.request.output_tokens_max
 
 
 def as_block_ids(ids: List[int]) -> npt.NDArray[np.int32]:

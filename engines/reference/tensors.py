@@ -1,7 +1,7 @@
 """The tensor contract: names, types and dims of the inputs and outputs of TensorRT-LLM's `tensorrt_llm` model.
 
-Dims omit the leading batch dimension, which is always 1 on the wire. The last two outputs are extensions of this
-engine.
+Dims omit the leading batch dimension, which is always 1 on the wire. Extensions of this engine are the input
+`return_top_log_probs` and the last four outputs.
 """
 
 from dataclasses import dataclass
@@ -44,7 +44,20 @@ INPUTS: Final = (
     Input("return_log_probs", "TYPE_BOOL"),
     Input("return_perf_metrics", "TYPE_BOOL"),
     Input("context_phase_params", "TYPE_UINT8", (-1,)),
+    Input("frequency_penalty", "TYPE_FP32"),
+    Input("presence_penalty", "TYPE_FP32"),
+    Input("repetition_penalty", "TYPE_FP32"),
+    Input("min_tokens", "TYPE_INT32"),
+    Input("embedding_bias", "TYPE_FP32", (-1,)),
+    Input("stop_words_list", "TYPE_INT32", (2, -1)),
+    Input("return_top_log_probs", "TYPE_INT32"),
 )
+
+GUIDE_INPUTS: Final = (
+    Input("guided_decoding_guide_type", "TYPE_STRING"),
+    Input("guided_decoding_guide", "TYPE_STRING"),
+)
+"""Further inputs of a model with a tokenizer."""
 
 OUTPUTS: Final = (
     Output("output_ids", "TYPE_INT32", (-1, -1)),
@@ -59,6 +72,8 @@ OUTPUTS: Final = (
     Output("first_scheduled_time_ns", "TYPE_INT64", (1,)),
     Output("first_token_time_ns", "TYPE_INT64", (1,)),
     Output("last_token_time_ns", "TYPE_INT64", (1,)),
+    Output("top_log_prob_ids", "TYPE_INT32", (-1, -1)),
+    Output("top_log_probs", "TYPE_FP32", (-1, -1)),
     Output("kv_events", "TYPE_UINT8", (-1,)),
     Output("load_report", "TYPE_UINT8", (-1,)),
 )

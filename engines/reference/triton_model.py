@@ -20,7 +20,7 @@ from engines.reference import config, errors, request_parsing
 from engines.reference.engine import Engine
 from engines.reference.errors import EngineError
 from engines.reference.fault_injector import FaultInjector
-from engines.reference.loading import load_arithmetic
+from engines.reference.loading import load_arithmetic, load_guide_compiler
 from engines.reference.output_queue import CancellationPoller, OutputQueue, ResponseStream
 from engines.reference.request_parsing import ControlRequest, RequestLimits, ResponseOptions
 from engines.reference.sequence import RequestKind, RequestOutput
@@ -88,6 +88,9 @@ class _GenerationStream:
             self._cumulative += sum(output.log_probs)
             tensors.append(_tensor("output_log_probs", np.array([[output.log_probs]], dtype=np.float32)))
             tensors.append(_tensor("cum_log_probs", np.array([[self._cumulative]], dtype=np.float32)))
+        if output.top_ids:
+            tensors.append(_tensor("top_log_prob_ids", np.array([output.top_ids], dtype=np.int32)))
+            tensors.append(_tensor("top_log_probs", np.array([output.top_log_probs], dtype=np.float32)))
         if self._options.has_perf and output.perf is not None:
             perf = output.perf
             tensors += [
@@ -143,7 +146,9 @@ class TritonPythonModel:
         parameters = json.loads(args["model_config"])["parameters"]
         settings = config.from_json(parameters["engine"]["string_value"])
         arithmetic, digest = load_arithmetic(settings)
-        self._request_limits = RequestLimits(arithmetic.vocab_size, arithmetic.max_sequence_tokens)
+        self._request_limits = RequestLimits(
+            arithmetic.vocab_size, arithmetic.max_sequence_tokens, settings.has_guides
+        )
         self._keys = itertools.count(1)
         self._subscriptions: dict[int, _SubscriptionStream] = {}
         self._output_queue = OutputQueue()
@@ -151,7 +156,10 @@ class TritonPythonModel:
         server_pid = int(parameters["server_pid"]["string_value"])
         self._watchdog = ServerWatchdog(parameters["http_address"]["string_value"], server_pid, self.finalize)
         faults = FaultInjector(settings.faults, self._watchdog.kill_server) if settings.faults else None
-        self._engine = Engine(settings, arithmetic, digest, self._output_queue, faults)
+        self._compile_guide = load_guide_compiler(settings)
+        self._engine = Engine(
+            settings, arithmetic, digest, self._output_queue, faults, self._compile_guide
+        )
         self._engine.start()
         self._cancellation_poller = CancellationPoller(
             self._live, self._engine.cancel, settings.cancellation_check_s
@@ -196,6 +204,8 @@ class TritonPythonModel:
         engine_request = request_parsing.parse_request(
             kind, key, request.request_id(), parameters, tensor, self._request_limits, arrival_ns
         )
+        if engine_request.guide is not None and self._compile_guide is not None:
+            self._compile_guide(engine_request.guide)  # refuses a guide that cannot be met before it takes a slot
         response_options = request_parsing.parse_response_options(tensor)
         if kind is RequestKind.CONTEXT_ONLY and not response_options.is_streaming:
             response_options = ResponseOptions(

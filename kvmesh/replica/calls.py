@@ -41,6 +41,7 @@ def engine_call(
         top_k=sampling.top_k,
         seed=sampling.seed,
         end_token_id=submit.end_token_id,
+        further_end_token_ids=tuple(submit.further_end_token_ids),
         logprobs=submit.logprobs,
         context_phase_params=b"" if handoff is None else handoff.context_phase_params,
         kv_peer="" if handoff is None else handoff.kv_address,
@@ -51,7 +52,7 @@ def engine_call(
 def seed_call(submit: pb.Submit, handoff: pb.Handoff, left_s: float) -> EngineCall:
     """Return the call that pulls the KV blocks of `handoff` into the cache (KV seeding). No end token ends it early."""
     call = engine_call(submit, CallKind.GENERATION_ONLY, left_s, handoff)
-    return replace(call, max_output_tokens=SEED_TOKENS, end_token_id=-1, logprobs=False)
+    return replace(call, max_output_tokens=SEED_TOKENS, end_token_id=-1, further_end_token_ids=(), logprobs=False)
 
 
 def cached_tokens(reused_blocks: int, block_tokens: int, prompt_tokens: int) -> int:

@@ -34,6 +34,7 @@ class EngineCall:
     seed: int = 0
     end_token_id: int = -1
     """Negative: no end token."""
+    further_end_token_ids: tuple[int, ...] = ()
     logprobs: bool = False
     context_phase_params: bytes = b""
     """GENERATION_ONLY: the handoff of the prefill engine."""

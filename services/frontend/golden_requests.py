@@ -143,7 +143,7 @@ class GoldenRequests:
             max_output_tokens=OUTPUT_TOKENS,
             pool=target.pool,
             model_version=target.model_version,
-            end_token_id=-1,
+            end_token_ids=frozenset(),
             priority=PRIORITY_MIN,
             timing=Timing(arrived_s=now_s, deadline_s=deadline_s),
         )

@@ -132,7 +132,7 @@ class PrefillCore(AttachedCore[PrefillSlot]):
             tenant=budget.tenant,
             weight=budget.weight if budget.weight > 0 else 1.0,
             max_output_tokens=budget.max_output_tokens,
-            end_token_id=submit.end_token_id,
+            end_token_ids=frames.end_token_ids(submit),
             purpose=control_purpose(budget),
             is_seed=is_seed,
         )

@@ -53,7 +53,7 @@ class PrefillSubmission:
     weight: float = 1.0
     """Weight of the tenant within its priority class."""
     max_output_tokens: int = 0
-    end_token_id: int = -1
+    end_token_ids: frozenset[int] = frozenset()
     vocabulary_size: int = 0
     """The id of the first token must be below it. 0: the id is not checked."""
     purpose: str = ""
@@ -95,7 +95,7 @@ class PrefillSlot:
     def is_complete(self) -> bool:
         """True if the first token ends the answer, so that decode needs no handoff."""
         return self.token_id is not None and (
-            self.token_id == self.submitted.end_token_id or self.submitted.max_output_tokens == 1
+            self.token_id in self.submitted.end_token_ids or self.submitted.max_output_tokens == 1
         )
 
     def is_waiting_control(self) -> bool:

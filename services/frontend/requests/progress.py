@@ -109,6 +109,9 @@ class Progress:
         ids = frames.unpack_ids(new.token_ids)[: self._spec.max_output_tokens - len(self.ids)]
         if not ids:
             return False
+        ends = self._spec.end_token_ids
+        if not ends.isdisjoint(ids):
+            ids = ids[: next(index for index, each in enumerate(ids, start=1) if each in ends)]
         try:
             if min(ids) < 0:
                 raise TokenError(f"token id is {min(ids)}")
@@ -137,7 +140,7 @@ class Progress:
         """Return the finish reason if all tokens that the output can have have arrived; else UNSPECIFIED."""
         if self.output.stop_string is not None:
             return pb.FINISH_REASON_STOP_STRING
-        if self.ids and self.ids[-1] == self._spec.end_token_id:
+        if self.ids and self.ids[-1] in self._spec.end_token_ids:
             return pb.FINISH_REASON_END_TOKEN
         if len(self.ids) >= self._spec.max_output_tokens:
             return pb.FINISH_REASON_LENGTH

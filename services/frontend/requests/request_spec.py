@@ -152,7 +152,8 @@ class RequestSpec:
     model_version: str
     rollout: str = ""
     """Id of the rollout whose weights chose the pool. Empty: no rollout, or another reason."""
-    end_token_id: int
+    end_token_ids: frozenset[int]
+    """Ids of the tokens that end the output. Empty: none."""
     priority: int = 0
     session_id: str = ""
     timing: Timing
@@ -233,7 +234,7 @@ class RequestSpec:
 
         The remaining times of its budget are set when the submit is written.
         """
-        sampling = self.sampling
+        sampling, ends = self.sampling, sorted(self.end_token_ids)
         token_ids = self.prompt_ids + frames.pack_ids(received)
         submit = pb.Submit(
             slot=slot,
@@ -256,7 +257,8 @@ class RequestSpec:
             traceparent=self.traceparent,
             logprobs=self.logprobs,
             explain=self.explain,
-            end_token_id=self.end_token_id,
+            end_token_id=ends[0] if ends else -1,
+            further_end_token_ids=ends[1:],
             resumed=resumed,
             vocabulary_size=vocabulary_size,
             contested_replicas=contested_replicas,

@@ -89,7 +89,7 @@ def copied(spec: RequestSpec, shadow: Shadow, pool: str, model_version: str, now
         max_output_tokens=shadow.output_tokens(spec.max_output_tokens),
         pool=pool,
         model_version=model_version,
-        end_token_id=spec.end_token_id,
+        end_token_ids=spec.end_token_ids,
         session_id=spec.session_id,
         timing=timing,
         logprobs=spec.logprobs,

@@ -234,7 +234,7 @@ class Intake:
             border=self._core.regions.border,
             model_version=bounds.model_version,
             rollout="" if chosen.is_diverted or resume is not None else chosen.rollout,
-            end_token_id=version.tokenizer.end_token_id,
+            end_token_ids=frozenset(version.tokenizer.end_token_ids),
             priority=asked.priority,
             session_id=asked.session_id,
             timing=timing,

@@ -229,7 +229,7 @@ class Admission:
             token_count=tokens,
             start_position=submit.start_position,
             output_tokens_max=budget.max_output_tokens,
-            end_token_id=submit.end_token_id,
+            end_token_ids=frames.end_token_ids(submit),
             tenant=budget.tenant,
             priority_class=_priority_class_of(budget),
             weight=budget.weight or 1.0,

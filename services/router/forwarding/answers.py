@@ -122,7 +122,7 @@ class Answers:
             attempt.outbox.first_token(first)
         if not is_prefill:
             return
-        if first.token_id == attempt.submitted.end_token_id:
+        if first.token_id in attempt.submitted.end_token_ids:
             self._complete(attempt, pb.Finish.REASON_END_TOKEN, now_s)
         elif attempt.submitted.output_tokens_max == 1:
             self._complete(attempt, pb.Finish.REASON_LENGTH, now_s)

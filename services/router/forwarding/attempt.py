@@ -52,7 +52,7 @@ class Submission:
     """Length of the prompt."""
     start_position: int = 0
     output_tokens_max: int = 0
-    end_token_id: int = -1
+    end_token_ids: frozenset[int] = frozenset()
     tenant: str = ""
     priority_class: int = PRIORITY_CLASS_DEFAULT
     weight: float = 1.0
