@@ -331,6 +331,7 @@ class Submit(_message.Message):
     PREFILL_ESTIMATE_US_FIELD_NUMBER: _builtins.int
     VOCABULARY_SIZE_FIELD_NUMBER: _builtins.int
     CONTESTED_REPLICAS_FIELD_NUMBER: _builtins.int
+    FURTHER_END_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     slot: _builtins.int
     """Slot that the answer will name. Range: 1 to 4,294,967,295. Submits ascend within the stream, and so do adopts. One
     message may carry an adopt with a higher slot than a submit, because adopts are applied first.
@@ -395,6 +396,12 @@ class Submit(_message.Message):
         attempt on another replica of the role, if there is one.
         """
 
+    @_builtins.property
+    def further_end_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Further ids of tokens that end the output. At most 256. The frontend ends the output at each of them in any case; an
+        engine that knows them computes no token beyond.
+        """
+
     def __init__(
         self,
         *,
@@ -419,10 +426,11 @@ class Submit(_message.Message):
         prefill_estimate_us: _builtins.int = ...,
         vocabulary_size: _builtins.int = ...,
         contested_replicas: _abc.Iterable[_builtins.str] | None = ...,
+        further_end_token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["budget", b"budget", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "block_hashes", b"block_hashes", "block_tokens", b"block_tokens", "budget", b"budget", "contested_replicas", b"contested_replicas", "credit_position", b"credit_position", "end_token_id", b"end_token_id", "explain", b"explain", "logprobs", b"logprobs", "model_version", b"model_version", "phase", b"phase", "prefill_estimate_us", b"prefill_estimate_us", "request_id", b"request_id", "resumed", b"resumed", "sampling", b"sampling", "session_id", b"session_id", "slot", b"slot", "start_position", b"start_position", "token_ids", b"token_ids", "traceparent", b"traceparent", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "block_hashes", b"block_hashes", "block_tokens", b"block_tokens", "budget", b"budget", "contested_replicas", b"contested_replicas", "credit_position", b"credit_position", "end_token_id", b"end_token_id", "explain", b"explain", "further_end_token_ids", b"further_end_token_ids", "logprobs", b"logprobs", "model_version", b"model_version", "phase", b"phase", "prefill_estimate_us", b"prefill_estimate_us", "request_id", b"request_id", "resumed", b"resumed", "sampling", b"sampling", "session_id", b"session_id", "slot", b"slot", "start_position", b"start_position", "token_ids", b"token_ids", "traceparent", b"traceparent", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -438,6 +446,14 @@ class Sampling(_message.Message):
     TOP_P_FIELD_NUMBER: _builtins.int
     TOP_K_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
+    FREQUENCY_PENALTY_FIELD_NUMBER: _builtins.int
+    PRESENCE_PENALTY_FIELD_NUMBER: _builtins.int
+    REPETITION_PENALTY_FIELD_NUMBER: _builtins.int
+    BIAS_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    BIAS_VALUES_FIELD_NUMBER: _builtins.int
+    MIN_TOKENS_FIELD_NUMBER: _builtins.int
+    ALTERNATIVE_COUNT_FIELD_NUMBER: _builtins.int
+    GUIDE_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     """Divides the logits. Range: 0 to 10; 0 takes the most likely token."""
     top_p: _builtins.float
@@ -446,6 +462,30 @@ class Sampling(_message.Message):
     """Number of tokens to keep. 0 keeps all."""
     seed: _builtins.int
     """Key of the random numbers, together with the absolute position. Always set by the frontend."""
+    frequency_penalty: _builtins.float
+    """Subtracted from the logit of a token for each time that it is in the output of the request. Range: -2 to 2."""
+    presence_penalty: _builtins.float
+    """Subtracted from the logit of each token in the output of the request. Range: -2 to 2."""
+    repetition_penalty: _builtins.float
+    """Divides the positive logits of the tokens of prompt and output, and multiplies the negative ones. Range: above 0, at
+    most 10. 0: 1, which changes nothing.
+    """
+    min_tokens: _builtins.int
+    """Position in the request's output before which no token may end it. 0: none."""
+    alternative_count: _builtins.int
+    """Most likely tokens to return beside each token (top logprobs). Range: 0 to 20."""
+    @_builtins.property
+    def bias_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Tokens with a bias, at most 1,024. Parallel to `bias_values`."""
+
+    @_builtins.property
+    def bias_values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Values that are added to the logits. Range of each: -100 to 100."""
+
+    @_builtins.property
+    def guide(self) -> Global___Guide:
+        """Form that the output must have (guided output). Absent: any."""
+
     def __init__(
         self,
         *,
@@ -453,14 +493,75 @@ class Sampling(_message.Message):
         top_p: _builtins.float = ...,
         top_k: _builtins.int = ...,
         seed: _builtins.int = ...,
+        frequency_penalty: _builtins.float = ...,
+        presence_penalty: _builtins.float = ...,
+        repetition_penalty: _builtins.float = ...,
+        bias_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        bias_values: _abc.Iterable[_builtins.float] | None = ...,
+        min_tokens: _builtins.int = ...,
+        alternative_count: _builtins.int = ...,
+        guide: Global___Guide | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["guide", b"guide"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alternative_count", b"alternative_count", "bias_token_ids", b"bias_token_ids", "bias_values", b"bias_values", "frequency_penalty", b"frequency_penalty", "guide", b"guide", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Sampling: _TypeAlias = Sampling  # noqa: Y015
+
+@_typing.final
+class Guide(_message.Message):
+    """Form of an output. Position 0 of the request's output is its beginning."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _Kind:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _KindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[Guide._Kind.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        KIND_UNSPECIFIED: Guide._Kind.ValueType  # 0
+        """No kind."""
+        KIND_JSON: Guide._Kind.ValueType  # 1
+        """Any JSON."""
+        KIND_JSON_SCHEMA: Guide._Kind.ValueType  # 2
+        """JSON of the schema `text`."""
+        KIND_REGEX: Guide._Kind.ValueType  # 3
+        """A text that the regular expression `text` matches as a whole."""
+
+    class Kind(_Kind, metaclass=_KindEnumTypeWrapper):
+        """Kinds of forms."""
+
+    KIND_UNSPECIFIED: Guide.Kind.ValueType  # 0
+    """No kind."""
+    KIND_JSON: Guide.Kind.ValueType  # 1
+    """Any JSON."""
+    KIND_JSON_SCHEMA: Guide.Kind.ValueType  # 2
+    """JSON of the schema `text`."""
+    KIND_REGEX: Guide.Kind.ValueType  # 3
+    """A text that the regular expression `text` matches as a whole."""
+
+    KIND_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    kind: Global___Guide.Kind.ValueType
+    """Kind of the form."""
+    text: _builtins.str
+    """Schema or expression. At most 65,536 bytes."""
+    def __init__(
+        self,
+        *,
+        kind: Global___Guide.Kind.ValueType = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Guide: _TypeAlias = Guide  # noqa: Y015
 
 @_typing.final
 class Handoff(_message.Message):
@@ -786,6 +887,7 @@ class FirstToken(_message.Message):
     CACHED_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     COMPUTED_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     PREFILL_US_FIELD_NUMBER: _builtins.int
+    ALTERNATIVES_FIELD_NUMBER: _builtins.int
     slot: _builtins.int
     """The slot."""
     position: _builtins.int
@@ -804,6 +906,10 @@ class FirstToken(_message.Message):
     """Tokens of the prompt that were computed."""
     prefill_us: _builtins.int
     """Microseconds from the submission to the engine to this token."""
+    alternatives: _builtins.bytes
+    """Most likely tokens at this position: pairs of an id and its natural log-probability, each 32-bit little-endian. Present
+    if the submit asked for them and the engine supports it.
+    """
     def __init__(
         self,
         *,
@@ -815,10 +921,11 @@ class FirstToken(_message.Message):
         cached_token_count: _builtins.int = ...,
         computed_token_count: _builtins.int = ...,
         prefill_us: _builtins.int = ...,
+        alternatives: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_logprob", b"_logprob", "logprob", b"logprob"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprob", b"_logprob", "cached_token_count", b"cached_token_count", "computed_token_count", b"computed_token_count", "context_phase_params", b"context_phase_params", "logprob", b"logprob", "position", b"position", "prefill_us", b"prefill_us", "slot", b"slot", "token_id", b"token_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprob", b"_logprob", "alternatives", b"alternatives", "cached_token_count", b"cached_token_count", "computed_token_count", b"computed_token_count", "context_phase_params", b"context_phase_params", "logprob", b"logprob", "position", b"position", "prefill_us", b"prefill_us", "slot", b"slot", "token_id", b"token_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprob: _TypeAlias = _typing.Literal["logprob"]  # noqa: Y015
     _WhichOneofArgType__logprob: _TypeAlias = _typing.Literal["_logprob", b"_logprob"]  # noqa: Y015
@@ -865,11 +972,17 @@ class StepFrame(_message.Message):
     COUNTS_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    ALTERNATIVES_FIELD_NUMBER: _builtins.int
+    ALTERNATIVE_COUNTS_FIELD_NUMBER: _builtins.int
     token_ids: _builtins.bytes
     """Tokens of all rows, one after another: 32-bit little-endian integers. Length: 4 times the sum of `counts`."""
     logprobs: _builtins.bytes
     """Natural log-probabilities, parallel to `token_ids`: 32-bit little-endian floats, NaN for slots without the option.
     Empty if no slot in the frame has the option.
+    """
+    alternatives: _builtins.bytes
+    """Most likely tokens at each position, row by row: for each token of row i, `alternative_counts[i]` pairs of an id and its
+    natural log-probability, each 32-bit little-endian. Empty if no slot in the frame has the option.
     """
     @_builtins.property
     def slots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -883,6 +996,10 @@ class StepFrame(_message.Message):
     def counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Tokens in each row, at least 1."""
 
+    @_builtins.property
+    def alternative_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Pairs for each token of a row, 0 for slots without the option. Empty if `alternatives` is."""
+
     def __init__(
         self,
         *,
@@ -891,10 +1008,12 @@ class StepFrame(_message.Message):
         counts: _abc.Iterable[_builtins.int] | None = ...,
         token_ids: _builtins.bytes = ...,
         logprobs: _builtins.bytes = ...,
+        alternatives: _builtins.bytes = ...,
+        alternative_counts: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "logprobs", b"logprobs", "positions", b"positions", "slots", b"slots", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alternative_counts", b"alternative_counts", "alternatives", b"alternatives", "counts", b"counts", "logprobs", b"logprobs", "positions", b"positions", "slots", b"slots", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1224,6 +1343,7 @@ class LoadReport(_message.Message):
     HELD_FIELD_NUMBER: _builtins.int
     SLOW_START_AGE_MS_FIELD_NUMBER: _builtins.int
     PLACEABLE_DECODE_COUNT_FIELD_NUMBER: _builtins.int
+    FEATURES_FIELD_NUMBER: _builtins.int
     engine_boot_id: _builtins.str
     """Boot id of the engine. A changed boot id means an empty cache."""
     block_total_count: _builtins.int
@@ -1272,6 +1392,10 @@ class LoadReport(_message.Message):
     """
     placeable_decode_count: _builtins.int
     """Decode replicas on which the router may place new work. Absent: a router that does not report it. Router only."""
+    @_builtins.property
+    def features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Features of sampling that all replicas of the pool offer, for example "guided_output". Router only."""
+
     def __init__(
         self,
         *,
@@ -1296,10 +1420,11 @@ class LoadReport(_message.Message):
         held: _builtins.bool = ...,
         slow_start_age_ms: _builtins.int = ...,
         placeable_decode_count: _builtins.int | None = ...,
+        features: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_can_place", b"_can_place", "_cold_step_total", b"_cold_step_total", "_placeable_decode_count", b"_placeable_decode_count", "can_place", b"can_place", "cold_step_total", b"cold_step_total", "placeable_decode_count", b"placeable_decode_count"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_can_place", b"_can_place", "_cold_step_total", b"_cold_step_total", "_placeable_decode_count", b"_placeable_decode_count", "block_free_count", b"block_free_count", "block_reserved_count", b"block_reserved_count", "block_total_count", b"block_total_count", "cached_block_count", b"cached_block_count", "can_place", b"can_place", "cold_step_total", b"cold_step_total", "cordoned", b"cordoned", "draining", b"draining", "engine_boot_id", b"engine_boot_id", "engine_memory_bytes", b"engine_memory_bytes", "engine_ready", b"engine_ready", "held", b"held", "held_handoff_count", b"held_handoff_count", "placeable_decode_count", b"placeable_decode_count", "queue_delay_us", b"queue_delay_us", "queued_request_count", b"queued_request_count", "queued_token_count", b"queued_token_count", "running_request_count", b"running_request_count", "slow_start_age_ms", b"slow_start_age_ms", "step_p95_us", b"step_p95_us", "step_us", b"step_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_can_place", b"_can_place", "_cold_step_total", b"_cold_step_total", "_placeable_decode_count", b"_placeable_decode_count", "block_free_count", b"block_free_count", "block_reserved_count", b"block_reserved_count", "block_total_count", b"block_total_count", "cached_block_count", b"cached_block_count", "can_place", b"can_place", "cold_step_total", b"cold_step_total", "cordoned", b"cordoned", "draining", b"draining", "engine_boot_id", b"engine_boot_id", "engine_memory_bytes", b"engine_memory_bytes", "engine_ready", b"engine_ready", "features", b"features", "held", b"held", "held_handoff_count", b"held_handoff_count", "placeable_decode_count", b"placeable_decode_count", "queue_delay_us", b"queue_delay_us", "queued_request_count", b"queued_request_count", "queued_token_count", b"queued_token_count", "running_request_count", b"running_request_count", "slow_start_age_ms", b"slow_start_age_ms", "step_p95_us", b"step_p95_us", "step_us", b"step_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__can_place: _TypeAlias = _typing.Literal["can_place"]  # noqa: Y015
     _WhichOneofArgType__can_place: _TypeAlias = _typing.Literal["_can_place", b"_can_place"]  # noqa: Y015

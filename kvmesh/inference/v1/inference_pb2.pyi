@@ -38,6 +38,8 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     """The longest runtime of the class passed, or its default deadline if the call had no deadline. The output is the
     tokens generated until then.
     """
+    FINISH_REASON_STOP_TOKEN: _FinishReason.ValueType  # 5
+    """One of `stop_token_ids` was generated. It is the last id."""
 
 class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
     """Reason for the end of the output."""
@@ -54,7 +56,162 @@ FINISH_REASON_DEADLINE: FinishReason.ValueType  # 4
 """The longest runtime of the class passed, or its default deadline if the call had no deadline. The output is the
 tokens generated until then.
 """
+FINISH_REASON_STOP_TOKEN: FinishReason.ValueType  # 5
+"""One of `stop_token_ids` was generated. It is the last id."""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
+
+@_typing.final
+class ListModelsRequest(_message.Message):
+    """Asks for all models; has no fields."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListModelsRequest: _TypeAlias = ListModelsRequest  # noqa: Y015
+
+@_typing.final
+class ListModelsResponse(_message.Message):
+    """All models."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODELS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___Model]:
+        """The models, by name. The first one is that of requests that name none."""
+
+    def __init__(
+        self,
+        *,
+        models: _abc.Iterable[Global___Model] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["models", b"models"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListModelsResponse: _TypeAlias = ListModelsResponse  # noqa: Y015
+
+@_typing.final
+class GetModelRequest(_message.Message):
+    """Asks for one model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """Name of the model. Empty: the model of requests that name none."""
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetModelRequest: _TypeAlias = GetModelRequest  # noqa: Y015
+
+@_typing.final
+class GetModelResponse(_message.Message):
+    """One model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def model(self) -> Global___Model:
+        """The model."""
+
+    def __init__(
+        self,
+        *,
+        model: Global___Model | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetModelResponse: _TypeAlias = GetModelResponse  # noqa: Y015
+
+@_typing.final
+class Model(_message.Message):
+    """A model that the mesh serves."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    VERSIONS_FIELD_NUMBER: _builtins.int
+    CONTEXT_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    MAX_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    DEFAULT_MAX_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    MESSAGE_BYTES_MAX_FIELD_NUMBER: _builtins.int
+    CAPABILITIES_FIELD_NUMBER: _builtins.int
+    DEFAULTS_FIELD_NUMBER: _builtins.int
+    END_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    SERVING_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """Name, as requests name it."""
+    context_token_count: _builtins.int
+    """Tokens of the longest context, prompt and output together."""
+    max_output_tokens: _builtins.int
+    """Maximum of output tokens that a request may name."""
+    default_max_output_tokens: _builtins.int
+    """Maximum of output tokens of requests that name none."""
+    message_bytes_max: _builtins.int
+    """Bytes of the largest message."""
+    serving: _builtins.bool
+    """True if a request of the model would be placed now."""
+    @_builtins.property
+    def versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Versions that new requests may get, the stable one first."""
+
+    @_builtins.property
+    def capabilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What requests may use: "chat" (the folder has a chat template), and the features of sampling that the engines offer."""
+
+    @_builtins.property
+    def defaults(self) -> Global___Sampling:
+        """Parameters of requests that name none."""
+
+    @_builtins.property
+    def end_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Tokens that end an output."""
+
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        versions: _abc.Iterable[_builtins.str] | None = ...,
+        context_token_count: _builtins.int = ...,
+        max_output_tokens: _builtins.int = ...,
+        default_max_output_tokens: _builtins.int = ...,
+        message_bytes_max: _builtins.int = ...,
+        capabilities: _abc.Iterable[_builtins.str] | None = ...,
+        defaults: Global___Sampling | None = ...,
+        end_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        serving: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["defaults", b"defaults"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "context_token_count", b"context_token_count", "default_max_output_tokens", b"default_max_output_tokens", "defaults", b"defaults", "end_token_ids", b"end_token_ids", "max_output_tokens", b"max_output_tokens", "message_bytes_max", b"message_bytes_max", "model", b"model", "serving", b"serving", "versions", b"versions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Model: _TypeAlias = Model  # noqa: Y015
 
 @_typing.final
 class GenerateRequest(_message.Message):
@@ -137,20 +294,30 @@ class ChatPrompt(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MESSAGES_FIELD_NUMBER: _builtins.int
+    TOOLS_JSON_FIELD_NUMBER: _builtins.int
+    TEMPLATE_ARGUMENTS_JSON_FIELD_NUMBER: _builtins.int
+    tools_json: _builtins.str
+    """Tools that the model may call: a JSON array, for example of OpenAI's `tools`. The chat template gets them as `tools`.
+    Empty: none.
+    """
+    template_arguments_json: _builtins.str
+    """Further variables of the chat template: a JSON object, for example {"enable_thinking": false}. Empty: none."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
         """Messages, oldest first. At least one, and no more than the context has tokens. The last message is usually from the
-        user.
+        user. The model's chat template may refuse an order of roles: INVALID_ARGUMENT with its reason.
         """
 
     def __init__(
         self,
         *,
         messages: _abc.Iterable[Global___ChatMessage] | None = ...,
+        tools_json: _builtins.str = ...,
+        template_arguments_json: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "template_arguments_json", b"template_arguments_json", "tools_json", b"tools_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -176,6 +343,8 @@ class ChatMessage(_message.Message):
         """The user."""
         ROLE_ASSISTANT: ChatMessage._Role.ValueType  # 3
         """The model."""
+        ROLE_TOOL: ChatMessage._Role.ValueType  # 4
+        """A tool that the model called."""
 
     class Role(_Role, metaclass=_RoleEnumTypeWrapper):
         """Author of the message."""
@@ -188,26 +357,82 @@ class ChatMessage(_message.Message):
     """The user."""
     ROLE_ASSISTANT: ChatMessage.Role.ValueType  # 3
     """The model."""
+    ROLE_TOOL: ChatMessage.Role.ValueType  # 4
+    """A tool that the model called."""
 
     ROLE_FIELD_NUMBER: _builtins.int
     CONTENT_FIELD_NUMBER: _builtins.int
+    ROLE_NAME_FIELD_NUMBER: _builtins.int
+    TOOL_CALLS_FIELD_NUMBER: _builtins.int
+    TOOL_CALL_ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    REASONING_CONTENT_FIELD_NUMBER: _builtins.int
     role: Global___ChatMessage.Role.ValueType
     """Author of the message."""
     content: _builtins.str
     """Text of the message. Never parsed for template markers: "<|end|>" in it is plain text."""
+    role_name: _builtins.str
+    """Author of the message by name, for roles of the chat template that `Role` lacks, for example "developer". At most 64
+    characters. Set instead of `role`.
+    """
+    tool_call_id: _builtins.str
+    """Id of the tool call that this message answers. Empty: none."""
+    name: _builtins.str
+    """Name of the tool that this message is from, or of the author. Empty: none."""
+    reasoning_content: _builtins.str
+    """Reasoning of the model before `content`, for templates that keep it apart. Empty: none."""
+    @_builtins.property
+    def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCall]:
+        """Calls of tools that the model made in this message."""
+
     def __init__(
         self,
         *,
         role: Global___ChatMessage.Role.ValueType = ...,
         content: _builtins.str = ...,
+        role_name: _builtins.str = ...,
+        tool_calls: _abc.Iterable[Global___ToolCall] | None = ...,
+        tool_call_id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        reasoning_content: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "name", b"name", "reasoning_content", b"reasoning_content", "role", b"role", "role_name", b"role_name", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ChatMessage: _TypeAlias = ChatMessage  # noqa: Y015
+
+@_typing.final
+class ToolCall(_message.Message):
+    """One call of a tool."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    ARGUMENTS_JSON_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """Id of the call, which the answer of the tool names."""
+    name: _builtins.str
+    """Name of the function."""
+    arguments_json: _builtins.str
+    """Arguments of the function: a JSON object. Empty: {}."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        arguments_json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_json", b"arguments_json", "id", b"id", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolCall: _TypeAlias = ToolCall  # noqa: Y015
 
 @_typing.final
 class TokenPrompt(_message.Message):
@@ -241,24 +466,81 @@ class Sampling(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class LogitBiasEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     TEMPERATURE_FIELD_NUMBER: _builtins.int
     TOP_P_FIELD_NUMBER: _builtins.int
     TOP_K_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
+    FREQUENCY_PENALTY_FIELD_NUMBER: _builtins.int
+    PRESENCE_PENALTY_FIELD_NUMBER: _builtins.int
+    REPETITION_PENALTY_FIELD_NUMBER: _builtins.int
+    LOGIT_BIAS_FIELD_NUMBER: _builtins.int
+    MIN_TOKENS_FIELD_NUMBER: _builtins.int
+    STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    IGNORE_EOS_FIELD_NUMBER: _builtins.int
+    GUIDE_FIELD_NUMBER: _builtins.int
+    N_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
-    """Divides the logits. Range: 0 to 10. 0 always takes the most likely token. Default: 1."""
+    """Divides the logits. Range: 0 to 10. 0 always takes the most likely token. Default: that of the model
+    (`generation_config.json`), else 1.
+    """
     top_p: _builtins.float
-    """Keeps the most likely tokens up to this probability mass. Range: above 0, at most 1. Default: 1."""
+    """Keeps the most likely tokens up to this probability mass. Range: above 0, at most 1. Default: that of the model, else 1."""
     top_k: _builtins.int
-    """Keeps this many of the most likely tokens. Range: 0 to 1,000,000. 0 keeps all. Default: 0."""
+    """Keeps this many of the most likely tokens. Range: 0 to 1,000,000. 0 keeps all. Default: that of the model, else 0."""
     seed: _builtins.int
     """Makes the draws repeatable: the same request with the same seed gives the same tokens. Default: drawn by the mesh and
     returned in `started`.
     """
+    frequency_penalty: _builtins.float
+    """Subtracted from the logit of a token for each time that it is in the output. Range: -2 to 2. Default: 0."""
+    presence_penalty: _builtins.float
+    """Subtracted from the logit of each token that is in the output. Range: -2 to 2. Default: 0."""
+    repetition_penalty: _builtins.float
+    """Divides the positive logits of the tokens of prompt and output, and multiplies the negative ones. Range: above 0, at
+    most 10. Default: that of the model, else 1.
+    """
+    min_tokens: _builtins.int
+    """Output tokens before any token may end the output. Range: 0 to `max_output_tokens`. Default: 0."""
+    ignore_eos: _builtins.bool
+    """True: no token of the model ends the output."""
+    n: _builtins.int
+    """Number of outputs. Only 1 is served, and 0 counts as 1."""
     @_builtins.property
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Stop strings. The output ends before the first of them that appears. At most 16, each 1 to 256 characters."""
+
+    @_builtins.property
+    def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
+        """Added to the logits of single tokens, by token id. At most 1,024 tokens, each value from -100 to 100."""
+
+    @_builtins.property
+    def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Tokens that end the output, beside those of the model. The output ends with the first of them. At most 64."""
+
+    @_builtins.property
+    def guide(self) -> Global___Guide:
+        """Form that the output must have (guided output). Absent: any."""
 
     def __init__(
         self,
@@ -268,11 +550,22 @@ class Sampling(_message.Message):
         top_k: _builtins.int | None = ...,
         seed: _builtins.int | None = ...,
         stop: _abc.Iterable[_builtins.str] | None = ...,
+        frequency_penalty: _builtins.float = ...,
+        presence_penalty: _builtins.float = ...,
+        repetition_penalty: _builtins.float | None = ...,
+        logit_bias: _abc.Mapping[_builtins.int, _builtins.float] | None = ...,
+        min_tokens: _builtins.int = ...,
+        stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        ignore_eos: _builtins.bool = ...,
+        guide: Global___Guide | None = ...,
+        n: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "guide", b"guide", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "seed", b"seed", "stop", b"stop", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "guide", b"guide", "ignore_eos", b"ignore_eos", "logit_bias", b"logit_bias", "min_tokens", b"min_tokens", "n", b"n", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__repetition_penalty: _TypeAlias = _typing.Literal["repetition_penalty"]  # noqa: Y015
+    _WhichOneofArgType__repetition_penalty: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty"]  # noqa: Y015
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
     _WhichOneofReturnType__temperature: _TypeAlias = _typing.Literal["temperature"]  # noqa: Y015
@@ -281,6 +574,8 @@ class Sampling(_message.Message):
     _WhichOneofArgType__top_k: _TypeAlias = _typing.Literal["_top_k", b"_top_k"]  # noqa: Y015
     _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
     _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__repetition_penalty) -> _WhichOneofReturnType__repetition_penalty | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
     @_typing.overload
@@ -291,6 +586,38 @@ class Sampling(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_p) -> _WhichOneofReturnType__top_p | None: ...
 
 Global___Sampling: _TypeAlias = Sampling  # noqa: Y015
+
+@_typing.final
+class Guide(_message.Message):
+    """Form of an output."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JSON_SCHEMA_FIELD_NUMBER: _builtins.int
+    REGEX_FIELD_NUMBER: _builtins.int
+    JSON_FIELD_NUMBER: _builtins.int
+    json_schema: _builtins.str
+    """JSON of this schema: a JSON text. At most 65,536 bytes."""
+    regex: _builtins.str
+    """A text that this regular expression matches as a whole. At most 65,536 bytes."""
+    json: _builtins.bool
+    """True: any JSON."""
+    def __init__(
+        self,
+        *,
+        json_schema: _builtins.str = ...,
+        regex: _builtins.str = ...,
+        json: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["form", b"form", "json", b"json", "json_schema", b"json_schema", "regex", b"regex"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["form", b"form", "json", b"json", "json_schema", b"json_schema", "regex", b"regex"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_form: _TypeAlias = _typing.Literal["json_schema", "regex", "json"]  # noqa: Y015
+    _WhichOneofArgType_form: _TypeAlias = _typing.Literal["form", b"form"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_form) -> _WhichOneofReturnType_form | None: ...
+
+Global___Guide: _TypeAlias = Guide  # noqa: Y015
 
 @_typing.final
 class Limits(_message.Message):
@@ -342,10 +669,15 @@ class GenerateOptions(_message.Message):
     EXPLAIN_FIELD_NUMBER: _builtins.int
     RESUME_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
     explain: _builtins.bool
     """True to return an explanation of the request's path in `finished`."""
     logprobs: _builtins.bool
     """True to return the log-probability of each token."""
+    top_logprobs: _builtins.int
+    """Most likely tokens to return at each position, with their log-probabilities. Range: 0 to 20. Above 0, `logprobs` counts
+    as true.
+    """
     @_builtins.property
     def resume(self) -> Global___Resume:
         """Continues a request after its stream broke. The other fields of the request must be unchanged."""
@@ -356,10 +688,11 @@ class GenerateOptions(_message.Message):
         explain: _builtins.bool = ...,
         resume: Global___Resume | None = ...,
         logprobs: _builtins.bool = ...,
+        top_logprobs: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["resume", b"resume"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["explain", b"explain", "logprobs", b"logprobs", "resume", b"resume"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["explain", b"explain", "logprobs", b"logprobs", "resume", b"resume", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -499,6 +832,7 @@ class Tokens(_message.Message):
     POSITION_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     RESUME_TOKEN_FIELD_NUMBER: _builtins.int
+    TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Text that became certain with these tokens. Complete characters only. May be empty while a character or a stop string
     is undecided.
@@ -518,6 +852,10 @@ class Tokens(_message.Message):
     def logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """Natural log-probabilities, parallel to `ids`. Empty unless asked for."""
 
+    @_builtins.property
+    def top_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopLogprobs]:
+        """Most likely tokens at the position of each id, parallel to `ids`. Empty unless asked for."""
+
     def __init__(
         self,
         *,
@@ -526,14 +864,45 @@ class Tokens(_message.Message):
         position: _builtins.int = ...,
         logprobs: _abc.Iterable[_builtins.float] | None = ...,
         resume_token: _builtins.bytes = ...,
+        top_logprobs: _abc.Iterable[Global___TopLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "logprobs", b"logprobs", "position", b"position", "resume_token", b"resume_token", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "logprobs", b"logprobs", "position", b"position", "resume_token", b"resume_token", "text", b"text", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Tokens: _TypeAlias = Tokens  # noqa: Y015
+
+@_typing.final
+class TopLogprobs(_message.Message):
+    """Most likely tokens at one position, the most likely first."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IDS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The tokens."""
+
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Their natural log-probabilities."""
+
+    def __init__(
+        self,
+        *,
+        ids: _abc.Iterable[_builtins.int] | None = ...,
+        logprobs: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "logprobs", b"logprobs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TopLogprobs: _TypeAlias = TopLogprobs  # noqa: Y015
 
 @_typing.final
 class Finished(_message.Message):

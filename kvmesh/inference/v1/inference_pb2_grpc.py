@@ -40,6 +40,16 @@ class InferenceServiceStub:
                 request_serializer=kvmesh_dot_inference_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=kvmesh_dot_inference_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.ListModels = channel.unary_unary(
+                '/kvmesh.inference.v1.InferenceService/ListModels',
+                request_serializer=kvmesh_dot_inference_dot_v1_dot_inference__pb2.ListModelsRequest.SerializeToString,
+                response_deserializer=kvmesh_dot_inference_dot_v1_dot_inference__pb2.ListModelsResponse.FromString,
+                _registered_method=True)
+        self.GetModel = channel.unary_unary(
+                '/kvmesh.inference.v1.InferenceService/GetModel',
+                request_serializer=kvmesh_dot_inference_dot_v1_dot_inference__pb2.GetModelRequest.SerializeToString,
+                response_deserializer=kvmesh_dot_inference_dot_v1_dot_inference__pb2.GetModelResponse.FromString,
+                _registered_method=True)
 
 
 class InferenceServiceServicer:
@@ -74,6 +84,20 @@ class InferenceServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListModels(self, request, context):
+        """Returns all models of the mesh, by name.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetModel(self, request, context):
+        """Returns one model. INVALID_ARGUMENT with the names that exist, if it has another one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InferenceServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -81,6 +105,16 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=kvmesh_dot_inference_dot_v1_dot_inference__pb2.GenerateRequest.FromString,
                     response_serializer=kvmesh_dot_inference_dot_v1_dot_inference__pb2.GenerateResponse.SerializeToString,
+            ),
+            'ListModels': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListModels,
+                    request_deserializer=kvmesh_dot_inference_dot_v1_dot_inference__pb2.ListModelsRequest.FromString,
+                    response_serializer=kvmesh_dot_inference_dot_v1_dot_inference__pb2.ListModelsResponse.SerializeToString,
+            ),
+            'GetModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetModel,
+                    request_deserializer=kvmesh_dot_inference_dot_v1_dot_inference__pb2.GetModelRequest.FromString,
+                    response_serializer=kvmesh_dot_inference_dot_v1_dot_inference__pb2.GetModelResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -111,6 +145,60 @@ class InferenceService:
             '/kvmesh.inference.v1.InferenceService/Generate',
             kvmesh_dot_inference_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
             kvmesh_dot_inference_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListModels(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvmesh.inference.v1.InferenceService/ListModels',
+            kvmesh_dot_inference_dot_v1_dot_inference__pb2.ListModelsRequest.SerializeToString,
+            kvmesh_dot_inference_dot_v1_dot_inference__pb2.ListModelsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvmesh.inference.v1.InferenceService/GetModel',
+            kvmesh_dot_inference_dot_v1_dot_inference__pb2.GetModelRequest.SerializeToString,
+            kvmesh_dot_inference_dot_v1_dot_inference__pb2.GetModelResponse.FromString,
             options,
             channel_credentials,
             insecure,

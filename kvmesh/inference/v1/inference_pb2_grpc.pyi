@@ -57,6 +57,10 @@ class InferenceServiceStub:
        wherever it sends the request. UNAVAILABLE with reason REGION_UNAVAILABLE: another region may serve the request.
        With `regions` in ErrorInfo.metadata only the regions named there may.
     """
+    ListModels: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ListModelsRequest, _inference_pb2.ListModelsResponse]
+    """Returns all models of the mesh, by name."""
+    GetModel: _grpc.UnaryUnaryMultiCallable[_inference_pb2.GetModelRequest, _inference_pb2.GetModelResponse]
+    """Returns one model. INVALID_ARGUMENT with the names that exist, if it has another one."""
 
 @_typing.type_check_only
 class InferenceServiceAsyncStub(InferenceServiceStub):
@@ -87,6 +91,10 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
        wherever it sends the request. UNAVAILABLE with reason REGION_UNAVAILABLE: another region may serve the request.
        With `regions` in ErrorInfo.metadata only the regions named there may.
     """
+    ListModels: _aio.UnaryUnaryMultiCallable[_inference_pb2.ListModelsRequest, _inference_pb2.ListModelsResponse]  # type: ignore[assignment]
+    """Returns all models of the mesh, by name."""
+    GetModel: _aio.UnaryUnaryMultiCallable[_inference_pb2.GetModelRequest, _inference_pb2.GetModelResponse]  # type: ignore[assignment]
+    """Returns one model. INVALID_ARGUMENT with the names that exist, if it has another one."""
 
 class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
     """Generates text with a large language model."""
@@ -120,5 +128,21 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
            wherever it sends the request. UNAVAILABLE with reason REGION_UNAVAILABLE: another region may serve the request.
            With `regions` in ErrorInfo.metadata only the regions named there may.
         """
+
+    @_abc_1.abstractmethod
+    def ListModels(
+        self,
+        request: _inference_pb2.ListModelsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.ListModelsResponse, _abc.Awaitable[_inference_pb2.ListModelsResponse]]:
+        """Returns all models of the mesh, by name."""
+
+    @_abc_1.abstractmethod
+    def GetModel(
+        self,
+        request: _inference_pb2.GetModelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.GetModelResponse, _abc.Awaitable[_inference_pb2.GetModelResponse]]:
+        """Returns one model. INVALID_ARGUMENT with the names that exist, if it has another one."""
 
 def add_InferenceServiceServicer_to_server(servicer: InferenceServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
