@@ -12,6 +12,11 @@ from typing import NamedTuple
 from kvmesh.attach.v1 import attach_pb2 as pb
 
 TOKEN_BYTES = 4
+PAIR_BYTES = 8
+"""Bytes of one alternative: an id and its log-probability."""
+ALTERNATIVES_MAX = 20
+"""Most alternatives for each token."""
+_PAIR = struct.Struct("<if")
 ROWS_MAX = 65_536
 """Most rows of one frame, far more than a step makes. A larger frame shows a broken peer."""
 
@@ -30,6 +35,8 @@ class Row(NamedTuple):
     """`4 * count` bytes."""
     logprobs: bytes
     """`4 * count` bytes, or empty if no slot of the frame has log-probabilities."""
+    alternatives: bytes = b""
+    """Pairs of id and log-probability, equally many for each token; empty for a slot without the option."""
 
 
 def rows(frame: pb.StepFrame) -> Iterator[Row]:
@@ -50,7 +57,18 @@ def rows(frame: pb.StepFrame) -> Iterator[Row]:
         raise FrameError(f"frame.logprobs has {len(logprobs)} bytes; counts ask for {total}, or none")
     if length and min(counts) < 1:
         raise FrameError("frame.counts holds 0; a row has at least 1 token")
-    return _split(slots, positions, counts, tokens, logprobs)
+    if not frame.alternatives:
+        return _split(slots, positions, counts, tokens, logprobs)
+    per_token = frame.alternative_counts
+    if len(per_token) != length or max(per_token) > ALTERNATIVES_MAX:
+        raise FrameError(
+            f"frame.alternative_counts has {len(per_token)} numbers up to {max(per_token, default=0)}; "
+            f"{length} up to {ALTERNATIVES_MAX} are needed"
+        )
+    size = sum(count * each for count, each in zip(counts, per_token, strict=True)) * PAIR_BYTES
+    if len(frame.alternatives) != size:
+        raise FrameError(f"frame.alternatives has {len(frame.alternatives)} bytes; counts ask for {size}")
+    return _with_alternatives(_split(slots, positions, counts, tokens, logprobs), frame)
 
 
 def _split(
@@ -61,6 +79,34 @@ def _split(
         end = at + count * TOKEN_BYTES
         yield Row(slot, position, count, tokens[at:end], logprobs[at:end])
         at = end
+
+
+def _with_alternatives(bare: Iterator[Row], frame: pb.StepFrame) -> Iterator[Row]:
+    at = 0
+    for row, per_token in zip(bare, frame.alternative_counts, strict=True):
+        end = at + row.count * per_token * PAIR_BYTES
+        yield row._replace(alternatives=frame.alternatives[at:end])
+        at = end
+
+
+def end_token_ids(submit: pb.Submit) -> frozenset[int]:
+    """Return the ids of the tokens that end the output of `submit`."""
+    if submit.end_token_id < 0:
+        return frozenset(submit.further_end_token_ids)
+    return frozenset((submit.end_token_id, *submit.further_end_token_ids))
+
+
+def pack_alternatives(ids: Sequence[int], logprobs: Sequence[float]) -> bytes:
+    """Return pairs of id and log-probability as bytes."""
+    return b"".join(_PAIR.pack(*pair) for pair in zip(ids, logprobs, strict=True))
+
+
+def unpack_alternatives(data: bytes) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """Return ids and log-probabilities of the pairs in `data`. Raises FrameError if its length is no multiple of 8."""
+    if len(data) % PAIR_BYTES:
+        raise FrameError(f"alternatives has {len(data)} bytes; a multiple of {PAIR_BYTES} is needed")
+    pairs = list(_PAIR.iter_unpack(data))
+    return tuple(each for each, _ in pairs), tuple(value for _, value in pairs)
 
 
 def pack_ids(ids: Sequence[int]) -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from kvmesh.attach.frames import PAIR_BYTES
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.deadlines import remaining_ms
 
@@ -236,7 +237,18 @@ class UpwardOutbox(Outbox):
 class DownwardOutbox(Outbox):
     """Collects one AttachResponse."""
 
-    __slots__ = ("_computed", "_counts", "_hello", "_logprobs", "_message", "_positions", "_slots", "_tokens")
+    __slots__ = (
+        "_alternative_counts",
+        "_alternatives",
+        "_computed",
+        "_counts",
+        "_hello",
+        "_logprobs",
+        "_message",
+        "_positions",
+        "_slots",
+        "_tokens",
+    )
 
     def __init__(self, hello: pb.Hello | None = None) -> None:
         super().__init__()
@@ -250,8 +262,13 @@ class DownwardOutbox(Outbox):
         self._tokens: list[bytes] = []
         self._logprobs: list[bytes] | None = None
         """Log-probabilities of the waiting rows, NaN for rows without them. None while no row has any."""
+        self._alternatives: list[bytes] = []
+        self._alternative_counts: list[int] = []
+        """Alternatives for each token of the waiting rows. Empty while no row has any."""
 
-    def tokens(self, slot: int, position: int, token_ids: bytes, logprobs: bytes = b"") -> None:
+    def tokens(
+        self, slot: int, position: int, token_ids: bytes, logprobs: bytes = b"", alternatives: bytes = b""
+    ) -> None:
         """Add a row of the step frame: tokens at [position, position + len(token_ids) / 4) of `slot`."""
         size = len(token_ids)
         count = size >> 2
@@ -265,7 +282,11 @@ class DownwardOutbox(Outbox):
             self._logprobs.append(logprobs)
         elif self._logprobs is not None:
             self._logprobs.append(_NAN * count)
-        self.waiting_bytes += ROW_BYTES + size + len(logprobs)
+        self.waiting_bytes += ROW_BYTES + size + len(logprobs) + len(alternatives)
+        if alternatives or self._alternative_counts:
+            missing = len(self._slots) - 1 - len(self._alternative_counts)
+            self._alternative_counts += [0] * missing + [len(alternatives) // (count * PAIR_BYTES)]
+            self._alternatives.append(alternatives)
         if not self.is_urgent:
             self.is_urgent = True
             self.on_ready()
@@ -385,6 +406,11 @@ class DownwardOutbox(Outbox):
             if self._logprobs is not None:
                 frame.logprobs = b"".join(self._logprobs)
                 self._logprobs = None
+            if self._alternative_counts:
+                frame.alternatives = b"".join(self._alternatives)
+                frame.alternative_counts.extend(self._alternative_counts)
+                self._alternatives.clear()
+                self._alternative_counts.clear()
         return message
 
 

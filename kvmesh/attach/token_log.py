@@ -13,6 +13,9 @@ from typing import NamedTuple
 from kvmesh.attach import frames
 
 
+_NO_ALTERNATIVE = frames.pack_alternatives((-1,), (float("nan"),))
+
+
 class Gap(Exception):
     """Tokens are missing between the receiver's position and the received row. The attempt has failed."""
 
@@ -23,6 +26,7 @@ class Chunk(NamedTuple):
     position: int
     token_ids: bytes
     logprobs: bytes
+    alternatives: bytes = b""
 
 
 class TokenLog:
@@ -33,14 +37,20 @@ class TokenLog:
     INVARIANT: start <= sent <= min(end, max(credit, start)) between two takeovers.
     """
 
-    __slots__ = ("_ids", "_logprobs", "credit", "sent", "start")
+    __slots__ = ("_alternative_bytes", "_alternatives", "_ids", "_logprobs", "credit", "sent", "start")
 
-    def __init__(self, start: int, credit: int, *, with_logprobs: bool = False) -> None:
+    def __init__(
+        self, start: int, credit: int, *, with_logprobs: bool = False, alternatives: int = 0
+    ) -> None:
+        """`alternatives`: most likely tokens that are kept beside each token."""
         self.start = start
         self.credit = credit
         self.sent = start
         self._ids = array("i")
         self._logprobs = array("f") if with_logprobs else None
+        self._alternatives = bytearray()
+        self._alternative_bytes = alternatives * frames.PAIR_BYTES
+        """Bytes for each token."""
 
     @property
     def end(self) -> int:
@@ -55,11 +65,17 @@ class TokenLog:
     @property
     def size_bytes(self) -> int:
         """Bytes that the log keeps."""
-        return len(self._ids) * (4 if self._logprobs is None else 8)
+        return len(self._ids) * (4 if self._logprobs is None else 8) + len(self._alternatives)
 
-    def append(self, ids: Sequence[int], logprobs: Sequence[float] = ()) -> None:
-        """Add tokens at the end. Missing log-probabilities are NaN."""
+    def append(
+        self, ids: Sequence[int], logprobs: Sequence[float] = (), alternatives: bytes = b""
+    ) -> None:
+        """Add tokens at the end. Missing log-probabilities are NaN. Missing alternatives are id -1."""
         self._ids.extend(ids)
+        if self._alternative_bytes:
+            size = len(ids) * self._alternative_bytes
+            missing = _NO_ALTERNATIVE * ((size - len(alternatives)) // frames.PAIR_BYTES)
+            self._alternatives += alternatives[:size] + missing
         if self._logprobs is not None:
             self._logprobs.extend(logprobs if len(logprobs) == len(ids) else [float("nan")] * len(ids))
 
@@ -88,6 +104,7 @@ class TokenLog:
             self.sent,
             frames.pack_ids(self._ids[low:high]),
             b"" if self._logprobs is None else frames.pack_logprobs(self._logprobs[low:high]),
+            bytes(self._alternatives[low * self._alternative_bytes : high * self._alternative_bytes]),
         )
         self.sent = until
         return chunk
@@ -112,4 +129,6 @@ def admit(row: frames.Row, next_position: int) -> frames.Row | None:
     if known >= row.count:
         return None
     at = known * frames.TOKEN_BYTES
-    return frames.Row(row.slot, next_position, row.count - known, row.token_ids[at:], row.logprobs[at:])
+    beside = known * (len(row.alternatives) // row.count)
+    ids, logprobs, alternatives = row.token_ids[at:], row.logprobs[at:], row.alternatives[beside:]
+    return frames.Row(row.slot, next_position, row.count - known, ids, logprobs, alternatives)

@@ -9,7 +9,7 @@ from typing import Final
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.budget.v1 import budget_pb2
 from kvmesh.triton.errors import InvalidToken
-from kvmesh.triton.port import CallKind, EngineCall
+from kvmesh.triton.port import CallKind, EngineCall, GuideKind, SamplingExtras
 
 TRANSPORT_GRACE_S: Final = 5.0
 """Time from the deadline of a request to the timeout of its engine call. The timeout is a backstop of the core."""
@@ -43,16 +43,46 @@ def engine_call(
         end_token_id=submit.end_token_id,
         further_end_token_ids=tuple(submit.further_end_token_ids),
         logprobs=submit.logprobs,
+        extras=extras_of(submit),
         context_phase_params=b"" if handoff is None else handoff.context_phase_params,
         kv_peer="" if handoff is None else handoff.kv_address,
         timeout_s=left_s + TRANSPORT_GRACE_S,
     )
 
 
+def extras_of(submit: pb.Submit) -> SamplingExtras | None:
+    """Return the further sampling parameters of `submit`; None if none of them changes anything."""
+    sampling = submit.sampling
+    has_guide = sampling.HasField("guide")
+    repetition = sampling.repetition_penalty or 1.0
+    min_tokens = max(0, sampling.min_tokens - submit.start_position)
+    numbers = (sampling.frequency_penalty, sampling.presence_penalty, min_tokens, sampling.alternative_count)
+    if not (any(numbers) or repetition != 1.0 or sampling.bias_token_ids or has_guide):
+        return None
+    return SamplingExtras(
+        frequency_penalty=sampling.frequency_penalty,
+        presence_penalty=sampling.presence_penalty,
+        repetition_penalty=repetition,
+        bias=tuple(zip(sampling.bias_token_ids, sampling.bias_values, strict=True)),
+        min_tokens=min_tokens,
+        alternatives=sampling.alternative_count,
+        guide_kind=_GUIDES[sampling.guide.kind] if has_guide else None,
+        guide=sampling.guide.text if has_guide else "",
+        output_start=len(submit.token_ids) // 4 - submit.start_position,
+    )
+
+
+_GUIDES: Final = {
+    pb.Guide.KIND_JSON: GuideKind.JSON,
+    pb.Guide.KIND_JSON_SCHEMA: GuideKind.JSON_SCHEMA,
+    pb.Guide.KIND_REGEX: GuideKind.REGEX,
+}
+
+
 def seed_call(submit: pb.Submit, handoff: pb.Handoff, left_s: float) -> EngineCall:
     """Return the call that pulls the KV blocks of `handoff` into the cache (KV seeding). No end token ends it early."""
     call = engine_call(submit, CallKind.GENERATION_ONLY, left_s, handoff)
-    return replace(call, max_output_tokens=SEED_TOKENS, end_token_id=-1, further_end_token_ids=(), logprobs=False)
+    return replace(call, max_output_tokens=SEED_TOKENS, end_token_id=-1, further_end_token_ids=(), logprobs=False, extras=None)
 
 
 def cached_tokens(reused_blocks: int, block_tokens: int, prompt_tokens: int) -> int:
@@ -85,6 +115,7 @@ def first_token(
     cached: int,
     run_s: float,
     context_phase_params: bytes = b"",
+    alternatives: bytes = b"",
 ) -> pb.FirstToken:
     """Return the row of the first token of a prompt that took `run_s` in the engine. `logprob` None: not requested."""
     row = pb.FirstToken(
@@ -98,6 +129,8 @@ def first_token(
     )
     if logprob is not None:
         row.logprob = logprob
+    if alternatives:
+        row.alternatives = alternatives
     return row
 
 

@@ -69,7 +69,7 @@ class TritonEngine:
         self._clock = clock
         self._after_event = after_event
         self._on_kv_events = on_kv_events
-        self._tensors = RequestTensors(facts.inputs)
+        self._tensors = RequestTensors(facts.inputs, facts.vocab_size)
         self._calls: dict[int, _LiveCall] = {}
         self._background: set[asyncio.Task[None]] = set()
         """Background tasks: stops, releases and reconnects in progress."""
@@ -177,7 +177,9 @@ class TritonEngine:
                         call_id, FirstAnswer(answer.context_phase_params, answer.reused_blocks), now_s
                     )
                 if answer.token_ids and not live.is_over:
-                    sink.on_tokens(call_id, answer.token_ids, answer.logprobs, now_s)
+                    sink.on_tokens(
+                        call_id, answer.token_ids, answer.logprobs, now_s, answer.alternatives
+                    )
                 if is_final and not live.is_over:
                     live.is_over = True
                     sink.on_end(call_id, now_s)

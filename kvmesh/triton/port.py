@@ -18,6 +18,33 @@ class CallKind(Enum):
     GENERATION_ONLY = "generation_only"
 
 
+class GuideKind(Enum):
+    """Forms of a guided output. Values of the engine's input `guided_decoding_guide_type`."""
+
+    JSON = "json"
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingExtras:
+    """Sampling parameters that few requests have. The defaults change nothing."""
+
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    bias: tuple[tuple[int, float], ...] = ()
+    """(token id, value that is added to its logit)."""
+    min_tokens: int = 0
+    """Output tokens of this call before an end token is allowed."""
+    alternatives: int = 0
+    """Most likely tokens to return beside each token."""
+    guide_kind: GuideKind | None = None
+    guide: str = ""
+    output_start: int = 0
+    """Position in the prompt at which the request's output began, for penalties and guides."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineCall:
     """One call to the engine. `request_id` is unique among live calls of this engine."""
@@ -36,6 +63,8 @@ class EngineCall:
     """Negative: no end token."""
     further_end_token_ids: tuple[int, ...] = ()
     logprobs: bool = False
+    extras: SamplingExtras | None = None
+    """Further parameters; None: all of them at their defaults."""
     context_phase_params: bytes = b""
     """GENERATION_ONLY: the handoff of the prefill engine."""
     kv_peer: str = ""
@@ -81,9 +110,17 @@ class EngineSink(Protocol):
         ...
 
     def on_tokens(
-        self, call_id: int, token_ids: Sequence[int], logprobs: Sequence[float], now_s: float
+        self,
+        call_id: int,
+        token_ids: Sequence[int],
+        logprobs: Sequence[float],
+        now_s: float,
+        alternatives: bytes = b"",
     ) -> None:
-        """Take the tokens since the last answer, at least one. `logprobs` is parallel to them, or empty."""
+        """Take the tokens since the last answer, at least one. `logprobs` is parallel to them, or empty.
+
+        `alternatives`: as in frames.Row, or empty.
+        """
         ...
 
     def on_end(self, call_id: int, now_s: float) -> None:

@@ -7,12 +7,13 @@ copies them into each request.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from tritonclient.grpc import InferInput
 
-from kvmesh.triton.port import CallKind, EngineCall, EngineLoad
+from kvmesh.triton.port import CallKind, EngineCall, EngineLoad, SamplingExtras
 
 CACHED_SCALARS_MAX: Final = 1024
 """Cached (tensor, value) pairs. A full cache is emptied."""
@@ -31,6 +32,11 @@ _SCALARS: Final[dict[str, tuple[str, type[Any]]]] = {
     "runtime_top_k": ("INT32", np.int32),
     "seed": ("UINT64", np.uint64),
     "return_log_probs": ("BOOL", np.bool_),
+    "frequency_penalty": ("FP32", np.float32),
+    "presence_penalty": ("FP32", np.float32),
+    "repetition_penalty": ("FP32", np.float32),
+    "min_tokens": ("INT32", np.int32),
+    "return_top_log_probs": ("INT32", np.int32),
     "return_perf_metrics": ("BOOL", np.bool_),
 }
 
@@ -38,8 +44,10 @@ _SCALARS: Final[dict[str, tuple[str, type[Any]]]] = {
 class RequestTensors:
     """Makes the input tensors of calls for a model with `inputs`."""
 
-    def __init__(self, inputs: frozenset[str]) -> None:
+    def __init__(self, inputs: frozenset[str], vocab_size: int = 0) -> None:
+        """`vocab_size`: length of a bias. 0: unknown, so none is sent."""
         self._inputs = inputs
+        self._vocab_size = vocab_size
         self._scalars: dict[tuple[str, float], InferInput] = {}
 
     def of_call(self, call: EngineCall) -> list[InferInput]:
@@ -59,9 +67,30 @@ class RequestTensors:
             tensors.append(_scalar("seed", call.seed))
         if call.logprobs:
             self._add(tensors, "return_log_probs", True)
+        if call.further_end_token_ids and "stop_words_list" in self._inputs:
+            tensors.append(_words(call.further_end_token_ids))
+        if call.extras is not None:
+            tensors += self._extras(call.extras)
         if call.kind is CallKind.GENERATION_ONLY:
             tensors.append(_bytes("context_phase_params", call.context_phase_params))
         return tensors
+
+    def _extras(self, extras: SamplingExtras) -> list[InferInput]:
+        """Return the inputs that differ from their defaults. Those that the model lacks are left out."""
+        given: dict[str, float] = {
+            "frequency_penalty": extras.frequency_penalty,
+            "presence_penalty": extras.presence_penalty,
+            "repetition_penalty": 0.0 if extras.repetition_penalty == 1.0 else extras.repetition_penalty,
+            "min_tokens": extras.min_tokens,
+            "return_top_log_probs": extras.alternatives,
+        }
+        made = [_scalar(name, value) for name, value in given.items() if value and name in self._inputs]
+        if extras.bias and self._vocab_size:
+            made.append(_bias(extras.bias, self._vocab_size))
+        if extras.guide_kind is not None:
+            made.append(_string("guided_decoding_guide_type", extras.guide_kind.value))
+            made.append(_string("guided_decoding_guide", extras.guide))
+        return made
 
     def of_service(self) -> list[InferInput]:
         """Return the inputs of a request that generates nothing: only the inputs that the model requires."""
@@ -98,12 +127,12 @@ class RequestTensors:
 
 def parameters_of(call: EngineCall) -> dict[str, str] | None:
     """Return the request parameters of `call`, or None."""
-    if call.kind is CallKind.CONTEXT_AND_GENERATION:
-        return None
-    parameters = {"request_type": call.kind.value}
+    parameters = {} if call.kind is CallKind.CONTEXT_AND_GENERATION else {"request_type": call.kind.value}
     if call.kv_peer:
         parameters["kv_peer"] = call.kv_peer
-    return parameters
+    if call.extras is not None:
+        parameters["output_start"] = str(call.extras.output_start)
+    return parameters or None
 
 
 class Answer(NamedTuple):
@@ -114,6 +143,8 @@ class Answer(NamedTuple):
     context_phase_params: bytes
     reused_blocks: int
     is_final: bool
+    alternatives: bytes = b""
+    """As in frames.Row."""
 
 
 def answer_of(response: Any) -> Answer:
@@ -128,7 +159,7 @@ def answer_of(response: Any) -> Answer:
         return Answer(struct.unpack(f"<{len(raw) >> 2}i", raw), (), b"", 0, is_final)
     ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
-    params = b""
+    params = top_ids = top_logprobs = b""
     reused = 0
     for output, raw in zip(outputs, response.raw_output_contents, strict=False):
         name = output.name
@@ -140,7 +171,19 @@ def answer_of(response: Any) -> Answer:
             params = raw
         elif name == "kv_cache_reused_blocks":
             reused = struct.unpack("<i", raw)[0]
-    return Answer(ids, logprobs, params, reused, is_final)
+        elif name == "top_log_prob_ids":
+            top_ids = raw
+        elif name == "top_log_probs":
+            top_logprobs = raw
+    return Answer(ids, logprobs, params, reused, is_final, _paired(top_ids, top_logprobs))
+
+
+def _paired(ids: bytes, logprobs: bytes) -> bytes:
+    """Return pairs of id and log-probability from both columns."""
+    if not ids or len(ids) != len(logprobs):
+        return b""
+    words = np.stack((np.frombuffer(ids, "<u4"), np.frombuffer(logprobs, "<u4")), axis=1)
+    return words.tobytes()
 
 
 def payload_of(response: Any, output: str) -> bytes | None:
@@ -177,6 +220,29 @@ def _scalar(name: str, value: float) -> InferInput:
     datatype, dtype = _SCALARS[name]
     tensor = InferInput(name, [1, 1], datatype)
     tensor.set_data_from_numpy(np.array([[value]], dtype=dtype))
+    return tensor
+
+
+def _words(token_ids: Sequence[int]) -> InferInput:
+    """Return `stop_words_list` with words of one token: ids above their ascending end offsets."""
+    rows = np.array([[token_ids, range(1, len(token_ids) + 1)]], dtype=np.int32)
+    tensor = InferInput("stop_words_list", list(rows.shape), "INT32")
+    tensor.set_data_from_numpy(rows)
+    return tensor
+
+
+def _bias(bias: Sequence[tuple[int, float]], vocab_size: int) -> InferInput:
+    values = np.zeros((1, vocab_size), dtype=np.float32)
+    for token_id, value in bias:
+        values[0, token_id] = value
+    tensor = InferInput("embedding_bias", [1, vocab_size], "FP32")
+    tensor.set_data_from_numpy(values)
+    return tensor
+
+
+def _string(name: str, text: str) -> InferInput:
+    tensor = InferInput(name, [1, 1], "BYTES")
+    tensor.set_data_from_numpy(np.array([[text.encode()]], dtype=np.object_))
     return tensor
 
 

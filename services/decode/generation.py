@@ -199,7 +199,12 @@ class Generation:
             slot.session.outbox.transfer(slot.number, microseconds(now_s - slot.called_s))
 
     def on_tokens(
-        self, call_id: int, token_ids: Sequence[int], logprobs: Sequence[float], now_s: float
+        self,
+        call_id: int,
+        token_ids: Sequence[int],
+        logprobs: Sequence[float],
+        now_s: float,
+        alternatives: bytes = b"",
     ) -> None:
         """Append tokens to the slot's log; send at once or with the step frame."""
         slot = self.calls.get(call_id)
@@ -211,11 +216,11 @@ class Generation:
         is_first = log.end == log.start
         valid = valid_count(token_ids, slot.submitted.vocabulary_size)
         if valid < len(token_ids):
-            log.append(token_ids[:valid], logprobs[:valid])
+            log.append(token_ids[:valid], logprobs[:valid], alternatives)
             self.fail(slot, invalid_token(token_ids[valid], slot.submitted.vocabulary_size), now_s)
             self.start_control(now_s)
             return
-        log.append(token_ids, logprobs)
+        log.append(token_ids, logprobs, alternatives)
         slot.heard_s = now_s
         if not slot.submitted.purpose:
             self.token_total += len(token_ids)
@@ -229,7 +234,8 @@ class Generation:
         elif is_first:
             step_batch.join(slot)
             if slot.has_first_row and slot.session is not None:
-                slot.first = self._first_row(slot, token_ids[0], logprobs, now_s)
+                beside = alternatives[: len(alternatives) // len(token_ids)]
+                slot.first = self._first_row(slot, token_ids[0], logprobs, beside, now_s)
             self.send(slot, now_s)
         else:
             step_batch.report(slot, now_s, len(token_ids), is_measured=not slot.submitted.purpose)
@@ -323,7 +329,12 @@ class Generation:
         )
 
     def _first_row(
-        self, slot: DecodeSlot, token_id: int, logprobs: Sequence[float], now_s: float
+        self,
+        slot: DecodeSlot,
+        token_id: int,
+        logprobs: Sequence[float],
+        alternatives: bytes,
+        now_s: float,
     ) -> pb.FirstToken:
         return first_token(
             slot.number,
@@ -333,4 +344,5 @@ class Generation:
             prompt_tokens=slot.submitted.prompt_tokens,
             cached=cached_tokens(slot.reused_blocks, self._tokens_per_block, slot.submitted.prompt_tokens),
             run_s=now_s - slot.called_s,
+            alternatives=alternatives,
         )

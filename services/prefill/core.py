@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from kvmesh import deadlines
+from kvmesh.attach import frames
 from kvmesh.attach.caller_session import AttachedCore, CallerSession
 from kvmesh.attach.outbox import DownwardOutbox
 from kvmesh.attach.refusal import SubmitRefusal, superseded

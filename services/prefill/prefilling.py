@@ -178,7 +178,12 @@ class Prefilling:
             slot.session.outbox.transfer(slot.number, microseconds(now_s - slot.called_s))
 
     def on_tokens(
-        self, call_id: int, token_ids: Sequence[int], logprobs: Sequence[float], now_s: float
+        self,
+        call_id: int,
+        token_ids: Sequence[int],
+        logprobs: Sequence[float],
+        now_s: float,
+        alternatives: bytes = b"",
     ) -> None:
         """Keep the first token. It is sent with the handoff when the call ends, which is in the same answer."""
         slot = self.calls.get(call_id)
@@ -190,6 +195,7 @@ class Prefilling:
             return
         slot.token_id = token_ids[0]
         slot.logprob = logprobs[0] if logprobs else None
+        slot.alternatives = alternatives[: len(alternatives) // len(token_ids)]
 
     def on_end(self, call_id: int, now_s: float) -> None:
         """Send the first token and hold the handoff. An answer without a token ended with the end token, which TensorRT-LLM
@@ -313,6 +319,7 @@ class Prefilling:
                 cached=cached,
                 run_s=now_s - slot.called_s,
                 context_phase_params=slot.context_phase_params,
+                alternatives=slot.alternatives,
             )
         )
 

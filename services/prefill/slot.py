@@ -88,6 +88,7 @@ class PrefillSlot:
     """The engine's handoff; empty before the call ends."""
     token_id: int | None = None
     logprob: float | None = None
+    alternatives: bytes = b""
     reused_blocks: int = 0
     expire_s: float = float("inf")
     """Time at which a held handoff is released."""

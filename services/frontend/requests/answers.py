@@ -74,7 +74,7 @@ def on_first_token(request: LiveRequest, row: attach.FirstToken, now_s: float) -
         request.progress.count_prompt(attempt, row)
     logprobs = frames.pack_logprobs((row.logprob,)) if row.HasField("logprob") else b""
     token = frames.pack_ids((row.token_id,))
-    on_tokens(request, frames.Row(row.slot, row.position, 1, token, logprobs), now_s)
+    on_tokens(request, frames.Row(row.slot, row.position, 1, token, logprobs, row.alternatives), now_s)
 
 
 def on_tokens(request: LiveRequest, row: frames.Row, now_s: float) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvmesh import blocks
+from kvmesh.attach import frames
 from kvmesh.attach.caller_session import CallerSession
 from kvmesh.attach.refusal import SubmitRefusal, superseded, superseded_by
 from kvmesh.attach.v1 import attach_pb2 as pb

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
@@ -275,7 +275,10 @@ class Replica(Generic[SlotT]):
 
     def _on_frame(self, frame: pb.StepFrame, now_s: float) -> None:
         """Forward the rows of a step frame. The hottest loop of the router: it reads columns and builds no rows."""
-        frames.rows(frame)  # checks the columns; nothing is iterated here
+        rows = frames.rows(frame)  # checks the columns; nothing is iterated here
+        if frame.alternatives:
+            self._on_rows(rows, now_s)
+            return
         slots, tokens, logprobs = self.slots, frame.token_ids, frame.logprobs
         at = 0
         for slot, position, count in zip(frame.slots, frame.positions, frame.counts, strict=True):
@@ -289,6 +292,13 @@ class Replica(Generic[SlotT]):
                     row = frames.Row(slot, position, count, tokens[at:end], logprobs[at:end])
                     self._on_odd_row(attempt, row, now_s)
             at = end
+
+    def _on_rows(self, rows: Iterator[frames.Row], now_s: float) -> None:
+        """Forward the rows of a step frame with alternatives, which is rare."""
+        for row in rows:
+            attempt = self.slots.get(row.slot)
+            if attempt is not None and attempt.outbox is not None:
+                self._on_odd_row(attempt, row, now_s)
 
     def _on_computed(self, message: pb.AttachResponse) -> None:
         """Forward how far the engine computed beyond the flow-control window. Raises FrameError."""
@@ -307,7 +317,9 @@ class Replica(Generic[SlotT]):
             return
         if rest is not None and attempt.outbox is not None:
             attempt.next_position = rest.position + rest.count
-            attempt.outbox.tokens(attempt.slot, rest.position, rest.token_ids, rest.logprobs)
+            attempt.outbox.tokens(
+                attempt.slot, rest.position, rest.token_ids, rest.logprobs, rest.alternatives
+            )
 
     def _on_load(self, report: pb.LoadReport, now_s: float) -> None:
         self.is_ready = report.engine_ready and not report.draining and not report.cordoned
