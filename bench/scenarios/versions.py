@@ -33,7 +33,8 @@ from services.frontend.requests.outcome import Outcome
 from services.frontend.requests.output import Output
 from services.frontend.requests.region_choice import RegionSettings
 from services.frontend.requests.request import LiveRequest
-from services.frontend.requests.request_spec import RequestSpec, Sampling, Timing
+from services.frontend.requests.request_spec import RequestSpec, Timing
+from services.frontend.requests.sampling import Sampling
 from services.frontend.requests.retry_budget import RetryBudget
 from services.frontend.requests.retry_state import Limits
 from services.frontend.shadow.shadow_core import ShadowCore

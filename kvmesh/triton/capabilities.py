@@ -26,6 +26,8 @@ class Capabilities:
     - without `release_handoff`: an abandoned handoff stays until its transfer timeout.
     - without `logprobs`: no log-probabilities are returned.
     - without `seeded_resume`: a resumed request may continue with other tokens.
+    - without `penalties`, `logit_bias`, `min_tokens`, `top_logprobs` or `guided_output`: requests that need it are refused.
+    - without `guided_resume`: a guided request whose engine is lost ends, instead of going on behind its output.
     """
 
     disaggregated: bool = False
@@ -33,6 +35,12 @@ class Capabilities:
     release_handoff: bool = False
     logprobs: bool = False
     seeded_resume: bool = False
+    penalties: bool = False
+    logit_bias: bool = False
+    min_tokens: bool = False
+    top_logprobs: bool = False
+    guided_output: bool = False
+    guided_resume: bool = False
 
     def names(self) -> list[str]:
         """Return the names of the features that the engine has, sorted."""
@@ -90,6 +98,17 @@ _TYPES: Final = {
     "seed": "UINT64",
     "return_log_probs": "BOOL",
     "return_perf_metrics": "BOOL",
+    "frequency_penalty": "FP32",
+    "presence_penalty": "FP32",
+    "repetition_penalty": "FP32",
+    "min_tokens": "INT32",
+    "embedding_bias": "FP32",
+    "stop_words_list": "INT32",
+    "return_top_log_probs": "INT32",
+    "guided_decoding_guide_type": "BYTES",
+    "guided_decoding_guide": "BYTES",
+    "top_log_prob_ids": "INT32",
+    "top_log_probs": "FP32",
     "context_phase_params": "UINT8",
     "output_ids": "INT32",
     "output_log_probs": "FP32",
@@ -177,4 +196,11 @@ def _capabilities(
         release_handoff=disaggregated and says("release_handoff"),
         logprobs="return_log_probs" in inputs and "output_log_probs" in outputs,
         seeded_resume="seed" in inputs and says("seeded_resume"),
+        penalties=inputs.keys() >= {"frequency_penalty", "presence_penalty", "repetition_penalty"},
+        logit_bias="embedding_bias" in inputs,
+        min_tokens="min_tokens" in inputs,
+        top_logprobs="return_top_log_probs" in inputs
+        and outputs.keys() >= {"top_log_prob_ids", "top_log_probs"},
+        guided_output=inputs.keys() >= {"guided_decoding_guide_type", "guided_decoding_guide"},
+        guided_resume=says("output_start"),
     )

@@ -240,6 +240,7 @@ class FrontendCore:
         peer.queue_delay_s, peer.step_s = report.queue_delay_us / 1e6, report.step_p95_us / 1e6
         could_place = peer.can_place
         peer.can_place = report.can_place or not report.HasField("can_place")
+        peer.features = frozenset(report.features)
         if peer.can_place and not could_place:
             self._continue_unrouted(now_s)
         elif not peer.can_place:

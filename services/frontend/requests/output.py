@@ -8,6 +8,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
+from kvmesh.attach import frames
 from kvmesh.inference.v1 import inference_pb2 as pb
 from kvmesh.models.detokenizer import Detokenizer
 from services.frontend.requests.stop_strings import StopStrings
@@ -22,6 +23,7 @@ class Output:
     """
 
     __slots__ = (
+        "_alternatives",
         "_detokenizer",
         "_ids",
         "_logprobs",
@@ -34,11 +36,21 @@ class Output:
         "taken",
     )
 
-    def __init__(self, detokenizer: Detokenizer, stop: Sequence[str], *, with_logprobs: bool) -> None:
+    def __init__(
+        self,
+        detokenizer: Detokenizer,
+        stop: Sequence[str],
+        *,
+        with_logprobs: bool,
+        with_alternatives: bool = False,
+    ) -> None:
+        """`with_alternatives`: the most likely tokens at each position are handed out as well."""
         self._detokenizer = detokenizer
         self._stop = StopStrings(stop) if stop else None
         self._ids: list[int] = []
         self._logprobs: list[float] | None = [] if with_logprobs else None
+        self._alternatives: list[bytes] | None = [] if with_alternatives else None
+        """Pairs of id and log-probability for each waiting token."""
         self._text: list[str] = []
         self._tail = ""
         self.taken = 0
@@ -53,10 +65,12 @@ class Output:
         """Size of the vocabulary; only ids below it may be fed."""
         return self._detokenizer.vocabulary_size
 
-    def feed(self, ids: Sequence[int], logprobs: Sequence[float] = ()) -> int:
+    def feed(
+        self, ids: Sequence[int], logprobs: Sequence[float] = (), alternatives: bytes = b""
+    ) -> int:
         """Add tokens at the end; return the number of used ones: fewer than given if a stop string ended the output.
 
-        Missing log-probabilities are NaN.
+        Missing log-probabilities are NaN. `alternatives`: as in frames.Row.
         """
         used = len(ids)
         if self._stop is None:
@@ -71,6 +85,9 @@ class Output:
             self._logprobs.extend(known[:used])
             if self.kept_logprobs is not None:
                 self.kept_logprobs.extend(known[:used])
+        if self._alternatives is not None:
+            size = len(alternatives) // len(ids) if ids else 0
+            self._alternatives += [alternatives[at * size : (at + 1) * size] for at in range(used)]
         self.end += used
         return used
 
@@ -108,6 +125,9 @@ class Output:
         if self._logprobs:
             message.logprobs.extend(self._logprobs)
             self._logprobs.clear()
+        if self._alternatives:
+            message.top_logprobs.extend(map(_top_logprobs, self._alternatives))
+            self._alternatives.clear()
         self.taken = self.end
         return message
 
@@ -123,3 +143,10 @@ class Output:
                 self.stop_string = stop.matched
                 return index + 1
         return len(ids)
+
+
+def _top_logprobs(alternatives: bytes) -> pb.TopLogprobs:
+    """Return one position's alternatives as a message. Id -1 stands for one that the engine did not report."""
+    pairs = zip(*frames.unpack_alternatives(alternatives), strict=True)
+    known = [(token_id, value) for token_id, value in pairs if token_id >= 0]
+    return pb.TopLogprobs(ids=[each for each, _ in known], logprobs=[value for _, value in known])

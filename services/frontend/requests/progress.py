@@ -48,6 +48,7 @@ class Progress:
 
     def __init__(self, spec: RequestSpec, output: Output) -> None:
         self._spec = spec
+        self._ends = spec.end_token_ids | spec.stop_token_ids
         self.output = output
         self.ids = array("i")
         self.delivered = 0
@@ -106,16 +107,17 @@ class Progress:
         new = token_log.admit(row, len(self.ids))
         if new is None:
             return False
+        beside = len(new.alternatives) // new.count
         ids = frames.unpack_ids(new.token_ids)[: self._spec.max_output_tokens - len(self.ids)]
         if not ids:
             return False
-        ends = self._spec.end_token_ids
-        if not ends.isdisjoint(ids):
-            ids = ids[: next(index for index, each in enumerate(ids, start=1) if each in ends)]
+        if not self._ends.isdisjoint(ids):
+            ids = ids[: next(index for index, each in enumerate(ids, start=1) if each in self._ends)]
         try:
             if min(ids) < 0:
                 raise TokenError(f"token id is {min(ids)}")
-            used = self.output.feed(ids, frames.unpack_logprobs(new.logprobs)[: len(ids)])
+            logprobs = frames.unpack_logprobs(new.logprobs)[: len(ids)]
+            used = self.output.feed(ids, logprobs, new.alternatives[: beside * len(ids)])
         except IndexError:
             raise TokenError(f"token id is {max(ids)}") from None
         self.ids.extend(ids[:used])
@@ -140,8 +142,9 @@ class Progress:
         """Return the finish reason if all tokens that the output can have have arrived; else UNSPECIFIED."""
         if self.output.stop_string is not None:
             return pb.FINISH_REASON_STOP_STRING
-        if self.ids and self.ids[-1] in self._spec.end_token_ids:
-            return pb.FINISH_REASON_END_TOKEN
+        if self.ids and self.ids[-1] in self._ends:
+            is_clients = self.ids[-1] in self._spec.stop_token_ids
+            return pb.FINISH_REASON_STOP_TOKEN if is_clients else pb.FINISH_REASON_END_TOKEN
         if len(self.ids) >= self._spec.max_output_tokens:
             return pb.FINISH_REASON_LENGTH
         return pb.FINISH_REASON_UNSPECIFIED

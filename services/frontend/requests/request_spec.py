@@ -16,6 +16,7 @@ from kvmesh.pools import DEFAULT_POOL
 from kvmesh.regions.names import split
 from kvmesh.tenants.caller import Caller, ServiceClass, Tenant
 from services.frontend.requests.resume_token import ATTEMPT_STRIDE, ResumeToken
+from services.frontend.requests.sampling import Sampling
 from services.frontend.requests.takeover import AttemptLocation, located_in
 
 RUNTIME_GRACE_S: Final = 0.25
@@ -53,16 +54,6 @@ class EarlierExecution:
     """True if the successor continues behind its output."""
     given: int = 0
     """Output position below which it is known to have given tokens; 0: no progress report (accounts.progress_reports)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """Sampling parameters of a request."""
-
-    temperature: float
-    top_p: float
-    top_k: int
-    seed: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +144,9 @@ class RequestSpec:
     rollout: str = ""
     """Id of the rollout whose weights chose the pool. Empty: no rollout, or another reason."""
     end_token_ids: frozenset[int]
-    """Ids of the tokens that end the output. Empty: none."""
+    """Ids of the model's tokens that end the output. Empty: none."""
+    stop_token_ids: frozenset[int] = frozenset()
+    """Ids of the client's tokens that end the output."""
     priority: int = 0
     session_id: str = ""
     timing: Timing
@@ -234,7 +227,7 @@ class RequestSpec:
 
         The remaining times of its budget are set when the submit is written.
         """
-        sampling, ends = self.sampling, sorted(self.end_token_ids)
+        ends = sorted(self.end_token_ids | self.stop_token_ids)
         token_ids = self.prompt_ids + frames.pack_ids(received)
         submit = pb.Submit(
             slot=slot,
@@ -244,12 +237,7 @@ class RequestSpec:
             token_ids=token_ids,
             block_hashes=blocks.pack(blocks.chain(token_ids, block_tokens, self.model_version)),
             block_tokens=block_tokens,
-            sampling=pb.Sampling(
-                temperature=sampling.temperature,
-                top_p=sampling.top_p,
-                top_k=sampling.top_k,
-                seed=sampling.seed,
-            ),
+            sampling=self.sampling.message(),
             phase=pb.PHASE_UNSPECIFIED,
             credit_position=credit_position,
             model_version=self.model_version,

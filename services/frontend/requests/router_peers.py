@@ -36,6 +36,7 @@ class Peer(Generic[Owner]):
 
     __slots__ = (
         "can_place",
+        "features",
         "is_draining",
         "link",
         "model_version",
@@ -59,6 +60,8 @@ class Peer(Generic[Owner]):
         """Model version that the router serves, by its lease. Empty: any."""
         self.can_place = True
         """False while the router reports that it cannot place new requests. A router of release 0.1.0 reports nothing."""
+        self.features: frozenset[str] = frozenset()
+        """Features of sampling that the engines of the router's pool offer, as the router reported last."""
         self.is_draining = False
         """True while the router's lease says that it takes no new requests."""
         self.queue_delay_s = 0.0
@@ -187,6 +190,11 @@ class Peers(Generic[Owner]):
             peer.takes_new and peer.model_version in ("", model_version)
             for peer in self._by_pool.get(pool, ())
         )
+
+    def features(self, pool: str) -> frozenset[str]:
+        """Return the features of sampling that all routers of `pool` that are up report."""
+        reported = [peer.features for peer in self._by_pool.get(pool, ()) if peer.link.is_up]
+        return frozenset.intersection(*reported) if reported else frozenset()
 
     def has_up(self, pool: str, model_version: str = "") -> bool:
         """True if a router of `pool` that serves `model_version` is up, and does not drain."""

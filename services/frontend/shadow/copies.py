@@ -90,6 +90,7 @@ def copied(spec: RequestSpec, shadow: Shadow, pool: str, model_version: str, now
         pool=pool,
         model_version=model_version,
         end_token_ids=spec.end_token_ids,
+        stop_token_ids=spec.stop_token_ids,
         session_id=spec.session_id,
         timing=timing,
         logprobs=spec.logprobs,

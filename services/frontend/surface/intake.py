@@ -14,6 +14,7 @@ from typing import Any, Final
 from kvmesh.call import Call
 from kvmesh.clock import Clock, wall_s
 from kvmesh.deadlines import from_remaining_s
+from kvmesh.errors import Violation, invalid
 from kvmesh.pools import DEFAULT_POOL
 from kvmesh.regions.names import HOME_METADATA, split
 from kvmesh.tenants.caller import Caller
@@ -23,7 +24,7 @@ from services.frontend.requests.core import FrontendCore
 from services.frontend.requests.feasibility import Outlook
 from services.frontend.requests.pool_choice import ChosenPool
 from services.frontend.requests.request import LiveRequest
-from services.frontend.requests.request_spec import ExecutionSpec, RequestSpec, Sampling, Timing
+from services.frontend.requests.request_spec import ExecutionSpec, RequestSpec, Timing
 from services.frontend.requests.resume_token import ATTEMPT_STRIDE, EPOCH_MAX, ResumeToken, Seal
 from services.frontend.requests.takeover import AttemptLocation
 from services.frontend.surface import validation
@@ -206,6 +207,7 @@ class Intake:
         digest = validation.digest(asked, prompt_ids, asked_tokens, tenant.name)
         validation.check_resumed(asked, digest)
         resume, timing = asked.resume, _timing(asked, arrival)
+        self._check_features(asked, chosen)
         self._check_time(asked, arrival, timing, parsed.prompt_tokens, chosen)
         max_output_tokens = asked_tokens
         if resume is not None and resume.max_output_tokens:
@@ -225,8 +227,8 @@ class Intake:
             caller=arrival.caller,
             request_id=request_id,
             prompt_ids=prompt_ids,
-            sampling=Sampling(asked.temperature, asked.top_p, asked.top_k, execution.seed),
-            stop=asked.stop,
+            sampling=replace(asked.sampling.resolved, seed=execution.seed),
+            stop=asked.sampling.stop,
             max_output_tokens=max_output_tokens,
             asked_output_tokens=asked_tokens,
             pool=chosen.pool,
@@ -234,7 +236,8 @@ class Intake:
             border=self._core.regions.border,
             model_version=bounds.model_version,
             rollout="" if chosen.is_diverted or resume is not None else chosen.rollout,
-            end_token_ids=frozenset(version.tokenizer.end_token_ids),
+            end_token_ids=frozenset(() if asked.sampling.ignores_eos else version.tokenizer.end_token_ids),
+            stop_token_ids=frozenset(asked.sampling.stop_token_ids),
             priority=asked.priority,
             session_id=asked.session_id,
             timing=timing,
@@ -257,6 +260,20 @@ class Intake:
             moves=arrival.moves,
             left_regions=arrival.left_regions,
         )
+
+    def _check_features(self, asked: ValidRequest, chosen: ChosenPool) -> None:
+        """Raise MeshError if the engines of the pool lack a feature that the request needs."""
+        needs = asked.sampling.resolved.needs()
+        if not needs:
+            return
+        offered = self._core.peers.features(chosen.pool)
+        missing = [
+            Violation(field, "set", f"the engines of pool {chosen.pool} do not offer {feature}", is_clause=True)
+            for feature, field in needs.items()
+            if feature not in offered
+        ]
+        if missing:
+            raise invalid("FEATURE_UNSUPPORTED", missing)
 
     def _check_time(
         self, asked: ValidRequest, arrival: Arrival, timing: Timing, prompt_tokens: int, chosen: ChosenPool

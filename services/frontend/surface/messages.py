@@ -42,7 +42,12 @@ class Messages:
 
     def output(self, spec: RequestSpec) -> Output:
         """Return the output of a request, still empty."""
-        return Output(self._detokenizer(spec.model_version), spec.stop, with_logprobs=spec.logprobs)
+        return Output(
+            self._detokenizer(spec.model_version),
+            spec.stop,
+            with_logprobs=spec.logprobs,
+            with_alternatives=spec.sampling.alternatives > 0,
+        )
 
     def started(self, spec: RequestSpec, issued_s: int) -> pb.GenerateResponse:
         """Return the first message, with a resume token made at `issued_s` seconds since 1970."""

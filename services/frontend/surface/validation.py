@@ -5,12 +5,10 @@ Pure. INVARIANT: no module behind this one gets a value out of range, and no rou
 
 from __future__ import annotations
 
-import math
-import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, islice
-from typing import Final, NamedTuple, TypeVar
+from typing import Final
 
 import xxhash
 
@@ -20,10 +18,9 @@ from kvmesh.models.folder import SamplingDefaults
 from kvmesh.models.tokenizer import Conversation
 from services.frontend.requests import resume_token
 from services.frontend.requests.resume_token import ResumeToken, Seal
-from services.frontend.surface import conversation
+from services.frontend.surface import conversation, sampling_fields
+from services.frontend.surface.sampling_fields import AskedSampling
 
-TEMPERATURE_MAX: Final = 10.0
-TOP_K_MAX: Final = 1_000_000
 PRIORITY_MAX: Final = 100
 TTFT_TIMEOUT_MIN_S: Final = 0.001
 TTFT_TIMEOUT_MAX_S: Final = 3600.0
@@ -31,8 +28,6 @@ NAME_CHARACTERS_MAX: Final = 128
 """Longest session id and idempotency key."""
 OUTPUT_TOKENS_MAX: Final = (1 << 31) - 1
 """The largest limit that a message can hold."""
-STOP_MAX: Final = 16
-STOP_CHARACTERS_MAX: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
@@ -66,14 +61,6 @@ class Bounds:
         )
 
 
-class Written(NamedTuple):
-    """Sampling parameters of a client, without the defaults of a model."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-
-
 @dataclass(frozen=True, slots=True)
 class ValidRequest:
     """A client's request, complete and in range. Exactly one of `text`, `chat`, `token_ids` is set."""
@@ -83,14 +70,9 @@ class ValidRequest:
     token_ids: tuple[int, ...] | None
     prompt_bytes: int
     """Bytes of the prompt's text, a measure of the time to tokenize it. 0 for token ids."""
-    temperature: float
-    top_p: float
-    top_k: int
-    written: Written
-    """The same as the client wrote them."""
+    sampling: AskedSampling
     seed: int | None
     """None: the mesh draws one."""
-    stop: tuple[str, ...]
     ttft_timeout_s: float | None
     max_output_tokens: int
     priority: int
@@ -112,7 +94,9 @@ def check(message: pb.GenerateRequest, bounds: Bounds, seal: Seal) -> ValidReque
     bounds = bounds.of(_readable(message, seal))
     found = chain(
         _prompt(message, bounds),
-        _sampling(message.sampling),
+        sampling_fields.violations(
+            message.sampling, message.options.top_logprobs, bounds.vocab_size, _output_limit(message, bounds)
+        ),
         _limits(message.limits, bounds),
         _names(message, bounds),
         _received(message, bounds),
@@ -153,8 +137,7 @@ def digest(asked: ValidRequest, prompt_ids: bytes, max_output_tokens: int, tenan
     A resumed request must have the digest of its resume token.
     """
     state = xxhash.xxh3_64(prompt_ids)
-    used = Written(asked.temperature, asked.top_p, asked.top_k)
-    _add_sampling(state, used, asked.stop, max_output_tokens)
+    asked.sampling.add_to(state, max_output_tokens, is_written=False)
     if tenant:
         state.update(b"\0tenant\0" + tenant.encode())
     return state.intdigest()
@@ -164,18 +147,8 @@ def asked_digest(asked: ValidRequest) -> int:
     """Return 64 bits over the prompt and the parameters as the client wrote them: equal under every tokenizer."""
     chat = None if asked.chat is None else asked.chat.key
     state = xxhash.xxh3_64(repr((asked.text, chat, asked.token_ids)).encode())
-    _add_sampling(state, asked.written, asked.stop, asked.max_output_tokens)
+    asked.sampling.add_to(state, asked.max_output_tokens, is_written=True)
     return state.intdigest()
-
-
-def _add_sampling(
-    state: xxhash.xxh3_64, sampling: Written, stop: Iterable[str], max_output_tokens: int
-) -> None:
-    state.update(struct.pack("<ffII", *sampling, max_output_tokens))
-    for string in stop:
-        encoded = string.encode()
-        state.update(struct.pack("<I", len(encoded)))
-        state.update(encoded)
 
 
 def check_resumed(asked: ValidRequest, found: int) -> None:
@@ -239,21 +212,10 @@ def _ids(path: str, ids: Iterable[int], bounds: Bounds) -> Iterator[Violation]:
             return
 
 
-def _sampling(sampling: pb.Sampling) -> Iterator[Violation]:
-    # Comparisons are written so that NaN fails them.
-    if sampling.HasField("temperature") and not 0 <= sampling.temperature <= TEMPERATURE_MAX:
-        yield Violation("sampling.temperature", _number(sampling.temperature), f"0 to {TEMPERATURE_MAX:g}")
-    if sampling.HasField("top_p") and not 0 < sampling.top_p <= 1:
-        yield Violation("sampling.top_p", _number(sampling.top_p), "above 0 to 1")
-    if not 0 <= sampling.top_k <= TOP_K_MAX:
-        yield Violation("sampling.top_k", str(sampling.top_k), f"0 to {TOP_K_MAX}")
-    if len(sampling.stop) > STOP_MAX:
-        yield Violation("sampling.stop", f"{len(sampling.stop)} strings", f"at most {STOP_MAX}")
-        return
-    for index, string in enumerate(sampling.stop):
-        if not 1 <= len(string) <= STOP_CHARACTERS_MAX:
-            what = f"{len(string)} characters long"
-            yield Violation(f"sampling.stop[{index}]", what, f"1 to {STOP_CHARACTERS_MAX} characters")
+def _output_limit(message: pb.GenerateRequest, bounds: Bounds) -> int:
+    """Return the output tokens that the request names, or their default."""
+    limits = message.limits
+    return limits.max_output_tokens if limits.HasField("max_output_tokens") else bounds.max_output_tokens_default
 
 
 def _limits(limits: pb.Limits, bounds: Bounds) -> Iterator[Violation]:
@@ -324,48 +286,25 @@ def _check_prompt_size(message: pb.GenerateRequest, bounds: Bounds) -> None:
 def _asked(message: pb.GenerateRequest, bounds: Bounds, token: ResumeToken | None) -> ValidRequest:
     kind = message.WhichOneof("prompt")
     sampling, limits, options = message.sampling, message.limits, message.options
-    timeout, defaults = limits.ttft_timeout, bounds.defaults
-    written = Written(
-        sampling.temperature if sampling.HasField("temperature") else 1.0,
-        sampling.top_p if sampling.HasField("top_p") else 1.0,
-        sampling.top_k,
-    )
+    timeout = limits.ttft_timeout
     return ValidRequest(
         text=message.text if kind == "text" else None,
         chat=conversation.conversation(message.chat) if kind == "chat" else None,
         token_ids=tuple(message.tokens.ids) if kind == "tokens" else None,
         prompt_bytes=len(message.text.encode()) if kind == "text" else message.chat.ByteSize(),
-        temperature=_first(written.temperature, sampling.HasField("temperature"), defaults.temperature),
-        top_p=_first(written.top_p, sampling.HasField("top_p"), defaults.top_p),
-        top_k=_first(written.top_k, sampling.HasField("top_k"), defaults.top_k),
-        written=written,
+        sampling=sampling_fields.asked(sampling, options.top_logprobs, bounds.defaults),
         seed=sampling.seed if sampling.HasField("seed") else None,
-        stop=tuple(sampling.stop),
         ttft_timeout_s=timeout.seconds + timeout.nanos / 1e9 if limits.HasField("ttft_timeout") else None,
-        max_output_tokens=limits.max_output_tokens
-        if limits.HasField("max_output_tokens")
-        else bounds.max_output_tokens_default,
+        max_output_tokens=_output_limit(message, bounds),
         priority=limits.priority,
         session_id=message.session_id,
         idempotency_key=message.idempotency_key,
         explain=options.explain,
-        logprobs=options.logprobs,
+        logprobs=options.logprobs or options.top_logprobs > 0,
         resume=token,
         received_ids=tuple(options.resume.received_token_ids),
     )
 
 
-_Number = TypeVar("_Number", int, float)
-
-
-def _first(written: _Number, is_written: bool, default: _Number | None) -> _Number:
-    """Return the value of the client, else that of the model, else that of the protocol."""
-    return written if is_written or default is None else default
-
-
 def _prompt_path(asked: ValidRequest) -> str:
     return "text" if asked.text is not None else "chat.messages" if asked.chat is not None else "tokens.ids"
-
-
-def _number(value: float) -> str:
-    return f"{value:g}" if math.isfinite(value) else str(value)

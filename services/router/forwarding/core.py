@@ -221,11 +221,17 @@ class ForwardingCore(AttachedCore[Attempt]):
             engine_ready=True,
             queue_delay_us=self.queue_delay_us(),
             placeable_decode_count=self.eligible.placeable_decode_count(self._now_s),
+            features=self._features(),
             step_p95_us=max(
                 (one.load.step_p95_us(self._now_s) for one in self.replicas.values() if one.role == "decode"),
                 default=0,
             ),
         )
+
+    def _features(self) -> list[str]:
+        """Return the features that all listed replicas offer: any of them may run a part of a request."""
+        offered = [one.features for one in self.replicas.values() if one.is_listed]
+        return sorted(frozenset.intersection(*offered)) if offered else []
 
     def queue_delay_us(self) -> int:
         """Return the estimated wait, in us, of a default-class request of a new tenant. 0: no wait, or unknown."""

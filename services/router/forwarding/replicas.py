@@ -136,6 +136,8 @@ class Replica(Generic[SlotT]):
         """True if it was held since the last report that it serves."""
         self.is_retired = False
         self.is_ready = True
+        self.features: frozenset[str] = frozenset()
+        """Features of its engine, by its lease."""
         self.down_since_s: float | None = None
         self.open_failures = 0
         """Consecutive failures to open its stream."""

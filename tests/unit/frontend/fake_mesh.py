@@ -23,7 +23,8 @@ from services.frontend.requests.core import FrontendCore
 from services.frontend.requests.detokenizer import Detokenizer
 from services.frontend.requests.output import Output
 from services.frontend.requests.request import LiveRequest
-from services.frontend.requests.request_spec import RequestSpec, Sampling, Timing
+from services.frontend.requests.request_spec import RequestSpec, Timing
+from services.frontend.requests.sampling import Sampling
 
 END_ID = 1
 VOCABULARY = 300
