@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Run `make check` and all tests in three lanes at a time. The first has the checks, exactness, and the integration tests; failed
 # checks end all lanes. The second has the images, and then the mesh in containers and the whole mesh in processes. The third has
-# a part of the integration tests, so that all lanes end at about the same time; then the unit tests and the simulations, which
-# take only the time of the processors that the others leave. Outputs of the second and the third lane are shown at their end.
-# The minutes of each suite come last.
+# the unit tests and the simulations, which take only the time of the processors that the others leave. After them it takes a
+# part of the integration tests, so that all lanes end at about the same time. Outputs of the second and the third lane are shown
+# at their end. The minutes of each suite come last.
 # Usage: run_tests.sh [BASE]    BASE: base of the images; empty makes one. Exit status 0 if everything passed.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
@@ -13,7 +13,8 @@ marks=(-m "not exactness and not upgrade")
 slowest=(--durations=15 --durations-min=4)
 beside=(tests/chaos tests/abuse tests/integration/containers tests/integration/images
   tests/integration/buckets/test_cluster.py tests/integration/docs tests/integration/faults tests/integration/whole)
-elsewhere=(tests/integration/exactness tests/integration/upgrade tests/integration/warmup "${beside[@]}")
+after=(tests/integration/upgrade tests/integration/warmup)
+elsewhere=(tests/integration/exactness "${beside[@]}" "${after[@]}")
 background=()
 now=""
 priority=()
@@ -34,8 +35,6 @@ trap 'exit 130' INT TERM
 mkdir -p .kvmesh
 minutes=.kvmesh/test-minutes
 : >"$minutes"
-images=.kvmesh/images-status  # exit status of their build, once it is over
-rm -f "$images"
 
 # note_minutes SUITE BEGAN: record the minutes of a suite that began at the second BEGAN of this script.
 note_minutes() { awk -v suite="$1" -v s=$((SECONDS - $2)) 'BEGIN { printf "  %-28s %5.1f\n", suite, s / 60 }' >>"$minutes"; }
@@ -68,24 +67,18 @@ begin_lane() {
 echo "Checks, integration tests. Whole meshes, unit tests and simulations run meanwhile; logs: .kvmesh/{meshes,unit}.log."
 {
   begin_lane
-  TAG=dev BASE="${1:-}" run deploy/images/build.sh --if-possible
-  built=$?
-  echo "$built" >"$images"
-  [ $built = 0 ] || { echo "The images could not be built."; exit 1; }
+  TAG=dev BASE="${1:-}" run deploy/images/build.sh --if-possible || { echo "The images could not be built."; exit 1; }
   note_minutes "images" 0
   suite "whole meshes, faults" "${beside[@]}"
 } >.kvmesh/meshes.log 2>&1 &
 background=($!)
 {
   begin_lane
-  suite "warm-up" tests/integration/warmup
-  warmed=$?
-  until [ -s "$images" ]; do run sleep 0.5; done
-  suite "upgrade" tests/integration/upgrade
-  upgraded=$?
   priority=(nice -n 5)
-  suite "unit, simulations" --ignore=tests/unit/repo tests/unit tests/simulation &&
-    [ $warmed = 0 ] && [ $upgraded = 0 ]
+  suite "unit, simulations" --ignore=tests/unit/repo tests/unit tests/simulation
+  unit=$?
+  priority=()
+  suite "upgrade, warm-up" "${after[@]}" && exit $unit
 } >.kvmesh/unit.log 2>&1 &
 background+=($!)
 run "${MAKE:-make}" check || exit 1

@@ -21,12 +21,19 @@ from kvmesh.snapshot.initial import initial_content
 from kvmesh.snapshot.published import Published, Term, publish
 from tests.integration.generation import Answer, generate, token_request
 from tests.integration.harness import Mesh, configure, running_mesh, until
+from tests.integration.scraped import sample
 from tests.integration.snapshot.control_server import ControlServer, running_control
 
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(120)]
 
 CLIENTS = 6
 TOKENS = 24
+WORK = {
+    "prefill": "kvmesh_prefill_computed_tokens_total",
+    "decode": "kvmesh_decode_generated_tokens_total",
+}
+"""Counter of the work of a replica, by role."""
+
 CONFIG = configure(
     engine={"arithmetic": "hashed", "step_s": 0.01},
     prefill={"replicas": 2},
@@ -140,12 +147,13 @@ class Plane:
         await until(is_idle, 20, f"{name} idle")
 
     async def until_busy(self, name: str) -> None:
-        """Wait until a replica works again."""
+        """Wait until a replica has worked again. Its requests may be too short to be seen running."""
+        before = await sample(self.mesh, name, WORK[name.partition("-")[0]])
 
-        async def is_busy() -> bool:
-            return await self.running_at(name) > 0
+        async def has_worked() -> bool:
+            return await sample(self.mesh, name, WORK[name.partition("-")[0]]) > before
 
-        await until(is_busy, 20, f"{name} busy")
+        await until(has_worked, 20, f"{name} works")
 
     async def health(self, name: str) -> bool:
         """Return whether a process is SERVING."""
