@@ -28,7 +28,7 @@ from kvmesh.snapshot.shadow import Shadow
 from kvmesh.tenants.caller import Tenant
 from services.frontend.requests.attempts import Attempt
 from services.frontend.requests.core import FrontendCore
-from services.frontend.requests.detokenizer import Detokenizer
+from kvmesh.models.detokenizer import ByteDetokenizer
 from services.frontend.requests.outcome import Outcome
 from services.frontend.requests.output import Output
 from services.frontend.requests.region_choice import RegionSettings
@@ -198,7 +198,7 @@ class VersionsProbe:
             traffic = ShadowTraffic(
                 self._core,
                 lambda observer: ShadowCore(32, observer, 0.0),
-                token_bytes=lambda _: [b"a"] * 16,
+                detokenizer=lambda _: ByteDetokenizer([b"a"] * 16),
                 share_tokenizer=lambda _, __: True,
                 wall_s=lambda: 0.0,
             )
@@ -260,7 +260,7 @@ class VersionsProbe:
     def _ended(self, number: int) -> LiveRequest:
         """Return a request as it is at its end, not observed yet."""
         spec = replace(_spec(number, pool="canary"), model_version="v2", rollout="rollout-1")
-        output = Output(Detokenizer([b"a"] * 16), (), with_logprobs=False)
+        output = Output(ByteDetokenizer([b"a"] * 16), (), with_logprobs=False)
         request = LiveRequest(spec, output, self._core, Limits(3, 5.0, 32))
         attempt = Attempt(1, pb.AttemptExplanation.CAUSE_FIRST, 0, 256, "canary-0", 1000.0)
         attempt.placement = attach.Placement(

@@ -9,7 +9,7 @@ from kvmesh.attach import frames
 from services.decode.core import DecodeCore
 from services.decode.limits import DecodeLimits
 from services.frontend.requests.core import FrontendCore
-from services.frontend.requests.detokenizer import Detokenizer
+from kvmesh.models.detokenizer import ByteDetokenizer
 from services.frontend.requests.output import Output
 from services.frontend.requests.request import LiveRequest
 from services.frontend.requests.request_spec import RequestSpec, Timing
@@ -39,7 +39,7 @@ class Client:
         self.core, self.spec = core, spec
         self.ids: list[int] = []
         self.has_left = False
-        output = Output(Detokenizer(TOKEN_BYTES), spec.stop, with_logprobs=False)
+        output = Output(ByteDetokenizer(TOKEN_BYTES), spec.stop, with_logprobs=False)
         self.request: LiveRequest = core.submit(spec, output, lambda: None, now_s)
 
     @property
@@ -242,7 +242,7 @@ class Mesh:
             sampling=Sampling(temperature=1.0, top_p=1.0, top_k=0, seed=7),
             max_output_tokens=output,
             model_version=MODEL_VERSION,
-            end_token_id=end_token_id,
+            end_token_ids=frozenset((end_token_id,) if end_token_id >= 0 else ()),
             timing=Timing(
                 arrived_s=self.now_s,
                 deadline_s=self.now_s + seconds,
@@ -256,7 +256,7 @@ class Mesh:
 
     def oracle(self, spec: RequestSpec) -> list[int]:
         """Return the output of `spec` on an engine alone."""
-        return expected(frames.unpack_ids(spec.prompt_ids), spec.max_output_tokens, spec.end_token_id)
+        return expected(frames.unpack_ids(spec.prompt_ids), spec.max_output_tokens, max(spec.end_token_ids, default=-1))
 
     def held(self) -> list[str]:
         """Return the resources that the mesh still holds for requests."""

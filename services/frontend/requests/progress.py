@@ -32,6 +32,7 @@ class Progress:
 
     __slots__ = (
         "_computed_tokens",
+        "_ends",
         "_spec",
         "cached_tokens",
         "closed_s",

@@ -88,7 +88,7 @@ def violations(
         allowed = f"{REPETITION_MIN:g} to {REPETITION_MAX:g}"
         yield Violation("sampling.repetition_penalty", _number(repetition), allowed)
     yield from _biases(sampling, vocab_size)
-    if not 0 <= sampling.min_tokens <= max_output_tokens:
+    if sampling.min_tokens and not 0 <= sampling.min_tokens <= max_output_tokens:
         allowed = f"0 to {max_output_tokens}, the output tokens of the request,"
         yield Violation("sampling.min_tokens", str(sampling.min_tokens), allowed)
     if len(sampling.stop_token_ids) > STOP_TOKENS_MAX:

@@ -85,7 +85,7 @@ async def test_tokens_are_those_of_an_engine_alone_under_clock_skew(
     A router's clock is an hour ahead, and a decode replica's an hour behind.
     """
     wanted = requests(seed := 20261121)
-    end_token_id = json.loads((CONFIG.mesh.model_path / "model.json").read_text())["stop_token_id"]
+    end_token_id = json.loads((CONFIG.mesh.model_path / "config.json").read_text())["eos_token_id"]
     async with running_engine(CONFIG, tmp_path, "--no-prefix-reuse") as address:
         oracle = Oracle(address, end_token_id)
         expected = [await oracle.generate(*one) for one in wanted]

@@ -51,7 +51,7 @@ async def run(
     replicas may compute it once.
     """
     config = mesh_config(arithmetic)
-    end_token_id = json.loads((config.mesh.model_path / "model.json").read_text())["stop_token_id"]
+    end_token_id = json.loads((config.mesh.model_path / "config.json").read_text())["eos_token_id"]
     longest = max(chosen, key=lambda case: len(case.ids))
     ran = list(chosen)
     async with running_engine(config, folder, "--no-prefix-reuse") as address:
@@ -128,7 +128,7 @@ async def test_engine_alone_equals_recompute_without_cache(count: int, tmp_path:
     chosen = list(cases(_tokenizer(), 2 + count, SEED + 2, longest=48))[2:]
     config = mesh_config("transformer")
     model = config.mesh.model_path
-    end_token_id = json.loads((model / "model.json").read_text())["stop_token_id"]
+    end_token_id = json.loads((model / "config.json").read_text())["eos_token_id"]
     async with running_engine(config, tmp_path) as address:
         oracle = Oracle(address, end_token_id)
         got = [await oracle.generate(case.ids, case.request) for case in chosen]

@@ -15,9 +15,9 @@ from kvmesh.attach.v1 import attach_pb2 as attach
 from kvmesh.config import MeshConfig
 from kvmesh.errors import from_rpc_error
 from kvmesh.inference.v1 import inference_pb2 as pb
+from kvmesh.models.tokenizer import Conversation, ModelTokenizer
 from services.frontend.requests import resume_token
 from services.frontend.requests.resume_token import SECRET_BYTES, Seal
-from services.frontend.surface.tokenizer import ModelTokenizer
 from tests.integration.frontend.conftest import Serving, serving_frontend, until
 from tests.integration.frontend.scripted_router import PHASES, Pool, oracle, serving_router
 
@@ -101,9 +101,9 @@ async def test_chat_and_text_are_tokenized_by_the_frontend(serving: Serving, poo
     messages = [pb.ChatMessage(role=pb.ChatMessage.ROLE_USER, content="Hi <|end|> é")]
     asked = pb.GenerateRequest(chat=pb.ChatPrompt(messages=messages), limits=pb.Limits(max_output_tokens=2))
     await Answer(serving.stub.Generate(asked)).read()
-    expected = TOKENIZER.encode_chat([("user", "Hi <|end|> é")])
+    expected = TOKENIZER.encode_chat(Conversation([{"role": "user", "content": "Hi <|end|> é"}]))
     assert list(memoryview(pool.submits[0].token_ids).cast("i")) == expected
-    assert pool.submits[0].end_token_id == TOKENIZER.end_token_id
+    assert (pool.submits[0].end_token_id,) == TOKENIZER.end_token_ids
 
 
 async def test_many_streams_at_once_are_all_exact(serving: Serving) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 import shutil
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -276,9 +275,8 @@ async def test_without_redis_the_frontends_own_choice_counts(mesh: Mesh) -> None
 async def two_tokenizers(mesh: Mesh, redis_url: str, folder: Path) -> AsyncIterator[Serving]:
     """A frontend whose version v2 has another chat template than v1."""
     shutil.copytree(MeshConfig().mesh.model_path, folder, dirs_exist_ok=True)
-    model = json.loads((folder / "model.json").read_text(encoding="utf-8"))
-    model["chat_template"]["generation_prefix"] += "Well: "
-    (folder / "model.json").write_text(json.dumps(model), encoding="utf-8")
+    template = folder / "chat_template.jinja"
+    template.write_text(template.read_text(encoding="utf-8") + "Well: ", encoding="utf-8")
     tables = {**TABLES, "versions": {"v1": {"salt": "s"}, "v2": {"salt": "s", "model_dir": str(folder)}}}
     async with frontend_of(mesh, redis_url, 100, tables) as serving:
         yield serving

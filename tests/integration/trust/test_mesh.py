@@ -90,7 +90,7 @@ def requests(seed: int) -> list[pb.GenerateRequest]:
 
 async def alone(config: MeshConfig, wanted: list[pb.GenerateRequest], folder: Path) -> list[list[int]]:
     """Return the output of each request alone on an engine, which has no TLS."""
-    end_token_id = json.loads((config.mesh.model_path / "model.json").read_text())["stop_token_id"]
+    end_token_id = json.loads((config.mesh.model_path / "config.json").read_text())["eos_token_id"]
     async with running_engine(config, folder, "--no-prefix-reuse", "--step-s", "0") as address:
         oracle = Oracle(address, end_token_id)
         expected = [await oracle.generate(list(each.tokens.ids), each) for each in wanted]

@@ -30,7 +30,7 @@ async def test_outputs_without_their_end_token_are_complete(tmp_path: Path) -> N
         # KV transfer is expensive, so the router runs prompts at decode if it may.
         router={"local_prefill_tokens_max": SHORT, "transfer_block_us": 50_000.0},
     )
-    end_token = int(json.loads((config.mesh.model_path / "model.json").read_text())["stop_token_id"])
+    end_token = int(json.loads((config.mesh.model_path / "config.json").read_text())["eos_token_id"])
     truth = Truth(config.engine.salt, 1024, end_token=end_token, end_probability=END_PROBABILITY)
     rng = random.Random(10)
     prompts = [

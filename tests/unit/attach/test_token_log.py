@@ -14,13 +14,14 @@ def test_readers_see_every_position_once(seed: int) -> None:
     rng = random.Random(seed)
     start, total = rng.randrange(5), rng.randrange(1, 60)
     oracle = [rng.randrange(4096) for _ in range(total)]
-    log = TokenLog(start, credit=start, with_logprobs=rng.random() < 0.3)
-    made, got = 0, list[int]()
+    beside = rng.choice((0, 0, 1, 3))
+    log = TokenLog(start, credit=start, with_logprobs=rng.random() < 0.3, alternatives=beside)
+    made, got, others = 0, list[int](), b""
     for _ in range(10_000):
         choice = rng.random()
         if choice < 0.4 and made < total:
             step = oracle[made : made + rng.randint(1, 3)]
-            log.append(step)
+            log.append(step, alternatives=b"".join(alternatives(each, beside) for each in step))
             made += len(step)
         elif choice < 0.6:
             log.grant(start + len(got) + rng.randrange(6))
@@ -28,16 +29,33 @@ def test_readers_see_every_position_once(seed: int) -> None:
             log.rewind(start + len(got), start + len(got) + rng.randrange(4))
         elif (chunk := log.take()) is not None:
             assert chunk.position + len(chunk.token_ids) // 4 <= log.credit, f"seed={seed}"
-            row = frames.Row(1, chunk.position, len(chunk.token_ids) // 4, chunk.token_ids, chunk.logprobs)
+            row = frames.Row(1, chunk.position, len(chunk.token_ids) // 4, *chunk[1:])
             again = rng.random() < 0.2  # a repeated frame
             for _ in range(1 + again):
                 fresh = admit(row, start + len(got))
                 if fresh is not None:
                     got += frames.unpack_ids(fresh.token_ids)
+                    others += fresh.alternatives
         if len(got) == total:
             break
     assert got == oracle, f"seed={seed}"
-    assert log.is_drained() and log.size_bytes in (4 * total, 8 * total)
+    assert others == b"".join(alternatives(each, beside) for each in oracle)
+    sizes = [each * total + 8 * beside * total for each in (4, 8)]
+    assert log.is_drained() and log.size_bytes in sizes
+
+
+def alternatives(token: int, count: int) -> bytes:
+    """Return the alternatives beside `token`."""
+    return frames.pack_alternatives(range(token, token + count), [-0.5 * each for each in range(count)])
+
+
+def test_missing_alternatives_are_no_token() -> None:
+    """An engine that reports none for some tokens keeps the others in their place."""
+    log = TokenLog(0, credit=9, alternatives=1)
+    log.append([5, 6], alternatives=alternatives(5, 1))
+    chunk = log.take()
+    assert chunk is not None
+    assert frames.unpack_alternatives(chunk.alternatives)[0] == (5, -1)
 
 
 def test_a_gap_is_found() -> None:

@@ -26,7 +26,7 @@ from kvmesh.client.retries import FULL_WAIT_S, GiveUp, Retry
 from kvmesh.client.retry_policy import RetryPolicy
 from kvmesh.errors import ErrorDetails
 from kvmesh.inference.v1 import inference_pb2 as pb
-from services.frontend.requests.detokenizer import Detokenizer
+from kvmesh.models.detokenizer import ByteDetokenizer
 from services.frontend.requests.output import Output
 
 TEXT = "Łódź — 東京 and 🦊🦊, twice: naïve façade, ½ of the rest."
@@ -57,7 +57,7 @@ class Frontend:
     def answer(self, message: pb.GenerateRequest) -> Iterator[pb.GenerateResponse]:
         """Yield the answer to `message`."""
         self.executions += 1
-        output = Output(Detokenizer(TABLE), self.stop, with_logprobs=False)
+        output = Output(ByteDetokenizer(TABLE), self.stop, with_logprobs=False)
         received = list(message.options.resume.received_token_ids)
         assert received == self.ids[: len(received)], "the client has tokens that no frontend made"
         token = b"token %d" % self.executions

@@ -33,7 +33,7 @@ def test_defaults_are_greedy_without_end_token() -> None:
     """Defaults: temperature 0, no end token, no seed."""
     read = _read()
     assert read.prompt.tolist() == [1, 2, 3] and read.prompt.dtype == np.int32
-    assert read.sampling.is_greedy and read.end_id == -1 and read.kv_peer is None
+    assert read.sampling.is_greedy and read.end_ids == frozenset() and read.kv_peer is None
 
 
 def test_the_prompt_ends_at_input_lengths() -> None:

@@ -13,11 +13,14 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from engines.reference.arithmetic import ChunkInput
-from engines.reference.transformer import Transformer
+from engines.reference.training.model_files import model_files
+from engines.reference.training.vocabulary import SPECIAL_TOKENS
+from engines.reference.transformer import Shape, Transformer
 
 MODEL_DIR = Path(__file__).parents[3] / "engines" / "reference" / "model"
-CONFIG = json.loads((MODEL_DIR / "model.json").read_text(encoding="utf-8"))
-SPECIAL = CONFIG["special_tokens"]
+CONFIG = json.loads((MODEL_DIR / "config.json").read_text(encoding="utf-8"))
+END = CONFIG["eos_token_id"]
+SPECIAL = {token: number for number, token in enumerate(SPECIAL_TOKENS)}
 
 
 @settings(max_examples=150, deadline=None)
@@ -41,13 +44,16 @@ def test_any_bytes_can_be_spelled(tokenizer: Tokenizer) -> None:
 
 
 def test_vocabulary_and_special_tokens_agree(tokenizer: Tokenizer) -> None:
-    """The config's special tokens are the tokenizer's, and the stop token is one of them."""
-    assert tokenizer.get_vocab_size() == CONFIG["shape"]["vocab_size"] == 4096
+    """The special tokens are the tokenizer's, and the end token is one of them."""
+    assert tokenizer.get_vocab_size() == CONFIG["shape"]["vocab_size"] == CONFIG["vocab_size"] == 4096
     assert {token: tokenizer.token_to_id(token) for token in SPECIAL} == SPECIAL
-    assert SPECIAL[CONFIG["stop_token"]] == CONFIG["stop_token_id"]
-    template = CONFIG["chat_template"]
-    pieces = [*template["role_prefix"].values(), template["turn_suffix"], template["generation_prefix"]]
-    assert set(pieces) <= set(SPECIAL)
+    assert END == SPECIAL["<|end|>"]
+
+
+def test_the_folder_is_that_of_its_source() -> None:
+    """The small files are what the training writes."""
+    for name, text in model_files(Shape(**CONFIG["shape"]), CONFIG["training"]).items():
+        assert (MODEL_DIR / name).read_text(encoding="utf-8") == text, name
 
 
 def test_weights_are_small() -> None:
@@ -60,14 +66,14 @@ def test_continues_a_dialogue(trained: Transformer, tokenizer: Tokenizer) -> Non
     ids = [SPECIAL["<|user|>"], *tokenizer.encode("Will you come to the ball with us?").ids]
     ids += [SPECIAL["<|end|>"], SPECIAL["<|assistant|>"]]
     start, answer, store = 0, list[int](), trained.new_store(16, 16)
-    while CONFIG["stop_token_id"] not in answer and len(answer) < 200:
+    while END not in answer and len(answer) < 200:
         pages = np.arange(-(-(start + len(ids)) // 16), dtype=np.int32)
         (logits,) = trained.forward([ChunkInput(np.array(ids, np.int32), start, pages, True)], store)
         assert logits is not None
         start += len(ids)
         ids = [int(logits.argmax())]
         answer += ids
-    assert answer[-1] == CONFIG["stop_token_id"]
+    assert answer[-1] == END
     words = tokenizer.decode(answer[:-1]).split()
     assert len(words) >= 3
     assert sum(word.strip(".,;:!?'-").isalpha() for word in words) >= 0.8 * len(words)
@@ -77,9 +83,9 @@ def test_rejects_artefacts_that_do_not_match(tmp_path: Path) -> None:
     """Another format, or weights of another shape, raise an error that names the difference."""
     shutil.copy(MODEL_DIR / "weights.npz", tmp_path)
     config = {**CONFIG, "shape": {**CONFIG["shape"], "feed_forward_width": 640}}
-    (tmp_path / "model.json").write_text(json.dumps(config), encoding="utf-8")
-    with pytest.raises(ValueError, match=r"does not match model\.json, first at layers\.0\.feed_forward_out"):
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"does not match config\.json, first at layers\.0\.feed_forward_out"):
         Transformer.load(tmp_path)
-    (tmp_path / "model.json").write_text(json.dumps({**CONFIG, "format": "other"}), encoding="utf-8")
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "format": "other"}), encoding="utf-8")
     with pytest.raises(ValueError, match="format 'other'"):
         Transformer.load(tmp_path)

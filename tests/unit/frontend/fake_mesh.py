@@ -20,7 +20,7 @@ from kvmesh.attach.outbox import DownwardOutbox, UpwardOutbox
 from kvmesh.attach.token_log import TokenLog
 from kvmesh.attach.v1 import attach_pb2 as pb
 from services.frontend.requests.core import FrontendCore
-from services.frontend.requests.detokenizer import Detokenizer
+from kvmesh.models.detokenizer import ByteDetokenizer
 from services.frontend.requests.output import Output
 from services.frontend.requests.request import LiveRequest
 from services.frontend.requests.request_spec import RequestSpec, Timing
@@ -386,7 +386,7 @@ class FakeMesh:
             run.log.append((token,))
             known = self.computed.get(run.submit.request_id, 0)
             self.computed[run.submit.request_id] = max(known, run.log.end)
-            if token == run.submit.end_token_id:
+            if token in frames.end_token_ids(run.submit):
                 run.stage, run.reason = "finished", pb.Finish.REASON_END_TOKEN
                 return
             if run.log.end == run.end:
@@ -404,7 +404,7 @@ class Client:
         self.text = ""
         self.ready = False
         self.ends = 0
-        output = Output(Detokenizer(TOKEN_BYTES), spec.stop, with_logprobs=spec.logprobs)
+        output = Output(ByteDetokenizer(TOKEN_BYTES), spec.stop, with_logprobs=spec.logprobs)
         self.request: LiveRequest = core.submit(spec, output, self._on_ready, now_s)
 
     def _on_ready(self) -> None:
@@ -436,7 +436,7 @@ def spec(request_id: int, **changes: object) -> RequestSpec:
         sampling=Sampling(temperature=1.0, top_p=1.0, top_k=0, seed=7),
         max_output_tokens=draw.randint(1, 200),
         model_version="v1",
-        end_token_id=END_ID,
+        end_token_ids=frozenset({END_ID}),
         timing=Timing(arrived_s=1000.0, deadline_s=1600.0),
     )
     return changed(made, **changes)

@@ -130,7 +130,7 @@ class Leaving(Schedule):
         super().run(0)
 
     def _begin(self) -> None:
-        asked = spec(len(self.clients) + 1, max_output_tokens=self.draw.randint(1, 400), end_token_id=-1)
+        asked = spec(len(self.clients) + 1, max_output_tokens=self.draw.randint(1, 400), end_token_ids=frozenset())
         self.clients.append(Windowed(self.core, asked, self.mesh.now_s))
 
     def step(self) -> None:
@@ -192,7 +192,7 @@ def test_a_closed_window_costs_the_computed_tokens(closed_s: float, *, dies: boo
     core = core_of(random.Random(1))
     mesh = FakeMesh(core, random.Random(1), 1)
     mesh.open(mesh.routers[0])
-    client = Windowed(core, spec(3, max_output_tokens=5000, end_token_id=-1), mesh.now_s)
+    client = Windowed(core, spec(3, max_output_tokens=5000, end_token_ids=frozenset()), mesh.now_s)
     while not client.request.output.has_waiting():
         mesh.settle()
     client.write(mesh.now_s)
@@ -223,7 +223,7 @@ def test_time_that_the_frontend_stood_still_closes_no_window(read_s: float, *, i
     mesh = FakeMesh(core, random.Random(1), 1)
     mesh.open(mesh.routers[0])
     clients = [
-        Windowed(core, spec(number, max_output_tokens=5000, end_token_id=-1), mesh.now_s) for number in (3, 4)
+        Windowed(core, spec(number, max_output_tokens=5000, end_token_ids=frozenset()), mesh.now_s) for number in (3, 4)
     ]
     while not all(client.request.output.has_waiting() for client in clients):
         mesh.settle()
@@ -252,7 +252,7 @@ def test_a_standstill_behind_the_end_closes_no_window() -> None:
     core = core_of(random.Random(1))
     mesh = FakeMesh(core, random.Random(1), 1)
     mesh.open(mesh.routers[0])
-    asked = spec(3, max_output_tokens=5000, end_token_id=-1, deadline_s=mesh.now_s + 1.0)
+    asked = spec(3, max_output_tokens=5000, end_token_ids=frozenset(), deadline_s=mesh.now_s + 1.0)
     client = Windowed(core, asked, mesh.now_s)
     core.admitted.attend(client.request)
     while not client.request.output.has_waiting():
@@ -278,7 +278,7 @@ def test_a_deadline_behind_a_closed_window_costs_the_computed_tokens() -> None:
     mesh = FakeMesh(core, random.Random(1), 1)
     mesh.open(mesh.routers[0])
     asked = spec(
-        3, max_output_tokens=5000, end_token_id=-1, deadline_s=mesh.now_s + 5.0, is_clients_deadline=False
+        3, max_output_tokens=5000, end_token_ids=frozenset(), deadline_s=mesh.now_s + 5.0, is_clients_deadline=False
     )
     client = Windowed(core, asked, mesh.now_s)
     while not client.request.output.has_waiting():

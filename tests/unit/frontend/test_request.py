@@ -298,7 +298,7 @@ def test_a_stop_string_ends_the_engine_too() -> None:
 def test_the_window_follows_the_client_not_the_engine() -> None:
     """A client that does not read is sent one window; each half window read is granted again."""
     mesh = mesh_of()
-    client = Client(mesh.core, spec(9, max_output_tokens=200, end_token_id=-1), mesh.now_s)
+    client = Client(mesh.core, spec(9, max_output_tokens=200, end_token_ids=frozenset()), mesh.now_s)
     mesh.settle(300)
     request = client.request
     assert request.progress.window_end == len(request.progress.ids) == 64

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
 import pytest
 
 from kvmesh.config import MeshConfig, build
+from kvmesh.models.folder import ModelFolderError
+from kvmesh.models.tokenizer import Conversation
 from kvmesh.snapshot.content import Content, PoolTrack, Track
 from kvmesh.tenants.caller import ServiceClass
 from services.frontend.surface import served_versions
-from services.frontend.surface.tokenizer import ModelFolderError
 
 CLASS = ServiceClass(name="c", runtime_max_s=60, default_deadline_s=60, max_output_tokens=77)
 
 
 def copied(folder: Path, prefix: str = "") -> str:
-    """Return a copy of the model's folder in `folder`, with `prefix` before the generation prefix."""
+    """Return a copy of the model's folder in `folder`, with `prefix` at the end of the rendered text."""
     shutil.copytree(MeshConfig().mesh.model_path, folder)
-    model = json.loads((folder / "model.json").read_text(encoding="utf-8"))
-    model["chat_template"]["generation_prefix"] += prefix
-    (folder / "model.json").write_text(json.dumps(model), encoding="utf-8")
+    template = folder / "chat_template.jinja"
+    template.write_text(template.read_text(encoding="utf-8") + prefix, encoding="utf-8")
     return str(folder)
 
 
@@ -39,7 +38,7 @@ def test_equal_tokenizer_files_share_one_object_and_other_templates_do_not(tmp_p
     assert found["v1"].tokenizer is found["v2"].tokenizer
     assert found.share_tokenizer("v1", "v2") and not found.share_tokenizer("v1", "v3")
     assert not found.share_tokenizer("v1", "gone") and not found.has_one_tokenizer
-    chat = [("user", "Hello")]
+    chat = Conversation([{"role": "user", "content": "Hello"}])
     assert found["v1"].tokenizer.encode_chat(chat) != found["v3"].tokenizer.encode_chat(chat)
     assert found.get("gone") is found.first
     for name in found:

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import random
-from pathlib import Path
 
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from kvmesh.attach import frames
 from kvmesh.config import ROOT
-from services.frontend.requests.detokenizer import Detokenizer
+from kvmesh.models.tokenizer import Conversation, ModelTokenizer
 from services.frontend.requests.output import Output
 from services.frontend.requests.stop_strings import StopStrings
-from services.frontend.surface.tokenizer import ModelFolderError, ModelTokenizer
 
 MODEL = ROOT / "engines/reference/model"
 TOKENIZER = ModelTokenizer.load(MODEL)
 LIBRARY = Tokenizer.from_str((MODEL / "tokenizer.json").read_text(encoding="utf-8"))
 TEXT_IDS = sorted(set(range(TOKENIZER.vocab_size)) - TOKENIZER.special_ids)
+
+
+
+def encode_chat(*messages: tuple[str, str]) -> list[int]:
+    """Return the ids of (role, content) messages."""
+    return TOKENIZER.encode_chat(
+        Conversation([{"role": role, "content": content} for role, content in messages])
+    )
+
 
 texts = st.text(st.characters(exclude_categories=["Cs"]))
 
@@ -36,17 +42,17 @@ def test_no_text_makes_a_special_token(before: str, marker: str, after: str) -> 
     """Template markers in a user's text become plain text, not special tokens."""
     ids = TOKENIZER.encode(before + marker + after)
     assert not TOKENIZER.special_ids.intersection(ids)
-    chat = TOKENIZER.encode_chat([("user", before + marker + after)])
+    chat = encode_chat(("user", before + marker + after))
     assert sum(each in TOKENIZER.special_ids for each in chat) == 3  # prefix, suffix, the model's turn
     assert TOKENIZER.decode(chat) == before + marker + after
 
 
 def test_a_conversation_is_a_prefix_of_its_continuation() -> None:
     """A conversation's tokens are a prefix of its continuation's, so its blocks are found in the cache."""
-    first = TOKENIZER.encode_chat([("system", "Be brief."), ("user", "Who is Emma?")])
+    first = encode_chat(("system", "Be brief."), ("user", "Who is Emma?"))
     answer = TOKENIZER.encode(" A heroine.")
-    second = TOKENIZER.encode_chat(
-        [("system", "Be brief."), ("user", "Who is Emma?"), ("assistant", " A heroine."), ("user", "Why?")]
+    second = encode_chat(
+        ("system", "Be brief."), ("user", "Who is Emma?"), ("assistant", " A heroine."), ("user", "Why?")
     )
     assert second[: len(first) + len(answer)] == [*first, *answer]
 
@@ -54,7 +60,7 @@ def test_a_conversation_is_a_prefix_of_its_continuation() -> None:
 @given(st.lists(st.sampled_from(TEXT_IDS)), st.randoms(use_true_random=False))
 def test_pieces_join_to_the_whole_for_random_ids(ids: list[int], draw: random.Random) -> None:
     """Joined pieces equal the library's decoding, for random ids and any grouping."""
-    detokenizer, pieces, at = Detokenizer(TOKENIZER.token_bytes), [], 0
+    detokenizer, pieces, at = TOKENIZER.detokenizer(), [], 0
     while at < len(ids):
         count = draw.randint(1, 4)
         pieces.append(detokenizer.feed(ids[at : at + count]))
@@ -66,7 +72,7 @@ def test_pieces_join_to_the_whole_for_random_ids(ids: list[int], draw: random.Ra
 @given(texts)
 def test_no_piece_cuts_a_character(text: str) -> None:
     """The text sent after each token is a prefix of the whole text, without replacement characters."""
-    detokenizer, sent = Detokenizer(TOKENIZER.token_bytes), ""
+    detokenizer, sent = TOKENIZER.detokenizer(), ""
     for each in TOKENIZER.encode(text):
         sent += detokenizer.feed((each,))
         assert text.startswith(sent)
@@ -75,8 +81,8 @@ def test_no_piece_cuts_a_character(text: str) -> None:
 
 def test_special_tokens_are_silent() -> None:
     """The end token is part of the output and has no text."""
-    detokenizer = Detokenizer(TOKENIZER.token_bytes)
-    assert detokenizer.feed([*TOKENIZER.encode("yes"), TOKENIZER.end_token_id]) == "yes"
+    detokenizer = TOKENIZER.detokenizer()
+    assert detokenizer.feed([*TOKENIZER.encode("yes"), *TOKENIZER.end_token_ids]) == "yes"
 
 
 def naive_stop(text: str, strings: list[str]) -> tuple[str, str | None]:
@@ -125,7 +131,7 @@ def test_no_more_is_held_back_than_may_begin_a_stop_string(strings: list[str], p
 def test_output_counts_the_token_that_completes_a_stop_string() -> None:
     """The output has the ids up to the match of a stop string, and no later ones."""
     ids = TOKENIZER.encode("alpha STOP beta")
-    output = Output(Detokenizer(TOKENIZER.token_bytes), ["STOP"], with_logprobs=True)
+    output = Output(TOKENIZER.detokenizer(), ["STOP"], with_logprobs=True)
     used = output.feed(ids, [-0.5] * len(ids))
     assert 0 < used < len(ids) and output.stop_string == "STOP"
     tokens = output.take()
@@ -136,7 +142,7 @@ def test_output_counts_the_token_that_completes_a_stop_string() -> None:
 
 def test_output_piles_up_and_leaves_as_one_message() -> None:
     """A busy client gets all waiting output in one message, at the right position."""
-    output = Output(Detokenizer(TOKENIZER.token_bytes), [], with_logprobs=False)
+    output = Output(TOKENIZER.detokenizer(), [], with_logprobs=False)
     output.feed([70])
     first = output.take()
     output.feed([71, 72])
@@ -146,6 +152,22 @@ def test_output_piles_up_and_leaves_as_one_message() -> None:
     assert (list(first.ids), first.position) == ([70], 0)
     assert (list(second.ids), second.position) == ([71, 72, 73], 1)
     assert output.taken == output.end == 4
+
+
+def test_alternatives_leave_beside_their_ids() -> None:
+    """Also where a stop string cuts the tokens. Id -1 stands for one that the engine did not report."""
+    ids = TOKENIZER.encode("alpha STOP beta")
+    output = Output(TOKENIZER.detokenizer(), ["STOP"], with_logprobs=False, with_alternatives=True)
+    pairs = [[each, -1] for each in ids]
+    used = output.feed(ids, (), b"".join(frames.pack_alternatives(each, (-0.5, -1.0)) for each in pairs))
+    tokens = output.take()
+    assert tokens is not None
+    assert [list(each.ids) for each in tokens.top_logprobs] == [[each] for each in ids[:used]]
+    assert all(list(each.logprobs) == [-0.5] for each in tokens.top_logprobs)
+    plain = Output(TOKENIZER.detokenizer(), [], with_logprobs=False, with_alternatives=True)
+    plain.feed(ids[:2])
+    tokens = plain.take()
+    assert tokens is not None and [list(each.ids) for each in tokens.top_logprobs] == [[], []]
 
 
 def all_text(output: Output) -> str:
@@ -160,8 +182,8 @@ def test_a_stream_taken_over_goes_on_in_the_middle_of_a_character(text: str, cut
     """The texts of two frontends, before and after a takeover, join to the whole text."""
     ids = TOKENIZER.encode(text)
     cut = min(cut, len(ids))
-    first = Output(Detokenizer(TOKENIZER.token_bytes), ["zzz", "\n\n"], with_logprobs=False)
-    second = Output(Detokenizer(TOKENIZER.token_bytes), ["zzz", "\n\n"], with_logprobs=False)
+    first = Output(TOKENIZER.detokenizer(), ["zzz", "\n\n"], with_logprobs=False)
+    second = Output(TOKENIZER.detokenizer(), ["zzz", "\n\n"], with_logprobs=False)
     first.feed(ids[:cut])
     sent = all_text(first)
     second.feed(ids[:cut])
@@ -171,28 +193,3 @@ def test_a_stream_taken_over_goes_on_in_the_middle_of_a_character(text: str, cut
     if second.stop_string is None:
         second.flush()
     assert sent + all_text(second) == naive_stop(text, ["zzz", "\n\n"])[0]
-
-
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"chat_template": None}, "model.json"),
-        ({"special_tokens": {}, "chat_template": {"role_prefix": {}}}, "model.json"),
-        ({"stop_token_id": ...}, "stop_token_id"),
-    ],
-)
-def test_a_broken_model_folder_is_named(tmp_path: Path, change: dict[str, object], named: str) -> None:
-    """A broken model folder stops the start with one sentence that names the file."""
-    model = json.loads((MODEL / "model.json").read_text()) | change
-    model = {key: value for key, value in model.items() if value is not ...}
-    (tmp_path / "model.json").write_text(json.dumps(model))
-    (tmp_path / "tokenizer.json").write_text((MODEL / "tokenizer.json").read_text())
-    with pytest.raises(ModelFolderError, match=named):
-        ModelTokenizer.load(tmp_path)
-
-
-def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
-    """A missing tokenizer stops the start with one sentence that names the file."""
-    (tmp_path / "model.json").write_text("{}")
-    with pytest.raises(ModelFolderError, match=r"tokenizer\.json"):
-        ModelTokenizer.load(tmp_path)

@@ -68,8 +68,8 @@ BAD = [
     (tokens(-1), "tokens.ids[0]", "-1", "0 to 4095"),
     (chat(), "chat.messages", "empty", "1 message"),
     (chat((2, "")), "chat.messages", "without any content", "1 character"),
-    (chat((2, "Hi"), (0, "x")), "chat.messages[1].role", "0", "1 to 3"),
-    (chat((9, "Hi")), "chat.messages[0].role", "9", "1 to 3"),
+    (chat((2, "Hi"), (0, "x")), "chat.messages[1].role", "0", "1 to 4"),
+    (chat((9, "Hi")), "chat.messages[0].role", "9", "1 to 4"),
     (sampling(temperature=NAN), "sampling.temperature", "nan", "0 to 10"),
     (sampling(temperature=INFINITE), "sampling.temperature", "inf", "0 to 10"),
     (sampling(temperature=-0.5), "sampling.temperature", "-0.5", "0 to 10"),
@@ -82,6 +82,32 @@ BAD = [
     (sampling(stop=["x"] * 17), "sampling.stop", "17 strings", "at most 16"),
     (sampling(stop=["x", ""]), "sampling.stop[1]", "0 characters", "1 to 256"),
     (sampling(stop=["x" * 257]), "sampling.stop[0]", "257 characters", "1 to 256"),
+    (sampling(frequency_penalty=2.5), "sampling.frequency_penalty", "2.5", "-2 to 2"),
+    (sampling(presence_penalty=NAN), "sampling.presence_penalty", "nan", "-2 to 2"),
+    (sampling(repetition_penalty=0.0), "sampling.repetition_penalty", "0", "0.01 to 10"),
+    (sampling(repetition_penalty=INFINITE), "sampling.repetition_penalty", "inf", "0.01 to 10"),
+    (sampling(logit_bias={-1: 1.0}), "sampling.logit_bias[-1]", "unknown token", "0 to"),
+    (sampling(logit_bias={4: 101.0}), "sampling.logit_bias[4]", "101", "-100 to 100"),
+    (sampling(logit_bias={4: NAN}), "sampling.logit_bias[4]", "nan", "-100 to 100"),
+    (sampling(min_tokens=-1), "sampling.min_tokens", "-1", "0 to"),
+    (sampling(min_tokens=100_000), "sampling.min_tokens", "100000", "output tokens of the request"),
+    (sampling(stop_token_ids=[1, -2]), "sampling.stop_token_ids[1]", "-2", "0 to"),
+    (sampling(stop_token_ids=[1] * 65), "sampling.stop_token_ids", "65 ids", "at most 64"),
+    (sampling(n=2), "sampling.n", "2", "several outputs"),
+    (sampling(guide=pb.Guide()), "sampling.guide", "empty", "json_schema, regex and json"),
+    (sampling(guide=pb.Guide(json=False)), "sampling.guide", "empty", "json_schema, regex and json"),
+    (sampling(guide=pb.Guide(regex="(a|")), "sampling.guide.regex", "unclosed group", "regular expression"),
+    (sampling(guide=pb.Guide(regex="")), "sampling.guide.regex", "0 bytes", "1 to 65536"),
+    (sampling(guide=pb.Guide(json_schema="{")), "sampling.guide.json_schema", "refused", "can be met"),
+    (sampling(guide=pb.Guide(json_schema='{"enum": []}')), "sampling.guide.json_schema", "Unsatisfiable", "can be met"),
+    (sampling(guide=pb.Guide(json_schema="[" * 9000)), "sampling.guide.json_schema", "refused", "can be met"),
+    (sampling(guide=pb.Guide(json_schema="x" * 70_000)), "sampling.guide.json_schema", "70000 bytes", "65536"),
+    (
+        lambda message: setattr(message.options, "top_logprobs", 21),
+        "options.top_logprobs",
+        "21",
+        "0 to 20",
+    ),
     (limits(max_output_tokens=0), "limits.max_output_tokens", "0", "1 to 1024"),
     (limits(max_output_tokens=-5), "limits.max_output_tokens", "-5", "1 to 1024"),
     (limits(max_output_tokens=1025), "limits.max_output_tokens", "1025", "1 to 1024"),
@@ -161,14 +187,15 @@ def test_all_violations_are_reported_at_once() -> None:
 def test_defaults_are_filled_in() -> None:
     """Fields that are not set get their defaults."""
     asked = validation.check(good(), BOUNDS, SEAL)
-    assert (asked.temperature, asked.top_p, asked.top_k, asked.seed) == (1.0, 1.0, 0, None)
+    found = asked.sampling.resolved
+    assert (found.temperature, found.top_p, found.top_k, asked.seed) == (1.0, 1.0, 0, None)
     assert (asked.max_output_tokens, asked.priority, asked.ttft_timeout_s) == (256, 0, None)
 
 
 def test_presence_counts_where_zero_means_something() -> None:
     """A field set to 0 counts as set: temperature 0 is greedy and seed 0 is a seed."""
     asked = validation.check(good(sampling(temperature=0.0, seed=0)), BOUNDS, SEAL)
-    assert (asked.temperature, asked.seed) == (0.0, 0)
+    assert (asked.sampling.resolved.temperature, asked.seed) == (0.0, 0)
 
 
 @pytest.mark.parametrize(("prompt", "output"), [(1, 256), (4095, 1), (4000, 96)])
@@ -346,7 +373,7 @@ WIRE = [
     (b"\x0a", "MESSAGE_MALFORMED", "(message)", "end inside a number"),
     (b"\x0b", "MESSAGE_MALFORMED", "(message)", "wire type 3"),
     (field(1, b"x") + b"\x98\x06\x07", "FIELD_UNKNOWN", "99", "unknown field 99"),
-    (field(1, b"x") + field(4, b"\x58\x01"), "FIELD_UNKNOWN", "sampling.11", "unknown field 11"),
+    (field(1, b"x") + field(4, b"\xf8\x01\x01"), "FIELD_UNKNOWN", "sampling.31", "unknown field 31"),
     (
         field(2, field(1, b"\x08\x02" + field(2, b"x") + b"\x78\x01")),
         "FIELD_UNKNOWN",

@@ -64,11 +64,11 @@ class Server:
 @pytest.mark.parametrize("missed", [0, 1, 2, 1000])
 def test_one_missed_probe_is_no_loss(monkeypatch: pytest.MonkeyPatch, first: int, missed: int) -> None:
     """One late answer has no effect. An engine that stops answering is lost within 4 s, once."""
-    monkeypatch.setattr(engines, "RequestTensors", lambda inputs: None)
+    monkeypatch.setattr(engines, "RequestTensors", lambda *_: None)
     clock, lost_s = Time(), list[float]()
     sink = SimpleNamespace(on_ready=lambda *_: None, on_error=lambda *_: lost_s.append(clock.at_s))
     capabilities = SimpleNamespace(kv_events=False, release_handoff=False)
-    facts = SimpleNamespace(load_report=False, stop=False, capabilities=capabilities, inputs={})
+    facts = SimpleNamespace(load_report=False, stop=False, capabilities=capabilities, inputs={}, vocab_size=0)
     server = Server(range(first, first + missed))
 
     async def run() -> None:

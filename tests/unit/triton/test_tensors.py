@@ -10,7 +10,7 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 from kvmesh.attach import frames
-from kvmesh.triton.port import CallKind, EngineCall
+from kvmesh.triton.port import CallKind, EngineCall, GuideKind, SamplingExtras
 from kvmesh.triton.tensors import CACHED_SCALARS_MAX, RequestTensors, answer_of, load_of, parameters_of
 
 ALL = frozenset(
@@ -104,7 +104,7 @@ def test_answers_are_read_by_name_whatever_their_order() -> None:
     """The fast path for bare answers agrees with the general one."""
     ids, length = ("output_ids", struct.pack("<2i", 4, -5)), ("sequence_length", struct.pack("<i", 2))
     for message in (response(ids, length), response(length, ids)):
-        assert answer_of(message) == ((4, -5), (), b"", 0, False)
+        assert answer_of(message) == ((4, -5), (), b"", 0, False, b"")
     message = response(
         ("kv_cache_reused_blocks", struct.pack("<i", 3)),
         ("output_log_probs", struct.pack("<2f", -0.5, -1.0)),
@@ -112,8 +112,64 @@ def test_answers_are_read_by_name_whatever_their_order() -> None:
         ids,
         final=True,
     )
-    assert answer_of(message) == ((4, -5), (-0.5, -1.0), b"blob", 3, True)
-    assert answer_of(response(("context_phase_params", b"b"), ids)) == ((4, -5), (), b"b", 0, False)
+    assert answer_of(message) == ((4, -5), (-0.5, -1.0), b"blob", 3, True, b"")
+    assert answer_of(response(("context_phase_params", b"b"), ids)) == ((4, -5), (), b"b", 0, False, b"")
+
+
+EXTRAS = frozenset(
+    {
+        "frequency_penalty",
+        "presence_penalty",
+        "repetition_penalty",
+        "min_tokens",
+        "embedding_bias",
+        "stop_words_list",
+        "return_top_log_probs",
+        "guided_decoding_guide_type",
+        "guided_decoding_guide",
+    }
+)
+
+
+def test_extras_are_the_tensors_of_tensorrt_llm() -> None:
+    """Only those that differ from their defaults; the bias has a value for each token."""
+    extras = SamplingExtras(
+        frequency_penalty=0.5,
+        repetition_penalty=1.5,
+        bias=((1, 2.0), (3, -4.0)),
+        min_tokens=2,
+        alternatives=3,
+        guide_kind=GuideKind.REGEX,
+        guide="a+é",
+    )
+    one = call(extras=extras, end_token_id=2, further_end_token_ids=(8, 5))
+    found = {
+        tensor.name(): (tensor.shape(), tensor._get_content())
+        for tensor in RequestTensors(ALL | EXTRAS, 5).of_call(one)
+        if tensor.name() in EXTRAS
+    }
+    assert found.keys() == EXTRAS - {"presence_penalty"}
+    assert found["frequency_penalty"] == ([1, 1], struct.pack("<f", 0.5))
+    assert found["repetition_penalty"] == ([1, 1], struct.pack("<f", 1.5))
+    assert found["min_tokens"] == ([1, 1], struct.pack("<i", 2))
+    assert found["return_top_log_probs"] == ([1, 1], struct.pack("<i", 3))
+    assert found["embedding_bias"] == ([1, 5], struct.pack("<5f", 0, 2, 0, -4, 0))
+    assert found["stop_words_list"] == ([1, 2, 2], struct.pack("<4i", 8, 5, 1, 2))
+    guide = "a+é".encode()
+    assert found["guided_decoding_guide"] == ([1, 1], struct.pack("<I", len(guide)) + guide)
+    assert parameters_of(one) == {"output_start": "0"}
+    assert not EXTRAS & {each.name() for each in RequestTensors(ALL | EXTRAS, 5).of_call(call())}
+
+
+def test_alternatives_are_read_as_pairs() -> None:
+    """Ids and log-probabilities are two outputs of the engine."""
+    ids, length = ("output_ids", struct.pack("<2i", 4, 5)), ("sequence_length", struct.pack("<i", 2))
+    top = ("top_log_prob_ids", struct.pack("<4i", 4, 1, 5, 2))
+    values = ("top_log_probs", struct.pack("<4f", -0.5, -1.5, -0.25, -2.5))
+    answer = answer_of(response(ids, length, top, values))
+    found = frames.unpack_alternatives(answer.alternatives)
+    assert found == ((4, 1, 5, 2), (-0.5, -1.5, -0.25, -2.5))
+    assert answer_of(response(ids, length, top)).alternatives == b""
 
 
 def test_load_report_of_an_engine_is_read() -> None:

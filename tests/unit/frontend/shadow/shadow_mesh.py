@@ -8,6 +8,7 @@ from typing import Any
 from kvmesh.attach.v1 import attach_pb2 as attach
 from kvmesh.snapshot.content import Content, PoolTrack, Track
 from kvmesh.snapshot.shadow import Shadow
+from kvmesh.models.detokenizer import ByteDetokenizer
 from services.frontend.requests.core import FrontendCore
 from services.frontend.requests.request_spec import RequestSpec
 from services.frontend.requests.retry_budget import RetryBudget
@@ -106,7 +107,7 @@ class ShadowMesh:
         self.traffic = ShadowTraffic(
             self.users.core,
             lambda observer: ShadowCore(16, observer, 1000.0),
-            token_bytes=lambda _: TOKEN_BYTES,
+            detokenizer=lambda _: ByteDetokenizer(TOKEN_BYTES),
             share_tokenizer=lambda _, __: True,
             wall_s=lambda: WALL_S + self.now_s,
             boot_id="boot",
