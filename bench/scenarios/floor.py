@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 
 from bench import accounting, aims, control
+from bench.generate_only import GenerateOnly
 from bench.pacing import token_id_at
 from bench.processes import ANY_CORE, TEST_CORE, Fleet, Process
 from bench.results import ScenarioResults
@@ -87,7 +88,7 @@ def _run_edge(server: SystemUnderTest, case: Case) -> None:
     server.end(case)
 
 
-class FrontendStub(inference_pb2_grpc.InferenceServiceServicer):
+class FrontendStub(GenerateOnly):
     """Sends every live call one token per step."""
 
     def __init__(self) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import grpc
 
 from bench import aims, control
+from bench.generate_only import GenerateOnly
 from bench.generation import bearer
 from bench.processes import TEST_CORE, Fleet, Process
 from bench.results import ScenarioResults
@@ -135,7 +136,7 @@ class Callers:
                 self.refused += 1
 
 
-class Refusing(inference_pb2_grpc.InferenceServiceServicer):
+class Refusing(GenerateOnly):
     """The floor: a server that refuses without reading the request."""
 
     async def Generate(  # type: ignore[override]  # named by the protocol; refuses instead of yielding

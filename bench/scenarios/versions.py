@@ -21,6 +21,7 @@ from bench.windows import Pace
 from kvmesh.attach.outbox import UpwardOutbox
 from kvmesh.attach.v1 import attach_pb2 as attach
 from kvmesh.inference.v1 import inference_pb2 as pb
+from kvmesh.models.detokenizer import ByteDetokenizer
 from kvmesh.regions.names import qualified
 from kvmesh.snapshot.content import Content, PoolTrack, Track
 from kvmesh.snapshot.regions import RegionEntry
@@ -28,15 +29,14 @@ from kvmesh.snapshot.shadow import Shadow
 from kvmesh.tenants.caller import Tenant
 from services.frontend.requests.attempts import Attempt
 from services.frontend.requests.core import FrontendCore
-from kvmesh.models.detokenizer import ByteDetokenizer
 from services.frontend.requests.outcome import Outcome
 from services.frontend.requests.output import Output
 from services.frontend.requests.region_choice import RegionSettings
 from services.frontend.requests.request import LiveRequest
 from services.frontend.requests.request_spec import RequestSpec, Timing
-from services.frontend.requests.sampling import Sampling
 from services.frontend.requests.retry_budget import RetryBudget
 from services.frontend.requests.retry_state import Limits
+from services.frontend.requests.sampling import Sampling
 from services.frontend.shadow.shadow_core import ShadowCore
 from services.frontend.shadow.traffic import ShadowTraffic
 from services.frontend.surface.service import InferenceService

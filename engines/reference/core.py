@@ -21,8 +21,8 @@ from engines.reference.config import EngineConfig
 from engines.reference.cost_model import CostModel
 from engines.reference.errors import EngineError
 from engines.reference.faults import NO_FAULTS, Faults
-from engines.reference.handoff import Handoff, HandoffTable
 from engines.reference.guide_text import GuideText
+from engines.reference.handoff import Handoff, HandoffTable
 from engines.reference.sampling import sample_token, top_log_probabilities
 from engines.reference.scheduler import ScheduledChunk, Scheduler
 from engines.reference.sequence import EngineRequest, Guide, PerfMetrics, RequestKind, RequestOutput, Sequence
@@ -328,7 +328,10 @@ class EngineCore:
             return None
         if sequence.guide is None:
             assert self.compile_guide is not None, "a request with a guide was checked"
-            sequence.guide, sequence.guided = self.compile_guide(sequence.request.guide), sequence.output_start
+            sequence.guide, sequence.guided = (
+                self.compile_guide(sequence.request.guide),
+                sequence.output_start,
+            )
         for token in sequence.tokens[sequence.guided : sequence.length].tolist():
             sequence.guide.consume(token)
             sequence.guided += 1

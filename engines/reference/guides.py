@@ -20,6 +20,7 @@ from engines.reference import errors
 from engines.reference.errors import EngineError
 from engines.reference.guide_text import GUIDE_BYTES_MAX, GuideKind, GuideText
 
+
 class Guide:
     """The state of one output: which tokens may follow. Not thread-safe."""
 
@@ -53,7 +54,9 @@ class GuideCompiler:
     def __init__(self, token_bytes: Sequence[bytes], end_id: int, encode: Any) -> None:
         self._vocab_size = len(token_bytes)
         special = [each for each, text in enumerate(token_bytes) if not text]
-        named = [text or b"\xff<%d>" % each for each, text in enumerate(token_bytes)]  # llguidance's mark of specials
+        named = [
+            text or b"\xff<%d>" % each for each, text in enumerate(token_bytes)
+        ]  # llguidance's mark of specials
         wrapped = llguidance.TokenizerWrapper(_Vocabulary(named, end_id, special, encode))
         self._tokenizer = llguidance.LLTokenizer(wrapped)
 
@@ -92,7 +95,9 @@ def compiler_of(tokenizer_json: str, special_ids: Iterable[int], end_id: int) ->
     special = frozenset(special_ids)
     alphabet = byte_alphabet()
     token_bytes = [
-        b"" if each in special else bytes(alphabet[character] for character in tokenizer.id_to_token(each))
+        b""
+        if each in special
+        else bytes(alphabet[character] for character in tokenizer.id_to_token(each) or "")
         for each in range(tokenizer.get_vocab_size())
     ]
     return GuideCompiler(
@@ -125,4 +130,6 @@ class _Vocabulary:
 
 def _refused(reason: str) -> EngineError:
     line = " ".join(reason.split())[:300]
-    return EngineError(errors.BAD_VALUE.format(field="guided_decoding_guide", value=line, allowed="a guide that can be met"))
+    return EngineError(
+        errors.BAD_VALUE.format(field="guided_decoding_guide", value=line, allowed="a guide that can be met")
+    )

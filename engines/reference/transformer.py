@@ -95,7 +95,9 @@ class Transformer:
         found = {name: values.shape for name, values in weights.items()}
         if found != shape.weight_shapes():
             odd = min(set(found.items()) ^ set(shape.weight_shapes().items()))
-            raise ValueError(f"{model_dir}/weights.npz does not match config.json, first at {odd[0]} {odd[1]}")
+            raise ValueError(
+                f"{model_dir}/weights.npz does not match config.json, first at {odd[0]} {odd[1]}"
+            )
         return cls(shape, weights, int(config["max_position_embeddings"]))
 
     def new_store(self, block_count: int, block_tokens: int) -> NDArray[np.float32]:

@@ -157,9 +157,7 @@ class TritonPythonModel:
         self._watchdog = ServerWatchdog(parameters["http_address"]["string_value"], server_pid, self.finalize)
         faults = FaultInjector(settings.faults, self._watchdog.kill_server) if settings.faults else None
         self._compile_guide = load_guide_compiler(settings)
-        self._engine = Engine(
-            settings, arithmetic, digest, self._output_queue, faults, self._compile_guide
-        )
+        self._engine = Engine(settings, arithmetic, digest, self._output_queue, faults, self._compile_guide)
         self._engine.start()
         self._cancellation_poller = CancellationPoller(
             self._live, self._engine.cancel, settings.cancellation_check_s
@@ -205,7 +203,9 @@ class TritonPythonModel:
             kind, key, request.request_id(), parameters, tensor, self._request_limits, arrival_ns
         )
         if engine_request.guide is not None and self._compile_guide is not None:
-            self._compile_guide(engine_request.guide)  # refuses a guide that cannot be met before it takes a slot
+            self._compile_guide(
+                engine_request.guide
+            )  # refuses a guide that cannot be met before it takes a slot
         response_options = request_parsing.parse_response_options(tensor)
         if kind is RequestKind.CONTEXT_ONLY and not response_options.is_streaming:
             response_options = ResponseOptions(

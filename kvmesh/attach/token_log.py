@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from kvmesh.attach import frames
 
-
 _NO_ALTERNATIVE = frames.pack_alternatives((-1,), (float("nan"),))
 
 
@@ -67,9 +66,7 @@ class TokenLog:
         """Bytes that the log keeps."""
         return len(self._ids) * (4 if self._logprobs is None else 8) + len(self._alternatives)
 
-    def append(
-        self, ids: Sequence[int], logprobs: Sequence[float] = (), alternatives: bytes = b""
-    ) -> None:
+    def append(self, ids: Sequence[int], logprobs: Sequence[float] = (), alternatives: bytes = b"") -> None:
         """Add tokens at the end. Missing log-probabilities are NaN. Missing alternatives are id -1."""
         self._ids.extend(ids)
         if self._alternative_bytes:

@@ -165,7 +165,7 @@ class LibraryDetokenizer:
         self._held.append(token_id)
         try:
             text = self._stream.step(self._tokenizer, token_id)
-        except Exception:  # the library's own kind: later ids changed a text that was sent
+        except Exception:  # noqa: BLE001  # the library's own kind: later ids changed a text that was sent
             self._stream = DecodeStream(skip_special_tokens=False)
             self._sent, self._held = [], [token_id]
             text = self._stream.step(self._tokenizer, token_id)

@@ -50,6 +50,9 @@ class SamplingDefaults:
     repetition_penalty: float | None = None
 
 
+NO_DEFAULTS: Final = SamplingDefaults()
+
+
 @dataclass(frozen=True, slots=True)
 class DeclaredToken:
     """A token that tokenizer_config.json adds to the tokenizer (`added_tokens_decoder`)."""
@@ -85,7 +88,7 @@ class ModelFolder:
     """Whether plain text gets the BOS token. None: tokenizer.json decides."""
     adds_eos: bool | None = None
     """The same for EOS behind a text."""
-    defaults: SamplingDefaults = SamplingDefaults()
+    defaults: SamplingDefaults = NO_DEFAULTS
     context_tokens: int | None = None
     """Tokens of the longest context. None: the folder does not say."""
 
@@ -246,9 +249,7 @@ def _declared(settings: _Document) -> tuple[DeclaredToken, ...]:
     return tuple(sorted(found, key=lambda token: token.token_id))
 
 
-def _end_tokens(
-    generation: _Document, model: _Document, named: Mapping[str, str]
-) -> tuple[int | str, ...]:
+def _end_tokens(generation: _Document, model: _Document, named: Mapping[str, str]) -> tuple[int | str, ...]:
     """Return the end tokens of the first file that names some."""
     for source in (generation, model):
         value = source.get("eos_token_id")
@@ -274,7 +275,10 @@ def _defaults(generation: _Document) -> SamplingDefaults:
 
 
 def _context(model: _Document) -> int | None:
-    for source in (model.get("text_config"), model):  # models of text and pictures keep those of the text apart
+    for source in (
+        model.get("text_config"),
+        model,
+    ):  # models of text and pictures keep those of the text apart
         document = _Document(model.path, source) if isinstance(source, dict) else model
         for key in _CONTEXT_KEYS:
             found = document.number(key, 1, 1 << 31)

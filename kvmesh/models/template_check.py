@@ -101,7 +101,7 @@ def answer(source: str, variables: Mapping[str, str], context_tokens: int, text_
         except TemplateTooLong as error:
             return f"{error} (for {name})"
         except TemplateError as error:
-            if "memory" in str(error) or name == "one message" and not _takes_system(template):
+            if "memory" in str(error) or (name == "one message" and not _takes_system(template)):
                 return f"{error} (for {name})"
     return ""
 

@@ -99,7 +99,9 @@ def _word_piece(tokens: Sequence[str | None], step: Mapping[str, Any]) -> TextTa
     prefix, is_cleaned = step.get("prefix", "##"), step.get("cleanup", True)
     clean = _cleaned if is_cleaned else str
     texts = [
-        "" if token is None else clean(token.removeprefix(prefix) if token.startswith(prefix) else f" {token}")
+        ""
+        if token is None
+        else clean(token.removeprefix(prefix) if token.startswith(prefix) else f" {token}")
         for token in tokens
     ]
     firsts = ["" if token is None else clean(token) for token in tokens]
@@ -132,9 +134,7 @@ def _replaced(
     return TextTable(texts, [text.removeprefix(" ") for text in texts], fallback, drops_first_space=True)
 
 
-def _spaced(
-    tokens: Sequence[str | None], mark: str, content: str, fallback: Mapping[int, int]
-) -> list[str]:
+def _spaced(tokens: Sequence[str | None], mark: str, content: str, fallback: Mapping[int, int]) -> list[str]:
     return [
         "" if token is None or each in fallback else token.replace(mark, content)
         for each, token in enumerate(tokens)

@@ -60,13 +60,13 @@ class ModelTokenizer:
         """Raises ModelFolderError. `text_max`: most characters of a rendered conversation."""
         self.folder = folder
         self._tokenizer = _load(folder)
-        self.special_ids = frozenset(
-            each for each, token in self._tokenizer.get_added_tokens_decoder().items() if token.special
-        )
+        added = self._tokenizer.get_added_tokens_decoder()
+        specials = {each: token for each, token in added.items() if token.special}
+        self.special_ids = frozenset(specials)
         self.vocab_size = _vocab_size(self._tokenizer)
         self.end_token_ids = self._end_token_ids()
         self._prefix, self._suffix = self._frame_of_text()
-        self._marks = _Marks([self._tokenizer.id_to_token(each) for each in sorted(self.special_ids)])
+        self._marks = _Marks([each.content for _, each in sorted(specials.items())])
         self._plain: Tokenizer | None = None
         """Reads special tokens as plain text. Made when a text has one."""
         self._making_plain = threading.Lock()
@@ -156,7 +156,9 @@ class ModelTokenizer:
             found = self._tokenizer.token_to_id(each) if isinstance(each, str) else each
             if found is None or not found < self.vocab_size:
                 where = f"{self.folder.path} names the end token {each!r}"
-                raise ModelFolderError(f"{where}, which is not in the vocabulary of {self.vocab_size} tokens.")
+                raise ModelFolderError(
+                    f"{where}, which is not in the vocabulary of {self.vocab_size} tokens."
+                )
             ids.append(found)
         return tuple(dict.fromkeys(ids))
 
@@ -258,7 +260,9 @@ class _Marks:
             model["vocab"] = {marks.get(text, text): each for text, each in model["vocab"].items()}
         else:
             model["vocab"] = [[marks.get(text, text), score] for text, score in model["vocab"]]
-        added = [each for each in document["added_tokens"] if not each["special"] or each["content"] != unknown]
+        added = [
+            each for each in document["added_tokens"] if not each["special"] or each["content"] != unknown
+        ]
         for each in added:
             if each["special"]:
                 each["content"] = marks.get(each["content"], each["content"])
@@ -303,7 +307,7 @@ def _load(folder: ModelFolder) -> Tokenizer:
     """Return the tokenizer with all special tokens of the folder. Raises ModelFolderError."""
     try:
         tokenizer = Tokenizer.from_str(folder.tokenizer)
-    except Exception as error:  # the library raises plain Exception for a file that it cannot parse
+    except Exception as error:  # noqa: BLE001  # the library raises plain Exception for a file that it cannot parse
         raise ModelFolderError(f"{folder.path / TOKENIZER} is not a tokenizer: {error}.") from None
     known = tokenizer.get_added_tokens_decoder()
     for token in folder.declared:

@@ -82,7 +82,14 @@ _GUIDES: Final = {
 def seed_call(submit: pb.Submit, handoff: pb.Handoff, left_s: float) -> EngineCall:
     """Return the call that pulls the KV blocks of `handoff` into the cache (KV seeding). No end token ends it early."""
     call = engine_call(submit, CallKind.GENERATION_ONLY, left_s, handoff)
-    return replace(call, max_output_tokens=SEED_TOKENS, end_token_id=-1, further_end_token_ids=(), logprobs=False, extras=None)
+    return replace(
+        call,
+        max_output_tokens=SEED_TOKENS,
+        end_token_id=-1,
+        further_end_token_ids=(),
+        logprobs=False,
+        extras=None,
+    )
 
 
 def cached_tokens(reused_blocks: int, block_tokens: int, prompt_tokens: int) -> int:

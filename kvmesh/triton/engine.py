@@ -177,9 +177,7 @@ class TritonEngine:
                         call_id, FirstAnswer(answer.context_phase_params, answer.reused_blocks), now_s
                     )
                 if answer.token_ids and not live.is_over:
-                    sink.on_tokens(
-                        call_id, answer.token_ids, answer.logprobs, now_s, answer.alternatives
-                    )
+                    sink.on_tokens(call_id, answer.token_ids, answer.logprobs, now_s, answer.alternatives)
                 if is_final and not live.is_over:
                     live.is_over = True
                     sink.on_end(call_id, now_s)

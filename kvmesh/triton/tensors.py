@@ -183,7 +183,7 @@ def _paired(ids: bytes, logprobs: bytes) -> bytes:
     if not ids or len(ids) != len(logprobs):
         return b""
     words = np.stack((np.frombuffer(ids, "<u4"), np.frombuffer(logprobs, "<u4")), axis=1)
-    return words.tobytes()
+    return bytes(words.tobytes())
 
 
 def payload_of(response: Any, output: str) -> bytes | None:

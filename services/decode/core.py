@@ -126,7 +126,12 @@ class DecodeCore(AttachedCore[DecodeSlot]):
             vocabulary_size=submit.vocabulary_size,
             purpose=control_purpose(budget),
         )
-        log = TokenLog(submit.start_position, submit.credit_position, with_logprobs=submit.logprobs, alternatives=submit.sampling.alternative_count)
+        log = TokenLog(
+            submit.start_position,
+            submit.credit_position,
+            with_logprobs=submit.logprobs,
+            alternatives=submit.sampling.alternative_count,
+        )
         slot = DecodeSlot(submitted, log, blocks_needed(submit), submit, has_first_row=is_local)
         self.slot_table.add(slot, session, submit.slot)
         session.outbox.accept(submit.slot)

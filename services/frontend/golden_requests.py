@@ -19,8 +19,8 @@ from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.budget.v1 import budget_pb2
 from kvmesh.tenants.caller import Caller, ServiceClass, Tenant
 from services.frontend.requests.request_spec import NOBODY, RequestSpec, Timing
-from services.frontend.requests.sampling import Sampling
 from services.frontend.requests.router_peers import Peer, Peers
+from services.frontend.requests.sampling import Sampling
 
 PROMPT_TOKENS: Final = 4
 OUTPUT_TOKENS: Final = 2

@@ -6,16 +6,16 @@ import random
 from typing import Any
 
 from kvmesh.attach import frames
+from kvmesh.models.detokenizer import ByteDetokenizer
 from services.decode.core import DecodeCore
 from services.decode.limits import DecodeLimits
 from services.frontend.requests.core import FrontendCore
-from kvmesh.models.detokenizer import ByteDetokenizer
 from services.frontend.requests.output import Output
 from services.frontend.requests.request import LiveRequest
 from services.frontend.requests.request_spec import RequestSpec, Timing
-from services.frontend.requests.sampling import Sampling
 from services.frontend.requests.retry_budget import RetryBudget
 from services.frontend.requests.retry_state import Limits
+from services.frontend.requests.sampling import Sampling
 from services.prefill.core import PrefillCore
 from services.prefill.limits import PrefillLimits
 from services.router.forwarding.admission import ForwardingLimits
@@ -256,7 +256,9 @@ class Mesh:
 
     def oracle(self, spec: RequestSpec) -> list[int]:
         """Return the output of `spec` on an engine alone."""
-        return expected(frames.unpack_ids(spec.prompt_ids), spec.max_output_tokens, max(spec.end_token_ids, default=-1))
+        return expected(
+            frames.unpack_ids(spec.prompt_ids), spec.max_output_tokens, max(spec.end_token_ids, default=-1)
+        )
 
     def held(self) -> list[str]:
         """Return the resources that the mesh still holds for requests."""

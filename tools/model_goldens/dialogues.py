@@ -37,7 +37,7 @@ _TOOLS: Final = (
         "type": "function",
         "function": {
             "name": "weather",
-            "description": "Current weather in a city, e.g. \"Zürich\"",
+            "description": 'Current weather in a city, e.g. "Zürich"',
             "parameters": {
                 "type": "object",
                 "properties": {"city": {"type": "string"}, "days": {"type": "integer", "default": 1}},
@@ -47,7 +47,11 @@ _TOOLS: Final = (
     },
     {
         "type": "function",
-        "function": {"name": "add", "description": "a + b", "parameters": {"type": "object", "properties": {}}},
+        "function": {
+            "name": "add",
+            "description": "a + b",
+            "parameters": {"type": "object", "properties": {}},
+        },
     },
 )
 

@@ -20,20 +20,132 @@ from tokenizers import (
     trainers,
 )
 
-from tools.model_goldens import templates
-
 VOCABULARY: Final = 1200
 WORDS: Final = 30_000
 
-_SYLLABLES: Final = (
-    "ac al an ar be ca ce co com con de di dis el en er es est ex fa fi for ge gra ha he hi ho il im in ing ion is ite ive "
-    "ja ke la le li lo lu ly ma me mi mo mu na ne ni no nt o of on or ou pa pe pi po pre pro qua ra re ri ro ru sa se si so "
-    "st ste su ta te ter th the ti to tr tu un ur us va ve vi wa we wi y ze"
-).split()
-_OTHERS: Final = ("é", "naïve", "größer", "中文", "東京", "привет", "día", "ção", "10", "2024", "!", "?", ".", ",", "(", ")", '"')
+_SYLLABLES: Final = [
+    "ac",
+    "al",
+    "an",
+    "ar",
+    "be",
+    "ca",
+    "ce",
+    "co",
+    "com",
+    "con",
+    "de",
+    "di",
+    "dis",
+    "el",
+    "en",
+    "er",
+    "es",
+    "est",
+    "ex",
+    "fa",
+    "fi",
+    "for",
+    "ge",
+    "gra",
+    "ha",
+    "he",
+    "hi",
+    "ho",
+    "il",
+    "im",
+    "in",
+    "ing",
+    "ion",
+    "is",
+    "ite",
+    "ive",
+    "ja",
+    "ke",
+    "la",
+    "le",
+    "li",
+    "lo",
+    "lu",
+    "ly",
+    "ma",
+    "me",
+    "mi",
+    "mo",
+    "mu",
+    "na",
+    "ne",
+    "ni",
+    "no",
+    "nt",
+    "o",
+    "of",
+    "on",
+    "or",
+    "ou",
+    "pa",
+    "pe",
+    "pi",
+    "po",
+    "pre",
+    "pro",
+    "qua",
+    "ra",
+    "re",
+    "ri",
+    "ro",
+    "ru",
+    "sa",
+    "se",
+    "si",
+    "so",
+    "st",
+    "ste",
+    "su",
+    "ta",
+    "te",
+    "ter",
+    "th",
+    "the",
+    "ti",
+    "to",
+    "tr",
+    "tu",
+    "un",
+    "ur",
+    "us",
+    "va",
+    "ve",
+    "vi",
+    "wa",
+    "we",
+    "wi",
+    "y",
+    "ze",
+]
+_OTHERS: Final = (
+    "é",
+    "naïve",
+    "größer",
+    "中文",
+    "東京",
+    "привет",
+    "día",
+    "ção",
+    "10",
+    "2024",
+    "!",
+    "?",
+    ".",
+    ",",
+    "(",
+    ")",
+    '"',
+)
 
 _SPLIT: Final = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
 
@@ -44,8 +156,15 @@ def corpus() -> Iterator[str]:
         words = []
         for _ in range(10):
             is_other = draw.random() < 0.08
-            words.append(draw.choice(_OTHERS) if is_other else "".join(draw.choices(_SYLLABLES, k=draw.randint(1, 3))))
+            words.append(
+                draw.choice(_OTHERS) if is_other else "".join(draw.choices(_SYLLABLES, k=draw.randint(1, 3)))
+            )
         yield " ".join(words) + draw.choice((".", "!", "\n", ":\n\n", "  ", "..."))
+
+
+def template(family: str) -> str:
+    """Return the chat template of a family: its turns and its refusals, written for the tests."""
+    return (Path(__file__).parent / "templates" / f"{family}.jinja").read_text(encoding="utf-8")
 
 
 def write(family: str, folder: Path) -> None:
@@ -54,7 +173,9 @@ def write(family: str, folder: Path) -> None:
     tokenizer, files = FAMILIES[family]()
     tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
     for name, content in files.items():
-        text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False, indent=1) + "\n"
+        text = (
+            content if isinstance(content, str) else json.dumps(content, ensure_ascii=False, indent=1) + "\n"
+        )
         (folder / name).write_text(text, encoding="utf-8")
 
 
@@ -104,7 +225,7 @@ def _llama_2() -> Made:
             "bos_token": "<s>",
             "eos_token": "</s>",
             "unk_token": "<unk>",
-            "chat_template": templates.LLAMA_2,
+            "chat_template": template("llama-2"),
         },
         "special_tokens_map.json": {
             "bos_token": {"content": "<s>", "lstrip": False, "normalized": False, "rstrip": False},
@@ -116,7 +237,16 @@ def _llama_2() -> Made:
 
 
 def _mistral() -> Made:
-    specials = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"]
+    specials = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        "[INST]",
+        "[/INST]",
+        "[TOOL_CALLS]",
+        "[AVAILABLE_TOOLS]",
+        "[/AVAILABLE_TOOLS]",
+    ]
     tokenizer = _byte_fallback([*specials, "[TOOL_RESULTS]", "[/TOOL_RESULTS]"])
     tokenizer.normalizer = None
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace("▁", prepend_scheme="first", split=False)
@@ -129,8 +259,8 @@ def _mistral() -> Made:
             "eos_token": "</s>",
             "unk_token": "<unk>",
             "chat_template": [
-                {"name": "default", "template": templates.MISTRAL},
-                {"name": "tool_use", "template": templates.MISTRAL},
+                {"name": "default", "template": template("mistral")},
+                {"name": "tool_use", "template": template("mistral")},
             ],
         },
         "generation_config.json": {"eos_token_id": 2},
@@ -151,7 +281,7 @@ def _gemma() -> Made:
             "pad_token": "<pad>",
             "unk_token": "<unk>",
             "additional_special_tokens": ["<start_of_turn>", "<end_of_turn>"],
-            "chat_template": templates.GEMMA,
+            "chat_template": template("gemma"),
         },
         "generation_config.json": {"eos_token_id": [1, 5], "top_k": 64, "top_p": 0.95},
         "config.json": {"text_config": {"max_position_embeddings": 8192}},
@@ -174,7 +304,14 @@ def _byte_level(split: bool = True) -> Tokenizer:
 
 def _llama_3() -> Made:
     tokenizer = _byte_level()
-    names = ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|eom_id|>"]
+    names = [
+        "<|begin_of_text|>",
+        "<|end_of_text|>",
+        "<|start_header_id|>",
+        "<|end_header_id|>",
+        "<|eot_id|>",
+        "<|eom_id|>",
+    ]
     tokenizer.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in names])
     tokenizer.post_processor = processors.Sequence(
         [
@@ -193,7 +330,7 @@ def _llama_3() -> Made:
             "bos_token": "<|begin_of_text|>",
             "eos_token": "<|eot_id|>",
             "clean_up_tokenization_spaces": True,
-            "chat_template": templates.LLAMA_3,
+            "chat_template": template("llama-3"),
         },
         "generation_config.json": {"do_sample": True, "eos_token_id": ends, "temperature": 0.6, "top_p": 0.9},
         "config.json": {"max_position_embeddings": 131072, "eos_token_id": ends},
@@ -225,7 +362,7 @@ def _qwen() -> Made:
             "eos_token": "<|im_end|>",
             "pad_token": "<|endoftext|>",
         },
-        "chat_template.jinja": templates.QWEN,
+        "chat_template.jinja": template("qwen"),
         "generation_config.json": {
             "eos_token_id": [tokenizer.token_to_id("<|im_end|>"), tokenizer.token_to_id("<|endoftext|>")],
             "repetition_penalty": 1.05,
@@ -267,7 +404,10 @@ def _unigram() -> Made:
     tokenizer.normalizer = normalizers.NFKC()
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     trainer = trainers.UnigramTrainer(
-        vocab_size=VOCABULARY, special_tokens=["<pad>", "</s>", "<unk>"], unk_token="<unk>", show_progress=False
+        vocab_size=VOCABULARY,
+        special_tokens=["<pad>", "</s>", "<unk>"],
+        unk_token="<unk>",
+        show_progress=False,
     )
     tokenizer.train_from_iterator(corpus(), trainer)
     tokenizer.decoder = decoders.Metaspace()
@@ -293,4 +433,4 @@ FAMILIES: Final[Mapping[str, Callable[[], Made]]] = {
     "bert": _bert,
     "unigram": _unigram,
 }
-"""Makers of a tokenizer and of the other files, by family. The last two have no chat template: they are there for the decoders."""
+"""Makers of a tokenizer and of the other files, by family. The last two have no chat template, and another decoder."""

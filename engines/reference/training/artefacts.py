@@ -6,13 +6,15 @@ multiply from the left.
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
 from tokenizers import Tokenizer
 
-from engines.reference.training.network import Decoder
 from engines.reference.training.model_files import model_files
+from engines.reference.training.network import Decoder
+from engines.reference.transformer import Shape
 
 
 def write_artefacts(folder: Path, decoder: Decoder, tokenizer: Tokenizer, training: dict[str, float]) -> None:
@@ -26,7 +28,7 @@ def write_artefacts(folder: Path, decoder: Decoder, tokenizer: Tokenizer, traini
     np.savez(draft, **weights)
     draft.replace(folder / "weights.npz")
     _replace(folder / "tokenizer.json", tokenizer.to_str(pretty=False))
-    for name, text in model_files(decoder.shape, training).items():
+    for name, text in model_files(Shape(**dataclasses.asdict(decoder.shape)), training).items():
         _replace(folder / name, text)
 
 

@@ -65,9 +65,7 @@ class Output:
         """Size of the vocabulary; only ids below it may be fed."""
         return self._detokenizer.vocabulary_size
 
-    def feed(
-        self, ids: Sequence[int], logprobs: Sequence[float] = (), alternatives: bytes = b""
-    ) -> int:
+    def feed(self, ids: Sequence[int], logprobs: Sequence[float] = (), alternatives: bytes = b"") -> int:
         """Add tokens at the end; return the number of used ones: fewer than given if a stop string ended the output.
 
         Missing log-probabilities are NaN. `alternatives`: as in frames.Row.

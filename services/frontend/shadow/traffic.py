@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from kvmesh.control.v1 import shadow_pb2 as pb
+from kvmesh.models.detokenizer import Detokenizer
 from kvmesh.snapshot.assignment import session_hash
 from kvmesh.snapshot.content import Content
 from kvmesh.snapshot.shadow import Shadow, ShadowMode

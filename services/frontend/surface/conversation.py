@@ -37,7 +37,9 @@ def violations(chat: pb.ChatPrompt) -> Iterator[Violation]:
         path = f"chat.messages[{index}]"
         yield from _role(path, each)
         if len(each.tool_calls) > TOOL_CALLS_MAX:
-            yield Violation(f"{path}.tool_calls", f"{len(each.tool_calls)} calls", f"at most {TOOL_CALLS_MAX}")
+            yield Violation(
+                f"{path}.tool_calls", f"{len(each.tool_calls)} calls", f"at most {TOOL_CALLS_MAX}"
+            )
             continue
         for number, call in enumerate(each.tool_calls):
             where = f"{path}.tool_calls[{number}]"

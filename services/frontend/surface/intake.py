@@ -268,7 +268,9 @@ class Intake:
             return
         offered = self._core.peers.features(chosen.pool)
         missing = [
-            Violation(field, "set", f"the engines of pool {chosen.pool} do not offer {feature}", is_clause=True)
+            Violation(
+                field, "set", f"the engines of pool {chosen.pool} do not offer {feature}", is_clause=True
+            )
             for feature, field in needs.items()
             if feature not in offered
         ]

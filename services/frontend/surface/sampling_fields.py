@@ -99,7 +99,9 @@ def violations(
             if not 0 <= each < vocab_size:
                 yield Violation(f"sampling.stop_token_ids[{index}]", str(each), f"0 to {vocab_size - 1}")
     if sampling.n not in (0, 1):
-        yield Violation("sampling.n", str(sampling.n), "1: several outputs of one request are not served; 0 or 1")
+        yield Violation(
+            "sampling.n", str(sampling.n), "1: several outputs of one request are not served; 0 or 1"
+        )
     if not 0 <= top_logprobs <= ALTERNATIVES_MAX:
         yield Violation("options.top_logprobs", str(top_logprobs), f"0 to {ALTERNATIVES_MAX}")
     if sampling.HasField("guide"):
@@ -142,9 +144,13 @@ def _biases(sampling: pb.Sampling, vocab_size: int) -> Iterator[Violation]:
         return
     for token_id, value in sampling.logit_bias.items():
         if not 0 <= token_id < vocab_size:
-            yield Violation(f"sampling.logit_bias[{token_id}]", "of an unknown token", f"0 to {vocab_size - 1}")
+            yield Violation(
+                f"sampling.logit_bias[{token_id}]", "of an unknown token", f"0 to {vocab_size - 1}"
+            )
         if not -BIAS_MAX <= value <= BIAS_MAX:
-            yield Violation(f"sampling.logit_bias[{token_id}]", _number(value), f"-{BIAS_MAX:g} to {BIAS_MAX:g}")
+            yield Violation(
+                f"sampling.logit_bias[{token_id}]", _number(value), f"-{BIAS_MAX:g} to {BIAS_MAX:g}"
+            )
 
 
 def _stop(sampling: pb.Sampling) -> Iterator[Violation]:
@@ -171,7 +177,9 @@ def _guide(guide: pb.Guide) -> Iterator[Violation]:
     try:
         if kind == "json_schema":
             json.loads(text)
-            reason = llguidance.LLMatcher.validate_grammar(llguidance.LLMatcher.grammar_from_json_schema(text))
+            reason = llguidance.LLMatcher.validate_grammar(
+                llguidance.LLMatcher.grammar_from_json_schema(text)
+            )
         elif kind == "regex":
             reason = llguidance.LLMatcher.validate_grammar(llguidance.LLMatcher.grammar_from_regex(text))
         else:

@@ -115,9 +115,7 @@ def load(config: MeshConfig) -> ServedVersions:
     return of(config, {name: (shared[folders[path].shaping], folders[path]) for name, path in paths.items()})
 
 
-def of(
-    config: MeshConfig, versions: Mapping[str, tuple[ModelTokenizer, ModelFolder]]
-) -> ServedVersions:
+def of(config: MeshConfig, versions: Mapping[str, tuple[ModelTokenizer, ModelFolder]]) -> ServedVersions:
     """Return the versions with their tokenizers and folders, as of `load`. The first one comes first."""
     return ServedVersions(
         [
@@ -130,7 +128,7 @@ def of(
 def bounds_of(
     config: MeshConfig, model_version: str, tokenizer: ModelTokenizer, folder: ModelFolder
 ) -> Bounds:
-    """Return the bounds of requests of `model_version`. The context is that of the engines, or a smaller one of the model."""
+    """Return the bounds of requests of `model_version`. The context is the smaller one of the engines and the model."""
     context = config.engine.max_sequence_tokens
     return Bounds(
         model=config.mesh.model,
@@ -146,7 +144,9 @@ def bounds_of(
 
 def _checks(config: MeshConfig, folder: ModelFolder) -> list[TemplateCheck]:
     """Begin the check of each template of `folder`."""
-    context = min(config.engine.max_sequence_tokens, folder.context_tokens or config.engine.max_sequence_tokens)
+    context = min(
+        config.engine.max_sequence_tokens, folder.context_tokens or config.engine.max_sequence_tokens
+    )
     text_max = config.frontend.message_bytes_max
     return [
         TemplateCheck.begin(source, folder.named_tokens, context, text_max)

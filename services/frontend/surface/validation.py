@@ -14,7 +14,7 @@ import xxhash
 
 from kvmesh.errors import MAX_VIOLATIONS, Violation, invalid
 from kvmesh.inference.v1 import inference_pb2 as pb
-from kvmesh.models.folder import SamplingDefaults
+from kvmesh.models.folder import NO_DEFAULTS, SamplingDefaults
 from kvmesh.models.tokenizer import Conversation
 from services.frontend.requests import resume_token
 from services.frontend.requests.resume_token import ResumeToken, Seal
@@ -29,6 +29,7 @@ NAME_CHARACTERS_MAX: Final = 128
 OUTPUT_TOKENS_MAX: Final = (1 << 31) - 1
 """The largest limit that a message can hold."""
 
+
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """Ranges that the mesh allows."""
@@ -41,7 +42,7 @@ class Bounds:
     max_sequence_tokens: int
     max_output_tokens_default: int
     max_output_tokens_max: int
-    defaults: SamplingDefaults = SamplingDefaults()
+    defaults: SamplingDefaults = NO_DEFAULTS
     """Sampling parameters of requests that name none."""
 
     def up_to(self, max_output_tokens: int) -> Bounds:
@@ -215,7 +216,9 @@ def _ids(path: str, ids: Iterable[int], bounds: Bounds) -> Iterator[Violation]:
 def _output_limit(message: pb.GenerateRequest, bounds: Bounds) -> int:
     """Return the output tokens that the request names, or their default."""
     limits = message.limits
-    return limits.max_output_tokens if limits.HasField("max_output_tokens") else bounds.max_output_tokens_default
+    return (
+        limits.max_output_tokens if limits.HasField("max_output_tokens") else bounds.max_output_tokens_default
+    )
 
 
 def _limits(limits: pb.Limits, bounds: Bounds) -> Iterator[Violation]:

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 import bench.warmups.__main__ as command
 from bench import control, generation
+from bench.generate_only import GenerateOnly
 from bench.pages import NOTES
 from bench.results import BenchError
 from bench.run_records import RecordError
@@ -402,7 +403,7 @@ def test_without_redis_no_state_is_seen() -> None:
         assert leases.seen == []
 
 
-class Frontend(inference_pb2_grpc.InferenceServiceServicer):
+class Frontend(GenerateOnly):
     """Answers with fixed tokens; every third call fails."""
 
     def __init__(self, enough: int) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from bench.generate_only import GenerateOnly
 from kvmesh import __version__
 from kvmesh.child import bound_command
 from kvmesh.cli import up as up_module
@@ -66,7 +67,7 @@ COMPARED: dict[str, list[Any]] = {
 """By candidate: name, matched blocks, microseconds of queue, prefill and (for a prompt on decode) decode, and score."""
 
 
-class FakeFrontend(inference_grpc.InferenceServiceServicer):
+class FakeFrontend(GenerateOnly):
     """A frontend that answers as the prompt requests."""
 
     def __init__(self) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from tokenizers import Tokenizer
 
+from bench.generate_only import GenerateOnly
 from kvmesh.cli.demo import CONTINUATION, OPENING, SCENE, SESSION, dialogue
 from kvmesh.cli.screen import explanation_table
 from kvmesh.config import MeshConfig
@@ -17,7 +18,7 @@ from kvmesh.inference.v1 import inference_pb2_grpc as inference_grpc
 from kvmesh.server import MeshServer
 
 
-class Echo(inference_grpc.InferenceServiceServicer):
+class Echo(GenerateOnly):
     """Answers every turn with two words."""
 
     def __init__(self) -> None:

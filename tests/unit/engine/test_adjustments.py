@@ -24,11 +24,17 @@ VOCABULARY = 50
 
 
 def naive(
-    logits: list[float], one: Adjustments, prompt: list[int], output: list[int], generated: int, ends: set[int]
+    logits: list[float],
+    one: Adjustments,
+    prompt: list[int],
+    output: list[int],
+    generated: int,
+    ends: set[int],
 ) -> list[float]:
     """Return adjusted logits, one by one: the formulas of OpenAI (frequency, presence) and CTRL (repetition)."""
     made = []
-    for token, value in enumerate(logits):
+    for token, logit in enumerate(logits):
+        value = logit
         if token in prompt or token in output:
             value = value / one.repetition_penalty if value > 0 else value * one.repetition_penalty
         count = output.count(token)
@@ -113,7 +119,9 @@ def test_a_guide_that_cannot_be_met_is_refused(compiler: Any, kind: str, text: s
 
 
 @pytest.mark.timeout(20)
-@pytest.mark.parametrize("regex", ["(a{1,9}){1,9}" * 9, "((((a{1,99}){1,99}){1,99}){1,99}){1,99}", ".*a.{300}", "(.*a){40}"])
+@pytest.mark.parametrize(
+    "regex", ["(a{1,9}){1,9}" * 9, "((((a{1,99}){1,99}){1,99}){1,99}){1,99}", ".*a.{300}", "(.*a){40}"]
+)
 def test_a_regular_expression_that_explodes_is_bounded(compiler: Any, regex: str) -> None:
     """It is refused, or it makes masks; the limits of llguidance bound both."""
     try:
@@ -164,4 +172,3 @@ def test_minus_infinity_is_never_drawn() -> None:
     for position in range(100):
         for sampling in (SamplingParams(), SamplingParams(temperature=9.0), SamplingParams(1.0, 2, 0.9)):
             assert sample_token(logits, position, replace(sampling, seed=position))[0] == 1
-

@@ -47,7 +47,7 @@ def test_vocabulary_and_special_tokens_agree(tokenizer: Tokenizer) -> None:
     """The special tokens are the tokenizer's, and the end token is one of them."""
     assert tokenizer.get_vocab_size() == CONFIG["shape"]["vocab_size"] == CONFIG["vocab_size"] == 4096
     assert {token: tokenizer.token_to_id(token) for token in SPECIAL} == SPECIAL
-    assert END == SPECIAL["<|end|>"]
+    assert SPECIAL["<|end|>"] == END
 
 
 def test_the_folder_is_that_of_its_source() -> None:
@@ -84,7 +84,9 @@ def test_rejects_artefacts_that_do_not_match(tmp_path: Path) -> None:
     shutil.copy(MODEL_DIR / "weights.npz", tmp_path)
     config = {**CONFIG, "shape": {**CONFIG["shape"], "feed_forward_width": 640}}
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    with pytest.raises(ValueError, match=r"does not match config\.json, first at layers\.0\.feed_forward_out"):
+    with pytest.raises(
+        ValueError, match=r"does not match config\.json, first at layers\.0\.feed_forward_out"
+    ):
         Transformer.load(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "format": "other"}), encoding="utf-8")
     with pytest.raises(ValueError, match="format 'other'"):

@@ -19,8 +19,8 @@ from kvmesh.attach import frames, rules
 from kvmesh.attach.outbox import DownwardOutbox, UpwardOutbox
 from kvmesh.attach.token_log import TokenLog
 from kvmesh.attach.v1 import attach_pb2 as pb
-from services.frontend.requests.core import FrontendCore
 from kvmesh.models.detokenizer import ByteDetokenizer
+from services.frontend.requests.core import FrontendCore
 from services.frontend.requests.output import Output
 from services.frontend.requests.request import LiveRequest
 from services.frontend.requests.request_spec import RequestSpec, Timing

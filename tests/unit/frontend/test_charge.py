@@ -130,7 +130,9 @@ class Leaving(Schedule):
         super().run(0)
 
     def _begin(self) -> None:
-        asked = spec(len(self.clients) + 1, max_output_tokens=self.draw.randint(1, 400), end_token_ids=frozenset())
+        asked = spec(
+            len(self.clients) + 1, max_output_tokens=self.draw.randint(1, 400), end_token_ids=frozenset()
+        )
         self.clients.append(Windowed(self.core, asked, self.mesh.now_s))
 
     def step(self) -> None:
@@ -223,7 +225,8 @@ def test_time_that_the_frontend_stood_still_closes_no_window(read_s: float, *, i
     mesh = FakeMesh(core, random.Random(1), 1)
     mesh.open(mesh.routers[0])
     clients = [
-        Windowed(core, spec(number, max_output_tokens=5000, end_token_ids=frozenset()), mesh.now_s) for number in (3, 4)
+        Windowed(core, spec(number, max_output_tokens=5000, end_token_ids=frozenset()), mesh.now_s)
+        for number in (3, 4)
     ]
     while not all(client.request.output.has_waiting() for client in clients):
         mesh.settle()
@@ -278,7 +281,11 @@ def test_a_deadline_behind_a_closed_window_costs_the_computed_tokens() -> None:
     mesh = FakeMesh(core, random.Random(1), 1)
     mesh.open(mesh.routers[0])
     asked = spec(
-        3, max_output_tokens=5000, end_token_ids=frozenset(), deadline_s=mesh.now_s + 5.0, is_clients_deadline=False
+        3,
+        max_output_tokens=5000,
+        end_token_ids=frozenset(),
+        deadline_s=mesh.now_s + 5.0,
+        is_clients_deadline=False,
     )
     client = Windowed(core, asked, mesh.now_s)
     while not client.request.output.has_waiting():

@@ -20,7 +20,6 @@ LIBRARY = Tokenizer.from_str((MODEL / "tokenizer.json").read_text(encoding="utf-
 TEXT_IDS = sorted(set(range(TOKENIZER.vocab_size)) - TOKENIZER.special_ids)
 
 
-
 def encode_chat(*messages: tuple[str, str]) -> list[int]:
     """Return the ids of (role, content) messages."""
     return TOKENIZER.encode_chat(

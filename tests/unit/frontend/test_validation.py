@@ -99,9 +99,19 @@ BAD = [
     (sampling(guide=pb.Guide(regex="(a|")), "sampling.guide.regex", "unclosed group", "regular expression"),
     (sampling(guide=pb.Guide(regex="")), "sampling.guide.regex", "0 bytes", "1 to 65536"),
     (sampling(guide=pb.Guide(json_schema="{")), "sampling.guide.json_schema", "refused", "can be met"),
-    (sampling(guide=pb.Guide(json_schema='{"enum": []}')), "sampling.guide.json_schema", "Unsatisfiable", "can be met"),
+    (
+        sampling(guide=pb.Guide(json_schema='{"enum": []}')),
+        "sampling.guide.json_schema",
+        "Unsatisfiable",
+        "can be met",
+    ),
     (sampling(guide=pb.Guide(json_schema="[" * 9000)), "sampling.guide.json_schema", "refused", "can be met"),
-    (sampling(guide=pb.Guide(json_schema="x" * 70_000)), "sampling.guide.json_schema", "70000 bytes", "65536"),
+    (
+        sampling(guide=pb.Guide(json_schema="x" * 70_000)),
+        "sampling.guide.json_schema",
+        "70000 bytes",
+        "65536",
+    ),
     (
         lambda message: setattr(message.options, "top_logprobs", 21),
         "options.top_logprobs",

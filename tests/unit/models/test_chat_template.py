@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from datetime import datetime
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from kvmesh.models.chat_template import ChatTemplate, TemplateError, TemplateTooLong
 from kvmesh.models.template_check import TemplateCheck
-from tools.model_goldens import templates
+from tools.model_goldens.folders import template
 
 HI = [{"role": "user", "content": "Hi"}]
 NOW = datetime(2026, 11, 28, 12, 30)  # noqa: DTZ001  # templates print local time
@@ -24,14 +25,20 @@ def render(source: str, text_max: int = 1_000_000, **asked: Any) -> str:
 @pytest.mark.parametrize(
     ("source", "text"),
     [
-        ("{{ bos_token }}{% for m in messages %}{{ m.role }}:{{ m['content'] | trim }}{% endfor %}", "<s>user:Hi"),
+        (
+            "{{ bos_token }}{% for m in messages %}{{ m.role }}:{{ m['content'] | trim }}{% endfor %}",
+            "<s>user:Hi",
+        ),
         ("{% if true %}\n  a\n{% endif %}\nb", "  a\nb"),
         ("{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}", "Hi"),
         ("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", "01"),
         ("{{ strftime_now('%d %b %Y') }}", "28 Nov 2026"),
         ("{{ {'b': '<é>', 'a': [1]} | tojson }}", '{"b": "<é>", "a": [1]}'),
         ("{{ {'a': 1} | tojson(indent=2) }}", '{\n  "a": 1\n}'),
-        ("{% set ns = namespace(x=1) %}{% for m in messages %}{% set ns.x = ns.x + 1 %}{% endfor %}{{ ns.x }}", "2"),
+        (
+            "{% set ns = namespace(x=1) %}{% for m in messages %}{% set ns.x = ns.x + 1 %}{% endfor %}{{ ns.x }}",
+            "2",
+        ),
         ("{{ dict(a=1).items() | list }}", "[('a', 1)]"),
         ("{{ tools }} {{ documents }} {{ add_generation_prompt }}", "None None True"),
         ("{{ messages[0].get('name') }}{{ messages[0].tool_calls is defined }}", "NoneFalse"),
@@ -53,7 +60,7 @@ def test_arguments_and_tools_are_variables() -> None:
 def test_the_reason_of_a_template_is_kept() -> None:
     """`raise_exception` is how a template refuses messages."""
     with pytest.raises(TemplateError, match="refuses the messages: System role not supported"):
-        render(templates.GEMMA, messages=[{"role": "system", "content": "x"}, *HI])
+        render(template("gemma"), messages=[{"role": "system", "content": "x"}, *HI])
 
 
 @pytest.mark.parametrize(
@@ -78,10 +85,8 @@ def test_the_reason_of_a_template_is_kept() -> None:
 def test_nothing_of_python_is_reached_and_no_argument_changes(source: str) -> None:
     """The attempt is refused, or shows nothing."""
     messages = [{"role": "user", "content": "Hi"}]
-    try:
+    with contextlib.suppress(TemplateError):
         assert render(source, messages=messages) in ("", "{}")
-    except TemplateError:
-        pass
     assert messages == HI
 
 
@@ -133,27 +138,45 @@ def test_a_broken_template_is_refused_with_its_line(source: str, reason: str) ->
         ChatTemplate(source, {}, text_max=100)
 
 
+LOOPS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+DOUBLINGS = (
+    "{% set ns = namespace(x='aaaaaaaa') %}{% for i in range(40) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}"
+)
+
+
 def check(source: str, context_tokens: int = 4096) -> str:
     """Return the reason of the check, or an empty text."""
     variables = {"bos_token": "<s>", "eos_token": "</s>"}
     return TemplateCheck.begin(source, variables, context_tokens, 16 << 20).result()
 
 
-@pytest.mark.parametrize("family", ["LLAMA_2", "LLAMA_3", "MISTRAL", "QWEN", "GEMMA"])
+@pytest.mark.parametrize("family", ["llama-2", "llama-3", "mistral", "qwen", "gemma"])
 def test_the_check_takes_templates_of_known_families(family: str) -> None:
     """With a context of 128 K tokens."""
-    assert check(getattr(templates, family), 131_072) == ""
+    assert check(template(family), 131_072) == ""
 
 
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
-        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "more than 2 s of CPU"),
-        ("{% set ns = namespace(x='aaaaaaaa') %}{% for i in range(40) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}", "memory"),
+        (
+            "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+            "more than 2 s of CPU",
+        ),
+        (
+            "{% set ns = namespace(x='aaaaaaaa') %}{% for i in range(40) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+            "memory",
+        ),
         ("{% for m in messages %}{{ 'a' * 99999 }}{% endfor %}", "more than 16777216 characters"),
         ("{{ raise_exception('never') }}", "never"),
-        ("{% if messages | length > 9 %}{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}{% endif %}", "2 s"),
-        ("{% if tools %}{% set ns = namespace(x='aaaaaaaa') %}{% for i in range(40) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{% endif %}", "memory"),
+        (
+            "{% if messages | length > 9 %}" + LOOPS + "{% endif %}",
+            "2 s",
+        ),
+        (
+            "{% if tools %}" + DOUBLINGS + "{% endif %}",
+            "memory",
+        ),
         ("{% if %}", "line 1"),
     ],
 )
@@ -164,5 +187,7 @@ def test_the_check_ends_a_hostile_template(source: str, reason: str) -> None:
 
 def test_a_template_that_needs_a_system_turn_is_taken() -> None:
     """Only a template that refuses every user is refused."""
-    source = "{% if messages[0].role != 'system' %}{{ raise_exception('no') }}{% endif %}{{ messages[1].content }}"
+    source = (
+        "{% if messages[0].role != 'system' %}{{ raise_exception('no') }}{% endif %}{{ messages[1].content }}"
+    )
     assert check(source) == ""

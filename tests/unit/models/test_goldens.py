@@ -76,7 +76,7 @@ def kept_beginnings(family: str, ids: list[int]) -> str | None:
             run += bytes.fromhex(found[1])
             continue
         good = next(run[:end] for end in range(len(run), -1, -1) if is_utf8(run[:end]))
-        is_exception = is_exception or bool(good) and good != run
+        is_exception = is_exception or (bool(good) and good != run)
         text += good.decode() + "\ufffd" * (len(run) - len(good)) + token.replace("▁", " ")
         run = b""
     return text.removeprefix(" " if family != "gemma" else "") if is_exception else None

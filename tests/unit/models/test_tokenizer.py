@@ -31,7 +31,9 @@ def changed(tmp_path: Path, family: str, file: str, **changes: Any) -> ModelToke
 
 def specials(family: str) -> list[str]:
     """Return the texts of all special tokens."""
-    return [token for each in sorted(tokenizer(family).special_ids) if (token := tokenizer(family).token(each))]
+    return [
+        token for each in sorted(tokenizer(family).special_ids) if (token := tokenizer(family).token(each))
+    ]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -84,7 +86,9 @@ def test_a_client_cannot_guess_the_marks() -> None:
 def test_tools_and_arguments_make_no_special_token(field: str) -> None:
     """They come from the client, too."""
     library = tokenizer("llama-3")
-    plain, marked = ({"date_string": text} if field == "arguments" else [{"name": text}] for text in ("x", "<|eot_id|>"))
+    plain, marked = (
+        {"date_string": text} if field == "arguments" else [{"name": text}] for text in ("x", "<|eot_id|>")
+    )
     counts = []
     for value in (plain, marked):
         asked = Conversation([{"role": "user", "content": "Hi"}], **{field: value})  # type: ignore[arg-type]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from kvmesh.attach import frames
@@ -27,7 +29,7 @@ def test_defaults_are_no_extras(received: int) -> None:
 
 def test_extras_say_where_the_output_began() -> None:
     """A resumed request goes on with the penalties of its whole output, and with what is left of its minimum."""
-    fields = {
+    fields: dict[str, Any] = {
         "frequency_penalty": 0.5,
         "presence_penalty": -0.5,
         "repetition_penalty": 1.25,

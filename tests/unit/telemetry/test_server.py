@@ -16,6 +16,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from bench.generate_only import GenerateOnly
 from kvmesh.errors import MeshError, from_rpc_error, internal
 from kvmesh.inference.v1 import inference_pb2, inference_pb2_grpc
 from kvmesh.server import ListenError, MeshServer, channel
@@ -30,7 +31,7 @@ def refusal() -> MeshError:
     return MeshError("QUEUE_FULL", "queue full: 8/8", retry_after_s=0.5)
 
 
-class Servicer(inference_pb2_grpc.InferenceServiceServicer):
+class Servicer(GenerateOnly):
     """Behaves as `session_id` names it."""
 
     def __init__(self) -> None:

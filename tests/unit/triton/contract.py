@@ -44,7 +44,12 @@ class Recorder:
         self._note(call_id, "first").first = first
 
     def on_tokens(
-        self, call_id: int, token_ids: Sequence[int], logprobs: Sequence[float], now_s: float
+        self,
+        call_id: int,
+        token_ids: Sequence[int],
+        logprobs: Sequence[float],
+        now_s: float,
+        alternatives: bytes = b"",
     ) -> None:
         heard = self._note(call_id, "tokens")
         assert token_ids, "an answer without tokens"

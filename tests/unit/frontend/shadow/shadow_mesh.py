@@ -6,9 +6,9 @@ import random
 from typing import Any
 
 from kvmesh.attach.v1 import attach_pb2 as attach
+from kvmesh.models.detokenizer import ByteDetokenizer
 from kvmesh.snapshot.content import Content, PoolTrack, Track
 from kvmesh.snapshot.shadow import Shadow
-from kvmesh.models.detokenizer import ByteDetokenizer
 from services.frontend.requests.core import FrontendCore
 from services.frontend.requests.request_spec import RequestSpec
 from services.frontend.requests.retry_budget import RetryBudget
