@@ -21,6 +21,10 @@ from engines.reference.errors import EngineError
 from engines.reference.guide_text import GUIDE_BYTES_MAX, GuideKind, GuideText
 
 
+_JSON = {"whitespace_flexible": False}
+"""A small model would fill its output with white space. A schema may say otherwise (`x-guidance`)."""
+
+
 class Guide:
     """The state of one output: which tokens may follow. Not thread-safe."""
 
@@ -77,10 +81,10 @@ def grammar_of(guide: GuideText) -> str:
     try:
         match guide.kind:
             case GuideKind.JSON:
-                return str(matcher.grammar_from_json_schema("{}"))
+                return str(matcher.grammar_from_json_schema("{}", defaults=_JSON))
             case GuideKind.JSON_SCHEMA:
                 json.loads(guide.text)
-                return str(matcher.grammar_from_json_schema(guide.text))
+                return str(matcher.grammar_from_json_schema(guide.text, defaults=_JSON))
             case GuideKind.REGEX:
                 return str(matcher.grammar_from_regex(guide.text))
             case GuideKind.EBNF_GRAMMAR:
