@@ -15,7 +15,7 @@ the text of these ids, and once finished, with the end of the text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -60,6 +60,8 @@ class Chunk:
     """Position of the first token in the answer, from 0."""
     logprobs: tuple[float, ...] = ()
     """Natural log-probabilities, parallel to `ids`; empty unless requested."""
+    top_logprobs: tuple[Mapping[int, float], ...] = ()
+    """Log-probabilities by token id of the most likely tokens, parallel to `ids`; empty unless requested."""
 
 
 class CallState:
@@ -87,6 +89,7 @@ class CallState:
         self.ids: list[int] = list(request.options.resume.received_token_ids)
         self.text = ""
         self.logprobs: list[float] = []
+        self.top_logprobs: list[Mapping[int, float]] = []
         self.started: pb.Started | None = None
         """The first `started`; its facts hold for all sends of the request, unless another model version begins it anew."""
         self.finished: pb.Finished | None = None
@@ -273,7 +276,9 @@ class CallState:
         self.text += tokens.text
         logprobs = tuple(tokens.logprobs)
         self.logprobs += logprobs
-        return Chunk(ids, tokens.text, have, logprobs)
+        top_logprobs = tuple(dict(zip(each.ids, each.logprobs, strict=False)) for each in tokens.top_logprobs)
+        self.top_logprobs += top_logprobs
+        return Chunk(ids, tokens.text, have, logprobs, top_logprobs)
 
     def _finish(self, finished: pb.Finished) -> Chunk | None:
         if finished.usage.output_token_count != len(self.ids):

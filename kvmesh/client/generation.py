@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 from types import TracebackType
 from typing import Any
@@ -49,6 +49,11 @@ class GenerationStream:
     def logprobs(self) -> list[float]:
         """Log-probabilities of `ids`; empty unless requested."""
         return self._call_state.logprobs
+
+    @property
+    def top_logprobs(self) -> list[Mapping[int, float]]:
+        """Log-probabilities by token id of the most likely tokens at each of `ids`; empty unless requested."""
+        return self._call_state.top_logprobs
 
     @property
     def started(self) -> pb.Started | None:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal, TypeAlias, TypedDict, Unpack
+from typing import Any, Final, TypeAlias, TypedDict, Unpack
 
 from kvmesh.inference.v1 import inference_pb2 as pb
 
-Role: TypeAlias = Literal["system", "user", "assistant"]
+Message: TypeAlias = tuple[str, str] | Mapping[str, Any]
+"""A message as (role, content), or as a mapping with the keys of OpenAI's chat messages (see `messages`)."""
 
 _ROLES: Final = {
     "system": pb.ChatMessage.ROLE_SYSTEM,
     "user": pb.ChatMessage.ROLE_USER,
     "assistant": pb.ChatMessage.ROLE_ASSISTANT,
+    "tool": pb.ChatMessage.ROLE_TOOL,
 }
+"""Roles of the protocol. Any other role is one of the model's chat template."""
+
+_KEYS: Final = ("role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content")
 
 
 class Options(TypedDict, total=False):
@@ -21,8 +27,13 @@ class Options(TypedDict, total=False):
 
     prompt_tokens: Sequence[int]
     """The prompt as token ids, instead of a text."""
-    messages: Sequence[tuple[Role, str]]
-    """The prompt as a dialogue of (role, content), oldest first, instead of a text."""
+    messages: Sequence[Message]
+    """The prompt as a dialogue, oldest first, instead of a text: (role, content), or mappings with `role`, `content`,
+    `tool_calls`, `tool_call_id`, `name` and `reasoning_content`, as in OpenAI's API."""
+    tools: Sequence[Mapping[str, Any]]
+    """Tools that the model may call, for its chat template."""
+    template_arguments: Mapping[str, Any]
+    """Further variables of the chat template, for example {"enable_thinking": False}."""
     max_output_tokens: int
     temperature: float
     """0 to 10; 0 selects the most likely token."""
@@ -31,6 +42,23 @@ class Options(TypedDict, total=False):
     seed: int
     """Default: drawn by the mesh, and reported in `GenerationStream.started`."""
     stop: Sequence[str]
+    frequency_penalty: float
+    """-2 to 2."""
+    presence_penalty: float
+    """-2 to 2."""
+    repetition_penalty: float
+    """0.01 to 10; 1 changes nothing."""
+    logit_bias: Mapping[int, float]
+    """Values from -100 to 100 by token id."""
+    min_tokens: int
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+    json_schema: str | Mapping[str, Any]
+    """The output is JSON of this schema."""
+    regex: str
+    """The output matches this regular expression as a whole."""
+    top_logprobs: int
+    """0 to 20 most likely tokens at each position."""
     priority: int
     """-100 to 100; higher goes first."""
     ttft_timeout_s: float
@@ -48,7 +76,19 @@ _TEXT: Final = "a str in Unicode"
 _ALLOWED: Final[Mapping[str, str]] = {
     "prompt": _TEXT,
     "prompt_tokens": "a sequence of ints, each a token id of the model",
-    "messages": "a sequence of (role, content)",
+    "messages": "a sequence of (role, content), or of mappings with " + ", ".join(_KEYS),
+    "tools": "a sequence of mappings that are JSON",
+    "template_arguments": "a mapping that is JSON",
+    "frequency_penalty": "a number from -2 to 2",
+    "presence_penalty": "a number from -2 to 2",
+    "repetition_penalty": "a number from 0.01 to 10",
+    "logit_bias": "a mapping from token ids to numbers from -100 to 100",
+    "min_tokens": "an int from 0 to max_output_tokens",
+    "stop_token_ids": "a sequence of at most 64 ints",
+    "ignore_eos": "a bool",
+    "json_schema": "a JSON schema as a str or a mapping",
+    "regex": _TEXT,
+    "top_logprobs": "an int from 0 to 20",
     "max_output_tokens": "an int of 1 or more",
     "temperature": "a number from 0 to 10",
     "top_p": "a number above 0, at most 1",
@@ -81,21 +121,20 @@ def build_request(prompt: str | None = None, **options: Unpack[Options]) -> pb.G
     if len(prompts) != 1:
         found = " and ".join(prompts) or "none"
         raise ValueError(f"{found} of prompt, prompt_tokens and messages is given: exactly one is needed")
+    for name in ("tools", "template_arguments"):
+        if given.get(name) is not None and given.get("messages") is None:
+            raise ValueError(f"{name} is given without messages: only a dialogue has it")
+    if given.get("json_schema") is not None and given.get("regex") is not None:
+        raise ValueError("json_schema and regex are given: at most one is allowed")
     request = pb.GenerateRequest()
     for name, value in given.items():
         if value is None:
             continue  # as if it were left out
         try:
             _put(request, name, value)
-        except (ValueError, TypeError, OverflowError) as error:
-            if isinstance(error, _RoleError):
-                raise
+        except (ValueError, TypeError, OverflowError, KeyError, AttributeError):
             raise ValueError(f"{name} is {value!r:.80}: {_ALLOWED[name]} is allowed") from None
     return request
-
-
-class _RoleError(ValueError):
-    """An unknown role; its text needs no further explanation."""
 
 
 def _put(request: pb.GenerateRequest, name: str, value: Any) -> None:
@@ -108,21 +147,66 @@ def _put(request: pb.GenerateRequest, name: str, value: Any) -> None:
             request.tokens.ids.extend(value)
         case "messages":
             request.chat.SetInParent()
-            for role, content in value:
-                if role not in _ROLES:
-                    raise _RoleError(f"role is {role!r}: {', '.join(_ROLES)} are allowed")
-                request.chat.messages.add(role=_ROLES[role], content=content)
+            for each in value:
+                _put_message(request.chat.messages.add(), each)
+        case "tools":
+            request.chat.tools_json = json.dumps(list(value))
+        case "template_arguments":
+            request.chat.template_arguments_json = json.dumps(dict(value))
         case "stop":
             if isinstance(value, str):
                 raise TypeError("one text would be a sequence of its characters")
             request.sampling.stop.extend(value)
         case "ttft_timeout_s":
             request.limits.ttft_timeout.FromNanoseconds(round(value * 1e9))
-        case "temperature" | "top_p" | "top_k" | "seed":
+        case "stop_token_ids":
+            request.sampling.stop_token_ids.extend(value)
+        case "logit_bias":
+            request.sampling.logit_bias.update(value)
+        case "json_schema":
+            request.sampling.guide.json_schema = value if isinstance(value, str) else json.dumps(value)
+        case "regex":
+            request.sampling.guide.regex = value
+        case (
+            "temperature"
+            | "top_p"
+            | "top_k"
+            | "seed"
+            | "frequency_penalty"
+            | "presence_penalty"
+            | "repetition_penalty"
+            | "min_tokens"
+            | "ignore_eos"
+        ):
             setattr(request.sampling, name, value)
         case "max_output_tokens" | "priority":
             setattr(request.limits, name, value)
-        case "logprobs" | "explain":
+        case "logprobs" | "explain" | "top_logprobs":
             setattr(request.options, name, value)
         case _:
             setattr(request, name, value)
+
+
+def _put_message(made: pb.ChatMessage, message: Message) -> None:
+    """Fill one message of a dialogue. Raises ValueError, TypeError or OverflowError if it cannot hold `message`."""
+    if not isinstance(message, Mapping):
+        role, content = message
+        message = {"role": role, "content": content}
+    unknown = sorted(message.keys() - set(_KEYS))
+    if unknown or not isinstance(message.get("role"), str):
+        raise ValueError(f"unknown key {unknown[0]}" if unknown else "no role")
+    if message["role"] in _ROLES:
+        made.role = _ROLES[message["role"]]
+    else:
+        made.role_name = message["role"]
+    for key in ("content", "tool_call_id", "name", "reasoning_content"):
+        if message.get(key) is not None:
+            setattr(made, key, message[key])
+    for call in message.get("tool_calls") or ():
+        function = call["function"]
+        arguments = function.get("arguments") or {}
+        made.tool_calls.add(
+            id=call.get("id") or "",
+            name=function["name"],
+            arguments_json=arguments if isinstance(arguments, str) else json.dumps(arguments),
+        )

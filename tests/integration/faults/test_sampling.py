@@ -30,7 +30,12 @@ SCHEMA = json.dumps(
         "type": "array",
         "minItems": 12,
         "maxItems": 12,
-        "items": {"type": "object", "properties": {"n": {"type": "integer", "minimum": 10, "maximum": 99}}, "required": ["n"], "additionalProperties": False},
+        "items": {
+            "type": "object",
+            "properties": {"n": {"type": "integer", "minimum": 10, "maximum": 99}},
+            "required": ["n"],
+            "additionalProperties": False,
+        },
     }
 )
 

@@ -19,6 +19,15 @@ def test_every_option_reaches_its_field() -> None:
         "top_k": 4,
         "seed": 2**64 - 1,
         "stop": ("a", "b"),
+        "frequency_penalty": 0.5,
+        "presence_penalty": -0.5,
+        "repetition_penalty": 1.5,
+        "logit_bias": {5: -1.0},
+        "min_tokens": 2,
+        "stop_token_ids": (8, 9),
+        "ignore_eos": True,
+        "json_schema": {"type": "integer"},
+        "top_logprobs": 3,
         "priority": -7,
         "ttft_timeout_s": 1.5,
         "session_id": "s",
@@ -27,20 +36,83 @@ def test_every_option_reaches_its_field() -> None:
         "explain": True,
         "model": "m",
     }
-    assert given.keys() | {"prompt_tokens", "messages"} == Options.__annotations__.keys()
+    assert (
+        given.keys() | {"prompt_tokens", "messages", "tools", "template_arguments", "regex"}
+        == Options.__annotations__.keys()
+    )
     wanted = pb.GenerateRequest(
         text="x",
-        sampling=pb.Sampling(temperature=0.5, top_p=0.25, top_k=4, seed=2**64 - 1, stop=("a", "b")),
+        sampling=pb.Sampling(
+            temperature=0.5,
+            top_p=0.25,
+            top_k=4,
+            seed=2**64 - 1,
+            stop=("a", "b"),
+            frequency_penalty=0.5,
+            presence_penalty=-0.5,
+            repetition_penalty=1.5,
+            logit_bias={5: -1.0},
+            min_tokens=2,
+            stop_token_ids=(8, 9),
+            ignore_eos=True,
+            guide=pb.Guide(json_schema='{"type": "integer"}'),
+        ),
         limits=pb.Limits(max_output_tokens=3, priority=-7),
         session_id="s",
         idempotency_key="k",
-        options=pb.GenerateOptions(logprobs=True, explain=True),
+        options=pb.GenerateOptions(logprobs=True, explain=True, top_logprobs=3),
         model="m",
     )
     wanted.limits.ttft_timeout.FromMilliseconds(1500)
     assert build_request("x", **given) == wanted
     assert list(build_request(prompt_tokens=[1, 2]).tokens.ids) == [1, 2]
     assert [each.content for each in build_request(messages=[("user", "hi")]).chat.messages] == ["hi"]
+    assert build_request("x", regex="a+").sampling.guide.regex == "a+"
+
+
+def test_a_dialogue_may_have_tools_and_other_roles() -> None:
+    """Messages as OpenAI's API has them, and roles that only the model's template knows."""
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    made = build_request(
+        messages=[
+            ("developer", "Be brief."),
+            {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "Hm."},
+            {"role": "tool", "content": "2", "tool_call_id": "c1", "name": "add"},
+        ],
+        tools=[{"type": "function"}],
+        template_arguments={"enable_thinking": False},
+    )
+    wanted = pb.ChatPrompt(
+        messages=[
+            pb.ChatMessage(role_name="developer", content="Be brief."),
+            pb.ChatMessage(
+                role=pb.ChatMessage.ROLE_ASSISTANT,
+                tool_calls=[pb.ToolCall(id="c1", name="add", arguments_json='{"a": 1}')],
+                reasoning_content="Hm.",
+            ),
+            pb.ChatMessage(role=pb.ChatMessage.ROLE_TOOL, content="2", tool_call_id="c1", name="add"),
+        ],
+        tools_json='[{"type": "function"}]',
+        template_arguments_json='{"enable_thinking": false}',
+    )
+    assert made.chat == wanted
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"messages": [{"content": "x"}]}, "role, content, tool_calls"),
+        ({"messages": [{"role": "user", "text": "x"}]}, "role, content, tool_calls"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "x"}]}]}, "role, content, tool_calls"),
+        ({"messages": [("user", "x")], "tools": [object()]}, "mappings that are JSON"),
+        ({"prompt": "x", "tools": []}, "tools is given without messages"),
+        ({"prompt": "x", "json_schema": {}, "regex": "a"}, "at most one"),
+    ],
+)
+def test_a_wrong_dialogue_is_refused(options: dict[str, Any], text: str) -> None:
+    """With the keys that are allowed."""
+    with pytest.raises(ValueError, match=text):
+        build_request(**options)
 
 
 def test_an_unknown_option_is_named() -> None:
@@ -78,6 +150,3 @@ def test_exactly_one_prompt_is_required() -> None:
         build_request()
     with pytest.raises(ValueError, match="prompt and prompt_tokens of"):
         build_request("x", prompt_tokens=[1])
-    wrong: Any = [("robot", "x")]
-    with pytest.raises(ValueError, match="role is 'robot': system, user, assistant"):
-        build_request(messages=wrong)
