@@ -35,6 +35,14 @@ class VersionTable(Table, frozen=True, kw_only=True):
             words="empty or 1 to 64 characters without spaces",
         ),
     ] = ""
+    model: Annotated[
+        str,
+        Allowed(
+            "Name of the model for clients; empty takes mesh.model. Versions of one model replace each other by rollouts.",
+            pattern=r"(?:[A-Za-z0-9][A-Za-z0-9._-]{0,63})?",
+            words="empty or up to 64 letters, digits and ._-",
+        ),
+    ] = ""
     model_dir: Annotated[
         str,
         Allowed(

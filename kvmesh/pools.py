@@ -32,6 +32,8 @@ class VersionSettings:
     name: str
     engine: Engine
     """Section [engine] with the version's salt and costs."""
+    model: str
+    """Name of the model for clients."""
     model_path: Path
     """Absolute path of the folder with tokenizer and weights."""
     faults: str = ""
@@ -97,6 +99,7 @@ def version_settings(config: MeshConfig, name: str) -> VersionSettings:
     changes |= {key: value for key in (*COSTS, *COLD) if (value := getattr(table, key)) is not None}
     return VersionSettings(
         name=name,
+        model=table.model or config.mesh.model,
         engine=msgspec.structs.replace(config.engine, **changes),
         model_path=(ROOT / table.model_dir).resolve() if table.model_dir else config.mesh.model_path,
         faults=table.faults,

@@ -64,8 +64,9 @@ from services.frontend.surface.call_reader import CallReader
 from services.frontend.surface.identity import identify
 from services.frontend.surface.intake import Intake
 from services.frontend.surface.messages import Messages
+from services.frontend.surface.model_listing import ModelListing
 from services.frontend.surface.request_parser import RequestParser
-from services.frontend.surface.served_versions import ServedVersions
+from services.frontend.surface.served_versions import ServedVersions, models_of
 from services.frontend.surface.service import SERVICE_NAME, InferenceService
 from services.frontend.warm_up import WarmUp
 
@@ -120,6 +121,7 @@ class Frontend(MeshProcess):
         self.core = _core(config, self.clock, counts, self.boot_id)
         self.core.take_snapshot(initial_content(config))
         self.core.pools.share_tokenizer = versions.share_tokenizer
+        self.core.pools.models = models_of(config)
         self.core.regions.serves = versions.__contains__
         counts.track_of = self.core.pools.track
         watch_core(self.metrics, self.core)
@@ -212,6 +214,7 @@ class Frontend(MeshProcess):
             ),
             self.tracing,
             self.clock,
+            listing=ModelListing(versions, self.core.pools, self.core.peers, section.message_bytes_max),
             on_refused=counts.on_refused,
         )
 

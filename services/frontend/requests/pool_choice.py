@@ -4,8 +4,9 @@ Pure. A weight is advice. A pool without a router that is up and can place is le
 (diversion): the one with the largest weight, then one of the same version, then the first by name. This needs no control
 plane.
 
-INVARIANT: a version that a resume token names wins over each weight. INVARIANT: no diversion takes a tenant that may not
-leave stable to canary or baseline. Such a request waits for its pool instead.
+INVARIANT: a request stays with its model. INVARIANT: a version that a resume token names wins over each weight.
+INVARIANT: no diversion takes a tenant that may not leave stable to canary or baseline. Such a request waits for its pool
+instead.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any, Final, NamedTuple
 from kvmesh.pools import DEFAULT_POOL
 from kvmesh.snapshot.assignment import Assignment
 from kvmesh.snapshot.content import Content, PoolTrack, Track
+from services.frontend.requests.models import ONE_MODEL, Models
 from services.frontend.requests.request_spec import RequestSpec
 from services.frontend.requests.router_peers import Peers
 
@@ -67,6 +69,7 @@ class PoolChoice:
         self.may_divert = True
         """False while the frontend starts: a pool without a router may have one that was not found yet."""
         self.share_tokenizer = share_tokenizer
+        self.models: Models = ONE_MODEL
         self._peers = peers
         self._on_diverted = on_diverted
         self.take(content)
@@ -116,16 +119,21 @@ class PoolChoice:
         found = self.content.pool(pool)
         return Track.IDLE if found is None else found.track
 
-    def assigned(self, tenant: str, session: str) -> ChosenPool:
-        """Return the pool of `session` by weight alone. `session`: its id, or the request id without one."""
+    def assigned(self, tenant: str, session: str, model: str = "") -> ChosenPool:
+        """Return the pool of `session` by weight alone. `session`: its id, or the request id without one.
+
+        `model`: empty for the default one. Another model has no weights: its first pool that can place.
+        """
+        if model and model != self.models.default:
+            return self._of_model(model)
         chosen = self._chosen[self._assignment.choose(tenant, session).pool]
         if self._is_restricted and not self._assignment.may_leave(tenant):
             return chosen._replace(rollout="")
         return chosen
 
-    def choose(self, tenant: str, session: str) -> ChosenPool:
+    def choose(self, tenant: str, session: str, model: str = "") -> ChosenPool:
         """Return the pool of a new request of `session`, by weight and availability. Counts a diversion."""
-        chosen = self.assigned(tenant, session)
+        chosen = self.assigned(tenant, session, model)
         return self.divert(chosen, tenant) if self.cannot_place(*chosen[:2]) else chosen
 
     def divert(self, chosen: ChosenPool, tenant: str) -> ChosenPool:
@@ -208,8 +216,18 @@ class PoolChoice:
         if not self.may_divert:
             return False
         tenant = spec.caller.tenant.name
-        versions = {version for pool, version in self._peers.placeable() if self._may_use(tenant, pool)}
+        versions = {
+            version
+            for pool, version in self._peers.placeable()
+            if self._may_use(tenant, pool) and self._fits(version, spec.model_version)
+        }
         return bool(versions) and not versions & {"", spec.model_version}
+
+    def _of_model(self, model: str) -> ChosenPool:
+        """Return the first pool of a model that can place, else its first pool."""
+        pools = [ChosenPool(*each) for each in self.models.pools(model)]
+        assert pools, f"model {model} has no pool"
+        return next((each for each in pools if self._peers.can_place(*each[:2])), pools[0])
 
     def _may_use(self, tenant: str, pool: str) -> bool:
         """True unless `pool` is canary or baseline and `tenant` may not leave stable."""
@@ -224,11 +242,16 @@ class PoolChoice:
             self.content.pools,
             key=lambda each: (-each.weight_percent, each.model_version != model_version, each.pool),
         ):
-            if not (takes_new and track.is_closed):
+            if not (takes_new and track.is_closed) and self._fits(track.model_version, model_version):
                 yield ChosenPool(track.pool, track.model_version, is_diverted=True)
         unknown = {each for each in self._peers.placeable() if each[0] not in self._chosen}
         for pool, version in sorted(unknown, key=lambda each: (each[1] not in ("", model_version), each)):
-            yield ChosenPool(pool, version, is_diverted=True)
+            if self._fits(version, model_version):
+                yield ChosenPool(pool, version, is_diverted=True)
+
+    def _fits(self, version: str, wanted: str) -> bool:
+        """True if a request of version `wanted` may go to `version`. Empty: any version."""
+        return not version or not wanted or self.models.share(version, wanted)
 
 
 def _pool_of(spec: RequestSpec) -> ChosenPool:

@@ -206,16 +206,17 @@ class RegionChoice:
         *,
         is_session: bool = True,
         without: Collection[str] = (),
+        model: str = "",
     ) -> ChosenPool:
         """Return region and pool of a new request. `is_session`: `session` is no request id, so it will come again.
 
-        `without`: regions that it left already. The own one remains the last resort.
+        `without`: regions that it left already. The own one remains the last resort. `model`: empty for the default one.
         """
         if not self._entries:
-            return self._pools.choose(tenant.name, session)
+            return self._pools.choose(tenant.name, session, model)
         self._now_s = now_s
         self.refusals.on_request()
-        chosen = self._pools.assigned(tenant.name, session)
+        chosen = self._pools.assigned(tenant.name, session, model)
         if not without and (self._targets is not None or self.sessions):
             there = self._spilled(chosen, tenant, session, home, now_s, is_session=is_session)
             if there is not None:
@@ -334,7 +335,8 @@ class RegionChoice:
 
     def may_change_version(self, model_version: str) -> bool:
         """True if the stable version of a region differs, so that a move between regions may change the version."""
-        return self.settings.may_rebind and bool(self._versions - {model_version})
+        others = (each for each in self._versions if self._pools.models.share(each, model_version))
+        return self.settings.may_rebind and any(each != model_version for each in others)
 
     def is_stale(self, spec: RequestSpec) -> bool:
         """True if a region that may serve `spec` takes new work, and none takes its version."""
@@ -345,7 +347,7 @@ class RegionChoice:
             peer.model_version
             for region in regions
             for peer in self._peers.of_region(region)
-            if peer.takes_new
+            if peer.takes_new and self._pools.models.share(peer.model_version, spec.model_version)
         }
         return bool(versions) and not versions & {"", spec.model_version}
 
@@ -355,7 +357,7 @@ class RegionChoice:
         """Return the own region's pool for a request that another region has. None: it cannot place."""
         name = spec.caller.tenant.name
         if may_rebind:
-            assigned = self._pools.assigned(name, spec.affinity)
+            assigned = self._pools.assigned(name, spec.affinity, self._pools.models.of(spec.model_version))
             if self._pools.can_place(*assigned[:2]):
                 return assigned
             return self._pools.other(assigned, name)
@@ -377,6 +379,8 @@ class RegionChoice:
             return ChosenPool(stable if stable in pools else min(pools), model_version, is_diverted=True)
         version = entry.stable_version
         if not (may_rebind and self.settings.may_rebind and version and self.serves(version)):
+            return None
+        if not self._pools.models.share(version, model_version):
             return None
         if not self._peers.can_place(stable, version):
             return None

@@ -154,6 +154,12 @@ class Intake:
                 received = len(message.request.options.resume.received_token_ids)
                 raise faults.given_up(faults.STALE_SNAPSHOT, 0, received)
             return found
+        model = message.request.model
+        if model and model not in self._versions.models:
+            names = ", ".join(sorted(self._versions.models))
+            raise invalid(
+                "FIELD_OUT_OF_RANGE", [Violation("model", repr(model[:64]), f"empty or one of {names}")]
+            )
         return self._core.regions.choose(
             arrival.caller.tenant,
             session or request_id,
@@ -161,6 +167,7 @@ class Intake:
             self._clock.now_s(),
             is_session=bool(session),
             without=arrival.left_regions,
+            model=model,
         )
 
     def _resumed(self, token: ResumeToken, session: str, arrival: Arrival) -> ChosenPool | None:
@@ -194,7 +201,7 @@ class Intake:
         if pools.cannot_place(*found[:2]) and pools.can_place(*chosen[:2]):
             return chosen, pool
         session = message.request.session_id or request_id
-        assigned = pools.assigned(arrival.caller.tenant.name, session)
+        assigned = pools.assigned(arrival.caller.tenant.name, session, message.request.model)
         return (assigned if assigned.pool == pool else found._replace(rollout="")), ""
 
     async def _spec(

@@ -14,9 +14,10 @@ from kvmesh.models import folder as model_folder
 from kvmesh.models.folder import ModelFolder, ModelFolderError
 from kvmesh.models.template_check import TemplateCheck
 from kvmesh.models.tokenizer import ModelTokenizer
-from kvmesh.pools import version_names, version_settings
+from kvmesh.pools import first_pool, pool_names, pool_settings, version_names, version_settings
 from kvmesh.snapshot.content import Content, Track
 from kvmesh.tenants.caller import ServiceClass
+from services.frontend.requests.models import Models
 from services.frontend.surface.validation import Bounds
 
 WARM_UP_TEXT: Final = "Warm up: 12 tokens, naïve café, 東京, 🚀.\n"
@@ -44,6 +45,16 @@ class ServedVersion:
         return known
 
     @property
+    def widest(self) -> Bounds:
+        """The bounds without the limits of a service class."""
+        return self._bounds
+
+    @property
+    def model(self) -> str:
+        """Name of the model."""
+        return self._bounds.model
+
+    @property
     def max_sequence_tokens(self) -> int:
         """Tokens of the longest context."""
         return self._bounds.max_sequence_tokens
@@ -57,6 +68,8 @@ class ServedVersions:
         self._by_name: Mapping[str, ServedVersion] = {version.name: version for version in versions}
         self.first = versions[0]
         self.max_sequence_tokens = max(version.max_sequence_tokens for version in versions)
+        self.models = frozenset(version.model for version in versions)
+        """Names of all models."""
         self.has_one_tokenizer = len({id(version.tokenizer) for version in versions}) == 1
 
     def __contains__(self, name: str) -> bool:
@@ -80,9 +93,11 @@ class ServedVersions:
         return {name: version.tokenizer.run_once(WARM_UP_TEXT) for name, version in self._by_name.items()}
 
     def share_tokenizer(self, one: str, other: str) -> bool:
-        """True if both versions are served and make the same token ids of each prompt."""
+        """True if both versions are served, are of one model, and make the same token ids of each prompt."""
         first, second = self._by_name.get(one), self._by_name.get(other)
-        return first is not None and second is not None and first.tokenizer is second.tokenizer
+        if first is None or second is None or first.model != second.model:
+            return False
+        return first.tokenizer is second.tokenizer
 
     def refusal(self, content: Content) -> str:
         """Return why this frontend cannot serve `content`, or an empty text. A pool without a track gets no request."""
@@ -115,6 +130,16 @@ def load(config: MeshConfig) -> ServedVersions:
     return of(config, {name: (shared[folders[path].shaping], folders[path]) for name, path in paths.items()})
 
 
+def models_of(config: MeshConfig) -> Models:
+    """Return the models of the configuration. The default one is that of the first pool."""
+    pools = [(name, pool_settings(config, name).version) for name in pool_names(config)]
+    return Models(
+        first_pool(config).version.model,
+        {version.name: version.model for _, version in pools},
+        [(name, version.name) for name, version in pools],
+    )
+
+
 def of(config: MeshConfig, versions: Mapping[str, tuple[ModelTokenizer, ModelFolder]]) -> ServedVersions:
     """Return the versions with their tokenizers and folders, as of `load`. The first one comes first."""
     return ServedVersions(
@@ -131,7 +156,7 @@ def bounds_of(
     """Return the bounds of requests of `model_version`. The context is the smaller one of the engines and the model."""
     context = config.engine.max_sequence_tokens
     return Bounds(
-        model=config.mesh.model,
+        model=version_settings(config, model_version).model,
         model_version=model_version,
         vocab_size=tokenizer.vocab_size,
         token_bytes_max=tokenizer.token_bytes_max,

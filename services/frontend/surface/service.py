@@ -30,6 +30,7 @@ from services.frontend.surface import wire
 from services.frontend.surface.call_reader import METHOD, CallReader
 from services.frontend.surface.intake import Arrival, Intake
 from services.frontend.surface.messages import Messages
+from services.frontend.surface.model_listing import ModelListing
 from services.frontend.surface.request_trace import RequestTrace
 from services.frontend.surface.slow_reader import SlowReaderTimeout
 
@@ -72,6 +73,7 @@ class InferenceService:
         tracing: Tracing,
         clock: Clock,
         *,
+        listing: ModelListing,
         on_refused: Callable[[MeshError, Caller | None], None] = lambda _, __: None,
         chance: Callable[[], float] = random.random,
     ) -> None:
@@ -86,6 +88,7 @@ class InferenceService:
         """Takes each admitted request, for shadow traffic. It raises nothing. None: no shadow is in force."""
         self._on_refused = on_refused
         self._chance = chance
+        self._listing = listing
 
     def register(self, server: grpc.aio.Server) -> None:
         """Add the service to `server`. Requests arrive as bytes, so that a bad one gets a better answer than gRPC's.
@@ -99,7 +102,34 @@ class InferenceService:
             response_serializer=pb.GenerateResponse.SerializeToString,
         )
         # Registered methods have a queue of their own, apart from calls of methods that do not exist.
-        server.add_registered_method_handlers(SERVICE_NAME, {METHOD: handler})  # type: ignore[attr-defined]  # stubs lack it
+        methods = {
+            METHOD: handler,
+            "ListModels": grpc.unary_unary_rpc_method_handler(
+                self.ListModels,
+                request_deserializer=pb.ListModelsRequest.FromString,
+                response_serializer=pb.ListModelsResponse.SerializeToString,
+            ),
+            "GetModel": grpc.unary_unary_rpc_method_handler(
+                self.GetModel,
+                request_deserializer=pb.GetModelRequest.FromString,
+                response_serializer=pb.GetModelResponse.SerializeToString,
+            ),
+        }
+        server.add_registered_method_handlers(SERVICE_NAME, methods)  # type: ignore[attr-defined]  # stubs lack it
+
+    async def ListModels(
+        self, _: pb.ListModelsRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.ListModelsResponse:
+        """See inference.proto. Raises MeshError."""
+        self._calls.caller(GrpcCall(context))
+        return self._listing.all()
+
+    async def GetModel(
+        self, request: pb.GetModelRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.GetModelResponse:
+        """See inference.proto. Raises MeshError."""
+        self._calls.caller(GrpcCall(context))
+        return self._listing.one(request.model)
 
     async def Generate(
         self, _: object, context: grpc.aio.ServicerContext[Any, Any]

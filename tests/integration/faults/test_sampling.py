@@ -25,19 +25,13 @@ CONFIG = configure(
 )
 TOKENIZER = ModelTokenizer.load(CONFIG.mesh.model_path)
 END = TOKENIZER.end_token_ids[0]
-SCHEMA = json.dumps(
-    {
-        "type": "array",
-        "minItems": 12,
-        "maxItems": 12,
-        "items": {
-            "type": "object",
-            "properties": {"n": {"type": "integer", "minimum": 10, "maximum": 99}},
-            "required": ["n"],
-            "additionalProperties": False,
-        },
-    }
-)
+ITEM = {
+    "type": "object",
+    "properties": {"n": {"type": "integer", "minimum": 10, "maximum": 99}},
+    "required": ["n"],
+    "additionalProperties": False,
+}
+SCHEMA = json.dumps({"type": "array", "minItems": 12, "maxItems": 12, "items": ITEM})
 
 
 def asked(output: int = 90, temperature: float = 0.8, **fields: Any) -> pb.GenerateRequest:

@@ -187,7 +187,10 @@ def test_golden_sets_are_read_from_the_files_of_versions(tmp_path: Path) -> None
     file = tmp_path / "golden.jsonl"
     file.write_bytes(b'{"prompt_token_ids":[1],"output_token_ids":[2]}\n')
     engine = MeshConfig().engine
-    versions = [VersionSettings("v1", engine, tmp_path), VersionSettings("v2", engine, tmp_path, golden=file)]
+    versions = [
+        VersionSettings("v1", engine, "m", tmp_path),
+        VersionSettings("v2", engine, "m", tmp_path, golden=file),
+    ]
     assert golden_sets(versions) == {"v2": GoldenSet((Prompt((1,), 1),), ((2,),))}
     file.write_bytes(b"{}")
     with pytest.raises(GoldenSetError, match=r'versions."v2".golden = .*golden.jsonl: line 1'):
