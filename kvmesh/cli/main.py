@@ -146,6 +146,7 @@ def generate(
     prompt: Annotated[str, typer.Argument(help="Text to continue; - reads it from stdin.")] = "-",
     chat: Annotated[bool, typer.Option(help="Send the prompt as a user's message.")] = False,
     system: Annotated[str, typer.Option(help="System message; implies --chat.")] = "",
+    model: Annotated[str, typer.Option(help="Model to ask; default: the first one of `kvmesh models`.")] = "",
     max_output_tokens: Annotated[int | None, typer.Option(help="Most tokens to generate.")] = None,
     temperature: Annotated[float | None, typer.Option(help="0 takes the most likely token.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Sample from this probability mass.")] = None,
@@ -198,6 +199,7 @@ def generate(
     for option, text in (
         ("--system", system),
         ("--session", session),
+        ("--model", model),
         *(("--stop", one) for one in stop or ()),
     ):
         refuse_bytes(option, text)
@@ -206,7 +208,7 @@ def generate(
     refuse_outside("--max-output-tokens", max_output_tokens, 1, INT32_MAX, " tokens")
     refuse_outside("--top-k", top_k, -INT32_MAX, INT32_MAX)
     text = _prompt(prompt)
-    request = inference.GenerateRequest(session_id=session)
+    request = inference.GenerateRequest(session_id=session, model=model)
     if chat or system:
         scene = [(inference.ChatMessage.ROLE_SYSTEM, system)] if system else []
         request.chat.CopyFrom(command.chat([*scene, (inference.ChatMessage.ROLE_USER, text)]))
@@ -248,6 +250,45 @@ def generate(
         own_region=own_region,
     )
     raise typer.Exit(command.run_interruptible(work))
+
+
+@app.command()
+def models(
+    check: Annotated[
+        Path | None,
+        typer.Option(help="Read this model's folder as a mesh would, and say what was found. Needs no mesh."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    address: Annotated[
+        str, typer.Option(help="Frontends as host:port, with commas. Default: those of the running mesh.")
+    ] = "",
+    authority: Annotated[
+        Path | None, typer.Option(help="Use TLS; PEM file of the frontend's certificate authority.")
+    ] = None,
+    config: ConfigOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """List the models of a mesh, or check a model's folder. An API key is read from $KVMESH_API_KEY."""
+    from kvmesh.cli import models as command
+    from kvmesh.cli.dial import Dial, channel_trusting
+    from kvmesh.server import channel
+
+    settings = settings_given(config)
+    if check is not None:
+        context, text_max = settings.engine.max_sequence_tokens, settings.frontend.message_bytes_max
+        raise typer.Exit(command.check(check, context, text_max, Console(), as_json=as_json))
+    targets, open_channel = address.split(",") if address else list[str](), channel
+    if authority is not None:
+        if not address:
+            raise BadOption(f'--authority = "{authority}" needs --address HOST:PORT.')
+        open_channel = partial(channel_trusting, authority)
+    elif not address:
+        mesh = first_mesh(data_dir_of(settings, data_dir))
+        targets = mesh.addresses_of("frontend")
+        open_channel = partial(Dial(settings_of(mesh)).channel, role="frontend")
+    key = os.environ.get(API_KEY, "")
+    work = command.models(targets, Console(), open_channel=open_channel, key=key, as_json=as_json)
+    raise typer.Exit(command.run(work))
 
 
 @app.command()

@@ -24,7 +24,7 @@ from kvmesh.models.detokenizer import (
     LibraryDetokenizer,
     TextDetokenizer,
 )
-from kvmesh.models.folder import TOKENIZER, ModelFolder, ModelFolderError, SamplingDefaults, read
+from kvmesh.models.folder import TOKENIZER, ModelFolder, ModelFolderError, read
 from kvmesh.models.token_table import ByteTable, TextTable, TokenTable, table_of
 
 TEXT_MAX: Final = 16 << 20
@@ -82,14 +82,25 @@ class ModelTokenizer:
         return cls(read(path), text_max=text_max)
 
     @property
-    def defaults(self) -> SamplingDefaults:
-        """Sampling parameters of requests that name none."""
-        return self.folder.defaults
-
-    @property
     def has_template(self) -> bool:
         """True if the model takes conversations."""
         return self._template is not None
+
+    @property
+    def text_prefix(self) -> tuple[int, ...]:
+        """Ids before the ids of a plain text, for example BOS."""
+        return self._prefix
+
+    @property
+    def decoding(self) -> str:
+        """How token ids become text, in a word."""
+        match self._table:
+            case ByteTable():
+                return "bytes"
+            case TextTable():
+                return "text with byte fallback" if self._table.fallback else "text"
+            case None:
+                return "library"
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a plain text, with BOS and EOS as the folder says. No special token is made of the text."""

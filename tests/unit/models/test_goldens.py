@@ -111,7 +111,7 @@ def test_the_folders_say_what_the_families_say() -> None:
         "mistral": 32768,
         "qwen": 40960,
     }
-    defaults = made["qwen"].defaults
+    defaults = made["qwen"].folder.defaults
     found = (defaults.temperature, defaults.top_p, defaults.top_k, defaults.repetition_penalty)
     assert found == (0.7, 0.8, 20, 1.05)
     assert (FOLDERS / "qwen" / "chat_template.jinja").exists()
