@@ -123,6 +123,9 @@ def up(
             help="Start a small mesh for each of these regions, with commas: eu,us. Each has its own Redis."
         ),
     ] = "",
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Start a process again that dies, instead of stopping the mesh.")
+    ] = False,
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
@@ -134,9 +137,13 @@ def up(
     redis = named_redis(settings, os.environ)
     if regions:
         folder = data_dir_of(settings, data_dir)
-        raise typer.Exit(asyncio.run(up_regions(settings, regions, folder, Console(), redis)))
+        raise typer.Exit(
+            asyncio.run(up_regions(settings, regions, folder, Console(), redis, restarts=restart))
+        )
     work = run_up(
-        with_redis(settings, redis), data_dir_of(settings, data_dir), Console(), redis_source=redis.source
+        *(with_redis(settings, redis), data_dir_of(settings, data_dir), Console()),
+        redis_source=redis.source,
+        restarts=restart,
     )
     raise typer.Exit(asyncio.run(work))
 

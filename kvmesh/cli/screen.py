@@ -23,6 +23,7 @@ _COLOURS: Final = {
     ProcessState.STARTING: "yellow",
     ProcessState.READY: "green",
     ProcessState.STOPPING: "yellow",
+    ProcessState.RESTARTING: "yellow",
     ProcessState.ENDED: "red",
 }
 _REFRESHES_PER_S: Final = 4

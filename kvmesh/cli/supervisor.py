@@ -1,11 +1,12 @@
-"""Supervisor of a list of processes: starts them in order of their dependencies, stops all of them when one dies.
+"""Supervisor of a list of processes: starts them in order of their dependencies. If one dies, all are stopped, or it is
+started again.
 
 Every process has its own session, so that Ctrl-C reaches the supervisor alone.
 The kernel ends a process together with its supervisor (`kvmesh.child`), also
 after `kill -9` of the supervisor. The event loop must run in the main thread:
 the kernel watches the thread that forks.
 
-States of a process: WAITING -> STARTING -> READY -> STOPPING -> ENDED.
+States of a process: WAITING -> STARTING -> READY -> STOPPING -> ENDED. With restarts also READY -> RESTARTING -> READY.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any, Final, TypeVar
 from kvmesh.child import bound_command
 from kvmesh.cli.processes import Process
 from kvmesh.cli.readiness import Addresses
+from kvmesh.cli.restarts import Restarts
 from kvmesh.cli.shared_memory import clear
 from kvmesh.server import DRAIN_S
 
@@ -64,6 +66,8 @@ class ProcessState(Enum):
     WAITING = "waiting"
     STARTING = "starting"
     READY = "ready"
+    RESTARTING = "restarting"
+    """It died after it was ready, and is started again."""
     STOPPING = "stopping"
     ENDED = "ended"
 
@@ -89,10 +93,27 @@ class Supervised:
         self.pid = 0
         self.starts = 0
         self.status: int | None = None
+        self.restarts = Restarts()
+        self.died_s = 0.0
+        """Time of its last death."""
+        self._log_from = 0
+        """Size of the log at the last start."""
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """Its command. A process that is started again listens at its old address, which clients know."""
+        if self.addresses is None:
+            return self.process.command
+        host, _, _ = self.addresses.address.rpartition(":")
+        return tuple(self.addresses.address if each == f"{host}:0" else each for each in self.process.command)
+
+    def note_launch(self) -> None:
+        """Note the begin of a start in the log."""
+        self._log_from = self.log.stat().st_size if self.starts and self.log.exists() else 0
 
     def ready_line(self) -> dict[str, Any] | None:
         """Return the JSON line that says `"ready": true`, or None while it is not printed."""
-        for line in self.log.read_bytes().splitlines(keepends=True):
+        for line in self.log.read_bytes()[self._log_from :].splitlines(keepends=True):
             if line.startswith(b'{"ready": true') and line.endswith(b"\n"):
                 found: dict[str, Any] = json.loads(line)
                 return found
@@ -113,8 +134,11 @@ class Supervisor:
         logs: Path,
         changed: Callable[[Supervised], None] = lambda _: None,
         limits: Limits = _LIMITS,
+        *,
+        restarts: bool = False,
     ) -> None:
-        """Start nothing yet."""
+        """Start nothing yet. `restarts`: a process that dies after it was ready is started again."""
+        self._is_restarting = restarts
         self._limits = limits
         self.members = {
             process.name: Supervised(process, logs / f"{process.name}.log") for process in processes
@@ -192,9 +216,10 @@ class Supervisor:
         """Start the process and watch it. The log of an earlier start that failed stays."""
         # A file needs no reader, unlike a pipe. A grandchild that keeps the file open cannot hide a death.
         more = member.process.environment
+        member.note_launch()
         with member.log.open("ab" if member.starts else "wb") as log:
             child = await asyncio.create_subprocess_exec(
-                *bound_command(member.process.command),
+                *bound_command(member.command),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -215,15 +240,65 @@ class Supervisor:
         if self._may_start_again(member):
             await self._launch(member)
             return
+        if self._may_restart(member) and await self._restart(member):
+            return
         was_wanted = member.state is ProcessState.STOPPING
         self._move(member, ProcessState.ENDED)
         member.has_ended.set()
         if not was_wanted and not self._death.done():
             self._death.set_result(
-                ProcessFailed(
-                    f"{member.process.name} ended {_how(member.status)}. {self._last_lines(member)}"
-                )
+                ProcessFailed(f"{member.process.name} ended {how(member.status)}. {self._last_lines(member)}")
             )
+
+    def _may_restart(self, member: Supervised) -> bool:
+        """True if the process was ready before, and nothing has ended or stops the mesh."""
+        was_ready = member.state in (ProcessState.READY, ProcessState.RESTARTING)
+        return self._is_restarting and was_ready and not self._stop.is_set() and not self._death.done()
+
+    async def _restart(self, member: Supervised) -> bool:
+        """Start a dead process again after a pause. Return False if it died too often, or if the mesh stops meanwhile."""
+        now_s = asyncio.get_running_loop().time()
+        pause_s = member.restarts.pause_s(now_s)
+        if pause_s is None:
+            return False
+        if member.state is ProcessState.READY:
+            member.died_s = now_s
+        self._move(member, ProcessState.RESTARTING)
+        member.pid = 0
+        member.has_ended.set()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._stop.wait(), pause_s)
+        if self._stop.is_set() or self._death.done():
+            return False
+        member.has_ended.clear()
+        await self._launch(member)
+        if self._stop.is_set():
+            _kill_group(member.pid)  # `stop` did not know it
+        self._watching.add(
+            asyncio.create_task(self._become_ready(member), name=f"ready-{member.process.name}")
+        )
+        return True
+
+    async def _become_ready(self, member: Supervised) -> None:
+        """Wait for the readiness of a process that was started again. One that is not ready in time is killed."""
+        starts = member.starts
+        waiting = asyncio.ensure_future(member.process.ready.wait(member))
+        stop = asyncio.ensure_future(self._stop.wait())
+        try:
+            await asyncio.wait(
+                (waiting, stop), timeout=self._limits.start_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if starts != member.starts or self._stop.is_set():
+                return
+            if waiting.done():
+                member.addresses = waiting.result()
+                self._move(member, ProcessState.READY)
+            else:
+                _kill_group(member.pid)
+        finally:
+            stop.cancel()
+            waiting.cancel()
+            await asyncio.gather(waiting, stop, return_exceptions=True)
 
     def _last_lines(self, member: Supervised) -> str:
         return f"Last lines of its log:\n{member.tail(self._limits.tail_lines)}"
@@ -266,13 +341,15 @@ async def supervised(
     logs: Path,
     changed: Callable[[Supervised], None] = lambda _: None,
     limits: Limits = _LIMITS,
+    *,
+    restarts: bool = False,
 ) -> AsyncIterator[Supervisor]:
     """Yield a Supervisor that handles SIGTERM, SIGINT and SIGHUP; all processes are stopped at the end of the block.
 
     Logs go to `logs/<name>.log`; each start overwrites them.
     """
     logs.mkdir(parents=True, exist_ok=True)
-    supervisor = Supervisor(processes, logs, changed, limits)
+    supervisor = Supervisor(processes, logs, changed, limits, restarts=restarts)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         loop.add_signal_handler(number, supervisor.request_stop)
@@ -290,7 +367,8 @@ def _kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def _how(status: int) -> str:
+def how(status: int) -> str:
+    """Return in words how a process ended, for example "by SIGKILL"."""
     if status < 0:
         with suppress(ValueError):
             return f"by {signal.Signals(-status).name}"

@@ -20,7 +20,15 @@ from kvmesh.cli.redis_choice import EMBEDDED
 from kvmesh.cli.screen import StartProgress, address_table
 from kvmesh.cli.shared_memory import clear_stale
 from kvmesh.cli.status import live_requests
-from kvmesh.cli.supervisor import ProcessFailed, Stopped, Supervisor, supervised
+from kvmesh.cli.supervisor import (
+    ProcessFailed,
+    ProcessState,
+    Stopped,
+    Supervised,
+    Supervisor,
+    how,
+    supervised,
+)
 from kvmesh.config import ConfigError, MeshConfig, describe
 from kvmesh.pool_sections import COSTS
 from kvmesh.pools import VersionSettings, pool_names, pool_settings
@@ -38,11 +46,17 @@ COUNT_S: Final = 1.0
 
 @asynccontextmanager
 async def running_mesh(
-    config: MeshConfig, data_dir: Path, console: Console, redis_source: str = "redis.url"
+    config: MeshConfig,
+    data_dir: Path,
+    console: Console,
+    redis_source: str = "redis.url",
+    *,
+    restarts: bool = False,
 ) -> AsyncIterator[tuple[Supervisor, MeshFile]]:
     """Yield a mesh with all processes ready; the mesh is stopped at the end of the block.
 
-    `redis_source`: the variable or key that named the Redis of `config`, for messages.
+    `redis_source`: the variable or key that named the Redis of `config`, for messages. `restarts`: a process that dies is
+    started again, and mesh.json follows.
     Raises ProcessFailed, Stopped, and the errors of `processes_of` and `locked_data_dir`.
     """
     data_dir = data_dir.resolve()
@@ -56,19 +70,60 @@ async def running_mesh(
         processes = processes_of(config, config_path, data_dir)
         await _refuse_leased_names(config, [process.name for process in processes], redis_source)
         with StartProgress(console) as progress:
-            async with supervised(processes, data_dir / LOGS, progress.changed) as supervisor:
+            kept = _KeptMesh(progress, console, lambda: write_mesh(data_dir, listed()))
+            async with supervised(processes, data_dir / LOGS, kept.changed, restarts=restarts) as supervisor:
+
+                def listed() -> MeshFile:
+                    return _mesh_file(supervisor, config_path, config.redis.url)
+
                 await supervisor.start()
                 progress.done()
-                mesh = _mesh_file(supervisor, config_path, config.redis.url)
+                mesh = listed()
                 write_mesh(data_dir, mesh)
                 yield supervisor, mesh
 
 
-async def up(config: MeshConfig, data_dir: Path, console: Console, *, redis_source: str = "redis.url") -> int:
-    """Run the mesh until a signal (SIGINT, SIGTERM, SIGHUP), and return 0; or until a process fails, and return 1."""
+class _KeptMesh:
+    """Tells which processes died and when they serve again, and calls `write` then."""
+
+    def __init__(self, progress: StartProgress, console: Console, write: Callable[[], None]) -> None:
+        self._progress = progress
+        self._console = console
+        self._write = write
+
+    def changed(self, member: Supervised) -> None:
+        """Take a new state of a process."""
+        self._progress.changed(member)
+        name = member.process.name
+        if member.state is ProcessState.RESTARTING:
+            self._print(f"{name} ended {how(member.status or 0)}; it is started again.")
+        elif member.state is ProcessState.READY and member.died_s:
+            self._write()
+            after_s = asyncio.get_running_loop().time() - member.died_s
+            self._print(f"{name} is ready again after {after_s:.1f} s.")
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+async def up(
+    config: MeshConfig,
+    data_dir: Path,
+    console: Console,
+    *,
+    redis_source: str = "redis.url",
+    restarts: bool = False,
+) -> int:
+    """Run the mesh until a signal (SIGINT, SIGTERM, SIGHUP), and return 0; or until a process fails, and return 1.
+
+    `restarts`: a process that dies is started again. One that dies again and again fails the mesh.
+    """
     status = 0
     try:
-        async with running_mesh(config, data_dir, console, redis_source) as (supervisor, mesh):
+        async with running_mesh(config, data_dir, console, redis_source, restarts=restarts) as (
+            supervisor,
+            mesh,
+        ):
             console.print(address_table(mesh.processes))
             for redis in (member for member in mesh.processes if member.role == "redis"):
                 source = redis_source if config.redis.url else EMBEDDED

@@ -58,7 +58,13 @@ LIMITS: Final = Limits(
 
 
 async def up_regions(
-    config: MeshConfig, text: str, data_dir: Path, console: Console, redis: NamedRedis
+    config: MeshConfig,
+    text: str,
+    data_dir: Path,
+    console: Console,
+    redis: NamedRedis,
+    *,
+    restarts: bool = False,
 ) -> int:
     """Run a mesh for each region of `text` until a signal, and return 0; or until one of them fails, and return 1.
 
@@ -76,7 +82,7 @@ async def up_regions(
         configs = _configs(config, names)
         clear_stale()
         try:
-            return await _run(configs, data_dir, console)
+            return await _run(configs, data_dir, console, restarts=restarts)
         finally:
             clear_stale()
 
@@ -96,9 +102,9 @@ def _configs(config: MeshConfig, names: Sequence[str]) -> dict[str, MeshConfig]:
     return configs
 
 
-async def _run(configs: Mapping[str, MeshConfig], data_dir: Path, console: Console) -> int:
+async def _run(configs: Mapping[str, MeshConfig], data_dir: Path, console: Console, *, restarts: bool) -> int:
     status = 0
-    processes = [_process(name, config, data_dir) for name, config in configs.items()]
+    processes = [_process(name, config, data_dir, restarts=restarts) for name, config in configs.items()]
     try:
         with StartProgress(console) as progress:
             async with supervised(processes, data_dir / LOGS, progress.changed, LIMITS) as supervisor:
@@ -139,14 +145,14 @@ def _failed(failed: ProcessFailed, console: Console) -> int:
     return 1
 
 
-def _process(name: str, config: MeshConfig, data_dir: Path) -> Process:
+def _process(name: str, config: MeshConfig, data_dir: Path, *, restarts: bool) -> Process:
     """Return the `kvmesh up` of one region. Its configuration is written to DATA/REGION.toml."""
     path = data_dir / f"{name}.toml"
     path.write_text(describe(config), encoding="utf-8")
     folder = data_dir / name
     command = (
         *(sys.executable, "-m", "kvmesh.cli.main", "up"),
-        *("--config", str(path), "--data-dir", str(folder)),
+        *("--config", str(path), "--data-dir", str(folder), *(("--restart",) if restarts else ())),
     )
     return Process(name, "region", command, (), MeshReady(folder))
 

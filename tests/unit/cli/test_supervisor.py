@@ -10,13 +10,14 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kvmesh.cli.processes import Process
-from kvmesh.cli.readiness import ReadyLine
+from kvmesh.cli.readiness import Addresses, ReadyLine
 from kvmesh.cli.supervisor import STOP_S_MAX, Limits, ProcessFailed, ProcessState, Stopped, supervised
 from kvmesh.server import DRAIN_S, STOP_GRACE_S
 
@@ -82,7 +83,7 @@ async def test_start_follows_dependencies_and_stop_reverses_them(tmp_path: Path)
         assert addresses.address == "127.0.0.1:1"
     order = [f"start {name}" for name in ("redis", "engine", "service")]
     assert events(tmp_path) == order + [f"stop {name}" for name in ("service", "engine", "redis")]
-    assert [state for name, state in seen if name == "redis"] == list(ProcessState)[1:]
+    assert [state.value for name, state in seen if name == "redis"] == ["starting", "ready", "stopping", "ended"]
     wait_for_end(*pids)
 
 
@@ -214,7 +215,7 @@ SUPERVISOR = textwrap.dedent(
     import asyncio, json, sys
     from pathlib import Path
     from kvmesh.cli.processes import Process
-    from kvmesh.cli.readiness import ReadyLine
+    from kvmesh.cli.readiness import Addresses, ReadyLine
     from kvmesh.cli.supervisor import supervised
     folder, codes = Path(sys.argv[1]), json.loads(sys.argv[2])
     processes = [
@@ -249,3 +250,75 @@ def test_a_child_whose_parent_died_first_does_not_start(tmp_path: Path) -> None:
     command = [sys.executable, "-S", "-E", child.__file__, "1", "touch", str(tmp_path / "started")]
     assert subprocess.run(command, check=False, timeout=30).returncode == 125
     assert not (tmp_path / "started").exists()
+
+
+LISTENER = READY.replace('"127.0.0.1:1"', "sys.argv[3]") + (
+    "note('start ' + sys.argv[2] + ' ' + sys.argv[3]); say_ready(); signal.pause()"
+)
+
+
+def kept(folder: Path, code: str = LISTENER) -> Process:
+    """A process with a listen address, as a service has one."""
+    made = fake("kept", code, folder)
+    return replace(made, command=(*made.command, "127.0.0.1:0"))
+
+
+async def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    """Return once `condition` holds. Raises TimeoutError."""
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_a_dead_process_is_started_again_at_its_address(tmp_path: Path) -> None:
+    """Nothing else stops. Its new readiness counts, not the line of its first start."""
+    told: list[tuple[str, ProcessState]] = []
+    processes = [kept(tmp_path), fake("other", OBEDIENT, tmp_path, "kept")]
+    async with supervised(
+        processes,
+        tmp_path / "logs",
+        lambda member: told.append((member.process.name, member.state)),
+        restarts=True,
+    ) as supervisor:
+        await supervisor.start()
+        member = supervisor.members["kept"]
+        member.addresses = Addresses("127.0.0.1:4711")
+        for number in range(1, 3):
+            pid = member.pid
+            os.kill(pid, signal.SIGKILL)
+            await until(lambda: told.count(("kept", ProcessState.READY)) > number)  # noqa: B023  # awaited here
+            assert member.pid != pid and member.died_s
+        assert events(tmp_path)[-1] == "start kept 127.0.0.1:4711"
+        assert supervisor.members["other"].state is ProcessState.READY
+        assert ("other", ProcessState.STOPPING) not in told
+    assert {member.state for member in supervisor.members.values()} == {ProcessState.ENDED}
+    wait_for_end(*(member.pid for member in supervisor.members.values()))
+
+
+async def test_a_process_that_dies_again_and_again_fails_the_mesh(tmp_path: Path) -> None:
+    """Five deaths in a minute are a crash loop. The text has the end of its log."""
+    code = READY + (
+        "import os\nif os.path.exists(sys.argv[1] + '.once'): sys.stderr.write('no such model\\n'); sys.exit(3)\n"
+        "open(sys.argv[1] + '.once', 'w').close(); say_ready(); signal.pause()"
+    )
+    async with supervised([kept(tmp_path, code)], tmp_path / "logs", restarts=True) as supervisor:
+        await supervisor.start()
+        os.kill(supervisor.members["kept"].pid, signal.SIGKILL)
+        with pytest.raises(ProcessFailed, match=r"kept ended with status 3(.|\n)*no such model"):
+            await supervisor.run_while_alive(asyncio.Event().wait())
+        assert supervisor.members["kept"].starts == 5
+
+
+@pytest.mark.parametrize("turns", [0, 1, 5, 50])
+async def test_a_stop_beside_a_restart_leaves_no_process(tmp_path: Path, turns: int) -> None:
+    """However far the restart is."""
+    async with supervised([kept(tmp_path)], tmp_path / "logs", restarts=True) as supervisor:
+        await supervisor.start()
+        member = supervisor.members["kept"]
+        first = member.pid
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: member.state is ProcessState.RESTARTING)
+        for _ in range(turns):
+            await asyncio.sleep(0.005)
+    assert member.state is ProcessState.ENDED
+    wait_for_end(first, *([member.pid] if member.pid else []))
