@@ -54,8 +54,8 @@ class ModelListing:
         served = [self._versions[version] for _, version in ordered if version in self._versions]
         first = served[0]
         tokenizer, bounds = first.tokenizer, first.widest
-        offered = {pool: self._peers.features(pool) for pool, _ in pools if self._peers.has_up(pool)}
-        common = frozenset.intersection(*offered.values()) if offered else frozenset[str]()
+        offered = [self._peers.features(pool) for pool, version in pools if self._peers.has_up(pool, version)]
+        common = frozenset.intersection(*offered) if offered else frozenset[str]()
         capabilities = sorted(_FEATURES & common | ({CHAT} if tokenizer.has_template else set()))
         made = pb.Model(
             model=name,
