@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -20,6 +21,20 @@ from kvmesh.errors import from_rpc_error
 from kvmesh.inference.v1 import inference_pb2 as pb
 
 
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A break of a stream that went on, at the same frontend or at another one."""
+
+    lost: str
+    """Frontend before, "host:port"."""
+    address: str
+    """Frontend behind the break."""
+    position: int
+    """Tokens before the break."""
+    pause_s: float
+    """From the last output before the break to the first one behind it."""
+
+
 class GenerationStream:
     """Async iterator over the `Chunk`s of an answer, for one iteration. Raises GenerateError if the request fails.
 
@@ -31,6 +46,13 @@ class GenerationStream:
         self._connections = connections
         self._call_state = call_state
         self._chunks = self._run()
+
+        self.address = ""
+        """Frontend of the present call, or of the last one. Empty before the first."""
+        self.moves: list[Move] = []
+        """Breaks of the stream behind its first token, each with its pause."""
+        self._heard_s = 0.0
+        """Time of the last message with output."""
 
     def __repr__(self) -> str:
         return f"GenerationStream({self.request_id[:8] or 'not started'}, {len(self.ids)} tokens, {self.resumes} resumes)"
@@ -117,9 +139,12 @@ class GenerationStream:
             async with self._connections.stream(
                 avoid, request, remaining_s, call_state.barred, call_state.session
             ) as stream:
+                before, self.address = self.address, stream.address
                 try:
                     async with aclosing(self._follow(stream)) as chunks:
                         async for chunk in chunks:
+                            self._note(chunk, before)
+                            before = ""
                             yield chunk
                     next_step = call_state.on_end()
                 except _Lost as lost:
@@ -131,6 +156,13 @@ class GenerationStream:
                 raise call_state.with_output(next_step.error)
             if next_step is not None and next_step.after_s > 0:
                 await asyncio.sleep(next_step.after_s)
+
+    def _note(self, chunk: Chunk, before: str) -> None:
+        """Note the time of a chunk. `before`: the frontend of the call before, for the first chunk of a call."""
+        now_s = self._now_s()
+        if before and chunk.position:
+            self.moves.append(Move(before, self.address, chunk.position, now_s - self._heard_s))
+        self._heard_s = now_s
 
     async def _follow(self, stream: Stream) -> AsyncGenerator[Chunk, None]:
         """Yield the new chunks of `stream` until its end. Raises AioRpcError, _Lost, GenerateError."""
