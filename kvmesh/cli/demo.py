@@ -1,4 +1,4 @@
-"""`make demo`: a mesh on embedded defaults, a dialogue of two turns, and the explanation of both.
+"""`make demo`: a mesh on embedded defaults, a dialogue of two turns, the explanation of both, and two kills.
 
 The second turn repeats all messages before it. Most of its blocks are prefix
 cache hits, so its TTFT (time to first token) is shorter.
@@ -15,14 +15,18 @@ from typing import Final
 from rich.console import Console
 from rich.text import Text
 
+from kvmesh.cli.demo_faults import undisturbed_and_killed
 from kvmesh.cli.generate import Message, RequestFailed, chat, stream
 from kvmesh.cli.screen import explanation_table, reason
 from kvmesh.cli.supervisor import ProcessFailed, Stopped
 from kvmesh.cli.up import running_mesh
-from kvmesh.config import MeshConfig
+from kvmesh.client import GenerateError
+from kvmesh.config import build
 from kvmesh.inference.v1 import inference_pb2 as inference
 from kvmesh.redis_url import VARIABLE
 
+CONFIG: Final = build({"frontend": {"replicas": 2}})
+"""Two frontends, so that the stream goes on at the other one."""
 DEADLINE_S: Final = 60.0
 OUTPUT_TOKENS: Final = 64
 SESSION: Final = "demo"
@@ -58,7 +62,7 @@ async def demo(console: Console, *, is_redis_named: bool = False) -> int:
         console.print(f"The demo starts its own Redis; the Redis of {VARIABLE} is not used.", soft_wrap=True)
     try:
         with tempfile.TemporaryDirectory(prefix="kvmesh-demo-") as folder:
-            async with running_mesh(MeshConfig(), Path(folder), console) as (supervisor, mesh):
+            async with running_mesh(CONFIG, Path(folder), console, restarts=True) as (supervisor, mesh):
                 console.print(f"{len(mesh.processes)} processes are ready.")
                 turns = await supervisor.run_while_alive(dialogue(console, mesh.addresses_of("frontend")))
                 console.print(explanation_table(turns))
@@ -66,13 +70,14 @@ async def demo(console: Console, *, is_redis_named: bool = False) -> int:
                     console.print(
                         f"{title}: {reason(finished)}", markup=False, highlight=False, soft_wrap=True
                     )
+                is_same = await supervisor.run_while_alive(undisturbed_and_killed(console, mesh))
     except Stopped:
         return 130
-    except (ProcessFailed, RequestFailed) as failed:
+    except (ProcessFailed, RequestFailed, GenerateError) as failed:
         console.print(str(failed), markup=False, highlight=False, soft_wrap=True)
         return 1
     console.print("Everything is stopped.")
-    return 0
+    return 0 if is_same else 1
 
 
 async def dialogue(console: Console, addresses: Sequence[str]) -> list[tuple[str, inference.Finished]]:
