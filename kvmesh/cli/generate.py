@@ -7,19 +7,21 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final, TextIO
 
 import grpc
 from google.protobuf.json_format import MessageToDict
 from rich.console import Console
 
-from kvmesh.cli.screen import candidates_table, explanation_table, reason
-from kvmesh.client import Client, GenerateError, MeshUnavailable, RetryPolicy
+from kvmesh.cli.screen import attempts_table, candidates_table, explanation_table, reason
+from kvmesh.client import Client, GenerateError, MeshUnavailable, Move, RetryPolicy
 from kvmesh.config import ConfigError
 from kvmesh.inference.v1 import inference_pb2 as inference
 from kvmesh.server import channel
 
 OpenChannel = Callable[[str], grpc.aio.Channel]
+NO_NAMES: Final[Mapping[str, str]] = MappingProxyType({})
 FRONTEND_LOST: Final = "FRONTEND_LOST"
 
 RETRY_POLICY: Final = RetryPolicy(sends_max=6, refusals_max=1, retry_after_max_s=2.0)
@@ -44,6 +46,8 @@ class Answer:
     """Last message of the mesh, of the call that ended the answer."""
     sends: int
     """Number of sends of the request."""
+    moves: tuple[Move, ...] = ()
+    """Breaks of the stream, each with the frontend where it went on."""
 
 
 def chat(messages: list[Message]) -> inference.ChatPrompt:
@@ -91,7 +95,7 @@ async def stream(
                     on_response(inference.GenerateResponse(tokens=tokens))
             assert answer.finish is not None
             on_response(inference.GenerateResponse(finished=answer.finish))
-            return Answer(answer.finish, answer.sends)
+            return Answer(answer.finish, answer.sends, tuple(answer.moves))
     except GenerateError as error:
         everywhere = [*addresses, *(each for found in (regions or {}).values() for each in found)]
         raise RequestFailed(_sentence(error, everywhere), _details_of(error)) from error
@@ -113,15 +117,19 @@ async def generate(
     regions: Mapping[str, Sequence[str]] | None = None,
     prefer: str = "",
     own_region: str = "",
+    names: Mapping[str, str] = NO_NAMES,
 ) -> int:
     """Run one request; write text or JSON lines to `out`, everything else to stderr. Returns the exit status.
 
-    `regions`, `prefer`: see `stream`. `own_region`: the region of `addresses`, in a mesh with several.
+    `regions`, `prefer`: see `stream`. `own_region`: the region of `addresses`, in a mesh with several. `names`: names of
+    frontends by address.
     """
     console = Console(stderr=True)
     started = inference.Started()
+    has_text = False
 
     def on_response(response: inference.GenerateResponse) -> None:
+        nonlocal has_text
         if response.HasField("started"):
             started.CopyFrom(response.started)
         if as_json:
@@ -129,6 +137,7 @@ async def generate(
             out.write(json.dumps(line, ensure_ascii=False) + "\n")
         elif response.HasField("tokens"):
             out.write(response.tokens.text)
+            has_text = has_text or bool(response.tokens.text)
         out.flush()
 
     try:
@@ -138,7 +147,9 @@ async def generate(
     except RequestFailed as failed:
         if as_json:
             out.write(json.dumps({"error": failed.details}, ensure_ascii=False) + "\n")
-            out.flush()
+        elif has_text:
+            out.write("\n")
+        out.flush()
         console.print(str(failed), markup=False, highlight=False, soft_wrap=True)
         if own_region and failed.details.get("reason") == FRONTEND_LOST:
             note = f"Region {own_region} may be drained: see `kvmesh region list`. --regions names those of others as well."
@@ -147,10 +158,13 @@ async def generate(
     finished = answer.finished
     if not as_json:
         out.write("\n")
-        for note in _notes(started, finished):
+        for note in (*_moved(answer.moves, names), *_notes(started, finished)):
             console.print(note, markup=False, highlight=False, soft_wrap=True)
         if request.options.explain:
             console.print(explanation_table([("this request", finished)]))
+            attempts = attempts_table(finished)
+            if attempts is not None:
+                console.print(attempts)
             candidates = candidates_table(finished)
             if candidates is not None:
                 console.print(candidates)
@@ -169,6 +183,15 @@ def run_interruptible(work: Any) -> int:
     except KeyboardInterrupt:
         return 130
     return status
+
+
+def _moved(moves: Sequence[Move], names: Mapping[str, str]) -> list[str]:
+    """Return one sentence for each break of the stream."""
+    return [
+        f"{names.get(each.lost, each.lost)} was lost after {each.position} tokens; "
+        f"resumed at {names.get(each.address, each.address)} after {each.pause_s:.2f} s."
+        for each in moves
+    ]
 
 
 def _notes(started: inference.Started, finished: inference.Finished) -> list[str]:

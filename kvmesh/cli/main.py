@@ -235,6 +235,7 @@ def generate(
         raise BadOption(f'--prefer = "{prefer}" needs --regions NAME=HOST:PORT;NAME=HOST:PORT.')
     by_region = regions_given(regions, prefer) if regions else None
     targets, open_channel, own_region = address.split(",") if address else list[str](), channel, ""
+    names = dict[str, str]()
     if authority is not None:
         if not (address or regions):
             raise BadOption(
@@ -246,6 +247,7 @@ def generate(
         targets = mesh.addresses_of("frontend")
         of_mesh = settings_of(mesh)
         own_region = of_mesh.region.name if of_mesh.regions else ""
+        names = {each.address: each.name for each in mesh.processes if each.role == "frontend"}
         open_channel = partial(Dial(of_mesh).channel, role="frontend")
     work = command.generate(
         *(targets, request, deadline),
@@ -255,6 +257,7 @@ def generate(
         regions=by_region,
         prefer=prefer,
         own_region=own_region,
+        names=names,
     )
     raise typer.Exit(command.run_interruptible(work))
 
@@ -383,9 +386,9 @@ def make_certificates(
     sys.stdout.write(section(folder.resolve()))
 
 
-@app.command(hidden=True)
+@app.command()
 def demo() -> None:
-    """Start a mesh, run a dialogue of two turns, explain both turns, stop the mesh."""
+    """Start a mesh, run and explain a dialogue, kill two processes in the middle of an answer, stop the mesh."""
     from kvmesh.cli.demo import run
 
     raise typer.Exit(run(Console(), is_redis_named=VARIABLE in os.environ))

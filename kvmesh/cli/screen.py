@@ -93,6 +93,27 @@ def explanation_table(answers: Iterable[tuple[str, inference.Finished]]) -> Tabl
     return table
 
 
+def attempts_table(finished: inference.Finished) -> Table | None:
+    """Return one row per attempt: where it ran, from which token on, and why it ended. None for a single attempt."""
+    attempts = finished.explanation.attempts
+    if len(attempts) < 2:
+        return None
+    table = Table("attempt", "cause", "from token", "router", "prefill", "decode", "ended by")
+    for each in attempts:
+        cause = inference.AttemptExplanation.Cause.Name(each.cause).removeprefix("CAUSE_").lower()
+        region = f"{each.region}/" if each.region not in ("", UNNAMED) else ""
+        table.add_row(
+            str(each.number),
+            cause,
+            str(each.start_position),
+            f"{region}{each.router}",
+            each.prefill_replica or "on decode",
+            each.decode_replica or "-",
+            each.fault or "-",
+        )
+    return table
+
+
 def candidates_table(finished: inference.Finished) -> Table | None:
     """Return the candidates that the router compared for the last attempt, the chosen one first; None if there are none.
 

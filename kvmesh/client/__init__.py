@@ -17,7 +17,7 @@ from kvmesh.client.errors import (
     RequestRefused,
     Superseded,
 )
-from kvmesh.client.generation import GenerationStream
+from kvmesh.client.generation import GenerationStream, Move
 from kvmesh.client.request_builder import build_request
 from kvmesh.client.retry_policy import RetryPolicy
 
@@ -30,6 +30,7 @@ __all__ = [
     "MeshFault",
     "MeshFull",
     "MeshUnavailable",
+    "Move",
     "ProtocolBroken",
     "QuotaExceeded",
     "RemainingQuota",
