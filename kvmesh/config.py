@@ -25,6 +25,7 @@ from kvmesh.config_keys import (
     NAME_WORDS,
     Allowed,
     ConfigError,
+    Mistakes,
     Section,
     Table,
     build_table,
@@ -168,18 +169,53 @@ def parse(text: str) -> MeshConfig:
 def build(tables: Mapping[str, Any]) -> MeshConfig:
     """Build the configuration from plain tables: section -> key -> value. Raises ConfigError."""
     kinds: dict[str, type[Section]] = sections()
-    _refuse_unknown_sections(tables, [*kinds, *TABLES])
+    mistakes = Mistakes()
+    with mistakes.noted():
+        _refuse_unknown_sections(tables, [*kinds, *TABLES])
     built: dict[str, Any] = {}
     for name, table in tables.items():
-        if not isinstance(table, Mapping):
-            raise ConfigError(f"{name} = {table!r} is not a section: write [{name}] and its keys below it.")
-        if name in TABLES:
-            built[name] = {each: build_table(TABLES[name], each, found) for each, found in table.items()}
-        else:
-            refuse_unknown(name, table, [key for key, _, _ in keys(kinds[name])])
-            values = {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
-            built[name] = kinds[name](**values)
+        with mistakes.noted():
+            if name not in kinds and name not in TABLES:
+                continue  # noted above
+            if not isinstance(table, Mapping):
+                raise ConfigError(
+                    f"{name} = {table!r} is not a section: write [{name}] and its keys below it."
+                )
+            if name in TABLES:
+                built[name] = _tables(TABLES[name], table)
+            else:
+                built[name] = _section(name, kinds[name], table)
+    mistakes.refuse()
     return MeshConfig(**built)
+
+
+def _section(name: str, kind: type[Section], table: Mapping[str, Any]) -> Section:
+    """Build a section. Raises ConfigError with all its mistakes."""
+    mistakes = Mistakes()
+    known = [key for key, _, _ in keys(kind)]
+    with mistakes.noted():
+        refuse_unknown(name, table, known)
+    values = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in table.items()
+        if key in known
+    }
+    made = None
+    with mistakes.noted():
+        made = kind(**values)
+    mistakes.refuse()
+    assert made is not None
+    return made
+
+
+def _tables(kind: type[Table], tables: Mapping[str, Any]) -> dict[str, Table]:
+    """Build the tables of one kind. Raises ConfigError with the mistakes of all of them."""
+    mistakes, built = Mistakes(), dict[str, Table]()
+    for name, found in tables.items():
+        with mistakes.noted():
+            built[name] = build_table(kind, name, found)
+    mistakes.refuse()
+    return built
 
 
 def sections() -> dict[str, type[Section]]:
@@ -231,10 +267,13 @@ def _toml(value: Any) -> str:
 
 
 def _refuse_unknown_sections(found: Mapping[str, Any], known: list[str]) -> None:
+    sentences = []
     for key, value in found.items():
         if key in known:
             continue
         is_section = isinstance(value, Mapping)
         near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
         hint = f"did you mean [{near[0]}]?" if near else f"allowed are {', '.join(sorted(known))}."
-        raise ConfigError(f"Unknown {f'section [{key}]' if is_section else f'key {key}'}: {hint}")
+        sentences.append(f"Unknown {f'section [{key}]' if is_section else f'key {key}'}: {hint}")
+    if sentences:
+        raise ConfigError("\n".join(sentences))

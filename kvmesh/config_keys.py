@@ -8,7 +8,8 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from typing import Annotated, Any, ClassVar, Final, TypeVar, get_args, get_origin, get_type_hints
 
@@ -60,14 +61,37 @@ class Allowed(msgspec.Struct, frozen=True):
         return self.low <= value <= self.high  # also refuses NaN
 
 
+class Mistakes:
+    """Collects the sentences of several ConfigErrors, so that an operator sees all mistakes at once."""
+
+    def __init__(self) -> None:
+        self._sentences: list[str] = []
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Note a ConfigError of the block, and go on behind it."""
+        try:
+            yield
+        except ConfigError as error:
+            self._sentences += str(error).split("\n")
+
+    def refuse(self) -> None:
+        """Raise one ConfigError with a line for each mistake, if there are any."""
+        if self._sentences:
+            raise ConfigError("\n".join(dict.fromkeys(self._sentences)))
+
+
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One table of the file. Subclasses override `check` for rules across keys."""
 
     section: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
+        mistakes = Mistakes()
         for key, kind, allowed in keys(type(self)):
-            check_value(f"{self.section}.{key}", kind, allowed, getattr(self, key))
+            with mistakes.noted():
+                check_value(f"{self.section}.{key}", kind, allowed, getattr(self, key))
+        mistakes.refuse()
         self.check()
 
     def check(self) -> None:
@@ -89,8 +113,11 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         where = f"{self.kind}.{name}"
         if not re.fullmatch(NAME, name):
             raise ConfigError(f'[{where}] has the invalid name "{name}": allowed are {NAME_WORDS}.')
+        mistakes = Mistakes()
         for attribute, kind, allowed in keys(type(self)):
-            check_value(f"{where}.{shown_key(attribute)}", kind, allowed, getattr(self, attribute))
+            with mistakes.noted():
+                check_value(f"{where}.{shown_key(attribute)}", kind, allowed, getattr(self, attribute))
+        mistakes.refuse()
         self.check(where)
 
     def check(self, where: str) -> None:
@@ -111,10 +138,14 @@ def build_table(table: type[AnyTable], name: str, found: Any) -> AnyTable:
         shown = "(a text)" if isinstance(found, str) else repr(found)  # a text may be an API key
         raise ConfigError(f"{where} = {shown} is not a table: write [{where}] and its keys below it.")
     attributes = {shown_key(attribute): attribute for attribute, _, _ in keys(table)}
-    refuse_unknown(where, found, list(attributes))
-    values = {attributes[key]: tuple(v) if isinstance(v, list) else v for key, v in found.items()}
-    built = table(**values)
-    built.validate(name)
+    mistakes = Mistakes()
+    with mistakes.noted():
+        refuse_unknown(where, found, list(attributes))
+    known = {key: value for key, value in found.items() if key in attributes}
+    built = table(**{attributes[key]: tuple(v) if isinstance(v, list) else v for key, v in known.items()})
+    with mistakes.noted():
+        built.validate(name)
+    mistakes.refuse()
     return built
 
 
@@ -137,14 +168,17 @@ def shown_key(attribute: str) -> str:
 
 
 def refuse_unknown(section: str, found: Iterable[str], known: Collection[str]) -> None:
-    """Raise ConfigError for the first key of `found` that is not in `known`, with the closest known key."""
+    """Raise ConfigError for the keys of `found` that are not in `known`, each with the closest known key."""
+    sentences = []
     for key in found:
         if key in known:
             continue
         where = f"{section}.{key}"
         near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
         hint = f"did you mean {section}.{near[0]}?" if near else f"allowed are {', '.join(sorted(known))}."
-        raise ConfigError(f"Unknown key {where}: {hint}")
+        sentences.append(f"Unknown key {where}: {hint}")
+    if sentences:
+        raise ConfigError("\n".join(sentences))
 
 
 def refuse_unknown_name(where: str, value: str, known: Mapping[str, Any]) -> None:

@@ -50,7 +50,7 @@ from kvmesh.redis_url import VARIABLE
 app = typer.Typer(
     help="Serve large language models behind one gRPC API.",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
 )
 

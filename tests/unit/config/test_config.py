@@ -88,6 +88,39 @@ def test_described_defaults_parse_back() -> None:
             assert allowed.about.endswith(".")
 
 
+def test_all_mistakes_are_told_at_once() -> None:
+    """One line each, in the order of the file."""
+    text = """
+[mesh]
+hots = "x"
+[router]
+replicas = 99
+[frontend]
+port = "x"
+max_live_request = 3
+[routers]
+a = 1
+[tenants.a]
+clas = "b"
+[pools.x]
+routers = 44
+[pools.y]
+routers = "many"
+"""
+    with pytest.raises(ConfigError) as caught:
+        parse(text)
+    assert [line.split(" = ")[0] for line in str(caught.value).split("\n")] == [
+        "Unknown section [routers]: did you mean [router]?",
+        "Unknown key mesh.hots: did you mean mesh.host?",
+        "router.replicas",
+        "Unknown key frontend.max_live_request: did you mean frontend.max_live_requests?",
+        "frontend.port",
+        "Unknown key tenants.a.clas: did you mean tenants.a.class?",
+        "pools.x.routers",
+        "pools.y.routers",
+    ]
+
+
 def test_documentation_of_the_configuration_is_current() -> None:
     """docs/configuration.md shows what `kvmesh config` prints without a file."""
     page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
