@@ -34,9 +34,8 @@ class Folder:
         """Sign a certificate for `names` (default: the file's) and put it in place as `file`."""
         work = self.path / "work"
         work.mkdir(exist_ok=True)
-        maker._sign(work, self.path / maker.AUTHORITY, names or (file,), days)
-        (work / "one.key").replace(self.path / f"{file}.key")
-        (work / "one.pem").replace(self.path / f"{file}.pem")
+        authority = maker.authority_of(work, self.path, maker.AUTHORITY, self.mesh)
+        maker.sign(authority, work, self.path / file, names or (file,), days)
 
     def take_from(self, other: Folder, *roles: str) -> None:
         """Put certificates of another authority in place."""

@@ -1,31 +1,29 @@
 """`kvmesh certificates`: an authority and one certificate per role, to try mutual TLS. Not for production.
 
-The `openssl` command makes them. A production mesh takes certificates from its own certificate authority.
+`trustme` makes them. A production mesh takes certificates from its own certificate authority.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kvmesh.config import ConfigError
 from kvmesh.trust.names import CERTIFICATE_ROLES, names_of
+
+if TYPE_CHECKING:
+    import trustme
 
 AUTHORITY: Final = "authority"
 DAYS_MAX: Final = 825
 """Longest lifetime of a certificate that many TLS libraries accept, in days."""
 
-_KEY: Final = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
-
-
-class OpensslMissing(RuntimeError):
-    """The openssl command is missing or failed; the text is one sentence for the operator."""
+LOCAL: Final = ("127.0.0.1", "localhost")
+"""Names of this machine in the certificate of a frontend: clients check the name that they dial."""
 
 
 def certificates(
@@ -39,7 +37,7 @@ def certificates(
     """Write `<role>.pem` and `<role>.key` into `folder`; make an authority first if `folder` has none.
 
     Returns the certificates. If `folder` has an authority, the call renews the certificates. Running processes reload the
-    files. Raises OpensslMissing, and ConfigError for an unknown role.
+    files. Raises ConfigError for an unknown role, an unusable folder or authority.
     """
     for role in roles:
         if role not in CERTIFICATE_ROLES:
@@ -52,16 +50,40 @@ def certificates(
         raise ConfigError(f"Cannot write certificates to {folder}: {error.strerror}.") from error
     with TemporaryDirectory(dir=folder, prefix=".new-") as work:
         draft = Path(work)
-        if not (folder / f"{authority}.key").exists():
-            _make_authority(draft, f"{mesh} {authority}", days)
-            _publish(draft / "authority.key", folder / f"{authority}.key")
-            _publish(draft / "authority.pem", folder / f"{authority}.pem")
+        made = authority_of(draft, folder, authority, mesh)
         for role in roles:
-            _sign(draft, folder / authority, names_of(role, mesh), days)
-            # The key comes first. A process that reads in between finds a mismatch and keeps its old certificate.
-            _publish(draft / "one.key", folder / f"{role}.key")
-            _publish(draft / "one.pem", folder / f"{role}.pem")
+            names = names_of(role, mesh)
+            sign(made, draft, folder / role, names + LOCAL if role == "frontend" else names, days)
     return [folder / f"{role}.pem" for role in roles]
+
+
+def sign(authority: trustme.CA, draft: Path, path: Path, names: Sequence[str], days: int) -> None:
+    """Write `path`.key and `path`.pem, a certificate for `names`; 0 days: one that has expired. `draft`: an empty folder."""
+    until = datetime.now(UTC) + timedelta(days=days)
+    leaf = authority.issue_cert(*names, common_name=names[0], not_after=until)
+    # The key comes first. A process that reads in between finds a mismatch and keeps its old certificate.
+    _publish(draft, path.with_name(f"{path.name}.key"), leaf.private_key_pem.bytes())
+    _publish(draft, path.with_name(f"{path.name}.pem"), leaf.cert_chain_pems[0].bytes())
+
+
+def authority_of(draft: Path, folder: Path, name: str, mesh: str) -> trustme.CA:
+    """Return the authority of `folder`, which is made if there is none. Raises ConfigError if it cannot be read."""
+    import trustme  # takes longer than the rest of the command line
+
+    key, certificate = folder / f"{name}.key", folder / f"{name}.pem"
+    if not key.exists():
+        made = trustme.CA(organization_name=mesh, organization_unit_name=name, path_length=0)
+        _publish(draft, key, made.private_key_pem.bytes())
+        _publish(draft, certificate, made.cert_pem.bytes())
+        return made
+    try:
+        return trustme.CA.from_pem(certificate.read_bytes(), key.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"Cannot read the authority in {folder}: {error.strerror}.") from error
+    except (ValueError, TypeError) as error:
+        raise ConfigError(
+            f"The authority in {folder} ({name}.pem, {name}.key) cannot be used: {error}."
+        ) from error
 
 
 def trust_keys(folder: Path) -> dict[str, str]:
@@ -80,83 +102,9 @@ def section(folder: Path) -> str:
     )
 
 
-def _make_authority(draft: Path, name: str, days: int) -> None:
-    _write(
-        draft / "authority.cnf",
-        f"[req]\ndistinguished_name=dn\nx509_extensions=ca\nprompt=no\n[dn]\nCN={name}\n"
-        "[ca]\nbasicConstraints=critical,CA:true,pathlen:0\nkeyUsage=critical,keyCertSign,cRLSign\n"
-        "subjectKeyIdentifier=hash\n",
-    )
-    _openssl(
-        "req",
-        "-x509",
-        *_KEY,
-        "-days",
-        str(days),
-        "-config",
-        str(draft / "authority.cnf"),
-        "-keyout",
-        str(draft / "authority.key"),
-        "-out",
-        str(draft / "authority.pem"),
-    )
-
-
-def _sign(draft: Path, authority: Path, names: Sequence[str], days: int) -> None:
-    _write(draft / "one.cnf", f"[req]\ndistinguished_name=dn\nprompt=no\n[dn]\nCN={names[0]}\n")
-    _write(
-        draft / "one.ext",
-        f"basicConstraints=CA:false\nsubjectAltName={','.join(f'DNS:{name}' for name in names)}\n"
-        "keyUsage=critical,digitalSignature\nextendedKeyUsage=serverAuth,clientAuth\n",
-    )
-    _openssl(
-        "req",
-        "-new",
-        *_KEY,
-        "-config",
-        str(draft / "one.cnf"),
-        "-keyout",
-        str(draft / "one.key"),
-        "-out",
-        str(draft / "one.csr"),
-    )
-    _openssl(
-        "x509",
-        "-req",
-        "-in",
-        str(draft / "one.csr"),
-        "-days",
-        str(days),
-        "-extfile",
-        str(draft / "one.ext"),
-        "-CA",
-        f"{authority}.pem",
-        "-CAkey",
-        f"{authority}.key",
-        "-set_serial",
-        f"0x{os.urandom(16).hex()}",
-        "-out",
-        str(draft / "one.pem"),
-    )
-
-
-def _publish(draft: Path, path: Path) -> None:
-    if path.suffix == ".key":
-        draft.chmod(0o600)
-    draft.replace(path)
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
-
-
-def _openssl(*arguments: str) -> None:
-    binary = shutil.which("openssl")
-    if binary is None:
-        raise OpensslMissing(
-            "The openssl command was not found: install OpenSSL, or bring certificates of your own."
-        )
-    done = subprocess.run([binary, *arguments], capture_output=True, text=True, check=False)
-    if done.returncode:
-        last = done.stderr.strip().splitlines()[-1:] or ["no message"]
-        raise OpensslMissing(f"openssl {arguments[0]} failed: {last[0]}.")
+def _publish(draft: Path, path: Path, content: bytes) -> None:
+    """Replace `path` at once. A key is for its owner alone."""
+    made = draft / path.name
+    made.touch(mode=0o600 if path.suffix == ".key" else 0o644)
+    made.write_bytes(content)
+    made.replace(path)

@@ -20,7 +20,6 @@ from rich.console import Console
 
 from kvmesh import __version__
 from kvmesh.bad_option import BadOption
-from kvmesh.cli.certificates import OpensslMissing
 from kvmesh.cli.control import replica_commands
 from kvmesh.cli.control.event_commands import events
 from kvmesh.cli.control.profile_commands import profile
@@ -55,9 +54,7 @@ app = typer.Typer(
 )
 
 
-MISTAKES: Final = (
-    *(BadOption, ConfigError, DataDirUnusable, MeshBusy, NoMesh, OpensslMissing, PortInUse, RedisMissing),
-)
+MISTAKES: Final = (*(BadOption, ConfigError, DataDirUnusable, MeshBusy, NoMesh, PortInUse, RedisMissing),)
 """Mistakes that the operator can correct: one sentence, exit status 2."""
 
 NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)

@@ -63,13 +63,15 @@ def test_impossible_certificates_are_refused_with_one_sentence(
     assert not (tmp_path / "certs").exists()
 
 
-def test_a_missing_openssl_is_one_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_an_authority_that_cannot_be_used_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An operator with certificates needs no openssl."""
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert run("certificates", str(tmp_path / "certs")) == 2
-    assert capsys.readouterr().err.startswith("The openssl command was not found: install OpenSSL")
+    """Its files stay as they are."""
+    (tmp_path / "authority.key").write_text("no key")
+    (tmp_path / "authority.pem").write_text("no certificate")
+    assert run("certificates", str(tmp_path)) == 2
+    assert "authority.pem, authority.key) cannot be used" in capsys.readouterr().err
+    assert (tmp_path / "authority.key").read_text() == "no key"
 
 
 def test_a_mesh_with_wrong_certificates_does_not_start(tmp_path: Path) -> None:
