@@ -58,7 +58,7 @@ def certificates(
 
 
 def sign(authority: trustme.CA, draft: Path, path: Path, names: Sequence[str], days: int) -> None:
-    """Write `path`.key and `path`.pem, a certificate for `names`; 0 days: one that has expired. `draft`: an empty folder."""
+    """Write `path`.key and `path`.pem, a certificate for `names`. 0 days: it has expired. `draft`: an empty folder."""
     until = datetime.now(UTC) + timedelta(days=days)
     leaf = authority.issue_cert(*names, common_name=names[0], not_after=until)
     # The key comes first. A process that reads in between finds a mismatch and keeps its old certificate.

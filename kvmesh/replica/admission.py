@@ -6,12 +6,14 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
+from kvmesh.attach.frames import ALTERNATIVES_MAX
 from kvmesh.attach.names import name_of
 from kvmesh.attach.refusal import SubmitRefusal
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.budget.v1 import budget_pb2
 from kvmesh.deadlines import REMAINING_MS_MAX
-from kvmesh.replica.calls import control_purpose
+from kvmesh.replica import features
+from kvmesh.replica.calls import GUIDES, control_purpose
 from kvmesh.replica.life_view import LifeView
 from kvmesh.triton.capabilities import ModelFacts
 from kvmesh.triton.errors import (
@@ -95,6 +97,20 @@ def check_submit(
         return _invalid("sampling.temperature", sampling.temperature, "0 to 10 is allowed")
     if not 0 < sampling.top_p <= 1:
         return _invalid("sampling.top_p", sampling.top_p, "above 0 and at most 1 is allowed")
+    if len(sampling.bias_token_ids) != len(sampling.bias_values):
+        counts = f"{len(sampling.bias_values)} for {len(sampling.bias_token_ids)} tokens"
+        return _invalid("sampling.bias_values", counts, "one for each token is needed")
+    if any(not 0 <= each < facts.vocab_size for each in sampling.bias_token_ids):
+        return _invalid("sampling.bias_token_ids", "out of range", f"0 to {facts.vocab_size - 1} is allowed")
+    if sampling.alternative_count > ALTERNATIVES_MAX:
+        allowed = f"0 to {ALTERNATIVES_MAX} is allowed"
+        return _invalid("sampling.alternative_count", sampling.alternative_count, allowed)
+    if sampling.HasField("guide") and sampling.guide.kind not in GUIDES:
+        return _invalid("sampling.guide.kind", sampling.guide.kind, "json, json_schema or regex is allowed")
+    lacking = features.missing(submit, facts.capabilities)
+    if lacking is not None:
+        field, reason = lacking
+        return SubmitRefusal(pb.Refusal.REASON_INVALID, f"{field} is set: {reason}", field)
     return None
 
 

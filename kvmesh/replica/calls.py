@@ -66,13 +66,13 @@ def extras_of(submit: pb.Submit) -> SamplingExtras | None:
         bias=tuple(zip(sampling.bias_token_ids, sampling.bias_values, strict=True)),
         min_tokens=min_tokens,
         alternatives=sampling.alternative_count,
-        guide_kind=_GUIDES[sampling.guide.kind] if has_guide else None,
+        guide_kind=GUIDES[sampling.guide.kind] if has_guide else None,
         guide=sampling.guide.text if has_guide else "",
         output_start=len(submit.token_ids) // 4 - submit.start_position,
     )
 
 
-_GUIDES: Final = {
+GUIDES: Final = {
     pb.Guide.KIND_JSON: GuideKind.JSON,
     pb.Guide.KIND_JSON_SCHEMA: GuideKind.JSON_SCHEMA,
     pb.Guide.KIND_REGEX: GuideKind.REGEX,

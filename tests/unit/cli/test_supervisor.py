@@ -83,7 +83,12 @@ async def test_start_follows_dependencies_and_stop_reverses_them(tmp_path: Path)
         assert addresses.address == "127.0.0.1:1"
     order = [f"start {name}" for name in ("redis", "engine", "service")]
     assert events(tmp_path) == order + [f"stop {name}" for name in ("service", "engine", "redis")]
-    assert [state.value for name, state in seen if name == "redis"] == ["starting", "ready", "stopping", "ended"]
+    assert [state.value for name, state in seen if name == "redis"] == [
+        "starting",
+        "ready",
+        "stopping",
+        "ended",
+    ]
     wait_for_end(*pids)
 
 
