@@ -397,7 +397,7 @@ class ControlCore:
         regions.take_orders(desired.regions, now_s)
         regions.rollout = self._rollout_news()
         regions.step(self.registry, self.receivers, self.content, now_s)
-        regions.busy = self.registry.busy(self.receivers)
+        regions.take_busy(self.registry.busy(self.receivers), now_s)
         orders = regions.wanted_orders(desired.regions, now_s)
         if orders != desired.regions and self._writes.is_idle and self.has_redis:
             self._begin_write(Write(desired.with_regions(orders), is_back=True))

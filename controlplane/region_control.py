@@ -130,8 +130,8 @@ class RegionControl:
         """Expected end of the drain that was noted as overdue, in Unix time. 0: none."""
         self._news: News | None = None
         """News of the last measurement. Two streams to a peer carry the same, which counts once."""
-        self._unknown_s: float | None = None
-        """Time since which no frontend and no router is known. None: one is."""
+        self._heard_s: float | None = None
+        """Time at which a frontend or a router was known last, else that of the first look. None: there was no look yet."""
         self.is_begun = False
         """True once the term knows what was in force before it."""
 
@@ -246,14 +246,17 @@ class RegionControl:
                 orders = orders.with_declared(self.own, drained(own, self._wall()))
         return orders.without_ended(self._wall())
 
+    def take_busy(self, busy: Mapping[str, int | None] | None, now_s: float) -> None:
+        """Take the own frontends and routers that serve requests, at each step (`Registry.busy`)."""
+        self.busy = busy
+        if busy is not None or self._heard_s is None:
+            self._heard_s = now_s
+
     def _is_idle(self, now_s: float) -> bool:
         """True if no process of the own region serves a request, or none was known for UNKNOWN_S: all are stopped."""
         if self.busy is not None:
-            self._unknown_s = None
             return not self.busy
-        if self._unknown_s is None:
-            self._unknown_s = now_s
-        return now_s - self._unknown_s >= UNKNOWN_S
+        return self._heard_s is not None and now_s - self._heard_s >= UNKNOWN_S
 
     def _is_avoid_over(self, entry: AvoidEntry | None) -> bool:
         return entry is not None and not entry.is_ok and entry.until_s <= self._wall()

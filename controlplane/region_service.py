@@ -119,8 +119,10 @@ class RegionServicer(region_pb2_grpc.RegionServiceServicer):
             news = self._checked(message)
 
     async def _write(self, call: FederateCall) -> None:
-        await self._takeover()  # until its end a peer knows this region better
-        while self._core.leads:
+        while True:
+            await self._takeover()  # until its end a peer knows this region better
+            if not self._core.leads:
+                return
             async with asyncio.timeout(SILENCE_S):
                 await call.write(pb.FederateResponse(news=to_message(self._news())))
             await asyncio.sleep(self._regions.settings.signals_every_s)

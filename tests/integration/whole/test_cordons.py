@@ -148,10 +148,11 @@ class Plane:
 
     async def until_busy(self, name: str) -> None:
         """Wait until a replica has worked again. Its requests may be too short to be seen running."""
-        before = await sample(self.mesh, name, WORK[name.partition("-")[0]])
+        counter = WORK[name.partition("-")[0]]
+        before = await sample(self.mesh, name, counter)
 
         async def has_worked() -> bool:
-            return await sample(self.mesh, name, WORK[name.partition("-")[0]]) > before
+            return await sample(self.mesh, name, counter) > before
 
         await until(has_worked, 20, f"{name} works")
 

@@ -91,9 +91,8 @@ async def test_a_frozen_router_holds_a_frontend_back_for_the_bound(tmp_path: Pat
         router.process.send_signal(signal.SIGSTOP)
         try:
             said = set[str]()
-            while not any(
-                "does not serve now" in each for each in said
-            ):  # a busy machine may answer no check within the bound
+            # A busy machine may answer no check within the bound.
+            while not any("does not serve now" in each for each in said):
                 await frontend.end()
                 began_s = time.monotonic()
                 frontend.start()

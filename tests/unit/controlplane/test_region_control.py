@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import replace
 
 import msgspec
@@ -276,11 +277,11 @@ def test_a_drain_ends_when_the_last_request_has_ended() -> None:
     for _ in range(16):
         cell.step()
         seen.append(entry(cell, "eu").weight_percent)
-        cell.control.busy = {"frontend-0": 3}
+        cell.control.take_busy({"frontend-0": 3}, cell.now_s)
         orders = cell.control.wanted_orders(orders, cell.now_s)
     assert sorted(set(seen), reverse=True) == [60, 30, 0] and seen == sorted(seen, reverse=True)
     assert orders.declared["eu"].state is DeclaredState.DRAINING, "requests are open"
-    cell.control.busy = {}
+    cell.control.take_busy({}, cell.now_s)
     orders = cell.control.wanted_orders(orders, cell.now_s)
     assert orders.declared["eu"].state is DeclaredState.DRAINED
 
@@ -315,13 +316,21 @@ def test_a_region_without_any_process_is_drained_after_a_while() -> None:
     declared = Declared(state=DeclaredState.DRAINING, revision=1, reason="move", at_s=cell.wall_s - 60)
     orders = RegionOrders().with_declared("eu", declared)
     cell.control.take_orders(orders, cell.now_s)
+
+    def wanted_after(seconds: float, busy: Mapping[str, int] | None) -> RegionOrders:
+        cell.step(seconds)
+        cell.control.take_busy(busy, cell.now_s)
+        return cell.control.wanted_orders(orders, cell.now_s)
+
     for busy in (None, {"frontend-0": 1}, None):
-        cell.control.busy = busy
         for _ in range(4):
-            cell.step()
-            assert cell.control.wanted_orders(orders, cell.now_s) == orders
-    cell.step(UNKNOWN_S)
-    assert cell.control.wanted_orders(orders, cell.now_s).declared["eu"].state is DeclaredState.DRAINED
+            assert wanted_after(1, busy) == orders
+    drained = wanted_after(UNKNOWN_S, None)
+    assert drained.declared["eu"].state is DeclaredState.DRAINED
+    cell.control.forget()
+    cell.control.take_orders(orders, cell.now_s)
+    assert wanted_after(4, None) == orders, "a new term has heard of no process yet"
+    assert wanted_after(UNKNOWN_S, None).declared["eu"].state is DeclaredState.DRAINED
 
 
 def test_a_drain_beyond_its_end_is_an_event_once() -> None:

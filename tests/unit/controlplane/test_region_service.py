@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -18,6 +18,7 @@ from controlplane.region_operators import RegionOperators
 from controlplane.region_service import RegionServicer
 from controlplane.regions.declared import Declared, DeclaredState
 from controlplane.regions.document import RegionOrders
+from controlplane.regions.settings import RegionSettings
 from controlplane.snapshots.desired import Desired, encode
 from kvmesh.control.v1 import region_pb2 as pb
 from kvmesh.errors import MeshError
@@ -38,12 +39,11 @@ class Caller:
         return "ipv4:127.0.0.1:1"
 
 
-def taking_over() -> tuple[Driver, RegionServicer]:
+def taking_over(**settings: float) -> tuple[Driver, RegionServicer]:
     """Return a leader of a drained region before its first answer of Redis, and its service."""
     driver = Driver()
-    regions = driver.core.regions = RegionControl(
-        RegionNames("eu", {"eu": 0.5, "us": 0.5}), lambda: driver.now_s
-    )
+    names, parameters = RegionNames("eu", {"eu": 0.5, "us": 0.5}), RegionSettings(**settings)  # type: ignore[arg-type]
+    regions = driver.core.regions = RegionControl(names, lambda: driver.now_s, parameters)
     driver.desired = encode(Desired(revision=1).with_regions(RegionOrders().with_declared("eu", DRAINED)))
     driver.reads = False
     driver.tick()
@@ -101,9 +101,23 @@ async def test_a_process_that_loses_the_lead_meanwhile_says_so() -> None:
         await call
 
 
+async def after_takeover(driver: Driver, running: asyncio.Task[None], effects: Sized) -> None:
+    """Assert that `running` has no effect during the takeover of `driver`, and then let the takeover end."""
+    before = len(effects)
+    await asyncio.wait([running], timeout=0.15)
+    assert len(effects) == before
+    driver.reads = True
+    driver.lead()
+    await asyncio.wait([running], timeout=0.15)
+    assert len(effects) > before
+
+
 async def test_a_takeover_tells_other_regions_nothing() -> None:
-    """Its news would lack processes, version and rollout. The first ones follow at once behind its end."""
-    driver, service = taking_over()
+    """Its news would lack processes, version and rollout. The first ones follow at once behind its end.
+
+    A leader that loses the lead, and has it again before the next news are due, takes over anew.
+    """
+    driver, service = taking_over(signals_every_s=0.05)
     written: list[pb.FederateResponse] = []
 
     class Stream:
@@ -111,13 +125,15 @@ async def test_a_takeover_tells_other_regions_nothing() -> None:
             written.append(message)
 
     writing = asyncio.create_task(service._write(cast(Any, Stream())))
-    await asyncio.wait([writing], timeout=0.2)
-    assert not written
-    driver.reads = True
-    driver.lead()
-    await asyncio.wait([writing], timeout=0.2)
-    writing.cancel()
-    assert [message.news.region for message in written] == ["eu"] and written[0].news.HasField("signals")
+    await after_takeover(driver, writing, written)
+    assert {message.news.region for message in written} == {"eu"} and written[0].news.HasField("signals")
+    driver.core.release()
+    driver.reads = False
+    while not driver.core.leads:
+        driver.tick()
+    await after_takeover(driver, writing, written)
+    driver.core.release()
+    await writing
 
 
 async def test_a_takeover_dials_no_other_region(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,10 +152,5 @@ async def test_a_takeover_dials_no_other_region(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(federation, "_try", dial)
     monkeypatch.setattr(region_federation, "RETRY_S", 0.01)
     keeping = asyncio.create_task(federation._keep("us", ["127.0.0.1:1"]))
-    await asyncio.wait([keeping], timeout=0.1)
-    assert not dialled
-    driver.reads = True
-    driver.lead()
-    await asyncio.wait([keeping], timeout=0.1)
+    await after_takeover(driver, keeping, dialled)
     keeping.cancel()
-    assert dialled

@@ -83,7 +83,8 @@ def test_metrics_have_each_region_with_its_states_weight_grants_and_age() -> Non
 def test_a_drain_names_the_processes_that_it_waits_for() -> None:
     """At most eight, with their open requests, of the own region alone."""
     cell = Cell()
-    cell.control.busy = {"frontend-0": 3, "router-0": None, **{f"router-{at}": 1 for at in range(1, 20)}}
+    busy_now = {"frontend-0": 3, "router-0": None, **{f"router-{at}": 1 for at in range(1, 20)}}
+    cell.control.take_busy(busy_now, cell.now_s)
     cell.step()
     assert not region_views.views(cell.control, cell.now_s)[0].busy, "it serves"
     draining = Declared(state=DeclaredState.DRAINING, revision=1, reason="move", at_s=cell.wall_s)
