@@ -20,7 +20,6 @@ from engines.reference import errors
 from engines.reference.errors import EngineError
 from engines.reference.guide_text import GUIDE_BYTES_MAX, GuideKind, GuideText
 
-
 _JSON: Any = {"whitespace_flexible": False}
 """A small model would fill its output with white space. A schema may say otherwise (`x-guidance`)."""
 
