@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Final, Protocol
 
 import msgspec
@@ -62,6 +63,9 @@ from kvmesh.snapshot.content import Content
 from kvmesh.snapshot.published import NO_NAME, Name, Published, Term
 from kvmesh.snapshot.regions import RegionEntry
 
+ONE_MODEL: Final[Mapping[str, str]] = MappingProxyType({})
+"""Model by version in a mesh with one model."""
+
 TICK_S: Final = 1.0
 """Time between two decisions without an event."""
 
@@ -103,7 +107,8 @@ class Golden(Protocol):
 class ControlCore:
     """See the module. One for each control process.
 
-    `versions`: model version by configured pool.
+    `versions`: model version by configured pool. `models`: model by model version; a version that it lacks is one of the
+    model of `initial`.
     """
 
     def __init__(
@@ -117,6 +122,7 @@ class ControlCore:
         judge: Callable[[RolloutDocument, float], Judging] = Judging,
         warming: Warming | None = None,
         regions: RegionControl | None = None,
+        models: Mapping[str, str] = ONE_MODEL,
     ) -> None:
         """`warming`: the warm-up of replicas. None: replicas serve at once. `regions`: None in a mesh without regions."""
         self.leadership = Leadership(process_id, boot_id)
@@ -136,6 +142,7 @@ class ControlCore:
         self.initial = initial
         """The content of a mesh without any snapshot."""
         self._versions = dict(versions)
+        self._models = dict(models)
         self._wall = wall
         self._ended = EndedRollouts()
         self._commands = CommandQueue()
@@ -168,6 +175,16 @@ class ControlCore:
     def versions(self) -> dict[str, str]:
         """Return the model version of each configured pool. Another pool with a lease gets no traffic."""
         return dict(self._versions)
+
+    def of_other_models(self) -> dict[str, str]:
+        """Return the model of each configured pool that serves another model than the stable pool does.
+
+        No rollout, shadow or revert leads there: the users of a model stay with it.
+        """
+        initial = self._models.get(self.initial.stable.model_version, "")
+        stable = self._models.get(self.content.stable.model_version, initial)
+        models = {pool: self._models.get(version, initial) for pool, version in self._versions.items()}
+        return {pool: model for pool, model in models.items() if model != stable}
 
     def _served_versions(self) -> dict[str, str]:
         """Return the model version that each pool must have. A running rollout goes on with those of its start."""

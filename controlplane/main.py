@@ -141,6 +141,7 @@ class ControlProcess:
             self.golden,
             warming=warming_of(config, prompts, sets, wall_s),
             regions=region_control_of(config, wall_s),
+            models={name: version_settings(config, name).model for name in version_names(config)},
         )
         self.operators = Operators(self.core, wall_s, frozenset(sets))
         networks = Networks(config.trust.networks)

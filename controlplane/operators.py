@@ -159,6 +159,7 @@ class Operators:
             settings = rollout_settings.parse(
                 request.settings,
                 versions=core.versions(),
+                others=core.of_other_models(),
                 stable_pool=stable.pool,
                 golden_versions=self._golden_versions,
             )
@@ -232,6 +233,11 @@ class Operators:
                         f'the pool "{pool}" of snapshot {request.to} is not configured any more'
                     )
                 pool = core.initial.stable.pool  # the stable pool left the configuration: this is the way out
+            elif (model := core.of_other_models().get(pool)) is not None:
+                raise CommandRefused(
+                    f'the pool "{pool}" of snapshot {request.to} serves the model "{model}" now, and the stable pool '
+                    "serves another one"
+                )
             overridden = tuple(objections(content, settled(content, core.versions(), pool)))
             if overridden and not request.force:
                 raise CommandRefused(*overridden, can_force=True)

@@ -32,6 +32,7 @@ class ShadowOperators:
             shadow,
             versions=core.versions(),
             stable=core.content.stable,
+            others=core.of_other_models(),
             wall_s=self._wall(),
             by=author.name,
         )

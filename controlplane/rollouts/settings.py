@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Container, Mapping
 from enum import Enum
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -57,6 +58,9 @@ class Expectation(Enum):
     DIFFERENT = "different"
 
 
+NO_POOLS: Final[Mapping[str, str]] = MappingProxyType({})
+"""Model by pool where all pools serve one model."""
+
 SHADOW_TOKEN_MAX: Final = 2_000_000
 """Default ceiling of the shadow before a rollout."""
 
@@ -102,11 +106,13 @@ def parse(
     *,
     versions: Mapping[str, str],
     stable_pool: str,
+    others: Mapping[str, str] = NO_POOLS,
     golden_versions: Container[str] | None = None,
 ) -> RolloutSettings:
     """Return the settings in `message`. Raises SettingsError.
 
-    `versions`: model version by pool, for all known pools. `golden_versions`: versions with a golden set of their own.
+    `versions`: model version by pool, for all known pools. `others`: model of each pool that serves another model than the
+    stable pool. `golden_versions`: versions with a golden set of their own.
     None: unknown, and the set is looked for when the rollout prepares.
     """
     settings = RolloutSettings(
@@ -126,6 +132,7 @@ def parse(
         shadow_permille=message.shadow_permille,
         shadow_token_max=message.shadow_token_max or SHADOW_TOKEN_MAX,
     )
+    _check_model(settings, versions, others)
     _check_pools(settings, versions, stable_pool)
     check_ranges(settings)
     least_s = settings.bake_s + BAKE_REST_S
@@ -205,6 +212,16 @@ def _on_inconclusive(value: int) -> OnInconclusive:
     if value == pb.ON_INCONCLUSIVE_PAUSE:
         return OnInconclusive.PAUSE
     raise SettingsError("on_inconclusive", value, '"rollback" or "pause" is allowed')
+
+
+def _check_model(settings: RolloutSettings, versions: Mapping[str, str], others: Mapping[str, str]) -> None:
+    for field, pool in (("to_pool", settings.to_pool), ("baseline_pool", settings.baseline_pool)):
+        if pool in others:
+            alike = ", ".join(sorted(versions.keys() - others.keys()))
+            raise SettingsError(
+                *(field, f'"{pool}", which serves the model "{others[pool]}"'),
+                f"pools of the stable pool's model are allowed: {alike}",
+            )
 
 
 def _check_pools(settings: RolloutSettings, versions: Mapping[str, str], stable_pool: str) -> None:

@@ -30,12 +30,13 @@ def parse(
     *,
     versions: Mapping[str, str],
     stable: PoolTrack,
+    others: Mapping[str, str],
     wall_s: float,
     by: str,
 ) -> ShadowOrder:
     """Return the order of the shadow `shadow`. Raises MeshError with each bad field, its value and its range.
 
-    `versions`: model version by configured pool.
+    `versions`: model version by configured pool. `others`: model of each pool that serves another model than `stable`.
     """
     given = request.settings
     ttl_s = request.ttl.seconds + request.ttl.nanos / 1e9 if request.HasField("ttl") else TTL_S
@@ -64,8 +65,16 @@ def parse(
         violations.append(Violation("ttl", f"{ttl_s:g} s", f"{TTL_MIN_S:g} to {TTL_MAX_S:g} s"))
     if violations:
         raise invalid("FIELD_OUT_OF_RANGE", violations)
-    _check_pools(order, versions, stable)
+    _check_model(order, others)
+    _check_pools(order, {pool: versions[pool] for pool in versions if pool not in others}, stable)
     return order
+
+
+def _check_model(order: ShadowOrder, others: Mapping[str, str]) -> None:
+    for field, pool in (("to_pool", order.to_pool), ("baseline_pool", order.baseline_pool)):
+        if pool in others:
+            shown = f'{pool}", which serves the model "{others[pool]}'
+            raise _bad_pool(f"settings.{field}", shown, "a pool of the stable pool's model")
 
 
 def _check_pools(order: ShadowOrder, versions: Mapping[str, str], stable: PoolTrack) -> None:

@@ -1,7 +1,7 @@
 """The models of the mesh: which version is of which model, and which pools serve it. Pure.
 
-A request that names no model gets the default one, that of the first pool. Weights, rollouts and shadow traffic are those
-of the default model. A further model is served by the pools of its versions, the first one that can place.
+A request that names no model gets the model of the stable pool. Weights, rollouts and shadow traffic are those of that
+model. A further model is served by the pools of its versions, the first one that can place.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Models:
         of_version: Mapping[str, str] | None = None,
         pools: Iterable[tuple[str, str]] = (),
     ) -> None:
-        """`of_version`: the model of each version. `pools`: (pool, version), in the order of the configuration."""
+        """`default`: model of a version that `of_version` lacks. `pools`: (pool, version), in the configuration's order."""
         self.default = default
         self._of_version = dict(of_version or {})
         self._pools: dict[str, list[tuple[str, str]]] = {}

@@ -93,6 +93,11 @@ class PoolChoice:
         return self._assignment.stable.pool
 
     @property
+    def default_model(self) -> str:
+        """Model of a request that names none: that of the stable pool."""
+        return self.models.of(self._assignment.stable.model_version)
+
+    @property
     def has_several(self) -> bool:
         """True if the snapshot or the routers know more than one pool."""
         return len(self._chosen) > 1 or self._peers.has_several_pools
@@ -124,7 +129,7 @@ class PoolChoice:
 
         `model`: empty for the default one. Another model has no weights: its first pool that can place.
         """
-        if model and model != self.models.default:
+        if model and model != self.default_model:
             return self._of_model(model)
         chosen = self._chosen[self._assignment.choose(tenant, session).pool]
         if self._is_restricted and not self._assignment.may_leave(tenant):

@@ -35,13 +35,13 @@ class ModelListing:
 
     def all(self) -> pb.ListModelsResponse:
         """Return all models: the default one, then the others by name."""
-        default = self._pools.models.default
+        default = self._pools.default_model
         names = [default, *sorted(self._versions.models - {default})]
         return pb.ListModelsResponse(models=[self._model(name) for name in names])
 
     def one(self, name: str) -> pb.GetModelResponse:
         """Return the model `name`; empty: the default one. Raises MeshError with the names that exist."""
-        name = name or self._pools.models.default
+        name = name or self._pools.default_model
         if name not in self._versions.models:
             allowed = f"empty or one of {', '.join(sorted(self._versions.models))}"
             raise invalid("FIELD_OUT_OF_RANGE", [Violation("model", repr(name[:64]), allowed)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import pytest
 from msgspec.structs import replace as changed
@@ -18,7 +18,7 @@ from controlplane.actions import (
     WriteDocument,
 )
 from controlplane.command_queue import Author, Command
-from controlplane.core import NOT_LEADER, UNKNOWN, ControlCore
+from controlplane.core import NOT_LEADER, ONE_MODEL, UNKNOWN, ControlCore
 from controlplane.judging import Judging
 from controlplane.leadership import Holder, LeaderState, LeaseAnswer
 from controlplane.library import Document, StoreRead
@@ -70,13 +70,19 @@ class Driver:
     """A core with a Redis that answers at once, unless a test answers itself."""
 
     def __init__(
-        self, *stored: RolloutDocument, board: Published | None = None, frontends: tuple[str, ...] = ()
+        self,
+        *stored: RolloutDocument,
+        board: Published | None = None,
+        frontends: tuple[str, ...] = (),
+        models: Mapping[str, str] = ONE_MODEL,
     ) -> None:
-        """`frontends`: those with a lease."""
+        """`frontends`: those with a lease. `models`: model by version."""
         self.now_s = 0.0
         self.frontends = frontends
         self.events: list[AppendEvent] = []
-        self.core = ControlCore("control-0", "boot", VERSIONS, CALM, lambda: 5000.0 + self.now_s, Green())
+        self.core = ControlCore(
+            *("control-0", "boot", VERSIONS, CALM, lambda: 5000.0 + self.now_s, Green()), models=models
+        )
         self.stored = {each.id: documents.encode(each) for each in stored}
         self.shadows: dict[str, bytes] = {}
         self.desired: bytes | None = None

@@ -13,9 +13,11 @@ from controlplane.operators import Operators
 from controlplane.rollouts import transitions
 from controlplane.rollouts.commands import CommandRefused
 from controlplane.rollouts.document import RolloutDocument
+from controlplane.shadow_operators import ShadowOperators
 from controlplane.snapshots.desired import CordonEntry, Desired
 from kvmesh.cli.control.stable_content import all_to_stable
 from kvmesh.control.v1 import control_pb2 as pb
+from kvmesh.control.v1 import shadow_pb2 as shadow_pb
 from kvmesh.errors import MeshError
 from kvmesh.snapshot.content import Content, Cordon, PoolTrack, Track
 from kvmesh.snapshot.published import Term, publish
@@ -45,6 +47,30 @@ def test_all_to_stable_leaves_a_pool_that_is_not_configured_any_more() -> None:
     driver.core.command(prepared.command(1, NOBODY, driver.core.library), driver.now_s)
     driver.perform()
     assert driver.done == {1: ""} and driver.core.content.stable.pool == "stable"
+
+
+def test_no_command_moves_users_to_another_model() -> None:
+    """Neither a rollout, nor a shadow, nor a revert to a snapshot of the time when the pool served their model."""
+    driver = Driver(models={"v1": "chat", "v2": "code"})
+    driver.lead()
+    operators, shadows = operators_of(driver), ShadowOperators(driver.core, lambda: 5000.0)
+    to_next = pb.RolloutSettings(to_pool="next")
+    with pytest.raises(
+        MeshError, match=r'to_pool is "next", which serves the model "code"; .* allowed: stable'
+    ):
+        operators.start(pb.StartRolloutRequest(settings=to_next, force=True), NOBODY, "r-1")
+    request = shadow_pb.StartShadowRequest()
+    request.settings.to_pool, request.settings.sample_permille, request.settings.token_max = "next", 10, 9000
+    with pytest.raises(MeshError, match=r'to_pool is "next", which serves the model "code"; a pool of the'):
+        shadows.start(request, NOBODY, "s-1")
+    of_next = replace(CALM, pools=(PoolTrack("next", "v2", Track.STABLE, 100), PoolTrack("stable", "v1")))
+    past = publish(Term(3, "control-9"), 1, of_next)
+    revert = operators.revert(pb.RevertSnapshotRequest(to=str(past.name), force=True), NOBODY, past)
+    with pytest.raises(CommandRefused, match=r'"next" of snapshot .* serves the model "code" now') as refused:
+        revert.run(0.0, driver.core.library)
+    assert not refused.value.can_force
+    alike = operators_of(Driver(models={"v1": "chat", "v2": "chat"}))
+    alike.start(pb.StartRolloutRequest(settings=to_next, force=True), NOBODY, "r-1")
 
 
 def test_all_to_stable_leaves_a_promoted_pool_stable() -> None:
