@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -12,6 +12,8 @@ from kvmesh.cli.readiness import ModelReady, Ready, ReadyLine, RedisReady
 from kvmesh.cli.shared_memory import prefix_of
 from kvmesh.config import ConfigError, MeshConfig
 from kvmesh.config_sections import Engine
+from kvmesh.models.folder import ModelFolderError
+from kvmesh.models.tokenizer import ModelTokenizer
 from kvmesh.pool_sections import COLD, COSTS
 from kvmesh.pools import DEFAULT_POOL, PoolSettings, VersionSettings, pool_names, pool_settings
 from kvmesh.ports import free_ports
@@ -50,6 +52,7 @@ def processes_of(config: MeshConfig, config_path: Path, data_dir: Path) -> list[
     """
     check_host(config.mesh.host)
     pools = [pool_settings(config, name) for name in pool_names(config)]
+    vocabularies = _vocabularies(config, (pool.version for pool in pools))
     replicas = [(pool, role, name) for pool in pools for role, name in _replicas(pool)]
     host = config.mesh.host
     ports = free_ports(host, 1 + len(ROLES["engine"].ports) * len(replicas))
@@ -67,7 +70,8 @@ def processes_of(config: MeshConfig, config_path: Path, data_dir: Path) -> list[
     engines, services = [], []
     for pool, role, name in replicas:
         engine_ports = {kind: next(ports) for kind in ROLES["engine"].ports}
-        engine = _engine(config, pool.version, role, name, engine_ports, data_dir)
+        vocabulary = vocabularies.get(pool.version.model_path, 0)
+        engine = _engine(config, pool.version, role, name, engine_ports, data_dir, vocabulary)
         engines.append(engine)
         address = f"{host}:{engine_ports['grpc']}"
         services.append(service(role, name, 0, (engine.name,), "--engine", address, *_pool_option(pool)))
@@ -138,8 +142,15 @@ def _state_option(config: MeshConfig, role: str, name: str, data_dir: Path) -> t
 
 
 def _engine(
-    config: MeshConfig, version: VersionSettings, role: str, name: str, ports: dict[str, int], data_dir: Path
+    config: MeshConfig,
+    version: VersionSettings,
+    role: str,
+    name: str,
+    ports: dict[str, int],
+    data_dir: Path,
+    vocabulary: int,
 ) -> Process:
+    """`vocabulary`: 0 for an engine that has its own."""
     engine, name = version.engine, f"{name}-engine"
     blocks = engine.blocks_of_prefill if role == "prefill" else engine.kv_blocks
     prefix = prefix_of(name, data_dir)
@@ -157,12 +168,25 @@ def _engine(
         *("--model-dir", str(version.model_path)),
         *("--max-sequence-tokens", str(engine.max_sequence_tokens)),
         *("--shm-prefix", prefix, "--work-dir", str(data_dir / "engines" / name)),
+        *(("--vocab-size", str(vocabulary)) if vocabulary else ()),
         *_costs(engine),
         *(("--faults", version.faults) if version.faults else ()),
     )
     command = tuple(engine_command(config.mesh.host, ports, more=options))
     ready = ModelReady(f"{config.mesh.host}:{ports['grpc']}", f"{config.mesh.host}:{ports['metrics']}")
     return Process(name, "engine", command, (), ready, shared_memory=prefix)
+
+
+def _vocabularies(config: MeshConfig, versions: Iterable[VersionSettings]) -> dict[Path, int]:
+    """Return the vocabulary of the hashed engines by folder, that of its tokenizer. Raises ConfigError for a bad folder."""
+    folders = {each.model_path for each in versions if each.engine.arithmetic == "hashed"}
+    try:
+        return {
+            folder: ModelTokenizer.load(folder, text_max=config.frontend.message_bytes_max).vocab_size
+            for folder in folders
+        }
+    except ModelFolderError as error:
+        raise ConfigError(str(error)) from None
 
 
 def _costs(engine: Engine) -> Iterator[str]:

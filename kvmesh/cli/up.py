@@ -40,6 +40,9 @@ from kvmesh.trust.networks import Networks
 
 LOGS = "logs"
 
+WEIGHTS: Final = "weights.npz"
+"""File of the reference model alone."""
+
 COUNT_S: Final = 1.0
 """Longest count of live requests before a stop."""
 
@@ -191,6 +194,11 @@ def _refuse_missing_model(config: MeshConfig, version: VersionSettings) -> None:
         raise ConfigError(
             f'{field} = "{value}" is not a folder ({version.model_path}): '
             "name the folder with the tokenizer and the weights."
+        )
+    if version.engine.arithmetic == "transformer" and not (version.model_path / WEIGHTS).exists():
+        raise ConfigError(
+            f'{version.model_path} has no {WEIGHTS}, which engine.arithmetic = "transformer" computes with: allowed is the '
+            'folder of the reference model. With "hashed" the reference engine serves any tokenizer, with invented tokens.'
         )
 
 

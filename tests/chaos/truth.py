@@ -19,10 +19,17 @@ class Truth:
     """Computes the tokens of the mesh's model. `salt` and the end token are those of the mesh's engines."""
 
     def __init__(
-        self, salt: str, max_sequence_tokens: int, *, end_token: int = 2, end_probability: float = 0.0
+        self,
+        salt: str,
+        max_sequence_tokens: int,
+        *,
+        vocab_size: int = 4096,
+        end_token: int = 2,
+        end_probability: float = 0.0,
     ) -> None:
         self._end_token = end_token
         self._arithmetic = HashedArithmetic(
+            vocab_size=vocab_size,
             salt=salt,
             max_sequence_tokens=max_sequence_tokens,
             end_token=end_token,

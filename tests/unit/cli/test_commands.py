@@ -687,6 +687,15 @@ def test_a_missing_model_folder_is_one_sentence(tmp_path: Path, capfd: pytest.Ca
     config.write_text(f'[mesh]\nmodel_dir = "{tmp_path}/none"\n')
     shown = mistake("up", "--config", str(config), "--data-dir", str(tmp_path / "data"), capfd=capfd)
     assert shown.startswith(f'mesh.model_dir = "{tmp_path}/none" is not a folder')
+    config.write_text(f'[mesh]\nmodel_dir = "{LLAMA}"\n')
+    shown = mistake("up", "--config", str(config), "--data-dir", str(tmp_path / "data"), capfd=capfd)
+    assert shown.startswith(f'{LLAMA} has no weights.npz, which engine.arithmetic = "transformer" computes')
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "tokenizer.json").write_text("{}")
+    config.write_text(f'[mesh]\nmodel_dir = "{broken}"\n[engine]\narithmetic = "hashed"\n')
+    shown = mistake("up", "--config", str(config), "--data-dir", str(tmp_path / "data"), capfd=capfd)
+    assert shown.startswith(f"{broken}/tokenizer.json")
     assert not (tmp_path / "data" / "logs").exists()
 
 
@@ -759,9 +768,11 @@ def test_an_existing_redis_is_used_as_it_is(tmp_path: Path) -> None:
     assert engine[engine.index("--step-s") + 1] == "0.02"
 
 
+LLAMA = ROOT / "tests/unit/models/folders/llama-3"
+
 POOLS = """
 [mesh]
-model_dir = "."
+model_dir = "engines/reference/model"
 [engine]
 arithmetic = "hashed"
 step_s = 0.02
@@ -769,7 +780,7 @@ step_s = 0.02
 [versions.v2]
 salt = "s2"
 step_s = 0.03
-model_dir = "engines"
+model_dir = "tests/unit/models/folders/llama-3"
 faults = "slow=1.3"
 cold_s = 1.5
 cold_runs = 3
@@ -793,13 +804,15 @@ def test_each_pool_has_processes_of_its_own(tmp_path: Path) -> None:
         is_service = each.role in ("router", "prefill", "decode")
         assert option_of(each.command, "pool") == (name.partition("-")[0] if is_service else ""), name
     stable, following = processes["stable-decode-0-engine"].command, processes["next-decode-0-engine"].command
-    options = ("model-version", "salt", "step-s", "faults", "model-dir")
-    assert [option_of(stable, name) for name in options] == ["v1", "kvmesh-1", "0.02", "", str(ROOT)]
+    options = ("model-version", "salt", "step-s", "faults", "vocab-size", "model-dir")
+    assert [option_of(stable, name) for name in options] == [
+        *("v1", "kvmesh-1", "0.02", "", "4096", str(ROOT / "engines/reference/model"))
+    ]
     assert not {"--faults", "--cold-s", "--cold-runs"} & set(stable)
     assert [option_of(following, name) for name in ("cold-s", "cold-runs")] == ["1.5", "3"]
     assert [option_of(following, name) for name in options] == [
-        *("v2", "s2", "0.03", "slow=1.3"),
-        str(ROOT / "engines"),
+        *("v2", "s2", "0.03", "slow=1.3", "1206"),
+        str(ROOT / "tests/unit/models/folders/llama-3"),
     ]
     assert set(processes["frontend-0"].deps) >= {"stable-router-0", "next-router-1", "next-prefill-0"}
 
