@@ -47,9 +47,13 @@ async def generate(
     *,
     timeout_s: float = 120.0,
     on_tokens: Callable[[Answer], None] | None = None,
+    first: Sequence[int] = (),
 ) -> Answer:
-    """Send `request`, check that its stream follows the contract of the proto, and return the result."""
-    answer = Answer()
+    """Send `request`, check that its stream follows the contract of the proto, and return the result.
+
+    `first`: tokens that the client has already, of a stream that it resumes. They are part of the answer's tokens.
+    """
+    answer = Answer(list(first))
     call = stub.Generate(request, timeout=timeout_s)
     try:
         async for message in call:

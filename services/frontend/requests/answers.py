@@ -139,7 +139,7 @@ def on_finish(request: LiveRequest, row: attach.Finish, now_s: float) -> None:
             if row.end_position != len(request.progress.ids):
                 request.try_again(faults.GAP, now_s, untouched=False)
             elif row.reason == attach.Finish.REASON_END_TOKEN:
-                request.finish(pb.FINISH_REASON_END_TOKEN, now_s)
+                request.finish(request.progress.end_reason, now_s)
             else:
                 request.finish(pb.FINISH_REASON_LENGTH, now_s)
         case attach.Finish.REASON_DEADLINE:

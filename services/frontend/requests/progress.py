@@ -144,11 +144,16 @@ class Progress:
         if self.output.stop_string is not None:
             return pb.FINISH_REASON_STOP_STRING
         if self.ids and self.ids[-1] in self._ends:
-            is_clients = self.ids[-1] in self._spec.stop_token_ids
-            return pb.FINISH_REASON_STOP_TOKEN if is_clients else pb.FINISH_REASON_END_TOKEN
+            return self.end_reason
         if len(self.ids) >= self._spec.max_output_tokens:
             return pb.FINISH_REASON_LENGTH
         return pb.FINISH_REASON_UNSPECIFIED
+
+    @property
+    def end_reason(self) -> pb.FinishReason.ValueType:
+        """Finish reason of an output that a token ended. An engine that hides end tokens leaves END_TOKEN."""
+        is_clients = bool(self.ids) and self.ids[-1] in self._spec.stop_token_ids
+        return pb.FINISH_REASON_STOP_TOKEN if is_clients else pb.FINISH_REASON_END_TOKEN
 
     def open_window(self) -> int:
         """Return the end of the flow-control window of a new slot."""

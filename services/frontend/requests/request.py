@@ -160,6 +160,12 @@ class LiveRequest:
         return self.upstream.attempts
 
     @property
+    def was_resumed(self) -> bool:
+        """True if the stream went on after a fault: by its client, in a later attempt, or by a takeover."""
+        is_behind_output = len(self.attempts) > 1 and self.attempts[-1].start_position > 0
+        return self.spec.execution.is_resumed or is_behind_output or self.takeovers > 0
+
+    @property
     def location(self) -> AttemptLocation | None:
         """Location of the current attempt, if it is known."""
         return self.upstream.location

@@ -9,6 +9,7 @@ from kvmesh.call import Call
 from kvmesh.clock import wall_ns
 from kvmesh.errors import MeshError
 from kvmesh.telemetry import Tracing, format_traceparent
+from services.frontend.requests.outcome import Outcome
 from services.frontend.requests.request import LiveRequest
 
 log = logging.getLogger(__name__)
@@ -28,9 +29,11 @@ class RequestTrace:
         self.traceparent = format_traceparent(self._context)
 
     def record(self, request: LiveRequest) -> None:
-        """Record the span of the ended `request` if it is sampled; log a failure, except CLIENT_GONE."""
+        """Record the span of the ended `request` if it is sampled; log a failure, except CLIENT_GONE, and a resume."""
         outcome = request.outcome
         assert outcome is not None
+        if request.was_resumed:
+            log.info("stream resumed", extra=_way(request, outcome))
         if outcome.error is not None and outcome.error.reason != "CLIENT_GONE":
             log.info(
                 "request failed",
@@ -64,3 +67,23 @@ class RequestTrace:
             parent_span_id=self._parent_span_id,
             error=outcome.name if isinstance(outcome.error, MeshError) else "",
         )
+
+
+def _way(request: LiveRequest, outcome: Outcome) -> dict[str, Any]:
+    """Return where the stream of `request` ran, in order, for a log line at its end."""
+    return {
+        "request_id": request.spec.request_id,
+        "by_client": request.spec.execution.is_resumed,
+        "takeovers": request.takeovers,
+        "attempts": [
+            {
+                "position": each.start_position,
+                "router": each.router,
+                "replica": each.decode_replica,
+                "fault": each.fault,
+            }
+            for each in request.attempts
+        ],
+        "outcome": outcome.name,
+        "tokens": len(request.progress.ids),
+    }

@@ -269,6 +269,8 @@ class Replica(Generic[SlotT]):
         self.is_up, self.is_ready = False, True
         self.load.report = None
         lost = list(self.slots.values())
+        if lost:
+            log.warning("replica lost", extra={"replica": self.name, "requests": len(lost), "why": reason})
         self._core.answers.on_lost(self, lost, reason, now_s)
         assert not self.slots, f"{self} kept slots of a lost stream"
         self.load.reset()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import dataclasses
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +24,12 @@ CONFIG = configure(
     engine={"arithmetic": "transformer"},
     prefill={"replicas": 1},
     decode={"replicas": 2},
+    frontend={"replicas": 2},
 )
 TOKENIZER = ModelTokenizer.load(CONFIG.mesh.model_path)
 END = TOKENIZER.end_token_ids[0]
+STOP = TOKENIZER.encode("d.")[-1]
+COMMAS = [each for each in range(TOKENIZER.vocab_size) if "," in TOKENIZER.decode([each])]
 ITEM = {
     "type": "object",
     "properties": {"n": {"type": "integer", "minimum": 10, "maximum": 99}},
@@ -53,9 +58,19 @@ def no_end(answer: Answer) -> None:
 
 
 def ends_at_stop(answer: Answer) -> None:
-    assert answer.finished is not None
+    """The first full stop ends the answer, as the stop token that it is."""
+    assert answer.finished is not None and answer.ids.index(STOP) == len(answer.ids) - 1 >= 4
     assert answer.finished.finish_reason == pb.FINISH_REASON_STOP_TOKEN
-    assert TOKENIZER.token(answer.ids[-1]) == "."
+
+
+def is_unended(answer: Answer) -> None:
+    """The end token, made likely, is an output token like others."""
+    assert answer.finished is not None and END in answer.ids and len(answer.ids) == 90
+    assert answer.finished.finish_reason == pb.FINISH_REASON_LENGTH
+
+
+def has_no_comma(answer: Answer) -> None:
+    assert "," not in answer.text and len(answer.ids) == 90
 
 
 def is_of_schema(answer: Answer) -> None:
@@ -70,6 +85,9 @@ def is_of_regex(answer: Answer) -> None:
 
 FEATURES: dict[str, tuple[pb.GenerateRequest, Callable[[Answer], None]]] = {
     "penalties": (asked(frequency_penalty=2, presence_penalty=2, repetition_penalty=1.1), no_token_often),
+    "stop tokens": (asked(400, stop_token_ids=[STOP]), ends_at_stop),
+    "biases": (asked(logit_bias=dict.fromkeys([*COMMAS, END], -100.0)), has_no_comma),
+    "ignored end": (asked(logit_bias={END: 9}, ignore_eos=True), is_unended),
     "min_tokens": (asked(logit_bias={END: 100}, min_tokens=60), no_end),
     "schema": (asked(400, guide=pb.Guide(json_schema=SCHEMA)), is_of_schema),
     "regex": (asked(400, guide=pb.Guide(regex="[a-z]{2,6}( [a-z]{2,6}){19}")), is_of_regex),
@@ -78,19 +96,67 @@ FEATURES: dict[str, tuple[pb.GenerateRequest, Callable[[Answer], None]]] = {
 
 
 async def test_a_stream_with_each_feature_goes_on_exactly(tmp_path: Path) -> None:
-    """The decode replica is killed at a random token. Tokens, alternatives and the end are those of a quiet run."""
+    """Tokens, text and end are those of a quiet run, after the death of a decode replica at a random token, of the
+    frontend, and of both at once.
+    """
     draw = random.Random(5)
     async with running_mesh(CONFIG, tmp_path) as mesh:
+        wanted: dict[str, Answer] = {}
         for name, (request, check) in FEATURES.items():
             request.options.top_logprobs = 2
-            wanted = await generate(mesh.client(), request)
-            assert wanted.error is None and wanted.finished is not None, wanted
-            check(wanted)
-            killed = await broken(mesh, request, draw.randint(2, len(wanted.ids) // 2))
-            assert (killed.ids, killed.text) == (wanted.ids, wanted.text), name
-            assert killed.finished is not None
-            assert killed.finished.finish_reason == wanted.finished.finish_reason
-            assert len(killed.finished.explanation.attempts) == 2, name
+            wanted[name] = await generate(mesh.client(), request)
+            assert wanted[name].error is None, wanted[name]
+            check(wanted[name])
+        for name, (request, _) in FEATURES.items():
+            killed = await broken(mesh, request, draw.randint(2, len(wanted[name].ids) // 2))
+            _assert_equal(name, killed, wanted[name])
+            assert killed.finished is not None and len(killed.finished.explanation.attempts) == 2, name
+        assert "replica lost" in mesh.parts["router-0"].log.read_text()
+        log = mesh.parts["frontend-0"].log.read_text()
+        assert log.count("stream resumed") == len(FEATURES)
+        for at, other, more in (
+            ("frontend-0", "frontend-1", ()),
+            ("frontend-1", "frontend-0", ("decode-0", "decode-1")),
+        ):
+            for name, answer in (await moved(mesh, at, other, more)).items():
+                _assert_equal(name, answer, wanted[name])
+            log = mesh.parts[other].log.read_text()
+            assert log.count('"by_client": true') == len(FEATURES)
+
+
+def _assert_equal(name: str, answer: Answer, wanted: Answer) -> None:
+    assert (answer.ids, answer.text) == (wanted.ids, wanted.text), name
+    assert answer.finished is not None and wanted.finished is not None, name
+    assert answer.finished.finish_reason == wanted.finished.finish_reason, name
+
+
+async def moved(mesh: Mesh, at: str, other: str, more: Sequence[str]) -> dict[str, Answer]:
+    """Return the answers to streams of all features, whose frontend `at`, and the parts `more`, die once each has a token.
+
+    Each client resumes at the frontend `other`. All dead parts run again at the end.
+    """
+    counts = dict.fromkeys(FEATURES, 0)
+
+    async def read(name: str, request: pb.GenerateRequest) -> Answer:
+        first = await generate(
+            mesh.client(at), request, on_tokens=lambda so_far: counts.update({name: len(so_far.ids)})
+        )
+        assert first.error is not None and first.started is not None, f"{name} was not broken"
+        request = copy.deepcopy(request)
+        request.options.resume.resume_token = first.started.resume_token
+        request.options.resume.received_token_ids.extend(first.ids)
+        rest = await generate(mesh.client(other), request, first=first.ids)
+        return dataclasses.replace(rest, text=first.text + rest.text)
+
+    reading = {name: asyncio.create_task(read(name, request)) for name, (request, _) in FEATURES.items()}
+    await until(lambda: all(counts.values()), 30, "a token of each stream")
+    dead = (at, *more)
+    await asyncio.gather(*(mesh.parts[name].end() for name in dead))
+    if more:
+        await mesh.start(*more)
+    answers = {name: await task for name, task in reading.items()}
+    await mesh.start(at)
+    return answers
 
 
 async def broken(mesh: Mesh, request: pb.GenerateRequest, at: int) -> Answer:

@@ -280,6 +280,21 @@ def test_a_gap_is_a_lost_attempt() -> None:
     assert pb.Cancel.REASON_SUPERSEDED in mesh.cancels
 
 
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_stop_token_is_told_apart_from_the_end_token(is_cut: bool) -> None:
+    """By the finish of the engine, and by a frontend that lost it. The stop token is an output token."""
+    mesh = mesh_of(2)
+    output = oracle(spec(LONG).prompt_ids, 60)
+    stop = next(token for at, token in enumerate(output) if at > 20 and token not in output[:at])
+    client = begin(mesh, stop_token_ids=frozenset({stop}))
+    run(mesh, client, 10)
+    if is_cut:
+        cut_home(mesh)
+    assert finish(mesh, client) == "STOP_TOKEN"
+    assert client.ids == output[: output.index(stop) + 1]
+    assert client.request.was_resumed == is_cut
+
+
 def test_a_stop_string_ends_the_engine_too() -> None:
     """The frontend finds the stop string and cancels the slot as complete."""
     mesh = mesh_of()
