@@ -105,6 +105,12 @@ Answer: TypeAlias = list[Any] | None
 """Answer of Redis to a claim; None without one."""
 
 
+def key_reused() -> MeshError:
+    """Return the error of a request whose idempotency key another request has."""
+    what = "used by another request within the last minutes"
+    return invalid("IDEMPOTENCY_KEY_REUSED", [Violation("idempotency_key", what, "one key for one request")])
+
+
 class Executions:
     """Numbers executions. `on_news(request_id, epoch, owner)` is called for every announced execution (epoch > 0).
 
@@ -160,10 +166,7 @@ class Executions:
         if word == b"POOL":
             raise PoolClaimed(bytes(answer[1]).decode(errors="replace"))
         if word == b"DIFFERS":
-            what = "used by another request within the last minutes"
-            raise invalid(
-                "IDEMPOTENCY_KEY_REUSED", [Violation("idempotency_key", what, "one key for one request")]
-            )
+            raise key_reused()
         if word == b"ENDED":
             raise MeshError(
                 "ALREADY_FINISHED", f"the request has ended well and was executed again {AGAIN_MAX} times"

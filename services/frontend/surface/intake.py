@@ -18,7 +18,14 @@ from kvmesh.errors import Violation, invalid
 from kvmesh.pools import DEFAULT_POOL
 from kvmesh.regions.names import HOME_METADATA, split
 from kvmesh.tenants.caller import Caller
-from services.frontend.accounts.executions import ANY_POOL, Claim, Execution, Executions, PoolClaimed
+from services.frontend.accounts.executions import (
+    ANY_POOL,
+    Claim,
+    Execution,
+    Executions,
+    PoolClaimed,
+    key_reused,
+)
 from services.frontend.requests import faults, feasibility
 from services.frontend.requests.core import FrontendCore
 from services.frontend.requests.feasibility import Outlook
@@ -190,12 +197,14 @@ class Intake:
         """Return the pool of a request with an idempotency key that an execution in `pool` has claimed.
 
         `chosen` replaces a claimed pool that cannot place, or whose region may not serve the request any more. The claimed
-        pool's name is then returned, else an empty text.
+        pool's name is then returned, else an empty text. Raises MeshError if the claim is for another model.
         """
         pools, region = self._core.pools, split(pool)[0]
         found = pools.named(pool)
         if found is None or found.model_version not in self._versions or region in arrival.left_regions:
             return chosen, pool
+        if not pools.models.share(found.model_version, chosen.model_version):
+            raise key_reused()
         if region and not self._core.regions.may_send(region, arrival.caller.tenant, arrival.home):
             return chosen, pool
         if pools.cannot_place(*found[:2]) and pools.can_place(*chosen[:2]):

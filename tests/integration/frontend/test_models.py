@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kvmesh.errors import from_rpc_error
 from kvmesh.inference.v1 import inference_pb2 as pb
 from kvmesh.snapshot.content import Content, PoolTrack, Track
 from tests.integration.frontend.conftest import Serving, serving_frontend, until
@@ -59,6 +60,17 @@ async def test_an_unknown_model_is_refused_with_the_names_that_exist(mesh: Mesh,
         asked = serving.stub.GetModel(pb.GetModelRequest(model="third"), timeout=20)
         with pytest.raises(Exception, match="empty or one of reference, second"):
             await asked
+
+
+async def test_a_key_of_another_model_is_refused(mesh: Mesh, redis_url: str) -> None:
+    """The same prompt for another model is another request."""
+    async with serving_both(mesh, redis_url) as serving:
+        first, second = (of_model(model) for model in ("reference", "second"))
+        first.idempotency_key = second.idempotency_key = "one-key"
+        await Answer(serving.stub.Generate(first, timeout=20)).read()
+        details = from_rpc_error(await error_of(serving.stub.Generate(second, timeout=20)))
+        assert details.reason == "IDEMPOTENCY_KEY_REUSED"
+        assert not mesh.pools["next"].submits
 
 
 async def test_a_dead_pool_moves_no_request_to_another_model(mesh: Mesh, redis_url: str) -> None:
