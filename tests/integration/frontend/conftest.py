@@ -68,7 +68,7 @@ class Serving:
         core = self.frontend.core
         await until(lambda: sum(peer.link.is_up for peer in core.peers) == count, f"{count} routers up")
 
-    async def until_empty(self, timeout_s: float = 1.0) -> None:
+    async def until_empty(self, timeout_s: float = 5.0) -> None:
         """Wait until no request has any state left."""
         core = self.frontend.core
         await until(

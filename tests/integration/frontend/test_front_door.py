@@ -237,8 +237,9 @@ async def test_calls_beyond_the_limit_are_refused_with_a_status(tmp_path: Path) 
         for each in streams:
             await each.ended(WAIT_S)
     found = Counter((each.status, retries(each)) for each in streams)
-    assert found[14, True] == live, found  # these were accepted, and there is no router
-    assert found[8, True] == count - live, found
+    # These were accepted, and there is no router. On a slow machine others follow those whose wait has ended.
+    assert live <= found[14, True] < count // 10, found
+    assert found[8, True] == count - found[14, True], found
 
 
 def retries(stream: RawStream) -> bool:

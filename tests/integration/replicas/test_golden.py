@@ -13,7 +13,7 @@ from controlplane.rollouts.golden_schedule import GoldenRun
 from controlplane.rollouts.view import GoldenState
 from kvmesh.clock import MonotonicClock
 from tests.integration.harness import until
-from tests.integration.replicas.test_replicas import CONFIG, Pair, running_pair
+from tests.integration.replicas.test_replicas import CLEAN_S, CONFIG, Pair, running_pair
 from tests.one_redis import ONE_REDIS
 
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(150), ONE_REDIS]
@@ -44,4 +44,4 @@ async def test_decode_and_prefill_give_the_same_tokens_and_hold_nothing(
         assert compare(run.prompts, expected, second, is_first_only=False).state is GoldenState.GREEN
         prefill = await runner.run(golden_run(pair, "prefill"))
         assert compare(run.prompts, expected, prefill, is_first_only=True).state is GoldenState.GREEN
-        await until(pair.is_clean, 1.5, "no slot, no block and no engine call is left")
+        await until(pair.is_clean, CLEAN_S, "no slot, no block and no engine call is left")
