@@ -190,6 +190,7 @@ def _capabilities(
 ) -> Capabilities:
     says: Callable[[str], bool] = lambda name: parameters.get(name, "").lower() == "true"  # noqa: E731
     disaggregated = "context_phase_params" in inputs and "context_phase_params" in outputs
+    has_guides = inputs.keys() >= {"guided_decoding_guide_type", "guided_decoding_guide"}
     return Capabilities(
         disaggregated=disaggregated,
         kv_events="kv_events" in outputs,
@@ -201,6 +202,6 @@ def _capabilities(
         min_tokens="min_tokens" in inputs,
         top_logprobs="return_top_log_probs" in inputs
         and outputs.keys() >= {"top_log_prob_ids", "top_log_probs"},
-        guided_output=inputs.keys() >= {"guided_decoding_guide_type", "guided_decoding_guide"},
-        guided_resume=says("output_start"),
+        guided_output=has_guides,
+        guided_resume=has_guides and says("output_start"),
     )

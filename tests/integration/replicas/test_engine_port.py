@@ -7,6 +7,7 @@ import random
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import fields
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,8 @@ async def test_real_engine_keeps_the_contract(tmp_path: Path) -> None:
     """Capabilities, the contract shared with the fake, errors and KV events, on one tritonserver."""
     events: list[dict[str, Any]] = []
     async with running_engine(CONFIG, tmp_path) as address, running_port(address, events) as (rig, facts):
-        assert facts.capabilities == Capabilities(True, True, True, True, True)
+        without = {"guided_output", "guided_resume"}  # the hashed arithmetic has no tokenizer
+        assert set(facts.capabilities.names()) == {each.name for each in fields(Capabilities)} - without
         assert (facts.tokens_per_block, facts.kv_blocks, facts.max_sequence_tokens) == (16, 64, 512)
         for check in CHECKS:
             await check(rig)
