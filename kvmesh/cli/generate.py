@@ -14,7 +14,7 @@ import grpc
 from google.protobuf.json_format import MessageToDict
 from rich.console import Console
 
-from kvmesh.cli.screen import attempts_table, candidates_table, explanation_table, reason
+from kvmesh.cli.screen import ExplanationTable, attempts_table, candidates_table, reason
 from kvmesh.client import Client, GenerateError, MeshUnavailable, Move, RetryPolicy
 from kvmesh.config import ConfigError
 from kvmesh.inference.v1 import inference_pb2 as inference
@@ -161,7 +161,7 @@ async def generate(
         for note in (*_moved(answer.moves, names), *_notes(started, finished)):
             console.print(note, markup=False, highlight=False, soft_wrap=True)
         if request.options.explain:
-            console.print(explanation_table([("this request", finished)]))
+            console.print(ExplanationTable([("this request", finished)]))
             attempts = attempts_table(finished)
             if attempts is not None:
                 console.print(attempts)

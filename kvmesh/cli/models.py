@@ -13,6 +13,7 @@ from google.protobuf.json_format import MessageToDict
 from rich.console import Console
 from rich.table import Table
 
+from kvmesh.cli.fitted_table import Column, FittedTable
 from kvmesh.errors import from_rpc_error
 from kvmesh.inference.v1 import inference_pb2 as pb
 from kvmesh.inference.v1 import inference_pb2_grpc
@@ -22,6 +23,15 @@ from kvmesh.models.tokenizer import ModelTokenizer
 
 CALL_S: Final = 5.0
 _TEXT: Final = "Check: 12 tokens, naïve café, 東京, 🚀."
+_UNAVAILABLE: Final = grpc.StatusCode.UNAVAILABLE
+_COLUMNS: Final = (
+    Column("model"),
+    Column("versions", is_text=True, text_min=8),
+    Column("context"),
+    Column("output"),
+    Column("serves"),
+    Column("may use", is_text=True, text_min=16),
+)
 
 
 async def models(
@@ -54,9 +64,14 @@ def _show(found: pb.ListModelsResponse, console: Console, *, as_json: bool) -> N
         rows = [MessageToDict(each, preserving_proto_field_name=True) for each in found.models]
         console.file.write(json.dumps({"models": rows}, ensure_ascii=False) + "\n")
         return
-    table = Table("model", "versions", "context", "output", "serves", "may use", title=None)
+    console.print(table(found))
+
+
+def table(found: pb.ListModelsResponse) -> FittedTable:
+    """Return the table of the models."""
+    made = FittedTable(_COLUMNS, is_listed=True)
     for each in found.models:
-        table.add_row(
+        made.add_row(
             each.model,
             ", ".join(each.versions),
             f"{each.context_token_count:,}",
@@ -64,7 +79,7 @@ def _show(found: pb.ListModelsResponse, console: Console, *, as_json: bool) -> N
             "yes" if each.serving else "no",
             ", ".join(each.capabilities) or "nothing more",
         )
-    console.print(table)
+    return made
 
 
 def check(folder: Path, context_tokens: int, text_max: int, console: Console, *, as_json: bool) -> int:
@@ -81,10 +96,10 @@ def check(folder: Path, context_tokens: int, text_max: int, console: Console, *,
     if as_json:
         console.file.write(json.dumps(found, ensure_ascii=False) + "\n")
         return 0
-    table = Table(show_header=False)
+    facts = Table(show_header=False)
     for name, value in found.items():
-        table.add_row(name, ", ".join(map(str, value)) if isinstance(value, list) else str(value))
-    console.print(table)
+        facts.add_row(name, ", ".join(map(str, value)) if isinstance(value, list) else str(value))
+    console.print(facts)
     return 0
 
 

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Final
 
 from rich.console import Console
-from rich.table import Table
 
 from kvmesh.cli.control import region_text
 from kvmesh.cli.control.failures import ControlFailed
 from kvmesh.cli.control.region_client import client_of
+from kvmesh.cli.drain_notice import stop_and_tell
+from kvmesh.cli.fitted_table import Column, FittedTable
 from kvmesh.cli.found_mesh import FoundMesh, shown_folder
 from kvmesh.cli.mesh_file import MeshFile, NoMesh, locked_data_dir, read_mesh, write_mesh
 from kvmesh.cli.processes import Process, check_host, refuse_taken
@@ -42,6 +43,8 @@ from kvmesh.config import ConfigError, MeshConfig, describe
 from kvmesh.control.v1 import region_pb2 as pb
 from kvmesh.ports import free_ports
 from kvmesh.roles import CONTROL
+
+_REGIONS: Final = tuple(map(Column, ("region", "frontends", "control plane", "folder")))
 
 LEVELS: Final = 5
 """Most processes of a mesh that start one after the other, and stop one after the other."""
@@ -158,7 +161,7 @@ def _process(name: str, config: MeshConfig, data_dir: Path, *, restarts: bool) -
 
 
 def _show(configs: Mapping[str, MeshConfig], data_dir: Path, console: Console) -> None:
-    table = Table("region", "frontends", "control plane", "folder")
+    table = FittedTable(_REGIONS, is_listed=True)
     for name in configs:
         mesh = read_mesh(data_dir / name)
         table.add_row(
