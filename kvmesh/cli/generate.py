@@ -148,6 +148,12 @@ async def generate(
         if as_json:
             out.write(json.dumps({"error": failed.details}, ensure_ascii=False) + "\n")
         elif has_text:
+    except asyncio.CancelledError:
+        if has_text and not as_json:
+            out.write("\n")  # the next prompt of the shell gets a line of its own
+            out.flush()
+        console.print("Interrupted: the request is cancelled.", highlight=False, soft_wrap=True)
+        raise
             out.write("\n")
         out.flush()
         console.print(str(failed), markup=False, highlight=False, soft_wrap=True)

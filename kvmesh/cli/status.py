@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 import grpc
@@ -203,11 +203,15 @@ async def status_of_all(
     return 0 if all(each.is_healthy for reports in found.values() for each in reports) else 1
 
 
-async def live_requests(mesh: MeshFile) -> int:
-    """Return the number of live requests of all frontends that answer."""
-    addresses = [member.metrics_address for member in mesh.processes if member.role == "frontend"]
-    scraped = await asyncio.gather(*(_scrape(address) for address in addresses))
-    return round(sum(_value(metrics, "kvmesh_frontend_live_requests") or 0.0 for metrics in scraped))
+async def live_requests(mesh: MeshFile, roles: Collection[str] = _LIVE_METRICS.keys()) -> dict[str, int]:
+    """Return the live requests of each process of `roles` that answers, by name."""
+    members = [member for member in mesh.processes if member.role in roles]
+    scraped = await asyncio.gather(*(_scrape(member.metrics_address) for member in members))
+    live = {
+        member.name: _value(metrics, f"kvmesh_{member.role}_{_LIVE_METRICS[member.role]}")
+        for member, metrics in zip(members, scraped, strict=True)
+    }
+    return {name: round(count) for name, count in live.items() if count is not None}
 
 
 async def _reports(mesh: MeshFile, dial: Dial, redis_url: str) -> list[ProcessStatus]:

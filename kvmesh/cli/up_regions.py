@@ -38,7 +38,7 @@ from kvmesh.cli.supervisor import (
     Supervisor,
     supervised,
 )
-from kvmesh.cli.up import LOGS, announce_drain
+from kvmesh.cli.up import LOGS
 from kvmesh.config import ConfigError, MeshConfig, describe
 from kvmesh.control.v1 import region_pb2 as pb
 from kvmesh.ports import free_ports
@@ -118,7 +118,7 @@ async def _run(configs: Mapping[str, MeshConfig], data_dir: Path, console: Conso
                 )
                 _show(configs, data_dir, console)
                 status = await _while_alive(supervisor, tell_drains(configs, console), console)
-                await announce_drain(lambda: _live(configs, data_dir), console)
+                await stop_and_tell(supervisor, lambda: _live(configs, data_dir), console)
     except Stopped:
         pass
     except ProcessFailed as failed:
@@ -199,10 +199,11 @@ async def _drain_of(name: str, config: MeshConfig) -> str:
     return ""
 
 
-async def _live(names: Mapping[str, MeshConfig], data_dir: Path) -> int:
-    """Return the live requests of all regions that still run."""
-    meshes = []
+async def _live(names: Mapping[str, MeshConfig], data_dir: Path) -> dict[str, int]:
+    """Return the live requests of each region that still runs. Each request is live at one frontend."""
+    meshes: dict[str, MeshFile] = {}
     for name in names:
         with suppress(NoMesh):
-            meshes.append(read_mesh(data_dir / name))
-    return sum(await asyncio.gather(*map(live_requests, meshes)))
+            meshes[name] = read_mesh(data_dir / name)
+    counts = await asyncio.gather(*(live_requests(mesh, ("frontend",)) for mesh in meshes.values()))
+    return {name: sum(live.values()) for name, live in zip(meshes, counts, strict=True)}
