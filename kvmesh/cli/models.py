@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,8 +21,8 @@ from kvmesh.models.folder import ModelFolderError
 from kvmesh.models.template_check import TemplateCheck
 from kvmesh.models.tokenizer import ModelTokenizer
 
+OpenChannel = Callable[[str], grpc.aio.Channel]
 CALL_S: Final = 5.0
-_TEXT: Final = "Check: 12 tokens, naïve café, 東京, 🚀."
 _UNAVAILABLE: Final = grpc.StatusCode.UNAVAILABLE
 _COLUMNS: Final = (
     Column("model"),
@@ -32,17 +32,22 @@ _COLUMNS: Final = (
     Column("serves"),
     Column("may use", is_text=True, text_min=16),
 )
+_TEXT: Final = "Check: 12 tokens, naïve café, 東京, 🚀."
 
 
 async def models(
     addresses: Sequence[str],
     console: Console,
     *,
-    open_channel: Callable[[str], grpc.aio.Channel],
+    open_channel: OpenChannel,
     key: str = "",
     as_json: bool = False,
+    explain: Callable[[str], Awaitable[str]] | None = None,
 ) -> int:
-    """Print the models that the first frontend that answers knows. Returns the exit status."""
+    """Print the models that the first frontend that answers knows. Returns the exit status.
+
+    `explain` returns the TLS fault of an address that does not answer, or an empty text.
+    """
     metadata = (("authorization", f"Bearer {key}"),) if key else ()
     fault = "no frontend is known"
     for address in addresses:
@@ -51,7 +56,8 @@ async def models(
                 stub: Any = inference_pb2_grpc.InferenceServiceStub(channel)
                 found = await stub.ListModels(pb.ListModelsRequest(), timeout=CALL_S, metadata=metadata)
         except grpc.aio.AioRpcError as error:
-            fault = f"{address}: {from_rpc_error(error).message or error.code().name}"
+            found_fault = await explain(address) if explain and error.code() is _UNAVAILABLE else ""
+            fault = f"{address}: {found_fault or from_rpc_error(error).message or error.code().name}"
             continue
         _show(found, console, as_json=as_json)
         return 0
