@@ -1,4 +1,4 @@
-"""What a stop waits for, told on the screen: the processes, their live requests, and the longest time left."""
+"""The screen during a stop: the processes that it waits for, their live requests, and the longest time left."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def clients(tmp_path: Path) -> Folder:
 
 @pytest.fixture
 async def mesh(clients: Folder, tmp_path: Path) -> AsyncIterator[TrustedMesh]:
-    """A mesh with a frontend whose certificate is for SERVER_NAME, not for its address."""
+    """A mesh with a frontend that has a certificate for SERVER_NAME, not for its address."""
     own = Folder(tmp_path / "certificates")
     own.sign("frontend", "frontend.kvmesh.internal", SERVER_NAME)
     frontend = {

@@ -958,7 +958,7 @@ async def test_up_names_each_process_that_a_stop_waits_for(
     pattern = r"Draining: waiting up to (\d+) s for (.*)\. Ctrl-C now ends at once\."
     found = [match.groups() for line in told if (match := re.fullmatch(pattern, line))]
     assert [names for _, names in found] == ["frontend-0 (3 live requests)", "decode-0 (no live requests)"]
-    assert all(STOP_S_MAX - 10 <= int(left_s) <= STOP_S_MAX for left_s, _ in found)
+    assert all(STOP_S_MAX - 8 <= int(left_s) <= STOP_S_MAX for left_s, _ in found)
 
 
 async def test_a_second_signal_of_up_ends_a_drain_at_once(

@@ -1,4 +1,4 @@
-"""What `kvmesh up`, `generate --explain`, `models` and `status` print on a terminal of 80 columns, with long names."""
+"""Tables of `kvmesh up`, `generate --explain`, `models` and `status` on a terminal of 80 columns, with long names."""
 
 from __future__ import annotations
 
@@ -80,7 +80,10 @@ def test_attempts_at_three_decode_replicas_are_whole() -> None:
     table = attempts_table(explained())
     names = [f"{POOL}-{role}-{number}" for role in ("prefill", "decode") for number in range(3)]
     routers = [f"{region}/{POOL}-router-{number}" for number, region in enumerate(REGIONS)]
-    check(text_of(table, width=TERMINAL), *names, *routers, "REPLICA_LOST")
+    shown = text_of(table, width=TERMINAL)
+    check(shown, *names, *routers, "REPLICA_LOST")
+    for name in names:
+        assert f"{name.split('-')[-2]} {name}" in shown, "a line broke between a column and its cell"
     assert "┃ attempt ┃" in text_of(table, width=200)
 
 
@@ -99,7 +102,7 @@ def test_candidates_are_whole(prefix: str) -> None:
     st.integers(2, 3),
 )
 def test_names_of_forty_characters_are_whole(names: list[str], attempts: int) -> None:
-    """Whatever the names are."""
+    """Random names of replicas and routers are whole in both tables."""
     finished = explained(attempts)
     for one, name in zip(finished.explanation.attempts, itertools.cycle(names), strict=False):
         one.router = one.prefill_replica = one.decode_replica = name

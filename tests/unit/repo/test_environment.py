@@ -1,4 +1,4 @@
-"""`make setup` says how far it is, stays short where nobody watches, and shows pip's own words only if pip fails."""
+"""`make setup` says how far it is, stays short without a terminal, and shows the output of pip only if pip fails."""
 
 from __future__ import annotations
 
