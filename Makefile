@@ -2,6 +2,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
+GOLDENS := .kvmesh/goldens-venv
 TAG ?= dev
 BASE ?=
 MINUTES ?= 20
@@ -28,22 +29,21 @@ CHAOS_ALL = --resume --results .kvmesh/chaos/matrix.jsonl --write docs/measureme
 SOURCES := $(wildcard kvmesh services simulator controlplane engines bench tests tools)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check test-redis exactness upgrade bench bench-link bench-xds bench-peers bench-routing bench-routing-full rollouts warmups shadow gameday gameday-link chaos soak without-control abuse proto docs lock images
+.PHONY: help setup python demo test check test-redis exactness upgrade bench bench-link bench-xds bench-peers bench-routing bench-routing-full rollouts warmups shadow gameday gameday-link chaos soak without-control abuse proto docs goldens lock images
 
 help:  ## Show the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(VENV)/installed  ## Make .venv with the locked versions
+setup: $(VENV)/installed  ## Make .venv with the locked versions; says how far it is and what it takes
 
-$(VENV)/installed: requirements.lock pyproject.toml
+$(VENV)/installed: requirements.lock pyproject.toml | python
+	@$(PYTHON) tools/environment.py $(VENV) requirements.lock --project . --download "about 190 MB"
+	@touch $@
+
+python:
 	@test -n "$(PYTHON)" || { echo "kvmesh needs Python 3.11 or 3.12; none was found on PATH." >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' || \
 	  { echo "kvmesh needs Python 3.11 or 3.12; $(PYTHON) is another version." >&2; exit 1; }
-	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) || \
-	  { echo "Python's venv module is missing; on Debian: apt-get install python3-venv." >&2; exit 1; }
-	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.lock
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
-	@touch $@
 
 demo: setup  ## Start a small mesh, open a dialogue, continue it, explain both
 	$(BIN)/kvmesh demo
@@ -139,6 +139,10 @@ proto: setup  ## Write the stubs again from protos/
 docs: setup  ## Write docs/configuration.md again from kvmesh/config_sections.py, and docs/rollout-status.svg
 	$(BIN)/python tools/configuration_page.py
 	$(BIN)/python tools/rollout_picture.py
+
+goldens: | python  ## Write tests/unit/models/folders again with transformers, in an environment of its own (minutes)
+	@$(PYTHON) tools/environment.py $(GOLDENS) tools/model_goldens/requirements.txt --download "about 40 MB"
+	$(GOLDENS)/bin/python -m tools.model_goldens tests/unit/models/folders
 
 lock: setup  ## Write requirements.lock from the installed packages
 	$(BIN)/python tools/lock.py

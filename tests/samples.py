@@ -25,6 +25,8 @@ NOT_RUN: Final = {
     "kvmesh up": "stays until Ctrl-C; the mesh of all samples is started by this command",
     "kvmesh region ": "needs a mesh of regions; tests/integration/cli/test_regions.py runs them",
     "kvmesh generate --explain --regions": "needs a mesh of regions",
+    "kvmesh generate --address api.example": "needs a frontend with a certificate; "
+    "tests/integration/trust/test_command_line.py runs the options",
     "for n in $(seq 12); do words=": "needs a mesh of regions",
     "kvmesh replay bench/traces": "replays 4,812 requests: a minute of two cores",
     "kvmesh replay trace.jsonl.gz --cost-of": "needs a router that measured 128 prompts; "

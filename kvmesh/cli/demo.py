@@ -17,7 +17,7 @@ from rich.text import Text
 
 from kvmesh.cli.demo_faults import undisturbed_and_killed
 from kvmesh.cli.generate import Message, RequestFailed, chat, stream
-from kvmesh.cli.screen import explanation_table, reason
+from kvmesh.cli.screen import ExplanationTable, reason
 from kvmesh.cli.supervisor import ProcessFailed, Stopped
 from kvmesh.cli.up import running_mesh
 from kvmesh.client import GenerateError
@@ -65,7 +65,7 @@ async def demo(console: Console, *, is_redis_named: bool = False) -> int:
             async with running_mesh(CONFIG, Path(folder), console, restarts=True) as (supervisor, mesh):
                 console.print(f"{len(mesh.processes)} processes are ready.")
                 turns = await supervisor.run_while_alive(dialogue(console, mesh.addresses_of("frontend")))
-                console.print(explanation_table(turns))
+                console.print(ExplanationTable(turns))
                 for title, finished in turns:
                     console.print(
                         f"{title}: {reason(finished)}", markup=False, highlight=False, soft_wrap=True

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import grpc
 
-from kvmesh.config import ConfigError, MeshConfig
+from kvmesh.config import MeshConfig
 from kvmesh.roles import EDGE, INTERNAL
 from kvmesh.server import channel
 from kvmesh.trust.edge import Edge
@@ -31,11 +29,3 @@ class Dial:
     async def explain(self, address: str, role: str) -> str:
         """Return the TLS fault between this process and the one of an internal `role` at `address`, or an empty text."""
         return await self._trust.explain(address, role)
-
-
-def channel_trusting(authority: Path, address: str) -> grpc.aio.Channel:
-    """Return a TLS channel to a frontend with a certificate signed by `authority`. Raises ConfigError."""
-    try:
-        return channel(address, grpc.ssl_channel_credentials(authority.read_bytes()))
-    except OSError as error:
-        raise ConfigError(f'--authority = "{authority}" cannot be read: {error.strerror}.') from error

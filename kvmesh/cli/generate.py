@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from types import MappingProxyType
 from typing import Any, Final, TextIO
 
@@ -14,13 +15,15 @@ import grpc
 from google.protobuf.json_format import MessageToDict
 from rich.console import Console
 
-from kvmesh.cli.screen import attempts_table, candidates_table, explanation_table, reason
+from kvmesh.cli.screen import ExplanationTable, attempts_table, candidates_table, reason
 from kvmesh.client import Client, GenerateError, MeshUnavailable, Move, RetryPolicy
 from kvmesh.config import ConfigError
 from kvmesh.inference.v1 import inference_pb2 as inference
 from kvmesh.server import channel
 
 OpenChannel = Callable[[str], grpc.aio.Channel]
+Explain = Callable[[str], Awaitable[str]]
+"""Returns the TLS fault between this process and an address, or an empty text."""
 NO_NAMES: Final[Mapping[str, str]] = MappingProxyType({})
 FRONTEND_LOST: Final = "FRONTEND_LOST"
 
@@ -118,11 +121,12 @@ async def generate(
     prefer: str = "",
     own_region: str = "",
     names: Mapping[str, str] = NO_NAMES,
+    explain: Explain | None = None,
 ) -> int:
     """Run one request; write text or JSON lines to `out`, everything else to stderr. Returns the exit status.
 
     `regions`, `prefer`: see `stream`. `own_region`: the region of `addresses`, in a mesh with several. `names`: names of
-    frontends by address.
+    frontends by address. `explain`: asked for the TLS fault if no frontend answers.
     """
     console = Console(stderr=True)
     started = inference.Started()
@@ -144,6 +148,12 @@ async def generate(
         answer = await stream(
             *(addresses, request, deadline_s, on_response, open_channel, key), regions=regions, prefer=prefer
         )
+    except asyncio.CancelledError:
+        if has_text and not as_json:
+            out.write("\n")  # the next prompt of the shell gets a line of its own
+            out.flush()
+        console.print("Interrupted: the request is cancelled.", highlight=False, soft_wrap=True)
+        raise
     except RequestFailed as failed:
         if as_json:
             out.write(json.dumps({"error": failed.details}, ensure_ascii=False) + "\n")
@@ -151,7 +161,11 @@ async def generate(
             out.write("\n")
         out.flush()
         console.print(str(failed), markup=False, highlight=False, soft_wrap=True)
-        if own_region and failed.details.get("reason") == FRONTEND_LOST:
+        is_lost = failed.details.get("reason") == FRONTEND_LOST
+        if is_lost and explain is not None:
+            for fault in await _faults((*addresses, *chain(*(regions or {}).values())), explain):
+                console.print(fault, markup=False, highlight=False, soft_wrap=True)
+        if own_region and is_lost:
             note = f"Region {own_region} may be drained: see `kvmesh region list`. --regions names those of others as well."
             console.print(note, markup=False, highlight=False, soft_wrap=True)
         return 1
@@ -161,7 +175,7 @@ async def generate(
         for note in (*_moved(answer.moves, names), *_notes(started, finished)):
             console.print(note, markup=False, highlight=False, soft_wrap=True)
         if request.options.explain:
-            console.print(explanation_table([("this request", finished)]))
+            console.print(ExplanationTable([("this request", finished)]))
             attempts = attempts_table(finished)
             if attempts is not None:
                 console.print(attempts)
@@ -174,6 +188,12 @@ async def generate(
                 note = f"The client sent the request {answer.sends} times: attempts and times are those of the last call."
                 console.print(note, markup=False, highlight=False, soft_wrap=True)
     return 0
+
+
+async def _faults(addresses: Sequence[str], explain: Explain) -> list[str]:
+    """Return one sentence for each address with a TLS fault."""
+    faults = await asyncio.gather(*map(explain, addresses))
+    return [f"{address}: {fault}." for address, fault in zip(addresses, faults, strict=True) if fault]
 
 
 def run_interruptible(work: Any) -> int:

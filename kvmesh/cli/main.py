@@ -30,8 +30,12 @@ from kvmesh.cli.control.snapshot_commands import freeze, snapshot
 from kvmesh.cli.found_mesh import first_mesh
 from kvmesh.cli.mesh_file import DataDirUnusable, MeshBusy, NoMesh, read_meshes
 from kvmesh.cli.options import (
+    AuthorityOption,
+    CertificateOption,
     ConfigOption,
     DataDirOption,
+    PrivateKeyOption,
+    ServerNameOption,
     data_dir_of,
     refuse_bytes,
     refuse_outside,
@@ -187,15 +191,17 @@ def generate(
     prefer: Annotated[
         str, typer.Option(help="Home region, one of --regions. The others serve while it is lost.")
     ] = "",
-    authority: Annotated[
-        Path | None, typer.Option(help="Use TLS; PEM file of the frontend's certificate authority.")
-    ] = None,
+    authority: AuthorityOption = None,
+    certificate: CertificateOption = None,
+    private_key: PrivateKeyOption = None,
+    server_name: ServerNameOption = "",
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
     """Send one prompt and stream the answer. An API key is read from $KVMESH_API_KEY."""
     from kvmesh.cli import generate as command
-    from kvmesh.cli.dial import Dial, channel_trusting
+    from kvmesh.cli.dial import Dial
+    from kvmesh.cli.frontend_tls import frontend_tls
     from kvmesh.cli.regions_option import regions_given
     from kvmesh.inference.v1 import inference_pb2 as inference
     from kvmesh.server import channel
@@ -231,15 +237,14 @@ def generate(
     if prefer and not regions:
         raise BadOption(f'--prefer = "{prefer}" needs --regions NAME=HOST:PORT;NAME=HOST:PORT.')
     by_region = regions_given(regions, prefer) if regions else None
-    targets, open_channel, own_region = address.split(",") if address else list[str](), channel, ""
+    targets, own_region = address.split(",") if address else list[str](), ""
     names = dict[str, str]()
-    if authority is not None:
-        if not (address or regions):
-            raise BadOption(
-                f'--authority = "{authority}" needs --address HOST:PORT, a frontend with a certificate signed by it.'
-            )
-        open_channel = partial(channel_trusting, authority)
-    elif not (address or regions):
+    open_channel: command.OpenChannel = channel
+    is_addressed = bool(address or regions)
+    tls = frontend_tls(authority, certificate, private_key, server_name, is_addressed=is_addressed)
+    if tls is not None:
+        open_channel = tls.channel
+    elif not is_addressed:
         mesh = first_mesh(data_dir_of(settings, data_dir))
         targets = mesh.addresses_of("frontend")
         of_mesh = settings_of(mesh)
@@ -255,6 +260,7 @@ def generate(
         prefer=prefer,
         own_region=own_region,
         names=names,
+        explain=tls.explain if tls else None,
     )
     raise typer.Exit(command.run_interruptible(work))
 
@@ -269,32 +275,40 @@ def models(
     address: Annotated[
         str, typer.Option(help="Frontends as host:port, with commas. Default: those of the running mesh.")
     ] = "",
-    authority: Annotated[
-        Path | None, typer.Option(help="Use TLS; PEM file of the frontend's certificate authority.")
-    ] = None,
+    authority: AuthorityOption = None,
+    certificate: CertificateOption = None,
+    private_key: PrivateKeyOption = None,
+    server_name: ServerNameOption = "",
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
     """List the models of a mesh, or check a model's folder. An API key is read from $KVMESH_API_KEY."""
     from kvmesh.cli import models as command
-    from kvmesh.cli.dial import Dial, channel_trusting
+    from kvmesh.cli.dial import Dial
+    from kvmesh.cli.frontend_tls import frontend_tls
     from kvmesh.server import channel
 
     settings = settings_given(config)
     if check is not None:
         context, text_max = settings.engine.max_sequence_tokens, settings.frontend.message_bytes_max
         raise typer.Exit(command.check(check, context, text_max, Console(), as_json=as_json))
-    targets, open_channel = address.split(",") if address else list[str](), channel
-    if authority is not None:
-        if not address:
-            raise BadOption(f'--authority = "{authority}" needs --address HOST:PORT.')
-        open_channel = partial(channel_trusting, authority)
+    targets = address.split(",") if address else list[str]()
+    open_channel: command.OpenChannel = channel
+    tls = frontend_tls(authority, certificate, private_key, server_name, is_addressed=bool(address))
+    if tls is not None:
+        open_channel = tls.channel
     elif not address:
         mesh = first_mesh(data_dir_of(settings, data_dir))
         targets = mesh.addresses_of("frontend")
         open_channel = partial(Dial(settings_of(mesh)).channel, role="frontend")
     key = os.environ.get(API_KEY, "")
-    work = command.models(targets, Console(), open_channel=open_channel, key=key, as_json=as_json)
+    work = command.models(
+        *(targets, Console()),
+        open_channel=open_channel,
+        key=key,
+        as_json=as_json,
+        explain=tls.explain if tls else None,
+    )
     raise typer.Exit(command.run(work))
 
 

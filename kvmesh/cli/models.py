@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,6 +13,7 @@ from google.protobuf.json_format import MessageToDict
 from rich.console import Console
 from rich.table import Table
 
+from kvmesh.cli.fitted_table import Column, FittedTable
 from kvmesh.errors import from_rpc_error
 from kvmesh.inference.v1 import inference_pb2 as pb
 from kvmesh.inference.v1 import inference_pb2_grpc
@@ -20,7 +21,17 @@ from kvmesh.models.folder import ModelFolderError
 from kvmesh.models.template_check import TemplateCheck
 from kvmesh.models.tokenizer import ModelTokenizer
 
+OpenChannel = Callable[[str], grpc.aio.Channel]
 CALL_S: Final = 5.0
+_UNAVAILABLE: Final = grpc.StatusCode.UNAVAILABLE
+_COLUMNS: Final = (
+    Column("model"),
+    Column("versions", is_text=True, text_min=8),
+    Column("context"),
+    Column("output"),
+    Column("serves"),
+    Column("may use", is_text=True, text_min=16),
+)
 _TEXT: Final = "Check: 12 tokens, naïve café, 東京, 🚀."
 
 
@@ -28,11 +39,15 @@ async def models(
     addresses: Sequence[str],
     console: Console,
     *,
-    open_channel: Callable[[str], grpc.aio.Channel],
+    open_channel: OpenChannel,
     key: str = "",
     as_json: bool = False,
+    explain: Callable[[str], Awaitable[str]] | None = None,
 ) -> int:
-    """Print the models that the first frontend that answers knows. Returns the exit status."""
+    """Print the models that the first frontend that answers knows. Returns the exit status.
+
+    `explain` returns the TLS fault of an address that does not answer, or an empty text.
+    """
     metadata = (("authorization", f"Bearer {key}"),) if key else ()
     fault = "no frontend is known"
     for address in addresses:
@@ -41,7 +56,8 @@ async def models(
                 stub: Any = inference_pb2_grpc.InferenceServiceStub(channel)
                 found = await stub.ListModels(pb.ListModelsRequest(), timeout=CALL_S, metadata=metadata)
         except grpc.aio.AioRpcError as error:
-            fault = f"{address}: {from_rpc_error(error).message or error.code().name}"
+            found_fault = await explain(address) if explain and error.code() is _UNAVAILABLE else ""
+            fault = f"{address}: {found_fault or from_rpc_error(error).message or error.code().name}"
             continue
         _show(found, console, as_json=as_json)
         return 0
@@ -54,9 +70,14 @@ def _show(found: pb.ListModelsResponse, console: Console, *, as_json: bool) -> N
         rows = [MessageToDict(each, preserving_proto_field_name=True) for each in found.models]
         console.file.write(json.dumps({"models": rows}, ensure_ascii=False) + "\n")
         return
-    table = Table("model", "versions", "context", "output", "serves", "may use", title=None)
+    console.print(table(found))
+
+
+def table(found: pb.ListModelsResponse) -> FittedTable:
+    """Return the table of the models."""
+    made = FittedTable(_COLUMNS, is_listed=True)
     for each in found.models:
-        table.add_row(
+        made.add_row(
             each.model,
             ", ".join(each.versions),
             f"{each.context_token_count:,}",
@@ -64,7 +85,7 @@ def _show(found: pb.ListModelsResponse, console: Console, *, as_json: bool) -> N
             "yes" if each.serving else "no",
             ", ".join(each.capabilities) or "nothing more",
         )
-    console.print(table)
+    return made
 
 
 def check(folder: Path, context_tokens: int, text_max: int, console: Console, *, as_json: bool) -> int:
@@ -81,10 +102,10 @@ def check(folder: Path, context_tokens: int, text_max: int, console: Console, *,
     if as_json:
         console.file.write(json.dumps(found, ensure_ascii=False) + "\n")
         return 0
-    table = Table(show_header=False)
+    facts = Table(show_header=False)
     for name, value in found.items():
-        table.add_row(name, ", ".join(map(str, value)) if isinstance(value, list) else str(value))
-    console.print(table)
+        facts.add_row(name, ", ".join(map(str, value)) if isinstance(value, list) else str(value))
+    console.print(facts)
     return 0
 
 

@@ -20,6 +20,24 @@ ConfigOption = Annotated[
 DataDirOption = Annotated[
     Path | None, typer.Option("--data-dir", help="Folder for logs and mesh.json; default mesh.data_dir.")
 ]
+AuthorityOption = Annotated[
+    Path | None,
+    typer.Option("--authority", help="Use TLS; PEM file of the frontend's certificate authority."),
+]
+CertificateOption = Annotated[
+    Path | None,
+    typer.Option("--certificate", help="With --authority, the client's certificate to show; PEM file."),
+]
+PrivateKeyOption = Annotated[
+    Path | None, typer.Option("--private-key", help="Key of --certificate; PEM file without a password.")
+]
+ServerNameOption = Annotated[
+    str,
+    typer.Option(
+        "--server-name",
+        help="With --authority, the name that the frontend's certificate must carry; default: the host of the address.",
+    ),
+]
 
 
 def settings_given(path: Path | None) -> MeshConfig:

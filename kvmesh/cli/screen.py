@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Final, Self
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from kvmesh.cli.fitted_table import Column, FittedTable
 from kvmesh.cli.mesh_file import ListedProcess
 from kvmesh.cli.supervisor import ProcessState, Supervised
 from kvmesh.inference.v1 import inference_pb2 as inference
@@ -27,6 +29,14 @@ _COLOURS: Final = {
     ProcessState.ENDED: "red",
 }
 _REFRESHES_PER_S: Final = 4
+
+_UNBOUNDED: Final = 1 << 16
+"""Width for a measurement."""
+
+_ADDRESSES: Final = (Column("process"), Column("pid", rank=1), Column("address"), Column("metrics", rank=2))
+_ATTEMPTS: Final = tuple(
+    map(Column, ("attempt", "cause", "from token", "router", "prefill", "decode", "ended by"))
+)
 
 
 class StartProgress:
@@ -70,35 +80,51 @@ class StartProgress:
         return table
 
 
-def address_table(members: Iterable[ListedProcess]) -> Table:
+def address_table(members: Iterable[ListedProcess]) -> FittedTable:
     """Return the table of a running mesh's addresses."""
-    table = Table("process", "pid", "address", "metrics")
+    table = FittedTable(_ADDRESSES, "mesh.json has them")
     for member in members:
         metrics = f"{member.metrics_address}/metrics" if member.metrics_address else "-"
         table.add_row(member.name, str(member.pid or "-"), displayed_address(member.address), metrics)
     return table
 
 
-def explanation_table(answers: Iterable[tuple[str, inference.Finished]]) -> Table:
-    """Return one column per answer: replicas, cached blocks and tokens, and the time of each phase."""
-    table = Table("")
-    rows: dict[str, list[str]] = {}
-    answers = list(answers)
-    for title, finished in answers:
-        table.add_column(title)
-        for name, value in _explained(finished).items():
-            rows.setdefault(name, []).append(value)
-    for name, values in rows.items():
-        table.add_row(name, *values)
-    return table
+class ExplanationTable:
+    """One column per answer: replicas, cached blocks and tokens, and the time of each phase.
+
+    Answers that do not fit beside each other come one below the other.
+    """
+
+    def __init__(self, answers: Iterable[tuple[str, inference.Finished]]) -> None:
+        """`answers`: each with its title."""
+        self._answers = [(title, _explained(finished)) for title, finished in answers]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield one table, or one for each answer."""
+        table = self._table(self._answers)
+        if Measurement.get(console, options.update(max_width=_UNBOUNDED), table).maximum <= options.max_width:
+            yield table
+        else:
+            yield from (self._table([answer]) for answer in self._answers)
+
+    @staticmethod
+    def _table(answers: Sequence[tuple[str, Mapping[str, str]]]) -> Table:
+        table = Table()
+        table.add_column("", no_wrap=True)
+        for title, _ in answers:
+            table.add_column(title, overflow="fold")
+        # A row that one answer alone has is empty for the others.
+        for name in dict.fromkeys(name for _, values in answers for name in values):
+            table.add_row(name, *(Text(values.get(name, "")) for _, values in answers))
+        return table
 
 
-def attempts_table(finished: inference.Finished) -> Table | None:
+def attempts_table(finished: inference.Finished) -> FittedTable | None:
     """Return one row per attempt: where it ran, from which token on, and why it ended. None for a single attempt."""
     attempts = finished.explanation.attempts
     if len(attempts) < 2:
         return None
-    table = Table("attempt", "cause", "from token", "router", "prefill", "decode", "ended by")
+    table = FittedTable(_ATTEMPTS, is_listed=True)
     for each in attempts:
         cause = inference.AttemptExplanation.Cause.Name(each.cause).removeprefix("CAUSE_").lower()
         region = f"{each.region}/" if each.region not in ("", UNNAMED) else ""
@@ -114,7 +140,7 @@ def attempts_table(finished: inference.Finished) -> Table | None:
     return table
 
 
-def candidates_table(finished: inference.Finished) -> Table | None:
+def candidates_table(finished: inference.Finished) -> FittedTable | None:
     """Return the candidates that the router compared for the last attempt, the chosen one first; None if there are none.
 
     The score of a candidate is the sum of its times.
@@ -124,9 +150,10 @@ def candidates_table(finished: inference.Finished) -> Table | None:
         return None
     last = attempts[-1]
     has_decode = any(one.HasField("decode") for one in last.candidates)
-    table = Table("candidate")
-    for name in ("matched", "queue", "prefill", "to others", *(["decode"] if has_decode else []), "score"):
-        table.add_column(name, justify="right")
+    names = ("matched", "queue", "prefill", "to others", *(["decode"] if has_decode else []), "score")
+    table = FittedTable(
+        [Column("candidate"), *(Column(name, justify="right") for name in names)], is_listed=True
+    )
     for one in last.candidates:
         known_ms = [_ms(one.queue), _ms(one.prefill), *([_ms(one.decode)] if has_decode else [])]
         score_ms = one.score * 1e3
@@ -151,7 +178,8 @@ def _explained(finished: inference.Finished) -> dict[str, str]:
         "prompt": f"{finished.usage.prompt_token_count} tokens",
         "output": f"{finished.usage.output_token_count} tokens",
         "end": inference.FinishReason.Name(finished.finish_reason).removeprefix("FINISH_REASON_").lower(),
-        "pool, version": f"{explanation.pool or '-'}, {explanation.model_version or '-'}",
+        "pool": explanation.pool or "-",
+        "model version": explanation.model_version or "-",
         **_regions(explanation),
         "router": last.router or "-",
         "prefill": last.prefill_replica or "on decode",

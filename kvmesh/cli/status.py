@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 import grpc
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+from rich.text import Text
 
 from kvmesh.cli.dial import Dial
+from kvmesh.cli.fitted_table import Column, FittedTable
 from kvmesh.cli.mesh_file import ListedProcess, MeshFile
 from kvmesh.cli.readiness import CALL_S, health_of, is_model_ready, redis_fault
 from kvmesh.config import MeshConfig
@@ -37,6 +37,23 @@ _USAGE_METRICS: Final = {
     "control": {"receivers": "receivers", "receivers_behind": "behind"},
 }
 """By role: the metrics of its load, and the word that the table shows for each."""
+
+
+_LIVE_METRICS: Final = {
+    role: metric
+    for role, metrics in _USAGE_METRICS.items()
+    for metric, word in metrics.items()
+    if word == "live"
+}
+"""By role: the metric of its live requests."""
+
+
+_COLUMNS: Final = (
+    Column("process"),
+    Column("health"),
+    Column("address", rank=1),
+    Column("holds", is_text=True),
+)
 
 
 class PrefillCosts(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,6 +132,8 @@ class ProcessStatus(msgspec.Struct, frozen=True, kw_only=True):
                 for name, address in sorted(self.eligible_replicas.items())
             ]
             words.append(f"places on {' '.join(names) or 'no replica'}")
+        if (resident := self.value("process_resident_bytes")) is not None:
+            words.append(f"{resident / (1 << 20):.0f} MB of memory")
         return ", ".join(words)
 
     def _life_words(self) -> list[str]:
@@ -184,11 +203,15 @@ async def status_of_all(
     return 0 if all(each.is_healthy for reports in found.values() for each in reports) else 1
 
 
-async def live_requests(mesh: MeshFile) -> int:
-    """Return the number of live requests of all frontends that answer."""
-    addresses = [member.metrics_address for member in mesh.processes if member.role == "frontend"]
-    scraped = await asyncio.gather(*(_scrape(address) for address in addresses))
-    return round(sum(_value(metrics, "kvmesh_frontend_live_requests") or 0.0 for metrics in scraped))
+async def live_requests(mesh: MeshFile, roles: Collection[str] = _LIVE_METRICS.keys()) -> dict[str, int]:
+    """Return the live requests of each process of `roles` that answers, by name."""
+    members = [member for member in mesh.processes if member.role in roles]
+    scraped = await asyncio.gather(*(_scrape(member.metrics_address) for member in members))
+    live = {
+        member.name: _value(metrics, f"kvmesh_{member.role}_{_LIVE_METRICS[member.role]}")
+        for member, metrics in zip(members, scraped, strict=True)
+    }
+    return {name: round(count) for name, count in live.items() if count is not None}
 
 
 async def _reports(mesh: MeshFile, dial: Dial, redis_url: str) -> list[ProcessStatus]:
@@ -293,20 +316,14 @@ def _seconds(value_s: float) -> str:
     return f"{value_s * scale:.3g} {unit}"
 
 
-def _table(reports: list[ProcessStatus]) -> Table:
-    table = Table()
-    for name in ("process", "health", "address"):
-        table.add_column(name, no_wrap=True)
-    table.add_column("holds")
-    table.add_column("memory", no_wrap=True)
+def _table(reports: list[ProcessStatus]) -> FittedTable:
+    table = FittedTable(_COLUMNS)
     addresses = {report.name: report.address for report in reports}
     for report in reports:
-        memory = report.value("process_resident_bytes")
         table.add_row(
             report.name,
-            "[green]serving[/]" if report.is_healthy else "[red]not serving[/]",
+            Text("serving", style="green") if report.is_healthy else Text("not serving", style="red"),
             displayed_address(report.address),
-            escape("; ".join(filter(None, (report.reason, report.usage_text(addresses)))) or "-"),
-            "-" if memory is None else f"{memory / (1 << 20):.0f} MB",
+            "; ".join(filter(None, (report.reason, report.usage_text(addresses)))) or "-",
         )
     return table

@@ -60,6 +60,17 @@ class Limits:
 _LIMITS: Final = Limits()
 
 
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A process that was asked to stop and has not ended."""
+
+    name: str
+    since_s: float
+    """Seconds since it was asked."""
+    left_s: float
+    """Seconds until it is killed."""
+
+
 class ProcessState(Enum):
     """State of a supervised process."""
 
@@ -96,6 +107,8 @@ class Supervised:
         self.restarts = Restarts()
         self.died_s = 0.0
         """Time of its last death."""
+        self.stop_asked_s = 0.0
+        """Time at which it was asked to stop."""
         self._log_from = 0
         """Size of the log at the last start."""
 
@@ -196,6 +209,15 @@ class Supervisor:
             for name, member in self.members.items():
                 tasks.create_task(self._stop_one(member, dependents[name]), name=f"stop-{name}")
         await asyncio.gather(*self._watching)
+
+    def waits(self) -> list[Wait]:
+        """Return the processes that a stop waits for now, in start order."""
+        now_s = asyncio.get_running_loop().time()
+        return [
+            Wait(name, now_s - member.stop_asked_s, self._limits.stop_s - (now_s - member.stop_asked_s))
+            for name, member in self.members.items()
+            if member.state is ProcessState.STOPPING
+        ]
 
     async def _start(self, member: Supervised) -> None:
         for name in member.process.deps:
@@ -317,6 +339,7 @@ class Supervisor:
                 await dependent.has_ended.wait()
         if not member.pid or member.has_ended.is_set():
             return
+        member.stop_asked_s = asyncio.get_running_loop().time()
         self._move(member, ProcessState.STOPPING)
         with suppress(ProcessLookupError):
             os.kill(member.pid, signal.SIGKILL if self._must_kill.is_set() else signal.SIGTERM)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final
 
 from rich.console import Console
 
 from kvmesh.cli.dial import Dial
+from kvmesh.cli.drain_notice import stop_and_tell
 from kvmesh.cli.leased_names import leased_names
 from kvmesh.cli.mesh_file import ListedProcess, MeshFile, locked_data_dir, write_mesh
 from kvmesh.cli.processes import processes_of
@@ -34,7 +34,6 @@ from kvmesh.pool_sections import COSTS
 from kvmesh.pools import VersionSettings, pool_names, pool_settings
 from kvmesh.redis_url import without_password
 from kvmesh.roles import CONTROL, XDS
-from kvmesh.server import DRAIN_S
 from kvmesh.trust.names import CERTIFICATE_ROLES
 from kvmesh.trust.networks import Networks
 
@@ -42,9 +41,6 @@ LOGS = "logs"
 
 WEIGHTS: Final = "weights.npz"
 """File of the reference model alone."""
-
-COUNT_S: Final = 1.0
-"""Longest count of live requests before a stop."""
 
 
 @asynccontextmanager
@@ -140,7 +136,7 @@ async def up(
                 pass
             except ProcessFailed as failed:
                 status = _failed(failed, console)
-            await announce_drain(lambda: live_requests(mesh), console)
+            await stop_and_tell(supervisor, lambda: live_requests(mesh), console)
     except Stopped:
         pass
     except ProcessFailed as failed:
@@ -152,18 +148,6 @@ async def up(
 def _failed(failed: ProcessFailed, console: Console) -> int:
     console.print(str(failed), markup=False, highlight=False, soft_wrap=True)
     return 1
-
-
-async def announce_drain(count: Callable[[], Awaitable[int]], console: Console) -> None:
-    """Print the number of live requests that a graceful shutdown waits for, if there are any."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(COUNT_S):
-            live = await count()
-            if live:
-                requests = "1 live request" if live == 1 else f"{live} live requests"
-                console.print(
-                    f"Draining: waiting up to {DRAIN_S:g} s for {requests}. Ctrl-C now ends at once."
-                )
 
 
 async def _check_prerequisites(config: MeshConfig, redis_source: str) -> None:

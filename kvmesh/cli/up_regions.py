@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Final
 
 from rich.console import Console
-from rich.table import Table
 
 from kvmesh.cli.control import region_text
 from kvmesh.cli.control.failures import ControlFailed
 from kvmesh.cli.control.region_client import client_of
+from kvmesh.cli.drain_notice import stop_and_tell
+from kvmesh.cli.fitted_table import Column, FittedTable
 from kvmesh.cli.found_mesh import FoundMesh, shown_folder
 from kvmesh.cli.mesh_file import MeshFile, NoMesh, locked_data_dir, read_mesh, write_mesh
 from kvmesh.cli.processes import Process, check_host, refuse_taken
@@ -37,11 +38,13 @@ from kvmesh.cli.supervisor import (
     Supervisor,
     supervised,
 )
-from kvmesh.cli.up import LOGS, announce_drain
+from kvmesh.cli.up import LOGS
 from kvmesh.config import ConfigError, MeshConfig, describe
 from kvmesh.control.v1 import region_pb2 as pb
 from kvmesh.ports import free_ports
 from kvmesh.roles import CONTROL
+
+_REGIONS: Final = tuple(map(Column, ("region", "frontends", "control plane", "folder")))
 
 LEVELS: Final = 5
 """Most processes of a mesh that start one after the other, and stop one after the other."""
@@ -115,7 +118,7 @@ async def _run(configs: Mapping[str, MeshConfig], data_dir: Path, console: Conso
                 )
                 _show(configs, data_dir, console)
                 status = await _while_alive(supervisor, tell_drains(configs, console), console)
-                await announce_drain(lambda: _live(configs, data_dir), console)
+                await stop_and_tell(supervisor, lambda: _live(configs, data_dir), console)
     except Stopped:
         pass
     except ProcessFailed as failed:
@@ -158,7 +161,7 @@ def _process(name: str, config: MeshConfig, data_dir: Path, *, restarts: bool) -
 
 
 def _show(configs: Mapping[str, MeshConfig], data_dir: Path, console: Console) -> None:
-    table = Table("region", "frontends", "control plane", "folder")
+    table = FittedTable(_REGIONS, is_listed=True)
     for name in configs:
         mesh = read_mesh(data_dir / name)
         table.add_row(
@@ -196,10 +199,11 @@ async def _drain_of(name: str, config: MeshConfig) -> str:
     return ""
 
 
-async def _live(names: Mapping[str, MeshConfig], data_dir: Path) -> int:
-    """Return the live requests of all regions that still run."""
-    meshes = []
+async def _live(names: Mapping[str, MeshConfig], data_dir: Path) -> dict[str, int]:
+    """Return the live requests of each region that still runs. Each request is live at one frontend."""
+    meshes: dict[str, MeshFile] = {}
     for name in names:
         with suppress(NoMesh):
-            meshes.append(read_mesh(data_dir / name))
-    return sum(await asyncio.gather(*map(live_requests, meshes)))
+            meshes[name] = read_mesh(data_dir / name)
+    counts = await asyncio.gather(*(live_requests(mesh, ("frontend",)) for mesh in meshes.values()))
+    return {name: sum(live.values()) for name, live in zip(meshes, counts, strict=True)}

@@ -13,8 +13,8 @@ from kvmesh.trust.material import Files, client_context, read
 HANDSHAKE_S: Final = 1.0
 """Longest handshake. The link that failed makes no attempt before the diagnosis ends."""
 
-_WRONG_NAME: Final = 62
-"""X509_V_ERR_HOSTNAME_MISMATCH."""
+_WRONG_NAMES: Final = (62, 64)
+"""X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH."""
 
 
 async def explain(address: str, name: str, files: Files | None) -> str:
@@ -40,7 +40,7 @@ async def _handshake(host: str, port: int, name: str, files: Files | None) -> st
     try:
         reader, writer = await asyncio.open_connection(host, port, ssl=context, server_hostname=name)
     except ssl.SSLCertVerificationError as error:
-        if error.verify_code == _WRONG_NAME:
+        if error.verify_code in _WRONG_NAMES:
             return f"the peer's certificate is not for {name}"
         return f"the peer's certificate is refused: {error.verify_message}"
     except ssl.SSLError as error:
@@ -69,6 +69,10 @@ def _unverified_context() -> ssl.SSLContext:
 
 
 def _refused_ours(files: Files) -> str:
+    if not files.certificate:
+        return "the peer demands a certificate, and this process has none"
+    if not files.signs_own:
+        return "the peer refuses the certificate of this process: it has expired, or the peer trusts another authority"
     try:
         read(files)
     except ConfigError as error:

@@ -10,7 +10,7 @@ import logging
 import os
 import ssl
 import threading
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,12 +29,17 @@ class Files:
     """Paths of the three files, and the section of the configuration that names them."""
 
     certificate: str
+    """Certificate that this process shows; empty, as `key`: none."""
     key: str
     authority: str
     """Authorities to trust; empty: the certificate's own chain is trusted, and no peer is verified with it."""
 
     section: str = "trust"
     """Section of the keys, for messages."""
+
+    _: KW_ONLY
+    signs_own: bool = True
+    """The certificate must be signed by `authority`, as in a mesh. False: any authority may have signed it."""
 
     def stamp(self) -> Stamp:
         """Return a stamp that changes when a file is replaced or written. Raises ConfigError that names a missing file."""
@@ -43,7 +48,7 @@ class Files:
     def read(self) -> tuple[bytes, bytes, bytes]:
         """Return certificate, key, authority. Raises ConfigError."""
         found = {key: self._bytes(key, path) for key, path in self._named()}
-        return found["certificate"], found["key"], found.get("authority", b"")
+        return found.get("certificate", b""), found.get("key", b""), found.get("authority", b"")
 
     def setting(self, key: str) -> str:
         """Return `section.key = "path"`."""
@@ -148,13 +153,31 @@ class CertificateReloader:
 
 
 def client_context(files: Files) -> ssl.SSLContext:
-    """Return a context that shows the certificate and verifies the peer's chain, but not its name."""
+    """Return a context that shows the certificate, if there is one, and verifies the peer's chain, but not its name.
+
+    Raises ConfigError if a file cannot be used.
+    """
     return _context(ssl.PROTOCOL_TLS_CLIENT, files)
 
 
 def _context(protocol: int, files: Files) -> ssl.SSLContext:
     context = ssl.SSLContext(protocol)
     context.check_hostname = False
+    if files.certificate:
+        _show(context, files)
+    try:
+        context.load_verify_locations(files.authority or files.certificate)
+    except (ssl.SSLError, OSError) as error:
+        raise ConfigError(
+            f"{files.setting('authority')} cannot be used: allowed is a PEM file with certificates."
+        ) from error
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as gRPC does
+    return context
+
+
+def _show(context: ssl.SSLContext, files: Files) -> None:
+    """Let `context` show the certificate. Raises ConfigError."""
     try:
         # Without this password, an encrypted key would prompt at the terminal and block.
         context.load_cert_chain(files.certificate, files.key, password=lambda: "")
@@ -169,15 +192,6 @@ def _context(protocol: int, files: Files) -> ssl.SSLContext:
         ) from error
     except OSError as error:
         raise ConfigError(f"{files.setting('certificate')} cannot be read: {error.strerror}.") from error
-    try:
-        context.load_verify_locations(files.authority or files.certificate)
-    except (ssl.SSLError, OSError) as error:
-        raise ConfigError(
-            f"{files.setting('authority')} cannot be used: allowed is a PEM file with certificates."
-        ) from error
-    context.verify_mode = ssl.CERT_REQUIRED
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as gRPC does
-    return context
 
 
 def _test_handshake(files: Files) -> dict[str, Any]:

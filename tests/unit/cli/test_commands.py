@@ -18,12 +18,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 from bench.generate_only import GenerateOnly
 from kvmesh import __version__
 from kvmesh.child import bound_command
 from kvmesh.cli import up as up_module
+from kvmesh.cli.drain_notice import sentence
 from kvmesh.cli.generate import chat, generate
 from kvmesh.cli.main import main
 from kvmesh.cli.mesh_file import (
@@ -38,6 +41,7 @@ from kvmesh.cli.mesh_file import (
 from kvmesh.cli.processes import Process, processes_of
 from kvmesh.cli.readiness import ReadyLine
 from kvmesh.cli.status import ProcessStatus, Sample, status
+from kvmesh.cli.supervisor import STOP_S_MAX, Wait
 from kvmesh.cli.up import up
 from kvmesh.client import Client, connections
 from kvmesh.config import ROOT, ConfigError, MeshConfig, parse
@@ -72,6 +76,7 @@ class FakeFrontend(GenerateOnly):
 
     def __init__(self) -> None:
         self.seen: list[inference.GenerateRequest] = []
+        self.hangs, self.cancelled = asyncio.Event(), asyncio.Event()
 
     async def Generate(self, request: Any, context: Any) -> AsyncIterator[inference.GenerateResponse]:
         self.seen.append(request)
@@ -95,6 +100,12 @@ class FakeFrontend(GenerateOnly):
             yield inference.GenerateResponse(
                 tokens=inference.Tokens(text=text, ids=[number], position=number)
             )
+        if request.text == "hang":
+            self.hangs.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.cancelled.set()
         finished = inference.Finished(finish_reason=inference.FINISH_REASON_LENGTH)
         if request.text == "cut":
             finished.finish_reason = inference.FINISH_REASON_DEADLINE
@@ -901,37 +912,120 @@ async def test_up_ends_cleanly(end: str, tmp_path: Path, monkeypatch: pytest.Mon
         read_mesh(tmp_path)
 
 
-@pytest.mark.parametrize("end", ["signal", "death"])
-@pytest.mark.parametrize(("live", "expected"), [(0, ""), (1, "1 live request"), (3, "3 live requests")])
-async def test_up_reports_the_drain_of_a_stop(
-    live: int, expected: str, end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before anything is stopped, the operator reads the reason of the wait, and how to end it at once.
+SLOW = (
+    "import json, os, signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]);"
+    "print(json.dumps({'ready': True, 'role': 'x', 'id': 'x', 'address': 'h:1', 'metrics_address': sys.argv[2]}));"
+    "sys.stdout.flush();"
+    "signal.sigwait([signal.SIGTERM]); open(sys.argv[1]).read()"
+)
+"""Ends when something is written to the pipe that it reads after SIGTERM."""
 
-    The death of a process is reported before that.
+
+def slow(name: str, pipe: Path, metrics_address: str, *deps: str) -> Process:
+    """A process that drains until the test writes to `pipe`."""
+    os.mkfifo(pipe)
+    command = (sys.executable, "-c", SLOW, str(pipe), metrics_address)
+    return Process(name, name.rpartition("-")[0], command, deps, ReadyLine())
+
+
+@pytest.mark.parametrize("end", ["signal", "death"])
+async def test_up_names_each_process_that_a_stop_waits_for(
+    end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The operator reads the process, its live requests and the time left, then the next process. mesh.json still exists.
+
+    The death of a process is reported before that. A process that ends at once is not named.
     """
-    metrics = Metrics("frontend")
-    metrics.gauge("live_requests", "Live.", partial(float, live))
-    async with exposed(metrics, "127.0.0.1", 0) as address:
-        counted = FAKE.replace("'metrics_address': ''", f"'metrics_address': '{address}'")
-        fake = Process("frontend-0", "frontend", (sys.executable, "-c", counted), (), ReadyLine())
-        mortal = Process("mortal", "fake", (sys.executable, "-c", FAKE), (), ReadyLine())
-        monkeypatch.setattr(up_module, "processes_of", lambda *_: [fake, mortal])
+    live = [3.0]
+    gauges = {role: Metrics(role) for role in ("frontend", "decode")}
+    gauges["frontend"].gauge("live_requests", "Live.", lambda: live[0])
+    gauges["decode"].gauge("running_requests", "Live.", partial(float, 0))
+    pipes = {name: tmp_path / f"{name}.pipe" for name in ("frontend-0", "decode-0")}
+    async with (
+        exposed(gauges["frontend"], "127.0.0.1", 0) as of_frontend,
+        exposed(gauges["decode"], "127.0.0.1", 0) as of_decode,
+    ):
+        processes = [
+            slow("decode-0", pipes["decode-0"], of_decode),
+            slow("frontend-0", pipes["frontend-0"], of_frontend, "decode-0"),
+            Process("quick", "fake", (sys.executable, "-c", FAKE), (), ReadyLine()),
+        ]
+        monkeypatch.setattr(up_module, "processes_of", lambda *_: processes)
 
         class Screen(io.StringIO):
             def write(self, text: str) -> int:
-                if "The mesh is up" in text and end == "signal":
-                    os.kill(os.getpid(), signal.SIGINT)
-                if "The mesh is up" in text and end == "death":
-                    os.kill(read_mesh(tmp_path).processes[-1].pid, signal.SIGKILL)
-                if "Waiting" in text:
-                    assert end == "signal" or "mortal ended by SIGKILL." in self.getvalue()
-                    assert read_mesh(tmp_path).processes, "nothing is stopped yet"
+                if "The mesh is up" in text:
+                    victim = os.getpid() if end == "signal" else read_mesh(tmp_path).processes[-1].pid
+                    os.kill(victim, signal.SIGINT if end == "signal" else signal.SIGKILL)
+                for name, pipe in pipes.items():
+                    if f"s for {name}" in text:
+                        assert end == "signal" or "quick ended by SIGKILL." in self.getvalue()
+                        assert len(read_mesh(tmp_path).processes) == 3
+                        pipe.write_text("end")
                 return super().write(text)
 
         screen = Screen()
-        code = await asyncio.wait_for(up(MeshConfig(), tmp_path, Console(file=screen, width=200)), 20)
+        code = await asyncio.wait_for(up(MeshConfig(), tmp_path, Console(file=screen, width=200)), 30)
     assert code == (end == "death")
-    line = f"Draining: waiting up to 30 s for {expected}. Ctrl-C now ends at once.\n"
-    assert (line in screen.getvalue()) == bool(expected)
-    assert ("Draining" in screen.getvalue()) == bool(expected)
+    told = [line for line in screen.getvalue().splitlines() if line.startswith("Draining")]
+    pattern = r"Draining: waiting up to (\d+) s for (.*)\. Ctrl-C now ends at once\."
+    found = [match.groups() for line in told if (match := re.fullmatch(pattern, line))]
+    assert [names for _, names in found] == ["frontend-0 (3 live requests)", "decode-0 (no live requests)"]
+    assert all(STOP_S_MAX - 8 <= int(left_s) <= STOP_S_MAX for left_s, _ in found)
+
+
+async def test_a_second_signal_of_up_ends_a_drain_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the screen says. Nothing is left to wait for."""
+    process = slow("frontend-0", tmp_path / "never", "")
+    monkeypatch.setattr(up_module, "processes_of", lambda *_: [process])
+
+    class Screen(io.StringIO):
+        def write(self, text: str) -> int:
+            if "The mesh is up" in text or "Ctrl-C now ends at once" in text:
+                os.kill(os.getpid(), signal.SIGINT)
+            return super().write(text)
+
+    screen = Screen()
+    code = await asyncio.wait_for(up(MeshConfig(), tmp_path, Console(file=screen, width=200)), 20)
+    assert code == 0
+    assert screen.getvalue().splitlines()[-2].startswith("Draining: waiting up to 34 s for frontend-0. ")
+    assert screen.getvalue().endswith("The mesh is stopped.\n")
+
+
+@given(
+    st.dictionaries(
+        st.text("abc-0", min_size=1, max_size=8), st.none() | st.integers(0, 3), min_size=1, max_size=5
+    )
+)
+def test_the_sentence_of_a_drain_has_each_process_and_its_requests(live: dict[str, int | None]) -> None:
+    """The time is that of the process with the most left. A process without a number has none in the sentence."""
+    waits = [Wait(name, 2.0, 10.0 + at) for at, name in enumerate(live)]
+    told = sentence(waits, {name: count for name, count in live.items() if count is not None})
+    words = {None: "", 0: " (no live requests)", 1: " (1 live request)"}
+    names = [name + words.get(count, f" ({count} live requests)") for name, count in live.items()]
+    assert told.startswith(f"Draining: waiting up to {9 + len(live)} s for {', '.join(names)}. ")
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)])
+async def test_an_interrupt_cancels_the_request(options: tuple[str, ...], tmp_path: Path) -> None:
+    """The frontend sees the cancellation. The text ends with a line end, the status is 130, and there is no traceback."""
+    async with frontend() as (address, servicer):
+        child = await asyncio.create_subprocess_exec(
+            *bound_command(
+                [sys.executable, "-m", "kvmesh.cli.main", "generate", "hang", "--address", address, *options]
+            ),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        await asyncio.wait_for(servicer.hangs.wait(), 20)
+        assert child.stdout is not None
+        seen = await child.stdout.readuntil(b"dark")
+        child.send_signal(signal.SIGINT)
+        out, err = await asyncio.wait_for(child.communicate(), 20)
+        await asyncio.wait_for(servicer.cancelled.wait(), 20)
+    assert child.returncode == 130
+    assert (seen + out).endswith(b"\n") and not (seen + out).endswith(b"\n\n")
+    assert err.decode() == "Interrupted: the request is cancelled.\n"

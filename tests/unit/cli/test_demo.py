@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from bench.generate_only import GenerateOnly
 from kvmesh.cli.demo import CONTINUATION, OPENING, SCENE, SESSION, dialogue
-from kvmesh.cli.screen import explanation_table
+from kvmesh.cli.screen import ExplanationTable
 from kvmesh.config import MeshConfig
 from kvmesh.inference.v1 import inference_pb2 as inference
 from kvmesh.inference.v1 import inference_pb2_grpc as inference_grpc
@@ -51,7 +51,7 @@ async def test_the_second_turn_repeats_all_messages() -> None:
         CONTINUATION,
     ]
     assert {request.session_id for request in servicer.seen} == {SESSION}
-    screen.print(explanation_table(turns))
+    screen.print(ExplanationTable(turns))
     assert isinstance(screen.file, io.StringIO)
     shown = screen.file.getvalue()
     assert "1 of 12" in shown
@@ -75,7 +75,7 @@ def test_the_explanation_shows_the_region_of_every_attempt_between_regions_alone
         for region in regions:
             finished.explanation.attempts.add(region=region)
         screen = Console(file=io.StringIO(), width=120)
-        screen.print(explanation_table([("this request", finished)]))
+        screen.print(ExplanationTable([("this request", finished)]))
         assert isinstance(screen.file, io.StringIO)
         shown.append(screen.file.getvalue())
     assert "regions" not in shown[0] and "eu, us, -" in shown[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 from google.protobuf.timestamp_pb2 import Timestamp
 from hypothesis import given
@@ -40,6 +41,22 @@ def test_a_name_is_never_broken(names: list[str], width: int, sentence: str) -> 
     head = lines[1]
     for column in columns:
         assert column.name in head or column.name in lines[-1]
+
+
+@given(NAMES, st.integers(40, 300), st.text("ab ", max_size=90))
+def test_a_listed_row_keeps_all_columns(names: list[str], width: int, sentence: str) -> None:
+    """At each width every cell is whole, beside or below the name of its column, and no line is too long."""
+    columns = [Column("name"), Column("place"), Column("why", is_text=True), Column("rare", is_rare=True)]
+    table = FittedTable(columns, is_listed=True)
+    for name in names:
+        table.add_row(name, f"at-{name}", sentence, "-")
+    shown = text_of(table, width=width)
+    assert max(map(len, shown.splitlines())) <= width
+    assert "Left out" not in shown and "rare" not in shown and "…" not in shown
+    words = re.split(r"[\s,│]+", shown)
+    for name in names:
+        assert name in words and f"at-{name}" in words
+    assert set(sentence.split()) <= set(words) or max(map(len, sentence.split())) > 30
 
 
 def test_the_highest_rank_is_left_out_first_and_a_rare_column_without_values_always() -> None:

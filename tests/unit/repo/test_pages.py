@@ -12,7 +12,7 @@ import yaml
 from kvmesh.config import ROOT
 from tests.samples import samples
 
-PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 LINK = re.compile(r"\]\((?!\w+://)([^)#\s]*)#([^)\s]+)\)")
 HEADING = re.compile(r"(?m)^#{1,6} (.+)$")
 ANCHOR = re.compile(r'<a id="([^"]+)">')

@@ -11,7 +11,7 @@ import pytest
 from kvmesh import __version__
 from kvmesh.config import ROOT
 
-PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 VAGUE = {"utils", "util", "helpers", "common", "misc"}
 

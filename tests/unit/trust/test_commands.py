@@ -113,19 +113,86 @@ def test_the_printed_configuration_has_no_password(
     assert "s3cret" not in shown and tomllib.loads(shown)["redis"]["url"].endswith("@redis.example:6379/0")
 
 
+FILES = ("--authority", "ca.pem", "--certificate", "a.pem", "--private-key", "a.key")
+NO_AUTHORITY = "needs --authority FILE, the authority of the frontend's certificate."
+
+
+@pytest.mark.parametrize("command", ["generate", "models"])
 @pytest.mark.parametrize(
     ("words", "output"),
     [
-        (("--address", "127.0.0.1:1"), '--authority = "nofile" cannot be read: No such file or directory.\n'),
+        (("--authority", "nofile"), '--authority = "nofile" cannot be read: No such file or directory.'),
+        (("--authority", "."), '--authority = "." cannot be read: Is a directory.'),
         (
-            (),
-            '--authority = "nofile" needs --address HOST:PORT, a frontend with a certificate signed by it.\n',
+            ("--authority", "junk"),
+            '--authority = "junk" cannot be used: allowed is a PEM file with certificates.',
+        ),
+        (
+            (*FILES, "--certificate", "nofile"),
+            '--certificate = "nofile" cannot be read: No such file or directory.',
+        ),
+        (
+            (*FILES, "--private-key", "nofile"),
+            '--private-key = "nofile" cannot be read: No such file or directory.',
+        ),
+        (
+            (*FILES, "--private-key", "junk"),
+            (
+                '--certificate = "a.pem" and --private-key = "junk" cannot be used: '
+                "allowed are PEM files with a certificate and its key, without a password."
+            ),
+        ),
+        (
+            (*FILES, "--private-key", "b.key"),
+            '--private-key = "b.key" does not belong to --certificate = "a.pem": allowed is its own key.',
+        ),
+        (FILES[:4], '--certificate = "a.pem" needs --private-key FILE, its key.'),
+        (
+            (*FILES[:2], *FILES[4:]),
+            '--private-key = "a.key" needs --certificate FILE, the certificate of the key.',
+        ),
+        (FILES[2:], f'--certificate = "a.pem" {NO_AUTHORITY}'),
+        (("--private-key", "a.key"), f'--private-key = "a.key" {NO_AUTHORITY}'),
+        (("--server-name", "a.example"), f'--server-name = "a.example" {NO_AUTHORITY}'),
+        *(
+            (
+                (*FILES, "--server-name", name),
+                f'--server-name = "{name}" is no name: allowed is a DNS name or an IP address, without a port.',
+            )
+            for name in ("a.example:7000", "https://a.example", ".", "a..b", "a b", "*.a.example", "a" * 64)
         ),
     ],
 )
-def test_an_unusable_authority_is_named(
-    words: tuple[str, ...], output: str, capsys: pytest.CaptureFixture[str]
+def test_unusable_options_of_tls_are_named(
+    command: str,
+    words: tuple[str, ...],
+    output: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """One sentence, and status 2."""
-    assert run("generate", "--authority", "nofile", *words, "x") == 2
-    assert capsys.readouterr().err == output
+    """One sentence with the option, and status 2, before any call."""
+    monkeypatch.chdir(tmp_path)
+    for path, mesh in (("mesh", "kvmesh"), ("other", "other")):
+        Folder(tmp_path / path, mesh, ["router", "frontend"])
+    for name, source in {
+        "ca.pem": "mesh/authority.pem",
+        "a.pem": "other/router.pem",
+        "a.key": "other/router.key",
+        "b.key": "other/frontend.key",
+    }.items():
+        (tmp_path / name).write_bytes((tmp_path / source).read_bytes())
+    (tmp_path / "junk").write_bytes(b"\xff no PEM")
+    prompt = ("x",) if command == "generate" else ()
+    assert run(command, *prompt, "--address", "127.0.0.1:1", *words) == 2
+    assert capfd.readouterr().err == f"{output}\n"
+
+
+@pytest.mark.parametrize("command", ["generate", "models"])
+def test_an_authority_needs_an_address(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The running mesh of the folder has certificates of its own."""
+    prompt = ("x",) if command == "generate" else ()
+    assert run(command, *prompt, "--authority", "nofile") == 2
+    assert capsys.readouterr().err == (
+        '--authority = "nofile" needs --address HOST:PORT, a frontend with a certificate signed by it.\n'
+    )
