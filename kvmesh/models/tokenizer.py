@@ -6,6 +6,7 @@ conversation comes from the chat template.
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import secrets
@@ -49,6 +50,8 @@ UNBOUNDED: Final = 1 << 31
 """`token_bytes_max` of a tokenizer that can make few tokens of any text."""
 
 
+_CHARSMAP: Final = re.compile(r'"precompiled_charsmap"\s*:\s*"([^"]*)"')
+_BASE64: Final = re.compile(r"[A-Za-z0-9+/=]*")
 _ROLES: Final = ("system", "user", "assistant", "tool")
 
 
@@ -212,9 +215,10 @@ class ModelTokenizer:
         except BaseException as error:  # noqa: BLE001  # a panic of Rust is no Exception
             raise _not_encoded(file, error) from None
         starts = range(len(whole) - len(bare) + 1)
-        at = next((each for each in starts if whole[each : each + len(bare)] == bare), None)
+        at = next((each for each in starts if whole[each : each + len(bare)] == bare), -1)
         count = len(whole) - len(bare)
-        if at is None or count > FRAME_TOKENS_MAX or not all(0 <= each < self.vocab_size for each in whole):
+        is_lost = at < 0 or (whole and not bare)
+        if is_lost or count > FRAME_TOKENS_MAX or not all(0 <= each < self.vocab_size for each in whole):
             allowed = f"a text with up to {FRAME_TOKENS_MAX} tokens of the vocabulary around it"
             raise ModelFolderError(
                 f"{file}: post_processor makes {len(whole)} tokens of {sample!r}; allowed is {allowed}."
@@ -365,6 +369,8 @@ def _load(folder: ModelFolder) -> Tokenizer:
         *(each.content for each in folder.declared),
     ):
         _check_special(folder.path, text)
+    for found in _CHARSMAP.finditer(folder.tokenizer):
+        _check_charsmap(folder.path / TOKENIZER, found[1])
     try:
         tokenizer = Tokenizer.from_str(folder.tokenizer)
     except BaseException as error:  # noqa: BLE001  # a panic of Rust is no Exception
@@ -397,6 +403,21 @@ def _check_special(file: Path, text: str) -> None:
     if not 0 <= len(text) <= SPECIAL_CHARACTERS_MAX:
         what = f"the added token {text[:20]!r}... has {len(text)} characters"
         raise ModelFolderError(f"{file}: {what}; allowed are 1 to {SPECIAL_CHARACTERS_MAX}.")
+
+
+def _check_charsmap(file: Path, text: str) -> None:
+    """Refuse a table that says it is larger than it is: the library would end the process for want of memory."""
+    head = text.replace("\\/", "/")[:8]
+    size = (
+        int.from_bytes(base64.b64decode(head + "A" * (8 - len(head)))[:4], "little")
+        if _BASE64.fullmatch(head)
+        else -1
+    )
+    if not 0 <= size <= len(text):
+        what = (
+            f"precompiled_charsmap names {size} bytes" if size >= 0 else "precompiled_charsmap is not Base64"
+        )
+        raise ModelFolderError(f"{file}: {what}; allowed are those that it has.")
 
 
 def _check_growth(folder: ModelFolder, key: str) -> None:

@@ -85,11 +85,15 @@ def test_a_pair_of_surrogates_is_one_character() -> None:
     [
         (pb.ChatMessage(content="x"), f"{MESSAGE}.role", "0"),
         (pb.ChatMessage(role=9, content="x"), f"{MESSAGE}.role", "9"),  # type: ignore[arg-type]
-        (pb.ChatMessage(role=2, role_name="a", content="x"), f"{MESSAGE}.role_name", "set beside `role`"),
+        (
+            pb.ChatMessage(role=pb.ChatMessage.ROLE_USER, role_name="a", content="x"),
+            f"{MESSAGE}.role_name",
+            "set beside `role`",
+        ),
         (pb.ChatMessage(role_name="a" * 65, content="x"), f"{MESSAGE}.role_name", "65 characters long"),
         (calling(name=""), f"{MESSAGE}.tool_calls[0].name", "empty"),
         (calling(count=129), f"{MESSAGE}.tool_calls", "129 calls"),
-        (pb.ChatMessage(role=2), "chat.messages", "without any content"),
+        (pb.ChatMessage(role=pb.ChatMessage.ROLE_USER), "chat.messages", "without any content"),
     ],
 )
 def test_a_wrong_message_is_named(message: pb.ChatMessage, field: str, value: str) -> None:

@@ -261,3 +261,13 @@ def test_a_template_is_found_wherever_transformers_keeps_it(llama: Path, kind: s
     found = model_folder.read(llama)
     assert found.template == plain
     assert found.tool_template == (tools if kind in ("list", "jinja") else "")
+
+
+def test_a_table_that_would_end_the_process_is_refused(tmp_path: Path) -> None:
+    """The library reserves what the table says that it has."""
+    folder = Path(shutil.copytree(FOLDERS / "unigram", tmp_path / "m"))
+    table = {"type": "Precompiled", "precompiled_charsmap": "/////w=="}
+    changed(folder, FILES[0], norm(table))
+    assert "precompiled_charsmap names 4294967295 bytes" in refused(folder)
+    changed(folder, FILES[0], norm(table | {"precompiled_charsmap": "?"}))
+    assert "precompiled_charsmap is not Base64" in refused(folder)
