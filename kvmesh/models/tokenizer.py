@@ -369,8 +369,8 @@ def _load(folder: ModelFolder) -> Tokenizer:
         *(each.content for each in folder.declared),
     ):
         _check_special(folder.path, text)
-    for found in _CHARSMAP.finditer(folder.tokenizer):
-        _check_charsmap(folder.path / TOKENIZER, found[1])
+    for table in _CHARSMAP.finditer(folder.tokenizer):
+        _check_charsmap(folder.path / TOKENIZER, table[1])
     try:
         tokenizer = Tokenizer.from_str(folder.tokenizer)
     except BaseException as error:  # noqa: BLE001  # a panic of Rust is no Exception
