@@ -17,7 +17,9 @@ from kvmesh.cli.fitted_table import Column, FittedTable
 from kvmesh.errors import from_rpc_error
 from kvmesh.inference.v1 import inference_pb2 as pb
 from kvmesh.inference.v1 import inference_pb2_grpc
-from kvmesh.models.folder import ModelFolderError
+from kvmesh.models import folder as model_folder
+from kvmesh.models.folder import ModelFolder, ModelFolderError
+from kvmesh.models.template_budget import TemplateError
 from kvmesh.models.template_check import TemplateCheck
 from kvmesh.models.tokenizer import ModelTokenizer
 
@@ -91,8 +93,7 @@ def table(found: pb.ListModelsResponse) -> FittedTable:
 def check(folder: Path, context_tokens: int, text_max: int, console: Console, *, as_json: bool) -> int:
     """Read a model's folder as a frontend would, and print what was found. Returns the exit status."""
     try:
-        tokenizer = ModelTokenizer.load(folder, text_max=text_max)
-        found = _facts(tokenizer, context_tokens, text_max)
+        found = _facts(model_folder.read(folder), context_tokens, text_max)
     except ModelFolderError as error:
         if as_json:
             console.file.write(json.dumps({"error": str(error)}, ensure_ascii=False) + "\n")
@@ -109,17 +110,21 @@ def check(folder: Path, context_tokens: int, text_max: int, console: Console, *,
     return 0
 
 
-def _facts(tokenizer: ModelTokenizer, context_tokens: int, text_max: int) -> Mapping[str, Any]:
-    """Return what a frontend takes from the folder. Raises ModelFolderError if its chat template is refused."""
-    folder = tokenizer.folder
+def _facts(folder: ModelFolder, context_tokens: int, text_max: int) -> Mapping[str, Any]:
+    """Return what a frontend takes from the folder. Raises ModelFolderError."""
     context = min(context_tokens, folder.context_tokens or context_tokens)
     for source in dict.fromkeys((folder.template, folder.tool_template)):
-        reason = (
-            TemplateCheck.begin(source, folder.named_tokens, context, text_max).result() if source else ""
-        )
+        if not source:
+            continue
+        with TemplateCheck.begin(source, folder.named_tokens, context, text_max) as check:
+            reason = check.result()
         if reason:
             raise ModelFolderError(f"{folder.path}: the chat template is refused: {reason}.")
-    ids = tokenizer.run_once(_TEXT)
+    tokenizer = ModelTokenizer(folder, text_max=text_max)
+    try:
+        ids = tokenizer.run_once(_TEXT)
+    except TemplateError:  # the template refuses a conversation without a system turn
+        ids = tokenizer.encode(_TEXT)
     defaults = folder.defaults
     given = {
         key: value

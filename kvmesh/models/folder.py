@@ -1,19 +1,32 @@
 """The files of a model's folder, in the format of Hugging Face, as far as a frontend needs them.
 
-`read` takes `tokenizer.json` (needed), `tokenizer_config.json`, `chat_template.jinja`, `generation_config.json`,
-`special_tokens_map.json` and `config.json`. Weights are the engine's alone.
+`read` takes `tokenizer.json` (needed), `tokenizer_config.json`, `chat_template.jinja` (or `chat_template.json`),
+`additional_chat_templates/tool_use.jinja`, `generation_config.json`, `special_tokens_map.json` and `config.json`. Weights
+are the engine's alone.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import re
+import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from errno import ENOENT
 from pathlib import Path
 from typing import Any, Final
 
-FILE_BYTES_MAX: Final = 256 << 20
-"""Largest file that is read. The largest known tokenizer has 35 MB."""
+TOKENIZER_BYTES_MAX: Final = 64 << 20
+"""Largest tokenizer.json that is read. The largest known one has 35 MB."""
+
+FILE_BYTES_MAX: Final = 8 << 20
+"""Largest one of the other files. JSON takes up to 25 times its size in memory."""
+
+TEMPLATE_CHARACTERS_MAX: Final = 1 << 16
+"""Longest chat template. The longest known one has 20,000 characters."""
+
+TOKEN_ID_DIGITS_MAX: Final = 10
 
 NAMED_TOKENS: Final = (
     "bos_token",
@@ -29,6 +42,8 @@ NAMED_TOKENS: Final = (
 TOKENIZER: Final = "tokenizer.json"
 TOKENIZER_CONFIG: Final = "tokenizer_config.json"
 TEMPLATE: Final = "chat_template.jinja"
+TOOL_TEMPLATE: Final = "additional_chat_templates/tool_use.jinja"
+OLD_TEMPLATE: Final = "chat_template.json"
 GENERATION_CONFIG: Final = "generation_config.json"
 SPECIAL_TOKENS_MAP: Final = "special_tokens_map.json"
 CONFIG: Final = "config.json"
@@ -110,12 +125,16 @@ class ModelFolder:
 
 def read(path: Path) -> ModelFolder:
     """Return the content of the folder `path`. Raises ModelFolderError."""
-    tokenizer = _text(path / TOKENIZER)
+    tokenizer = _text(path / TOKENIZER, TOKENIZER_BYTES_MAX)
     settings = _Document.read(path / TOKENIZER_CONFIG)
     generation = _Document.read(path / GENERATION_CONFIG)
     tokens = _Document.read(path / SPECIAL_TOKENS_MAP)
     model = _Document.read(path / CONFIG)
     template, tool_template = _templates(path, settings)
+    for each in (template, tool_template):
+        if len(each) > TEMPLATE_CHARACTERS_MAX:
+            allowed = f"allowed are {TEMPLATE_CHARACTERS_MAX}"
+            raise ModelFolderError(f"{path}: the chat template has {len(each)} characters; {allowed}.")
     named: dict[str, str] = {}
     for source in (tokens, settings):  # the later one wins, as in transformers
         named |= {name: text for name in NAMED_TOKENS if (text := source.token(name))}
@@ -144,10 +163,11 @@ class _Document:
 
     @classmethod
     def read(cls, path: Path) -> _Document:
-        if not path.exists():
+        if not os.path.lexists(path):
             return cls(path, {})
+        text = _text(path)
         try:
-            values = json.loads(_text(path))
+            values = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise ModelFolderError(f"{path} is not JSON: {error}.") from None
         if not isinstance(values, dict):
@@ -174,8 +194,10 @@ class _Document:
 
     def token_text(self, key: str, value: object) -> str:
         text = value.get("content") if isinstance(value, dict) else value
-        if not isinstance(text, str):
-            raise self.wrong(key, value, "a string or an object with a string `content`")
+        if not isinstance(text, str) or not is_encodable(text):
+            raise self.wrong(
+                key, value, "a string or an object with a string `content`, without lone surrogates"
+            )
         return text
 
     def number(self, key: str, low: float, high: float, *, above: bool = False) -> float | None:
@@ -191,13 +213,15 @@ class _Document:
 
 def _templates(path: Path, settings: _Document) -> tuple[str, str]:
     """Return the chat template and that for requests with tools. The file of its own comes before the settings."""
-    file = path / TEMPLATE
-    if file.exists():
-        return _text(file), ""
+    file, tool_file = path / TEMPLATE, path / TOOL_TEMPLATE
+    if os.path.lexists(file):
+        return _text(file), _text(tool_file) if os.path.lexists(tool_file) else ""
+    if settings.get("chat_template") is None:
+        settings = _Document.read(path / OLD_TEMPLATE)
     value = settings.get("chat_template")
     if value is None:
         return "", ""
-    if isinstance(value, str):
+    if isinstance(value, str) and is_encodable(value):
         return value, ""
     allowed = "a string, or a list of objects with `name` and `template`, one of them named default"
     if not isinstance(value, list):
@@ -207,7 +231,7 @@ def _templates(path: Path, settings: _Document) -> tuple[str, str]:
         if not isinstance(each, dict):
             raise settings.wrong("chat_template", value, allowed)
         name, template = each.get("name"), each.get("template")
-        if not isinstance(name, str) or not isinstance(template, str):
+        if not isinstance(name, str) or not isinstance(template, str) or not is_encodable(template):
             raise settings.wrong("chat_template", value, allowed)
         named[name] = template
     if "default" not in named:
@@ -238,13 +262,18 @@ def _declared(settings: _Document) -> tuple[DeclaredToken, ...]:
         raise settings.wrong(key, value, "an object of tokens by id")
     found = []
     for number, token in value.items():
-        if not (number.isascii() and number.isdigit()) or not isinstance(token, dict):
-            raise settings.wrong(f"{key}[{number!r}]", token, "an object with `content`, under a token id")
+        is_id = number.isascii() and number.isdigit() and len(number) <= TOKEN_ID_DIGITS_MAX
+        if not is_id or not isinstance(token, dict):
+            raise settings.wrong(
+                f"{key}[{number[:20]!r}]", token, "an object with `content`, under a token id"
+            )
         flags = {name: token.get(name, False) for name in ("lstrip", "rstrip", "single_word", "normalized")}
         special = token.get("special", False)
         if not all(isinstance(flag, bool) for flag in (*flags.values(), special)):
-            raise settings.wrong(f"{key}[{number!r}]", token, "true or false for each of its flags")
-        content = settings.token_text(f"{key}[{number!r}]", token)
+            raise settings.wrong(f"{key}[{number[:20]!r}]", token, "true or false for each of its flags")
+        content = settings.token_text(f"{key}[{number[:20]!r}]", token)
+        if not content:
+            raise settings.wrong(f"{key}[{number[:20]!r}]", token, "a `content` of 1 character or more")
         found.append(DeclaredToken(int(number), content, special, **flags))
     return tuple(sorted(found, key=lambda token: token.token_id))
 
@@ -266,11 +295,13 @@ def _end_tokens(generation: _Document, model: _Document, named: Mapping[str, str
 
 def _defaults(generation: _Document) -> SamplingDefaults:
     top_k = generation.number("top_k", 0, 1_000_000)
+    if top_k is not None and top_k != int(top_k):
+        raise generation.wrong("top_k", top_k, "a whole number from 0 to 1000000")
     return SamplingDefaults(
         temperature=generation.number("temperature", 0, 10),
         top_p=generation.number("top_p", 0, 1, above=True),
         top_k=None if top_k is None else int(top_k),
-        repetition_penalty=generation.number("repetition_penalty", 0, 10, above=True),
+        repetition_penalty=generation.number("repetition_penalty", 0.01, 10),
     )
 
 
@@ -287,18 +318,34 @@ def _context(model: _Document) -> int | None:
     return None
 
 
-def _text(path: Path) -> str:
+def is_encodable(text: str) -> bool:
+    """Return True if `text` has no lone surrogate, which JSON may have and UTF-8 cannot."""
+    return text.isascii() or not _SURROGATE.search(text)
+
+
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+
+
+def _text(path: Path, bytes_max: int = FILE_BYTES_MAX) -> str:
     try:
-        size = path.stat().st_size
-        if size > FILE_BYTES_MAX:
-            raise ModelFolderError(f"{path} has {size} bytes; allowed are {FILE_BYTES_MAX}.")
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            kind = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe or a device"
+            raise ModelFolderError(f"{path} is {kind}; allowed is a file.")
+        if found.st_size > bytes_max:
+            raise ModelFolderError(f"{path} has {found.st_size} bytes; allowed are {bytes_max}.")
         return path.read_text(encoding="utf-8")
     except OSError as error:
-        raise ModelFolderError(f"Cannot read {path}: {error.strerror}.") from error
+        what = (
+            "a link to a file that does not exist"
+            if error.errno == ENOENT and path.is_symlink()
+            else error.strerror
+        )
+        raise ModelFolderError(f"Cannot read {path}: {what}.") from error
     except UnicodeDecodeError as error:
         raise ModelFolderError(f"{path} is not UTF-8: {error.reason} at byte {error.start}.") from error
 
 
 def _shown(value: object) -> str:
-    text = json.dumps(value, ensure_ascii=False, default=str)
+    text = json.dumps(value, default=str)
     return text if len(text) <= 80 else f"{text[:80]}..."

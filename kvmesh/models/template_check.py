@@ -12,10 +12,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
-from kvmesh.models.chat_template import ChatTemplate, TemplateError, TemplateTooLong
+from kvmesh.models.chat_template import ChatTemplate
+from kvmesh.models.template_budget import TemplateError, TemplateTooLong, TemplateTooSlow
 
 SECONDS_MAX: Final = 2
 """CPU time of the renderings."""
@@ -32,7 +34,7 @@ _ROOT: Final = Path(__file__).resolve().parents[2]
 
 
 class TemplateCheck:
-    """A check that runs. `begin` starts the child, `result` waits for it."""
+    """A check that runs. `begin` starts the child, `result` waits for it, `close` ends it."""
 
     def __init__(self, process: subprocess.Popen[str], question: str) -> None:
         self._process = process
@@ -55,13 +57,27 @@ class TemplateCheck:
         )
         return cls(process, question)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the child, whatever it does, and wait for it. Idempotent."""
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with suppress(BrokenPipeError):
+                    pipe.close()
+
     def result(self) -> str:
         """Return why the template is refused, as the end of a sentence; empty: it is not."""
         try:
             answer, _ = self._process.communicate(self._question, timeout=_WALL_S)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.communicate()
+            self.close()
             return f"it was not rendered in {_WALL_S:g} s"
         if self._process.returncode == -signal.SIGVTALRM:
             return f"it takes more than {SECONDS_MAX} s of CPU time for a dialogue that fits the context"
@@ -98,7 +114,7 @@ def answer(source: str, variables: Mapping[str, str], context_tokens: int, text_
     for name, asked in dialogues(context_tokens, text_max):
         try:
             template.render(asked["messages"], tools=asked.get("tools"))
-        except TemplateTooLong as error:
+        except (TemplateTooLong, TemplateTooSlow) as error:
             return f"{error} (for {name})"
         except TemplateError as error:
             if "memory" in str(error) or (name == "one message" and not _takes_system(template)):

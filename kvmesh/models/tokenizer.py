@@ -6,18 +6,18 @@ conversation comes from the chat template.
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import secrets
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from tokenizers import AddedToken, Tokenizer
 
-from kvmesh.models.chat_template import ChatTemplate, TemplateError
+from kvmesh.models.chat_template import ChatTemplate, words_of
 from kvmesh.models.detokenizer import (
     ByteDetokenizer,
     Detokenizer,
@@ -25,13 +25,34 @@ from kvmesh.models.detokenizer import (
     TextDetokenizer,
 )
 from kvmesh.models.folder import TOKENIZER, ModelFolder, ModelFolderError, read
+from kvmesh.models.template_budget import Effort, TemplateError
 from kvmesh.models.token_table import ByteTable, TextTable, TokenTable, table_of
 
 TEXT_MAX: Final = 16 << 20
 """Most characters of a rendered conversation, unless the caller says otherwise."""
 
+VOCABULARY_MAX: Final = 1 << 22
+"""Most token ids, holes included. The largest known vocabularies have 262,144."""
+
+SPECIAL_CHARACTERS_MAX: Final = 256
+"""Characters of the longest added token."""
+
+GROWTH_MAX: Final = 64
+"""Most characters that a normalizer or decoder makes of one."""
+
+FRAME_TOKENS_MAX: Final = 64
+"""Most tokens that a tokenizer adds to a plain text."""
+
+MARK_BYTES_MAX: Final = 32
+"""Bytes of a special token in a rendered conversation: two borders, 16 digits, a number."""
+
 UNBOUNDED: Final = 1 << 31
 """`token_bytes_max` of a tokenizer that can make few tokens of any text."""
+
+
+_CHARSMAP: Final = re.compile(r'"precompiled_charsmap"\s*:\s*"([^"]*)"')
+_BASE64: Final = re.compile(r"[A-Za-z0-9+/=]*")
+_ROLES: Final = ("system", "user", "assistant", "tool")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +80,18 @@ class ModelTokenizer:
     def __init__(self, folder: ModelFolder, *, text_max: int = TEXT_MAX) -> None:
         """Raises ModelFolderError. `text_max`: most characters of a rendered conversation."""
         self.folder = folder
-        self._tokenizer = _load(folder)
-        added = self._tokenizer.get_added_tokens_decoder()
+        named = _load(folder)
+        added = named.get_added_tokens_decoder()
         specials = {each: token for each, token in added.items() if token.special}
         self.special_ids = frozenset(specials)
-        self.vocab_size = _vocab_size(self._tokenizer)
+        self.vocab_size = _vocab_size(folder, named)
+        self._special_texts = {each: token.content for each, token in specials.items()}
+        self._ids_of_specials = {token.content: each for each, token in specials.items()}
+        self._prefix, self._suffix = self._frame_of_text(named)
+        self._marks = _Marks([each.content for _, each in sorted(specials.items())], folder)
+        self._tokenizer = self._marks.renamed(named)
+        """Knows special tokens by their marks alone, so that no text of a client is one."""
         self.end_token_ids = self._end_token_ids()
-        self._prefix, self._suffix = self._frame_of_text()
-        self._marks = _Marks([each.content for _, each in sorted(specials.items())])
-        self._plain: Tokenizer | None = None
-        """Reads special tokens as plain text. Made when a text has one."""
-        self._making_plain = threading.Lock()
         self._table = self._table_of_tokens()
         self.token_bytes_max = self._token_bytes_max()
         """Bytes of the longest token. A longer text than this for each token of the context cannot fit it."""
@@ -107,26 +129,25 @@ class ModelTokenizer:
         return [*self._prefix, *self.encode_plain(text), *self._suffix]
 
     def encode_plain(self, text: str) -> list[int]:
-        """Return the ids of `text` alone; no special token is among them."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        if self.special_ids.isdisjoint(ids):
-            return ids
-        plain: list[int] = self._plain_tokenizer().encode(text, add_special_tokens=False).ids
-        return plain
+        """Return the ids of `text` alone; no special token is among them, but the unknown one."""
+        return self._ids(text)
 
-    def encode_chat(self, conversation: Conversation) -> list[int]:
-        """Return the ids of a conversation. Raises TemplateError."""
+    def encode_chat(self, conversation: Conversation, effort: Effort | None = None) -> list[int]:
+        """Return the ids of a conversation. Raises TemplateError. `effort`: see ChatTemplate.render."""
+        return self.encode_rendered(self.render(conversation, effort))
+
+    def render(self, conversation: Conversation, effort: Effort | None = None) -> str:
+        """Return the text of a conversation, with a mark for each special token. Raises TemplateError."""
         template = self._tool_template if conversation.tools else self._template
         if template is None:
             raise TemplateError("the model has no chat template, so it takes no messages; send a text")
-        if not self._marks.are_in(conversation):
-            ids: list[int] = self._tokenizer.encode(
-                _render(template, conversation), add_special_tokens=False
-            ).ids
-            return ids
-        text = self._marks.swap(_render(template, self._marks.hide(conversation)))
-        marked: list[int] = self._plain_tokenizer().encode(text, add_special_tokens=False).ids
-        return marked
+        hidden = self._marks.hide(conversation)
+        made = template.render(hidden.messages, tools=hidden.tools, arguments=hidden.arguments, effort=effort)
+        return self._marks.swap(made)
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """Return the ids of what `render` returned."""
+        return self._ids(text)
 
     def detokenizer(self) -> Detokenizer:
         """Return a detokenizer for one output: by the table, or by the library if its decoder has none."""
@@ -153,19 +174,31 @@ class ModelTokenizer:
 
     def token(self, token_id: int) -> str | None:
         """Return the token `token_id` as the vocabulary has it, or None."""
+        if token_id in self._special_texts:
+            return self._special_texts[token_id]
+        if not 0 <= token_id < self.vocab_size:
+            return None
         found: str | None = self._tokenizer.id_to_token(token_id)
         return found
 
     def token_id(self, text: str) -> int | None:
         """Return the id of the token `text`, or None."""
-        found: int | None = self._tokenizer.token_to_id(text)
-        return found
+        found: int | None = self._ids_of_specials.get(text)
+        return self._tokenizer.token_to_id(text) if found is None else found
+
+    def _ids(self, text: str) -> list[int]:
+        """Return the ids of `text`. Raises ModelFolderError where the library fails, which may be a panic of Rust."""
+        try:
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        except BaseException as error:  # noqa: BLE001  # a panic of Rust is no Exception
+            raise _not_encoded(self.folder.path / TOKENIZER, error) from None
+        return ids
 
     def _end_token_ids(self) -> tuple[int, ...]:
         ids = []
         for each in self.folder.end_tokens:
-            found = self._tokenizer.token_to_id(each) if isinstance(each, str) else each
-            if found is None or not found < self.vocab_size:
+            found = self.token_id(each) if isinstance(each, str) else each
+            if found is None or self.token(found) is None:
                 where = f"{self.folder.path} names the end token {each!r}"
                 raise ModelFolderError(
                     f"{where}, which is not in the vocabulary of {self.vocab_size} tokens."
@@ -173,12 +206,23 @@ class ModelTokenizer:
             ids.append(found)
         return tuple(dict.fromkeys(ids))
 
-    def _frame_of_text(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def _frame_of_text(self, named: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the ids that the post-processor puts before and behind a text, as changed by the folder."""
-        sample = "x"
-        bare = self._tokenizer.encode(sample, add_special_tokens=False).ids
-        whole = self._tokenizer.encode(sample, add_special_tokens=True).ids
-        at = next((i for i in range(len(whole) - len(bare) + 1) if whole[i : i + len(bare)] == bare), 0)
+        sample, file = "x", self.folder.path / TOKENIZER
+        try:
+            bare = named.encode(sample, add_special_tokens=False).ids
+            whole = named.encode(sample, add_special_tokens=True).ids
+        except BaseException as error:  # noqa: BLE001  # a panic of Rust is no Exception
+            raise _not_encoded(file, error) from None
+        starts = range(len(whole) - len(bare) + 1)
+        at = next((each for each in starts if whole[each : each + len(bare)] == bare), -1)
+        count = len(whole) - len(bare)
+        is_lost = at < 0 or (whole and not bare)
+        if is_lost or count > FRAME_TOKENS_MAX or not all(0 <= each < self.vocab_size for each in whole):
+            allowed = f"a text with up to {FRAME_TOKENS_MAX} tokens of the vocabulary around it"
+            raise ModelFolderError(
+                f"{file}: post_processor makes {len(whole)} tokens of {sample!r}; allowed is {allowed}."
+            )
         prefix, suffix = tuple(whole[:at]), tuple(whole[at + len(bare) :])
         return (
             self._framed("bos_token", self.folder.adds_bos, prefix),
@@ -187,7 +231,7 @@ class ModelTokenizer:
 
     def _framed(self, name: str, is_added: bool | None, frame: tuple[int, ...]) -> tuple[int, ...]:
         text = self.folder.named_tokens.get(name)
-        token_id = None if text is None else self._tokenizer.token_to_id(text)
+        token_id = None if text is None else self._ids_of_specials.get(text)
         if is_added is None or token_id is None or is_added == (token_id in frame):
             return frame
         return (token_id,) if is_added else tuple(each for each in frame if each != token_id)
@@ -218,12 +262,6 @@ class ModelTokenizer:
         except TemplateError as error:
             raise ModelFolderError(f"{self.folder.path}: the chat template is wrong: {error}.") from None
 
-    def _plain_tokenizer(self) -> Tokenizer:
-        with self._making_plain:
-            if self._plain is None:
-                self._plain = self._marks.renamed(self._tokenizer)
-            return self._plain
-
 
 class _Marks:
     """Keeps the special tokens of a template apart from equal texts of a client.
@@ -231,28 +269,38 @@ class _Marks:
     Before the template is rendered, each special token in a text of the client becomes a secret word (`hide`). Then each
     special token that is left comes from the template, and becomes a secret mark; the words become texts again (`swap`).
     The marks are the names of the special tokens in the tokenizer that reads the result (`renamed`).
+
+    A template may also join texts to a special token: of two messages, or of its own text and a name. A client's text that
+    is a part of a special token, or has one at an end, therefore gets a secret joint, which `swap` removes. Names that the
+    template itself knows, such as roles, get none: `<|{{ role }}|>` is how some templates write a special token.
     """
 
-    def __init__(self, specials: Sequence[str]) -> None:
+    def __init__(self, specials: Sequence[str], folder: ModelFolder) -> None:
         secret = secrets.token_hex(8)
+        specials = [each for each in specials if each]
         self._words = {text: f"\ufdd0{secret}{index:x}\ufdd1" for index, text in enumerate(specials)}
         self._marks = {text: f"\ufdd2{secret}{index:x}\ufdd3" for index, text in enumerate(specials)}
-        self._texts = {word: text for text, word in self._words.items()}
+        self._joint = f"\ufdd0{secret}\ufdd1"
+        self._texts = {word: text for text, word in self._words.items()} | {self._joint: ""}
         longest_first = sorted(specials, key=len, reverse=True)
         self._found = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
-        self._hidden = re.compile(f"\ufdd0{secret}[0-9a-f]+\ufdd1")
-
-    def are_in(self, conversation: Conversation) -> bool:
-        """True if some text of the client has a special token."""
-        given = (conversation.messages, conversation.tools, conversation.arguments)
-        return any(self._found.search(text) for text in _strings(given))
+        self._hidden = re.compile(f"\ufdd0{secret}[0-9a-f]*\ufdd1")
+        self._heads = frozenset(text[:size] for text in specials for size in range(1, len(text)))
+        self._tails = frozenset(text[size:] for text in specials for size in range(1, len(text)))
+        self._head_ends = frozenset(each[-1] for each in self._heads)
+        self._tail_starts = frozenset(each[0] for each in self._tails)
+        self._insides = "\0".join(specials)
+        self._part_max = max(map(len, specials), default=1) - 1
+        self._known = frozenset(_ROLES) | words_of(folder.template) | words_of(folder.tool_template)
 
     def hide(self, conversation: Conversation) -> Conversation:
         """Return the conversation with a word for each special token in its texts."""
         return Conversation(
-            self._map(conversation.messages, self._hide),
-            self._map(conversation.tools, self._hide),
-            self._map(conversation.arguments, self._hide),
+            [{key: self._map(each) for key, each in message.items()} for message in conversation.messages],
+            self._map(conversation.tools),
+            None
+            if conversation.arguments is None
+            else {key: self._map(each) for key, each in conversation.arguments.items()},
         )
 
     def swap(self, rendered: str) -> str:
@@ -281,45 +329,52 @@ class _Marks:
         return Tokenizer.from_str(json.dumps(document))
 
     def _hide(self, text: str) -> str:
-        return self._found.sub(lambda match: self._words[match[0]], text)
+        hidden = self._found.sub(lambda match: self._words[match[0]], text)
+        return self._broken(hidden) if hidden == text else hidden
 
-    def _map(self, value: Any, change: Callable[[str], str]) -> Any:
+    def _broken(self, text: str) -> str:
+        """Return `text` with a joint where it is, begins with, or ends with a part of a special token."""
+        bare = text.strip()
+        if not bare or bare in self._known:
+            return text
+        start, end = text.index(bare), text.index(bare) + len(bare)
+        if len(bare) <= self._part_max and bare in self._insides:
+            at = start + (len(bare) > 1)
+            return f"{text[:at]}{self._joint}{text[at:]}"
+        if bare[-1] in self._head_ends:
+            size = next((size for size in range(self._part_max, 0, -1) if bare[-size:] in self._heads), 0)
+            if size:
+                text = f"{text[: end - size + 1]}{self._joint}{text[end - size + 1 :]}"
+        if bare[0] in self._tail_starts:
+            size = next((size for size in range(self._part_max, 0, -1) if bare[:size] in self._tails), 0)
+            if size:
+                text = f"{text[: start + size - 1]}{self._joint}{text[start + size - 1 :]}"
+        return text
+
+    def _map(self, value: Any) -> Any:
         if isinstance(value, str):
-            return change(value)
+            return self._hide(value)
         if isinstance(value, Mapping):
-            return {self._map(key, change): self._map(each, change) for key, each in value.items()}
+            return {self._hide(key): self._map(each) for key, each in value.items()}
         if isinstance(value, (list, tuple)):
-            return [self._map(each, change) for each in value]
+            return [self._map(each) for each in value]
         return value
-
-
-def _strings(value: Any) -> Iterator[str]:
-    """Yield all strings in a JSON-like value, keys included."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, each in value.items():
-            yield key
-            yield from _strings(each)
-    elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _strings(each)
-
-
-def _render(template: ChatTemplate, conversation: Conversation) -> str:
-    return template.render(
-        conversation.messages,
-        tools=conversation.tools,
-        arguments=conversation.arguments,
-    )
 
 
 def _load(folder: ModelFolder) -> Tokenizer:
     """Return the tokenizer with all special tokens of the folder. Raises ModelFolderError."""
+    for text in (
+        *folder.named_tokens.values(),
+        *folder.special_texts,
+        *(each.content for each in folder.declared),
+    ):
+        _check_special(folder.path, text)
+    for table in _CHARSMAP.finditer(folder.tokenizer):
+        _check_charsmap(folder.path / TOKENIZER, table[1])
     try:
         tokenizer = Tokenizer.from_str(folder.tokenizer)
-    except Exception as error:  # noqa: BLE001  # the library raises plain Exception for a file that it cannot parse
-        raise ModelFolderError(f"{folder.path / TOKENIZER} is not a tokenizer: {error}.") from None
+    except BaseException as error:  # noqa: BLE001  # a panic of Rust is no Exception
+        raise _not_read(folder.path / TOKENIZER, error) from None
     known = tokenizer.get_added_tokens_decoder()
     for token in folder.declared:
         if token.token_id in known:
@@ -335,11 +390,79 @@ def _load(folder: ModelFolder) -> Tokenizer:
     for text in (*folder.named_tokens.values(), *folder.special_texts):
         if text not in specials and tokenizer.token_to_id(text) is not None:
             tokenizer.add_special_tokens([AddedToken(text, normalized=False, special=True)])
+    for added in tokenizer.get_added_tokens_decoder().values():
+        _check_special(folder.path / TOKENIZER, added.content)
+    for key in ("normalizer", "decoder"):
+        _check_growth(folder, key)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
 
 
-def _vocab_size(tokenizer: Tokenizer) -> int:
-    """Return one more than the largest id: a vocabulary may have holes."""
-    return max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+def _check_special(file: Path, text: str) -> None:
+    if not 0 <= len(text) <= SPECIAL_CHARACTERS_MAX:
+        what = f"the added token {text[:20]!r}... has {len(text)} characters"
+        raise ModelFolderError(f"{file}: {what}; allowed are 1 to {SPECIAL_CHARACTERS_MAX}.")
+
+
+def _check_charsmap(file: Path, text: str) -> None:
+    """Refuse a table that says it is larger than it is: the library would end the process for want of memory."""
+    head = text.replace("\\/", "/")[:8]
+    size = (
+        int.from_bytes(base64.b64decode(head + "A" * (8 - len(head)))[:4], "little")
+        if _BASE64.fullmatch(head)
+        else -1
+    )
+    if not 0 <= size <= len(text):
+        what = (
+            f"precompiled_charsmap names {size} bytes" if size >= 0 else "precompiled_charsmap is not Base64"
+        )
+        raise ModelFolderError(f"{file}: {what}; allowed are those that it has.")
+
+
+def _check_growth(folder: ModelFolder, key: str) -> None:
+    """Refuse a normalizer or decoder that makes much longer texts: a client's short text would take all memory."""
+    growth, left = 1, [json.loads(folder.tokenizer).get(key)]
+    while left:
+        each = left.pop()
+        if isinstance(each, list):
+            left += each
+        elif isinstance(each, dict):
+            growth *= max(
+                [
+                    1,
+                    *(
+                        len(text)
+                        for name in ("content", "prepend")
+                        if isinstance(text := each.get(name), str)
+                    ),
+                ]
+            )
+            left += (each.get("normalizers"), each.get("decoders"))
+    if growth > GROWTH_MAX:
+        what = f"{key} may make {growth} characters of one"
+        raise ModelFolderError(f"{folder.path / TOKENIZER}: {what}; allowed are {GROWTH_MAX}.")
+
+
+def _vocab_size(folder: ModelFolder, tokenizer: Tokenizer) -> int:
+    """Return one more than the largest id: a vocabulary may have holes. Raises ModelFolderError."""
+    size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+    if not 1 <= size <= VOCABULARY_MAX:
+        what = f"vocab has {size - 1} as its largest token id" if size else "vocab is empty"
+        raise ModelFolderError(f"{folder.path / TOKENIZER}: {what}; allowed is 0 to {VOCABULARY_MAX - 1}.")
+    return size
+
+
+def _not_read(file: Path, error: BaseException) -> BaseException:
+    return _of_library(error, f"{file} is not a tokenizer")
+
+
+def _not_encoded(file: Path, error: BaseException) -> BaseException:
+    return _of_library(error, f"{file} cannot encode a text")
+
+
+def _of_library(error: BaseException, what: str) -> BaseException:
+    """Return a ModelFolderError for an error of the library: a plain Exception, or a panic of Rust, which is none."""
+    if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+        return ModelFolderError(f"{what}: {' '.join(str(error).split())[:300].rstrip('.')}.")
+    return error

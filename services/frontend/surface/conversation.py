@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -21,6 +23,8 @@ ROLES: Final = {
     pb.ChatMessage.ROLE_ASSISTANT: "assistant",
     pb.ChatMessage.ROLE_TOOL: "tool",
 }
+
+_LONE: Final = re.compile("[\ud800-\udfff]")
 
 RESERVED: Final = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 """Variables of a chat template that no argument may replace."""
@@ -100,9 +104,14 @@ def _json(path: str, text: str, kind: type) -> Iterator[Violation]:
         return
     name = "a JSON array" if kind is list else "a JSON object"
     try:
-        value = json.loads(text, parse_constant=_refuse_constant)
+        value = json.loads(
+            text, parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_without_doubles
+        )
     except (ValueError, RecursionError) as error:
         yield Violation(path, f"not JSON: {_first_line(error)}", name)
+        return
+    if "\\u" in text and _LONE.search(json.dumps(value, ensure_ascii=False)):
+        yield Violation(path, "with a lone surrogate", f"{name} of Unicode text")
         return
     if not isinstance(value, kind):
         yield Violation(path, f"{type(value).__name__} in JSON", name)
@@ -130,6 +139,22 @@ def _is_deeper(value: Any, left: int) -> bool:
 
 def _refuse_constant(name: str) -> Callable[[], None]:
     raise ValueError(f"{name} is no JSON number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:40]} is out of the range of a double")
+    return value
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in made:
+            raise ValueError(f"the key {name[:40]!r} is there twice")
+        made[name] = value
+    return made
 
 
 def _first_line(error: BaseException) -> str:

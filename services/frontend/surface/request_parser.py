@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from array import array
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from kvmesh.errors import Violation, invalid
 from kvmesh.inference.v1 import inference_pb2 as pb
-from kvmesh.models.chat_template import TemplateError, TemplateTooLong
+from kvmesh.models.template_budget import Effort, TemplateError, TemplateTooLong, TemplateTooSlow
+from kvmesh.models.tokenizer import MARK_BYTES_MAX, Conversation, ModelTokenizer
 from kvmesh.tenants.caller import ServiceClass
 from services.frontend.requests import resume_token
 from services.frontend.requests.resume_token import ResumeToken, Seal
@@ -25,6 +27,10 @@ THREAD_BYTES_MIN: Final = 8192
 
 Either takes some milliseconds, in which the event loop would serve no other stream.
 """
+
+
+QUICK: Final = Effort(characters=4 * THREAD_BYTES_MIN, steps=2000)
+"""Effort of a chat template on the event loop, some milliseconds. A thread renders what needs more."""
 
 
 class Message(NamedTuple):
@@ -61,6 +67,10 @@ class RequestParser:
         self._message_bytes_max = message_bytes_max
         self._big = asyncio.Lock()
         """Held while a thread checks a big message: several such threads would take the CPU from the event loop."""
+        self._guided = asyncio.Lock()
+        """The same for messages with a guide. llguidance may take seconds for one, without Python's lock."""
+        self._rendering = asyncio.Lock()
+        """The same for conversations that a thread renders."""
 
     async def read(self, data: bytes) -> Message:
         """Return the message in `data`. Raises MeshError."""
@@ -72,13 +82,44 @@ class RequestParser:
     async def check(self, message: Message, version: ServedVersion, service_class: ServiceClass) -> Parsed:
         """Return the request in `message`, for `version`, of a caller of `service_class`. Raises MeshError."""
         bounds = version.bounds(service_class)
-        if not message.is_big:
+        has_guide = message.request.sampling.HasField("guide")
+        if not message.is_big and not has_guide:
             asked = validation.check(message.request, bounds, self._seal)
         else:
-            async with self._big:
+            async with self._guided if has_guide else self._big:
                 asked = await asyncio.to_thread(validation.check, message.request, bounds, self._seal)
-        ids = await _tokenize(asked, version)
+        ids = await self._tokenize(asked, version)
         return Parsed(asked, array("i", ids).tobytes(), bounds, version)
+
+    async def _tokenize(self, asked: ValidRequest, version: ServedVersion) -> list[int] | tuple[int, ...]:
+        """Return the ids of the prompt. Raises MeshError if the chat template refuses the conversation."""
+        if asked.token_ids is not None:
+            return asked.token_ids
+        tokenizer = version.tokenizer
+        if asked.chat is None:
+            assert asked.text is not None
+            if asked.prompt_bytes < THREAD_BYTES_MIN:
+                return tokenizer.encode(asked.text)
+            return await asyncio.to_thread(tokenizer.encode, asked.text)
+        text = await self._render(asked.chat, asked.prompt_bytes, tokenizer)
+        _check_size(text, version)
+        if len(text) < THREAD_BYTES_MIN:
+            return tokenizer.encode_rendered(text)
+        return await asyncio.to_thread(tokenizer.encode_rendered, text)
+
+    async def _render(self, chat: Conversation, size: int, tokenizer: ModelTokenizer) -> str:
+        """Return the text of `chat`, made by a thread if it is long or takes many steps. Raises MeshError."""
+        try:
+            if size < THREAD_BYTES_MIN:
+                with suppress(TemplateTooLong, TemplateTooSlow):
+                    return tokenizer.render(chat, QUICK)
+            async with self._rendering:
+                return await asyncio.to_thread(tokenizer.render, chat)
+        except TemplateError as error:
+            reason = "PROMPT_TOO_LONG" if isinstance(error, TemplateTooLong) else "TEMPLATE_REFUSED"
+            raise invalid(
+                reason, [Violation("chat.messages", "not taken", f"{error}", is_clause=True)]
+            ) from None
 
     def _read(self, data: bytes) -> tuple[pb.GenerateRequest, ResumeToken | None]:
         request = wire.parse(data, self._message_bytes_max, self._versions.max_sequence_tokens)
@@ -90,26 +131,13 @@ class RequestParser:
             return request, None
 
 
-async def _tokenize(asked: ValidRequest, version: ServedVersion) -> list[int] | tuple[int, ...]:
-    if asked.token_ids is not None:
-        return asked.token_ids
-    if asked.prompt_bytes < THREAD_BYTES_MIN:
-        return _encode(asked, version)
-    return await asyncio.to_thread(_encode, asked, version)
-
-
-def _encode(asked: ValidRequest, version: ServedVersion) -> list[int]:
-    """Return the ids of a text or a conversation. Raises MeshError if the chat template refuses the conversation."""
-    if asked.text is not None:
-        return version.tokenizer.encode(asked.text)
-    assert asked.chat is not None
-    try:
-        return version.tokenizer.encode_chat(asked.chat)
-    except TemplateTooLong as error:
-        raise invalid("PROMPT_TOO_LONG", [_refused(error)]) from None
-    except TemplateError as error:
-        raise invalid("TEMPLATE_REFUSED", [_refused(error)]) from None
-
-
-def _refused(error: TemplateError) -> Violation:
-    return Violation("chat.messages", "not taken", f"{error}", is_clause=True)
+def _check_size(text: str, version: ServedVersion) -> None:
+    """Refuse a rendered text that cannot fit the context, whatever its tokens are, before it is tokenized."""
+    bounds = version.widest
+    size = len(text.encode())
+    size_max = bounds.max_sequence_tokens * max(bounds.token_bytes_max, MARK_BYTES_MAX)
+    if size > size_max:
+        allowed = f"at most {bounds.max_sequence_tokens - 1} tokens (never more than {size_max} bytes)"
+        raise invalid(
+            "PROMPT_TOO_LONG", [Violation("chat", f"{size} bytes long by its chat template", allowed)]
+        )

@@ -7,6 +7,7 @@ tokenizer object. Everything else here is pure.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from typing import Final
 
 from kvmesh.config import MeshConfig
@@ -118,15 +119,20 @@ def load(config: MeshConfig) -> ServedVersions:
     """
     paths = {name: version_settings(config, name).model_path for name in version_names(config)}
     folders = {path: model_folder.read(path) for path in dict.fromkeys(paths.values())}
-    checks = [(folder, check) for folder in folders.values() for check in _checks(config, folder)]
     shared: dict[object, ModelTokenizer] = {}
     text_max = config.frontend.message_bytes_max
-    for folder in folders.values():
+    with ExitStack() as children:
+        checks = [
+            (folder, children.enter_context(check))
+            for folder in folders.values()
+            for check in _checks(config, folder)
+        ]
+        for folder, check in checks:
+            if reason := check.result():
+                raise ModelFolderError(f"{folder.path}: the chat template is refused: {reason}.")
+    for folder in folders.values():  # compiles templates, so it comes after their checks
         if folder.shaping not in shared:
             shared[folder.shaping] = ModelTokenizer(folder, text_max=text_max)
-    for folder, check in checks:
-        if reason := check.result():
-            raise ModelFolderError(f"{folder.path}: the chat template is refused: {reason}.")
     return of(config, {name: (shared[folders[path].shaping], folders[path]) for name, path in paths.items()})
 
 
@@ -167,14 +173,10 @@ def bounds_of(
     )
 
 
-def _checks(config: MeshConfig, folder: ModelFolder) -> list[TemplateCheck]:
-    """Begin the check of each template of `folder`."""
-    context = min(
-        config.engine.max_sequence_tokens, folder.context_tokens or config.engine.max_sequence_tokens
-    )
-    text_max = config.frontend.message_bytes_max
-    return [
-        TemplateCheck.begin(source, folder.named_tokens, context, text_max)
-        for source in dict.fromkeys((folder.template, folder.tool_template))
-        if source
-    ]
+def _checks(config: MeshConfig, folder: ModelFolder) -> Iterator[TemplateCheck]:
+    """Begin the check of each template of `folder`, one after the other."""
+    longest = config.engine.max_sequence_tokens
+    context = min(longest, folder.context_tokens or longest)
+    for source in dict.fromkeys((folder.template, folder.tool_template)):
+        if source:
+            yield TemplateCheck.begin(source, folder.named_tokens, context, config.frontend.message_bytes_max)

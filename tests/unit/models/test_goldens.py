@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from kvmesh.models.chat_template import TemplateError
+from kvmesh.models.template_budget import TemplateError
 from kvmesh.models.tokenizer import Conversation
 from tests.unit.models.goldens import BYTE_FALLBACK, CHAT_FAMILIES, FAMILIES, FOLDERS, goldens, tokenizer
 

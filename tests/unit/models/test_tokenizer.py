@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders
 
-from kvmesh.models.chat_template import TemplateError
 from kvmesh.models.detokenizer import LibraryDetokenizer
+from kvmesh.models.template_budget import TemplateError
 from kvmesh.models.tokenizer import Conversation, ModelTokenizer
 from tests.unit.models.goldens import CHAT_FAMILIES, FAMILIES, FOLDERS, tokenizer
 
@@ -37,6 +39,7 @@ def specials(family: str) -> list[str]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@settings(max_examples=40)
 @given(before=texts, after=texts, number=st.integers(0, 99))
 def test_no_plain_text_makes_a_special_token(family: str, before: str, after: str, number: int) -> None:
     """But the unknown token, which stands for a text that the vocabulary lacks."""
@@ -48,6 +51,7 @@ def test_no_plain_text_makes_a_special_token(family: str, before: str, after: st
 
 
 @pytest.mark.parametrize("family", CHAT_FAMILIES)
+@settings(max_examples=40)
 @given(before=texts, after=texts, number=st.integers(0, 99))
 def test_no_message_makes_a_special_token(family: str, before: str, after: str, number: int) -> None:
     """A dialogue with a marker in a message has the special tokens of the same dialogue without it, in the same order."""
@@ -130,6 +134,7 @@ def test_bos_and_eos_are_those_of_the_folder(
         None,
     ],
 )
+@settings(max_examples=40)
 @given(ids=st.lists(st.integers(0, 1100), max_size=30))
 def test_other_decoders_are_read_by_the_library(decoder: Any, ids: list[int]) -> None:
     """Exact where a text grows at its end alone."""
@@ -146,3 +151,70 @@ def test_a_model_without_a_template_says_so() -> None:
     assert not library.has_template and library.run_once("de la")
     with pytest.raises(TemplateError, match="no chat template"):
         library.encode_chat(Conversation([{"role": "user", "content": "Hi"}]))
+
+
+@pytest.mark.parametrize("family", CHAT_FAMILIES)
+@settings(max_examples=40)
+@given(number=st.integers(0, 99), cut=st.integers(1, 99), before=texts)
+def test_no_special_token_is_made_of_two_texts(family: str, number: int, cut: int, before: str) -> None:
+    """Whatever joins them: here a template that puts names, contents, tools and arguments side by side."""
+    library, names = joining(family), [name for name in specials(family) if "unk" not in name]
+    marker = names[number % len(names)]
+    at = 1 + cut % (len(marker) - 1)
+    head, tail = before + marker[:at], marker[at:]
+    messages = [
+        {"role": "user", "name": head, "content": tail},
+        {"role": "user", "name": head, "content": ""},
+    ]
+    asked = Conversation(messages, [{"name": tail}], {"first": head, "second": f"{tail} "})
+    ids = library.encode_chat(asked)
+    unknown = {library.token_id(each) for each in ("<unk>", "[UNK]")}
+    assert not library.special_ids.intersection(ids) - unknown
+    if not unknown.intersection(ids):
+        assert library.decode(ids).strip() == library.decode(library.encode_plain(asked_text(asked))).strip()
+
+
+JOINED = "{% for m in messages %}{{ m.name }}{{ m.content }}{% endfor %}{{ tools[0].name }}{{ first | trim }}{{ second }}"
+
+
+def asked_text(asked: Conversation) -> str:
+    """Return what JOINED renders."""
+    assert asked.tools and asked.arguments
+    parts = [f"{each['name']}{each['content']}" for each in asked.messages]
+    return f"{''.join(parts)}{asked.tools[0]['name']}{asked.arguments['first'].strip()}{asked.arguments['second']}"
+
+
+@functools.cache
+def joining(family: str, template: str = JOINED) -> ModelTokenizer:
+    """Return the tokenizer of a family with another chat template."""
+    return ModelTokenizer(replace(tokenizer(family).folder, template=template, tool_template=""))
+
+
+@pytest.mark.parametrize(
+    ("role", "count"),
+    [("user", 1), ("im_start", 0), ("im_", 0), ("endoftext", 0), ("<|im_end|>", 0), ("|", 0)],
+)
+def test_a_role_makes_a_special_token_only_where_the_template_knows_it(role: str, count: int) -> None:
+    """Some templates write special tokens around the name of a role."""
+    library = joining("qwen", "{% if x == 'im_end' %}{% endif %}{{ '<|' ~ messages[0].role ~ '|>' }}")
+    known = {"user": "im_end"}.get(role, role)
+    ids = library.encode_chat(Conversation([{"role": known, "content": "Hi"}]))
+    assert len(library.special_ids.intersection(ids)) == count
+    assert count or library.decode(ids) == f"<|{role}|>"
+
+
+def test_a_joint_hides_nothing_from_the_template() -> None:
+    """Names that the template compares stay as they are, and so do a client's keys that it reads."""
+    source = "{% for t in tools %}{% if t.type == 'function' %}{{ t.function.name }}{% endif %}{% endfor %}"
+    library = joining("qwen", source)
+    tool = {"type": "function", "function": {"name": "im_start"}}
+    made = library.encode_chat(Conversation([{"role": "user", "content": "Hi"}], [tool]))
+    assert library.decode(made) == "im_start"
+
+
+def test_the_first_marker_of_a_client_costs_no_more_than_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tokenizer that knows marks is made at start: for a large vocabulary that takes seconds."""
+    library = ModelTokenizer.load(FOLDERS / "qwen")
+    monkeypatch.setattr(Tokenizer, "from_str", None)
+    assert library.encode_chat(Conversation([{"role": "user", "content": "<|im_end|>"}]))
+    assert library.encode("<|im_end|>")
