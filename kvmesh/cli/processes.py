@@ -11,7 +11,8 @@ from typing import Final
 from kvmesh.cli.readiness import ModelReady, Ready, ReadyLine, RedisReady
 from kvmesh.cli.shared_memory import prefix_of
 from kvmesh.config import ConfigError, MeshConfig
-from kvmesh.config_sections import Engine
+from kvmesh.models.folder import ModelFolderError
+from kvmesh.models.tokenizer import ModelTokenizer
 from kvmesh.pool_sections import COLD, COSTS
 from kvmesh.pools import DEFAULT_POOL, PoolSettings, VersionSettings, pool_names, pool_settings
 from kvmesh.ports import free_ports
@@ -157,7 +158,7 @@ def _engine(
         *("--model-dir", str(version.model_path)),
         *("--max-sequence-tokens", str(engine.max_sequence_tokens)),
         *("--shm-prefix", prefix, "--work-dir", str(data_dir / "engines" / name)),
-        *_costs(engine),
+        *_hashed(version),
         *(("--faults", version.faults) if version.faults else ()),
     )
     command = tuple(engine_command(config.mesh.host, ports, more=options))
@@ -165,11 +166,21 @@ def _engine(
     return Process(name, "engine", command, (), ready, shared_memory=prefix)
 
 
-def _costs(engine: Engine) -> Iterator[str]:
-    if engine.arithmetic == "hashed":
-        for key in (*COSTS, *(COLD if engine.cold_s else ())):
-            yield f"--{key.replace('_', '-')}"
-            yield str(getattr(engine, key))
+def _hashed(version: VersionSettings) -> Iterator[str]:
+    """Yield the options of the engine `hashed` alone: its costs, and the vocabulary of the model's folder.
+
+    Raises ConfigError if the folder cannot be read: the engine would answer with tokens that its frontends do not know.
+    """
+    if version.engine.arithmetic != "hashed":
+        return
+    try:
+        vocabulary = ModelTokenizer.load(version.model_path).vocab_size
+    except ModelFolderError as error:
+        raise ConfigError(f"The model of version {version.name} cannot be served. {error}") from error
+    yield from ("--vocab-size", str(vocabulary))
+    for key in (*COSTS, *(COLD if version.engine.cold_s else ())):
+        yield f"--{key.replace('_', '-')}"
+        yield str(getattr(version.engine, key))
 
 
 def check_host(host: str) -> None:

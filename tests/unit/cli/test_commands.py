@@ -760,8 +760,6 @@ def test_an_existing_redis_is_used_as_it_is(tmp_path: Path) -> None:
 
 
 POOLS = """
-[mesh]
-model_dir = "."
 [engine]
 arithmetic = "hashed"
 step_s = 0.02
@@ -769,7 +767,7 @@ step_s = 0.02
 [versions.v2]
 salt = "s2"
 step_s = 0.03
-model_dir = "engines"
+model_dir = "tests/unit/models/folders/qwen"
 faults = "slow=1.3"
 cold_s = 1.5
 cold_runs = 3
@@ -793,15 +791,29 @@ def test_each_pool_has_processes_of_its_own(tmp_path: Path) -> None:
         is_service = each.role in ("router", "prefill", "decode")
         assert option_of(each.command, "pool") == (name.partition("-")[0] if is_service else ""), name
     stable, following = processes["stable-decode-0-engine"].command, processes["next-decode-0-engine"].command
-    options = ("model-version", "salt", "step-s", "faults", "model-dir")
-    assert [option_of(stable, name) for name in options] == ["v1", "kvmesh-1", "0.02", "", str(ROOT)]
+    options = ("model-version", "salt", "step-s", "faults", "model-dir", "vocab-size")
+    assert [option_of(stable, name) for name in options] == [
+        *("v1", "kvmesh-1", "0.02", ""),
+        str(ROOT / "engines" / "reference" / "model"),
+        "4096",
+    ]
     assert not {"--faults", "--cold-s", "--cold-runs"} & set(stable)
     assert [option_of(following, name) for name in ("cold-s", "cold-runs")] == ["1.5", "3"]
     assert [option_of(following, name) for name in options] == [
         *("v2", "s2", "0.03", "slow=1.3"),
-        str(ROOT / "engines"),
+        str(ROOT / "tests" / "unit" / "models" / "folders" / "qwen"),
+        "1209",
     ]
     assert set(processes["frontend-0"].deps) >= {"stable-router-0", "next-router-1", "next-prefill-0"}
+
+
+def test_a_hashed_engine_without_a_vocabulary_is_refused(tmp_path: Path) -> None:
+    """Its size is that of the model's folder, so the folder must be one."""
+    config = parse(POOLS.replace("tests/unit/models/folders/qwen", "engines"))
+    with pytest.raises(
+        ConfigError, match=r"model of version v2 cannot be served\. Cannot read .*tokenizer\.json"
+    ):
+        processes_of(config, tmp_path / "c", tmp_path)
 
 
 def test_a_pool_named_default_has_the_names_of_a_mesh_without_pools(tmp_path: Path) -> None:
