@@ -218,7 +218,7 @@ def test_programs_run(checkout: Checkout, sample: Sample) -> None:
 
 @pytest.mark.parametrize("sample", programs(is_trained=True), ids=str)
 def test_programs_of_the_trained_model_run(trained: Checkout, sample: Sample) -> None:
-    """Guided output and tools."""
+    """Guided output and log-probabilities."""
     run_program(trained, sample)
 
 
