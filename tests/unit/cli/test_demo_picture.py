@@ -26,7 +26,9 @@ def test_the_picture_is_current() -> None:
 def test_the_picture_shows_both_kills_and_no_news_of_the_supervisor() -> None:
     """News stand in the middle of a sentence, so they are cut out; the answer's own text stays whole."""
     tool = _tool()
-    text = tool.shown("x\nThe same 9 a.\n\nof thedecode-1 ended by SIGKILL; it is started again.\n two\n").plain
+    text = tool.shown(
+        "x\nThe same 9 a.\n\nof thedecode-1 ended by SIGKILL; it is started again.\n two\n"
+    ).plain
     assert text == "The same 9 a.\n\nof the two"
     whole = tool.shown(tool.RECORDED.read_text(encoding="utf-8")).plain
     assert len(tool.KILL.findall(whole)) == 2 and "0 were lost" in whole and "started again" not in whole
