@@ -29,7 +29,7 @@ CHAOS_ALL = --resume --results .kvmesh/chaos/matrix.jsonl --write docs/measureme
 SOURCES := $(wildcard kvmesh services simulator controlplane engines bench tests tools)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup python demo test check test-redis exactness upgrade bench bench-link bench-xds bench-peers bench-routing bench-routing-full rollouts warmups shadow gameday gameday-link chaos soak without-control abuse proto docs goldens lock images
+.PHONY: help setup python demo test check test-redis exactness upgrade bench bench-link bench-xds bench-peers bench-routing bench-routing-full rollouts warmups shadow gameday gameday-link chaos soak without-control abuse proto docs demo-picture goldens lock images
 
 help:  ## Show the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -136,9 +136,13 @@ abuse: setup  ## Attack the mesh with floods, half bodies, closed windows, junk,
 proto: setup  ## Write the stubs again from protos/
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tools/stubs.py
 
-docs: setup  ## Write docs/configuration.md again from kvmesh/config_sections.py, and docs/rollout-status.svg
+docs: setup  ## Write docs/configuration.md again from kvmesh/config_sections.py, docs/rollout-status.svg and docs/demo.svg
 	$(BIN)/python tools/configuration_page.py
 	$(BIN)/python tools/rollout_picture.py
+	$(BIN)/python tools/demo_picture.py
+
+demo-picture: setup  ## Run the demo, and write docs/demo.txt and docs/demo.svg of what it printed (a minute)
+	$(BIN)/python tools/demo_picture.py --record
 
 goldens: | python  ## Write tests/unit/models/folders again with transformers, in an environment of its own (minutes)
 	@$(PYTHON) tools/environment.py $(GOLDENS) tools/model_goldens/requirements.txt --download "about 40 MB"

@@ -179,14 +179,16 @@ def _engine(
 
 def _vocabularies(config: MeshConfig, versions: Iterable[VersionSettings]) -> dict[Path, int]:
     """Return the vocabulary of the hashed engines by folder, that of its tokenizer. Raises ConfigError for a bad folder."""
-    folders = {each.model_path for each in versions if each.engine.arithmetic == "hashed"}
-    try:
-        return {
-            folder: ModelTokenizer.load(folder, text_max=config.frontend.message_bytes_max).vocab_size
-            for folder in folders
-        }
-    except ModelFolderError as error:
-        raise ConfigError(str(error)) from None
+    found: dict[Path, int] = {}
+    for version in versions:
+        if version.engine.arithmetic != "hashed" or version.model_path in found:
+            continue
+        try:
+            tokenizer = ModelTokenizer.load(version.model_path, text_max=config.frontend.message_bytes_max)
+        except ModelFolderError as error:
+            raise ConfigError(f"The model of version {version.name} cannot be served. {error}") from None
+        found[version.model_path] = tokenizer.vocab_size
+    return found
 
 
 def _costs(engine: Engine) -> Iterator[str]:

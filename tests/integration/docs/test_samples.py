@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Final
@@ -42,14 +43,37 @@ anonymous_tenant = "reports"
 replicas = 1
 [versions.v1]
 [versions.v2]
+[versions.qwen-1]
+model = "small-qwen"
+model_dir = "tests/unit/models/folders/qwen"
 [pools.stable]
 version = "v1"
 [pools.stable-young]
 version = "v1"
 [pools.next]
 version = "v2"
+[pools.qwen]
+version = "qwen-1"
+prefill = 0
+decode = 1
 """
-"""The pools of docs/rollouts.md, cheap steps, and callers without a key: only the samples of docs/tenants.md bring one."""
+"""The pools of docs/rollouts.md and docs/models.md, cheap steps, and callers without a key: only the samples of
+docs/tenants.md bring one."""
+
+TRAINED: Final = """
+[engine]
+arithmetic = "transformer"
+[prefill]
+replicas = 1
+[decode]
+replicas = 1
+[control]
+replicas = 0
+"""
+"""A mesh of the trained model, which alone has guided output."""
+
+OF_TRAINED: Final = ("docs/sampling.md",)
+"""Pages whose programs run beside that mesh."""
 
 FIRST: Final = next(sample for sample in samples("sh") if sample.page == "docs/security.md")
 """Makes the certificates of the mesh, so it runs before the mesh does."""
@@ -74,14 +98,14 @@ def tenants() -> str:
 class Checkout:
     """A folder that looks like this repository, with a `kvmesh.toml` and a mesh of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, config: str) -> None:
         """Make the folder: everything of the repository is linked, but for what samples write."""
         self.folder = folder
         folder.mkdir()
         for entry in ROOT.iterdir():
             if entry.name not in (".git", ".kvmesh", "kvmesh.toml"):
                 (folder / entry.name).symlink_to(entry)
-        (folder / "kvmesh.toml").write_text(MESH + tenants())
+        (folder / "kvmesh.toml").write_text(config)
         source = ROOT / "bench" / "traces" / "conversation_head.jsonl.gz"
         with gzip.open(source, "rt") as whole, gzip.open(folder / "trace.jsonl.gz", "wt") as head:
             head.writelines(islice(whole, TRACE_REQUESTS))
@@ -126,31 +150,45 @@ class Checkout:
         return self.run("bash", "-e", "-u", "-c", script)
 
 
-@pytest.fixture(scope="module")
-def checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkout]:
-    """A checkout in which `kvmesh up` runs, with the certificates of docs/security.md."""
-    made = Checkout(tmp_path_factory.mktemp("samples") / "kvmesh")
-    done = made.run_shell(FIRST)
-    assert done.returncode == 0, done.stderr
+@contextmanager
+def up(made: Checkout) -> Iterator[Checkout]:
+    """Keep `kvmesh up` running in a checkout."""
     command = bound_command([".venv/bin/kvmesh", "up"])
     with subprocess.Popen(
         command, cwd=made.folder, env=made.environment, stdout=subprocess.PIPE, text=True
-    ) as up:
-        assert up.stdout is not None
+    ) as mesh:
+        assert mesh.stdout is not None
         try:
             shown = []
-            for line in up.stdout:
+            for line in mesh.stdout:
                 shown.append(line)
                 if "The mesh is up" in line:
                     break
             else:
                 pytest.fail("".join(shown))
             yield made
-            up.send_signal(signal.SIGINT)
-            shown += up.communicate(timeout=40)[0]
-            assert up.returncode == 0, "".join(shown) + made.logs()
+            mesh.send_signal(signal.SIGINT)
+            shown += mesh.communicate(timeout=40)[0]
+            assert mesh.returncode == 0, "".join(shown) + made.logs()
         finally:
-            up.kill()
+            mesh.kill()
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkout]:
+    """A checkout in which `kvmesh up` runs, with the certificates of docs/security.md."""
+    made = Checkout(tmp_path_factory.mktemp("samples") / "kvmesh", MESH + tenants())
+    done = made.run_shell(FIRST)
+    assert done.returncode == 0, done.stderr
+    with up(made):
+        yield made
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkout]:
+    """A checkout in which a mesh of the trained model runs."""
+    with up(Checkout(tmp_path_factory.mktemp("trained") / "kvmesh", TRAINED)) as made:
+        yield made
 
 
 def by_page(language: str) -> list[list[Sample]]:
@@ -167,9 +205,24 @@ def test_commands_run(checkout: Checkout, page: list[Sample]) -> None:
         assert done.returncode == 0, f"{sample}: status {done.returncode}\n{done.stdout}{done.stderr}"
 
 
-@pytest.mark.parametrize("sample", samples("python"), ids=str)
+def programs(*, is_trained: bool) -> list[Sample]:
+    """Return the programs of the pages that need the trained model, or of all others."""
+    return [sample for sample in samples("python") if (sample.page in OF_TRAINED) == is_trained]
+
+
+@pytest.mark.parametrize("sample", programs(is_trained=False), ids=str)
 def test_programs_run(checkout: Checkout, sample: Sample) -> None:
     """With the addresses of the frontends as arguments, each prints what the mesh answers."""
+    run_program(checkout, sample)
+
+
+@pytest.mark.parametrize("sample", programs(is_trained=True), ids=str)
+def test_programs_of_the_trained_model_run(trained: Checkout, sample: Sample) -> None:
+    """Guided output and log-probabilities."""
+    run_program(trained, sample)
+
+
+def run_program(checkout: Checkout, sample: Sample) -> None:
     done = checkout.run(sys.executable, "-c", sample.text, *checkout.mesh.addresses_of("frontend"))
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()

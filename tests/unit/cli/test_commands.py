@@ -706,7 +706,7 @@ def test_a_missing_model_folder_is_one_sentence(tmp_path: Path, capfd: pytest.Ca
     (broken / "tokenizer.json").write_text("{}")
     config.write_text(f'[mesh]\nmodel_dir = "{broken}"\n[engine]\narithmetic = "hashed"\n')
     shown = mistake("up", "--config", str(config), "--data-dir", str(tmp_path / "data"), capfd=capfd)
-    assert shown.startswith(f"{broken}/tokenizer.json")
+    assert shown.startswith(f"The model of version kvmesh-1 cannot be served. {broken}/tokenizer.json")
     assert not (tmp_path / "data" / "logs").exists()
 
 
@@ -826,6 +826,15 @@ def test_each_pool_has_processes_of_its_own(tmp_path: Path) -> None:
         str(ROOT / "tests/unit/models/folders/llama-3"),
     ]
     assert set(processes["frontend-0"].deps) >= {"stable-router-0", "next-router-1", "next-prefill-0"}
+
+
+def test_a_hashed_engine_without_a_vocabulary_is_refused(tmp_path: Path) -> None:
+    """Its size is that of the model's folder, so the folder must be one."""
+    config = parse(POOLS.replace("tests/unit/models/folders/qwen", "engines"))
+    with pytest.raises(
+        ConfigError, match=r"model of version v2 cannot be served\. Cannot read .*tokenizer\.json"
+    ):
+        processes_of(config, tmp_path / "c", tmp_path)
 
 
 def test_a_pool_named_default_has_the_names_of_a_mesh_without_pools(tmp_path: Path) -> None:

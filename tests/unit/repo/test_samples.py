@@ -12,6 +12,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,9 @@ def make_targets() -> set[str]:
     return set(re.findall(r"(?m)^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(encoding="utf-8")))
 
 
+@cache
 def command_line() -> TyperGroup:
-    """Return the parser of `kvmesh`."""
+    """Return the parser of `kvmesh`. To make it takes half a second."""
     found = typer.main.get_command(app)
     assert isinstance(found, TyperGroup)
     return found
