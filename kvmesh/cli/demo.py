@@ -60,9 +60,12 @@ async def demo(console: Console, *, is_redis_named: bool = False) -> int:
     """
     if is_redis_named:
         console.print(f"The demo starts its own Redis; the Redis of {VARIABLE} is not used.", soft_wrap=True)
+    news: list[str] = []
+    """Deaths and restarts, kept for the end: the answer goes on meanwhile."""
     try:
         with tempfile.TemporaryDirectory(prefix="kvmesh-demo-") as folder:
-            async with running_mesh(CONFIG, Path(folder), console, restarts=True) as (supervisor, mesh):
+            made = running_mesh(CONFIG, Path(folder), console, restarts=True, news=news.append)
+            async with made as (supervisor, mesh):
                 console.print(f"{len(mesh.processes)} processes are ready.")
                 turns = await supervisor.run_while_alive(dialogue(console, mesh.addresses_of("frontend")))
                 console.print(ExplanationTable(turns))
@@ -71,6 +74,8 @@ async def demo(console: Console, *, is_redis_named: bool = False) -> int:
                         f"{title}: {reason(finished)}", markup=False, highlight=False, soft_wrap=True
                     )
                 is_same = await supervisor.run_while_alive(undisturbed_and_killed(console, mesh))
+                for each in news:
+                    console.print(each, markup=False, highlight=False, soft_wrap=True)
     except Stopped:
         return 130
     except (ProcessFailed, RequestFailed, GenerateError) as failed:

@@ -52,11 +52,12 @@ async def running_mesh(
     redis_source: str = "redis.url",
     *,
     restarts: bool = False,
+    news: Callable[[str], None] | None = None,
 ) -> AsyncIterator[tuple[Supervisor, MeshFile]]:
     """Yield a mesh with all processes ready; the mesh is stopped at the end of the block.
 
     `redis_source`: the variable or key that named the Redis of `config`, for messages. `restarts`: a process that dies is
-    started again, and mesh.json follows.
+    started again, and mesh.json follows. `news`: takes a sentence about each death and restart; None prints them.
     Raises ProcessFailed, Stopped, and the errors of `processes_of` and `locked_data_dir`.
     """
     data_dir = data_dir.resolve()
@@ -70,7 +71,8 @@ async def running_mesh(
         processes = processes_of(config, config_path, data_dir)
         await _refuse_leased_names(config, [process.name for process in processes], redis_source)
         with StartProgress(console) as progress:
-            kept = _KeptMesh(progress, console, lambda: write_mesh(data_dir, listed()))
+            tell = news or (lambda text: _print(console, text))
+            kept = _KeptMesh(progress, tell, lambda: write_mesh(data_dir, listed()))
             async with supervised(processes, data_dir / LOGS, kept.changed, restarts=restarts) as supervisor:
 
                 def listed() -> MeshFile:
@@ -86,9 +88,11 @@ async def running_mesh(
 class _KeptMesh:
     """Tells which processes died and when they serve again, and calls `write` then."""
 
-    def __init__(self, progress: StartProgress, console: Console, write: Callable[[], None]) -> None:
+    def __init__(
+        self, progress: StartProgress, tell: Callable[[str], None], write: Callable[[], None]
+    ) -> None:
         self._progress = progress
-        self._console = console
+        self._tell = tell
         self._write = write
 
     def changed(self, member: Supervised) -> None:
@@ -96,14 +100,11 @@ class _KeptMesh:
         self._progress.changed(member)
         name = member.process.name
         if member.state is ProcessState.RESTARTING:
-            self._print(f"{name} ended {how(member.status or 0)}; it is started again.")
+            self._tell(f"{name} ended {how(member.status or 0)}; it is started again.")
         elif member.state is ProcessState.READY and member.died_s:
             self._write()
             after_s = asyncio.get_running_loop().time() - member.died_s
-            self._print(f"{name} is ready again after {after_s:.1f} s.")
-
-    def _print(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+            self._tell(f"{name} is ready again after {after_s:.1f} s.")
 
 
 async def up(
@@ -146,8 +147,12 @@ async def up(
     return status
 
 
+def _print(console: Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
 def _failed(failed: ProcessFailed, console: Console) -> int:
-    console.print(str(failed), markup=False, highlight=False, soft_wrap=True)
+    _print(console, str(failed))
     return 1
 
 

@@ -41,7 +41,7 @@ class ChatTemplate:
             with self._sandbox.budget_of(Effort(text_max, COMPILE_STEPS_MAX)):
                 self._template = self._sandbox.from_string(source)
         except jinja2.TemplateSyntaxError as error:
-            raise TemplateError(f"line {error.lineno}: {error.message}") from None
+            raise TemplateError(f"line {error.lineno}: {_sentence(error)}") from None
         except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError, OverflowError) as error:
             raise TemplateError(f"{type(error).__name__}: {_sentence(error)}") from None
 

@@ -517,8 +517,8 @@ class Sampling(_message.Message):
     presence_penalty: _builtins.float
     """Subtracted from the logit of each token that is in the output. Range: -2 to 2. Default: 0."""
     repetition_penalty: _builtins.float
-    """Divides the positive logits of the tokens of prompt and output, and multiplies the negative ones. Range: above 0, at
-    most 10. Default: that of the model, else 1.
+    """Divides the positive logits of the tokens of prompt and output, and multiplies the negative ones. Range: 0.01 to 10.
+    Default: that of the model, else 1.
     """
     min_tokens: _builtins.int
     """Output tokens before any token may end the output. Range: 0 to `max_output_tokens`. Default: 0."""
