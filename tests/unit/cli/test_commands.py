@@ -830,7 +830,7 @@ def test_each_pool_has_processes_of_its_own(tmp_path: Path) -> None:
 
 def test_a_hashed_engine_without_a_vocabulary_is_refused(tmp_path: Path) -> None:
     """Its size is that of the model's folder, so the folder must be one."""
-    config = parse(POOLS.replace("tests/unit/models/folders/qwen", "engines"))
+    config = parse(POOLS.replace("tests/unit/models/folders/llama-3", "engines"))
     with pytest.raises(
         ConfigError, match=r"model of version v2 cannot be served\. Cannot read .*tokenizer\.json"
     ):

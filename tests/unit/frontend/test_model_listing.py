@@ -32,7 +32,7 @@ def listing(features: dict[str, set[str]], up: set[str], family: str = "llama-3"
         has_up=lambda pool, _: pool in up,
         can_place=lambda pool, _: pool in up,
     )
-    pools: Any = SimpleNamespace(models=models, stable="a")
+    pools: Any = SimpleNamespace(models=models, stable="a", default_model=model)
     return ModelListing(versions, pools, peers, 1234)
 
 

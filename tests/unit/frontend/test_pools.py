@@ -14,6 +14,7 @@ from kvmesh.snapshot.assignment import Assignment
 from kvmesh.snapshot.content import Content, PoolTrack, Track
 from kvmesh.tenants.caller import Tenant
 from services.frontend.requests.core import FrontendCore
+from services.frontend.requests.models import Models
 from services.frontend.requests.pool_choice import PoolChoice
 from services.frontend.requests.request_spec import NOBODY
 from services.frontend.requests.retry_budget import RetryBudget
@@ -116,6 +117,21 @@ def test_weights_are_respected_by_sessions_and_without_a_router_of_its_pool_a_se
     mesh.cut(routers_of(mesh, "baseline")[0])
     for session in sessions[:50]:
         assert mesh.core.pools.choose("t", session).pool == Assignment(CONTENT).choose("t", session).pool
+
+
+def test_a_request_stays_with_its_model_and_one_without_a_name_gets_that_of_the_stable_pool() -> None:
+    """Also in a mesh whose configuration begins with a pool of another model, and whatever pools are dead."""
+    pools = (PoolTrack("stable", "v1", Track.STABLE, 100), PoolTrack("canary", "v2"))
+    mesh = mesh_of(Content(pools))
+    choice = mesh.core.pools
+    choice.models = Models("code", {"v1": "chat", "v2": "code"}, [("canary", "v2"), ("stable", "v1")])
+    for model, pool in (("", "stable"), ("chat", "stable"), ("code", "canary")):
+        assert {choice.choose("t", f"s{number}", model).pool for number in range(50)} == {pool}
+    mesh.cut(routers_of(mesh, "stable")[0])
+    assert choice.choose("t", "s").pool == "baseline"  # the other pool of its version
+    mesh.cut(routers_of(mesh, "baseline")[0])
+    assert choice.choose("t", "s") == ("stable", "v1", "", False)
+    assert choice.choose("t", "s", "code").pool == "canary"
 
 
 def test_a_closed_pool_gets_nothing_even_as_the_last_and_an_unknown_pool_does() -> None:
