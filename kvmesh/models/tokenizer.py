@@ -81,6 +81,7 @@ class ModelTokenizer:
         """Raises ModelFolderError. `text_max`: most characters of a rendered conversation."""
         self.folder = folder
         named = _load(folder)
+        pipeline = _pipeline(folder)
         added = named.get_added_tokens_decoder()
         specials = {each: token for each, token in added.items() if token.special}
         self.special_ids = frozenset(specials)
@@ -92,8 +93,8 @@ class ModelTokenizer:
         self._tokenizer = self._marks.renamed(named)
         """Knows special tokens by their marks alone, so that no text of a client is one."""
         self.end_token_ids = self._end_token_ids()
-        self._table = self._table_of_tokens()
-        self.token_bytes_max = self._token_bytes_max()
+        self._table = self._table_of_tokens(pipeline.get("decoder"))
+        self.token_bytes_max = self._token_bytes_max(pipeline.get("normalizer"))
         """Bytes of the longest token. A longer text than this for each token of the context cannot fit it."""
         self._template = self._compiled(folder.template, text_max)
         self._tool_template = self._compiled(folder.tool_template, text_max) or self._template
@@ -236,15 +237,14 @@ class ModelTokenizer:
             return frame
         return (token_id,) if is_added else tuple(each for each in frame if each != token_id)
 
-    def _table_of_tokens(self) -> TokenTable | None:
+    def _table_of_tokens(self, decoder: Any) -> TokenTable | None:
         silent, text_of = self.special_ids, self._tokenizer.id_to_token
         tokens = [None if each in silent else text_of(each) for each in range(self.vocab_size)]
-        return table_of(tokens, json.loads(self.folder.tokenizer).get("decoder"))
+        return table_of(tokens, decoder)
 
-    def _token_bytes_max(self) -> int:
+    def _token_bytes_max(self, normalizer: Any) -> int:
         """Return the bound for tokenizers that keep each byte of a text; else UNBOUNDED."""
-        document = json.loads(self.folder.tokenizer)
-        normalizer = document.get("normalizer") or {}
+        normalizer = normalizer or {}
         kinds = {each.get("type") for each in normalizer.get("normalizers", [normalizer])}
         if not kinds <= {None, "Prepend", "Replace"}:
             return UNBOUNDED
@@ -392,8 +392,6 @@ def _load(folder: ModelFolder) -> Tokenizer:
             tokenizer.add_special_tokens([AddedToken(text, normalized=False, special=True)])
     for added in tokenizer.get_added_tokens_decoder().values():
         _check_special(folder.path / TOKENIZER, added.content)
-    for key in ("normalizer", "decoder"):
-        _check_growth(folder, key)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
@@ -420,9 +418,18 @@ def _check_charsmap(file: Path, text: str) -> None:
         raise ModelFolderError(f"{file}: {what}; allowed are those that it has.")
 
 
-def _check_growth(folder: ModelFolder, key: str) -> None:
+def _pipeline(folder: ModelFolder) -> dict[str, Any]:
+    """Return normalizer and decoder of a tokenizer that the library has read. Raises ModelFolderError."""
+    document = json.loads(folder.tokenizer)
+    found = {key: document.get(key) for key in ("normalizer", "decoder")}
+    for key, value in found.items():
+        _check_growth(folder, key, value)
+    return found
+
+
+def _check_growth(folder: ModelFolder, key: str, value: Any) -> None:
     """Refuse a normalizer or decoder that makes much longer texts: a client's short text would take all memory."""
-    growth, left = 1, [json.loads(folder.tokenizer).get(key)]
+    growth, left = 1, [value]
     while left:
         each = left.pop()
         if isinstance(each, list):
