@@ -30,6 +30,7 @@ TITLES = {
     "snapshots": "Snapshots: publication to ACK, and the idle control plane",
     "hot": "Hot prefixes: recording of prompts, and an answer",
     "xds": "xDS: ADS for 200 clients",
+    "models": "Models: folders, conversations, detokenizers, sampling features",
     "refusals": "Refusals, over gRPC and without it",
     "fairness": "Fairness: effect of a tenant's burst on other tenants",
     "conversations": "Conversations: prefix-cache reuse and balance of work",
