@@ -203,6 +203,25 @@ def test_a_role_makes_a_special_token_only_where_the_template_knows_it(role: str
     assert count or library.decode(ids) == f"<|{role}|>"
 
 
+@pytest.mark.parametrize(
+    ("template", "content"),
+    [
+        ("<|{{ messages[0].content }}", "im_end|> and more"),
+        ("<|im_{{ messages[0].content }}", "end|>"),
+        ("{{ messages[0].content }}end|>", "and more <|im_"),
+        ("{{ messages[0].content }}>", "<|im_end|"),
+    ],
+)
+def test_no_special_token_is_made_of_a_clients_text_and_a_literal_of_the_template(
+    template: str, content: str
+) -> None:
+    """The client's text may come first or last. The prompt has its text all the same."""
+    library = joining("qwen", template)
+    ids = library.encode_chat(Conversation([{"role": "user", "content": content}]))
+    assert not library.special_ids.intersection(ids)
+    assert library.decode(ids) == template.replace("{{ messages[0].content }}", content)
+
+
 def test_a_joint_hides_nothing_from_the_template() -> None:
     """Names that the template compares stay as they are, and so do a client's keys that it reads."""
     source = "{% for t in tools %}{% if t.type == 'function' %}{{ t.function.name }}{% endif %}{% endfor %}"
