@@ -73,6 +73,7 @@ bench: setup  ## Measure the cost of the mesh, limits, placement; writes docs/me
 	$(BIN)/python -m bench --only floor,router,frontend,decode,path,trust --write docs/measurements/cost.md
 	$(BIN)/python -m bench --only versions,snapshots,hot,xds --write docs/measurements/control-plane.md
 	$(BIN)/python -m bench --only admission,refusals,fairness,overload --write docs/measurements/limits.md
+	$(BIN)/python -m bench --only models --write docs/measurements/models.md
 	$(BIN)/python -m bench --full --only index,placement,gossip,conversations --write docs/measurements/placement.md
 
 bench-peers: setup  ## Run the same fault and conversations under routers from PyPI; writes docs/measurements (minutes)
