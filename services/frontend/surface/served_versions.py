@@ -159,24 +159,30 @@ def of(config: MeshConfig, versions: Mapping[str, tuple[ModelTokenizer, ModelFol
 def bounds_of(
     config: MeshConfig, model_version: str, tokenizer: ModelTokenizer, folder: ModelFolder
 ) -> Bounds:
-    """Return the bounds of requests of `model_version`. The context is the smaller one of the engines and the model."""
-    context = config.engine.max_sequence_tokens
+    """Return the bounds of requests of `model_version`."""
     return Bounds(
         model=version_settings(config, model_version).model,
         model_version=model_version,
         vocab_size=tokenizer.vocab_size,
         token_bytes_max=tokenizer.token_bytes_max,
-        max_sequence_tokens=min(context, folder.context_tokens or context),
+        max_sequence_tokens=context_tokens(config, folder),
         max_output_tokens_default=config.frontend.max_output_tokens_default,
         max_output_tokens_max=config.frontend.max_output_tokens_max,
         defaults=folder.defaults,
     )
 
 
+def context_tokens(config: MeshConfig, folder: ModelFolder) -> int:
+    """Return the tokens of the longest context: of the engines, and of the model unless they do not compute it."""
+    longest = config.engine.max_sequence_tokens
+    if config.engine.arithmetic == "hashed":
+        return longest
+    return min(longest, folder.context_tokens or longest)
+
+
 def _checks(config: MeshConfig, folder: ModelFolder) -> Iterator[TemplateCheck]:
     """Begin the check of each template of `folder`, one after the other."""
-    longest = config.engine.max_sequence_tokens
-    context = min(longest, folder.context_tokens or longest)
+    context = context_tokens(config, folder)
     for source in dict.fromkeys((folder.template, folder.tool_template)):
         if source:
             yield TemplateCheck.begin(source, folder.named_tokens, context, config.frontend.message_bytes_max)

@@ -47,6 +47,21 @@ def test_equal_tokenizer_files_share_one_object_and_other_templates_do_not(tmp_p
         assert found[name].bounds(CLASS) is bounds
 
 
+@pytest.mark.parametrize(
+    ("arithmetic", "engines", "context"),
+    [
+        ("transformer", 1024, 1024),
+        ("transformer", 8192, 4096),
+        ("hashed", 1024, 1024),
+        ("hashed", 8192, 8192),
+    ],
+)
+def test_the_context_is_that_of_engines_and_model(arithmetic: str, engines: int, context: int) -> None:
+    """The reference model has 4,096 tokens. An engine that does not compute it is not bound by that."""
+    config = build({"engine": {"arithmetic": arithmetic, "max_sequence_tokens": engines}})
+    assert served_versions.load(config).first.max_sequence_tokens == context
+
+
 def test_a_mesh_without_pools_serves_its_salt_alone() -> None:
     """The name of the only version is `engine.salt`, as in release 0.1.0."""
     config = MeshConfig()
