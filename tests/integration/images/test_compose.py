@@ -33,7 +33,9 @@ async def test_up_generate_scale_stop(small_mesh: Project) -> None:
 
     await asyncio.to_thread(small_mesh.run, "up", "--detach", "--scale", "router=2", "--scale", "frontend=2")
     await _healthy(small_mesh, len(SERVICES) + 2)
-    assert (await _answer(small_mesh)).ids == whole.ids
+    scaled = await _answer(small_mesh)
+    assert scaled.error is None, scaled.error
+    assert scaled.ids == whole.ids
 
     seen = asyncio.Event()
     stream = asyncio.create_task(_answer(small_mesh, on_tokens=lambda _: seen.set()))

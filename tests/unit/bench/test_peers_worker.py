@@ -69,7 +69,8 @@ async def test_the_worker_answers_over_one_connection_at_its_pace() -> None:
     for one in streams:
         assert (one.outcome, one.token_count, one.workers) == (Outcome.DONE, TOKENS, ["worker-0"]), one.detail
         assert one.first_s is not None and one.last_token_s is not None
-        assert one.last_token_s - one.first_s > 0.01 * (TOKENS - 2)
+        # Each token has its time from the request on; a busy machine is late with the first one and hurries after it.
+        assert one.last_token_s - one.sent_s >= 0.01 * (TOKENS - 1)
 
 
 @pytest.mark.parametrize(
