@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import grpc
 from rich.console import Console
@@ -29,9 +29,19 @@ OUTPUT_TOKENS: Final = 240
 KILL_DECODE_AT: Final = 30
 """Tokens after which the decode replica is killed."""
 KILL_FRONTEND_AT: Final = 120
+KILLS: Final = 2
 DEADLINE_S: Final = 60.0
 CALL_S: Final = 2.0
 PROMPT: Final = "It was a fine morning, and Elizabeth"
+
+
+class Output(Protocol):
+    """What the client has of an answer."""
+
+    @property
+    def ids(self) -> Sequence[int]: ...
+    @property
+    def text(self) -> str: ...
 
 
 @dataclass(slots=True)
@@ -67,13 +77,19 @@ async def undisturbed_and_killed(console: Console, mesh: MeshFile) -> bool:
     console.print("\n")
     _name_successors(reading.kills, answer, mesh)
     console.print(kills_table(reading.kills))
+    sentence, is_proved = judged(quiet, answer, len(reading.kills))
+    console.print(sentence)
+    return is_proved
+
+
+def judged(quiet: Output, answer: Output, kills: int) -> tuple[str, bool]:
+    """Return the last sentence, and whether both kills were survived: all tokens and all text are those of `quiet`."""
     same = sum(1 for mine, theirs in zip(quiet.ids, answer.ids, strict=False) if mine == theirs)
-    is_same = quiet.ids == answer.ids and quiet.text == answer.text
     lost = len(quiet.ids) - same
-    console.print(
-        f"Tokens: {same} of {len(quiet.ids)} are those of the undisturbed answer; {lost} were lost."
-    )
-    return is_same
+    told = f"Tokens: {same} of {len(quiet.ids)} are those of the undisturbed answer; {lost} were lost."
+    if kills < KILLS:
+        told += f" Only {kills} of {KILLS} processes were killed: the answer ended before."
+    return told, kills == KILLS and quiet.ids == answer.ids and quiet.text == answer.text
 
 
 def request() -> inference.GenerateRequest:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from kvmesh.cli import demo_faults
@@ -58,6 +59,26 @@ def test_the_table_tells_each_kill_and_its_successor() -> None:
     console.print(demo_faults.kills_table(kills))
     shown = console.export_text()
     assert all(text in shown for text in ("30 tokens", "0.50 s", "120 tokens", "1.25 s", "frontend-1, b:9"))
+
+
+@pytest.mark.parametrize(
+    ("ids", "text", "kills", "is_proved", "told"),
+    [
+        ([1, 2, 3], "abc", 2, True, "3 of 3 are those of the undisturbed answer; 0 were lost."),
+        ([1, 9, 3], "abc", 2, False, "2 of 3 are those of the undisturbed answer; 1 were lost."),
+        ([1, 2], "ab", 2, False, "2 of 3"),
+        ([1, 2, 3, 4], "abcd", 2, False, "3 of 3"),
+        ([1, 2, 3], "ab", 2, False, "3 of 3"),
+        ([1, 2, 3], "abc", 1, False, "Only 1 of 2 processes were killed"),
+    ],
+)
+def test_only_an_equal_answer_behind_both_kills_proves_something(
+    ids: list[int], text: str, kills: int, is_proved: bool, told: str
+) -> None:
+    """A demo that killed nothing has shown nothing."""
+    quiet = SimpleNamespace(ids=[1, 2, 3], text="abc")
+    sentence, found = demo_faults.judged(quiet, SimpleNamespace(ids=ids, text=text), kills)
+    assert found is is_proved and told in sentence
 
 
 def test_an_answer_without_an_end_names_no_successor() -> None:
