@@ -23,7 +23,7 @@ from engines.reference.errors import EngineError
 from engines.reference.faults import NO_FAULTS, Faults
 from engines.reference.guide_text import GuideText
 from engines.reference.handoff import Handoff, HandoffTable
-from engines.reference.sampling import sample_token, top_log_probabilities
+from engines.reference.sampling import NO_TOKEN, sample_token, top_log_probabilities
 from engines.reference.scheduler import ScheduledChunk, Scheduler
 from engines.reference.sequence import EngineRequest, Guide, PerfMetrics, RequestKind, RequestOutput, Sequence
 
@@ -177,7 +177,10 @@ class EngineCore:
         self.scheduler.pulled(sequence)
         for token, log_probability in zip(handoff.first_tokens, handoff.first_log_probs, strict=True):
             is_last = sequence.append(token) or self._is_guide_over(sequence)
-            self._emit(sequence, token, log_probability, is_last, now_ns)
+            output = self._emit(sequence, token, log_probability, is_last, now_ns)
+            if count := sequence.request.sampling.top_log_probs:
+                # Those of this token left with the prefill's answer. A row keeps the later ones at their tokens.
+                output.top_ids, output.top_log_probs = [[NO_TOKEN] * count], [[0.0] * count]
             if is_last:
                 self.scheduler.remove(sequence)
                 return
@@ -307,9 +310,9 @@ class EngineCore:
         """True if the guide of a sequence allows nothing behind its output, or cannot go on."""
         try:
             guide = self._guide_of(sequence)
+            return guide is not None and guide.is_over
         except EngineError:
             return False  # the next token reports it
-        return guide is not None and guide.is_over
 
     def _adjusted(
         self, sequence: Sequence, row: npt.NDArray[np.float64], guide: Guide | None

@@ -34,7 +34,9 @@ class Guide:
 
     @property
     def is_over(self) -> bool:
-        """True if the output is complete, and nothing may follow it."""
+        """True if the output is complete, and nothing may follow it. Raises EngineError if that cannot be computed."""
+        if self._matcher.is_error():
+            raise _refused(self._matcher.get_error())
         return bool(self._matcher.is_stopped())
 
     def consume(self, token: int) -> None:
@@ -69,7 +71,10 @@ class GuideCompiler:
         reason = llguidance.LLMatcher.validate_grammar(grammar, self._tokenizer)
         if reason:
             raise _refused(reason)
-        return Guide(llguidance.LLMatcher(self._tokenizer, grammar, log_level=0), self._vocab_size)
+        matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0)
+        if matcher.is_error():
+            raise _refused(matcher.get_error())
+        return Guide(matcher, self._vocab_size)
 
 
 def grammar_of(guide: GuideText) -> str:

@@ -17,6 +17,10 @@ Logits = npt.NDArray[np.float64]
 _NUCLEUS_START = 64
 
 
+NO_TOKEN = -1
+"""Stands for a most likely token that is not reported."""
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Sampling parameters of a request.

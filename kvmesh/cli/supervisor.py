@@ -315,7 +315,7 @@ class Supervisor:
             if waiting.done():
                 member.addresses = waiting.result()
                 self._move(member, ProcessState.READY)
-            else:
+            elif member.pid:  # it did not die meanwhile
                 _kill_group(member.pid)
         finally:
             stop.cancel()
@@ -386,6 +386,8 @@ async def supervised(
 
 def _kill_group(pid: int) -> None:
     """Kill all remaining processes of the session, for example the stub of a Triton server."""
+    if not pid:
+        return  # none is left; 0 would be this process's own group
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
 

@@ -18,6 +18,8 @@ class Answer:
 
     ids: list[int] = field(default_factory=list)
     text: str = ""
+    top_ids: list[list[int]] = field(default_factory=list)
+    """The most likely tokens beside each token, if the request asked for them."""
     started: pb.Started | None = None
     finished: pb.Finished | None = None
     error: grpc.aio.AioRpcError | None = None
@@ -70,6 +72,7 @@ async def generate(
                     )
                     answer.ids += message.tokens.ids
                     answer.text += message.tokens.text
+                    answer.top_ids += [list(each.ids) for each in message.tokens.top_logprobs]
                     if on_tokens is not None:
                         on_tokens(answer)
                 case "finished":

@@ -88,7 +88,12 @@ def on_tokens(request: LiveRequest, row: frames.Row, now_s: float) -> None:
     attempt.is_started = attempt.has_tokens = True
     attempt.last_seen_s = now_s
     try:
-        if not progress.add(row, now_s):
+        is_new = not progress.is_ended and progress.add(row, now_s)
+        if progress.is_ended and row.position + row.count > len(progress.ids):
+            # The engine knows one end token alone, and went on behind another one.
+            request.finish(progress.end_reason, now_s)
+            return
+        if not is_new:
             return
     except token_log.Gap:
         request.upstream.cancel(attach.Cancel.REASON_SUPERSEDED)
@@ -138,7 +143,7 @@ def on_finish(request: LiveRequest, row: attach.Finish, now_s: float) -> None:
         case attach.Finish.REASON_END_TOKEN | attach.Finish.REASON_LENGTH:
             if row.end_position != len(request.progress.ids):
                 request.try_again(faults.GAP, now_s, untouched=False)
-            elif row.reason == attach.Finish.REASON_END_TOKEN:
+            elif row.reason == attach.Finish.REASON_END_TOKEN or request.progress.is_ended:
                 request.finish(request.progress.end_reason, now_s)
             else:
                 request.finish(pb.FINISH_REASON_LENGTH, now_s)

@@ -143,11 +143,16 @@ class Progress:
         """Return the finish reason if all tokens that the output can have have arrived; else UNSPECIFIED."""
         if self.output.stop_string is not None:
             return pb.FINISH_REASON_STOP_STRING
-        if self.ids and self.ids[-1] in self._ends:
+        if self.is_ended:
             return self.end_reason
         if len(self.ids) >= self._spec.max_output_tokens:
             return pb.FINISH_REASON_LENGTH
         return pb.FINISH_REASON_UNSPECIFIED
+
+    @property
+    def is_ended(self) -> bool:
+        """True if a token has ended the output."""
+        return bool(self.ids) and self.ids[-1] in self._ends
 
     @property
     def end_reason(self) -> pb.FinishReason.ValueType:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from kvmesh.cli import supervisor as supervisor_module
 from kvmesh.cli.processes import Process
 from kvmesh.cli.readiness import Addresses, ReadyLine
 from kvmesh.cli.supervisor import STOP_S_MAX, Limits, ProcessFailed, ProcessState, Stopped, supervised
@@ -298,6 +299,15 @@ async def test_a_dead_process_is_started_again_at_its_address(tmp_path: Path) ->
         assert ("other", ProcessState.STOPPING) not in told
     assert {member.state for member in supervisor.members.values()} == {ProcessState.ENDED}
     wait_for_end(*(member.pid for member in supervisor.members.values()))
+
+
+def test_a_process_that_is_gone_takes_nothing_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Process id 0, of a process between two starts, is the group of the caller for the kernel."""
+    killed: list[int] = []
+    monkeypatch.setattr(os, "killpg", lambda pid, _: killed.append(pid))
+    for pid in (0, 4711):
+        supervisor_module._kill_group(pid)
+    assert killed == [4711]
 
 
 async def test_a_process_that_dies_again_and_again_fails_the_mesh(tmp_path: Path) -> None:

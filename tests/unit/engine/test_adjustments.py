@@ -105,6 +105,7 @@ def test_the_hashed_arithmetic_has_no_guides() -> None:
         ("json_schema", '{"type": ', "Expecting value"),
         ("json_schema", "[" * 9999, "recursion"),
         ("json_schema", '{"enum": ["' + "x" * 70_000 + '"]}', "bytes; allowed are 65536"),
+        ("json_schema", '{"type": "integer", "multipleOf": 99991, "minimum": 3}', "fuel exhausted"),
         ("regex", "(a|", "unclosed group"),
         ("regex", r"(\w)\1", "backreferences are not supported"),
         ("regex", "(?=x)y", "look-around"),

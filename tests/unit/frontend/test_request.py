@@ -280,6 +280,20 @@ def test_a_gap_is_a_lost_attempt() -> None:
     assert pb.Cancel.REASON_SUPERSEDED in mesh.cancels
 
 
+@pytest.mark.parametrize("field", ["stop_token_ids", "end_token_ids"])
+def test_an_engine_that_goes_on_behind_an_end_token_is_stopped(field: str) -> None:
+    """The output ends at the token, in one attempt, and nothing runs on."""
+    mesh = mesh_of()
+    mesh.knows_one_end = True
+    output = oracle(spec(LONG).prompt_ids, 60)
+    end = next(token for at, token in enumerate(output) if at > 20 and token not in output[:at])
+    client = begin(mesh, **{"end_token_ids": frozenset({0}), field: frozenset({0, end})})
+    assert finish(mesh, client) == ("STOP_TOKEN" if field == "stop_token_ids" else "END_TOKEN")
+    mesh.settle()
+    assert client.ids == output[: output.index(end) + 1]
+    assert len(client.request.attempts) == 1 and not mesh.runs
+
+
 @pytest.mark.parametrize("is_cut", [False, True])
 def test_a_stop_token_is_told_apart_from_the_end_token(is_cut: bool) -> None:
     """By the finish of the engine, and by a frontend that lost it. The stop token is an output token."""
