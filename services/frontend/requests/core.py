@@ -258,7 +258,7 @@ class FrontendCore:
         peer = self.peers.get(link.name)
         if peer is None:
             return
-        peer.can_place = True  # unknown until the next report
+        peer.can_place, peer.features = True, None  # unknown until the next report
         if not peer.slots:
             return
         log.warning("router lost", extra={"router": link.name, "slots": len(peer.slots), "why": reason})

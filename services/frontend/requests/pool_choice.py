@@ -12,7 +12,7 @@ instead.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
@@ -69,7 +69,7 @@ class PoolChoice:
         self.may_divert = True
         """False while the frontend starts: a pool without a router may have one that was not found yet."""
         self.share_tokenizer = share_tokenizer
-        self.models: Models = ONE_MODEL
+        self._models: Models = ONE_MODEL
         self._peers = peers
         self._on_diverted = on_diverted
         self.take(content)
@@ -83,6 +83,7 @@ class PoolChoice:
             for track in content.pools
         }
         self._is_restricted = bool(content.only_tenants or content.never_tenants)
+        self._foreign = self._of_other_models()
         self._of_rollout = frozenset(
             track.pool for track in content.pools if track.track in (Track.CANARY, Track.BASELINE)
         )
@@ -91,6 +92,16 @@ class PoolChoice:
     def stable(self) -> str:
         """Name of the stable pool."""
         return self._assignment.stable.pool
+
+    @property
+    def models(self) -> Models:
+        """The models of the configuration."""
+        return self._models
+
+    @models.setter
+    def models(self, models: Models) -> None:
+        self._models = models
+        self._foreign = self._of_other_models()
 
     @property
     def default_model(self) -> str:
@@ -131,7 +142,8 @@ class PoolChoice:
         """
         if model and model != self.default_model:
             return self._of_model(model)
-        chosen = self._chosen[self._assignment.choose(tenant, session).pool]
+        pool = self._assignment.choose(tenant, session).pool
+        chosen = self._chosen[self.stable if pool in self._foreign else pool]
         if self._is_restricted and not self._assignment.may_leave(tenant):
             return chosen._replace(rollout="")
         return chosen
@@ -153,10 +165,17 @@ class PoolChoice:
         self._on_diverted(chosen.pool)
         return other
 
-    def other(self, chosen: ChosenPool, tenant: str, *, is_of_version: bool = False) -> ChosenPool | None:
+    def other(
+        self,
+        chosen: ChosenPool,
+        tenant: str,
+        *,
+        is_of_version: bool = False,
+        needs: Collection[str] = (),
+    ) -> ChosenPool | None:
         """Return the best pool except `chosen` that can place and that `tenant` may use. None: there is none.
 
-        `is_of_version`: only of the version of `chosen`.
+        `is_of_version`: only of the version of `chosen`. `needs`: features of engines, which a pool may be known to lack.
         """
         for candidate in self._candidates(chosen.model_version, takes_new=True):
             if (
@@ -164,6 +183,7 @@ class PoolChoice:
                 and (not is_of_version or candidate.model_version == chosen.model_version)
                 and self._may_use(tenant, candidate.pool)
                 and self._peers.can_place(candidate.pool, candidate.model_version)
+                and self._peers.offers(candidate.pool, needs)
             ):
                 return candidate
         return None
@@ -196,13 +216,15 @@ class PoolChoice:
         """Return `spec` for another pool that can place, if its own cannot. None: its own can, or no other can."""
         if not (self.has_several and self.cannot_place(spec.pool, spec.model_version)):
             return None
-        return _in_pool(spec, self.other(_pool_of(spec), spec.caller.tenant.name))
+        name, needs = spec.caller.tenant.name, spec.sampling.needs().keys()
+        return _in_pool(spec, self.other(_pool_of(spec), name, needs=needs))
 
     def same_version_elsewhere(self, spec: RequestSpec) -> RequestSpec | None:
         """Return `spec` for another pool of its version that can place. None: there is none."""
         if not self.has_several:
             return None
-        return _in_pool(spec, self.other(_pool_of(spec), spec.caller.tenant.name, is_of_version=True))
+        name, needs = spec.caller.tenant.name, spec.sampling.needs().keys()
+        return _in_pool(spec, self.other(_pool_of(spec), name, is_of_version=True, needs=needs))
 
     def can_place(self, pool: str, model_version: str) -> bool:
         """True if a router of `pool` that serves `model_version` is up and can place new requests."""
@@ -227,6 +249,12 @@ class PoolChoice:
             if self._may_use(tenant, pool) and self._fits(version, spec.model_version)
         }
         return bool(versions) and not versions & {"", spec.model_version}
+
+    def _of_other_models(self) -> frozenset[str]:
+        """Return the pools with another model than the stable one. A snapshot of an older configuration may weight them."""
+        stable = self._assignment.stable.model_version
+        tracks = self.content.pools
+        return frozenset(each.pool for each in tracks if not self._models.share(each.model_version, stable))
 
     def _of_model(self, model: str) -> ChosenPool:
         """Return the first pool of a model that can place, else its first pool."""

@@ -308,14 +308,15 @@ class RegionChoice:
         `may_rebind`: it may take another model version. `without`: regions that refused it.
         """
         here, tenant, home = spec.region, spec.caller.tenant, spec.home
+        needs = spec.sampling.needs().keys()
         if here != OWN and OWN not in without and self._may_use(OWN, tenant, home):
             chosen = self._at_home(spec, may_rebind=may_rebind)
-            if chosen is not None:
+            if chosen is not None and self._peers.offers(chosen.pool, needs):
                 return _in_pool(spec, chosen)
         for region in self._others(tenant, home, spec.affinity):
             if region != here and region not in without:
                 there = self._there(region, spec.model_version, may_rebind=may_rebind)
-                if there is not None:
+                if there is not None and self._peers.offers(there.pool, needs):
                     return _in_pool(spec, there)
         return None
 

@@ -9,7 +9,7 @@ the border.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Generic, Protocol, TypeVar
 
 import xxhash
@@ -60,8 +60,8 @@ class Peer(Generic[Owner]):
         """Model version that the router serves, by its lease. Empty: any."""
         self.can_place = True
         """False while the router reports that it cannot place new requests. A router of release 0.1.0 reports nothing."""
-        self.features: frozenset[str] = frozenset()
-        """Features of sampling that the engines of the router's pool offer, as the router reported last."""
+        self.features: frozenset[str] | None = None
+        """Features of sampling that its pool's engines offer, as the router reported on this stream. None: not yet."""
         self.is_draining = False
         """True while the router's lease says that it takes no new requests."""
         self.queue_delay_s = 0.0
@@ -100,6 +100,8 @@ class Peers(Generic[Owner]):
         self._by_name: dict[str, Peer[Owner]] = {}
         self._by_pool: dict[str, list[Peer[Owner]]] = {}
         self._by_region: dict[str, list[Peer[Owner]]] = {}
+        self._features: dict[str, frozenset[str]] = {}
+        """Features by pool, as they were known last."""
         self._own_pools = 0
         """Number of pools of the own region's routers."""
 
@@ -191,10 +193,24 @@ class Peers(Generic[Owner]):
             for peer in self._by_pool.get(pool, ())
         )
 
-    def features(self, pool: str) -> frozenset[str]:
-        """Return the features of sampling that all routers of `pool` that are up report."""
-        reported = [peer.features for peer in self._by_pool.get(pool, ()) if peer.link.is_up]
-        return frozenset.intersection(*reported) if reported else frozenset()
+    def features(self, pool: str) -> frozenset[str] | None:
+        """Return the features of sampling that all routers of `pool` report that can place requests. None: never known.
+
+        Without such a router it is what was known last: a router that has no replica knows no feature.
+        """
+        reported = [
+            peer.features
+            for peer in self._by_pool.get(pool, ())
+            if peer.link.is_up and peer.can_place and peer.features is not None
+        ]
+        if reported:
+            self._features[pool] = frozenset.intersection(*reported)
+        return self._features.get(pool)
+
+    def offers(self, pool: str, needs: Collection[str]) -> bool:
+        """False if it is known that the engines of `pool` lack one of the features `needs`."""
+        offered = self.features(pool) if needs else None
+        return offered is None or offered.issuperset(needs)
 
     def has_up(self, pool: str, model_version: str = "") -> bool:
         """True if a router of `pool` that serves `model_version` is up, and does not drain."""

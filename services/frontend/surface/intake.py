@@ -283,6 +283,8 @@ class Intake:
         if not needs:
             return
         offered = self._core.peers.features(chosen.pool)
+        if offered is None:
+            return  # no router has said so far what its engines offer; the replica looks again
         missing = [
             Violation(
                 field, "set", f"the engines of pool {chosen.pool} do not offer {feature}", is_clause=True

@@ -54,7 +54,7 @@ class ModelListing:
         served = [self._versions[version] for _, version in ordered if version in self._versions]
         first = served[0]
         tokenizer, bounds = first.tokenizer, first.widest
-        offered = [self._peers.features(pool) for pool, version in pools if self._peers.has_up(pool, version)]
+        offered = [found for pool, _ in pools if (found := self._peers.features(pool)) is not None]
         common = frozenset.intersection(*offered) if offered else frozenset[str]()
         capabilities = sorted(_FEATURES & common | ({CHAT} if tokenizer.has_template else set()))
         made = pb.Model(

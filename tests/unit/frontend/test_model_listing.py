@@ -28,7 +28,7 @@ def listing(features: dict[str, set[str]], up: set[str], family: str = "llama-3"
     (model,) = versions.models
     models = Models(model, {SALT: model}, [(pool, SALT) for pool in features])
     peers: Any = SimpleNamespace(
-        features=lambda pool: frozenset(features[pool]),
+        features=lambda pool: frozenset(features[pool]) if pool in up else None,
         has_up=lambda pool, _: pool in up,
         can_place=lambda pool, _: pool in up,
     )

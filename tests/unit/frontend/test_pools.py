@@ -84,6 +84,10 @@ def generated(mesh: FakeMesh, client: Client, tokens: int) -> None:
     raise AssertionError(f"{client.request} does not move")
 
 
+def report(mesh: FakeMesh, router: Router, load: pb.LoadReport) -> None:
+    mesh.core.on_response(router, pb.AttachResponse(load_report=load), mesh.now_s)
+
+
 def whole(client: Client) -> list[int]:
     request = client.request.spec
     return oracle(request.prompt_ids, request.max_output_tokens, request.model_version)
@@ -132,6 +136,52 @@ def test_a_request_stays_with_its_model_and_one_without_a_name_gets_that_of_the_
     mesh.cut(routers_of(mesh, "baseline")[0])
     assert choice.choose("t", "s") == ("stable", "v1", "", False)
     assert choice.choose("t", "s", "code").pool == "canary"
+
+
+def test_a_snapshot_of_an_older_configuration_mixes_no_models() -> None:
+    """Its weights may be of the time when a pool served the stable pool's model."""
+    mesh = mesh_of()
+    choice = mesh.core.pools
+    choice.models = Models("chat", {"v1": "chat", "v2": "code"}, [("stable", "v1"), ("canary", "v2")])
+    pools = Counter(choice.choose("t", f"s{number}").pool for number in range(2000))
+    assert set(pools) == {"stable", "baseline"}
+    mesh.core.take_snapshot(CONTENT)
+    assert "canary" not in {choice.choose("t", f"s{number}").pool for number in range(500)}
+
+
+def test_features_are_unknown_until_a_router_that_can_place_has_said_them() -> None:
+    """Then they stay known while no router is up, or none has a replica. Unknown is not refused."""
+    mesh = mesh_of()
+    peers, (router,) = mesh.core.peers, routers_of(mesh, "canary")
+    assert peers.features("canary") is None and peers.offers("canary", {"penalties"})
+    report(mesh, router, pb.LoadReport(can_place=False))
+    assert peers.features("canary") is None
+    report(mesh, router, pb.LoadReport(can_place=True, features=["penalties"]))
+    assert peers.features("canary") == frozenset({"penalties"})
+    report(mesh, router, pb.LoadReport(can_place=False))
+    assert peers.features("canary") == frozenset({"penalties"})
+    mesh.cut(router)
+    mesh.open(router)
+    assert peers.offers("canary", {"penalties"}) and not peers.offers("canary", {"guided_output"})
+    report(mesh, router, pb.LoadReport(can_place=True))
+    assert not peers.offers("canary", {"penalties"}) and peers.offers("canary", ())
+
+
+def test_a_request_moves_to_no_pool_that_lacks_its_features() -> None:
+    """Before the first token a dead pool is left, but not for one that would ignore a parameter or refuse it."""
+    for features in ([], ["penalties"]):
+        mesh = mesh_of()
+        for pool in ("stable", "baseline"):
+            report(mesh, routers_of(mesh, pool)[0], pb.LoadReport(can_place=True, features=features))
+        made = spec(LONG, max_output_tokens=60, pool="canary", model_version="v2")
+        sampling = replace(made.sampling, frequency_penalty=1.0)
+        client = Client(mesh.core, replace(made, sampling=sampling), mesh.now_s)
+        mesh.cut(routers_of(mesh, "canary")[0])
+        for _ in range(50):
+            mesh.settle()
+            client.read(mesh.now_s)
+        moved = client.request.spec.pool
+        assert (moved in ("stable", "baseline")) == bool(features), (features, moved)
 
 
 def test_a_closed_pool_gets_nothing_even_as_the_last_and_an_unknown_pool_does() -> None:
