@@ -19,6 +19,9 @@ from services.frontend.requests.state import State
 from services.frontend.requests.takeover import TAKEOVER_RETRY_S
 from services.frontend.requests.verdicts import Role, Verdict
 
+GUIDE: Final = "guided_decoding_guide"
+"""Name of the engine's tensor, in its errors about a guide."""
+
 
 def on_acceptance(request: LiveRequest, _: attach.Acceptance, now_s: float) -> None:
     """Note that the router took the submit or the adopt."""
@@ -182,7 +185,8 @@ def on_failure(request: LiveRequest, row: attach.Failure, now_s: float) -> None:
     if _has_left(request) or request.end_if_complete(now_s):
         return
     if row.code in (attach.Failure.CODE_INVALID, attach.Failure.CODE_INVALID_TOKEN):
-        _on_verdict(request, fault, row.replica, now_s, can_cross_check=row.contestable)
+        field = "sampling.guide" if GUIDE in row.message else ""
+        _on_verdict(request, fault, row.replica, now_s, field, can_cross_check=row.contestable)
     elif (
         row.code == attach.Failure.CODE_REPLICA_LOST
         and attempt.has_tokens
@@ -200,16 +204,20 @@ def _on_verdict(
     fault: str,
     replica: str,
     now_s: float,
+    field: str = "",
     *,
     can_cross_check: bool = False,
 ) -> None:
-    """Handle a verdict of `replica`: an invalid request, or a token id outside the vocabulary. The slot ended."""
+    """Handle a verdict of `replica`: an invalid request, or a token id outside the vocabulary. The slot ended.
+
+    `field`: what the engine refuses, if it said so.
+    """
     placement = request.upstream.current.placement
     role: Role = "prefill" if placement is not None and replica == placement.prefill_replica else "decode"
     if fault == faults.INVALID_TOKEN:
         error = faults.given_up("ENGINE_ERROR", len(request.attempts), len(request.progress.ids))
     else:
-        error = faults.engine_refused("")
+        error = faults.engine_refused(field)
     verdict = Verdict(request.upstream.current.crossing(replica), role, fault, error, can_cross_check, now_s)
     cross_check.on_verdict(request, verdict, now_s)
 

@@ -170,9 +170,8 @@ def infeasible(
 def engine_refused(field: str) -> MeshError:
     """Return the error of a request that no engine of the mesh takes, even if it is sent again."""
     metadata = {"field": field} if field else {}
-    return MeshError(
-        "ENGINE_REFUSED", "the engine refuses this request; the same request will be refused again", metadata
-    )
+    what = f"the engine refuses {field} of this request" if field else "the engine refuses this request"
+    return MeshError("ENGINE_REFUSED", f"{what}; the same request will be refused again", metadata)
 
 
 def region_unavailable(pinned: tuple[str, ...]) -> MeshError:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import llguidance
+import llguidance.numpy
 import xxhash
 
 from kvmesh.attach.v1 import attach_pb2
@@ -177,11 +178,9 @@ def _guide(guide: pb.Guide) -> Iterator[Violation]:
     try:
         if kind == "json_schema":
             json.loads(text)
-            reason = llguidance.LLMatcher.validate_grammar(
-                llguidance.LLMatcher.grammar_from_json_schema(text)
-            )
+            reason = _unmet(llguidance.LLMatcher.grammar_from_json_schema(text))
         elif kind == "regex":
-            reason = llguidance.LLMatcher.validate_grammar(llguidance.LLMatcher.grammar_from_regex(text))
+            reason = _unmet(llguidance.LLMatcher.grammar_from_regex(text))
         else:
             reason = ""
     except (ValueError, RecursionError) as error:
@@ -189,6 +188,21 @@ def _guide(guide: pb.Guide) -> Iterator[Violation]:
     if reason:
         allowed = "a JSON schema that can be met" if kind == "json_schema" else "a regular expression"
         yield Violation(path, f"refused: {' '.join(reason.split())[:200]}", allowed)
+
+
+def _unmet(grammar: str) -> str:
+    """Return why no output can begin as `grammar` says, computed over a vocabulary of bytes. Empty: one can."""
+    if reason := llguidance.LLMatcher.validate_grammar(grammar):
+        return str(reason)
+    tokenizer = llguidance.LLTokenizer("byte")
+    matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0)
+    bits = llguidance.numpy.allocate_token_bitmask(1, tokenizer.vocab_size)
+    if not matcher.is_error():
+        llguidance.numpy.fill_next_token_bitmask(matcher, bits, 0)
+    if not matcher.is_error():
+        return ""
+    reason = str(matcher.get_error())
+    return "no output can meet it" if reason.startswith("NoExtensionBias") else reason
 
 
 def _guide_of(guide: pb.Guide) -> Guide:

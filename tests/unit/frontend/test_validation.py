@@ -97,6 +97,18 @@ BAD = [
     (sampling(guide=pb.Guide()), "sampling.guide", "empty", "json_schema, regex and json"),
     (sampling(guide=pb.Guide(json=False)), "sampling.guide", "empty", "json_schema, regex and json"),
     (sampling(guide=pb.Guide(regex="(a|")), "sampling.guide.regex", "unclosed group", "regular expression"),
+    (
+        sampling(guide=pb.Guide(regex=r"ab[^\s\S]")),
+        "sampling.guide.regex",
+        "no output can meet",
+        "expression",
+    ),
+    (
+        sampling(guide=pb.Guide(json_schema='{"type": "integer", "multipleOf": 99991, "minimum": 3}')),
+        "sampling.guide.json_schema",
+        "fuel exhausted",
+        "can be met",
+    ),
     (sampling(guide=pb.Guide(regex="")), "sampling.guide.regex", "0 bytes", "1 to 65536"),
     (sampling(guide=pb.Guide(json_schema="{")), "sampling.guide.json_schema", "refused", "can be met"),
     (
