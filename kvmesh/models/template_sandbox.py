@@ -44,7 +44,7 @@ _BRACE_FIELD: Final = re.compile(r"\{[^{}:]*:[^{}]*\{?")
 _DIGITS: Final = re.compile(r"\d+")
 _DIGITS_MAX: Final = 9
 _PADDING: Final = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs"})
-_WIDE: Final = frozenset({"center", "indent", "batch", "slice", "wordwrap"})
+_WIDE: Final = frozenset({"center", "indent", "batch", "slice", "wordwrap", "round"})
 """Filters with a number that makes their result longer."""
 _SLOW: Final = frozenset({"urlize", "striptags", "wordwrap", "title"})
 _STR_REFUSED: Final = frozenset({"encode", "translate", "maketrans", "striptags", "unescape"})
@@ -168,6 +168,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
             yield each
 
     def _made(self, value: Any) -> Any:
+        if isinstance(value, int):
+            _check_bits(value.bit_length())
         self._budget.take_value(value)
         return value
 
@@ -221,6 +223,12 @@ class Sandbox(ImmutableSandboxedEnvironment):
             raise TemplateError(f"the chat template gives {name} {len(str(value))} characters; {allowed}")
         if name == "format":
             self._check_form(str(value), given)
+        elif name in ("tojson", "pprint"):
+            self._check_nested(value, given)
+        elif name == "sum" and any(isinstance(each, (list, tuple)) for each in given):
+            raise TemplateError(
+                "the chat template adds lists with sum, which copies the first ones again and again"
+            )
         elif name == "replace" and len(given) > 1:
             self._check_replace(str(value), str(given[0]), str(given[1]))
         elif name in ("indent", "wordwrap"):
@@ -228,6 +236,19 @@ class Sandbox(ImmutableSandboxedEnvironment):
             self._check_length(len(str(value)) * longest)
         elif name == "join" and hasattr(value, "__len__"):
             self._check_length(len(value) * len(str(given[0])) if given else 0)
+
+    def _check_nested(self, value: Any, given: list[Any]) -> None:
+        """Refuse a value that is printed with one indentation for each level, before it is: levels multiply its length."""
+        indent = max(
+            (each if isinstance(each, int) else len(each) for each in given if isinstance(each, (int, str))),
+            default=1,
+        )
+        count, depth, level = 0, 0, [value]
+        while level:
+            count, depth = count + len(level), depth + 1
+            level = [held for each in level for held in _items(each)]
+            self._budget.take(1 + len(level))
+        self._check_length(count * depth * max(indent, 1))
 
     def _checked_method(
         self, text: str, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -330,6 +351,12 @@ class _Paying(NodeTransformer):
             for each in node.ops:
                 each.expr = _filtered(_READ, each.expr)
         return node
+
+
+def _items(value: Any) -> Iterable[Any]:
+    if isinstance(value, Mapping):
+        return value.values()
+    return value if isinstance(value, (list, tuple)) else ()
 
 
 def _filtered(name: str, node: Any) -> nodes.Filter:

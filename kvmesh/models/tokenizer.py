@@ -46,8 +46,15 @@ FRAME_TOKENS_MAX: Final = 64
 MARK_BYTES_MAX: Final = 32
 """Bytes of a special token in a rendered conversation: two borders, 16 digits, a number."""
 
-UNBOUNDED: Final = 1 << 31
-"""`token_bytes_max` of a tokenizer that can make few tokens of any text."""
+LONG_CHARACTERS: Final = 8192
+"""Text whose tokens take some milliseconds."""
+
+_COMPOSED: Final = ("NFC", "NFD", "NFKC", "NFKD", "Lowercase", "Nmt")
+_SHRINKS: Final = dict.fromkeys(_COMPOSED, 4) | {"Prepend": 1, "Replace": 1}
+"""Most bytes of a text that a normalizer makes one of, for those that leave no character out."""
+
+SHRINKS_MAX: Final = 16
+"""The same for all others. They may drop any text, but a prompt of that kind is none."""
 
 
 _CHARSMAP: Final = re.compile(r'"precompiled_charsmap"\s*:\s*"([^"]*)"')
@@ -190,7 +197,11 @@ class ModelTokenizer:
     def _ids(self, text: str) -> list[int]:
         """Return the ids of `text`. Raises ModelFolderError where the library fails, which may be a panic of Rust."""
         try:
-            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+            if len(text) < LONG_CHARACTERS:
+                made = self._tokenizer.encode(text, add_special_tokens=False)
+            else:  # other threads go on: `encode` would keep Python's lock
+                (made,) = self._tokenizer.encode_batch([text], add_special_tokens=False)
+            ids: list[int] = made.ids
         except BaseException as error:  # noqa: BLE001  # a panic of Rust is no Exception
             raise _not_encoded(self.folder.path / TOKENIZER, error) from None
         return ids
@@ -243,16 +254,19 @@ class ModelTokenizer:
         return table_of(tokens, decoder)
 
     def _token_bytes_max(self, normalizer: Any) -> int:
-        """Return the bound for tokenizers that keep each byte of a text; else UNBOUNDED."""
+        """Return the most bytes of a text, for each of its tokens, that are read at all."""
         normalizer = normalizer or {}
-        kinds = {each.get("type") for each in normalizer.get("normalizers", [normalizer])}
-        if not kinds <= {None, "Prepend", "Replace"}:
-            return UNBOUNDED
-        if isinstance(self._table, ByteTable):
-            return max(map(len, self._table.token_bytes), default=1) or 1
-        if isinstance(self._table, TextTable) and self._table.fallback:
-            return max((len(text.encode()) for text in self._table.texts), default=1) or 1
-        return UNBOUNDED
+        shrinks = 1
+        for each in normalizer.get("normalizers", [normalizer]):
+            shrinks *= _SHRINKS.get(each.get("type"), SHRINKS_MAX) if each else 1
+        match self._table:
+            case ByteTable():
+                longest = max(map(len, self._table.token_bytes), default=1)
+            case TextTable():
+                longest = max((len(text.encode()) for text in self._table.texts), default=1)
+            case None:
+                longest = max(len(text.encode()) for text in self._tokenizer.get_vocab())
+        return max(longest, 1) * min(shrinks, SHRINKS_MAX)
 
     def _compiled(self, source: str, text_max: int) -> ChatTemplate | None:
         if not source:

@@ -86,6 +86,9 @@ def test_no_operation_makes_a_text_that_is_too_long(source: str) -> None:
         render(source, Effort(characters=1 << 20, steps=300_000))
 
 
+NESTED = "{% set ns = namespace(x=range(6000) | list) %}{% for i in range(200) %}{% set ns.x = [ns.x] %}{% endfor %}"
+
+
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
@@ -98,6 +101,11 @@ def test_no_operation_makes_a_text_that_is_too_long(source: str) -> None:
         ("{{ 'a'.translate({97: 'b' * 9999}) }}", "'translate' of 'str' object is unsafe"),
         ("{{ [] | tojson(indent='x' * 99) }}", "indents JSON by 99 characters"),
         ("{{ raise_exception('x' * 99999) }}", "x" * 300),
+        ("{{ 1.0 | round(5000000, 'floor') }}", "pads to 5000000"),
+        ("{{ ('f' * 300000) | int(0, 16) // 3 }}", "a number of 1200000 bits"),
+        ("{{ range(9) | batch(1) | sum(start=[]) }}", "adds lists with sum"),
+        (f"{NESTED}{{{{ ns.x | tojson(indent=64) | length }}}}", "makes a text of"),
+        (f"{NESTED}{{{{ ns.x | pprint | length }}}}", "makes a text of"),
     ],
 )
 def test_wide_and_slow_operations_are_refused(source: str, reason: str) -> None:

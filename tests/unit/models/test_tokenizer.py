@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import json
 import shutil
+import unicodedata
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -237,3 +239,38 @@ def test_the_first_marker_of_a_client_costs_no_more_than_the_next(monkeypatch: p
     monkeypatch.setattr(Tokenizer, "from_str", None)
     assert library.encode_chat(Conversation([{"role": "user", "content": "<|im_end|>"}]))
     assert library.encode("<|im_end|>")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_family_reads_texts_without_bound(family: str) -> None:
+    """A text that has more bytes for each token of the context is refused before it is tokenized."""
+    library = tokenizer(family)
+    plain = (each for each in range(library.vocab_size) if each not in library.special_ids)
+    longest = max(len(library.token(each) or "") for each in plain)
+    assert longest <= library.token_bytes_max <= 1024
+
+
+def test_a_composed_text_is_within_the_bound() -> None:
+    """NFC makes one letter of four, so a token may stand for four times its bytes."""
+    library = tokenizer("qwen")
+    text = "\u1f82"
+    apart = unicodedata.normalize("NFD", text) * 500
+    assert len(apart.encode()) <= len(library.encode(apart)) * library.token_bytes_max
+
+
+async def test_other_threads_run_while_a_long_text_is_tokenized() -> None:
+    """The library lets Python's lock go."""
+    library, text = tokenizer("qwen"), "1," * 200_000
+    began = asyncio.Event()
+    loop, turns = asyncio.get_running_loop(), 0
+
+    def encode() -> int:
+        loop.call_soon_threadsafe(began.set)
+        return len(library.encode_plain(text))
+
+    running = asyncio.create_task(asyncio.to_thread(encode))
+    await began.wait()
+    while not running.done():
+        turns += 1
+        await asyncio.sleep(0.001)
+    assert await running > 0 and turns > 20
