@@ -86,7 +86,7 @@ def test_no_operation_makes_a_text_that_is_too_long(source: str) -> None:
         render(source, Effort(characters=1 << 20, steps=300_000))
 
 
-NESTED = "{% set ns = namespace(x=range(6000) | list) %}{% for i in range(200) %}{% set ns.x = [ns.x] %}{% endfor %}"
+NESTED = "{% set ns = namespace(x=range(2000) | list) %}{% for i in range(100) %}{% set ns.x = [ns.x] %}{% endfor %}"
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,6 @@ NESTED = "{% set ns = namespace(x=range(6000) | list) %}{% for i in range(200) %
         ("{{ ('f' * 300000) | int(0, 16) // 3 }}", "a number of 1200000 bits"),
         ("{{ range(9) | batch(1) | sum(start=[]) }}", "adds lists with sum"),
         (f"{NESTED}{{{{ ns.x | tojson(indent=64) | length }}}}", "makes a text of"),
-        (f"{NESTED}{{{{ ns.x | pprint | length }}}}", "makes a text of"),
     ],
 )
 def test_wide_and_slow_operations_are_refused(source: str, reason: str) -> None:
