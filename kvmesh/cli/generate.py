@@ -27,8 +27,8 @@ Explain = Callable[[str], Awaitable[str]]
 NO_NAMES: Final[Mapping[str, str]] = MappingProxyType({})
 FRONTEND_LOST: Final = "FRONTEND_LOST"
 
-RETRY_POLICY: Final = RetryPolicy(sends_max=6, refusals_max=1, retry_after_max_s=2.0)
-"""Retry policy for a user at a terminal: a full or unavailable mesh is reported soon."""
+RETRY_POLICY: Final = RetryPolicy(first_sends_max=6, refusals_max=1, retry_after_max_s=2.0)
+"""Retry policy for a user at a terminal: a full or unavailable mesh is reported soon. A stream that runs is kept longer."""
 
 Message = tuple[inference.ChatMessage.Role.ValueType, str]
 
@@ -75,6 +75,7 @@ async def stream(
     Failover: if the frontend dies, the stream continues at another frontend, and repeated messages are left out.
     `key`: API key, or empty. `regions`, `prefer`: instead of `addresses`, as for `Client`. Raises RequestFailed.
     """
+    received = 0
     try:
         made = Client(
             addresses,
@@ -95,13 +96,15 @@ async def stream(
                     tokens = inference.Tokens(
                         text=chunk.text, ids=chunk.ids, position=chunk.position, logprobs=chunk.logprobs
                     )
+                    received += len(chunk.ids)
                     on_response(inference.GenerateResponse(tokens=tokens))
             assert answer.finish is not None
             on_response(inference.GenerateResponse(finished=answer.finish))
             return Answer(answer.finish, answer.sends, tuple(answer.moves))
     except GenerateError as error:
         everywhere = [*addresses, *(each for found in (regions or {}).values() for each in found)]
-        raise RequestFailed(_sentence(error, everywhere), _details_of(error)) from error
+        broke = f" The answer broke off after {received} tokens." if received else ""
+        raise RequestFailed(_sentence(error, everywhere) + broke, _details_of(error)) from error
     except ConfigError:
         raise  # already one sentence for the operator
     except ValueError as error:

@@ -240,7 +240,8 @@ class Retries:
     def _retry(self, error: GenerateError, context: RetryContext, after_s: float) -> Retry | GiveUp:
         self._streak += 1
         self._last = error
-        if self._streak >= self._retry_policy.sends_max or self.sends >= SENDS_TOTAL_MAX:
+        limit = self._retry_policy.limit_of_sends(context.token_count)
+        if self._streak >= limit or self.sends >= SENDS_TOTAL_MAX:
             return GiveUp(error)
         until_s = self.until_s(context.token_count)
         if context.now_s >= until_s:

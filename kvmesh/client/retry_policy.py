@@ -18,6 +18,8 @@ class RetryPolicy:
     """A frontend that does not answer the probe within this time is lost, and its streams continue at another one."""
     sends_max: int = 12
     """The request fails after this many consecutive sends without a token."""
+    first_sends_max: int | None = None
+    """The same before the first token. None: `sends_max`."""
     refusals_max: int = 4
     """The request fails after this many consecutive refusals by a full mesh."""
     retry_after_max_s: float = 30.0
@@ -53,6 +55,12 @@ class RetryPolicy:
             low, high = getattr(self, f"{name}_min_s"), getattr(self, f"{name}_max_s")
             if not high >= low:
                 raise ValueError(f"{name}_max_s is {high}: {low:g} s or more is allowed")
-        for name in ("sends_max", "refusals_max"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: 1 or more is allowed")
+        for name in ("sends_max", "first_sends_max", "refusals_max"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}: 1 or more is allowed")
+
+    def limit_of_sends(self, token_count: int) -> int:
+        """Return the most consecutive sends without a new token of a request with `token_count` tokens."""
+        first = self.first_sends_max
+        return self.sends_max if token_count or first is None else first

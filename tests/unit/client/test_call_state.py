@@ -439,6 +439,20 @@ def test_an_unavailable_mesh_fails_the_request() -> None:
     assert waits == sorted(waits) and 5 <= sum(waits) <= 30
 
 
+@pytest.mark.parametrize(("tokens", "sends"), [(0, 3), (1, 7)])
+def test_a_stream_that_runs_may_be_sent_more_often(tokens: int, sends: int) -> None:
+    """A user at a terminal hears soon that no mesh is there, and keeps an answer that has begun."""
+    one = CallState(request(), RetryPolicy(sends_max=7, first_sends_max=3), 1e6, has_own_key=True)
+    one.outgoing()
+    if tokens:
+        started(one)
+    count = 1
+    while isinstance(one.on_lost("refused", has_other=False, now_s=0, jitter=1.0), Retry):
+        one.outgoing()
+        count += 1
+    assert count == sends
+
+
 def test_an_unknown_status_does_not_crash() -> None:
     """A newer mesh may send a status that this client does not know."""
     assert type(error_of(details("DATA_LOSS", "NEW"))) is MeshUnavailable
