@@ -47,7 +47,7 @@ class Process:
 def processes_of(config: MeshConfig, config_path: Path, data_dir: Path) -> list[Process]:
     """Return the processes of the mesh in start order.
 
-    Takes a free port if the configuration leaves a port open. `data_dir` is an
+    Takes free ports where the configuration leaves them open. `data_dir` is an
     existing absolute path. Raises ConfigError, PortInUse and RedisMissing.
     """
     check_host(config.mesh.host)
@@ -55,15 +55,23 @@ def processes_of(config: MeshConfig, config_path: Path, data_dir: Path) -> list[
     vocabularies = _vocabularies(config, (pool.version for pool in pools))
     replicas = [(pool, role, name) for pool in pools for role, name in _replicas(pool)]
     host = config.mesh.host
-    ports = free_ports(host, 1 + len(ROLES["engine"].ports) * len(replicas))
+    services_count = (
+        len(replicas)
+        + sum(pool.routers for pool in pools)
+        + config.control.replicas
+        + config.frontend.replicas
+    )
+    # Ports that outgoing connections never take: a process that is started again finds its own ones free.
+    ports = free_ports(host, 1 + len(ROLES["engine"].ports) * len(replicas) + 2 * services_count)
     redis, redis_url, redis_deps = _redis(config, next(ports), data_dir)
     is_secret = has_password(redis_url)
     redis_option = () if is_secret else ("--redis", redis_url)
     environment = ((VARIABLE, redis_url),) if is_secret else ()
 
     def service(role: str, name: str, port: int, deps: tuple[str, ...], *more: str) -> Process:
-        options = (*redis_option, "--metrics-port", "0", *_state_option(config, role, name, data_dir), *more)
-        listen = f"{host}:{port}"
+        metrics = ("--metrics-port", str(next(ports)))
+        options = (*redis_option, *metrics, *_state_option(config, role, name, data_dir), *more)
+        listen = f"{host}:{port or next(ports)}"
         command = service_command(role, name, config=str(config_path), listen=listen, more=options)
         return Process(name, role, tuple(command), (*redis_deps, *deps), ReadyLine(), environment)
 
