@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from array import array
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from kvmesh.errors import Violation, invalid
 from kvmesh.inference.v1 import inference_pb2 as pb
@@ -21,6 +22,8 @@ from services.frontend.requests.resume_token import ResumeToken, Seal
 from services.frontend.surface import validation, wire
 from services.frontend.surface.served_versions import ServedVersion, ServedVersions
 from services.frontend.surface.validation import Bounds, ValidRequest
+
+T = TypeVar("T")
 
 THREAD_BYTES_MIN: Final = 8192
 """Size from which a thread checks a message or tokenizes a prompt.
@@ -76,8 +79,7 @@ class RequestParser:
         """Return the message in `data`. Raises MeshError."""
         if len(data) < THREAD_BYTES_MIN:
             return Message(*self._read(data), is_big=False)
-        async with self._big:
-            return Message(*await asyncio.to_thread(self._read, data), is_big=True)
+        return Message(*await _alone(self._big, self._read, data), is_big=True)
 
     async def check(self, message: Message, version: ServedVersion, service_class: ServiceClass) -> Parsed:
         """Return the request in `message`, for `version`, of a caller of `service_class`. Raises MeshError."""
@@ -86,8 +88,8 @@ class RequestParser:
         if not message.is_big and not has_guide:
             asked = validation.check(message.request, bounds, self._seal)
         else:
-            async with self._guided if has_guide else self._big:
-                asked = await asyncio.to_thread(validation.check, message.request, bounds, self._seal)
+            lock = self._guided if has_guide else self._big
+            asked = await _alone(lock, validation.check, message.request, bounds, self._seal)
         ids = await self._tokenize(asked, version)
         return Parsed(asked, array("i", ids).tobytes(), bounds, version)
 
@@ -113,8 +115,7 @@ class RequestParser:
             if size < THREAD_BYTES_MIN:
                 with suppress(TemplateTooLong, TemplateTooSlow):
                     return tokenizer.render(chat, QUICK)
-            async with self._rendering:
-                return await asyncio.to_thread(tokenizer.render, chat)
+            return await _alone(self._rendering, tokenizer.render, chat)
         except TemplateError as error:
             reason = "PROMPT_TOO_LONG" if isinstance(error, TemplateTooLong) else "TEMPLATE_REFUSED"
             raise invalid(
@@ -129,6 +130,19 @@ class RequestParser:
             return request, resume_token.unpack(request.options.resume.resume_token, self._seal)
         except resume_token.ResumeTokenError:
             return request, None
+
+
+async def _alone(lock: asyncio.Lock, work: Callable[..., T], *args: Any) -> T:
+    """Return the result of `work`, which a thread does while it holds `lock`, also if the caller is cancelled meanwhile."""
+    async with lock:
+        running = asyncio.ensure_future(asyncio.to_thread(work, *args))
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            await asyncio.wait([running])
+            if not running.cancelled():
+                running.exception()  # nobody waits for it
+            raise
 
 
 def _check_size(text: str, version: ServedVersion) -> None:

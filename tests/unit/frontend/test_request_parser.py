@@ -48,6 +48,37 @@ def chat(*contents: str, **fields: Any) -> pb.GenerateRequest:
     return pb.GenerateRequest(chat=pb.ChatPrompt(messages=messages, **fields))
 
 
+async def test_a_cancelled_call_keeps_others_out_until_its_thread_is_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else callers that cancel at once would have many threads at work."""
+    served, go, at_work, most = versions(), threading.Event(), 0, 0
+    render = ModelTokenizer.render
+
+    def slow(*args: Any) -> str:
+        nonlocal at_work, most
+        at_work += 1
+        most = max(most, at_work)
+        go.wait(10)
+        at_work -= 1
+        return render(*args)
+
+    monkeypatch.setattr(ModelTokenizer, "render", slow)
+    parser = RequestParser(served, Seal(bytes(SECRET_BYTES)), message_bytes_max=1 << 20)
+    message = await parser.read(chat("x" * 9000).SerializeToString())
+    calls = [asyncio.create_task(parser.check(message, served.first, CLASS)) for _ in range(5)]
+    while not at_work:
+        await asyncio.sleep(0.001)
+    for each in calls[:4]:
+        each.cancel()
+    await asyncio.sleep(0.01)
+    assert most == 1 and not calls[0].done()
+    go.set()
+    ended = await asyncio.gather(*calls, return_exceptions=True)
+    assert [isinstance(each, asyncio.CancelledError) for each in ended] == [True] * 4 + [False]
+    assert most == 1
+
+
 @pytest.mark.parametrize(("count", "is_thread"), [(1, False), (9, False), (1501, True)])
 async def test_a_thread_renders_a_conversation_of_many_steps(
     count: int, is_thread: bool, monkeypatch: pytest.MonkeyPatch
