@@ -96,6 +96,8 @@ async def stream(
                     tokens = inference.Tokens(
                         text=chunk.text, ids=chunk.ids, position=chunk.position, logprobs=chunk.logprobs
                     )
+                    for each in chunk.top_logprobs:
+                        tokens.top_logprobs.add(ids=each.keys(), logprobs=each.values())
                     received += len(chunk.ids)
                     on_response(inference.GenerateResponse(tokens=tokens))
             assert answer.finish is not None

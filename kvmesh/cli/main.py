@@ -45,6 +45,20 @@ from kvmesh.cli.options import (
 from kvmesh.cli.processes import PortInUse
 from kvmesh.cli.redis_choice import named_redis, with_redis
 from kvmesh.cli.replica_commands import replicas
+from kvmesh.cli.sampling_options import (
+    FrequencyPenaltyOption,
+    IgnoreEosOption,
+    JsonSchemaOption,
+    LogitBiasOption,
+    MinTokensOption,
+    PresencePenaltyOption,
+    RegexOption,
+    RepetitionPenaltyOption,
+    StopTokenOption,
+    TopLogprobsOption,
+    put_guide,
+    put_ids,
+)
 from kvmesh.cli.tenant_commands import tenants
 from kvmesh.config import RUNTIME_MAX_S, ConfigError, describe
 from kvmesh.redis_binary import RedisMissing
@@ -163,6 +177,16 @@ def generate(
     stop: Annotated[
         list[str] | None, typer.Option(help="String that ends the output; may be repeated.")
     ] = None,
+    frequency_penalty: FrequencyPenaltyOption = None,
+    presence_penalty: PresencePenaltyOption = None,
+    repetition_penalty: RepetitionPenaltyOption = None,
+    logit_bias: LogitBiasOption = None,
+    min_tokens: MinTokensOption = None,
+    stop_token: StopTokenOption = None,
+    ignore_eos: IgnoreEosOption = False,
+    json_schema: JsonSchemaOption = "",
+    regex: RegexOption = "",
+    top_logprobs: TopLogprobsOption = None,
     session: Annotated[
         str,
         typer.Option(
@@ -217,6 +241,8 @@ def generate(
     refuse_outside("--seed", seed, 0, UINT64_MAX)
     refuse_outside("--max-output-tokens", max_output_tokens, 1, INT32_MAX, " tokens")
     refuse_outside("--top-k", top_k, -INT32_MAX, INT32_MAX)
+    refuse_outside("--min-tokens", min_tokens, 0, INT32_MAX, " tokens")
+    refuse_outside("--top-logprobs", top_logprobs, 0, INT32_MAX)
     text = _prompt(prompt)
     request = inference.GenerateRequest(session_id=session, model=model)
     if chat or system:
@@ -224,10 +250,23 @@ def generate(
         request.chat.CopyFrom(command.chat([*scene, (inference.ChatMessage.ROLE_USER, text)]))
     else:
         request.text = text
-    for name, value in (("temperature", temperature), ("top_p", top_p), ("top_k", top_k), ("seed", seed)):
+    for name, value in (
+        ("temperature", temperature),
+        ("top_p", top_p),
+        ("top_k", top_k),
+        ("seed", seed),
+        ("frequency_penalty", frequency_penalty),
+        ("presence_penalty", presence_penalty),
+        ("repetition_penalty", repetition_penalty),
+        ("min_tokens", min_tokens),
+        ("ignore_eos", ignore_eos or None),
+    ):
         if value is not None:
             setattr(request.sampling, name, value)
     request.sampling.stop.extend(stop or ())
+    put_ids(request.sampling, logit_bias or (), stop_token or ())
+    put_guide(request.sampling, json_schema, regex)
+    request.options.top_logprobs = top_logprobs or 0
     if max_output_tokens is not None:
         request.limits.max_output_tokens = max_output_tokens
     request.options.explain = explain

@@ -308,7 +308,11 @@ async def test_the_command_line_fills_the_request(tmp_path: Path, capfd: pytest.
     options = [
         *("--system", "Scene", "--max-output-tokens", "5", "--temperature", "0.5", "--top-p", "0.9"),
         *("--top-k", "3", "--seed", "7", "--stop", "a", "--stop", "b", "--session", "s", "--explain"),
+        *("--frequency-penalty", "0.5", "--presence-penalty", "-1", "--repetition-penalty", "1.25"),
+        *("--logit-bias", "4=-100", "--logit-bias", "5=1.5", "--min-tokens", "2", "--stop-token", "6"),
+        *("--ignore-eos", "--json-schema", f"@{tmp_path}/schema.json", "--top-logprobs", "3"),
     ]
+    (tmp_path / "schema.json").write_text('{"type": "integer"}')
     async with frontend() as (address, servicer):
         member = ListedProcess(name="f", role="frontend", pid=1, address=address, metrics_address="", log="")
         write_mesh(tmp_path, MeshFile(pid=os.getpid(), config="", processes=(member,)))
@@ -321,12 +325,48 @@ async def test_the_command_line_fills_the_request(tmp_path: Path, capfd: pytest.
             chat=chat(
                 [(inference.ChatMessage.ROLE_SYSTEM, "Scene"), (inference.ChatMessage.ROLE_USER, "Wo?")]
             ),
-            sampling=inference.Sampling(temperature=0.5, top_p=0.9, top_k=3, seed=7, stop=["a", "b"]),
+            sampling=inference.Sampling(
+                temperature=0.5,
+                top_p=0.9,
+                top_k=3,
+                seed=7,
+                stop=["a", "b"],
+                frequency_penalty=0.5,
+                presence_penalty=-1,
+                repetition_penalty=1.25,
+                logit_bias={4: -100, 5: 1.5},
+                min_tokens=2,
+                stop_token_ids=[6],
+                ignore_eos=True,
+                guide=inference.Guide(json_schema='{"type": "integer"}'),
+            ),
             limits=inference.Limits(max_output_tokens=5),
             session_id="s",
-            options=inference.GenerateOptions(explain=True),
+            options=inference.GenerateOptions(explain=True, top_logprobs=3),
         )
     ]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--logit-bias", "a=1"], '--logit-bias = "a=1": allowed is TOKEN_ID=VALUE, for example 42=-100.'),
+        (["--logit-bias", "7"], '--logit-bias = "7": allowed is TOKEN_ID=VALUE'),
+        (["--logit-bias", "7=nan"], '--logit-bias = "7=nan": allowed is TOKEN_ID=VALUE'),
+        (["--logit-bias", "-1=2"], '--logit-bias = "-1=2": allowed is TOKEN_ID=VALUE'),
+        (["--logit-bias", f"{2**40}=2"], "--logit-bias = 1099511627776 is out of range: allowed are 0 to"),
+        (["--stop-token", "-1"], "--stop-token = -1 is out of range"),
+        (["--min-tokens", "-1"], "--min-tokens = -1 is out of range"),
+        (["--top-logprobs", "-1"], "--top-logprobs = -1 is out of range"),
+        (["--json-schema", "{}", "--regex", "a"], "--json-schema and --regex: one of them is allowed."),
+        (["--regex", "@/nowhere/x"], "--regex = @/nowhere/x: cannot read /nowhere/x: No such file"),
+    ],
+)
+def test_wrong_sampling_options_are_one_sentence(
+    options: list[str], sentence: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Before anything is sent. What a message can hold is the mesh's to judge."""
+    assert mistake("generate", "x", *options, capfd=capfd).startswith(sentence)
 
 
 @pytest.mark.parametrize("arguments", [("generate", "x"), ("generate", "x", "--json"), ("config",)])
