@@ -38,9 +38,9 @@ class Mesh(Section, frozen=True, kw_only=True):
     model: Annotated[
         str,
         Allowed(
-            "Name of the model for clients and Triton.",
-            pattern=r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}",
-            words="up to 64 letters, digits and ._-",
+            "Name of the model for clients, for example meta-llama/Llama-3.1-8B-Instruct.",
+            pattern=r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}",
+            words="1 to 128 letters, digits and ._/-, a letter or digit first",
         ),
     ] = "reference"
     model_dir: Annotated[

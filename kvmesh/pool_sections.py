@@ -39,8 +39,8 @@ class VersionTable(Table, frozen=True, kw_only=True):
         str,
         Allowed(
             "Name of the model for clients; empty takes mesh.model. Versions of one model replace each other by rollouts.",
-            pattern=r"(?:[A-Za-z0-9][A-Za-z0-9._-]{0,63})?",
-            words="empty or up to 64 letters, digits and ._-",
+            pattern=r"(?:[A-Za-z0-9][A-Za-z0-9._/-]{0,127})?",
+            words="empty or 1 to 128 letters, digits and ._/-, a letter or digit first",
         ),
     ] = ""
     model_dir: Annotated[

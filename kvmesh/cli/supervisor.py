@@ -25,7 +25,7 @@ from typing import Any, Final, TypeVar
 from kvmesh.child import bound_command
 from kvmesh.cli.processes import Process
 from kvmesh.cli.readiness import Addresses
-from kvmesh.cli.restarts import Restarts
+from kvmesh.cli.restarts import DEATHS_MAX, PERIOD_S, Restarts
 from kvmesh.cli.shared_memory import clear
 from kvmesh.server import DRAIN_S
 
@@ -105,6 +105,8 @@ class Supervised:
         self.starts = 0
         self.status: int | None = None
         self.restarts = Restarts()
+        self.is_given_up = False
+        """True once it died too often."""
         self.died_s = 0.0
         """Time of its last death."""
         self.stop_asked_s = 0.0
@@ -268,9 +270,9 @@ class Supervisor:
         self._move(member, ProcessState.ENDED)
         member.has_ended.set()
         if not was_wanted and not self._death.done():
-            self._death.set_result(
-                ProcessFailed(f"{member.process.name} ended {how(member.status)}. {self._last_lines(member)}")
-            )
+            often = f" {DEATHS_MAX} times within {PERIOD_S:g} s, the last time" if member.is_given_up else ""
+            told = f"{member.process.name} ended{often} {how(member.status)}. {self._last_lines(member)}"
+            self._death.set_result(ProcessFailed(told))
 
     def _may_restart(self, member: Supervised) -> bool:
         """True if the process was ready before, and nothing has ended or stops the mesh."""
@@ -282,6 +284,7 @@ class Supervisor:
         now_s = asyncio.get_running_loop().time()
         pause_s = member.restarts.pause_s(now_s)
         if pause_s is None:
+            member.is_given_up = True
             return False
         if member.state is ProcessState.READY:
             member.died_s = now_s

@@ -122,10 +122,11 @@ _BY_CODE: Final[Mapping[str, type[GenerateError]]] = {
 def error_of(details: ErrorDetails) -> GenerateError:
     """Return the exception for a call that ended with `details`; an unexpected status is MeshUnavailable."""
     code = details.code.name
+    no_frontend = "this address is no frontend of kvmesh: " if code == "UNIMPLEMENTED" else ""
     kind = QuotaExceeded if details.reason in QUOTA else _BY_CODE.get(code, MeshUnavailable)
     return kind(
         details.reason or code,
-        details.message,
+        f"{no_frontend}{details.message}",
         code=code,
         retry_after_s=details.retry_after_s,
         violations=details.violations,

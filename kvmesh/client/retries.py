@@ -17,12 +17,16 @@ from kvmesh.client.errors import (
     MeshFull,
     MeshUnavailable,
     QuotaExceeded,
+    RequestRefused,
     error_of,
 )
 from kvmesh.client.frontends import Cause
 from kvmesh.client.retry_budget import RetryBudget
 from kvmesh.client.retry_policy import RetryPolicy
 from kvmesh.errors import ErrorDetails
+
+TOO_LARGE: Final = "message larger than max"
+"""Part of gRPC's text about a message above its limit."""
 
 SENDS_TOTAL_MAX: Final = 256
 """Most sends of one request, progress or not: the range of the counter in resume tokens."""
@@ -150,6 +154,8 @@ class Retries:
 
     def on_error(self, details: ErrorDetails, context: RetryContext) -> Retry | GiveUp:
         """The call ended with a status other than OK."""
+        if is_too_large(details):
+            return GiveUp(RequestRefused("MESSAGE_TOO_LARGE", details.message, code=details.code.name))
         if _is_lost(details):
             return self.on_lost(details.message, context)
         self._progress(context)
@@ -259,6 +265,11 @@ class Retries:
             retry_policy.backoff_max_s, retry_policy.backoff_min_s * float(2 ** min(self._streak, 16))
         )
         return backoff_s * (0.5 + 0.5 * context.jitter)
+
+
+def is_too_large(details: ErrorDetails) -> bool:
+    """True if gRPC itself refused the message, before the frontend could say so."""
+    return details.code.name == "RESOURCE_EXHAUSTED" and not details.reason and TOO_LARGE in details.message
 
 
 def _is_lost(details: ErrorDetails) -> bool:

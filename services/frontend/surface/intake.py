@@ -165,7 +165,7 @@ class Intake:
         if model and model not in self._versions.models:
             names = ", ".join(sorted(self._versions.models))
             raise invalid(
-                "FIELD_OUT_OF_RANGE", [Violation("model", repr(model[:64]), f"empty or one of {names}")]
+                "FIELD_OUT_OF_RANGE", [Violation("model", repr(model[:128]), f"empty or one of {names}")]
             )
         return self._core.regions.choose(
             arrival.caller.tenant,

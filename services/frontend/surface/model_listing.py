@@ -44,7 +44,7 @@ class ModelListing:
         name = name or self._pools.default_model
         if name not in self._versions.models:
             allowed = f"empty or one of {', '.join(sorted(self._versions.models))}"
-            raise invalid("FIELD_OUT_OF_RANGE", [Violation("model", repr(name[:64]), allowed)])
+            raise invalid("FIELD_OUT_OF_RANGE", [Violation("model", repr(name[:128]), allowed)])
         return pb.GetModelResponse(model=self._model(name))
 
     def _model(self, name: str) -> pb.Model:

@@ -238,7 +238,7 @@ def _names(message: pb.GenerateRequest, bounds: Bounds) -> Iterator[Violation]:
         if len(name) > NAME_CHARACTERS_MAX:
             yield Violation(path, f"{len(name)} characters long", f"at most {NAME_CHARACTERS_MAX} characters")
     if message.model and message.model != bounds.model:
-        yield Violation("model", repr(message.model[:64]), f"empty or {bounds.model!r}")
+        yield Violation("model", repr(message.model[:128]), f"empty or {bounds.model!r}")
 
 
 def _received(message: pb.GenerateRequest, bounds: Bounds) -> Iterator[Violation]:

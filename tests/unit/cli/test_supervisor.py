@@ -319,7 +319,10 @@ async def test_a_process_that_dies_again_and_again_fails_the_mesh(tmp_path: Path
     async with supervised([kept(tmp_path, code)], tmp_path / "logs", restarts=True) as supervisor:
         await supervisor.start()
         os.kill(supervisor.members["kept"].pid, signal.SIGKILL)
-        with pytest.raises(ProcessFailed, match=r"kept ended with status 3(.|\n)*no such model"):
+        with pytest.raises(
+            ProcessFailed,
+            match=r"kept ended 5 times within 60 s, the last time with status 3\.(.|\n)*no such model",
+        ):
             await supervisor.run_while_alive(asyncio.Event().wait())
         assert supervisor.members["kept"].starts == 5
 

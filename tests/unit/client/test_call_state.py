@@ -453,6 +453,23 @@ def test_a_stream_that_runs_may_be_sent_more_often(tokens: int, sends: int) -> N
     assert count == sends
 
 
+def test_a_message_that_grpc_refuses_is_not_sent_again() -> None:
+    """gRPC's own status has no details. The frontend is there, and another one would refuse the message, too."""
+    text = "SERVER: Received message larger than max (5000043 vs. 4259840)"
+    told = ErrorDetails(grpc.StatusCode.RESOURCE_EXHAUSTED, text, "", {}, None, {})
+    one = call_state()
+    one.outgoing()
+    step = one.on_error(told, has_other=True, now_s=0, jitter=0)
+    assert isinstance(step, GiveUp) and isinstance(step.error, RequestRefused)
+    assert (step.error.reason, step.error.message) == ("MESSAGE_TOO_LARGE", text)
+
+
+def test_another_service_at_the_address_is_named() -> None:
+    """For example a router of the mesh."""
+    step = call_state().on_error(details("UNIMPLEMENTED"), has_other=True, now_s=0, jitter=0)
+    assert isinstance(step, GiveUp) and step.error.message.startswith("this address is no frontend of kvmesh")
+
+
 def test_an_unknown_status_does_not_crash() -> None:
     """A newer mesh may send a status that this client does not know."""
     assert type(error_of(details("DATA_LOSS", "NEW"))) is MeshUnavailable

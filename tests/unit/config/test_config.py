@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvmesh.config import ROOT, ConfigError, MeshConfig, describe, keys, load, parse, sections
+from kvmesh.config import ROOT, ConfigError, MeshConfig, build, describe, keys, load, parse, sections
 from kvmesh.config_sections import Decode, Engine
 
 
@@ -136,3 +136,24 @@ def test_prefill_takes_the_cache_size_of_decode_by_default() -> None:
     """The value 0 stands for the same size."""
     assert Engine(kv_blocks=500).blocks_of_prefill == 500
     assert Engine(kv_blocks=500, prefill_kv_blocks=300).blocks_of_prefill == 300
+
+
+@pytest.mark.parametrize(
+    ("name", "is_allowed"),
+    [
+        ("meta-llama/Llama-3.1-8B-Instruct", True),
+        ("a" * 128, True),
+        ("a" * 129, False),
+        ("", False),
+        ("/a", False),
+        ("a b", False),
+    ],
+)
+def test_a_model_may_have_the_name_of_the_hub(name: str, is_allowed: bool) -> None:
+    """Clients send that name."""
+    tables = {"mesh": {"model": name}, "versions": {"v1": {"model": name}}}
+    if is_allowed:
+        assert build(tables).versions["v1"].model == name
+    else:
+        with pytest.raises(ConfigError, match="1 to 128 letters, digits"):
+            build(tables)
