@@ -100,10 +100,19 @@ class MeshConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     keys: Mapping[str, KeyTable] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        pool_sections.validate(self.pools, self.versions, arithmetic=self.engine.arithmetic)
-        tenant_sections.validate(self.classes, self.organisations, self.tenants, self.keys)
-        region_sections.validate(self.region, self.regions, is_trusted=bool(self.trust.certificate))
-        self._check_tenants()
+        mistakes = Mistakes()
+        with mistakes.noted():
+            pool_sections.validate(self.pools, self.versions, arithmetic=self.engine.arithmetic)
+        with mistakes.noted():
+            tenant_sections.validate(self.classes, self.organisations, self.tenants, self.keys)
+        with mistakes.noted():
+            region_sections.validate(self.region, self.regions, is_trusted=bool(self.trust.certificate))
+        for check in (self._check_tenants, self._check_frontend):
+            with mistakes.noted():
+                check()
+        mistakes.refuse()
+
+    def _check_frontend(self) -> None:
         if self.frontend.max_output_tokens_default >= self.engine.max_sequence_tokens:
             raise ConfigError(
                 f"frontend.max_output_tokens_default = {self.frontend.max_output_tokens_default} leaves no "

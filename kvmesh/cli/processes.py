@@ -11,6 +11,7 @@ from typing import Final
 from kvmesh.cli.readiness import ModelReady, Ready, ReadyLine, RedisReady
 from kvmesh.cli.shared_memory import prefix_of
 from kvmesh.config import ConfigError, MeshConfig
+from kvmesh.config_keys import Mistakes
 from kvmesh.config_sections import Engine
 from kvmesh.models.folder import ModelFolderError
 from kvmesh.models.tokenizer import ModelTokenizer
@@ -188,14 +189,19 @@ def _engine(
 def _vocabularies(config: MeshConfig, versions: Iterable[VersionSettings]) -> dict[Path, int]:
     """Return the vocabulary of the hashed engines by folder, that of its tokenizer. Raises ConfigError for a bad folder."""
     found: dict[Path, int] = {}
+    mistakes = Mistakes()
     for version in versions:
         if version.engine.arithmetic != "hashed" or version.model_path in found:
             continue
-        try:
-            tokenizer = ModelTokenizer.load(version.model_path, text_max=config.frontend.message_bytes_max)
-        except ModelFolderError as error:
-            raise ConfigError(f"The model of version {version.name} cannot be served. {error}") from None
-        found[version.model_path] = tokenizer.vocab_size
+        with mistakes.noted():
+            try:
+                tokenizer = ModelTokenizer.load(
+                    version.model_path, text_max=config.frontend.message_bytes_max
+                )
+            except ModelFolderError as error:
+                raise ConfigError(f"The model of version {version.name} cannot be served. {error}") from None
+            found[version.model_path] = tokenizer.vocab_size
+    mistakes.refuse()
     return found
 
 

@@ -31,6 +31,7 @@ from kvmesh.cli.supervisor import (
     supervised,
 )
 from kvmesh.config import ConfigError, MeshConfig, describe
+from kvmesh.config_keys import Mistakes
 from kvmesh.pool_sections import COSTS
 from kvmesh.pools import VersionSettings, pool_names, pool_settings
 from kvmesh.redis_url import without_password
@@ -158,8 +159,11 @@ def _failed(failed: ProcessFailed, console: Console) -> int:
 
 async def _check_prerequisites(config: MeshConfig, redis_source: str) -> None:
     """Check the model, the certificates, Redis and the networks, which every process needs. Raises ConfigError."""
+    mistakes = Mistakes()
     for pool in pool_names(config):
-        _refuse_missing_model(config, pool_settings(config, pool).version)
+        with mistakes.noted():
+            _refuse_missing_model(config, pool_settings(config, pool).version)
+    mistakes.refuse()
     for role in CERTIFICATE_ROLES:
         # Certificates of release 0.1.0 lack both roles.
         if role != XDS and (role != CONTROL or config.control.replicas):

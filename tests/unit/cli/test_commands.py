@@ -868,6 +868,19 @@ def test_each_pool_has_processes_of_its_own(tmp_path: Path) -> None:
     assert set(processes["frontend-0"].deps) >= {"stable-router-0", "next-router-1", "next-prefill-0"}
 
 
+def test_each_model_that_cannot_be_served_is_named(tmp_path: Path) -> None:
+    """An operator with two wrong folders hears of both."""
+    wrong = POOLS.replace("tests/unit/models/folders/llama-3", "engines").replace(
+        "engines/reference/model", "docs"
+    )
+    with pytest.raises(ConfigError) as refused:
+        processes_of(parse(wrong), tmp_path / "c", tmp_path)
+    assert [line.partition(" cannot")[0] for line in str(refused.value).splitlines()] == [
+        "The model of version v1",
+        "The model of version v2",
+    ]
+
+
 def test_a_hashed_engine_without_a_vocabulary_is_refused(tmp_path: Path) -> None:
     """Its size is that of the model's folder, so the folder must be one."""
     config = parse(POOLS.replace("tests/unit/models/folders/llama-3", "engines"))

@@ -157,3 +157,17 @@ def test_a_model_may_have_the_name_of_the_hub(name: str, is_allowed: bool) -> No
     else:
         with pytest.raises(ConfigError, match="1 to 128 letters, digits"):
             build(tables)
+
+
+def test_mistakes_between_sections_are_told_together() -> None:
+    """A pool of an unknown version, and a default that leaves no room for a prompt."""
+    tables = {
+        "pools": {"a": {"version": "v9"}},
+        "versions": {"v1": {}},
+        "frontend": {"max_output_tokens_default": 4096},
+        "engine": {"max_sequence_tokens": 4096},
+    }
+    with pytest.raises(ConfigError) as refused:
+        build(tables)
+    first, second = str(refused.value).splitlines()
+    assert "pools.a.version" in first and "max_output_tokens_default" in second
