@@ -174,6 +174,9 @@ def _explained(finished: inference.Finished) -> dict[str, str]:
     explanation = finished.explanation
     last = explanation.attempts[-1] if explanation.attempts else inference.AttemptExplanation()
     transfer = f"{_ms(last.transfer):.1f} ms" if last.HasField("transfer") else "none"
+    context = finished.usage.prompt_token_count + last.start_position
+    # Figures of one attempt: the last one also read the output that was there.
+    which = f", attempt {last.number}" if len(explanation.attempts) > 1 else ""
     return {
         "prompt": f"{finished.usage.prompt_token_count} tokens",
         "output": f"{finished.usage.output_token_count} tokens",
@@ -184,12 +187,12 @@ def _explained(finished: inference.Finished) -> dict[str, str]:
         "router": last.router or "-",
         "prefill": last.prefill_replica or "on decode",
         "decode": last.decode_replica or "-",
-        "blocks matched": f"{last.matched_block_count} of {last.prompt_block_count}",
-        "tokens cached": f"{last.cached_token_count} of {finished.usage.prompt_token_count}",
-        "queue at router": f"{_ms(last.router_queue):.1f} ms",
-        "queue at replica": f"{_ms(last.replica_queue):.1f} ms",
-        "prefill time": f"{_ms(last.prefill):.1f} ms",
-        "transfer": transfer,
+        f"blocks matched{which}": f"{last.matched_block_count} of {last.prompt_block_count}",
+        f"tokens cached{which}": f"{last.cached_token_count} of {context}",
+        f"queue at router{which}": f"{_ms(last.router_queue):.1f} ms",
+        f"queue at replica{which}": f"{_ms(last.replica_queue):.1f} ms",
+        f"prefill time{which}": f"{_ms(last.prefill):.1f} ms",
+        f"transfer{which}": transfer,
         "time to first token": f"{_ms(explanation.time_to_first_token):.1f} ms",
         "total": f"{_ms(explanation.total):.1f} ms",
         "attempts, takeovers": f"{len(explanation.attempts)}, {explanation.adoption_count}",

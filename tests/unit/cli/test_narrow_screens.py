@@ -194,3 +194,17 @@ def test_models_of_forty_characters_are_whole() -> None:
         )
     shown = text_of(models.table(found), width=TERMINAL)
     check(shown, f"{MODEL[:-1]}0", f"{MODEL[:-1]}1", *VERSIONS, "131", "072", "tools", "penalties")
+
+
+def test_figures_of_a_resumed_answer_name_their_attempt() -> None:
+    """The last attempt read the prompt and the output that was there."""
+    finished = pb.Finished(usage=pb.Usage(prompt_token_count=9, output_token_count=120))
+    for number, start in ((1, 0), (2, 90)):
+        finished.explanation.attempts.add(
+            number=number, start_position=start, cached_token_count=96 * (number - 1), router="router-0"
+        )
+    shown = " ".join(text_of(ExplanationTable([("answer", finished)]), width=TERMINAL).split())
+    assert "tokens cached, attempt 2 │ 96 of 99" in shown and "prefill time, attempt 2" in shown
+    del finished.explanation.attempts[1]
+    shown = " ".join(text_of(ExplanationTable([("answer", finished)]), width=TERMINAL).split())
+    assert "tokens cached │ 0 of 9" in shown
