@@ -148,4 +148,8 @@ class Screen:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.stderr.write("\nInterrupted. The next run goes on where this one stopped.\n")
+        sys.exit(130)
