@@ -185,7 +185,11 @@ class LinkManager(Generic[Peer]):
 
     async def _close(self, linked: Linked[Peer]) -> None:
         self._host.on_closing(linked.peer, self._clock.now_s())
-        await end([linked.task])
+        try:
+            await end([linked.task])
+        except asyncio.CancelledError:
+            self._replaced.append(linked)  # `run` closes it with the others
+            raise
         self._host.on_closed(linked.peer, self._clock.now_s())
 
 

@@ -181,7 +181,7 @@ def _show(configs: Mapping[str, MeshConfig], data_dir: Path, console: Console) -
 
 
 async def tell_drains(configs: Mapping[str, MeshConfig], console: Console) -> None:
-    """Print each region that an earlier start left drained. Such a region serves nobody until its restore."""
+    """Print each region that an earlier start left drained. A drained region serves nobody until `restore`."""
     for told in await asyncio.gather(*(_drain_of(name, config) for name, config in configs.items())):
         if told:
             console.print(told, markup=False, highlight=False, soft_wrap=True)

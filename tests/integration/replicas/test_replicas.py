@@ -35,7 +35,7 @@ CONFIG = configure(
 )
 CONTEXT, GENERATION = pb.PHASE_CONTEXT_ONLY, pb.PHASE_GENERATION_ONLY
 CLEAN_S = 5.0
-"""Longest wait until nothing is held. A cancel takes milliseconds; the timeouts that clean up without one take more."""
+"""Longest wait until nothing is held. Handoffs whose cancel got lost are held for longer (engine.handoff_timeout_s)."""
 
 LOCAL = pb.PHASE_CONTEXT_AND_GENERATION
 

@@ -24,9 +24,14 @@ class Peer:
         self.is_listed = True
         self.is_replaced = False
         self.is_closing = self.is_closed = False
+        self.is_slow_to_end = False
 
     async def run(self) -> None:
-        await asyncio.Event().wait()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            if self.is_slow_to_end:
+                await asyncio.Event().wait()  # until it is cancelled once more
 
 
 class Peers:
@@ -128,6 +133,18 @@ async def test_a_replaced_process_is_linked_until_it_is_unused() -> None:
         links.update([member(boot_id="B")])
         await until(lambda: old.is_closed)
         assert old.is_closing and len(links) == 1 and not new.is_closing
+
+
+async def test_a_link_that_is_being_closed_at_the_end_is_closed() -> None:
+    """The end comes while the manager waits for a replaced link. `managed` checks that each peer is closed."""
+    async with managed() as (links, peers):
+        links.update([member(boot_id="A")])
+        await until(links.is_settled)
+        (old,) = peers.opened
+        old.is_unused = old.is_slow_to_end = True
+        links.update([member(boot_id="B")])
+        await until(lambda: old.is_closing)
+        assert not old.is_closed
 
 
 async def test_a_process_that_holds_its_name_again_keeps_its_link_if_it_may() -> None:
