@@ -30,9 +30,9 @@ _DNS_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?",
 class OptionFiles(Files):
     """Files that options name. The authority is that of the frontend; another one may have signed the certificate."""
 
-    def setting(self, key: str) -> str:
-        """Return `--option = "path"`."""
-        return f'{_OPTIONS[key]} = "{getattr(self, key)}"'
+    def name_of(self, key: str) -> str:
+        """Return the option of `key`."""
+        return _OPTIONS[key]
 
 
 class FrontendTls:
@@ -52,8 +52,12 @@ class FrontendTls:
 
     async def explain(self, address: str) -> str:
         """Return the TLS fault between this process and the frontend at `address`, or an empty text."""
-        host = address.rpartition(":")[0].strip("[]")
-        return await explain(address, self._server_name or host, self._files)
+        return await explain(address, self._server_name or _host(address), self._files, _OPTIONS["authority"])
+
+
+async def explain_plain(address: str) -> str:
+    """Return why the frontend at `address` does not understand a call without TLS, or an empty text."""
+    return await explain(address, _host(address), None, _OPTIONS["authority"])
 
 
 def frontend_tls(
@@ -89,6 +93,10 @@ def frontend_tls(
     _check_name(server_name)
     paths = ("" if path is None else str(path) for path in (certificate, private_key, authority))
     return FrontendTls(OptionFiles(*paths, signs_own=False), server_name)
+
+
+def _host(address: str) -> str:
+    return address.rpartition(":")[0].strip("[]")
 
 
 def _check_name(server_name: str) -> None:

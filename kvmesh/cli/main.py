@@ -225,7 +225,7 @@ def generate(
     """Send one prompt and stream the answer. An API key is read from $KVMESH_API_KEY."""
     from kvmesh.cli import generate as command
     from kvmesh.cli.dial import Dial
-    from kvmesh.cli.frontend_tls import frontend_tls
+    from kvmesh.cli.frontend_tls import explain_plain, frontend_tls
     from kvmesh.cli.regions_option import regions_given
     from kvmesh.inference.v1 import inference_pb2 as inference
     from kvmesh.server import channel
@@ -299,7 +299,7 @@ def generate(
         prefer=prefer,
         own_region=own_region,
         names=names,
-        explain=tls.explain if tls else None,
+        explain=tls.explain if tls else explain_plain if is_addressed else None,
     )
     raise typer.Exit(command.run_interruptible(work))
 
@@ -324,7 +324,7 @@ def models(
     """List the models of a mesh, or check a model's folder. An API key is read from $KVMESH_API_KEY."""
     from kvmesh.cli import models as command
     from kvmesh.cli.dial import Dial
-    from kvmesh.cli.frontend_tls import frontend_tls
+    from kvmesh.cli.frontend_tls import explain_plain, frontend_tls
     from kvmesh.server import channel
 
     settings = settings_given(config)
@@ -346,7 +346,7 @@ def models(
         open_channel=open_channel,
         key=key,
         as_json=as_json,
-        explain=tls.explain if tls else None,
+        explain=tls.explain if tls else explain_plain if address else None,
     )
     raise typer.Exit(command.run(work))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,6 +12,7 @@ import grpc
 from google.protobuf.json_format import MessageToDict
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from kvmesh.cli.fitted_table import Column, FittedTable
 from kvmesh.errors import from_rpc_error
@@ -21,7 +22,7 @@ from kvmesh.models import folder as model_folder
 from kvmesh.models.folder import ModelFolder, ModelFolderError
 from kvmesh.models.template_budget import TemplateError
 from kvmesh.models.template_check import TemplateCheck
-from kvmesh.models.tokenizer import ModelTokenizer
+from kvmesh.models.tokenizer import Conversation, ModelTokenizer
 
 OpenChannel = Callable[[str], grpc.aio.Channel]
 CALL_S: Final = 5.0
@@ -34,6 +35,7 @@ _COLUMNS: Final = (
     Column("serves"),
     Column("may use", is_text=True, text_min=16),
 )
+_DEFAULTS: Final = ("temperature", "top_p", "top_k", "repetition_penalty")
 _TEXT: Final = "Check: 12 tokens, naïve café, 東京, 🚀."
 
 
@@ -103,15 +105,20 @@ def check(folder: Path, context_tokens: int, text_max: int, console: Console, *,
     if as_json:
         console.file.write(json.dumps(found, ensure_ascii=False) + "\n")
         return 0
-    facts = Table(show_header=False)
-    for name, value in found.items():
-        facts.add_row(name, ", ".join(map(str, value)) if isinstance(value, list) else str(value))
-    console.print(facts)
+    rows = Table(show_header=False)
+    for name, text in _rows(found):
+        rows.add_row(name, Text(text))
+    console.print(rows)
+    if found["conversation"]:
+        head = f"This text as a conversation of one user turn ({len(found['conversation_ids'])} tokens):"
+        console.print(f"{head}\n{found['conversation']}", markup=False, highlight=False, soft_wrap=True)
+    for warning in found["warnings"]:
+        console.print(f"Warning: {warning}", markup=False, highlight=False, soft_wrap=True)
     return 0
 
 
 def _facts(folder: ModelFolder, context_tokens: int, text_max: int) -> Mapping[str, Any]:
-    """Return what a frontend takes from the folder. Raises ModelFolderError."""
+    """Return what a frontend takes from the folder, as JSON has it. Raises ModelFolderError."""
     context = min(context_tokens, folder.context_tokens or context_tokens)
     for source in dict.fromkeys((folder.template, folder.tool_template)):
         if not source:
@@ -121,28 +128,55 @@ def _facts(folder: ModelFolder, context_tokens: int, text_max: int) -> Mapping[s
         if reason:
             raise ModelFolderError(f"{folder.path}: the chat template is refused: {reason}.")
     tokenizer = ModelTokenizer(folder, text_max=text_max)
-    try:
-        ids = tokenizer.run_once(_TEXT)
-    except TemplateError:  # the template refuses a conversation without a system turn
-        ids = tokenizer.encode(_TEXT)
-    defaults = folder.defaults
-    given = {
-        key: value
-        for key in ("temperature", "top_p", "top_k", "repetition_penalty")
-        if (value := getattr(defaults, key)) is not None
-    }
+    rendered = ""
+    warnings = []
+    if not tokenizer.has_template:
+        warnings.append("The folder has no chat template: the model takes texts and token ids, no messages.")
+    else:
+        try:
+            rendered = tokenizer.render(Conversation([{"role": "user", "content": _TEXT}]))
+        except TemplateError as error:
+            warnings.append(f"The chat template refuses a conversation of one user turn: {error}.")
+    if not tokenizer.end_token_ids:
+        warnings.append("The folder names no end token: an output ends at its longest length or a stop text.")
+
+    def named(ids: Iterable[int]) -> list[Mapping[str, Any]]:
+        return [{"id": each, "token": tokenizer.token(each)} for each in ids]
+
     return {
         "folder": str(folder.path),
         "vocabulary": tokenizer.vocab_size,
         "detokenizer": tokenizer.decoding,
-        "context": folder.context_tokens or "not named",
-        "chat template": "yes" if tokenizer.has_template else "no: the model takes texts and token ids alone",
-        "end tokens": [f"{each} {tokenizer.token(each)!r}" for each in tokenizer.end_token_ids] or "none",
-        "special tokens": len(tokenizer.special_ids),
-        "before a text": [tokenizer.token(each) or each for each in tokenizer.text_prefix] or "nothing",
-        "sampling defaults": [f"{key} {value:g}" for key, value in given.items()] or "none",
-        "sample": f"{_TEXT!r}: {len(ids)} tokens",
+        "context": folder.context_tokens,
+        "end_tokens": named(tokenizer.end_token_ids),
+        "special_tokens": len(tokenizer.special_ids),
+        "text_prefix": named(tokenizer.text_prefix),
+        "sampling_defaults": {
+            key: each for key in _DEFAULTS if (each := getattr(folder.defaults, key)) is not None
+        },
+        "text": _TEXT,
+        "text_ids": tokenizer.encode(_TEXT),
+        "conversation": tokenizer.readable(rendered) or None,
+        "conversation_ids": tokenizer.encode_rendered(rendered) if rendered else None,
+        "warnings": warnings,
     }
+
+
+def _rows(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the rows of the table of a folder: name, text."""
+
+    def named(tokens: Sequence[Mapping[str, Any]]) -> str:
+        return ", ".join(f"{each['id']} {each['token']}" for each in tokens)
+
+    defaults = found["sampling_defaults"].items()
+    yield "folder", found["folder"]
+    yield "vocabulary", f"{found['vocabulary']:,} tokens, {found['special_tokens']:,} of them special"
+    yield "detokenizer", found["detokenizer"]
+    yield "context", f"{found['context']:,} tokens" if found["context"] else "not named"
+    yield "end tokens", named(found["end_tokens"]) or "none"
+    yield "sampling defaults", ", ".join(f"{key} {value}" for key, value in defaults) or "none"
+    yield "before a text", named(found["text_prefix"]) or "nothing"
+    yield "a text", f"{found['text']} ({len(found['text_ids'])} tokens)"
 
 
 def run(work: Any) -> int:

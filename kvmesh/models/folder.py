@@ -125,6 +125,14 @@ class ModelFolder:
 
 def read(path: Path) -> ModelFolder:
     """Return the content of the folder `path`. Raises ModelFolderError."""
+    try:
+        is_folder = stat.S_ISDIR(path.stat().st_mode)
+    except FileNotFoundError:
+        raise ModelFolderError(f"{path} does not exist; allowed is a folder with {TOKENIZER}.") from None
+    except OSError as error:
+        raise ModelFolderError(f"Cannot read {path}: {error.strerror}.") from error
+    if not is_folder:
+        raise ModelFolderError(f"{path} is no folder; allowed is a folder with {TOKENIZER}.")
     tokenizer = _text(path / TOKENIZER, TOKENIZER_BYTES_MAX)
     settings = _Document.read(path / TOKENIZER_CONFIG)
     generation = _Document.read(path / GENERATION_CONFIG)

@@ -157,6 +157,10 @@ class ModelTokenizer:
         """Return the ids of what `render` returned."""
         return self._ids(text)
 
+    def readable(self, rendered: str) -> str:
+        """Return what `render` returned with the special tokens as the template wrote them."""
+        return self._marks.readable(rendered)
+
     def detokenizer(self) -> Detokenizer:
         """Return a detokenizer for one output: by the table, or by the library if its decoder has none."""
         match self._table:
@@ -321,6 +325,12 @@ class _Marks:
         """Return the rendered text with marks for the template's special tokens, and the client's texts as they were."""
         marked = self._found.sub(lambda match: self._marks[match[0]], rendered)
         return self._hidden.sub(lambda match: self._texts.get(match[0], match[0]), marked)
+
+    def readable(self, rendered: str) -> str:
+        """Return the rendered text with special tokens in the place of their marks."""
+        for text, mark in self._marks.items():
+            rendered = rendered.replace(mark, text)
+        return rendered
 
     def renamed(self, tokenizer: Tokenizer) -> Tokenizer:
         """Return a tokenizer with equal ids, in which a mark is the name of each special token."""

@@ -17,20 +17,22 @@ _WRONG_NAMES: Final = (62, 64)
 """X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH."""
 
 
-async def explain(address: str, name: str, files: Files | None) -> str:
+async def explain(address: str, name: str, files: Files | None, setting: str = "[trust]") -> str:
     """Try a handshake with `address`; return the fault between its TLS and that of this process, or an empty text.
 
-    `name`: the expected name in the peer's certificate. `files`: those of this process, or None without TLS.
+    `name`: the expected name in the peer's certificate. `files`: those of this process, or None without TLS. `setting`: what
+    gives this process TLS.
     """
     host, _, port = address.rpartition(":")
     try:
         async with asyncio.timeout(HANDSHAKE_S):
-            return await _handshake(host.strip("[]"), int(port), name, files)
+            return await _handshake(host.strip("[]"), int(port), name, files, setting)
     except (OSError, TimeoutError, ValueError, EOFError):
         return ""
 
 
-async def _handshake(host: str, port: int, name: str, files: Files | None) -> str:
+async def _handshake(host: str, port: int, name: str, files: Files | None, setting: str) -> str:
+    without = f"the peer uses TLS, but this process has no {setting}"
     try:
         context = client_context(files) if files else _unverified_context()
     except ConfigError as error:
@@ -46,11 +48,11 @@ async def _handshake(host: str, port: int, name: str, files: Files | None) -> st
     except ssl.SSLError as error:
         is_tls = error.reason != "WRONG_VERSION_NUMBER"
         if not files:
-            return "the peer uses TLS, but this process has no [trust]" if is_tls else ""
-        return _refused_ours(files) if is_tls else "the peer uses plain text, but this process has [trust]"
+            return without if is_tls else ""
+        return _refused_ours(files) if is_tls else f"the peer uses plain text, but this process has {setting}"
     try:
         if files is None:
-            return "the peer uses TLS, but this process has no [trust]"
+            return without
         # In TLS 1.3 a server refuses the client's certificate after the handshake. A gRPC server closes without a reason.
         with suppress(ssl.SSLError):
             if await reader.read(1):
@@ -70,7 +72,7 @@ def _unverified_context() -> ssl.SSLContext:
 
 def _refused_ours(files: Files) -> str:
     if not files.certificate:
-        return "the peer demands a certificate, and this process has none"
+        return f"the peer demands a certificate, and this process has no {files.name_of('certificate')}"
     if not files.signs_own:
         return "the peer refuses the certificate of this process: it has expired, or the peer trusts another authority"
     try:

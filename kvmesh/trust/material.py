@@ -51,8 +51,12 @@ class Files:
         return found.get("certificate", b""), found.get("key", b""), found.get("authority", b"")
 
     def setting(self, key: str) -> str:
-        """Return `section.key = "path"`."""
-        return f'{self.section}.{key} = "{getattr(self, key)}"'
+        """Return the name of `key` and its path, as in `trust.key = "path"`."""
+        return f'{self.name_of(key)} = "{getattr(self, key)}"'
+
+    def name_of(self, key: str) -> str:
+        """Return the name by which users know `key`."""
+        return f"{self.section}.{key}"
 
     def _named(self) -> list[tuple[str, str]]:
         named = [("certificate", self.certificate), ("key", self.key), ("authority", self.authority)]

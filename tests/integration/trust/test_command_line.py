@@ -65,7 +65,7 @@ async def kvmesh(command: str, *arguments: str) -> tuple[int, str, str]:
 async def test_commands_show_a_certificate_and_expect_a_name(
     mesh: TrustedMesh, clients: Folder, tmp_path: Path
 ) -> None:
-    """All four options together are served. Without one of them the command names the fault and ends with 1."""
+    """All four options together are served. Without some of them the command names the fault and ends with 1."""
     address = mesh.parts["frontend-0"].address
     authority = ("--authority", str(tmp_path / "certificates" / "authority.pem"))
     name = ("--server-name", SERVER_NAME)
@@ -75,8 +75,9 @@ async def test_commands_show_a_certificate_and_expect_a_name(
         return ("--certificate", files.certificate, "--private-key", files.key)
 
     faults = {
+        (): "the peer uses TLS, but this process has no --authority",
         (*authority, *shown(CLIENT)): f"the peer's certificate is not for {address.rpartition(':')[0]}",
-        (*authority, *name): "the peer demands a certificate, and this process has none",
+        (*authority, *name): "the peer demands a certificate, and this process has no --certificate",
         (
             *authority,
             *name,
