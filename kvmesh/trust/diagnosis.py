@@ -20,8 +20,8 @@ _WRONG_NAMES: Final = (62, 64)
 async def explain(address: str, name: str, files: Files | None, setting: str = "[trust]") -> str:
     """Try a handshake with `address`; return the fault between its TLS and that of this process, or an empty text.
 
-    `name`: the expected name in the peer's certificate. `files`: those of this process, or None without TLS. `setting` gives this
-    process TLS.
+    `name`: the expected name in the peer's certificate. `files`: those of this process, or None without TLS. `setting`:
+    what gives this process TLS.
     """
     host, _, port = address.rpartition(":")
     try:
