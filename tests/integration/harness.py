@@ -10,7 +10,7 @@ import asyncio
 import random
 import signal
 import subprocess
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -90,6 +90,17 @@ class Part:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])
 
 
+def beside(command: Sequence[str], options: Mapping[str, str]) -> list[str]:
+    """Return the command of a process that runs beside the one of `command`, with other values of options.
+
+    It takes any free port for its metrics.
+    """
+    made = list(command)
+    for option, value in {"--metrics-port": "0", **options}.items():
+        made[made.index(option) + 1] = value
+    return made
+
+
 class Mesh(LiveMesh[Part]):
     """A mesh of processes on this machine."""
 
@@ -133,10 +144,9 @@ class Mesh(LiveMesh[Part]):
 
         The caller ends the process: it is not a part of the mesh.
         """
-        command = list(self.parts[name].command)
         (port,) = free_ports(self.config.mesh.host, 1)
         address = f"{self.config.mesh.host}:{port}"
-        command[command.index("--listen") + 1] = address
+        command = beside(self.parts[name].command, {"--listen": address})
         return Part(f"{name}-second", command, address, self.folder / f"{name}-second.log")
 
     async def launch(self, parts: Sequence[Part]) -> None:

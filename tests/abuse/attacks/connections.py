@@ -13,7 +13,7 @@ from kvmesh.config import describe
 from tests.abuse.attack import Attack, Dose, Outcome, merged
 from tests.abuse.target import FRONT, SERVICES, Target
 from tests.certificates import Folder
-from tests.integration.harness import START_S_MAX, Part, until
+from tests.integration.harness import START_S_MAX, Part, beside, until
 from tests.raw_frames import PREFACE
 
 AT_ONCE = 100
@@ -56,13 +56,12 @@ async def handshakes(target: Target, dose: Dose) -> Outcome:
     config = target.mesh.config
     shown = msgspec.structs.replace(config.frontend, certificate=files.certificate, key=files.key)
     (folder / "kvmesh.toml").write_text(describe(msgspec.structs.replace(config, frontend=shown)))
-    command = list(target.mesh.parts[FRONT].command)
-    for option, value in (
-        ("--config", str(folder / "kvmesh.toml")),
-        ("--id", "frontend-tls"),
-        ("--listen", f"{config.mesh.host}:0"),
-    ):
-        command[command.index(option) + 1] = value
+    options = {
+        "--config": str(folder / "kvmesh.toml"),
+        "--id": "frontend-tls",
+        "--listen": f"{config.mesh.host}:0",
+    }
+    command = beside(target.mesh.parts[FRONT].command, options)
     part = Part("frontend-tls", command, "", folder / "frontend-tls.log")
     part.start()
     try:

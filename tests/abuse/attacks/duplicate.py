@@ -9,7 +9,7 @@ from pathlib import Path
 from kvmesh.ports import free_ports
 from tests.abuse.attack import Attack, Bounds, Dose, Outcome
 from tests.abuse.target import Target
-from tests.integration.harness import START_S_MAX, Part, until
+from tests.integration.harness import START_S_MAX, Part, beside, until
 
 BACK_S_MAX = 5.0
 """Longest time until routers place requests on the remaining process again."""
@@ -29,8 +29,7 @@ async def duplicate(target: Target, dose: Dose) -> Outcome:
 async def _one(target: Target, name: str, sig: signal.Signals, seconds: float, outcome: Outcome) -> None:
     mesh = target.mesh
     host = mesh.config.mesh.host
-    command = list(mesh.parts[name].command)
-    command[command.index("--listen") + 1] = f"{host}:{next(free_ports(host, 1))}"
+    command = beside(mesh.parts[name].command, {"--listen": f"{host}:{next(free_ports(host, 1))}"})
     log = Path(mesh.folder) / f"{name}-second-{outcome.did['processes']}.log"
     second = Part(f"{name}-second", command, "", log)
     second.start()

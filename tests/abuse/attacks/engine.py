@@ -22,7 +22,7 @@ from tests.chaos.clients import request_of
 from tests.chaos.plan import Stream
 from tests.chaos.truth import Truth
 from tests.integration.generation import generate
-from tests.integration.harness import Part, until
+from tests.integration.harness import Part, beside, until
 
 HONEST: Final = "decode-1"
 LIAR: Final = "decode-2"
@@ -208,9 +208,8 @@ async def lying_replica(target: Target) -> AsyncIterator[Proxy]:
     port = server.add_insecure_port(f"{host}:0")
     await server.start()
     listen = f"{host}:{next(free_ports(host, 1))}"
-    command = list(honest.command)
-    for option, value in (("--id", LIAR), ("--listen", listen), ("--engine", f"{host}:{port}")):
-        command[command.index(option) + 1] = value
+    options = {"--id": LIAR, "--listen": listen, "--engine": f"{host}:{port}"}
+    command = beside(honest.command, options)
     mesh.parts[LIAR] = Part(LIAR, command, listen, Path(mesh.folder) / f"{LIAR}.log")
     try:
         await mesh.start(LIAR)

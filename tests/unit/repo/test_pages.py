@@ -136,7 +136,9 @@ def quoted() -> list[str]:
     parts = [
         part
         for reason in reasons
-        for part in re.split(r"PERMISSION_DENIED|\.{3}|\w+\.kvmesh\.internal", reason)
+        for part in re.split(
+            r"PERMISSION_DENIED|\.{3}|\w+\.kvmesh\.internal|\[trust\]|trust\.certificate", reason
+        )
     ]
     return [
         *(part.strip(" :") for part in parts),
