@@ -73,7 +73,7 @@ replicas = 0
 """A mesh of the trained model, which alone has guided output."""
 
 OF_TRAINED: Final = ("docs/sampling.md",)
-"""Pages whose programs run beside that mesh."""
+"""Pages whose commands and programs run beside that mesh."""
 
 FIRST: Final = next(sample for sample in samples("sh") if sample.page == "docs/security.md")
 """Makes the certificates of the mesh, so it runs before the mesh does."""
@@ -81,10 +81,10 @@ FIRST: Final = next(sample for sample in samples("sh") if sample.page == "docs/s
 
 def addresses(mesh: MeshFile) -> dict[str, str]:
     """Return each address that a sample gives as an example -> that of the mesh."""
-    one, other = mesh.addresses_of("frontend")
+    frontends = mesh.addresses_of("frontend")
     return {
-        "127.0.0.1:7000": one,
-        "127.0.0.1:7001": other,
+        "127.0.0.1:7000": frontends[0],
+        "127.0.0.1:7001": frontends[-1],
         "router-0.example:7000": mesh.address_of("router"),
     }
 
@@ -191,23 +191,28 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkout]:
         yield made
 
 
-def by_page(language: str) -> list[list[Sample]]:
-    """Return the blocks in `language` that run beside the mesh, those of a page together."""
-    found = (sample for sample in samples(language) if sample != FIRST)
-    return [list(page) for _, page in groupby(found, lambda sample: sample.page)]
-
-
-@pytest.mark.parametrize("page", by_page("sh"), ids=lambda page: page[0].page)
-def test_commands_run(checkout: Checkout, page: list[Sample]) -> None:
-    """Each command of the page ends with status 0."""
-    for sample in page:
-        done = checkout.run_shell(sample)
-        assert done.returncode == 0, f"{sample}: status {done.returncode}\n{done.stdout}{done.stderr}"
+def commands(*, is_trained: bool) -> list[list[Sample]]:
+    """Return the commands of the pages that need the trained model, or of all others; those of a page together."""
+    found = (sample for sample in samples("sh") if sample != FIRST)
+    pages = [list(page) for _, page in groupby(found, lambda sample: sample.page)]
+    return [page for page in pages if (page[0].page in OF_TRAINED) == is_trained]
 
 
 def programs(*, is_trained: bool) -> list[Sample]:
     """Return the programs of the pages that need the trained model, or of all others."""
     return [sample for sample in samples("python") if (sample.page in OF_TRAINED) == is_trained]
+
+
+@pytest.mark.parametrize("page", commands(is_trained=False), ids=lambda page: page[0].page)
+def test_commands_run(checkout: Checkout, page: list[Sample]) -> None:
+    """Each command of the page ends with status 0."""
+    run_commands(checkout, page)
+
+
+@pytest.mark.parametrize("page", commands(is_trained=True), ids=lambda page: page[0].page)
+def test_commands_of_the_trained_model_run(trained: Checkout, page: list[Sample]) -> None:
+    """Guided output."""
+    run_commands(trained, page)
 
 
 @pytest.mark.parametrize("sample", programs(is_trained=False), ids=str)
@@ -220,6 +225,12 @@ def test_programs_run(checkout: Checkout, sample: Sample) -> None:
 def test_programs_of_the_trained_model_run(trained: Checkout, sample: Sample) -> None:
     """Guided output and log-probabilities."""
     run_program(trained, sample)
+
+
+def run_commands(checkout: Checkout, page: list[Sample]) -> None:
+    for sample in page:
+        done = checkout.run_shell(sample)
+        assert done.returncode == 0, f"{sample}: status {done.returncode}\n{done.stdout}{done.stderr}"
 
 
 def run_program(checkout: Checkout, sample: Sample) -> None:
