@@ -65,6 +65,8 @@ def table_of(tokens: Sequence[str | None], decoder: Mapping[str, Any] | None) ->
         return ByteTable([_bytes_of(token) for token in tokens])
     if kinds == ["WordPiece"]:
         return _word_piece(tokens, steps[0])
+    if not _grows_at_its_end(kinds):
+        return None
     fallback = _fallback(tokens) if "ByteFallback" in kinds else {}
     rest = [step for step in steps if step.get("type") not in ("ByteFallback", "Fuse")]
     match [step.get("type") for step in rest]:
@@ -83,6 +85,12 @@ def _steps(decoder: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
     if decoder.get("type") == "Sequence":
         return [step for each in decoder["decoders"] for step in _steps(each)]
     return [decoder]
+
+
+def _grows_at_its_end(kinds: Sequence[object]) -> bool:
+    """False if a step behind Fuse may change text of earlier tokens, or a Replace the characters that bytes made."""
+    order = [each for each in kinds if each in ("Metaspace", "Replace", "ByteFallback", "Fuse")]
+    return order == sorted(order, key=("Metaspace", "Replace", "ByteFallback", "Fuse").index)
 
 
 def _is_fused(kinds: Sequence[object]) -> bool:
