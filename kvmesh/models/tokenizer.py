@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import re
 import secrets
 from collections.abc import Mapping, Sequence
@@ -50,7 +51,7 @@ LONG_CHARACTERS: Final = 8192
 """Text whose tokens take some milliseconds."""
 
 _COMPOSED: Final = ("NFC", "NFD", "NFKC", "NFKD", "Lowercase", "Nmt")
-_SHRINKS: Final = dict.fromkeys(_COMPOSED, 4) | {"Prepend": 1, "Replace": 1}
+_SHRINKS: Final = dict.fromkeys(_COMPOSED, 4) | {"Prepend": 1}
 """Most bytes of a text that a normalizer makes one of, for those that leave no character out."""
 
 SHRINKS_MAX: Final = 16
@@ -262,7 +263,7 @@ class ModelTokenizer:
         normalizer = normalizer or {}
         shrinks = 1
         for each in normalizer.get("normalizers", [normalizer]):
-            shrinks *= _SHRINKS.get(each.get("type"), SHRINKS_MAX) if each else 1
+            shrinks *= _shrinks(each)
         match self._table:
             case ByteTable():
                 longest = max(map(len, self._table.token_bytes), default=1)
@@ -383,6 +384,16 @@ class _Marks:
         if isinstance(value, (list, tuple)):
             return [self._map(each) for each in value]
         return value
+
+
+def _shrinks(normalizer: Mapping[str, Any]) -> int:
+    """Return the most bytes of a text that a normalizer makes one of."""
+    kind, pattern = normalizer.get("type", ""), (normalizer.get("pattern") or {}).get("String")
+    if not normalizer:
+        return 1
+    if kind == "Replace" and pattern and normalizer.get("content"):
+        return math.ceil(len(pattern.encode()) / len(normalizer["content"].encode()))
+    return _SHRINKS.get(str(kind), SHRINKS_MAX)
 
 
 def _load(folder: ModelFolder) -> Tokenizer:

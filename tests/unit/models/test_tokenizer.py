@@ -293,6 +293,24 @@ def test_a_composed_text_is_within_the_bound() -> None:
     assert len(apart.encode()) <= len(library.encode(apart)) * library.token_bytes_max
 
 
+@pytest.mark.parametrize(
+    ("pattern", "content", "text"),
+    [({"String": "  "}, "▁", "    " * 400), ({"Regex": " {2,}"}, "▁", (" " * 40 + "a") * 200)],
+)
+def test_a_text_that_the_folder_makes_shorter_is_within_the_bound(
+    tmp_path: Path, pattern: dict[str, str], content: str, text: str
+) -> None:
+    """Runs of spaces are one token in some folders, so a token may stand for more bytes than it has."""
+    document = json.loads((FOLDERS / "llama-2" / "tokenizer.json").read_text())
+    steps = [{"type": "Replace", "pattern": pattern, "content": content}, document["normalizer"]]
+    plain = tokenizer("llama-2").token_bytes_max
+    library = changed(
+        tmp_path, "llama-2", "tokenizer.json", normalizer={"type": "Sequence", "normalizers": steps}
+    )
+    assert library.token_bytes_max > plain
+    assert len(text.encode()) <= (len(library.encode(text)) + 1) * library.token_bytes_max
+
+
 async def test_other_threads_run_while_a_long_text_is_tokenized() -> None:
     """The library lets Python's lock go."""
     library, text = tokenizer("qwen"), "1," * 200_000
