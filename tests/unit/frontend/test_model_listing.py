@@ -62,4 +62,4 @@ def test_an_unknown_model_is_refused_with_the_names() -> None:
     """A long name is cut."""
     with pytest.raises(MeshError, match="empty or one of") as caught:
         listing({"a": set()}, {"a"}).one("x" * 999)
-    assert len(caught.value.violations[0].value) < 70
+    assert len(caught.value.violations[0].value) < 140
