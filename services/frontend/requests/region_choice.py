@@ -311,12 +311,12 @@ class RegionChoice:
         needs = spec.sampling.needs().keys()
         if here != OWN and OWN not in without and self._may_use(OWN, tenant, home):
             chosen = self._at_home(spec, may_rebind=may_rebind)
-            if chosen is not None and self._peers.offers(chosen.pool, needs):
+            if chosen is not None:
                 return _in_pool(spec, chosen)
         for region in self._others(tenant, home, spec.affinity):
             if region != here and region not in without:
-                there = self._there(region, spec.model_version, may_rebind=may_rebind)
-                if there is not None and self._peers.offers(there.pool, needs):
+                there = self._there(region, spec.model_version, may_rebind=may_rebind, needs=needs)
+                if there is not None:
                     return _in_pool(spec, there)
         return None
 
@@ -356,16 +356,20 @@ class RegionChoice:
 
     def _at_home(self, spec: RequestSpec, *, may_rebind: bool) -> ChosenPool | None:
         """Return the own region's pool for a request that another region has. None: it cannot place."""
-        name = spec.caller.tenant.name
+        name, needs = spec.caller.tenant.name, spec.sampling.needs().keys()
         if may_rebind:
             assigned = self._pools.assigned(name, spec.affinity, self._pools.models.of(spec.model_version))
-            if self._pools.can_place(*assigned[:2]):
+            if self._pools.can_place(*assigned[:2]) and self._peers.offers(assigned.pool, needs):
                 return assigned
-            return self._pools.other(assigned, name)
-        return self._pools.other(ChosenPool("", spec.model_version), name, is_of_version=True)
+            return self._pools.other(assigned, name, needs=needs)
+        return self._pools.other(ChosenPool("", spec.model_version), name, is_of_version=True, needs=needs)
 
-    def _there(self, region: str, model_version: str, *, may_rebind: bool = True) -> ChosenPool | None:
+    def _there(
+        self, region: str, model_version: str, *, may_rebind: bool = True, needs: Collection[str] = ()
+    ) -> ChosenPool | None:
         """Return the pool of another region for a request of `model_version`. None: it takes no such request.
+
+        `needs`: features of engines; a pool that is known to lack one is not taken.
 
         The version is kept if the region serves it, in its stable pool if that has it. Else it is the region's stable one.
         """
@@ -373,7 +377,9 @@ class RegionChoice:
         pools = {
             peer.pool
             for peer in self._peers.of_region(region)
-            if peer.takes_new and peer.model_version in ("", model_version)
+            if peer.takes_new
+            and peer.model_version in ("", model_version)
+            and self._peers.offers(peer.pool, needs)
         }
         stable = qualified(region, entry.stable_pool)
         if pools:
@@ -383,7 +389,7 @@ class RegionChoice:
             return None
         if not self._pools.models.share(version, model_version):
             return None
-        if not self._peers.can_place(stable, version):
+        if not (self._peers.can_place(stable, version) and self._peers.offers(stable, needs)):
             return None
         return ChosenPool(stable, version, is_diverted=True)
 

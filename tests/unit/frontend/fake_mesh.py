@@ -336,11 +336,11 @@ class FakeMesh:
                 while router.downward and not router.is_frozen:
                     self.arrive_down(router)
 
-    def report(self, router: Router, *, can_place: bool | None) -> None:
+    def report(self, router: Router, *, can_place: bool | None, features: Sequence[str] = ()) -> None:
         """Send the load report of a router. None: a router of release 0.1.0, which does not say."""
         router.can_place = can_place is not False
         if router.is_up:
-            router.down.load(pb.LoadReport(engine_ready=True, can_place=can_place))
+            router.down.load(pb.LoadReport(engine_ready=True, can_place=can_place, features=features))
 
     def _submit(self, router: Router, submit: pb.Submit) -> None:
         self.submits.append(submit)

@@ -97,6 +97,34 @@ def test_home_serves_all_until_it_cannot_and_then_others_by_weight_and_stickily(
     assert set(regions_of(regions).values()) == {"eu"}, "no region can take it: it waits at home"
 
 
+@pytest.mark.parametrize("version", ["v1", "v2"])
+@pytest.mark.parametrize("region", ["", "us"])
+def test_a_request_moves_to_no_region_that_lacks_its_features(region: str, version: str) -> None:
+    """Neither home nor away, of its version or of another one. A region that is not known to lack them is taken."""
+    mesh = mesh_of(entry("us", version=version), entry("ap", version=version))
+    needs = changed(spec(1), pool=f"{region}/default".strip("/"), frequency_penalty=1.0)
+    regions = mesh.core.regions
+
+    def found() -> str | None:
+        moved = regions.away(needs, may_rebind=True)
+        return None if moved is None else moved.region
+
+    def tell(name: str, *features: str) -> None:
+        for router in routers_of(mesh, name):
+            mesh.report(router, can_place=True, features=features)
+        mesh.settle()
+
+    others = [each for each in ("", "us", "ap") if each != region]
+    assert found() in others
+    for each in others:
+        tell(each)
+    assert found() is None
+    for each in others:
+        tell(each, "penalties")
+        assert found() == each
+        tell(each)
+
+
 @pytest.mark.parametrize("loss", ["draining", "report"])
 def test_a_home_that_drains_or_cannot_place_is_left(loss: str) -> None:
     """Own routers that drain, or report that they cannot place, take nothing while another region has one that does."""
