@@ -207,10 +207,14 @@ class Peers(Generic[Owner]):
             self._features[pool] = frozenset.intersection(*reported)
         return self._features.get(pool)
 
+    def missing(self, pool: str, needs: Collection[str]) -> frozenset[str]:
+        """Return those of the features `needs` that the engines of `pool` are known to lack."""
+        offered = self.features(pool) if needs else None
+        return frozenset() if offered is None else frozenset(needs) - offered
+
     def offers(self, pool: str, needs: Collection[str]) -> bool:
         """False if it is known that the engines of `pool` lack one of the features `needs`."""
-        offered = self.features(pool) if needs else None
-        return offered is None or offered.issuperset(needs)
+        return not self.missing(pool, needs)
 
     def has_up(self, pool: str, model_version: str = "") -> bool:
         """True if a router of `pool` that serves `model_version` is up, and does not drain."""

@@ -280,20 +280,16 @@ class Intake:
     def _check_features(self, asked: ValidRequest, chosen: ChosenPool) -> None:
         """Raise MeshError if the engines of the pool lack a feature that the request needs."""
         needs = asked.sampling.resolved.needs()
-        if not needs:
-            return
-        offered = self._core.peers.features(chosen.pool)
-        if offered is None:
-            return  # no router has said so far what its engines offer; the replica looks again
-        missing = [
+        missing = self._core.peers.missing(chosen.pool, needs.keys())  # the replica looks again
+        violations = [
             Violation(
                 field, "set", f"the engines of pool {chosen.pool} do not offer {feature}", is_clause=True
             )
             for feature, field in needs.items()
-            if feature not in offered
+            if feature in missing
         ]
-        if missing:
-            raise invalid("FEATURE_UNSUPPORTED", missing)
+        if violations:
+            raise invalid("FEATURE_UNSUPPORTED", violations)
 
     def _check_time(
         self, asked: ValidRequest, arrival: Arrival, timing: Timing, prompt_tokens: int, chosen: ChosenPool

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from kvmesh.client import Client, MeshFull, MeshUnavailable, RetryPolicy
+from kvmesh.client import Client, MeshFull, MeshUnavailable, RequestRefused, RetryPolicy
 from kvmesh.errors import MeshError
 from kvmesh.inference.v1 import inference_pb2 as pb
 from tests.integration.client.scripted_frontend import IDS, Script, ScriptedFrontend, begin, scripted, well
@@ -106,7 +106,7 @@ async def test_a_request_that_grpc_refuses_does_not_cost_the_home_region(two: Tw
 
     two.say(two.eu, too_large)
     two.say(two.us, too_large)
-    with pytest.raises(MeshUnavailable):
+    with pytest.raises(RequestRefused, match="MESSAGE_TOO_LARGE"):
         await two.client.generate("x").all()
     two.say(two.eu, well)
     assert (await two.client.generate("x").all()).ids == IDS

@@ -134,7 +134,7 @@ async def test_health_follows_the_routers_and_not_their_restarts(redis_url: str,
     ("text", "sentence"),
     [
         ("[frontend]\nmax_live_request = 3\n", "did you mean frontend.max_live_requests?"),
-        ('[mesh]\nmodel_dir = "no/such/model"\n', "tokenizer.json: No such file"),
+        ('[mesh]\nmodel_dir = "no/such/model"\n', "no/such/model does not exist"),
     ],
 )
 def test_a_wrong_start_is_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:

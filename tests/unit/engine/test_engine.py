@@ -5,7 +5,7 @@ import numpy.typing as npt
 import pytest
 
 from engines.reference.handoff import decode
-from engines.reference.sampling import SamplingParams
+from engines.reference.sampling import NO_TOKEN, SamplingParams
 from engines.reference.sequence import RequestKind
 from tests.unit.engine.engines import CONFIG, running, wait_until
 
@@ -17,7 +17,7 @@ def _prompt(seed: int, length: int) -> npt.NDArray[np.int32]:
 @pytest.mark.parametrize("length", [1, 7, 8, 9, 64, 100])
 def test_disaggregated_equals_aggregated_equals_no_reuse(length: int) -> None:
     """The tokens do not depend on the engine of the prefill, nor on a warm prefix cache."""
-    sampling = SamplingParams(0.9, top_p=0.95, seed=7, log_probs=True)
+    sampling = SamplingParams(0.9, top_p=0.95, seed=7, log_probs=True, top_log_probs=2)
     prompt = _prompt(length, length)
     with running(prefix_reuse=False) as oracle, running() as prefill, running() as generate:
         expected = oracle.run(prompt, 12, sampling=sampling)
@@ -28,6 +28,9 @@ def test_disaggregated_equals_aggregated_equals_no_reuse(length: int) -> None:
                 prompt, 12, RequestKind.GENERATION_ONLY, handoff=first.handoff, sampling=sampling
             )
             assert answer.tokens == expected.tokens and answer.log_probs == expected.log_probs
+            # The alternatives of the first token come with the prefill's answer, and those of the others at their tokens.
+            assert answer.top_ids == [[NO_TOKEN] * 2, *expected.top_ids[1:]]
+            assert first.top_ids == expected.top_ids[:1] and len(answer.top_log_probs) == len(answer.tokens)
         assert answer.perf is not None and answer.perf.reused_blocks == length // CONFIG.block_tokens
         assert prefill.run(prompt, 12, sampling=sampling).tokens == expected.tokens
         wait_until(lambda: prefill.is_empty() and generate.is_empty(), "all blocks back on both sides")

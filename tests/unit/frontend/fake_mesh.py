@@ -274,14 +274,21 @@ class FakeMesh:
         run.router.down.refuse(run.slot, reason, "no", retry_after_ms=retry_after_ms)
         self.drop(run)
 
-    def fail(self, run: Run, code: pb.Failure.Code.ValueType, *, contestable: bool = False) -> None:
+    def fail(
+        self,
+        run: Run,
+        code: pb.Failure.Code.ValueType,
+        message: str = "broke",
+        *,
+        contestable: bool = False,
+    ) -> None:
         """End an attempt with a failure."""
         if run.router is not None:
             untouched = run.stage in ("queued", "accepted", "placed")
             run.router.down.fail(
                 run.slot,
                 code,
-                "broke",
+                message,
                 replica=self.decode,
                 untouched=untouched,
                 contestable=contestable,

@@ -154,6 +154,7 @@ def test_features_are_unknown_until_a_router_that_can_place_has_said_them() -> N
     mesh = mesh_of()
     peers, (router,) = mesh.core.peers, routers_of(mesh, "canary")
     assert peers.features("canary") is None and peers.offers("canary", {"penalties"})
+    assert not peers.missing("canary", {"penalties"})
     report(mesh, router, pb.LoadReport(can_place=False))
     assert peers.features("canary") is None
     report(mesh, router, pb.LoadReport(can_place=True, features=["penalties"]))
@@ -161,10 +162,13 @@ def test_features_are_unknown_until_a_router_that_can_place_has_said_them() -> N
     report(mesh, router, pb.LoadReport(can_place=False))
     assert peers.features("canary") == frozenset({"penalties"})
     mesh.cut(router)
+    peer = peers.get(router.name)
+    assert peer is not None and peer.features is None, "other engines may stand behind it now"
     mesh.open(router)
     assert peers.offers("canary", {"penalties"}) and not peers.offers("canary", {"guided_output"})
     report(mesh, router, pb.LoadReport(can_place=True))
     assert not peers.offers("canary", {"penalties"}) and peers.offers("canary", ())
+    assert peers.missing("canary", {"penalties"}) == {"penalties"}
 
 
 def test_a_request_moves_to_no_pool_that_lacks_its_features() -> None:

@@ -294,6 +294,20 @@ def test_an_engine_that_goes_on_behind_an_end_token_is_stopped(field: str) -> No
     assert len(client.request.attempts) == 1 and not mesh.runs
 
 
+@pytest.mark.parametrize("field", ["stop_token_ids", "end_token_ids"])
+def test_an_output_that_ends_at_its_longest_is_told_by_its_last_token(field: str) -> None:
+    """An engine that knows one end token says that the output is as long as it may be."""
+    mesh = mesh_of()
+    mesh.knows_one_end = True
+    output = oracle(spec(LONG).prompt_ids, 60)
+    end = next(token for at, token in enumerate(output) if at > 20 and token not in output[:at])
+    longest = output.index(end) + 1
+    ends = {"end_token_ids": frozenset({0}), field: frozenset({0, end})}
+    client = begin(mesh, max_output_tokens=longest, **ends)
+    assert finish(mesh, client) == ("STOP_TOKEN" if field == "stop_token_ids" else "END_TOKEN")
+    assert len(client.ids) == longest
+
+
 @pytest.mark.parametrize("is_cut", [False, True])
 def test_a_stop_token_is_told_apart_from_the_end_token(is_cut: bool) -> None:
     """By the finish of the engine, and by a frontend that lost it. The stop token is an output token."""

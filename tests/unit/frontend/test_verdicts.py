@@ -15,10 +15,12 @@ from tests.unit.frontend.test_request import LONG, begin, end_of, finish, mesh_o
 INVALID, TOKEN = pb.Failure.CODE_INVALID, pb.Failure.CODE_INVALID_TOKEN
 
 
-def refuse(mesh: FakeMesh, client: Client, code: pb.Failure.Code.ValueType = INVALID) -> None:
+def refuse(
+    mesh: FakeMesh, client: Client, code: pb.Failure.Code.ValueType = INVALID, message: str = "broke"
+) -> None:
     """End the client's running attempt with a contestable verdict."""
     (attempt,) = [one for one in mesh.runs if one.submit.request_id == client.spec.request_id]
-    mesh.fail(attempt, code, contestable=True)
+    mesh.fail(attempt, code, message, contestable=True)
     for router in mesh.routers:
         mesh.send_down(router)
         mesh.arrive_down(router)
@@ -242,3 +244,21 @@ def test_a_client_that_leaves_while_its_verdict_waits_leaves_nothing() -> None:
     assert not mesh.core.verdicts.is_undecided("decode-0", mesh.now_s)
     mesh.advance(WAIT_S)
     assert not mesh.core.admitted.serving and not mesh.core.admitted.leaving
+
+
+@pytest.mark.parametrize(
+    ("message", "field"), [("guided_decoding_guide: no rule", "sampling.guide"), ("no", "")]
+)
+def test_a_refusal_of_the_engine_names_the_guide(message: str, field: str) -> None:
+    """The engine alone compiles the guide with its vocabulary. Its own words are not shown."""
+    mesh = mesh_of(2, retries=9.0)
+    client = begin(mesh)
+    for decode, tokens in (("decode-0", 10), ("decode-1", 11)):
+        mesh.decode = decode
+        run(mesh, client, tokens)
+        refuse(mesh, client, INVALID, message)
+    assert finish(mesh, client) == "ENGINE_REFUSED"
+    outcome = client.request.outcome
+    error = outcome.error if outcome is not None else None
+    assert error is not None and error.metadata.get("field", "") == field
+    assert (f"refuses {field} of" in error.message) == bool(field) and "no rule" not in error.message

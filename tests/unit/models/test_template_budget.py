@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from kvmesh.models.chat_template import ChatTemplate, words_of
@@ -112,6 +114,14 @@ def test_wide_and_slow_operations_are_refused(source: str, reason: str) -> None:
     with pytest.raises(TemplateError) as caught:
         render(source)
     assert reason in str(caught.value) and len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("indent", ["indent=64", "indent=' ' * 64"])
+def test_nested_json_is_refused_before_it_is_written(indent: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each level of it indents all that it holds."""
+    monkeypatch.setattr(json, "dumps", None)
+    with pytest.raises(TemplateTooLong, match="makes a text of"):
+        render(f"{NESTED}{{{{ ns.x | tojson({indent}) }}}}")
 
 
 def test_a_namespace_does_not_show_what_it_holds() -> None:
