@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from bench import control
 from bench.processes import TEST_CORE, Fleet
@@ -29,6 +30,7 @@ from engines.reference.guide_text import GuideKind, GuideText
 from engines.reference.loading import load_guide_compiler
 from engines.reference.sampling import SamplingParams, sample_token, top_log_probabilities
 from kvmesh.config import ROOT, MeshConfig
+from kvmesh.models.detokenizer import Detokenizer, LibraryDetokenizer
 from kvmesh.models.tokenizer import Conversation, ModelTokenizer
 
 FOLDERS: Final = ROOT / "tests" / "unit" / "models" / "folders"
@@ -68,6 +70,9 @@ def run(results: ScenarioResults, pace: Pace) -> None:
         for decoder, family in DECODERS.items():
             told = probe.ask("detokenize", family=family, timeout_s=TIMEOUT_S)
             results.add(f"{TEXT}{decoder}", "CPU of a token", "us", told["us"])
+            results.add(
+                f"{TEXT}{decoder}", "CPU of a token by the library's stream", "us", told["library_us"]
+            )
         for feature, us in probe.ask("sample", timeout_s=TIMEOUT_S).items():
             results.add(f"{FEATURE}{feature}", "CPU of its choice", "us", us)
 
@@ -101,18 +106,28 @@ async def converse(family: str) -> Mapping[str, Any]:
 
 
 async def detokenize(family: str) -> Mapping[str, Any]:
-    """Detokenize TOKENS tokens, one by one. Return `us` of CPU per token, in the cheapest batch."""
+    """Detokenize TOKENS tokens, one by one. Return `us` of CPU per token, in the cheapest batch.
+
+    `library_us`: the same by DecodeStream of `tokenizers`, which serves decoders without a table.
+    """
     tokenizer = ModelTokenizer.load(FOLDERS / family)
     draw = random.Random(7)
     ids = [draw.randrange(tokenizer.vocab_size) for _ in range(TOKENS)]
 
-    def feed() -> None:
-        detokenizer = tokenizer.detokenizer()
+    library = Tokenizer.from_str(tokenizer.folder.tokenizer)
+
+    def feed(detokenizer: Detokenizer) -> None:
         for each in ids:
             detokenizer.feed((each,))
         detokenizer.flush()
 
-    return {"us": _least_us(feed) / TOKENS}
+    return {
+        "us": _least_us(lambda: feed(tokenizer.detokenizer())) / TOKENS,
+        "library_us": _least_us(
+            lambda: feed(LibraryDetokenizer(library, tokenizer.special_ids, tokenizer.vocab_size))
+        )
+        / TOKENS,
+    }
 
 
 async def sample() -> Mapping[str, Any]:
