@@ -14,6 +14,9 @@ from typing import Any, Final
 STEP_CHARACTERS: Final = 64
 """Characters that one step pays for."""
 
+MESSAGES_MAX: Final = 8192
+"""Messages of one conversation. The check of a template at start renders as many, whatever the context of the model is."""
+
 STEPS_MAX: Final = 2_000_000
 """Steps of one rendering. The longest dialogues of known families take 0.5 million."""
 

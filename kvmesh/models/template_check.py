@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from kvmesh.models.chat_template import ChatTemplate
-from kvmesh.models.template_budget import TemplateError, TemplateTooLong, TemplateTooSlow
+from kvmesh.models.template_budget import MESSAGES_MAX, TemplateError, TemplateTooLong, TemplateTooSlow
 
 SECONDS_MAX: Final = 2
 """CPU time of the renderings."""
@@ -89,8 +89,8 @@ class TemplateCheck:
 def dialogues(context_tokens: int, text_max: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the dialogues that are rendered, each with a name: a plain one, then the longest ones."""
     yield "one message", {"messages": [_message("user", "Hi")]}
-    turns = max(1, context_tokens // _TURN_TOKENS_MIN)
-    turns = min(turns - (turns + 1) % 2, text_max)  # an odd number ends with the user
+    turns = max(1, min(context_tokens // _TURN_TOKENS_MIN, MESSAGES_MAX, text_max))
+    turns -= (turns + 1) % 2  # an odd number ends with the user
     many = [_message("assistant" if index % 2 else "user", "Hi") for index in range(turns)]
     yield f"{turns} messages", {"messages": many}
     length = max(1, min(context_tokens * _CHARACTERS_PER_TOKEN, text_max // 2))

@@ -15,6 +15,7 @@ import xxhash
 from kvmesh.errors import MAX_VIOLATIONS, Violation, invalid
 from kvmesh.inference.v1 import inference_pb2 as pb
 from kvmesh.models.folder import NO_DEFAULTS, SamplingDefaults
+from kvmesh.models.template_budget import MESSAGES_MAX
 from kvmesh.models.tokenizer import Conversation
 from services.frontend.requests import resume_token
 from services.frontend.requests.resume_token import ResumeToken, Seal
@@ -174,10 +175,16 @@ _RECEIVED: Final = "options.resume.received_token_ids"
 
 
 def _check_counts(message: pb.GenerateRequest, bounds: Bounds) -> None:
-    """Refuse a list with more items than the context has tokens, before any item is read."""
+    """Refuse a list with more items than the context has tokens, and too many messages, before any item is read."""
     most = bounds.max_sequence_tokens
     for path, count, what, allowed, reason in (
-        ("chat.messages", len(message.chat.messages), "messages", most, "PROMPT_TOO_LONG"),
+        (
+            "chat.messages",
+            len(message.chat.messages),
+            "messages",
+            min(most, MESSAGES_MAX),
+            "PROMPT_TOO_LONG",
+        ),
         ("tokens.ids", len(message.tokens.ids), "tokens", most - 1, "PROMPT_TOO_LONG"),
         (
             _RECEIVED,

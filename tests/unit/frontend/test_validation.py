@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from kvmesh.errors import MAX_VIOLATIONS, MeshError
 from kvmesh.inference.v1 import inference_pb2 as pb
+from kvmesh.models.template_budget import MESSAGES_MAX
 from services.frontend.requests import resume_token
 from services.frontend.requests.resume_token import SECRET_BYTES, ResumeToken, Seal
 from services.frontend.requests.takeover import AttemptLocation
@@ -520,6 +521,16 @@ def test_a_list_that_is_too_long_is_counted_and_not_read(
         validation.check(good(change), BOUNDS, SEAL)
     assert caught.value.reason == reason
     assert [(each.field, each.value) for each in caught.value.violations] == [(path, value)]
+
+
+def test_a_conversation_has_at_most_as_many_messages_as_the_check_of_a_template() -> None:
+    """However long the context is: a rendering at run time takes no more than the longest one at start."""
+    bounds = replace(BOUNDS, max_sequence_tokens=1_000_000)
+    validation.check(good(chat(*[(2, "x")] * MESSAGES_MAX)), bounds, SEAL)
+    with pytest.raises(MeshError) as caught:
+        validation.check(good(chat(*[(2, "x")] * (MESSAGES_MAX + 1))), bounds, SEAL)
+    (violation,) = caught.value.violations
+    assert (violation.field, violation.allowed) == ("chat.messages", "1 to 8192")
 
 
 def test_no_more_violations_are_collected_than_reported() -> None:

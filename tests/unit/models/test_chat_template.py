@@ -151,10 +151,11 @@ def check(source: str, context_tokens: int = 4096) -> str:
     return TemplateCheck.begin(source, variables, context_tokens, 16 << 20).result()
 
 
+@pytest.mark.parametrize("context_tokens", [131_072, 10_000_000])
 @pytest.mark.parametrize("family", ["llama-2", "llama-3", "mistral", "qwen", "gemma"])
-def test_the_check_takes_templates_of_known_families(family: str) -> None:
-    """With a context of 128 K tokens."""
-    assert check(template(family), 131_072) == ""
+def test_the_check_takes_templates_of_known_families(family: str, context_tokens: int) -> None:
+    """With a context of 128 K tokens, and with the longest known one."""
+    assert check(template(family), context_tokens) == ""
 
 
 @pytest.mark.parametrize(
