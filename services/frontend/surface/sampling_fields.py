@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import llguidance
-import llguidance.numpy
 import xxhash
 
 from kvmesh.attach.v1 import attach_pb2
@@ -196,9 +195,8 @@ def _unmet(grammar: str) -> str:
         return str(reason)
     tokenizer = llguidance.LLTokenizer("byte")
     matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0)
-    bits = llguidance.numpy.allocate_token_bitmask(1, tokenizer.vocab_size)
     if not matcher.is_error():
-        llguidance.numpy.fill_next_token_bitmask(matcher, bits, 0)
+        matcher.compute_bitmask()
     if not matcher.is_error():
         return ""
     reason = str(matcher.get_error())

@@ -6,6 +6,8 @@ Inside a service they point from package to package, and in no cycle. Read from 
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -204,6 +206,14 @@ def test_no_module_is_in_an_import_cycle() -> None:
     graph = import_graph(*SHIPPED)
     assert sum(map(len, graph.values())) > len(graph), "imports were not read"
     assert cycles(graph) == []
+
+
+@pytest.mark.parametrize("service", ["frontend", "router"])
+def test_a_service_without_tensors_does_without_numpy(service: str) -> None:
+    """It takes 20 MB of each process, and a library may bring it."""
+    code = f"import sys, services.{service}.main; print('numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "False"
 
 
 def test_the_search_finds_cycles() -> None:
