@@ -60,7 +60,7 @@ def rows(frame: pb.StepFrame) -> Iterator[Row]:
     if not frame.alternatives:
         return _split(slots, positions, counts, tokens, logprobs)
     per_token = frame.alternative_counts
-    if len(per_token) != length or max(per_token) > ALTERNATIVES_MAX:
+    if len(per_token) != length or max(per_token, default=0) > ALTERNATIVES_MAX:
         raise FrameError(
             f"frame.alternative_counts has {len(per_token)} numbers up to {max(per_token, default=0)}; "
             f"{length} up to {ALTERNATIVES_MAX} are needed"

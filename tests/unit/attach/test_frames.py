@@ -90,3 +90,9 @@ def test_alternatives_that_disagree_are_refused(counts: list[int], size: int, te
     frame.alternatives = bytes(size)
     with pytest.raises(frames.FrameError, match=text):
         frames.rows(frame)
+
+
+def test_alternatives_without_rows_are_refused() -> None:
+    """Bytes that belong to no row."""
+    with pytest.raises(frames.FrameError, match="alternatives has 8 bytes; counts ask for 0"):
+        frames.rows(pb.StepFrame(alternatives=bytes(8)))
