@@ -3,6 +3,8 @@
 A stream can move if its client can (`RequestSpec.can_move`), its attempt has a token, and another frontend is there. The
 client then continues at that frontend, which takes over the running attempt. No token is computed again. Any other
 stream stays until it ends or the drain ends.
+
+The end of a whole mesh drains all frontends at once. Each one therefore waits for the news that the others drain, too.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from kvmesh.clock import Clock
 from services.frontend.requests.core import FrontendCore
 
 CHECK_INTERVAL_S: Final = 0.05
+NEWS_S: Final = 1.0
+"""Time until streams are handed over. Leases of frontends that drain at the same time say so well before."""
 BATCH: Final = 32
 """Most streams that are handed over at one check, because their takeovers arrive together."""
 
@@ -25,13 +29,14 @@ async def drain(core: FrontendCore, clock: Clock, has_other: Callable[[], bool],
     Streams that still run then are handed over, movable or not. `has_other`: True if another frontend takes requests.
     """
     core.is_draining = True
+    news_s = clock.now_s() + NEWS_S
     until_s = clock.now_s() + timeout_s
     while core.admitted.serving or core.admitted.leaving or core.admitted.has_handlers:
         now_s = clock.now_s()
         if now_s >= until_s:
             core.hand_over(list(core.admitted.serving), now_s)
             return
-        if has_other():
+        if now_s >= news_s and has_other():
             # A request that still waits for its first token keeps its position in the queue.
             movable = [
                 each
