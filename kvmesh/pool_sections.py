@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Final
 
-from kvmesh.config_keys import NAME, NAME_WORDS, Allowed, ConfigError, Table, refuse_unknown_name
+from kvmesh.config_keys import NAME, NAME_WORDS, Allowed, ConfigError, Mistakes, Table, refuse_unknown_name
 
 COSTS: Final = ("step_s", "prefill_s", "prefill_token_s", "prefill_token2_s", "block_transfer_s")
 """Keys of [engine] and of [versions.NAME] that only the hashed arithmetic uses."""
@@ -101,25 +101,34 @@ def validate(
     if len(pools) > POOLS_MAX:
         raise ConfigError(f"The configuration has {len(pools)} pools: allowed are 0 to {POOLS_MAX}.")
     given: tuple[Mapping[str, Table], ...] = (pools, versions)
+    mistakes = Mistakes()
     for tables in given:
         for name, table in tables.items():
-            table.validate(name)
+            with mistakes.noted():
+                table.validate(name)
     for name, version in versions.items():
-        if version.faults and arithmetic != "hashed":
-            raise ConfigError(
-                f'versions.{name}.faults = "{version.faults}" needs engine.arithmetic = "hashed": it is "{arithmetic}", '
-                "for which no faults are allowed."
-            )
-        if version.cold_s and arithmetic != "hashed":
-            raise ConfigError(
-                f'versions.{name}.cold_s = {version.cold_s:g} needs engine.arithmetic = "hashed": it is "{arithmetic}", '
-                "for which allowed is 0 s."
-            )
+        with mistakes.noted():
+            _check_version(name, version, arithmetic)
     for name, pool in pools.items():
         if pool.version or len(versions) > 1:
-            refuse_unknown_name(f"pools.{name}.version", pool.version, versions)
+            with mistakes.noted():
+                refuse_unknown_name(f"pools.{name}.version", pool.version, versions)
+    mistakes.refuse()
     if len(versions) > 1 and not pools:
         raise ConfigError(
             f"The configuration has {len(versions)} versions ({', '.join(sorted(versions))}) and no [pools.NAME]: "
             "allowed is one version without pools."
+        )
+
+
+def _check_version(name: str, version: VersionTable, arithmetic: str) -> None:
+    if version.faults and arithmetic != "hashed":
+        raise ConfigError(
+            f'versions.{name}.faults = "{version.faults}" needs engine.arithmetic = "hashed": it is "{arithmetic}", '
+            "for which no faults are allowed."
+        )
+    if version.cold_s and arithmetic != "hashed":
+        raise ConfigError(
+            f'versions.{name}.cold_s = {version.cold_s:g} needs engine.arithmetic = "hashed": it is "{arithmetic}", '
+            "for which allowed is 0 s."
         )

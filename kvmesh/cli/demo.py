@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
@@ -65,24 +66,34 @@ async def demo(console: Console, *, is_redis_named: bool = False) -> int:
     try:
         with tempfile.TemporaryDirectory(prefix="kvmesh-demo-") as folder:
             made = running_mesh(CONFIG, Path(folder), console, restarts=True, news=news.append)
-            async with made as (supervisor, mesh):
+            async with made as (supervisor, mesh), _telling(console):
                 console.print(f"{len(mesh.processes)} processes are ready.")
                 turns = await supervisor.run_while_alive(dialogue(console, mesh.addresses_of("frontend")))
                 console.print(ExplanationTable(turns))
                 for title, finished in turns:
-                    console.print(
-                        f"{title}: {reason(finished)}", markup=False, highlight=False, soft_wrap=True
-                    )
+                    text = f"{title}: {reason(finished)}"
+                    console.print(text, markup=False, highlight=False, soft_wrap=not console.is_terminal)
                 is_same = await supervisor.run_while_alive(undisturbed_and_killed(console, mesh))
                 for each in news:
                     console.print(each, markup=False, highlight=False, soft_wrap=True)
     except Stopped:
+        console.print("Everything is stopped.")
         return 130
     except (ProcessFailed, RequestFailed, GenerateError) as failed:
         console.print(str(failed), markup=False, highlight=False, soft_wrap=True)
         return 1
     console.print("Everything is stopped.")
     return 0 if is_same else 1
+
+
+@asynccontextmanager
+async def _telling(console: Console) -> AsyncIterator[None]:
+    """Say at once that an interrupt was heard: the end of the processes takes seconds."""
+    try:
+        yield
+    except Stopped:
+        console.print("\nInterrupted: the processes are being stopped.")
+        raise
 
 
 async def dialogue(console: Console, addresses: Sequence[str]) -> list[tuple[str, inference.Finished]]:

@@ -70,7 +70,10 @@ async def undisturbed_and_killed(console: Console, mesh: MeshFile) -> bool:
     frontends = mesh.addresses_of("frontend")
     async with Client(frontends, retry_policy=RetryPolicy(), open_channel=channel) as client:
         quiet = await client.send(request(), deadline_s=DEADLINE_S).all()
-        title = f"The same {len(quiet.ids)} tokens again; two processes that serve them are killed meanwhile."
+        title = (
+            f'"{PROMPT} ...", goes on for {len(quiet.ids)} tokens. They were made once, unseen. '
+            "Now they are made again, and two processes that serve them are killed meanwhile."
+        )
         console.print(Text(f"\n{title}\n", style="cyan"))
         answer = client.send(request(), deadline_s=DEADLINE_S)
         reading = await _read(console, mesh, answer)

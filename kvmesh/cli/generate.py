@@ -6,8 +6,8 @@ import asyncio
 import json
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain
+from dataclasses import asdict, dataclass
+from itertools import chain, pairwise
 from types import MappingProxyType
 from typing import Any, Final, TextIO
 
@@ -26,6 +26,7 @@ Explain = Callable[[str], Awaitable[str]]
 """Returns the TLS fault between this process and an address, or an empty text."""
 NO_NAMES: Final[Mapping[str, str]] = MappingProxyType({})
 FRONTEND_LOST: Final = "FRONTEND_LOST"
+REPLICA_LOST: Final = "REPLICA_LOST"
 
 RETRY_POLICY: Final = RetryPolicy(first_sends_max=6, refusals_max=1, retry_after_max_s=2.0)
 """Retry policy for a user at a terminal: a full or unavailable mesh is reported soon. A stream that runs is kept longer."""
@@ -51,6 +52,10 @@ class Answer:
     """Number of sends of the request."""
     moves: tuple[Move, ...] = ()
     """Breaks of the stream, each with the frontend where it went on."""
+    first_token_s: float = 0.0
+    """Seconds from the first send to the first token, as the client saw them."""
+    total_s: float = 0.0
+    """Seconds from the first send to the end."""
 
 
 def chat(messages: list[Message]) -> inference.ChatPrompt:
@@ -86,6 +91,7 @@ async def stream(
             open_channel=open_channel,
         )
         async with made as client:
+            began_s = first_s = asyncio.get_running_loop().time()
             answer = client.send(request, deadline_s=deadline_s)
             started = None
             async with answer:
@@ -93,6 +99,7 @@ async def stream(
                     if started is None:
                         started = answer.started
                         on_response(inference.GenerateResponse(started=started))
+                        first_s = asyncio.get_running_loop().time()
                     tokens = inference.Tokens(
                         text=chunk.text, ids=chunk.ids, position=chunk.position, logprobs=chunk.logprobs
                     )
@@ -102,11 +109,19 @@ async def stream(
                     on_response(inference.GenerateResponse(tokens=tokens))
             assert answer.finish is not None
             on_response(inference.GenerateResponse(finished=answer.finish))
-            return Answer(answer.finish, answer.sends, tuple(answer.moves))
+            return Answer(
+                answer.finish,
+                answer.sends,
+                tuple(answer.moves),
+                first_s - began_s,
+                asyncio.get_running_loop().time() - began_s,
+            )
     except GenerateError as error:
         everywhere = [*addresses, *(each for found in (regions or {}).values() for each in found)]
         broke = f" The answer broke off after {received} tokens." if received else ""
-        raise RequestFailed(_sentence(error, everywhere) + broke, _details_of(error)) from error
+        raise RequestFailed(
+            _sentence(error, everywhere).rstrip(".") + "." + broke, _details_of(error)
+        ) from error
     except ConfigError:
         raise  # already one sentence for the operator
     except ValueError as error:
@@ -136,6 +151,10 @@ async def generate(
     console = Console(stderr=True)
     started = inference.Started()
     has_text = False
+    asked = inference.GenerateRequest()
+    asked.CopyFrom(request)
+    # The screen names replicas that were lost on the way, asked or not.
+    asked.options.explain = request.options.explain or not as_json
 
     def on_response(response: inference.GenerateResponse) -> None:
         nonlocal has_text
@@ -151,7 +170,7 @@ async def generate(
 
     try:
         answer = await stream(
-            *(addresses, request, deadline_s, on_response, open_channel, key), regions=regions, prefer=prefer
+            *(addresses, asked, deadline_s, on_response, open_channel, key), regions=regions, prefer=prefer
         )
     except asyncio.CancelledError:
         if has_text and not as_json:
@@ -175,11 +194,18 @@ async def generate(
             console.print(note, markup=False, highlight=False, soft_wrap=True)
         return 1
     finished = answer.finished
+    if as_json and answer.moves:
+        out.write(json.dumps({"moves": [asdict(each) for each in answer.moves]}) + "\n")
     if not as_json:
         out.write("\n")
-        for note in (*_moved(answer.moves, names), *_notes(started, finished)):
+        out.flush()
+        way = (*_moved(answer.moves, names), *_resumed(finished.explanation.attempts))
+        for note in (*way, *_notes(started, finished)):
             console.print(note, markup=False, highlight=False, soft_wrap=True)
         if request.options.explain:
+            if answer.sends > 1:
+                finished.explanation.time_to_first_token.FromNanoseconds(round(answer.first_token_s * 1e9))
+                finished.explanation.total.FromNanoseconds(round(answer.total_s * 1e9))
             console.print(ExplanationTable([("this request", finished)]))
             attempts = attempts_table(finished)
             if attempts is not None:
@@ -188,10 +214,15 @@ async def generate(
             if candidates is not None:
                 console.print(candidates)
             if reason(finished):
-                console.print(reason(finished), markup=False, highlight=False, soft_wrap=True)
+                console.print(
+                    reason(finished), markup=False, highlight=False, soft_wrap=not console.is_terminal
+                )
             if answer.sends > 1:
-                note = f"The client sent the request {answer.sends} times: attempts and times are those of the last call."
-                console.print(note, markup=False, highlight=False, soft_wrap=True)
+                note = (
+                    f"The client sent the request {answer.sends} times: attempts are those of the last call, "
+                    "and the times to the first token and in total are the client's."
+                )
+                console.print(note, markup=False, highlight=False, soft_wrap=not console.is_terminal)
     return 0
 
 
@@ -217,6 +248,19 @@ def _moved(moves: Sequence[Move], names: Mapping[str, str]) -> list[str]:
         f"resumed at {names.get(each.address, each.address)} after {each.pause_s:.2f} s."
         for each in moves
     ]
+
+
+def _resumed(attempts: Sequence[inference.AttemptExplanation]) -> list[str]:
+    """Return one sentence for each attempt that went on behind tokens of another one."""
+    told = []
+    for before, each in pairwise(attempts):
+        if each.HasField("pause") and each.start_position:
+            ended = "was lost" if before.fault == REPLICA_LOST else f"ended by {before.fault or 'no fault'}"
+            told.append(
+                f"{before.decode_replica or before.router} {ended} after {each.start_position} tokens; "
+                f"resumed at {each.decode_replica or each.router} after {each.pause.ToNanoseconds() / 1e9:.2f} s."
+            )
+    return told
 
 
 def _notes(started: inference.Started, finished: inference.Finished) -> list[str]:

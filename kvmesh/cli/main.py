@@ -223,6 +223,9 @@ def generate(
     data_dir: DataDirOption = None,
 ) -> None:
     """Send one prompt and stream the answer. An API key is read from $KVMESH_API_KEY."""
+    os.environ.setdefault(
+        "GRPC_VERBOSITY", "NONE"
+    )  # the command itself says in a sentence what gRPC logs in many lines
     from kvmesh.cli import generate as command
     from kvmesh.cli.dial import Dial
     from kvmesh.cli.frontend_tls import explain_plain, frontend_tls
@@ -270,6 +273,8 @@ def generate(
     if max_output_tokens is not None:
         request.limits.max_output_tokens = max_output_tokens
     request.options.explain = explain
+    if top_logprobs and not as_json:
+        raise BadOption(f"--top-logprobs = {top_logprobs} needs --json, which shows them.")
     settings = settings_given(config)
     if regions and address:
         raise BadOption(f'--regions = "{regions}" and --address = "{address}": one of them is allowed.')
@@ -322,6 +327,9 @@ def models(
     data_dir: DataDirOption = None,
 ) -> None:
     """List the models of a mesh, or check a model's folder. An API key is read from $KVMESH_API_KEY."""
+    os.environ.setdefault(
+        "GRPC_VERBOSITY", "NONE"
+    )  # the command itself says in a sentence what gRPC logs in many lines
     from kvmesh.cli import models as command
     from kvmesh.cli.dial import Dial
     from kvmesh.cli.frontend_tls import explain_plain, frontend_tls

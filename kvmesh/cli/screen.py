@@ -35,7 +35,7 @@ _UNBOUNDED: Final = 1 << 16
 
 _ADDRESSES: Final = (Column("process"), Column("pid", rank=1), Column("address"), Column("metrics", rank=2))
 _ATTEMPTS: Final = tuple(
-    map(Column, ("attempt", "cause", "from token", "router", "prefill", "decode", "ended by"))
+    map(Column, ("attempt", "cause", "from token", "router", "prefill", "decode", "pause", "ended by"))
 )
 
 
@@ -135,6 +135,7 @@ def attempts_table(finished: inference.Finished) -> FittedTable | None:
             f"{region}{each.router}",
             each.prefill_replica or "on decode",
             each.decode_replica or "-",
+            f"{_ms(each.pause) / 1e3:.2f} s" if each.HasField("pause") else "-",
             each.fault or "-",
         )
     return table

@@ -120,13 +120,18 @@ _BY_CODE: Final[Mapping[str, type[GenerateError]]] = {
 
 
 def error_of(details: ErrorDetails) -> GenerateError:
-    """Return the exception for a call that ended with `details`; an unexpected status is MeshUnavailable."""
+    """Return the exception for a call that ended with `details`; an unexpected status is MeshUnavailable.
+
+    The details' own text names the first violation. The exception's has all of them.
+    """
     code = details.code.name
     no_frontend = "this address is no frontend of kvmesh: " if code == "UNIMPLEMENTED" else ""
+    further = [f"{field} {fault}" for field, fault in list(details.violations.items())[1:]]
+    message = "; ".join([f"{no_frontend}{details.message}", *further])
     kind = QuotaExceeded if details.reason in QUOTA else _BY_CODE.get(code, MeshUnavailable)
     return kind(
         details.reason or code,
-        f"{no_frontend}{details.message}",
+        message,
         code=code,
         retry_after_s=details.retry_after_s,
         violations=details.violations,

@@ -19,7 +19,9 @@ _ROLES: Final = {
 }
 """Roles of the protocol. Any other role is one of the model's chat template."""
 
+_TEXT_KEYS: Final = ("content", "tool_call_id", "name", "reasoning_content")
 _KEYS: Final = ("role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content")
+_ALLOWED_MESSAGE: Final = "(role, content), or a mapping with " + ", ".join(_KEYS) + ","
 
 
 class Options(TypedDict, total=False):
@@ -132,6 +134,8 @@ def build_request(prompt: str | None = None, **options: Unpack[Options]) -> pb.G
             continue  # as if it were left out
         try:
             _put(request, name, value)
+        except _WrongMessage as wrong:
+            raise ValueError(str(wrong)) from None
         except (ValueError, TypeError, OverflowError, KeyError, AttributeError):
             raise ValueError(f"{name} is {value!r:.80}: {_ALLOWED[name]} is allowed") from None
     return request
@@ -147,8 +151,8 @@ def _put(request: pb.GenerateRequest, name: str, value: Any) -> None:
             request.tokens.ids.extend(value)
         case "messages":
             request.chat.SetInParent()
-            for each in value:
-                _put_message(request.chat.messages.add(), each)
+            for index, each in enumerate(value):
+                _put_message(f"messages[{index}]", request.chat.messages.add(), each)
         case "tools":
             request.chat.tools_json = json.dumps(list(value))
         case "template_arguments":
@@ -187,22 +191,46 @@ def _put(request: pb.GenerateRequest, name: str, value: Any) -> None:
             setattr(request, name, value)
 
 
-def _put_message(made: pb.ChatMessage, message: Message) -> None:
-    """Fill one message of a dialogue. Raises ValueError, TypeError or OverflowError if it cannot hold `message`."""
+class _WrongMessage(ValueError):
+    """A message of a dialogue cannot be sent. The text names it and what is wrong, without what its user wrote."""
+
+
+def _put_message(path: str, made: pb.ChatMessage, message: Message) -> None:
+    """Fill one message of a dialogue. Raises _WrongMessage if it cannot hold `message`. A key with None is left out."""
     if not isinstance(message, Mapping):
-        role, content = message
+        try:
+            role, content = message
+        except (ValueError, TypeError):
+            kind = type(message).__name__
+            raise _WrongMessage(f"{path} is a {kind}: {_ALLOWED_MESSAGE} is allowed") from None
         message = {"role": role, "content": content}
-    unknown = sorted(message.keys() - set(_KEYS))
-    if unknown or not isinstance(message.get("role"), str):
-        raise ValueError(f"unknown key {unknown[0]}" if unknown else "no role")
-    if message["role"] in _ROLES:
-        made.role = _ROLES[message["role"]]
+    given = {key: value for key, value in message.items() if value is not None}
+    for key in given.keys() - set(_KEYS):
+        raise _WrongMessage(f"{path} has the key {key!r:.80}: allowed are {', '.join(_KEYS)}")
+    for key in ("role", *_TEXT_KEYS):
+        if not isinstance(given.get(key, "" if key != "role" else None), str):
+            found = f"a {type(given[key]).__name__}" if key in given else "not there"
+            raise _WrongMessage(f"{path}.{key} is {found}: a str is allowed")
+    if given["role"] in _ROLES:
+        made.role = _ROLES[given["role"]]
     else:
-        made.role_name = message["role"]
-    for key in ("content", "tool_call_id", "name", "reasoning_content"):
-        if message.get(key) is not None:
-            setattr(made, key, message[key])
-    for call in message.get("tool_calls") or ():
+        made.role_name = given["role"]
+    for key in _TEXT_KEYS:
+        if key in given:
+            try:
+                setattr(made, key, given[key])
+            except ValueError:
+                raise _WrongMessage(f"{path}.{key} has a lone surrogate: {_TEXT} is allowed") from None
+    try:
+        _put_calls(made, given.get("tool_calls") or ())
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise _WrongMessage(
+            f"{path}.tool_calls is wrong: mappings with id, type and function (name, arguments) are allowed"
+        ) from None
+
+
+def _put_calls(made: pb.ChatMessage, calls: Sequence[Mapping[str, Any]]) -> None:
+    for call in calls:
         function = call["function"]
         arguments = function.get("arguments") or {}
         made.tool_calls.add(

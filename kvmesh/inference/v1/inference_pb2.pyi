@@ -1091,6 +1091,7 @@ class AttemptExplanation(_message.Message):
     START_POSITION_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     REGION_FIELD_NUMBER: _builtins.int
+    PAUSE_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """Number of the attempt, from 1."""
     cause: Global___AttemptExplanation.Cause.ValueType
@@ -1139,6 +1140,12 @@ class AttemptExplanation(_message.Message):
     def candidates(self) -> _containers.RepeatedCompositeFieldContainer[Global___CandidateExplanation]:
         """Replicas that the router compared, the chosen one first."""
 
+    @_builtins.property
+    def pause(self) -> _duration_pb2.Duration:
+        """Time without a token before the attempt's first one, since the last one of the attempt before. Absent for an attempt that
+        no tokens of this call came before.
+        """
+
     def __init__(
         self,
         *,
@@ -1160,10 +1167,11 @@ class AttemptExplanation(_message.Message):
         start_position: _builtins.int = ...,
         reason: _builtins.str = ...,
         region: _builtins.str = ...,
+        pause: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["estimate", b"estimate", "prefill", b"prefill", "replica_queue", b"replica_queue", "router_queue", b"router_queue", "transfer", b"transfer"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["estimate", b"estimate", "pause", b"pause", "prefill", b"prefill", "replica_queue", b"replica_queue", "router_queue", b"router_queue", "transfer", b"transfer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_token_count", b"cached_token_count", "candidates", b"candidates", "cause", b"cause", "decode_replica", b"decode_replica", "estimate", b"estimate", "fault", b"fault", "matched_block_count", b"matched_block_count", "number", b"number", "prefill", b"prefill", "prefill_replica", b"prefill_replica", "prompt_block_count", b"prompt_block_count", "reason", b"reason", "region", b"region", "replica_queue", b"replica_queue", "router", b"router", "router_queue", b"router_queue", "start_position", b"start_position", "transfer", b"transfer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_token_count", b"cached_token_count", "candidates", b"candidates", "cause", b"cause", "decode_replica", b"decode_replica", "estimate", b"estimate", "fault", b"fault", "matched_block_count", b"matched_block_count", "number", b"number", "pause", b"pause", "prefill", b"prefill", "prefill_replica", b"prefill_replica", "prompt_block_count", b"prompt_block_count", "reason", b"reason", "region", b"region", "replica_queue", b"replica_queue", "router", b"router", "router_queue", b"router_queue", "start_position", b"start_position", "transfer", b"transfer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

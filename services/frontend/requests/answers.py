@@ -12,6 +12,7 @@ from kvmesh.attach import frames, token_log
 from kvmesh.attach.v1 import attach_pb2 as attach
 from kvmesh.inference.v1 import inference_pb2 as pb
 from services.frontend.requests import cross_check, faults
+from services.frontend.requests.attempts import note_pause
 from services.frontend.requests.outcome import Outcome
 from services.frontend.requests.progress import TokenError
 from services.frontend.requests.request import LiveRequest
@@ -114,6 +115,7 @@ def on_tokens(request: LiveRequest, row: frames.Row, now_s: float) -> None:
     if request.upstream.cross_checked:
         cross_check.on_progress(request, now_s)
     if is_first:
+        note_pause(request.attempts, now_s)
         request.hub.schedule(request)
     if progress.output.stop_string is not None:
         request.finish(pb.FINISH_REASON_STOP_STRING, now_s)

@@ -40,6 +40,8 @@ class Attempt:
     replica_queue_us: int = 0
     first_token: attach.FirstToken | None = None
     transfer_us: int | None = None
+    pause_s: float | None = None
+    """Seconds without a token before its first one, if an attempt before it had tokens."""
     fault: str = ""
     failed_replica: str = ""
     """Replica that ended the attempt by `fault`, as the router said. Empty: unknown, or no replica."""
@@ -100,6 +102,8 @@ class Attempt:
             row.prefill.CopyFrom(of_us(self.first_token.prefill_us))
         if self.transfer_us is not None:
             row.transfer.CopyFrom(of_us(self.transfer_us))
+        if self.pause_s is not None:
+            row.pause.CopyFrom(of_s(self.pause_s))
         return row
 
     def _add_placement(self, row: pb.AttemptExplanation, placement: attach.Placement) -> None:
@@ -120,6 +124,13 @@ class Attempt:
             )
             if candidate.HasField("decode_us"):
                 told.decode.CopyFrom(of_us(candidate.decode_us))
+
+
+def note_pause(attempts: Sequence[Attempt], now_s: float) -> None:
+    """Note the pause before the first token of the last attempt, which has come now."""
+    before = next((each for each in reversed(attempts[:-1]) if each.has_tokens), None)
+    if before is not None:
+        attempts[-1].pause_s = max(0.0, now_s - before.last_seen_s)
 
 
 def waited_s(attempts: Sequence[Attempt], now_s: float) -> float:

@@ -185,8 +185,17 @@ def _guide(guide: pb.Guide) -> Iterator[Violation]:
     except (ValueError, RecursionError) as error:
         reason = str(error) or type(error).__name__
     if reason:
-        allowed = "a JSON schema that can be met" if kind == "json_schema" else "a regular expression"
-        yield Violation(path, f"refused: {' '.join(reason.split())[:200]}", allowed)
+        is_schema = kind == "json_schema"
+        allowed = (
+            "a JSON schema of supported keywords that can be met" if is_schema else "a regular expression"
+        )
+        yield Violation(path, f"refused: {_in_a_line(reason)}", allowed)
+
+
+def _in_a_line(reason: str) -> str:
+    """Return the sentence of a reason of llguidance, which may draw the fault with a caret in further lines."""
+    _, is_drawn, last = reason.rpartition("error: ")
+    return " ".join((last.splitlines()[0] if is_drawn and last else reason).split())[:200]
 
 
 def _unmet(grammar: str) -> str:

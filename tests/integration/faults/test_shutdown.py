@@ -32,7 +32,10 @@ async def test_frontends_that_stop_together_hand_no_stream_over(tmp_path: Path) 
 
             async def read(number: int) -> tuple[list[int], int]:
                 stream = client.generate(
-                    prompt_tokens=range(10 + number, 60), max_output_tokens=TOKENS, seed=number, ignore_eos=True
+                    prompt_tokens=range(10 + number, 60),
+                    max_output_tokens=TOKENS,
+                    seed=number,
+                    ignore_eos=True,
                 )
                 async for tokens in stream:
                     counts[number] += len(tokens.ids)

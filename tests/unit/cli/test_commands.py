@@ -90,7 +90,10 @@ class FakeFrontend(GenerateOnly):
         if request.text == "later":
             raise MeshError("BUDGET_UNAVAILABLE", "budgets are away", retry_after_s=5)
         if request.sampling.temperature < 0:
-            raise invalid("FIELD_OUT_OF_RANGE", [Violation("sampling.temperature", "-1", "0 to 10")])
+            violations = [Violation("sampling.temperature", "-1", "0 to 10")]
+            if request.sampling.top_k < 0:
+                violations.append(Violation("sampling.top_k", "-2", "0 to 1000000"))
+            raise invalid("FIELD_OUT_OF_RANGE", violations)
         started = inference.Started(request_id="ab", prompt_token_count=3, service_class="quick")
         if request.text == "hurry":
             started.is_output_clamped, started.max_output_tokens = True, 3
@@ -121,6 +124,10 @@ class FakeFrontend(GenerateOnly):
                 for duration, time_us in zip((row.queue, row.prefill, row.decode), times_us, strict=False):
                     duration.FromMicroseconds(time_us)
             attempt.reason = REASON
+            if request.text == "lost":
+                attempt.fault = "REPLICA_LOST"
+                later = finished.explanation.attempts.add(decode_replica="decode-1", start_position=2)
+                later.pause.FromMilliseconds(340)
         yield inference.GenerateResponse(finished=finished)
 
 
@@ -188,6 +195,20 @@ async def test_generate_reports_an_answer_shortened_for_time(
     assert note in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("is_explained", [False, True])
+async def test_a_lost_replica_is_told(is_explained: bool, capfd: pytest.CaptureFixture[str]) -> None:
+    """With the tokens before the loss, the replica where the stream went on, and the pause; the tables are on request."""
+    request = inference.GenerateRequest(text="lost")
+    request.options.explain = is_explained
+    assert await answer(request) == (0, "It wäs dark\n")
+    shown = capfd.readouterr().err
+    assert "decode-0 was lost after 2 tokens; resumed at decode-1 after 0.34 s." in shown
+    assert (
+        ("time to first token" in shown) == is_explained == ("0.34 s" in shown.partition("resumed")[2][30:])
+    )
+    assert request.options.explain == is_explained, "the caller's request is as it was"
+
+
 async def test_the_remaining_quota_is_known_at_the_end_of_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fully read answer has brought the remaining quota. A busy machine may take its time for it."""
     monkeypatch.setattr(connections, "_STATUS_S", 10.0)
@@ -243,6 +264,10 @@ async def test_generate_explains(
         (
             inference.GenerateRequest(text="x", sampling=inference.Sampling(temperature=-1)),
             "FIELD_OUT_OF_RANGE: sampling.temperature is -1; 0 to 10 is allowed.",
+        ),
+        (
+            inference.GenerateRequest(text="x", sampling=inference.Sampling(temperature=-1, top_k=-2)),
+            "-1; 0 to 10 is allowed; sampling.top_k is -2; 0 to 1000000 is allowed.",
         ),
     ],
 )
@@ -311,6 +336,7 @@ async def test_the_command_line_fills_the_request(tmp_path: Path, capfd: pytest.
         *("--frequency-penalty", "0.5", "--presence-penalty", "-1", "--repetition-penalty", "1.25"),
         *("--logit-bias", "4=-100", "--logit-bias", "5=1.5", "--min-tokens", "2", "--stop-token", "6"),
         *("--ignore-eos", "--json-schema", f"@{tmp_path}/schema.json", "--top-logprobs", "3"),
+        "--json",
     ]
     (tmp_path / "schema.json").write_text('{"type": "integer"}')
     async with frontend() as (address, servicer):

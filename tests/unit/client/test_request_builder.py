@@ -101,9 +101,16 @@ def test_a_dialogue_may_have_tools_and_other_roles() -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"messages": [{"content": "x"}]}, "role, content, tool_calls"),
-        ({"messages": [{"role": "user", "text": "x"}]}, "role, content, tool_calls"),
-        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "x"}]}]}, "role, content, tool_calls"),
+        ({"messages": [{"content": "x"}]}, r"messages\[0\].role is not there: a str is allowed"),
+        ({"messages": [("user", "x"), {"role": "user", "text": "x"}]}, r"messages\[1\] has the key 'text'"),
+        ({"messages": [{"role": "user", "text": "x"}]}, "allowed are role, content, tool_calls"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, r"\[0\].content is a list: a str"),
+        ({"messages": ["x"]}, r"messages\[0\] is a str: \(role, content\), or a mapping"),
+        ({"messages": [("user", "\ud800")]}, r"messages\[0\].content has a lone surrogate"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"id": "x"}]}]},
+            r"messages\[0\].tool_calls is wrong",
+        ),
         ({"messages": [("user", "x")], "tools": [object()]}, "mappings that are JSON"),
         ({"prompt": "x", "tools": []}, "tools is given without messages"),
         ({"prompt": "x", "json_schema": {}, "regex": "a"}, "at most one"),
@@ -113,6 +120,12 @@ def test_a_wrong_dialogue_is_refused(options: dict[str, Any], text: str) -> None
     """With the keys that are allowed."""
     with pytest.raises(ValueError, match=text):
         build_request(**options)
+
+
+def test_a_key_without_a_value_is_left_out() -> None:
+    """Other clients return messages with all keys, most of them None."""
+    copied = {"role": "assistant", "content": "x", "refusal": None, "tool_calls": None}
+    assert build_request(messages=[copied]).chat.messages[0].content == "x"
 
 
 def test_an_unknown_option_is_named() -> None:

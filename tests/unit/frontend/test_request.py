@@ -294,6 +294,20 @@ def test_an_engine_that_goes_on_behind_an_end_token_is_stopped(field: str) -> No
     assert len(client.request.attempts) == 1 and not mesh.runs
 
 
+def test_the_pause_of_a_resumed_stream_is_explained() -> None:
+    """From the last token before the loss to the first one behind it. The first attempt has none."""
+    mesh = mesh_of(2)
+    client = begin(mesh)
+    run(mesh, client, 10)
+    mesh.advance(1.0)
+    mesh.fail(mesh.runs[0], pb.Failure.CODE_REPLICA_LOST)
+    mesh.advance(0.5)
+    assert finish(mesh, client) == "LENGTH"
+    first, *others = (each.explanation(1, "") for each in client.request.attempts)
+    assert not first.HasField("pause") and len(others) == 1
+    assert 1.5 <= others[0].pause.ToNanoseconds() / 1e9 < 30
+
+
 @pytest.mark.parametrize("field", ["stop_token_ids", "end_token_ids"])
 def test_an_output_that_ends_at_its_longest_is_told_by_its_last_token(field: str) -> None:
     """An engine that knows one end token says that the output is as long as it may be."""

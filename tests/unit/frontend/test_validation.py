@@ -523,6 +523,24 @@ def test_a_list_that_is_too_long_is_counted_and_not_read(
     assert [(each.field, each.value) for each in caught.value.violations] == [(path, value)]
 
 
+@pytest.mark.parametrize(
+    ("form", "fault"),
+    [
+        (pb.Guide(regex="("), "refused: unclosed group"),
+        (
+            pb.Guide(regex="(?=a)b"),
+            "refused: look-around, including look-ahead and look-behind, is not supported",
+        ),
+        (pb.Guide(json_schema='{"uniqueItems": true}'), 'refused: Unimplemented keys: ["uniqueItems"]'),
+    ],
+)
+def test_a_guide_is_refused_with_its_fault_alone(form: pb.Guide, fault: str) -> None:
+    """The library draws the place of the fault in further lines, which one sentence cannot show."""
+    with pytest.raises(MeshError) as caught:
+        validation.check(good(lambda message: message.sampling.guide.CopyFrom(form)), BOUNDS, SEAL)
+    assert [each.value for each in caught.value.violations] == [fault]
+
+
 def test_a_conversation_has_at_most_as_many_messages_as_the_check_of_a_template() -> None:
     """However long the context is: a rendering at run time takes no more than the longest one at start."""
     bounds = replace(BOUNDS, max_sequence_tokens=1_000_000)
