@@ -7,6 +7,7 @@ is an argument. The caller (engine.py) runs the arithmetic between `plan` and `c
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,7 @@ from engines.reference.block_pool import BlockPool, chain_hashes
 from engines.reference.cold_shapes import ColdShapes, Shape, shapes_of
 from engines.reference.config import EngineConfig
 from engines.reference.cost_model import CostModel
-from engines.reference.errors import EngineError
+from engines.reference.errors import BAD_VALUE, EngineError
 from engines.reference.faults import NO_FAULTS, Faults
 from engines.reference.guide_text import GuideText
 from engines.reference.handoff import Handoff, HandoffTable
@@ -28,6 +29,13 @@ from engines.reference.scheduler import ScheduledChunk, Scheduler
 from engines.reference.sequence import EngineRequest, Guide, PerfMetrics, RequestKind, RequestOutput, Sequence
 
 INVALID_TOKEN_OFFSET = 1 << 24  # fault injection adds this to token ids; larger than any vocabulary
+
+
+NO_TOKEN_LEFT: Final = BAD_VALUE.format(
+    field="guided_decoding_guide",
+    value="no token of the guide is left by min_tokens, stop tokens and embedding_bias",
+    allowed="a guide that can be met",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,18 +331,24 @@ class EngineCore:
             return None
         tokens, start = sequence.tokens[: sequence.length], sequence.output_start
         changed = adjusted(row, request.adjustments, tokens, start, sequence.generated, request.end_ids)
-        return changed if guide is None else allow_only(changed, guide.allowed())
+        if guide is None:
+            return changed
+        left = allow_only(changed, guide.allowed())
+        if not np.isfinite(left).any():
+            raise EngineError(NO_TOKEN_LEFT)
+        return left
 
     def _guide_of(self, sequence: Sequence) -> Guide | None:
         """Return the guide of a sequence after all its output, or None. Raises EngineError."""
         if sequence.request.guide is None:
             return None
         if sequence.guide is None:
-            assert self.compile_guide is not None, "a request with a guide was checked"
-            sequence.guide, sequence.guided = (
-                self.compile_guide(sequence.request.guide),
-                sequence.output_start,
-            )
+            # Compiled before the request came here: it may take long, and every sequence would wait for it.
+            compiled = sequence.request.compiled_guide
+            if compiled is None:
+                assert self.compile_guide is not None, "a request with a guide was checked"
+                compiled = self.compile_guide(sequence.request.guide)
+            sequence.guide, sequence.guided = compiled, sequence.output_start
         for token in sequence.tokens[sequence.guided : sequence.length].tolist():
             sequence.guide.consume(token)
             sequence.guided += 1

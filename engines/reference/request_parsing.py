@@ -215,7 +215,7 @@ def _output_start(parameters: str, prompt_tokens: int) -> int | None:
 def _adjustments(tensor: TensorLookup, limits: RequestLimits) -> Adjustments:
     frequency = _number(tensor, "frequency_penalty", 0.0, -PENALTY_MAX, PENALTY_MAX)
     presence = _number(tensor, "presence_penalty", 0.0, -PENALTY_MAX, PENALTY_MAX)
-    repetition = _number(tensor, "repetition_penalty", 1.0, REPETITION_MIN, REPETITION_MAX)
+    repetition = _number(tensor, "repetition_penalty", 1.0, REPETITION_MIN * (1 - 2**-23), REPETITION_MAX)
     output_tokens_min = int(_scalar(tensor, "min_tokens", default=0))
     if output_tokens_min < 0:
         raise _bad_value("min_tokens", output_tokens_min, ">= 0")

@@ -98,6 +98,7 @@ class EngineRequest:
     output_start: int | None = None  # where the request's output begins in the prompt; None: behind it
     adjustments: Adjustments = field(default_factory=Adjustments)
     guide: GuideText | None = None
+    compiled_guide: Guide | None = None  # its state before the output; None: the engine compiles it
     sampling: SamplingParams = field(default_factory=SamplingParams)
     handoff: Handoff | None = None  # for generation_only
     kv_peer: str | None = None  # the only address that KV may be pulled from; None: the handoff's address

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -203,9 +204,8 @@ class TritonPythonModel:
             kind, key, request.request_id(), parameters, tensor, self._request_limits, arrival_ns
         )
         if engine_request.guide is not None and self._compile_guide is not None:
-            self._compile_guide(
-                engine_request.guide
-            )  # refuses a guide that cannot be met before it takes a slot
+            # Refuses a guide that cannot be met before it takes a slot.
+            engine_request = replace(engine_request, compiled_guide=self._compile_guide(engine_request.guide))
         response_options = request_parsing.parse_response_options(tensor)
         if kind is RequestKind.CONTEXT_ONLY and not response_options.is_streaming:
             response_options = ResponseOptions(

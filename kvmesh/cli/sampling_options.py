@@ -67,6 +67,10 @@ def put_ids(sampling: pb.Sampling, biases: Iterable[str], stop_tokens: Iterable[
         sampling.stop_token_ids.append(token)
 
 
+GUIDE_BYTES_MAX: Final = 65_536
+"""Longest guide that the mesh takes."""
+
+
 def put_guide(sampling: pb.Sampling, json_schema: str, regex: str) -> None:
     """Put a guide into `sampling`. Raises BadOption for two guides, and for a file that cannot be read."""
     if json_schema and regex:
@@ -91,7 +95,11 @@ def _text(option: str, given: str) -> str:
         return given
     path = Path(given.removeprefix(FILE))
     try:
-        return path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            text = file.read(GUIDE_BYTES_MAX + 1)
+        if len(text) > GUIDE_BYTES_MAX:
+            raise BadOption(f"{option} = {given}: {path} has more than {GUIDE_BYTES_MAX} bytes.")
+        return text.decode()
     except OSError as error:
         raise BadOption(f"{option} = {given}: cannot read {path}: {error.strerror}.") from None
     except UnicodeDecodeError as error:

@@ -61,6 +61,7 @@ from services.frontend.shadow.shadowing import Shadowing, Tap
 from services.frontend.shadow.traffic import ShadowTraffic
 from services.frontend.start_gate import hold_diversions
 from services.frontend.surface.call_reader import CallReader
+from services.frontend.surface.guide_check import GuideCheck
 from services.frontend.surface.identity import identify
 from services.frontend.surface.intake import Intake
 from services.frontend.surface.messages import Messages
@@ -106,6 +107,7 @@ class Frontend(MeshProcess):
         self._unseeded_pools: frozenset[str] = frozenset()
         """Pools with a replica whose tokens depend on the engine that makes them."""
         self._has_other = False
+        self._guides = GuideCheck()
         self._moving: asyncio.Task[None] | None = None
         """Hands streams over while the control plane drains this frontend."""
         self._budgets_redis = RedisLink(budgets_redis_url) if budgets_redis_url else self.redis
@@ -190,7 +192,7 @@ class Frontend(MeshProcess):
         )
         export_request_reader(self.metrics, reader)
         versions = self._versions
-        parser = RequestParser(versions, self.seal, message_bytes_max=section.message_bytes_max)
+        parser = RequestParser(versions, self.seal, self._guides, message_bytes_max=section.message_bytes_max)
         return InferenceService(
             self.core,
             CallReader(lambda call: identify(call, self.tenants.catalogue), reader),
@@ -420,6 +422,7 @@ class Frontend(MeshProcess):
         self._stop_moving()
         self.shadowing.close()
         self._timer.close()
+        await self._guides.close()
         await self._budgets_redis.close()
         await super().close()
 

@@ -17,6 +17,13 @@ TOOL_CALLS_MAX: Final = 128
 JSON_DEPTH_MAX: Final = 64
 """Most nested arrays and objects in a JSON text of a client: a template may walk through them by recursion."""
 
+TOOLS_BYTES_MAX: Final = 256 << 10
+"""Longest `tools_json`. Parsing keeps Python's lock: a longer one would hold all streams of the frontend up."""
+JSON_BYTES_MAX: Final = 64 << 10
+"""Longest JSON of template arguments, or of one tool call."""
+CALLS_BYTES_MAX: Final = 1 << 20
+"""Longest JSON of all tool calls together."""
+
 ROLES: Final = {
     pb.ChatMessage.ROLE_SYSTEM: "system",
     pb.ChatMessage.ROLE_USER: "user",
@@ -35,6 +42,11 @@ def violations(chat: pb.ChatPrompt) -> Iterator[Violation]:
     if not chat.messages:
         yield Violation("chat.messages", "empty", "1 message or more")
         return
+    calls_bytes = sum(len(call.arguments_json) for each in chat.messages for call in each.tool_calls)
+    if calls_bytes > CALLS_BYTES_MAX:
+        what = f"with {calls_bytes} characters of arguments_json"
+        yield Violation("chat.messages", what, f"at most {CALLS_BYTES_MAX}")
+        return
     if not any(each.content or each.tool_calls for each in chat.messages):
         yield Violation("chat.messages", "without any content", "1 character or more")
     for index, each in enumerate(chat.messages):
@@ -50,7 +62,7 @@ def violations(chat: pb.ChatPrompt) -> Iterator[Violation]:
             if not call.name:
                 yield Violation(f"{where}.name", "empty", "1 character or more")
             yield from _json(f"{where}.arguments_json", call.arguments_json, dict)
-    yield from _json("chat.tools_json", chat.tools_json, list)
+    yield from _json("chat.tools_json", chat.tools_json, list, TOOLS_BYTES_MAX)
     yield from _json("chat.template_arguments_json", chat.template_arguments_json, dict)
     yield from _reserved(chat.template_arguments_json)
 
@@ -98,9 +110,12 @@ def _role(path: str, message: pb.ChatMessage) -> Iterator[Violation]:
         yield Violation(f"{path}.role", str(message.role), allowed)
 
 
-def _json(path: str, text: str, kind: type) -> Iterator[Violation]:
-    """Yield a violation unless `text` is empty, or JSON of the type list or dict."""
+def _json(path: str, text: str, kind: type, size_max: int = JSON_BYTES_MAX) -> Iterator[Violation]:
+    """Yield a violation unless `text` is empty, or JSON of the type list or dict and not too long."""
     if not text:
+        return
+    if len(text.encode()) > size_max:
+        yield Violation(path, f"{len(text.encode())} bytes long", f"at most {size_max} bytes")
         return
     name = "a JSON array" if kind is list else "a JSON object"
     try:

@@ -20,6 +20,7 @@ from kvmesh.tenants.caller import ServiceClass
 from services.frontend.requests import resume_token
 from services.frontend.requests.resume_token import ResumeToken, Seal
 from services.frontend.surface import validation, wire
+from services.frontend.surface.guide_check import GuideCheck
 from services.frontend.surface.served_versions import ServedVersion, ServedVersions
 from services.frontend.surface.validation import Bounds, ValidRequest
 
@@ -64,14 +65,15 @@ class Parsed(NamedTuple):
 class RequestParser:
     """Parses requests for all served versions. `seal` verifies the mesh's resume tokens."""
 
-    def __init__(self, versions: ServedVersions, seal: Seal, *, message_bytes_max: int) -> None:
+    def __init__(
+        self, versions: ServedVersions, seal: Seal, guides: GuideCheck, *, message_bytes_max: int
+    ) -> None:
         self._versions = versions
+        self._guides = guides
         self._seal = seal
         self._message_bytes_max = message_bytes_max
         self._big = asyncio.Lock()
         """Held while a thread checks a big message: several such threads would take the CPU from the event loop."""
-        self._guided = asyncio.Lock()
-        """The same for messages with a guide. llguidance may take seconds for one, without Python's lock."""
         self._rendering = asyncio.Lock()
         """The same for conversations that a thread renders."""
 
@@ -84,12 +86,11 @@ class RequestParser:
     async def check(self, message: Message, version: ServedVersion, service_class: ServiceClass) -> Parsed:
         """Return the request in `message`, for `version`, of a caller of `service_class`. Raises MeshError."""
         bounds = version.bounds(service_class)
-        has_guide = message.request.sampling.HasField("guide")
-        if not message.is_big and not has_guide:
+        if not message.is_big:
             asked = validation.check(message.request, bounds, self._seal)
         else:
-            lock = self._guided if has_guide else self._big
-            asked = await _alone(lock, validation.check, message.request, bounds, self._seal)
+            asked = await _alone(self._big, validation.check, message.request, bounds, self._seal)
+        await self._guides.check(asked.sampling.resolved.guide)
         ids = await self._tokenize(asked, version)
         return Parsed(asked, array("i", ids).tobytes(), bounds, version)
 

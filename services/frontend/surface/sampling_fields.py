@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-import llguidance
 import xxhash
 
 from kvmesh.attach.v1 import attach_pb2
@@ -24,6 +23,8 @@ STOP_MAX: Final = 16
 STOP_CHARACTERS_MAX: Final = 256
 PENALTY_MAX: Final = 2.0
 REPETITION_MIN: Final = 0.01
+REPETITION_LEAST: Final = REPETITION_MIN * (1 - 2**-23)
+"""A little less: the nearest 32-bit number is below it."""
 REPETITION_MAX: Final = 10.0
 BIASES_MAX: Final = 1024
 BIAS_MAX: Final = 100.0
@@ -84,7 +85,7 @@ def violations(
         if not -PENALTY_MAX <= value <= PENALTY_MAX:
             yield Violation(f"sampling.{name}", _number(value), f"-{PENALTY_MAX:g} to {PENALTY_MAX:g}")
     repetition = sampling.repetition_penalty
-    if sampling.HasField("repetition_penalty") and not REPETITION_MIN <= repetition <= REPETITION_MAX:
+    if sampling.HasField("repetition_penalty") and not REPETITION_LEAST <= repetition <= REPETITION_MAX:
         allowed = f"{REPETITION_MIN:g} to {REPETITION_MAX:g}"
         yield Violation("sampling.repetition_penalty", _number(repetition), allowed)
     yield from _biases(sampling, vocab_size)
@@ -164,7 +165,7 @@ def _stop(sampling: pb.Sampling) -> Iterator[Violation]:
 
 
 def _guide(guide: pb.Guide) -> Iterator[Violation]:
-    """Yield a violation for a form that no output can have, or that llguidance cannot read."""
+    """Yield a violation for a form of the wrong size, or that is no JSON. `guide_check` looks whether it can be met."""
     kind = guide.WhichOneof("form")
     if kind is None or (kind == "json" and not guide.json):
         yield Violation("sampling.guide", "empty", "one of json_schema, regex and json")
@@ -177,39 +178,9 @@ def _guide(guide: pb.Guide) -> Iterator[Violation]:
     try:
         if kind == "json_schema":
             json.loads(text)
-            reason = _unmet(llguidance.LLMatcher.grammar_from_json_schema(text))
-        elif kind == "regex":
-            reason = _unmet(llguidance.LLMatcher.grammar_from_regex(text))
-        else:
-            reason = ""
     except (ValueError, RecursionError) as error:
-        reason = str(error) or type(error).__name__
-    if reason:
-        is_schema = kind == "json_schema"
-        allowed = (
-            "a JSON schema of supported keywords that can be met" if is_schema else "a regular expression"
-        )
-        yield Violation(path, f"refused: {_in_a_line(reason)}", allowed)
-
-
-def _in_a_line(reason: str) -> str:
-    """Return the sentence of a reason of llguidance, which may draw the fault with a caret in further lines."""
-    _, is_drawn, last = reason.rpartition("error: ")
-    return " ".join((last.splitlines()[0] if is_drawn and last else reason).split())[:200]
-
-
-def _unmet(grammar: str) -> str:
-    """Return why no output can begin as `grammar` says, computed over a vocabulary of bytes. Empty: one can."""
-    if reason := llguidance.LLMatcher.validate_grammar(grammar):
-        return str(reason)
-    tokenizer = llguidance.LLTokenizer("byte")
-    matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0)
-    if not matcher.is_error():
-        matcher.compute_bitmask()
-    if not matcher.is_error():
-        return ""
-    reason = str(matcher.get_error())
-    return "no output can meet it" if reason.startswith("NoExtensionBias") else reason
+        what = f"not JSON: {(str(error) or type(error).__name__).splitlines()[0][:100]}"
+        yield Violation(path, what, "a JSON schema")
 
 
 def _guide_of(guide: pb.Guide) -> Guide:

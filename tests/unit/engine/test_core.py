@@ -4,11 +4,14 @@ import random
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from engines.reference import errors
+from engines.reference.adjustments import Adjustments
 from engines.reference.arithmetic import ChunkInput
 from engines.reference.cost_model import CostModel, Pacer
+from engines.reference.guide_text import GuideKind, GuideText
 from engines.reference.handoff import decode
 from engines.reference.sampling import sample_token
 from engines.reference.sequence import RequestKind, Sequence
@@ -82,6 +85,39 @@ def test_a_request_that_can_never_fit_is_rejected() -> None:
     driver.core.submit(request_of(2, np.zeros(100, dtype=np.int32), 4))
     driver.step()
     assert driver.answers[2].error == errors.KV_POOL_TOO_SMALL.format(needed=26, total=24)
+
+
+def test_a_guide_without_a_token_ends_with_an_error() -> None:
+    """Other parameters may forbid all that it allows. No token outside it is drawn, and no other request is harmed."""
+
+    class Only:
+        """Allows one token for ever."""
+
+        is_over = False
+
+        def allowed(self) -> npt.NDArray[np.bool_]:
+            return np.array([each == 9 for each in range(64)])
+
+        def consume(self, token: int) -> None:
+            assert token == 9
+
+    driver = Driver(CONFIG)
+    prompt = np.zeros(4, dtype=np.int32)
+    for key, least in ((2, 0), (4, 3)):
+        wanted = replace(
+            request_of(key, prompt, 5),
+            guide=GuideText(GuideKind.REGEX, "x"),
+            compiled_guide=Only(),
+            adjustments=Adjustments(output_tokens_min=least),
+            end_ids=frozenset({9}),
+        )
+        driver.core.submit(wanted)
+    driver.core.submit(request_of(6, prompt, 5))
+    while driver.step():
+        pass
+    assert driver.answers[2].tokens == [9]
+    assert driver.answers[4].tokens == [] and "guided_decoding_guide" in str(driver.answers[4].error)
+    assert len(driver.answers[6].tokens) == 5
 
 
 def test_a_full_queue_rejects_requests() -> None:

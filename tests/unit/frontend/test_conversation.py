@@ -9,6 +9,7 @@ import pytest
 
 from kvmesh.inference.v1 import inference_pb2 as pb
 from services.frontend.surface import conversation
+from services.frontend.surface.conversation import JSON_BYTES_MAX, TOOLS_BYTES_MAX
 
 HI = pb.ChatMessage(role=pb.ChatMessage.ROLE_USER, content="Hi")
 TOOLS, ARGUMENTS, MESSAGE = "chat.tools_json", "chat.template_arguments_json", "chat.messages[0]"
@@ -38,7 +39,7 @@ def calling(arguments: str = "{}", name: str = "f", count: int = 1) -> pb.ChatMe
         ('{"a": "\\ud800"}', "with a lone surrogate"),
         ('{"\\udc00": 1}', "with a lone surrogate"),
         ('{"a": ' + "[" * 70 + "]" * 70 + "}", "nested more than 64 deep"),
-        ('{"a": ' * 99_999, "maximum recursion depth"),
+        ('{"a": ' * 9_999, "maximum recursion depth"),
         ("5", "int in JSON"),
         ("null", "NoneType in JSON"),
     ],
@@ -116,3 +117,16 @@ def test_a_conversation_has_the_keys_that_are_set() -> None:
         {"role": "critic", "content": "No", "reasoning_content": "hm"},
     ]
     assert made.tools is None and made.arguments is None
+
+
+def test_json_of_a_client_is_bounded() -> None:
+    """Python parses it while all streams of the frontend wait."""
+    whole = json.dumps(["x" * (TOOLS_BYTES_MAX - 4)])
+    assert violations(tools_json=whole) == []
+    assert violations(tools_json=f"{whole} ") == [(TOOLS, f"{TOOLS_BYTES_MAX + 1} bytes long")]
+    text = json.dumps({"a": "x" * JSON_BYTES_MAX})
+    assert violations(template_arguments_json=text) == [(ARGUMENTS, f"{len(text)} bytes long")]
+    calls = [pb.ToolCall(id="1", name="f", arguments_json=json.dumps({"a": "x" * 60_000}))] * 20
+    chat = pb.ChatPrompt(messages=[pb.ChatMessage(role=pb.ChatMessage.ROLE_ASSISTANT, tool_calls=calls)])
+    (found,) = conversation.violations(chat)
+    assert found.field == "chat.messages" and "characters of arguments_json" in found.value

@@ -16,7 +16,8 @@ from kvmesh.models.folder import ModelFolder, read
 from kvmesh.models.tokenizer import ModelTokenizer
 from kvmesh.tenants.caller import ServiceClass
 from services.frontend.requests.resume_token import SECRET_BYTES, Seal
-from services.frontend.surface import sampling_fields, served_versions
+from services.frontend.surface import served_versions
+from services.frontend.surface.guide_check import GuideCheck
 from services.frontend.surface.request_parser import RequestParser
 from services.frontend.surface.served_versions import ServedVersions
 from tests.unit.models.goldens import FOLDERS
@@ -38,7 +39,7 @@ def versions(template: str = "", family: str = "mistral") -> ServedVersions:
 
 async def parsed(served: ServedVersions, request: pb.GenerateRequest) -> Any:
     """Return the request as it is parsed."""
-    parser = RequestParser(served, Seal(bytes(SECRET_BYTES)), message_bytes_max=1 << 20)
+    parser = RequestParser(served, Seal(bytes(SECRET_BYTES)), GuideCheck(), message_bytes_max=1 << 20)
     return await parser.check(await parser.read(request.SerializeToString()), served.first, CLASS)
 
 
@@ -64,7 +65,7 @@ async def test_a_cancelled_call_keeps_others_out_until_its_thread_is_done(
         return render(*args)
 
     monkeypatch.setattr(ModelTokenizer, "render", slow)
-    parser = RequestParser(served, Seal(bytes(SECRET_BYTES)), message_bytes_max=1 << 20)
+    parser = RequestParser(served, Seal(bytes(SECRET_BYTES)), GuideCheck(), message_bytes_max=1 << 20)
     message = await parser.read(chat("x" * 9000).SerializeToString())
     calls = [asyncio.create_task(parser.check(message, served.first, CLASS)) for _ in range(5)]
     while not at_work:
@@ -123,26 +124,34 @@ async def test_a_rendered_text_that_cannot_fit_is_not_tokenized(monkeypatch: pyt
     """A client's tools may be long although its messages are short."""
     served = versions("{{ tools[0] }}", "llama-3")
     monkeypatch.setattr(ModelTokenizer, "encode_rendered", None)
-    request = chat("Hi", tools_json='["' + "x" * 900_000 + '"]')
+    request = chat("Hi", tools_json='["' + "x" * 200_000 + '"]')
     with pytest.raises(MeshError, match="bytes long by its chat template") as caught:
         await parsed(served, request)
     assert caught.value.reason == "PROMPT_TOO_LONG"
 
 
-async def test_a_thread_checks_a_guide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A regular expression of 8 KB may take 0.2 s. Other requests are checked meanwhile."""
-    served, entered, may_end = versions(), threading.Event(), threading.Event()
+async def test_a_guide_holds_no_other_request_up() -> None:
+    """Its child process may take a second for it. A guide that cannot be met ends its own request."""
+    served, entered, may_end = versions(), asyncio.Event(), asyncio.Event()
 
-    def held(guide: pb.Guide) -> Any:
-        entered.set()
-        assert may_end.wait(20)
-        return iter(())
+    class Held(GuideCheck):
+        async def fault(self, kind: str, text: str) -> str:
+            entered.set()
+            await may_end.wait()
+            return "no output can meet it" if text == "b" else ""
 
-    monkeypatch.setattr(sampling_fields, "_guide", held)
-    guided = chat("Hi")
-    guided.sampling.guide.regex = "a+"
-    task = asyncio.create_task(parsed(served, guided))
-    assert await asyncio.to_thread(entered.wait, 20)
-    assert (await parsed(served, chat("Hi"))).prompt_tokens
+    parser = RequestParser(served, Seal(bytes(SECRET_BYTES)), Held(), message_bytes_max=1 << 20)
+
+    async def check(regex: str = "") -> int:
+        request = chat("Hi")
+        if regex:
+            request.sampling.guide.regex = regex
+        found = await parser.check(await parser.read(request.SerializeToString()), served.first, CLASS)
+        return found.prompt_tokens
+
+    tasks = [asyncio.create_task(check(regex)) for regex in ("a+", "b")]
+    await entered.wait()
+    assert await check()
     may_end.set()
-    assert (await task).prompt_tokens
+    good, bad = await asyncio.gather(*tasks, return_exceptions=True)
+    assert isinstance(good, int) and isinstance(bad, MeshError)

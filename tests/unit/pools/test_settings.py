@@ -82,11 +82,11 @@ def test_the_only_version_is_the_default() -> None:
 
 def test_the_mistakes_of_all_tables_are_told_at_once() -> None:
     """One line each."""
-    text = "[versions.a]\nstep_s = -1\n[versions.b]\n[pools.p]\nversion = 'x'\n[pools.q]\nversion = 'y'"
+    text = "[versions.a]\nfaults = 'x'\n[versions.b]\n[pools.p]\nversion = 'x'\n[pools.q]\nversion = 'y'"
     with pytest.raises(ConfigError) as caught:
         parse(text)
     assert [line.split(" ")[0] for line in str(caught.value).splitlines()] == [
-        "versions.a.step_s",
+        "versions.a.faults",
         "pools.p.version",
         "pools.q.version",
     ]
