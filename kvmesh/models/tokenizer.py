@@ -295,10 +295,11 @@ class _Marks:
     """
 
     def __init__(self, specials: Sequence[str], folder: ModelFolder) -> None:
-        secret = secrets.token_hex(8)
+        secret = secrets.token_hex(8)  # of the words, which a template sees and may cut and show
         specials = [each for each in specials if each]
         self._words = {text: f"\ufdd0{secret}{index:x}\ufdd1" for index, text in enumerate(specials)}
-        self._marks = {text: f"\ufdd2{secret}{index:x}\ufdd3" for index, text in enumerate(specials)}
+        other = secrets.token_hex(8)  # so that a shown word never helps to write a mark
+        self._marks = {text: f"\ufdd2{other}{index:x}\ufdd3" for index, text in enumerate(specials)}
         self._joint = f"\ufdd0{secret}\ufdd1"
         self._texts = {word: text for text, word in self._words.items()} | {self._joint: ""}
         longest_first = sorted(specials, key=len, reverse=True)

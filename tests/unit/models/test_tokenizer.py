@@ -90,6 +90,27 @@ def test_a_client_cannot_guess_the_marks() -> None:
     assert content in library.decode(ids)
 
 
+@pytest.mark.parametrize("family", CHAT_FAMILIES)
+def test_a_word_that_a_template_shows_helps_to_write_no_mark(family: str) -> None:
+    """A template may cut a word, and the model may then say the rest of it to the client."""
+    library, names = (
+        joining(family, "{{ messages[0].content[1:17] }}{{ messages[1].content }}"),
+        specials(family),
+    )
+
+    def asked(first: str, second: str) -> Conversation:
+        return Conversation([{"role": "user", "content": first}, {"role": "user", "content": second}])
+
+    secret = library.render(asked(names[1], ""))
+    assert len(secret) == 16
+    marks = "".join(f"\ufdd2{secret}{index:x}\ufdd3" for index in range(len(names)))
+    words = marks.replace("\ufdd2", "\ufdd0").replace("\ufdd3", "\ufdd1")
+    for content in (marks, words, names[1].replace("", f"\ufdd0{secret}\ufdd1")):
+        for ids in (library.encode(content), library.encode_chat(asked("x", content))):
+            found = library.special_ids.intersection(ids) - {library.token_id("<unk>")}
+            assert not found - set(library.encode("x"))
+
+
 @pytest.mark.parametrize("field", ["tools", "arguments"])
 def test_tools_and_arguments_make_no_special_token(field: str) -> None:
     """They come from the client, too."""
