@@ -311,6 +311,7 @@ class _Marks:
         self._tail_starts = frozenset(each[0] for each in self._tails)
         self._insides = "\0".join(specials)
         self._part_max = max(map(len, specials), default=1) - 1
+        self._file = folder.path / TOKENIZER
         self._known = frozenset(_ROLES) | words_of(folder.template) | words_of(folder.tool_template)
 
     def hide(self, conversation: Conversation) -> Conversation:
@@ -338,21 +339,21 @@ class _Marks:
         """Return a tokenizer with equal ids, in which a mark is the name of each special token."""
         document = json.loads(tokenizer.to_str())
         document["post_processor"] = None
-        model = document["model"]
-        unknown = model.get("unk_token")  # the model makes it by this name, so it keeps it there
-        marks = {text: mark for text, mark in self._marks.items() if text != unknown}
+        model, marks = document["model"], self._marks
         if isinstance(model["vocab"], dict):
             model["vocab"] = {marks.get(text, text): each for text, each in model["vocab"].items()}
         else:
             model["vocab"] = [[marks.get(text, text), score] for text, score in model["vocab"]]
-        added = [
-            each for each in document["added_tokens"] if not each["special"] or each["content"] != unknown
-        ]
-        for each in added:
+        unknown = model.get("unk_token")  # the model makes it of unknown characters, by its name
+        if unknown is not None:
+            model["unk_token"] = marks.get(unknown, unknown)
+        for each in document["added_tokens"]:
             if each["special"]:
                 each["content"] = marks.get(each["content"], each["content"])
-        document["added_tokens"] = added
-        return Tokenizer.from_str(json.dumps(document))
+        try:
+            return Tokenizer.from_str(json.dumps(document))
+        except BaseException as error:  # noqa: BLE001  # a panic of Rust is no Exception
+            raise _not_marked(self._file, error) from None
 
     def _hide(self, text: str) -> str:
         hidden = self._found.sub(lambda match: self._words[match[0]], text)
@@ -498,6 +499,10 @@ def _vocab_size(folder: ModelFolder, tokenizer: Tokenizer) -> int:
 
 def _not_read(file: Path, error: BaseException) -> BaseException:
     return _of_library(error, f"{file} is not a tokenizer")
+
+
+def _not_marked(file: Path, error: BaseException) -> BaseException:
+    return _of_library(error, f"{file} has special tokens that cannot be told from texts")
 
 
 def _not_encoded(file: Path, error: BaseException) -> BaseException:

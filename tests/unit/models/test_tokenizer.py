@@ -280,6 +280,34 @@ def test_no_special_token_is_made_of_a_clients_text_and_a_literal_of_the_templat
     assert library.decode(ids) == template.replace("{{ messages[0].content }}", content)
 
 
+@pytest.mark.parametrize("family", ["bert", "llama-2", "gemma", "mistral"])
+@pytest.mark.parametrize("template", ["a{{ unk_token }}b", "{{ bos_token }}{{ unk_token }}{{ unk_token }}"])
+def test_a_template_may_write_the_unknown_token(family: str, template: str) -> None:
+    """It is one id there, as transformers reads it, and the client's text of the same name is none."""
+    name = tokenizer(family).folder.named_tokens["unk_token"]
+    library = joining(family, template + "{{ messages[0].content }}")
+    unknown, counts = library.token_id(name), []
+    for content in ("de la", f"de {name} la"):
+        ids = library.encode_chat(Conversation([{"role": "user", "content": content}]))
+        counts.append(ids.count(unknown))
+    assert counts[0] == template.count("unk_token")
+    if family != "bert":  # whose vocabulary lacks "["
+        assert counts[1] == counts[0] and unknown not in library.encode_plain(f"de {name} la")
+
+
+def test_the_unknown_token_may_be_bos(tmp_path: Path) -> None:
+    """Some folders have one token for both. Characters without a token still become it."""
+    model = json.loads((FOLDERS / "llama-2" / "tokenizer.json").read_text())["model"] | {"unk_token": "<s>"}
+    frame = tokenizer("llama-2")
+    library = changed(tmp_path / "1", "llama-2", "tokenizer.json", model=model)
+    asked = Conversation([{"role": "user", "content": "de <s> la"}])
+    assert library.encode_chat(asked) == frame.encode_chat(asked)
+    assert library.encode("de <s> la") == frame.encode("de <s> la")
+    library = changed(tmp_path / "2", "llama-2", "tokenizer.json", model=model | {"byte_fallback": False})
+    made = [library.token(each) for each in library.encode_plain("~ de")]
+    assert made == ["▁", "<s>", "▁de"]
+
+
 def test_a_joint_hides_nothing_from_the_template() -> None:
     """Names that the template compares stay as they are, and so do a client's keys that it reads."""
     source = "{% for t in tools %}{% if t.type == 'function' %}{{ t.function.name }}{% endif %}{% endfor %}"
