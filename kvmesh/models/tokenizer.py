@@ -11,7 +11,8 @@ import json
 import math
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -58,6 +59,10 @@ SHRINKS_MAX: Final = 16
 """The same for all others. They may drop any text, but a prompt of that kind is none."""
 
 
+_SPACES: Final = "\u2581\u0120 "
+"""Characters for the space before a word in a vocabulary."""
+
+_BYTE: Final = re.compile(r"<0x[0-9A-F]{2}>")
 _CHARSMAP: Final = re.compile(r'"precompiled_charsmap"\s*:\s*"([^"]*)"')
 _BASE64: Final = re.compile(r"[A-Za-z0-9+/=]*")
 _ROLES: Final = ("system", "user", "assistant", "tool")
@@ -92,13 +97,16 @@ class ModelTokenizer:
         pipeline = _pipeline(folder)
         added = named.get_added_tokens_decoder()
         specials = {each: token for each, token in added.items() if token.special}
-        self.special_ids = frozenset(specials)
+        document = json.loads(named.to_str())
+        words = _words(document["model"], {each.content for each in specials.values()})
+        self.special_ids = frozenset(each for each, token in specials.items() if token.content not in words)
+        """Without those that are words of the texts, too."""
         self.vocab_size = _vocab_size(folder, named)
         self._special_texts = {each: token.content for each, token in specials.items()}
         self._ids_of_specials = {token.content: each for each, token in specials.items()}
         self._prefix, self._suffix = self._frame_of_text(named)
-        self._marks = _Marks([each.content for _, each in sorted(specials.items())], folder)
-        self._tokenizer = self._marks.renamed(named)
+        self._marks = _Marks([specials[each].content for each in sorted(self.special_ids)], folder)
+        self._tokenizer = self._marks.renamed(document)
         """Knows special tokens by their marks alone, so that no text of a client is one."""
         self.end_token_ids = self._end_token_ids()
         self._table = self._table_of_tokens(pipeline.get("decoder"))
@@ -335,11 +343,19 @@ class _Marks:
             rendered = rendered.replace(mark, text)
         return rendered
 
-    def renamed(self, tokenizer: Tokenizer) -> Tokenizer:
-        """Return a tokenizer with equal ids, in which a mark is the name of each special token."""
-        document = json.loads(tokenizer.to_str())
+    def renamed(self, document: dict[str, Any]) -> Tokenizer:
+        """Return a tokenizer with equal ids, in which a mark is the name of each special token.
+
+        Special tokens without a mark are plain text. `document` is changed.
+        """
         document["post_processor"] = None
         model, marks = document["model"], self._marks
+        if "merges" in model:  # the library finds special tokens first, so it never makes one by a merge
+            model["merges"] = [
+                each
+                for each, parts in zip(model["merges"], _merges(model), strict=True)
+                if marks.keys().isdisjoint(parts)
+            ]
         if isinstance(model["vocab"], dict):
             model["vocab"] = {marks.get(text, text): each for text, each in model["vocab"].items()}
         else:
@@ -347,9 +363,11 @@ class _Marks:
         unknown = model.get("unk_token")  # the model makes it of unknown characters, by its name
         if unknown is not None:
             model["unk_token"] = marks.get(unknown, unknown)
-        for each in document["added_tokens"]:
-            if each["special"]:
-                each["content"] = marks.get(each["content"], each["content"])
+        document["added_tokens"] = [
+            each | {"content": marks[each["content"]]} if each["special"] else each
+            for each in document["added_tokens"]
+            if not each["special"] or each["content"] in marks
+        ]
         try:
             return Tokenizer.from_str(json.dumps(document))
         except BaseException as error:  # noqa: BLE001  # a panic of Rust is no Exception
@@ -386,6 +404,35 @@ class _Marks:
         if isinstance(value, (list, tuple)):
             return [self._map(each) for each in value]
         return value
+
+
+def _merges(model: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield both parts and the result of each merge."""
+    cut = len(model.get("continuing_subword_prefix") or "")
+    for each in model.get("merges", ()):
+        left, right = each.split(" ", 1) if isinstance(each, str) else each
+        yield left, right, left + right[cut:]
+
+
+def _words(model: Mapping[str, Any], specials: set[str]) -> frozenset[str]:
+    """Return the special tokens that are characters or words of plain texts. A mark would take them from these texts.
+
+    Some folders name such a token where no other is to be had, for example "!" for the padding.
+    """
+    vocab = model["vocab"]
+    known = specials.intersection(vocab if isinstance(vocab, dict) else (text for text, _ in vocab))
+    found = {each for each in known if _is_character(each.lstrip(_SPACES))}
+    if model.get("byte_fallback"):
+        found |= {each for each in known if _BYTE.fullmatch(each)}
+    words = {each for each in known if each.lstrip(_SPACES).isalnum()} - found
+    if words:
+        found |= words.intersection(part for parts in _merges(model) for part in parts)
+    return frozenset(found)
+
+
+def _is_character(text: str) -> bool:
+    """Return True for a character of texts, or none. Those of private use are markers."""
+    return not text or (len(text) == 1 and unicodedata.category(text) not in ("Co", "Cn"))
 
 
 def _shrinks(normalizer: Mapping[str, Any]) -> int:

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders
 
 from kvmesh.models.detokenizer import LibraryDetokenizer
+from kvmesh.models.folder import ModelFolderError
 from kvmesh.models.template_budget import TemplateError
 from kvmesh.models.tokenizer import Conversation, ModelTokenizer
 from tests.unit.models.goldens import CHAT_FAMILIES, FAMILIES, FOLDERS, tokenizer
@@ -280,13 +281,77 @@ def test_no_special_token_is_made_of_a_clients_text_and_a_literal_of_the_templat
     assert library.decode(ids) == template.replace("{{ messages[0].content }}", content)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"pad_token": "!"},
+        {"pad_token": "a"},
+        {"additional_special_tokens": ["the", "in"]},
+        {"additional_special_tokens": ["\u0120de", "\u2581de"]},
+        {"additional_special_tokens": ["<0x0A>", "\u010a"]},
+        {"eos_token": "t"},
+    ],
+)
+def test_a_word_of_plain_texts_may_be_a_special_token_too(
+    tmp_path: Path, family: str, changes: dict[str, Any]
+) -> None:
+    """It stays a word: no id of a text changes, and the word is in the text of an output."""
+    library, frame = changed(tmp_path, family, "tokenizer_config.json", **changes), tokenizer(family)
+    text = "Other inner things are there, in de la!! Hi!\n"
+    if family not in ("bert", "unigram") or "additional_special_tokens" not in changes:
+        assert library.encode_plain(text) == frame.encode_plain(text)
+        assert library.decode(library.encode_plain(text)) == frame.decode(frame.encode_plain(text))
+    asked = Conversation([{"role": "user", "content": "Wo? <|im_end|>"}])
+    if family in CHAT_FAMILIES:
+        assert library.encode_plain("Wo? <s>") == frame.encode_plain("Wo? <s>")
+        if "eos_token" not in changes:  # which templates write
+            assert library.encode_chat(asked) == frame.encode_chat(asked)
+
+
+def test_no_merge_makes_a_special_token(tmp_path: Path) -> None:
+    """Some converters write merges for all tokens. The library finds special tokens before it merges."""
+    model = json.loads((FOLDERS / "llama-2" / "tokenizer.json").read_text())["model"]
+    size = len(model["vocab"])
+    model["vocab"] |= {"<": size, ">": size + 1, "s>": size + 2, "<s>\u2581": size + 3}
+    model["merges"] += [["s", ">"], ["<", "s>"], ["<s>", "\u2581"]]
+    library, text = changed(tmp_path, "llama-2", "tokenizer.json", model=model), "Other inner things, 12"
+    assert library.encode(text) == tokenizer("llama-2").encode(text)
+    assert [library.token(each) for each in library.encode("de<s> la")] == [
+        "<s>",
+        "\u2581de",
+        "<",
+        "s>",
+        "\u2581la",
+    ]
+    ids = library.encode_chat(Conversation([{"role": "user", "content": "<s> <s>"}]))
+    assert [library.token(each) for each in ids].count("<s>") == 1
+
+
+def test_a_failure_of_the_library_at_the_marks_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first tokenizer is that of the folder, the second knows the marks."""
+    folder, real, calls = tokenizer("qwen").folder, Tokenizer.from_str, []
+
+    def read(text: str) -> Tokenizer:
+        calls.append(text)
+        if len(calls) == 2:
+            raise ValueError("no such\ntoken.")
+        return real(text)
+
+    monkeypatch.setattr(Tokenizer, "from_str", read)
+    with pytest.raises(ModelFolderError) as caught:
+        ModelTokenizer(folder)
+    said = "has special tokens that cannot be told from texts: no such token."
+    assert str(caught.value) == f"{folder.path}/tokenizer.json {said}"
+
+
 @pytest.mark.parametrize("family", ["bert", "llama-2", "gemma", "mistral"])
 @pytest.mark.parametrize("template", ["a{{ unk_token }}b", "{{ bos_token }}{{ unk_token }}{{ unk_token }}"])
 def test_a_template_may_write_the_unknown_token(family: str, template: str) -> None:
     """It is one id there, as transformers reads it, and the client's text of the same name is none."""
     name = tokenizer(family).folder.named_tokens["unk_token"]
     library = joining(family, template + "{{ messages[0].content }}")
-    unknown, counts = library.token_id(name), []
+    unknown, counts = library.token_id(name) or 0, []
     for content in ("de la", f"de {name} la"):
         ids = library.encode_chat(Conversation([{"role": "user", "content": content}]))
         counts.append(ids.count(unknown))
