@@ -7,7 +7,9 @@ import functools
 import itertools
 import json
 import random
+import re
 import shutil
+import time
 import unicodedata
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +23,7 @@ from tokenizers import Tokenizer, decoders
 from kvmesh.models.detokenizer import LibraryDetokenizer
 from kvmesh.models.folder import ModelFolderError
 from kvmesh.models.template_budget import TemplateError
-from kvmesh.models.tokenizer import Conversation, ModelTokenizer
+from kvmesh.models.tokenizer import NESTING_MAX, Conversation, ModelTokenizer, longest_of
 from tests.unit.models.goldens import CHAT_FAMILIES, FAMILIES, FOLDERS, tokenizer
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
@@ -305,7 +307,7 @@ def test_a_word_of_plain_texts_may_be_a_special_token_too(
     asked = Conversation([{"role": "user", "content": "Wo? <|im_end|>"}])
     if family in CHAT_FAMILIES:
         assert library.encode_plain("Wo? <s>") == frame.encode_plain("Wo? <s>")
-        if "eos_token" not in changes:  # which templates write
+        if "eos_token" not in changes:  # templates write that
             assert library.encode_chat(asked) == frame.encode_chat(asked)
 
 
@@ -356,7 +358,7 @@ def test_a_template_may_write_the_unknown_token(family: str, template: str) -> N
         ids = library.encode_chat(Conversation([{"role": "user", "content": content}]))
         counts.append(ids.count(unknown))
     assert counts[0] == template.count("unk_token")
-    if family != "bert":  # whose vocabulary lacks "["
+    if family != "bert":  # "[" is no token there
         assert counts[1] == counts[0] and unknown not in library.encode_plain(f"de {name} la")
 
 
@@ -441,3 +443,43 @@ async def test_other_threads_run_while_a_long_text_is_tokenized() -> None:
         turns += 1
         await asyncio.sleep(0.001)
     assert await running > 0 and turns > 20
+
+
+@settings(max_examples=400)
+@given(
+    names=st.lists(st.text("<|a.", min_size=1, max_size=6), min_size=1, max_size=12),
+    text=st.text("<|a.", max_size=60),
+)
+def test_the_longest_special_token_is_found(names: list[str], text: str) -> None:
+    """As by a plain alternative, the longest first."""
+    plain = re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))))
+    found = re.compile(longest_of(names))
+    assert [each.span() for each in found.finditer(text)] == [each.span() for each in plain.finditer(text)]
+
+
+@pytest.mark.parametrize("count", [0, 1, NESTING_MAX, NESTING_MAX + 1, NESTING_MAX + 2, 256])
+def test_special_tokens_in_each_other_are_found(count: int) -> None:
+    """A folder may name them so, and none of them makes Python recurse too deep."""
+    found = re.compile(longest_of(["a" * (size + 1) for size in range(count)]))
+    assert [len(each) for each in found.findall("a" * 600)] == [count] * (600 // count if count else 0) + (
+        [600 % count] if count and 600 % count else []
+    )
+
+
+def test_beginnings_of_special_tokens_are_read_once(tmp_path: Path) -> None:
+    """A client's long text of them held Python's lock for half a second in a folder with 256 such tokens."""
+    names = [f"<|reserved_special_token_{number}|>" for number in range(250)]
+    seconds = []
+    for number, more in enumerate(([], names)):
+        known = json.loads((FOLDERS / "llama-3" / "tokenizer.json").read_text())["added_tokens"]
+        added = [*known, *(known[0] | {"content": text, "id": 1206 + at} for at, text in enumerate(more))]
+        library = changed(tmp_path / str(number), "llama-3", "tokenizer.json", added_tokens=added)
+        assert len(library.special_ids) == 6 + len(more)
+        asked = Conversation([{"role": "user", "content": "<|" * 100_000}])
+        took = []
+        for _ in range(5):
+            began = time.thread_time()
+            library._marks.hide(asked)
+            took.append(time.thread_time() - began)
+        seconds.append(min(took))
+    assert seconds[1] < 4 * seconds[0] + 0.002
