@@ -342,7 +342,7 @@ def _text(path: Path, bytes_max: int = FILE_BYTES_MAX) -> str:
             raise ModelFolderError(f"{path} is {kind}; allowed is a file.")
         if found.st_size > bytes_max:
             raise ModelFolderError(f"{path} has {found.st_size} bytes; allowed are {bytes_max}.")
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")  # some editors write a byte order mark
     except OSError as error:
         what = (
             "a link to a file that does not exist"

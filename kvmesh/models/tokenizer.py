@@ -11,7 +11,8 @@ import json
 import math
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -47,6 +48,9 @@ FRAME_TOKENS_MAX: Final = 64
 MARK_BYTES_MAX: Final = 32
 """Bytes of a special token in a rendered conversation: two borders, 16 digits, a number."""
 
+NESTING_MAX: Final = 50
+"""Most groups in each other in a regular expression. The library reads them by recursion."""
+
 LONG_CHARACTERS: Final = 8192
 """Text whose tokens take some milliseconds."""
 
@@ -58,6 +62,10 @@ SHRINKS_MAX: Final = 16
 """The same for all others. They may drop any text, but a prompt of that kind is none."""
 
 
+_SPACES: Final = "\u2581\u0120 "
+"""Characters for the space before a word in a vocabulary."""
+
+_BYTE: Final = re.compile(r"<0x[0-9A-F]{2}>")
 _CHARSMAP: Final = re.compile(r'"precompiled_charsmap"\s*:\s*"([^"]*)"')
 _BASE64: Final = re.compile(r"[A-Za-z0-9+/=]*")
 _ROLES: Final = ("system", "user", "assistant", "tool")
@@ -92,13 +100,16 @@ class ModelTokenizer:
         pipeline = _pipeline(folder)
         added = named.get_added_tokens_decoder()
         specials = {each: token for each, token in added.items() if token.special}
-        self.special_ids = frozenset(specials)
+        document = json.loads(named.to_str())
+        words = _words(document["model"], {each.content for each in specials.values()})
+        self.special_ids = frozenset(each for each, token in specials.items() if token.content not in words)
+        """Without those that are words of the texts, too."""
         self.vocab_size = _vocab_size(folder, named)
         self._special_texts = {each: token.content for each, token in specials.items()}
         self._ids_of_specials = {token.content: each for each, token in specials.items()}
         self._prefix, self._suffix = self._frame_of_text(named)
-        self._marks = _Marks([each.content for _, each in sorted(specials.items())], folder)
-        self._tokenizer = self._marks.renamed(named)
+        self._marks = _Marks([specials[each].content for each in sorted(self.special_ids)], folder)
+        self._tokenizer = self._marks.renamed(document)
         """Knows special tokens by their marks alone, so that no text of a client is one."""
         self.end_token_ids = self._end_token_ids()
         self._table = self._table_of_tokens(pipeline.get("decoder"))
@@ -295,14 +306,14 @@ class _Marks:
     """
 
     def __init__(self, specials: Sequence[str], folder: ModelFolder) -> None:
-        secret = secrets.token_hex(8)
+        secret = secrets.token_hex(8)  # of the words, which a template sees and may cut and show
         specials = [each for each in specials if each]
         self._words = {text: f"\ufdd0{secret}{index:x}\ufdd1" for index, text in enumerate(specials)}
-        self._marks = {text: f"\ufdd2{secret}{index:x}\ufdd3" for index, text in enumerate(specials)}
+        other = secrets.token_hex(8)  # so that a shown word never helps to write a mark
+        self._marks = {text: f"\ufdd2{other}{index:x}\ufdd3" for index, text in enumerate(specials)}
         self._joint = f"\ufdd0{secret}\ufdd1"
         self._texts = {word: text for text, word in self._words.items()} | {self._joint: ""}
-        longest_first = sorted(specials, key=len, reverse=True)
-        self._found = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        self._found = re.compile(longest_of(specials))
         self._hidden = re.compile(f"\ufdd0{secret}[0-9a-f]*\ufdd1")
         self._heads = frozenset(text[:size] for text in specials for size in range(1, len(text)))
         self._tails = frozenset(text[size:] for text in specials for size in range(1, len(text)))
@@ -310,6 +321,7 @@ class _Marks:
         self._tail_starts = frozenset(each[0] for each in self._tails)
         self._insides = "\0".join(specials)
         self._part_max = max(map(len, specials), default=1) - 1
+        self._file = folder.path / TOKENIZER
         self._known = frozenset(_ROLES) | words_of(folder.template) | words_of(folder.tool_template)
 
     def hide(self, conversation: Conversation) -> Conversation:
@@ -333,25 +345,35 @@ class _Marks:
             rendered = rendered.replace(mark, text)
         return rendered
 
-    def renamed(self, tokenizer: Tokenizer) -> Tokenizer:
-        """Return a tokenizer with equal ids, in which a mark is the name of each special token."""
-        document = json.loads(tokenizer.to_str())
+    def renamed(self, document: dict[str, Any]) -> Tokenizer:
+        """Return a tokenizer with equal ids, in which a mark is the name of each special token.
+
+        Special tokens without a mark are plain text. `document` is changed.
+        """
         document["post_processor"] = None
-        model = document["model"]
-        unknown = model.get("unk_token")  # the model makes it by this name, so it keeps it there
-        marks = {text: mark for text, mark in self._marks.items() if text != unknown}
+        model, marks = document["model"], self._marks
+        if "merges" in model:  # the library finds special tokens first, so it never makes one by a merge
+            model["merges"] = [
+                each
+                for each, parts in zip(model["merges"], _merges(model), strict=True)
+                if marks.keys().isdisjoint(parts)
+            ]
         if isinstance(model["vocab"], dict):
             model["vocab"] = {marks.get(text, text): each for text, each in model["vocab"].items()}
         else:
             model["vocab"] = [[marks.get(text, text), score] for text, score in model["vocab"]]
-        added = [
-            each for each in document["added_tokens"] if not each["special"] or each["content"] != unknown
+        unknown = model.get("unk_token")  # the model makes it of unknown characters, by its name
+        if unknown is not None:
+            model["unk_token"] = marks.get(unknown, unknown)
+        document["added_tokens"] = [
+            each | {"content": marks[each["content"]]} if each["special"] else each
+            for each in document["added_tokens"]
+            if not each["special"] or each["content"] in marks
         ]
-        for each in added:
-            if each["special"]:
-                each["content"] = marks.get(each["content"], each["content"])
-        document["added_tokens"] = added
-        return Tokenizer.from_str(json.dumps(document))
+        try:
+            return Tokenizer.from_str(json.dumps(document))
+        except BaseException as error:  # noqa: BLE001  # a panic of Rust is no Exception
+            raise _not_marked(self._file, error) from None
 
     def _hide(self, text: str) -> str:
         hidden = self._found.sub(lambda match: self._words[match[0]], text)
@@ -384,6 +406,69 @@ class _Marks:
         if isinstance(value, (list, tuple)):
             return [self._map(each) for each in value]
         return value
+
+
+def longest_of(texts: Sequence[str]) -> str:
+    """Return a regular expression for the longest of `texts` at a place.
+
+    It reads a common beginning once. In a plain alternative of 256 texts that all begin alike, each is tried in turn.
+    """
+    tree: dict[str, Any] = {}
+    for text in texts:
+        node = tree
+        for character in text:
+            node = node.setdefault(character, {})
+        node[""] = {}
+    made = _branches(tree, NESTING_MAX)
+    if made is None:
+        made = "|".join(map(re.escape, sorted(texts, key=len, reverse=True)))
+    return made or r"(?!)"
+
+
+def _branches(node: Mapping[str, Any], nesting: int) -> str | None:
+    """Return the expression for the texts of a node. None: it has more groups in each other than `nesting`."""
+    made = []
+    for chain in filter(None, node):  # "": a text ends here
+        below = node[chain]
+        escaped = re.escape(chain)
+        while len(below) == 1 and "" not in below:
+            ((character, below),) = below.items()
+            escaped += re.escape(character)
+        rest = _branches(below, nesting - 1) if nesting else None
+        if rest is None:
+            return None
+        is_group = len(below) > 1
+        made.append(escaped + (f"(?:{rest}){'?' * ('' in below)}" if is_group else rest))
+    return "|".join(made)
+
+
+def _merges(model: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield both parts and the result of each merge."""
+    cut = len(model.get("continuing_subword_prefix") or "")
+    for each in model.get("merges", ()):
+        left, right = each.split(" ", 1) if isinstance(each, str) else each
+        yield left, right, left + right[cut:]
+
+
+def _words(model: Mapping[str, Any], specials: set[str]) -> frozenset[str]:
+    """Return the special tokens that are characters or words of plain texts. A mark would take them from these texts.
+
+    Some folders name such a token where no other is to be had, for example "!" for the padding.
+    """
+    vocab = model["vocab"]
+    known = specials.intersection(vocab if isinstance(vocab, dict) else (text for text, _ in vocab))
+    found = {each for each in known if _is_character(each.lstrip(_SPACES))}
+    if model.get("byte_fallback"):
+        found |= {each for each in known if _BYTE.fullmatch(each)}
+    words = {each for each in known if each.lstrip(_SPACES).isalnum()} - found
+    if words:
+        found |= words.intersection(part for parts in _merges(model) for part in parts)
+    return frozenset(found)
+
+
+def _is_character(text: str) -> bool:
+    """Return True for a character of texts, or none. Those of private use are markers."""
+    return not text or (len(text) == 1 and unicodedata.category(text) not in ("Co", "Cn"))
 
 
 def _shrinks(normalizer: Mapping[str, Any]) -> int:
@@ -497,6 +582,10 @@ def _vocab_size(folder: ModelFolder, tokenizer: Tokenizer) -> int:
 
 def _not_read(file: Path, error: BaseException) -> BaseException:
     return _of_library(error, f"{file} is not a tokenizer")
+
+
+def _not_marked(file: Path, error: BaseException) -> BaseException:
+    return _of_library(error, f"{file} has special tokens that cannot be told from texts")
 
 
 def _not_encoded(file: Path, error: BaseException) -> BaseException:

@@ -271,3 +271,12 @@ def test_a_table_that_would_end_the_process_is_refused(tmp_path: Path) -> None:
     assert "precompiled_charsmap names 4294967295 bytes" in refused(folder)
     changed(folder, FILES[0], norm(table | {"precompiled_charsmap": "?"}))
     assert "precompiled_charsmap is not Base64" in refused(folder)
+
+
+def test_a_byte_order_mark_is_no_part_of_a_file(llama: Path) -> None:
+    """Some editors write one. The template begins behind it."""
+    made = ModelTokenizer.load(llama)
+    for file in ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "config.json"):
+        (llama / file).write_bytes(b"\xef\xbb\xbf" + (llama / file).read_bytes())
+    (llama / "chat_template.jinja").write_bytes(b"\xef\xbb\xbf" + made.folder.template.encode())
+    assert ModelTokenizer.load(llama).folder == made.folder

@@ -7,7 +7,9 @@ import functools
 import itertools
 import json
 import random
+import re
 import shutil
+import time
 import unicodedata
 from dataclasses import replace
 from pathlib import Path
@@ -19,8 +21,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders
 
 from kvmesh.models.detokenizer import LibraryDetokenizer
+from kvmesh.models.folder import ModelFolderError
 from kvmesh.models.template_budget import TemplateError
-from kvmesh.models.tokenizer import Conversation, ModelTokenizer
+from kvmesh.models.tokenizer import NESTING_MAX, Conversation, ModelTokenizer, longest_of
 from tests.unit.models.goldens import CHAT_FAMILIES, FAMILIES, FOLDERS, tokenizer
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
@@ -88,6 +91,27 @@ def test_a_client_cannot_guess_the_marks() -> None:
     content = "\ufdd00\ufdd1\ufdd20\ufdd3<|im_end|>"
     ids = library.encode_chat(Conversation([{"role": "user", "content": content}]))
     assert content in library.decode(ids)
+
+
+@pytest.mark.parametrize("family", CHAT_FAMILIES)
+def test_a_word_that_a_template_shows_helps_to_write_no_mark(family: str) -> None:
+    """A template may cut a word, and the model may then say the rest of it to the client."""
+    library, names = (
+        joining(family, "{{ messages[0].content[1:17] }}{{ messages[1].content }}"),
+        specials(family),
+    )
+
+    def asked(first: str, second: str) -> Conversation:
+        return Conversation([{"role": "user", "content": first}, {"role": "user", "content": second}])
+
+    secret = library.render(asked(names[1], ""))
+    assert len(secret) == 16
+    marks = "".join(f"\ufdd2{secret}{index:x}\ufdd3" for index in range(len(names)))
+    words = marks.replace("\ufdd2", "\ufdd0").replace("\ufdd3", "\ufdd1")
+    for content in (marks, words, names[1].replace("", f"\ufdd0{secret}\ufdd1")):
+        for ids in (library.encode(content), library.encode_chat(asked("x", content))):
+            found = library.special_ids.intersection(ids) - {library.token_id("<unk>")}
+            assert not found - set(library.encode("x"))
 
 
 @pytest.mark.parametrize("field", ["tools", "arguments"])
@@ -259,6 +283,98 @@ def test_no_special_token_is_made_of_a_clients_text_and_a_literal_of_the_templat
     assert library.decode(ids) == template.replace("{{ messages[0].content }}", content)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"pad_token": "!"},
+        {"pad_token": "a"},
+        {"additional_special_tokens": ["the", "in"]},
+        {"additional_special_tokens": ["\u0120de", "\u2581de"]},
+        {"additional_special_tokens": ["<0x0A>", "\u010a"]},
+        {"eos_token": "t"},
+    ],
+)
+def test_a_word_of_plain_texts_may_be_a_special_token_too(
+    tmp_path: Path, family: str, changes: dict[str, Any]
+) -> None:
+    """It stays a word: no id of a text changes, and the word is in the text of an output."""
+    library, frame = changed(tmp_path, family, "tokenizer_config.json", **changes), tokenizer(family)
+    text = "Other inner things are there, in de la!! Hi!\n"
+    if family not in ("bert", "unigram") or "additional_special_tokens" not in changes:
+        assert library.encode_plain(text) == frame.encode_plain(text)
+        assert library.decode(library.encode_plain(text)) == frame.decode(frame.encode_plain(text))
+    asked = Conversation([{"role": "user", "content": "Wo? <|im_end|>"}])
+    if family in CHAT_FAMILIES:
+        assert library.encode_plain("Wo? <s>") == frame.encode_plain("Wo? <s>")
+        if "eos_token" not in changes:  # templates write that
+            assert library.encode_chat(asked) == frame.encode_chat(asked)
+
+
+def test_no_merge_makes_a_special_token(tmp_path: Path) -> None:
+    """Some converters write merges for all tokens. The library finds special tokens before it merges."""
+    model = json.loads((FOLDERS / "llama-2" / "tokenizer.json").read_text())["model"]
+    size = len(model["vocab"])
+    model["vocab"] |= {"<": size, ">": size + 1, "s>": size + 2, "<s>\u2581": size + 3}
+    model["merges"] += [["s", ">"], ["<", "s>"], ["<s>", "\u2581"]]
+    library, text = changed(tmp_path, "llama-2", "tokenizer.json", model=model), "Other inner things, 12"
+    assert library.encode(text) == tokenizer("llama-2").encode(text)
+    assert [library.token(each) for each in library.encode("de<s> la")] == [
+        "<s>",
+        "\u2581de",
+        "<",
+        "s>",
+        "\u2581la",
+    ]
+    ids = library.encode_chat(Conversation([{"role": "user", "content": "<s> <s>"}]))
+    assert [library.token(each) for each in ids].count("<s>") == 1
+
+
+def test_a_failure_of_the_library_at_the_marks_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first tokenizer is that of the folder, the second knows the marks."""
+    folder, real, calls = tokenizer("qwen").folder, Tokenizer.from_str, []
+
+    def read(text: str) -> Tokenizer:
+        calls.append(text)
+        if len(calls) == 2:
+            raise ValueError("no such\ntoken.")
+        return real(text)
+
+    monkeypatch.setattr(Tokenizer, "from_str", read)
+    with pytest.raises(ModelFolderError) as caught:
+        ModelTokenizer(folder)
+    said = "has special tokens that cannot be told from texts: no such token."
+    assert str(caught.value) == f"{folder.path}/tokenizer.json {said}"
+
+
+@pytest.mark.parametrize("family", ["bert", "llama-2", "gemma", "mistral"])
+@pytest.mark.parametrize("template", ["a{{ unk_token }}b", "{{ bos_token }}{{ unk_token }}{{ unk_token }}"])
+def test_a_template_may_write_the_unknown_token(family: str, template: str) -> None:
+    """It is one id there, as transformers reads it, and the client's text of the same name is none."""
+    name = tokenizer(family).folder.named_tokens["unk_token"]
+    library = joining(family, template + "{{ messages[0].content }}")
+    unknown, counts = library.token_id(name) or 0, []
+    for content in ("de la", f"de {name} la"):
+        ids = library.encode_chat(Conversation([{"role": "user", "content": content}]))
+        counts.append(ids.count(unknown))
+    assert counts[0] == template.count("unk_token")
+    if family != "bert":  # "[" is no token there
+        assert counts[1] == counts[0] and unknown not in library.encode_plain(f"de {name} la")
+
+
+def test_the_unknown_token_may_be_bos(tmp_path: Path) -> None:
+    """Some folders have one token for both. Characters without a token still become it."""
+    model = json.loads((FOLDERS / "llama-2" / "tokenizer.json").read_text())["model"] | {"unk_token": "<s>"}
+    frame = tokenizer("llama-2")
+    library = changed(tmp_path / "1", "llama-2", "tokenizer.json", model=model)
+    asked = Conversation([{"role": "user", "content": "de <s> la"}])
+    assert library.encode_chat(asked) == frame.encode_chat(asked)
+    assert library.encode("de <s> la") == frame.encode("de <s> la")
+    library = changed(tmp_path / "2", "llama-2", "tokenizer.json", model=model | {"byte_fallback": False})
+    made = [library.token(each) for each in library.encode_plain("~ de")]
+    assert made == ["▁", "<s>", "▁de"]
+
+
 def test_a_joint_hides_nothing_from_the_template() -> None:
     """Names that the template compares stay as they are, and so do a client's keys that it reads."""
     source = "{% for t in tools %}{% if t.type == 'function' %}{{ t.function.name }}{% endif %}{% endfor %}"
@@ -327,3 +443,43 @@ async def test_other_threads_run_while_a_long_text_is_tokenized() -> None:
         turns += 1
         await asyncio.sleep(0.001)
     assert await running > 0 and turns > 20
+
+
+@settings(max_examples=400)
+@given(
+    names=st.lists(st.text("<|a.", min_size=1, max_size=6), min_size=1, max_size=12),
+    text=st.text("<|a.", max_size=60),
+)
+def test_the_longest_special_token_is_found(names: list[str], text: str) -> None:
+    """As by a plain alternative, the longest first."""
+    plain = re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))))
+    found = re.compile(longest_of(names))
+    assert [each.span() for each in found.finditer(text)] == [each.span() for each in plain.finditer(text)]
+
+
+@pytest.mark.parametrize("count", [0, 1, NESTING_MAX, NESTING_MAX + 1, NESTING_MAX + 2, 256])
+def test_special_tokens_in_each_other_are_found(count: int) -> None:
+    """A folder may name them so, and none of them makes Python recurse too deep."""
+    found = re.compile(longest_of(["a" * (size + 1) for size in range(count)]))
+    assert [len(each) for each in found.findall("a" * 600)] == [count] * (600 // count if count else 0) + (
+        [600 % count] if count and 600 % count else []
+    )
+
+
+def test_beginnings_of_special_tokens_are_read_once(tmp_path: Path) -> None:
+    """A client's long text of them held Python's lock for half a second in a folder with 256 such tokens."""
+    names = [f"<|reserved_special_token_{number}|>" for number in range(250)]
+    seconds = []
+    for number, more in enumerate(([], names)):
+        known = json.loads((FOLDERS / "llama-3" / "tokenizer.json").read_text())["added_tokens"]
+        added = [*known, *(known[0] | {"content": text, "id": 1206 + at} for at, text in enumerate(more))]
+        library = changed(tmp_path / str(number), "llama-3", "tokenizer.json", added_tokens=added)
+        assert len(library.special_ids) == 6 + len(more)
+        asked = Conversation([{"role": "user", "content": "<|" * 100_000}])
+        took = []
+        for _ in range(5):
+            began = time.thread_time()
+            library._marks.hide(asked)
+            took.append(time.thread_time() - began)
+        seconds.append(min(took))
+    assert seconds[1] < 4 * seconds[0] + 0.002
