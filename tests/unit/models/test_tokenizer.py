@@ -9,7 +9,6 @@ import json
 import random
 import re
 import shutil
-import time
 import unicodedata
 from dataclasses import replace
 from pathlib import Path
@@ -466,20 +465,9 @@ def test_special_tokens_in_each_other_are_found(count: int) -> None:
     )
 
 
-def test_beginnings_of_special_tokens_are_read_once(tmp_path: Path) -> None:
+def test_beginnings_of_special_tokens_are_read_once() -> None:
     """A client's long text of them held Python's lock for half a second in a folder with 256 such tokens."""
     names = [f"<|reserved_special_token_{number}|>" for number in range(250)]
-    seconds = []
-    for number, more in enumerate(([], names)):
-        known = json.loads((FOLDERS / "llama-3" / "tokenizer.json").read_text())["added_tokens"]
-        added = [*known, *(known[0] | {"content": text, "id": 1206 + at} for at, text in enumerate(more))]
-        library = changed(tmp_path / str(number), "llama-3", "tokenizer.json", added_tokens=added)
-        assert len(library.special_ids) == 6 + len(more)
-        asked = Conversation([{"role": "user", "content": "<|" * 100_000}])
-        took = []
-        for _ in range(5):
-            began = time.thread_time()
-            library._marks.hide(asked)
-            took.append(time.thread_time() - began)
-        seconds.append(min(took))
-    assert seconds[1] < 4 * seconds[0] + 0.002
+    found = longest_of(["<|begin_of_text|>", *names])
+    assert found.count("reserved") == found.count("begin") == found.count(re.escape("<|")) == 1
+    assert re.compile(found).findall("<|reserved_special_token_24" + names[249]) == [names[249]]
