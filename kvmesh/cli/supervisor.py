@@ -210,7 +210,10 @@ class Supervisor:
         async with asyncio.TaskGroup() as tasks:
             for name, member in self.members.items():
                 tasks.create_task(self._stop_one(member, dependents[name]), name=f"stop-{name}")
-        await asyncio.gather(*self._watching)
+        ended = set[asyncio.Task[None]]()
+        while more := self._watching - ended:  # a start that was under way adds one
+            await asyncio.gather(*more)
+            ended |= more
 
     def waits(self) -> list[Wait]:
         """Return the processes that a stop waits for now, in start order."""

@@ -21,6 +21,15 @@ MESH: Any = SimpleNamespace(
 )
 
 
+def decodes(found: Any = None) -> Any:
+    """Return decode replicas of which `found` runs the answer, or none."""
+
+    async def busy() -> Any:
+        return found
+
+    return SimpleNamespace(busy=busy)
+
+
 def test_the_request_can_be_compared_with_itself() -> None:
     """It has a seed, does not end early, and is long enough for both kills."""
     made = demo_faults.request()
@@ -34,15 +43,17 @@ async def test_the_frontend_that_serves_the_stream_is_killed_second() -> None:
     answer: Any = SimpleNamespace(address="a:2")
     early = [(KILL_DECODE_AT - 1, 0), (KILL_FRONTEND_AT - 1, 1), (OUTPUT_TOKENS, 2)]
     for tokens, killed in early:
-        assert await demo_faults._victim(MESH, answer, tokens, killed) is None
-    found = await demo_faults._victim(MESH, answer, KILL_FRONTEND_AT, 1)
+        assert await demo_faults._victim(MESH, answer, decodes(), tokens, killed) is None
+    found = await demo_faults._victim(MESH, answer, decodes(), KILL_FRONTEND_AT, 1)
     assert found is not None and found.name == "frontend-1"
 
 
-async def test_without_a_busy_decode_replica_none_is_killed() -> None:
-    """The next token asks again."""
+async def test_the_decode_replica_that_runs_the_answer_is_killed_first() -> None:
+    """Without one none is killed, and the next token asks again."""
     answer: Any = SimpleNamespace(address="a:2")
-    assert await demo_faults._victim(MESH, answer, KILL_DECODE_AT, 0) is None
+    assert await demo_faults._victim(MESH, answer, decodes(), KILL_DECODE_AT, 0) is None
+    busy = process("decode-1", "decode", "a:3")
+    assert await demo_faults._victim(MESH, answer, decodes(busy), KILL_DECODE_AT, 0) is busy
 
 
 def test_the_table_tells_each_kill_and_its_successor() -> None:

@@ -136,6 +136,10 @@ def test_logits_do_not_depend_on_chunks_or_batch(small: Transformer, data: st.Da
         np.testing.assert_allclose(run.logits[0], recompute(small, run.tokens), rtol=0, atol=TOLERANCE)
 
 
+STEPS = 8
+"""Decoded tokens of each run. Three of the runs come into a new page. A recomputation takes a tenth of a second."""
+
+
 @pytest.mark.parametrize("seed", [None, 3], ids=["greedy", "seeded"])
 def test_cached_decode_equals_recomputation(trained: Transformer, seed: int | None) -> None:
     """Batched decode over a paged cache gives the tokens of a full recomputation."""
@@ -143,13 +147,13 @@ def test_cached_decode_equals_recomputation(trained: Transformer, seed: int | No
     prompts = [len(run.tokens) for run in runs]
     store = store_for(trained, runs)
     step(trained, store, [(run, len(run.tokens)) for run in runs])
-    for _ in range(20):
+    for _ in range(STEPS):
         for run in runs:
             run.tokens.append(choose(run.logits[-1], seed, len(run.tokens)))
         step(trained, store, [(run, 1) for run in runs])
     for run, prompt in zip(runs, prompts, strict=True):
         tokens = run.tokens[:prompt]
-        for _ in range(20):
+        for _ in range(STEPS):
             tokens.append(choose(recompute(trained, tokens), seed, len(tokens)))
         assert tokens == run.tokens
 
