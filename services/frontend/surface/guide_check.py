@@ -19,7 +19,7 @@ import xxhash
 from kvmesh.attach.v1 import attach_pb2
 from kvmesh.errors import Violation, invalid
 from services.frontend.requests.sampling import Guide
-from services.frontend.surface.guide_worker import MEMORY_BYTES_MAX, SECONDS_MAX
+from services.frontend.surface.guide_limits import MEMORY_BYTES_MAX, SECONDS_MAX
 
 KNOWN_MAX: Final = 1024
 """Guides whose answers are remembered."""

@@ -15,10 +15,7 @@ from typing import Any, Final
 
 import llguidance
 
-SECONDS_MAX: Final = 1.0
-"""CPU time for one guide."""
-MEMORY_BYTES_MAX: Final = 256 << 20
-"""Memory above that of a process without a guide."""
+from services.frontend.surface.guide_limits import MEMORY_BYTES_MAX, SECONDS_MAX
 
 _JSON: Final[Any] = {"whitespace_flexible": False}
 """As in engines: spaces between the tokens of JSON would have no end."""
