@@ -35,6 +35,8 @@ port = 0
 """
 WITHIN_S: Final = 60.0
 POLL_S: Final = 0.2
+GENERATE = ("generate", "Call me", "--max-output-tokens", "4", "--seed", "7", "--ignore-eos")
+"""Without a seed the answer may end at once, or be of spaces."""
 SHARED_MEMORY: Final = Path("/dev/shm")
 
 
@@ -143,7 +145,7 @@ def test_two_regions_are_started_moved_by_their_operator_and_stopped(
 def _serve(terminal: Terminal) -> None:
     """Both regions serve; without another --data-dir the first one does, and the command says so."""
     for more, said in ((), "Region eu. Others: --data-dir .kvmesh/us.\n"), (("--data-dir", ".kvmesh/us"), ""):
-        status, shown, errors = terminal.run("generate", "Call me", "--max-output-tokens", "4", *more)
+        status, shown, errors = terminal.run(*GENERATE, *more)
         assert (status, errors) == (0, said) and shown.strip()
 
 
