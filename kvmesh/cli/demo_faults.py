@@ -63,17 +63,11 @@ class Kill:
 class _Decodes:
     """The decode replicas, with channels that are open before an answer begins: it may take no longer than a connection."""
 
-    def __init__(self, mesh: MeshFile, stack: AsyncExitStack) -> None:
-        self._stack = stack
-        self._stubs: list[tuple[ListedProcess, Any]] = []
-        self._processes = list(_of_role(mesh, "decode"))
+    def __init__(self, channels: Sequence[tuple[ListedProcess, grpc.aio.Channel]]) -> None:
+        self._stubs = [(each, decode_pb2_grpc.DecodeServiceStub(opened)) for each, opened in channels]
 
     async def busy(self) -> ListedProcess | None:
         """Return the replica that runs a request, or None."""
-        if not self._stubs:
-            for each in self._processes:
-                opened = await self._stack.enter_async_context(channel(each.address))
-                self._stubs.append((each, decode_pb2_grpc.DecodeServiceStub(opened)))
         counts = await asyncio.gather(*(self._running(stub) for _, stub in self._stubs))
         return next((each for (each, _), count in zip(self._stubs, counts, strict=True) if count), None)
 
@@ -102,8 +96,10 @@ async def undisturbed_and_killed(console: Console, mesh: MeshFile) -> bool:
         )
         console.print(Text(f"\n{title}\n", style="cyan"))
         async with AsyncExitStack() as stack:
-            decodes = _Decodes(mesh, stack)
-            await decodes.busy()
+            replicas = list(_of_role(mesh, "decode"))
+            channels = [await stack.enter_async_context(channel(each.address)) for each in replicas]
+            decodes = _Decodes(list(zip(replicas, channels, strict=True)))
+            await decodes.busy()  # a first call opens the connections
             for left in reversed(range(TRIES)):
                 answer = client.send(request(), deadline_s=DEADLINE_S)
                 reading = await _read(console, mesh, answer, decodes)

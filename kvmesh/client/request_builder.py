@@ -20,7 +20,7 @@ _ROLES: Final = {
 """Roles of the protocol. Any other role is one of the model's chat template."""
 
 _TEXT_KEYS: Final = ("content", "tool_call_id", "name", "reasoning_content")
-_KEYS: Final = ("role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content")
+_KEYS: Final = ("role", "content", "tool_calls", *_TEXT_KEYS[1:])
 _ALLOWED_MESSAGE: Final = "(role, content), or a mapping with " + ", ".join(_KEYS) + ","
 
 
@@ -134,8 +134,8 @@ def build_request(prompt: str | None = None, **options: Unpack[Options]) -> pb.G
             continue  # as if it were left out
         try:
             _put(request, name, value)
-        except _WrongMessage as wrong:
-            raise ValueError(str(wrong)) from None
+        except _WrongMessage:
+            raise
         except (ValueError, TypeError, OverflowError, KeyError, AttributeError):
             raise ValueError(f"{name} is {value!r:.80}: {_ALLOWED[name]} is allowed") from None
     return request
@@ -205,12 +205,14 @@ def _put_message(path: str, made: pb.ChatMessage, message: Message) -> None:
             raise _WrongMessage(f"{path} is a {kind}: {_ALLOWED_MESSAGE} is allowed") from None
         message = {"role": role, "content": content}
     given = {key: value for key, value in message.items() if value is not None}
-    for key in given.keys() - set(_KEYS):
-        raise _WrongMessage(f"{path} has the key {key!r:.80}: allowed are {', '.join(_KEYS)}")
+    unknown = sorted(map(str, given.keys() - set(_KEYS)))
+    if unknown:
+        raise _WrongMessage(f"{path} has the key {unknown[0]!r:.80}: allowed are {', '.join(_KEYS)}")
+    if "role" not in given:
+        raise _WrongMessage(f"{path}.role is not there: a str is allowed")
     for key in ("role", *_TEXT_KEYS):
-        if not isinstance(given.get(key, "" if key != "role" else None), str):
-            found = f"a {type(given[key]).__name__}" if key in given else "not there"
-            raise _WrongMessage(f"{path}.{key} is {found}: a str is allowed")
+        if key in given and not isinstance(given[key], str):
+            raise _WrongMessage(f"{path}.{key} is a {type(given[key]).__name__}: a str is allowed")
     if given["role"] in _ROLES:
         made.role = _ROLES[given["role"]]
     else:

@@ -63,6 +63,10 @@ class GuideCheck:
         if known is None:
             async with self._lock:
                 known = await self._asked(kind, text)
+            if known is None:
+                return (
+                    f"it was not read within {WALL_S:g} s"  # of a machine that stands still, not of the guide
+                )
             self._faults[key] = known
             if len(self._faults) > KNOWN_MAX:
                 self._faults.popitem(last=False)
@@ -78,34 +82,53 @@ class GuideCheck:
                 child.kill()
             await child.wait()
 
-    async def _asked(self, kind: str, text: str) -> str:
-        child = self._child
-        if child is None or child.returncode is not None:
-            child = self._child = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "services.frontend.surface.guide_worker"),
-                stdin=PIPE,
-                stdout=PIPE,
-                stderr=DEVNULL,
-                cwd=_ROOT,
-                env={"PYTHONPATH": str(_ROOT)},
-            )
-        assert child.stdin is not None
-        assert child.stdout is not None
-        line = b""
+    async def _asked(self, kind: str, text: str) -> str | None:
+        """Return the child's answer, or what its death says of the guide. None: there was no time for an answer.
+
+        An older child may have died by itself. A guide is too much only if a new child dies of it.
+        """
+        line = json.dumps([kind, text]).encode() + b"\n"
         try:
             async with asyncio.timeout(WALL_S):
-                with suppress(BrokenPipeError, ConnectionResetError):
-                    child.stdin.write(json.dumps([kind, text]).encode() + b"\n")
-                    await child.stdin.drain()
-                line = await child.stdout.readline()
+                answer = b"" if self._child is None else await self._exchange(self._child, line)
+                if not answer:
+                    await self.close()
+                    answer = await self._exchange(await self._started(), line)
         except TimeoutError:
-            pass
-        finally:
-            if not line:  # also if the caller is cancelled: the next one shall not wait for its guide
-                await self.close()
-        if line:
-            return str(json.loads(line))
+            await self.close()
+            return None
+        except asyncio.CancelledError:
+            await self.close()  # the next caller shall not wait for this guide
+            raise
+        if answer:
+            return str(json.loads(answer))
+        await self.close()
         return f"it takes more than {SECONDS_MAX:g} s of CPU time or {MEMORY_BYTES_MAX >> 20} MB of memory"
+
+    async def _started(self) -> Process:
+        """Return a new child. Raises RuntimeError if it does not start."""
+        child = self._child = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "services.frontend.surface.guide_worker"),
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=DEVNULL,
+            cwd=_ROOT,
+            env={"PYTHONPATH": str(_ROOT)},
+        )
+        assert child.stdout is not None
+        if not await child.stdout.readline():
+            raise RuntimeError("the process that reads guides does not start")
+        return child
+
+    @staticmethod
+    async def _exchange(child: Process, line: bytes) -> bytes:
+        """Return the child's answer to `line`; empty if it has died."""
+        assert child.stdin is not None
+        assert child.stdout is not None
+        with suppress(BrokenPipeError, ConnectionResetError):
+            child.stdin.write(line)
+            await child.stdin.drain()
+        return await child.stdout.readline()
 
 
 def in_a_line(fault: str) -> str:

@@ -1,7 +1,7 @@
-"""The child process that reads guides: a line with form and text in, a line with the fault out. It ends with its stdin.
+"""The child process that reads guides: a line with form and text in, a line with the fault out, after a first one.
 
 Some short guides take minutes or gigabytes to compile, and the library aborts its process where memory ends. The limits of
-this process bound both. `guide_check` starts it again.
+this process bound both. `guide_check` starts it again. It ends with its stdin.
 """
 
 from __future__ import annotations
@@ -51,13 +51,18 @@ def main() -> None:
     size = pages * resource.getpagesize() + MEMORY_BYTES_MAX
     resource.setrlimit(resource.RLIMIT_AS, (size, size))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _say("ready")
     for line in sys.stdin.buffer:
         kind, text = json.loads(line)
         signal.setitimer(signal.ITIMER_PROF, SECONDS_MAX)
         fault = fault_of(kind, text)
         signal.setitimer(signal.ITIMER_PROF, 0.0)
-        sys.stdout.buffer.write(json.dumps(fault[:2000]).encode() + b"\n")
-        sys.stdout.buffer.flush()
+        _say(fault[:2000])
+
+
+def _say(text: str) -> None:
+    sys.stdout.buffer.write(json.dumps(text).encode() + b"\n")
+    sys.stdout.buffer.flush()
 
 
 if __name__ == "__main__":

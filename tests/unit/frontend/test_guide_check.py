@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from kvmesh.attach.v1 import attach_pb2
 from kvmesh.errors import MeshError
 from services.frontend.requests.sampling import Guide
+from services.frontend.surface import guide_check
 from services.frontend.surface.guide_check import GuideCheck, in_a_line
 
 INTEGER = {"type": "integer"}
@@ -74,6 +76,37 @@ async def test_a_cancelled_caller_leaves_no_guide_that_others_wait_for(guides: G
     asked.cancel()
     assert await waiting == ""
     assert first.returncode is not None, "it was killed"
+
+
+async def test_a_child_that_died_by_itself_says_nothing_of_the_next_guide(guides: GuideCheck) -> None:
+    """The system may kill it between two guides."""
+    assert await guides.fault("regex", "a") == ""
+    first = guides._child
+    assert first is not None
+    os.kill(first.pid, signal.SIGKILL)
+    assert await guides.fault("regex", "b") == ""
+    assert guides._child is not first
+
+
+async def test_a_child_that_does_not_start_is_no_fault_of_a_guide(
+    guides: GuideCheck, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mesh has a bug then, and no guide is remembered as wrong."""
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(RuntimeError, match="does not start"):
+        await guides.fault("regex", "a")
+    monkeypatch.undo()
+    assert await guides.fault("regex", "a") == ""
+
+
+async def test_a_machine_that_stands_still_is_no_fault_of_a_guide(
+    guides: GuideCheck, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer is not remembered."""
+    monkeypatch.setattr(guide_check, "WALL_S", 0.0)
+    assert "not read within" in await guides.fault("regex", "a")
+    monkeypatch.undo()
+    assert await guides.fault("regex", "a") == ""
 
 
 async def test_answers_are_remembered(guides: GuideCheck, monkeypatch: pytest.MonkeyPatch) -> None:
