@@ -223,9 +223,6 @@ def generate(
     data_dir: DataDirOption = None,
 ) -> None:
     """Send one prompt and stream the answer. An API key is read from $KVMESH_API_KEY."""
-    os.environ.setdefault(
-        "GRPC_VERBOSITY", "NONE"
-    )  # the command itself says in a sentence what gRPC logs in many lines
     from kvmesh.cli import generate as command
     from kvmesh.cli.dial import Dial
     from kvmesh.cli.frontend_tls import explain_plain, frontend_tls
@@ -327,9 +324,6 @@ def models(
     data_dir: DataDirOption = None,
 ) -> None:
     """List the models of a mesh, or check a model's folder. An API key is read from $KVMESH_API_KEY."""
-    os.environ.setdefault(
-        "GRPC_VERBOSITY", "NONE"
-    )  # the command itself says in a sentence what gRPC logs in many lines
     from kvmesh.cli import models as command
     from kvmesh.cli.dial import Dial
     from kvmesh.cli.frontend_tls import explain_plain, frontend_tls

@@ -319,6 +319,21 @@ async def test_no_frontend_is_one_sentence(free_port: int, capfd: pytest.Capture
     assert capfd.readouterr().err.startswith(f"No frontend answers at 127.0.0.1:{free_port}: ")
 
 
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--top-logprobs", "2"), "--top-logprobs = 2 needs --json, which shows them."),
+        (("--regex", "@/dev/zero"), "--regex = @/dev/zero: /dev/zero has more than 65536 bytes."),
+    ],
+)
+async def test_sampling_options_that_cannot_be_used_are_one_sentence(
+    options: tuple[str, ...], sentence: str
+) -> None:
+    """Before a mesh is looked for."""
+    code, errors = await kvmesh("generate", "x", *options)
+    assert code == 2 and errors == f"{sentence}\n"
+
+
 async def test_the_help_says_that_a_session_keeps_no_history(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

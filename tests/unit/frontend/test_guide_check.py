@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from kvmesh.attach.v1 import attach_pb2
+from kvmesh.config import ROOT
 from kvmesh.errors import MeshError
 from services.frontend.requests.sampling import Guide
 from services.frontend.surface import guide_check
@@ -142,6 +144,16 @@ async def test_the_child_ends_with_the_frontend(guides: GuideCheck) -> None:
     assert await asyncio.wait_for(child.wait(), 10) == 0
     assert not Path(f"/proc/{child.pid}/fd").exists()
     assert await guides.fault("regex", "b") == ""
+
+
+@pytest.mark.parametrize(("text", "number"), [(SLOW, signal.SIGPROF), (HUGE, signal.SIGABRT)])
+def test_time_and_memory_of_the_child_have_bounds_of_their_own(text: str, number: signal.Signals) -> None:
+    """One guide meets that of time first. The other one aborts the library, with time enough for it."""
+    code = "from services.frontend.surface import guide_worker as g; g.SECONDS_MAX *= {}; g.main()"
+    command = [sys.executable, "-c", code.format(1 if number == signal.SIGPROF else 60)]
+    line = json.dumps(["json_schema", text]).encode() + b"\n"
+    done = subprocess.run(command, input=line, capture_output=True, check=False, timeout=60, cwd=ROOT)
+    assert done.returncode == -number
 
 
 def test_the_fault_stands_in_one_line() -> None:
