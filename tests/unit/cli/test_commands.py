@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import io
 import json
 import os
@@ -50,7 +49,6 @@ from kvmesh.errors import MeshError, QuotaViolation, Violation, invalid
 from kvmesh.inference.v1 import inference_pb2 as inference
 from kvmesh.inference.v1 import inference_pb2_grpc as inference_grpc
 from kvmesh.metrics import Metrics, exposed
-from kvmesh.ports import free_ports
 from kvmesh.redis_binary import redis_binaries
 from kvmesh.redis_url import without_password
 from kvmesh.roles import option_of
@@ -938,27 +936,6 @@ def test_a_pool_named_default_has_the_names_of_a_mesh_without_pools(tmp_path: Pa
     assert {"router-0", "prefill-0", "decode-0", "next-decode-0"} <= set(names)
     (router,) = (each for each in processes if each.name == "router-0")
     assert "--pool" not in router.command
-
-
-def test_free_ports_differ() -> None:
-    """Ports are chosen together, so that all of them differ."""
-    assert len(set(free_ports("127.0.0.1", 50))) == 50
-
-
-def test_ports_of_a_foreign_address_are_not_tried_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The name is resolved once, and the first error other than "taken" ends the search."""
-    asked = []
-    resolve = socket.getaddrinfo
-
-    def counted(host: str, *more: Any) -> Any:
-        asked.append(host)
-        return resolve("192.0.2.1", *more)
-
-    monkeypatch.setattr("kvmesh.ports.socket.getaddrinfo", counted)
-    with pytest.raises(OSError, match="Cannot assign") as refused:
-        free_ports("elsewhere", 1)
-    assert refused.value.errno == errno.EADDRNOTAVAIL
-    assert asked == ["elsewhere"]
 
 
 @pytest.mark.parametrize(
