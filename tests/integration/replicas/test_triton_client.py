@@ -44,7 +44,8 @@ class Triton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[mis
             self.half_closed += 1
             async for response in self.answer(context):
                 yield response
-        except (asyncio.CancelledError, GeneratorExit):  # the latter if the cancel meets a response on its way
+        except (asyncio.CancelledError, GeneratorExit):
+            # The latter if the cancel meets a response on its way.
             self.cancelled += 1
             raise
 
