@@ -59,15 +59,21 @@ def _is_free(address: str, port: int) -> bool:
     return True
 
 
+def reservations_path() -> Path:
+    """Return the file with the reserved ports of this user. It stays when meshes end; it has a line per port."""
+    return Path(tempfile.gettempdir(), f"kvmesh-ports-{os.getuid()}")
+
+
 @contextmanager
 def _reservations() -> Iterator[dict[int, float]]:
     """Yield the reserved ports of this user, each with its end in seconds since the epoch; store them afterwards.
 
     They are in a file that one process holds at a time. Where it cannot be used there are none.
     """
-    path = Path(tempfile.gettempdir(), f"kvmesh-ports-{os.getuid()}")
     try:
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
+        file = os.open(
+            reservations_path(), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600
+        )
     except OSError:
         yield {}
         return

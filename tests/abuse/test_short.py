@@ -1,4 +1,4 @@
-"""The short form of the attacks on one mesh of processes, no times judged. `make abuse` runs all of it."""
+"""The short form of some attacks on one mesh of processes, no times judged. `make abuse` runs all attacks, whole."""
 
 from __future__ import annotations
 
@@ -15,6 +15,17 @@ from tests.abuse.catalogue import ATTACKS
 from tests.abuse.runner import OVERTIME_S, Runner, running
 
 SEED: Final = 1
+CHOSEN: Final = (
+    # Those that reach state: of names, of engines, of frames, of windows, of Redis, of streams.
+    *(
+        "duplicate-names",
+        "lying-engine",
+        "malformed-frames",
+        "closed-windows",
+        "junk-in-redis",
+        "rapid-reset",
+    ),
+)
 
 pytestmark = [
     pytest.mark.mesh,
@@ -55,7 +66,7 @@ async def meshes(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Mesh
 
 
 @pytest.mark.parametrize(
-    "attack", [one for one in ATTACKS if one.short is not None], ids=lambda attack: attack.name
+    "attack", [one for one in ATTACKS if one.name in CHOSEN], ids=lambda attack: attack.name
 )
 async def test_a_mesh_withstands(meshes: Meshes, attack: Attack) -> None:
     """Legitimate calls get the right tokens, memory stays in its bounds, and no state is left behind."""

@@ -164,7 +164,7 @@ def test_a_client_that_moves_gets_every_token_once() -> None:
     moves = takeovers = whole = superseded = 0
     for fault_share in (0.0, 0.02, 0.08):
         for redis_share in (1.0, 0.5):
-            for seed in range(12):
+            for seed in range(8):
                 schedule = Moving(seed, fault_share, redis_share)
                 try:
                     schedule.run(600)
@@ -193,4 +193,4 @@ def test_a_client_that_moves_gets_every_token_once() -> None:
                     raise AssertionError(
                         f"seed={seed} fault_share={fault_share} redis_share={redis_share}: {error}"
                     ) from error
-    assert moves > 120 and takeovers > 15 and whole > 600, (moves, takeovers, whole, superseded)
+    assert moves > 120 and takeovers > 10 and whole > 400, (moves, takeovers, whole, superseded)

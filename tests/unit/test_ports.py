@@ -23,7 +23,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr(ports, "_ephemeral_first", lambda: FIRST + 60)
     monkeypatch.setattr(ports, "_is_free", lambda address, port: True)
-    return tmp_path / f"kvmesh-ports-{os.getuid()}"
+    return ports.reservations_path()
 
 
 def test_two_starts_get_different_ports_until_the_first_one_is_over(

@@ -39,7 +39,7 @@ version = "v2"
 [versions.v2]
 """
 
-WITHIN_S = 30.0
+WITHIN_S = 90.0
 POLL_S = 0.1
 LEASE_S = 600
 """Leases of the played members outlive the test."""

@@ -70,16 +70,18 @@ async def test_conversations_keep_their_replica_over_a_restart_of_every_router(t
                 answers = [await turn(number) for number in range(CONVERSATIONS)]
             else:
                 answers = await asyncio.gather(*(turn(number) for number in range(CONVERSATIONS)))
-            moved, now = [], []
+            moved, queued, now = list[str](), list[str](), list[str]()
             for number, answer in enumerate(answers):
                 assert answer.finished is not None
                 (attempt,) = answer.finished.explanation.attempts
                 now.append(attempt.prefill_replica)
                 assert attempt.candidates[0].replica == attempt.prefill_replica and attempt.reason
                 if round_ and answer.finished.usage.cached_token_count < known[number] // BLOCK * BLOCK:
-                    moved.append(f"turn {round_} of {number}: {attempt.reason}")
-            # The machine may stall one replica, which is then slower for a moment.
-            assert len(moved) <= 1, moved
+                    warmest = max(attempt.candidates, key=lambda each: each.matched_block_count)
+                    has_queue = warmest.queue.ToNanoseconds() > 0
+                    (queued if has_queue else moved).append(f"turn {round_} of {number}: {attempt.reason}")
+            # A busy machine may stall a replica, which then reports a queue for a moment. No other reason moves a turn.
+            assert not moved and len(queued) <= CONVERSATIONS // 2, (moved, queued)
             if not round_:
                 places = now
         assert set(places) == {"prefill-0", "prefill-1"}, "all are at one replica"

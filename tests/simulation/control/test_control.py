@@ -14,7 +14,7 @@ from tests.simulation.control.runs import run
 
 pytestmark = pytest.mark.timeout(900)  # all CPU: a busy machine takes its time
 
-SEEDS = 60
+SEEDS = 40
 
 
 def test_rollouts_are_safe_and_end_under_faults() -> None:

@@ -15,7 +15,7 @@ from tests.simulation.regions.runs import run
 
 pytestmark = pytest.mark.timeout(900)  # all CPU: a busy machine takes its time
 
-SEEDS = 140
+SEEDS = 100
 
 
 def test_regions_are_safe_and_heal_under_faults() -> None:
