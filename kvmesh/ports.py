@@ -70,26 +70,32 @@ def _reservations() -> Iterator[dict[int, float]]:
 
     They are in a file that one process holds at a time. Where it cannot be used there are none.
     """
-    try:
-        file = os.open(
-            reservations_path(), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600
-        )
-    except OSError:
+    file = _opened(reservations_path())
+    if file is None:
         yield {}
         return
     try:
-        if os.fstat(file).st_uid != os.getuid():  # its owner could hold it without end
-            yield {}
-            return
         fcntl.flock(file, fcntl.LOCK_EX)
         reserved = dict(_read(os.pread(file, _BYTES_MAX, 0)))
         yield reserved
         lines = [f"{port} {until_s:.3f}\n" for port, until_s in reserved.items()]
-        with suppress(OSError):
+        with suppress(OSError):  # a full disk reserves nothing
             os.ftruncate(file, 0)
             os.pwrite(file, "".join(lines).encode(), 0)
     finally:
         os.close(file)
+
+
+def _opened(path: Path) -> int | None:
+    """Return a descriptor of a file of this user. Another user's file would be locked as long as its owner likes."""
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
+    except OSError:
+        return None
+    if os.fstat(file).st_uid == os.getuid():
+        return file
+    os.close(file)
+    return None
 
 
 def _read(text: bytes) -> Iterator[tuple[int, float]]:

@@ -112,4 +112,9 @@ background=()
 cat .kvmesh/unit.log .kvmesh/meshes.log
 echo "Minutes of each suite, three lanes at a time:"
 cat "$minutes"
+if [ -s "$queue" ]; then
+  echo "These suites did not run:"
+  cat "$queue"
+  exit 1
+fi
 [ $unit = 0 ] && [ $exact = 0 ] && [ $worked = 0 ] && [ $meshed = 0 ]

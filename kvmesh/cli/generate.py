@@ -199,7 +199,7 @@ async def generate(
     if not as_json:
         out.write("\n")
         out.flush()
-        way = (*_moved(answer.moves, names), *_resumed(finished.explanation.attempts))
+        way = (*_moved(answer.moves, names), *resumed(finished.explanation.attempts))
         for note in (*way, *_notes(started, finished)):
             console.print(note, markup=False, highlight=False, soft_wrap=True)
         if request.options.explain:
@@ -250,12 +250,13 @@ def _moved(moves: Sequence[Move], names: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _resumed(attempts: Sequence[inference.AttemptExplanation]) -> list[str]:
+def resumed(attempts: Sequence[inference.AttemptExplanation]) -> list[str]:
     """Return one sentence for each attempt that went on behind tokens of another one."""
     told = []
     for before, each in pairwise(attempts):
         if each.HasField("pause") and each.start_position:
-            ended = "was lost" if before.fault == REPLICA_LOST else f"ended by {before.fault or 'no fault'}"
+            fault = f"ended by {before.fault}" if before.fault else "was left"
+            ended = "was lost" if before.fault == REPLICA_LOST else fault
             told.append(
                 f"{before.decode_replica or before.router} {ended} after {each.start_position} tokens; "
                 f"resumed at {each.decode_replica or each.router} after {each.pause.ToNanoseconds() / 1e9:.2f} s."

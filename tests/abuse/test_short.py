@@ -16,7 +16,6 @@ from tests.abuse.runner import OVERTIME_S, Runner, running
 
 SEED: Final = 1
 CHOSEN: Final = (
-    # Those that reach state: of names, of engines, of frames, of windows, of Redis, of streams.
     *(
         "duplicate-names",
         "lying-engine",
@@ -26,6 +25,8 @@ CHOSEN: Final = (
         "rapid-reset",
     ),
 )
+"""Attacks on state: of names, engines, frames, windows, Redis and streams."""
+BY_NAME: Final = {one.name: one for one in ATTACKS}
 
 pytestmark = [
     pytest.mark.mesh,
@@ -65,9 +66,7 @@ async def meshes(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Mesh
     await made.close()
 
 
-@pytest.mark.parametrize(
-    "attack", [one for one in ATTACKS if one.name in CHOSEN], ids=lambda attack: attack.name
-)
+@pytest.mark.parametrize("attack", map(BY_NAME.__getitem__, CHOSEN), ids=lambda attack: attack.name)
 async def test_a_mesh_withstands(meshes: Meshes, attack: Attack) -> None:
     """Legitimate calls get the right tokens, memory stays in its bounds, and no state is left behind."""
     row = await (await meshes.runner()).run(attack)

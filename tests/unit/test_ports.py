@@ -6,6 +6,7 @@ import errno
 import os
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +30,28 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_two_starts_get_different_ports_until_the_first_one_is_over(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody listens yet, and no port is given out twice. After RESERVED_S all are free again."""
+    """No process listens yet, and no port is given out twice. After RESERVED_S all are free again."""
     first, second = set(free_ports(HOST, 30)), set(free_ports(HOST, 30))
     assert len(first) == len(second) == 30 and not first & second
     assert oct(file.stat().st_mode & 0o777) == "0o600"
     later = time.time() + RESERVED_S + 1
     monkeypatch.setattr("time.time", lambda: later)
-    assert len(set(free_ports(HOST, 60))) == 60
-    assert len(file.read_text().splitlines()) == 60
+    third = set(free_ports(HOST, 30))
+    assert third & first and third & second
+    assert {int(line.split()[0]) for line in file.read_text().splitlines()} == third
+
+
+def test_starts_at_the_same_moment_get_different_ports(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each thread has a descriptor of its own, and so a lock of its own, as a process has."""
+
+    def is_free(address: str, port: int) -> bool:
+        os.sched_yield()
+        return True
+
+    monkeypatch.setattr(ports, "_is_free", is_free)
+    with ThreadPoolExecutor(6) as threads:
+        found = [port for each in threads.map(lambda _: free_ports(HOST, 10), range(6)) for port in each]
+    assert len(set(found)) == len(found) == 60
 
 
 def test_reserved_ports_are_better_than_none(file: Path) -> None:
@@ -46,13 +61,12 @@ def test_reserved_ports_are_better_than_none(file: Path) -> None:
     assert len(found) == 30 and len(found & reserved) == 10
 
 
-@pytest.mark.parametrize(
-    "content", ["10240", "x y\n\0", f"{FIRST} nan\n", f"{FIRST} 9e99\n", f"{FIRST} 1.0\n"]
-)
-def test_a_file_of_anything_reserves_nothing(file: Path, content: str) -> None:
+@pytest.mark.parametrize("line", ["{port}", "x {port}", "{port} nan", "{port} 9e99", "{port} 1.0", "\0"])
+def test_a_file_of_anything_reserves_nothing(file: Path, line: str) -> None:
     """Damaged lines, ends that a clock set back left, and ends that are over."""
-    file.write_text(content)
-    assert len(set(free_ports(HOST, 60))) == 60
+    half = range(FIRST, FIRST + 30)
+    file.write_text("".join(f"{line.format(port=port)}\n" for port in half))
+    assert set(free_ports(HOST, 30)).intersection(half)
 
 
 def test_a_file_that_cannot_be_used_costs_no_start(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,9 +78,11 @@ async def test_conversations_keep_their_replica_over_a_restart_of_every_router(t
                 assert attempt.candidates[0].replica == attempt.prefill_replica and attempt.reason
                 if round_ and answer.finished.usage.cached_token_count < known[number] // BLOCK * BLOCK:
                     warmest = max(attempt.candidates, key=lambda each: each.matched_block_count)
-                    has_queue = warmest.queue.ToNanoseconds() > 0
-                    (queued if has_queue else moved).append(f"turn {round_} of {number}: {attempt.reason}")
-            # A busy machine may stall a replica, which then reports a queue for a moment. No other reason moves a turn.
+                    is_known = warmest.matched_block_count >= known[number] // BLOCK
+                    is_queued = is_known and warmest.queue.ToNanoseconds() > 0
+                    (queued if is_queued else moved).append(f"turn {round_} of {number}: {attempt.reason}")
+            # A busy machine may stall a replica, which then reports a queue for a moment. Only this moves a turn, and
+            # its router knows the cached blocks.
             assert not moved and len(queued) <= CONVERSATIONS // 2, (moved, queued)
             if not round_:
                 places = now

@@ -26,7 +26,7 @@ from kvmesh import __version__
 from kvmesh.child import bound_command
 from kvmesh.cli import up as up_module
 from kvmesh.cli.drain_notice import sentence
-from kvmesh.cli.generate import chat, generate
+from kvmesh.cli.generate import chat, generate, resumed
 from kvmesh.cli.main import main
 from kvmesh.cli.mesh_file import (
     ListedProcess,
@@ -205,6 +205,20 @@ async def test_a_lost_replica_is_told(is_explained: bool, capfd: pytest.CaptureF
         ("time to first token" in shown) == is_explained == ("0.34 s" in shown.partition("resumed")[2][30:])
     )
     assert request.options.explain == is_explained, "the caller's request is as it was"
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [("REPLICA_LOST", "was lost"), ("ENGINE_STALLED", "ended by ENGINE_STALLED"), ("", "was left")],
+)
+def test_each_end_of_an_attempt_has_words(fault: str, words: str) -> None:
+    """An attempt without a fault was left for another one."""
+    attempts = [
+        inference.AttemptExplanation(decode_replica="decode-0", fault=fault),
+        inference.AttemptExplanation(decode_replica="decode-1", start_position=7),
+    ]
+    attempts[1].pause.FromMilliseconds(50)
+    assert resumed(attempts) == [f"decode-0 {words} after 7 tokens; resumed at decode-1 after 0.05 s."]
 
 
 async def test_the_remaining_quota_is_known_at_the_end_of_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
