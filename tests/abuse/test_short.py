@@ -66,7 +66,7 @@ async def meshes(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Mesh
     await made.close()
 
 
-@pytest.mark.parametrize("attack", map(BY_NAME.__getitem__, CHOSEN), ids=lambda attack: attack.name)
+@pytest.mark.parametrize("attack", [BY_NAME[name] for name in CHOSEN], ids=lambda attack: attack.name)
 async def test_a_mesh_withstands(meshes: Meshes, attack: Attack) -> None:
     """Legitimate calls get the right tokens, memory stays in its bounds, and no state is left behind."""
     row = await (await meshes.runner()).run(attack)
